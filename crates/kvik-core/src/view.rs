@@ -1,0 +1,312 @@
+//! Which elements take part in a transfer, in which order: the stream, and its extents.
+//!
+//! Both sides of a transfer number the same bytes from 0 to n: the *stream*. Each side maps a position of the
+//! stream to its own memory with its own [`View`], by arithmetic: nothing is built per page. [`Extents`] walks two
+//! views at once where one process sees both memories.
+
+use crate::{Code, Error, Layout, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Which dimension of a view is outermost in the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Layer by layer, and in each page by page.
+    LayerFirst,
+    /// Page by page, and in each layer by layer.
+    PageFirst,
+}
+
+/// A page set seen through a layout: the elements of a transfer on one side, in the order of the stream.
+#[derive(Debug, Clone)]
+pub struct View {
+    layout: Arc<Layout>,
+    pages: Arc<[u32]>,
+    layers: Range<u32>,
+    slices: Range<u32>,
+    order: Order,
+    /// Bytes of one piece that is contiguous for sure: a run, or all slices of a page where they touch.
+    piece_bytes: u64,
+    /// Pieces of one page in one layer.
+    pieces: u32,
+}
+
+/// Contiguous bytes of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// First byte, from the start of the region.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Bytes that are contiguous on both sides: what a transport moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte in the first view's region.
+    pub left: u64,
+    /// First byte in the second view's region.
+    pub right: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl View {
+    /// The view of `pages` (ids within the layout) over ranges of layers and slices.
+    ///
+    /// # Errors
+    /// `PageOutOfRange` for a page, layer or slice that the layout does not have, `InvalidArgument` for an empty set.
+    pub fn new(
+        layout: Arc<Layout>,
+        pages: Arc<[u32]>,
+        layers: Range<u32>,
+        slices: Range<u32>,
+        order: Order,
+    ) -> Result<View> {
+        if pages.is_empty() || layers.is_empty() || slices.is_empty() {
+            return Err(Error::new(
+                Code::InvalidArgument,
+                "the page set is empty: it takes at least one page, one layer and one slice",
+            ));
+        }
+        if let Some((position, page)) = pages.iter().enumerate().find(|(_, page)| **page >= layout.pages()) {
+            return Err(Error::new(
+                Code::PageOutOfRange,
+                format!("page id {page} (position {position}) is out of range: the layout has {} pages", layout.pages()),
+            ));
+        }
+        for (what, range, count) in [("layer", &layers, layout.layers()), ("slice", &slices, layout.slices())] {
+            if range.end > count {
+                return Err(Error::new(
+                    Code::PageOutOfRange,
+                    format!("{what} range {}..{} is out of range: the layout has {count}", range.start, range.end),
+                ));
+            }
+        }
+        let touching = layout.slice_stride() == layout.run_bytes() || slices.len() == 1;
+        let (piece_bytes, pieces) = match touching {
+            true => (layout.run_bytes() * slices.len() as u64, 1),
+            false => (layout.run_bytes(), slices.len() as u32),
+        };
+        Ok(View { layout, pages, layers, slices, order, piece_bytes, pieces })
+    }
+
+    /// The layout that places the elements.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+    /// The page ids in the order of the stream.
+    pub fn pages(&self) -> &Arc<[u32]> {
+        &self.pages
+    }
+    /// The range of layers.
+    pub fn layers(&self) -> Range<u32> {
+        self.layers.clone()
+    }
+    /// The range of slices.
+    pub fn slices(&self) -> Range<u32> {
+        self.slices.clone()
+    }
+    /// The order of the stream.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+    /// The same elements in another order.
+    pub fn with_order(mut self, order: Order) -> View {
+        self.order = order;
+        self
+    }
+    /// Bytes of one page in one layer.
+    pub fn row_bytes(&self) -> u64 {
+        self.piece_bytes * u64::from(self.pieces)
+    }
+    /// Bytes of one layer.
+    pub fn layer_bytes(&self) -> u64 {
+        self.row_bytes() * self.pages.len() as u64
+    }
+    /// Bytes of the whole stream.
+    pub fn bytes(&self) -> u64 {
+        self.layer_bytes() * self.layers.len() as u64
+    }
+
+    /// The shape in words, for errors.
+    pub fn shape(&self) -> String {
+        format!(
+            "{} layers x {} pages x {} slices x {} bytes",
+            self.layers.len(),
+            self.pages.len(),
+            self.slices.len(),
+            self.layout.run_bytes()
+        )
+    }
+
+    /// Whether the same stream can be mapped onto both views.
+    ///
+    /// # Errors
+    /// `ShapeMismatch` that names both shapes.
+    pub fn check_same_stream(&self, other: &View) -> Result<()> {
+        let whole = |a: u64, b: u64| a.is_multiple_of(b) || b.is_multiple_of(a);
+        let fits = self.layers.len() == other.layers.len()
+            && self.layer_bytes() == other.layer_bytes()
+            && whole(self.row_bytes(), other.row_bytes())
+            && whole(self.layout.run_bytes(), other.layout.run_bytes())
+            && (self.order == Order::LayerFirst || self.row_bytes() == other.row_bytes());
+        if fits && self.order == other.order {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::ShapeMismatch,
+            format!(
+                "the two sides differ in shape: {} here against {} there; both need the same layers and bytes a layer",
+                self.shape(),
+                other.shape()
+            ),
+        ))
+    }
+
+    /// Whether no page is named twice, which a destination must not.
+    ///
+    /// # Errors
+    /// `DuplicatePage` that names the page.
+    pub fn check_distinct(&self) -> Result<()> {
+        let mut seen = vec![0u64; (self.layout.pages() as usize).div_ceil(64)];
+        for page in self.pages.iter() {
+            let (word, bit) = ((page / 64) as usize, 1u64 << (page % 64));
+            if seen[word] & bit != 0 {
+                return Err(Error::new(
+                    Code::DuplicatePage,
+                    format!("page {page} is named twice in the destination: its content would depend on luck"),
+                ));
+            }
+            seen[word] |= bit;
+        }
+        Ok(())
+    }
+
+    /// Layer and page id of a position of the stream, for errors that name a page.
+    pub fn locate(&self, position: u64) -> (u32, u32) {
+        let row = (position.min(self.bytes().saturating_sub(1)) / self.row_bytes()) as usize;
+        let (layer, page) = match self.order {
+            Order::LayerFirst => (row / self.pages.len(), row % self.pages.len()),
+            Order::PageFirst => (row % self.layers.len(), row / self.layers.len()),
+        };
+        (self.layers.start + layer as u32, self.pages[page])
+    }
+
+    /// The contiguous runs of a part of the stream, neighbours merged. A part beyond the end is cut off.
+    pub fn runs(&self, part: Range<u64>) -> Runs<'_> {
+        let end = part.end.min(self.bytes());
+        let start = part.start.min(end);
+        let piece = start / self.piece_bytes;
+        let row = piece / u64::from(self.pieces);
+        let inner = match self.order {
+            Order::LayerFirst => self.pages.len() as u64,
+            Order::PageFirst => self.layers.len() as u64,
+        };
+        Runs {
+            view: self,
+            outer: (row / inner) as usize,
+            inner: (row % inner) as usize,
+            slice: (piece % u64::from(self.pieces)) as u32,
+            skip: start % self.piece_bytes,
+            left: end - start,
+        }
+    }
+}
+
+/// Iterator over the runs of a part of a view's stream.
+#[derive(Debug, Clone)]
+pub struct Runs<'a> {
+    view: &'a View,
+    outer: usize,
+    inner: usize,
+    slice: u32,
+    skip: u64,
+    left: u64,
+}
+
+impl Runs<'_> {
+    /// Where the next piece starts.
+    fn here(&self) -> u64 {
+        let view = self.view;
+        let (layer, page) = match view.order {
+            Order::LayerFirst => (self.outer, self.inner),
+            Order::PageFirst => (self.inner, self.outer),
+        };
+        view.layout.at(view.layers.start + layer as u32, view.pages[page], view.slices.start + self.slice) + self.skip
+    }
+
+    /// Takes the next piece, or what is left of it, and steps past it.
+    fn take(&mut self) -> u64 {
+        let len = (self.view.piece_bytes - self.skip).min(self.left);
+        self.left -= len;
+        self.skip = 0;
+        self.slice += 1;
+        if self.slice == self.view.pieces {
+            self.slice = 0;
+            self.inner += 1;
+            let inner = match self.view.order {
+                Order::LayerFirst => self.view.pages.len(),
+                Order::PageFirst => self.view.layers.len(),
+            };
+            if self.inner == inner {
+                self.inner = 0;
+                self.outer += 1;
+            }
+        }
+        len
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        if self.left == 0 {
+            return None;
+        }
+        let offset = self.here();
+        let mut len = self.take();
+        while self.left > 0 && self.here() == offset + len {
+            len += self.take();
+        }
+        Some(Run { offset, len })
+    }
+}
+
+/// Iterator over the extents of a part of the stream that two views share.
+#[derive(Debug, Clone)]
+pub struct Extents<'a> {
+    left: Runs<'a>,
+    right: Runs<'a>,
+    left_run: Run,
+    right_run: Run,
+}
+
+impl<'a> Extents<'a> {
+    /// The extents of a part of the stream. The views must have passed [`View::check_same_stream`].
+    pub fn new(left: &'a View, right: &'a View, part: Range<u64>) -> Extents<'a> {
+        let empty = Run { offset: 0, len: 0 };
+        Extents { left: left.runs(part.clone()), right: right.runs(part), left_run: empty, right_run: empty }
+    }
+}
+
+impl Iterator for Extents<'_> {
+    type Item = Extent;
+
+    fn next(&mut self) -> Option<Extent> {
+        if self.left_run.len == 0 {
+            self.left_run = self.left.next()?;
+        }
+        if self.right_run.len == 0 {
+            self.right_run = self.right.next()?;
+        }
+        let len = self.left_run.len.min(self.right_run.len);
+        let extent = Extent { left: self.left_run.offset, right: self.right_run.offset, len };
+        for run in [&mut self.left_run, &mut self.right_run] {
+            run.offset += len;
+            run.len -= len;
+        }
+        Some(extent)
+    }
+}
