@@ -15,7 +15,12 @@ pub type ContentDigest = [u8; CONTENT_DIGEST_BYTES];
 ///
 /// `namespace` names model, weights, dtype and layout; `extra` the serving engine's extra keys, in one canonical
 /// encoding. Empty `tokens` give an empty chain. `block_tokens` of 0 is taken as 1.
-pub fn content_chain(namespace: &[u8], extra: &[u8], tokens: &[u32], block_tokens: usize) -> Vec<ContentDigest> {
+pub fn content_chain(
+    namespace: &[u8],
+    extra: &[u8],
+    tokens: &[u32],
+    block_tokens: usize,
+) -> Vec<ContentDigest> {
     let mut root = blake3::Hasher::new_derive_key("kvik content digest v1");
     for part in [namespace, extra] {
         root.update(&(part.len() as u64).to_le_bytes());
@@ -52,6 +57,9 @@ mod tests {
         assert_ne!(changed[1], chain[1]);
         assert_ne!(changed[2], chain[2]);
         assert_ne!(content_chain(b"model", b"salt", &tokens, 16)[0], chain[0]);
-        assert_ne!(content_chain(b"models", b"alt", &tokens, 16)[0], content_chain(b"model", b"salt", &tokens, 16)[0]);
+        assert_ne!(
+            content_chain(b"models", b"alt", &tokens, 16)[0],
+            content_chain(b"model", b"salt", &tokens, 16)[0]
+        );
     }
 }

@@ -57,14 +57,18 @@ impl Layout {
             Layers::Strided { count, .. } => *count,
             Layers::At(starts) => u32::try_from(starts.len()).unwrap_or(0),
         };
-        for (what, value) in
-            [("pages", u64::from(pages)), ("run_bytes", run_bytes), ("slices", u64::from(slices)), ("layers", count.into())]
-        {
+        for (what, value) in [
+            ("pages", u64::from(pages)),
+            ("run_bytes", run_bytes),
+            ("slices", u64::from(slices)),
+            ("layers", count.into()),
+        ] {
             if value == 0 {
                 return Err(wrong(format!("the layout's {what} is zero; it takes at least 1")));
             }
         }
-        let mut layout = Layout { offset, pages, run_bytes, page_stride, slices, slice_stride, layers, end: 0 };
+        let mut layout =
+            Layout { offset, pages, run_bytes, page_stride, slices, slice_stride, layers, end: 0 };
         layout.end = layout.checked_end()?;
         layout.check_overlap()?;
         Ok(layout)
@@ -113,7 +117,10 @@ impl Layout {
     /// First byte of an element, from the start of the region. Indices must be in range (debug-checked).
     pub fn at(&self, layer: u32, page: u32, slice: u32) -> u64 {
         debug_assert!(layer < self.layers() && page < self.pages && slice < self.slices);
-        self.offset + self.layer_at(layer) + u64::from(page) * self.page_stride + u64::from(slice) * self.slice_stride
+        self.offset
+            + self.layer_at(layer)
+            + u64::from(page) * self.page_stride
+            + u64::from(slice) * self.slice_stride
     }
 
     /// True where a page of all layers lies together, so that going page by page makes longer runs.
@@ -126,7 +133,13 @@ impl Layout {
 
     /// The shape in words, for errors: layers, pages, slices and bytes of an element.
     pub fn shape(&self) -> String {
-        format!("{} layers x {} pages x {} slices x {} bytes", self.layers(), self.pages, self.slices, self.run_bytes)
+        format!(
+            "{} layers x {} pages x {} slices x {} bytes",
+            self.layers(),
+            self.pages,
+            self.slices,
+            self.run_bytes
+        )
     }
 
     /// Eight bytes of blake3 over the canonical encoding: equal layouts have equal digests.
@@ -166,17 +179,26 @@ impl Layout {
         let end = || {
             let page = u64::from(self.pages - 1).checked_mul(self.page_stride)?;
             let slice = u64::from(self.slices - 1).checked_mul(self.slice_stride)?;
-            self.offset.checked_add(last_layer?)?.checked_add(page)?.checked_add(slice)?.checked_add(self.run_bytes)
+            self.offset
+                .checked_add(last_layer?)?
+                .checked_add(page)?
+                .checked_add(slice)?
+                .checked_add(self.run_bytes)
         };
         end().filter(|end| *end <= i64::MAX as u64).ok_or_else(|| {
-            wrong(format!("the layout ({}) reaches beyond 2^63 bytes; check its strides and offsets", self.shape()))
+            wrong(format!(
+                "the layout ({}) reaches beyond 2^63 bytes; check its strides and offsets",
+                self.shape()
+            ))
         })
     }
 
     /// Nested strides: ordered by stride, each must step over all that lies inside it.
     fn check_overlap(&self) -> Result<()> {
-        let mut dims =
-            vec![("slice_stride", self.slice_stride, self.slices), ("page_stride", self.page_stride, self.pages)];
+        let mut dims = vec![
+            ("slice_stride", self.slice_stride, self.slices),
+            ("page_stride", self.page_stride, self.pages),
+        ];
         if let Layers::Strided { count, stride } = &self.layers {
             dims.push(("layer_stride", *stride, *count));
         }

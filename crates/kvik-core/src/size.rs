@@ -22,7 +22,9 @@ pub fn parse_size(text: &str) -> Result<u64> {
     let wrong = || {
         Error::new(
             Code::InvalidArgument,
-            format!("{text:?} is not a size: write bytes (4096) or a number with KiB, MiB, GiB, kB, MB or GB"),
+            format!(
+                "{text:?} is not a size: write bytes (4096) or a number with KiB, MiB, GiB, kB, MB or GB"
+            ),
         )
     };
     let lower = text.trim().to_ascii_lowercase();
@@ -30,7 +32,8 @@ pub fn parse_size(text: &str) -> Result<u64> {
         .iter()
         .find_map(|(unit, scale)| lower.strip_suffix(unit).map(|digits| (digits.trim_end(), *scale)))
         .unwrap_or((lower.as_str(), 1));
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.' || byte == b'_') {
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.' || byte == b'_')
+    {
         return Err(wrong());
     }
     let digits = digits.replace('_', "");
@@ -65,9 +68,14 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_written() {
-        for (text, bytes) in
-            [("4096", 4096), ("16KiB", 16 << 10), ("16 kib", 16 << 10), ("1.5GiB", 3 << 29), ("2MB", 2_000_000), ("7B", 7)]
-        {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("16KiB", 16 << 10),
+            ("16 kib", 16 << 10),
+            ("1.5GiB", 3 << 29),
+            ("2MB", 2_000_000),
+            ("7B", 7),
+        ] {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
         }
         for text in ["", "KiB", "-1", "1.0001KiB", "12 parsecs", "99999999999TiB", "1e9", "inf"] {

@@ -95,10 +95,15 @@ impl FromStr for Ticket {
         let text = text.trim();
         let Some(body) = text.strip_prefix(PREFIX) else {
             let version = text.split_once('.').map_or("", |(version, _)| version);
-            if version.strip_prefix(FAMILY).is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit())) {
+            if version
+                .strip_prefix(FAMILY)
+                .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+            {
                 return Err(Error::new(
                     Code::TicketVersion,
-                    format!("the ticket is of version {version}; this kvik reads kvik1: run the same release on both sides"),
+                    format!(
+                        "the ticket is of version {version}; this kvik reads kvik1: run the same release on both sides"
+                    ),
                 ));
             }
             return Err(invalid("it does not begin as a ticket does"));
@@ -106,7 +111,9 @@ impl FromStr for Ticket {
         if text.len() > MAX_TICKET_TEXT {
             return Err(invalid("it is longer than any ticket"));
         }
-        let bytes = URL_SAFE_NO_PAD.decode(body).map_err(|_| invalid("it is truncated or holds strange characters"))?;
+        let bytes = URL_SAFE_NO_PAD
+            .decode(body)
+            .map_err(|_| invalid("it is truncated or holds strange characters"))?;
         let (bytes, sum) = bytes.split_last_chunk::<4>().ok_or_else(|| invalid("it is truncated"))?;
         if (crate::page_sum(bytes) as u32).to_le_bytes() != *sum {
             return Err(invalid("its checksum does not fit: it was truncated or altered"));
@@ -142,7 +149,8 @@ fn decode(mut bytes: &[u8]) -> Option<Ticket> {
         addresses.push(SocketAddr::new(ip, u16::from_le_bytes(take(&mut bytes)?)));
     }
     let usable = |address: &SocketAddr| !address.ip().is_unspecified() && address.port() != 0;
-    let good = !addresses.is_empty() && addresses.len() <= MAX_TICKET_ADDRESSES && addresses.iter().all(usable);
+    let good =
+        !addresses.is_empty() && addresses.len() <= MAX_TICKET_ADDRESSES && addresses.iter().all(usable);
     good.then_some(Ticket { engine, incarnation, grant, right, expiry, layout, host, addresses })
 }
 

@@ -5,6 +5,7 @@
 //! views at once where one process sees both memories.
 
 use crate::{Code, Error, Layout, Result};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,6 +30,60 @@ pub struct View {
     piece_bytes: u64,
     /// Pieces of one page in one layer.
     pieces: u32,
+}
+
+/// What two views must agree in to map the same stream; small enough to travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Layers.
+    pub layers: u32,
+    /// Pages.
+    pub pages: u32,
+    /// Bytes of one page in one layer, all its slices together.
+    pub row_bytes: u64,
+    /// Bytes of one slice.
+    pub run_bytes: u64,
+    /// The order of the stream.
+    pub order: Order,
+}
+
+impl Shape {
+    /// Whether the same stream can be mapped onto both shapes.
+    ///
+    /// # Errors
+    /// `ShapeMismatch` that names both shapes.
+    pub fn check_same_stream(&self, there: &Shape) -> Result<()> {
+        let whole = |a: u64, b: u64| a > 0 && b > 0 && (a.is_multiple_of(b) || b.is_multiple_of(a));
+        let layer = |shape: &Shape| u64::from(shape.pages).checked_mul(shape.row_bytes);
+        let fits = self.order == there.order
+            && self.layers == there.layers
+            && layer(self).is_some()
+            && layer(self) == layer(there)
+            && whole(self.row_bytes, there.row_bytes)
+            && whole(self.run_bytes, there.run_bytes)
+            && (self.order == Order::LayerFirst || self.row_bytes == there.row_bytes);
+        if fits {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::ShapeMismatch,
+            format!(
+                "the two sides differ in shape: {self} here against {there} there; \
+                 both need as many layers, and as many bytes a layer in pages that divide each other"
+            ),
+        ))
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slices = self.row_bytes.checked_div(self.run_bytes).unwrap_or(0);
+        write!(
+            f,
+            "{} layers x {} pages x {slices} slices x {} bytes",
+            self.layers, self.pages, self.run_bytes
+        )
+    }
 }
 
 /// Contiguous bytes of a region.
@@ -72,14 +127,21 @@ impl View {
         if let Some((position, page)) = pages.iter().enumerate().find(|(_, page)| **page >= layout.pages()) {
             return Err(Error::new(
                 Code::PageOutOfRange,
-                format!("page id {page} (position {position}) is out of range: the layout has {} pages", layout.pages()),
+                format!(
+                    "page id {page} (position {position}) is out of range: the layout has {} pages",
+                    layout.pages()
+                ),
             ));
         }
-        for (what, range, count) in [("layer", &layers, layout.layers()), ("slice", &slices, layout.slices())] {
+        for (what, range, count) in [("layer", &layers, layout.layers()), ("slice", &slices, layout.slices())]
+        {
             if range.end > count {
                 return Err(Error::new(
                     Code::PageOutOfRange,
-                    format!("{what} range {}..{} is out of range: the layout has {count}", range.start, range.end),
+                    format!(
+                        "{what} range {}..{} is out of range: the layout has {count}",
+                        range.start, range.end
+                    ),
                 ));
             }
         }
@@ -129,39 +191,15 @@ impl View {
         self.layer_bytes() * self.layers.len() as u64
     }
 
-    /// The shape in words, for errors.
-    pub fn shape(&self) -> String {
-        format!(
-            "{} layers x {} pages x {} slices x {} bytes",
-            self.layers.len(),
-            self.pages.len(),
-            self.slices.len(),
-            self.layout.run_bytes()
-        )
-    }
-
-    /// Whether the same stream can be mapped onto both views.
-    ///
-    /// # Errors
-    /// `ShapeMismatch` that names both shapes.
-    pub fn check_same_stream(&self, other: &View) -> Result<()> {
-        let whole = |a: u64, b: u64| a.is_multiple_of(b) || b.is_multiple_of(a);
-        let fits = self.layers.len() == other.layers.len()
-            && self.layer_bytes() == other.layer_bytes()
-            && whole(self.row_bytes(), other.row_bytes())
-            && whole(self.layout.run_bytes(), other.layout.run_bytes())
-            && (self.order == Order::LayerFirst || self.row_bytes() == other.row_bytes());
-        if fits && self.order == other.order {
-            return Ok(());
+    /// What the other side must agree with for the streams to be the same.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            layers: self.layers.len() as u32,
+            pages: self.pages.len() as u32,
+            row_bytes: self.row_bytes(),
+            run_bytes: self.layout.run_bytes(),
+            order: self.order,
         }
-        Err(Error::new(
-            Code::ShapeMismatch,
-            format!(
-                "the two sides differ in shape: {} here against {} there; both need the same layers and bytes a layer",
-                self.shape(),
-                other.shape()
-            ),
-        ))
     }
 
     /// Whether no page is named twice, which a destination must not.
@@ -175,7 +213,9 @@ impl View {
             if seen[word] & bit != 0 {
                 return Err(Error::new(
                     Code::DuplicatePage,
-                    format!("page {page} is named twice in the destination: its content would depend on luck"),
+                    format!(
+                        "page {page} is named twice in the destination: its content would depend on luck"
+                    ),
                 ));
             }
             seen[word] |= bit;
@@ -233,7 +273,8 @@ impl Runs<'_> {
             Order::LayerFirst => (self.outer, self.inner),
             Order::PageFirst => (self.inner, self.outer),
         };
-        view.layout.at(view.layers.start + layer as u32, view.pages[page], view.slices.start + self.slice) + self.skip
+        view.layout.at(view.layers.start + layer as u32, view.pages[page], view.slices.start + self.slice)
+            + self.skip
     }
 
     /// Takes the next piece, or what is left of it, and steps past it.
@@ -284,7 +325,7 @@ pub struct Extents<'a> {
 }
 
 impl<'a> Extents<'a> {
-    /// The extents of a part of the stream. The views must have passed [`View::check_same_stream`].
+    /// The extents of a part of the stream. The views must have passed [`Shape::check_same_stream`].
     pub fn new(left: &'a View, right: &'a View, part: Range<u64>) -> Extents<'a> {
         let empty = Run { offset: 0, len: 0 };
         Extents { left: left.runs(part.clone()), right: right.runs(part), left_run: empty, right_run: empty }
