@@ -55,7 +55,7 @@ pub fn format_size(bytes: u64) -> String {
             (unit, scale) = (name, size);
         }
     }
-    if bytes % scale == 0 {
+    if bytes.is_multiple_of(scale) {
         format!("{} {unit}", bytes / scale)
     } else {
         format!("{:.1} {unit}", bytes as f64 / scale as f64)

@@ -1,0 +1,234 @@
+//! One side of one transfer.
+//!
+//! Invariants:
+//! - an order pins its flow from issue to done; a flow concludes only at zero pins, so once a transfer is reported
+//!   to have ended, nothing in this process touches its memory;
+//! - after `stop` is set no order is issued, and executors see the flag before their next copy;
+//! - every chunk is issued at most once on each side.
+
+use crate::frame::{Op, Path, Source};
+use crate::{FlowKey, MAX_CHUNK};
+use kvik_core::{Code, EngineId, Error, GrantId, Result, Shape, View};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Largest unit under one checksum.
+const MAX_UNIT: u64 = 1 << 20;
+/// Smallest unit that is worth a checksum of its own.
+const MIN_UNIT: u64 = 4 << 10;
+
+/// How a stream is cut into chunks, and chunks into units with a checksum each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// Bytes of the stream.
+    pub bytes: u64,
+    /// Bytes of a chunk but the last; a multiple of `unit`.
+    pub chunk: u64,
+    /// Bytes of a unit but the last.
+    pub unit: u64,
+    /// Whether units have checksums.
+    pub sums: bool,
+}
+
+impl Cut {
+    /// Units of whole pages where pages are of a sensible size, chunks of about `target` bytes.
+    pub fn new(shape: &Shape, bytes: u64, target: u64, sums: bool) -> Cut {
+        let row = shape.row_bytes;
+        let unit = if row < MIN_UNIT {
+            row * MIN_UNIT.div_ceil(row)
+        } else if row <= MAX_UNIT {
+            row
+        } else {
+            let parts = row.div_ceil(MAX_UNIT);
+            if row.is_multiple_of(parts) { row / parts } else { MAX_UNIT }
+        };
+        let units = (target / unit).clamp(1, u64::from(crate::MAX_SUMS));
+        Cut { bytes, chunk: unit * units, unit, sums }
+    }
+
+    /// The cut that a peer asks for.
+    pub fn from_peer(bytes: u64, unit: u32, chunk: u32, sums: bool) -> Result<Cut> {
+        let (unit, chunk) = (u64::from(unit), u64::from(chunk));
+        let good = unit > 0
+            && chunk <= u64::from(MAX_CHUNK)
+            && chunk.is_multiple_of(unit)
+            && chunk >= unit
+            && chunk / unit <= u64::from(crate::MAX_SUMS);
+        match good {
+            true => Ok(Cut { bytes, chunk, unit, sums }),
+            false => Err(Error::new(
+                Code::ProtocolError,
+                format!("a transfer in chunks of {chunk} bytes and units of {unit}"),
+            )),
+        }
+    }
+
+    /// Number of chunks.
+    pub fn chunks(&self) -> u64 {
+        self.bytes.div_ceil(self.chunk)
+    }
+
+    /// The part of the stream that a chunk covers.
+    pub fn part(&self, index: u64) -> Range<u64> {
+        let start = index * self.chunk;
+        start..(start + self.chunk).min(self.bytes)
+    }
+
+    /// Checksums of a chunk.
+    pub fn sums_of(&self, part: &Range<u64>) -> u32 {
+        match self.sums {
+            true => (part.end - part.start).div_ceil(self.unit) as u32,
+            false => 0,
+        }
+    }
+}
+
+/// What this process does with its memory for the transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Nothing: it waits for the other side.
+    Wait,
+    /// Sends chunks over channels.
+    Send,
+    /// Places chunks that come over channels.
+    Place,
+    /// Copies from the other side's memory.
+    Copy,
+}
+
+/// Which side of the transfer this is.
+#[derive(Debug, Clone)]
+pub(crate) enum Role {
+    /// It began the transfer.
+    Initiator,
+    /// It owns the grant.
+    Owner { grant: GrantId, reader: EngineId },
+    /// Both: a transfer within the engine, whose source is another view here.
+    Both { grant: GrantId },
+    /// Owner of a grant that it does not know yet; the request waits for it.
+    Parked { grant: GrantId },
+}
+
+pub(crate) struct Flow<R> {
+    pub key: FlowKey,
+    pub role: Role,
+    pub op: Op,
+    pub path: Path,
+    pub confirm: bool,
+    pub memory: Option<(R, Arc<View>)>,
+    pub source: Option<CopyFrom<R>>,
+    pub cut: Cut,
+    pub work: Work,
+    pub next: u64,
+    pub done: u64,
+    pub seen: Vec<u64>,
+    pub pins: u32,
+    pub deadline: Duration,
+    pub stop: Option<Error>,
+    pub stop_flag: Arc<AtomicBool>,
+    /// The peer has sent its `End`.
+    pub peer_ended: bool,
+    /// Fence slot of this side's source memory, raised when the flow concludes.
+    pub slot: Option<u32>,
+    pub first: Option<Duration>,
+    pub extents: u64,
+    pub verify: Duration,
+}
+
+/// Where a copy takes its bytes from.
+#[derive(Debug, Clone)]
+pub enum CopyFrom<R> {
+    /// Another process's memory, over the local link.
+    Peer(Arc<Source>),
+    /// Memory of this process.
+    Own(R, Arc<View>),
+}
+
+impl<R> Flow<R> {
+    /// No order is issued any more; executors are told.
+    pub fn set_stop(&mut self, error: Error) {
+        if self.stop.is_none() {
+            self.stop = Some(error);
+            self.stop_flag.store(true, Ordering::Release);
+        }
+    }
+
+    /// The next chunk to send or copy.
+    pub fn claim(&mut self) -> Option<Range<u64>> {
+        if self.stop.is_some() || self.next >= self.cut.chunks() {
+            return None;
+        }
+        let part = self.cut.part(self.next);
+        self.next += 1;
+        self.pins += 1;
+        Some(part)
+    }
+
+    /// Takes a chunk that arrived: its part of the stream.
+    ///
+    /// # Errors
+    /// `ProtocolError` for a chunk that does not fit the cut, or that came before.
+    pub fn arrive(&mut self, position: u64, len: u32, sums: u32) -> Result<Range<u64>> {
+        let wrong = |why: &str| {
+            Error::new(
+                Code::ProtocolError,
+                format!("the peer sent a chunk at {position} of transfer {}: {why}", self.key.1),
+            )
+        };
+        let index = position / self.cut.chunk;
+        if !position.is_multiple_of(self.cut.chunk) || index >= self.cut.chunks() {
+            return Err(wrong("no chunk lies there"));
+        }
+        let part = self.cut.part(index);
+        if part.end - part.start != u64::from(len) || self.cut.sums_of(&part) != sums {
+            return Err(wrong("it has another length or other checksums than agreed"));
+        }
+        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
+        match self.seen.get_mut(word) {
+            Some(seen) if *seen & bit == 0 => *seen |= bit,
+            _ => return Err(wrong("it came before")),
+        }
+        self.pins += 1;
+        Ok(part)
+    }
+
+    /// All chunks are done.
+    pub fn is_complete(&self) -> bool {
+        self.done == self.cut.chunks()
+    }
+
+    /// Bytes of the chunks that are done, for reports of what was reached.
+    pub fn bytes_done(&self) -> u64 {
+        (self.done * self.cut.chunk).min(self.cut.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_core::Order;
+
+    #[test]
+    fn cuts_cover_the_stream_in_units_of_pages() {
+        for row in [1u64, 100, 4096, 16 << 10, 65_536, 1 << 20, 3 << 20, (5 << 20) + 1] {
+            let shape =
+                Shape { layers: 3, pages: 7, row_bytes: row, run_bytes: row, order: Order::LayerFirst };
+            let cut = Cut::new(&shape, row * 21, 512 << 10, true);
+            assert!(
+                cut.chunk <= u64::from(MAX_CHUNK) && cut.chunk.is_multiple_of(cut.unit),
+                "{row}: {cut:?}"
+            );
+            assert!(row > MAX_UNIT || cut.unit.is_multiple_of(row), "{row}: {cut:?}");
+            Cut::from_peer(cut.bytes, cut.unit as u32, cut.chunk as u32, true).unwrap();
+            let mut at = 0;
+            for index in 0..cut.chunks() {
+                let part = cut.part(index);
+                assert_eq!(part.start, at);
+                at = part.end;
+            }
+            assert_eq!(at, cut.bytes);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The frames of an established control connection.
+//!
+//! A frame is `len u32, kind u16, 0 u16` and then `len` bytes. Unknown kinds are a protocol error: a peer sends only
+//! what the agreed version has.
+
+use crate::pages::{
+    PageList, decode_order, decode_range, decode_view, encode_order, encode_range, encode_view,
+};
+use crate::wire::{Reader, Writer};
+use kvik_core::{Code, Error, GrantId, RegionId, Result, Shape, View};
+use std::ops::Range;
+use std::time::Duration;
+
+/// Bytes of a frame's header.
+pub const FRAME_HEADER: usize = 8;
+/// A longer frame is refused: room for [`crate::MAX_PAGES`] page ids twice over.
+pub const MAX_FRAME: usize = 10 << 20;
+const MAX_TEXT: usize = 1024;
+
+/// What a transfer asks of the owner of the grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Move the owner's pages to the initiator.
+    Read,
+    /// Move the initiator's pages to the owner.
+    Write,
+    /// Confirm the use of the grant without moving anything.
+    Confirm,
+    /// Give the grant more time.
+    Extend,
+}
+
+/// How the bytes of a transfer go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// Over the session's channels.
+    Channels,
+    /// The owner of the destination copies from the other process's memory.
+    Memory,
+}
+
+/// The pages of the grant that a transfer is about; what is not named is taken from the grant.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Select {
+    /// Page ids of the owner.
+    pub pages: Option<PageList>,
+    /// Layers of the owner's layout.
+    pub layers: Option<Range<u32>>,
+    /// Slices of the owner's layout.
+    pub slices: Option<Range<u32>>,
+}
+
+/// Memory that the peer may copy from: the source of a transfer over [`Path::Memory`].
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The region, known to the peer from the local link.
+    pub region: RegionId,
+    /// What of it, in the order of the stream.
+    pub view: View,
+    /// The slot of the source's fence table that must keep its generation during the copy.
+    pub slot: u32,
+    /// That generation.
+    pub generation: u64,
+}
+
+/// Opens a transfer.
+#[derive(Debug, Clone)]
+pub struct Begin {
+    /// Its number, unique in the session: even from the side that opened the session, odd from the other.
+    pub transfer: u64,
+    /// The grant.
+    pub grant: GrantId,
+    /// What is asked.
+    pub op: Op,
+    /// How the bytes are to go.
+    pub path: Path,
+    /// Whether page checksums travel with the bytes.
+    pub sums: bool,
+    /// Whether success counts as this engine's use of the grant.
+    pub confirm: bool,
+    /// How long the initiator waits; for `Extend` the time that is asked for.
+    pub time: Duration,
+    /// Bytes under one checksum.
+    pub unit: u32,
+    /// Bytes of a chunk, a multiple of `unit`.
+    pub chunk: u32,
+    /// The initiator's side of the stream; none when nothing moves.
+    pub shape: Option<Shape>,
+    /// The owner's side.
+    pub select: Select,
+    /// The initiator's memory, for a write over [`Path::Memory`].
+    pub source: Option<Source>,
+}
+
+/// A frame of the control connection.
+#[derive(Debug, Clone)]
+pub enum Frame {
+    /// A sign of life.
+    Beat,
+    /// Opens a transfer.
+    Begin(Box<Begin>),
+    /// The owner takes part: go on. Carries the owner's memory for a read over [`Path::Memory`].
+    Accept {
+        /// The transfer.
+        transfer: u64,
+        /// The owner's memory.
+        source: Option<Box<Source>>,
+    },
+    /// The sender of this frame takes no further part, and why.
+    End {
+        /// The transfer.
+        transfer: u64,
+        /// Success, or what went wrong.
+        outcome: Result<()>,
+    },
+    /// Answer to `End`: this side takes no further part either.
+    Ended {
+        /// The transfer.
+        transfer: u64,
+    },
+    /// Asks the side that opened the session to open data channels.
+    OpenChannels,
+    /// The sender closes the session in order.
+    Goodbye,
+}
+
+impl Frame {
+    /// Appends the frame.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        let mut w = Writer(std::mem::take(out));
+        w.u32(0).u16(self.kind()).u16(0);
+        match self {
+            Frame::Beat | Frame::OpenChannels | Frame::Goodbye => {}
+            Frame::Begin(begin) => encode_begin(begin, &mut w),
+            Frame::Accept { transfer, source } => {
+                w.u64(*transfer);
+                encode_source(source.as_deref(), &mut w);
+            }
+            Frame::End { transfer, outcome } => {
+                w.u64(*transfer);
+                match outcome {
+                    Ok(()) => w.u16(0),
+                    Err(error) => w.u16(error.code as u16).text(&error.text, MAX_TEXT),
+                };
+            }
+            Frame::Ended { transfer } => {
+                w.u64(*transfer);
+            }
+        }
+        *out = w.0;
+        let len = (out.len() - start - FRAME_HEADER) as u32;
+        out[start..start + 4].copy_from_slice(&len.to_le_bytes());
+    }
+
+    /// Takes a whole frame off the front of `input`: the frame and the bytes it took, or `None` when more must come.
+    ///
+    /// # Errors
+    /// `ProtocolError` for anything that is not a frame of this version.
+    pub fn decode(input: &[u8]) -> Result<Option<(Frame, usize)>> {
+        let Some((header, rest)) = input.split_first_chunk::<FRAME_HEADER>() else { return Ok(None) };
+        let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        if len > MAX_FRAME {
+            return Err(Error::new(
+                Code::ProtocolError,
+                format!("the peer announced a frame of {len} bytes"),
+            ));
+        }
+        let Some(body) = rest.get(..len) else { return Ok(None) };
+        let frame = decode_body(u16::from_le_bytes([header[4], header[5]]), body)?;
+        Ok(Some((frame, FRAME_HEADER + len)))
+    }
+
+    fn kind(&self) -> u16 {
+        match self {
+            Frame::Beat => 1,
+            Frame::Begin(_) => 2,
+            Frame::Accept { .. } => 3,
+            Frame::End { .. } => 4,
+            Frame::Ended { .. } => 5,
+            Frame::OpenChannels => 6,
+            Frame::Goodbye => 7,
+        }
+    }
+}
+
+fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
+    let what = match kind {
+        1 => "beat",
+        2 => "begin",
+        3 => "accept",
+        4 => "end",
+        5 => "ended",
+        6 => "open-channels",
+        7 => "goodbye",
+        _ => {
+            return Err(Error::new(
+                Code::ProtocolError,
+                format!("the peer sent a frame of unknown kind {kind}"),
+            ));
+        }
+    };
+    let mut r = Reader::new(body, what);
+    let frame = match kind {
+        1 => Frame::Beat,
+        2 => Frame::Begin(Box::new(decode_begin(&mut r)?)),
+        3 => Frame::Accept { transfer: r.u64()?, source: decode_source(&mut r)?.map(Box::new) },
+        4 => {
+            let transfer = r.u64()?;
+            let outcome = match r.u16()? {
+                0 => Ok(()),
+                code => Err(Error::new(Code::from_wire(code), r.text(MAX_TEXT)?)),
+            };
+            Frame::End { transfer, outcome }
+        }
+        5 => Frame::Ended { transfer: r.u64()? },
+        6 => Frame::OpenChannels,
+        _ => Frame::Goodbye,
+    };
+    r.end()?;
+    Ok(frame)
+}
+
+fn encode_begin(begin: &Begin, w: &mut Writer) {
+    w.u64(begin.transfer).bytes(&begin.grant.0);
+    w.u8(match begin.op {
+        Op::Read => 0,
+        Op::Write => 1,
+        Op::Confirm => 2,
+        Op::Extend => 3,
+    });
+    w.u8(match begin.path {
+        Path::Channels => 0,
+        Path::Memory => 1,
+    });
+    w.u8(begin.sums.into()).u8(begin.confirm.into());
+    w.u32(u32::try_from(begin.time.as_millis()).unwrap_or(u32::MAX)).u32(begin.unit).u32(begin.chunk);
+    w.u8(begin.shape.is_some().into());
+    if let Some(shape) = &begin.shape {
+        w.u32(shape.layers).u32(shape.pages).u64(shape.row_bytes).u64(shape.run_bytes);
+        encode_order(shape.order, w);
+    }
+    w.u8(begin.select.pages.is_some().into());
+    if let Some(pages) = &begin.select.pages {
+        pages.encode(w);
+    }
+    for range in [&begin.select.layers, &begin.select.slices] {
+        w.u8(range.is_some().into());
+        if let Some(range) = range {
+            encode_range(range, w);
+        }
+    }
+    encode_source(begin.source.as_ref(), w);
+}
+
+fn decode_begin(r: &mut Reader) -> Result<Begin> {
+    let (transfer, grant) = (r.u64()?, GrantId(r.array()?));
+    let op = match r.u8()? {
+        0 => Op::Read,
+        1 => Op::Write,
+        2 => Op::Confirm,
+        3 => Op::Extend,
+        _ => return Err(r.wrong("its operation is unknown")),
+    };
+    let path = match r.u8()? {
+        0 => Path::Channels,
+        1 => Path::Memory,
+        _ => return Err(r.wrong("its path is unknown")),
+    };
+    let (sums, confirm) = (r.bool()?, r.bool()?);
+    let time = Duration::from_millis(r.u32()?.into());
+    let (unit, chunk) = (r.u32()?, r.u32()?);
+    let shape = match r.bool()? {
+        true => Some(Shape {
+            layers: r.u32()?,
+            pages: r.u32()?,
+            row_bytes: r.u64()?,
+            run_bytes: r.u64()?,
+            order: decode_order(r)?,
+        }),
+        false => None,
+    };
+    let pages = if r.bool()? { Some(PageList::decode(r)?) } else { None };
+    let layers = if r.bool()? { Some(decode_range(r)?) } else { None };
+    let slices = if r.bool()? { Some(decode_range(r)?) } else { None };
+    let source = decode_source(r)?;
+    let select = Select { pages, layers, slices };
+    Ok(Begin { transfer, grant, op, path, sums, confirm, time, unit, chunk, shape, select, source })
+}
+
+fn encode_source(source: Option<&Source>, w: &mut Writer) {
+    w.u8(source.is_some().into());
+    if let Some(source) = source {
+        w.u32(source.region.0).u32(source.slot).u64(source.generation);
+        encode_view(&source.view, w);
+    }
+}
+
+fn decode_source(r: &mut Reader) -> Result<Option<Source>> {
+    if !r.bool()? {
+        return Ok(None);
+    }
+    let (region, slot, generation) = (RegionId(r.u32()?), r.u32()?, r.u64()?);
+    Ok(Some(Source { region, slot, generation, view: decode_view(r)? }))
+}

@@ -1,0 +1,255 @@
+//! The grants that this engine has given: the one place where it is decided whether a request is served.
+//!
+//! Invariants:
+//! - a grant is live, ending (no new flow may join; it waits for the flows that have pins) or gone;
+//! - a gone grant leaves a mark that says how it ended, so that a late request gets its own error;
+//! - pages of a grant are only ever reached through a [`View`] that this module has checked against it.
+
+use crate::frame::{Op, Select};
+use crate::{FlowKey, MAX_PAGES};
+use kvik_core::{Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Marks of ended grants that are remembered. Older ones read as unknown.
+const MARKS: usize = 1 << 16;
+
+/// What the owner offers with a grant.
+#[derive(Debug, Clone)]
+pub struct Offer<R> {
+    /// The memory.
+    pub region: R,
+    /// Its id.
+    pub region_id: RegionId,
+    /// The pages.
+    pub view: View,
+    /// What may be done.
+    pub right: Right,
+    /// How often.
+    pub uses: Use,
+    /// When it ends by itself.
+    pub expires: Duration,
+    /// No extension goes beyond this.
+    pub latest: Duration,
+    /// The fence slot that is raised when it ends.
+    pub slot: u32,
+    /// The slot's generation while the grant lives.
+    pub generation: u64,
+}
+
+struct Entry<R> {
+    offer: Offer<R>,
+    covered: Vec<u64>,
+    confirmed: BTreeSet<EngineId>,
+    flows: HashSet<FlowKey>,
+    ending: Option<GrantState>,
+}
+
+/// All grants of an engine.
+pub(crate) struct Grants<R> {
+    entries: HashMap<GrantId, Entry<R>>,
+    marks: HashMap<GrantId, GrantState>,
+    mark_order: VecDeque<GrantId>,
+}
+
+impl<R> Default for Grants<R> {
+    fn default() -> Self {
+        Grants { entries: HashMap::new(), marks: HashMap::new(), mark_order: VecDeque::new() }
+    }
+}
+
+impl<R: Clone> Grants<R> {
+    /// Adds a live grant.
+    pub fn insert(&mut self, id: GrantId, offer: Offer<R>) -> Result<()> {
+        if self.entries.contains_key(&id) || self.marks.contains_key(&id) {
+            return Err(Error::new(
+                Code::InvalidArgument,
+                format!("grant {id} was already given; every grant takes a new id"),
+            ));
+        }
+        let mut covered = vec![0u64; (offer.view.layout().pages() as usize).div_ceil(64)];
+        for page in offer.view.pages().iter() {
+            covered[(page / 64) as usize] |= 1 << (page % 64);
+        }
+        let entry = Entry { offer, covered, confirmed: BTreeSet::new(), flows: HashSet::new(), ending: None };
+        self.entries.insert(id, entry);
+        Ok(())
+    }
+
+    /// The offer of a live grant.
+    ///
+    /// # Errors
+    /// The way the grant ended, `GrantUnknown`, or `GrantWrongRight`.
+    pub fn check(&self, id: GrantId, op: Op) -> Result<&Offer<R>> {
+        let Some(entry) = self.entries.get(&id) else { return Err(self.why_gone(id)) };
+        if let Some(state) = entry.ending {
+            return Err(ended(id, state));
+        }
+        let right = entry.offer.right;
+        if matches!((op, right), (Op::Read, Right::Write) | (Op::Write, Right::Read)) {
+            let asked = if op == Op::Read { "read" } else { "write" };
+            return Err(Error::new(
+                Code::GrantWrongRight,
+                format!(
+                    "grant {id} is for {}, a {asked} was asked for: ask the owner for a {asked} grant",
+                    right.name()
+                ),
+            ));
+        }
+        Ok(&entry.offer)
+    }
+
+    /// The view of what is asked for, all of it inside the grant.
+    ///
+    /// # Errors
+    /// `PageNotGranted` that names the page, layers or slices.
+    pub fn select(&self, id: GrantId, select: &Select, order: Order) -> Result<View> {
+        let entry = self.entries.get(&id).ok_or_else(|| self.why_gone(id))?;
+        let whole = &entry.offer.view;
+        let inside = |what: &str, asked: &Option<Range<u32>>, granted: Range<u32>| match asked {
+            None => Ok(granted),
+            Some(asked) if asked.start >= granted.start && asked.end <= granted.end => Ok(asked.clone()),
+            Some(asked) => Err(Error::new(
+                Code::PageNotGranted,
+                format!(
+                    "{what} {}..{} were asked for; grant {id} covers {}..{}",
+                    asked.start, asked.end, granted.start, granted.end
+                ),
+            )),
+        };
+        let layers = inside("layers", &select.layers, whole.layers())?;
+        let slices = inside("slices", &select.slices, whole.slices())?;
+        let pages: Arc<[u32]> = match &select.pages {
+            None => whole.pages().clone(),
+            Some(list) => {
+                let pages = list.expand((whole.pages().len() as u64).min(MAX_PAGES))?;
+                let granted = |page: &u32| {
+                    entry.covered.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
+                };
+                if let Some(page) = pages.iter().find(|page| !granted(page)) {
+                    return Err(Error::new(
+                        Code::PageNotGranted,
+                        format!("page {page} was asked for, which grant {id} does not cover"),
+                    ));
+                }
+                pages
+            }
+        };
+        View::new(whole.layout().clone(), pages, layers, slices, order)
+    }
+
+    /// A flow takes part in the grant.
+    pub fn attach(&mut self, id: GrantId, flow: FlowKey) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.flows.insert(flow);
+        }
+    }
+
+    /// A flow takes no further part. Gives the final state when that ended the grant.
+    pub fn detach(&mut self, id: GrantId, flow: FlowKey) -> Option<GrantState> {
+        self.entries.get_mut(&id)?.flows.remove(&flow);
+        self.settle(id)
+    }
+
+    /// A reader has confirmed: true when it was the last one that the grant was for.
+    pub fn confirm(&mut self, id: GrantId, reader: EngineId) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else { return false };
+        let Use::Once(readers) = entry.offer.uses else { return false };
+        entry.confirmed.insert(reader);
+        entry.ending.is_none() && entry.confirmed.len() >= readers as usize
+    }
+
+    /// Begins to end a live grant: nothing new joins. Gives the flows that must stop, and the slot to raise.
+    pub fn end(&mut self, id: GrantId, state: GrantState) -> Option<(Vec<FlowKey>, u32)> {
+        let entry = self.entries.get_mut(&id)?;
+        if entry.ending.is_some() {
+            return None;
+        }
+        entry.ending = Some(state);
+        Some((entry.flows.iter().copied().collect(), entry.offer.slot))
+    }
+
+    /// Lets an ending grant go when no flow is left in it.
+    pub fn settle(&mut self, id: GrantId) -> Option<GrantState> {
+        let entry = self.entries.get(&id)?;
+        let state = entry.ending?;
+        if !entry.flows.is_empty() {
+            return None;
+        }
+        self.entries.remove(&id);
+        if self.marks.insert(id, state).is_none() {
+            self.mark_order.push_back(id);
+        }
+        if self.mark_order.len() > MARKS
+            && let Some(oldest) = self.mark_order.pop_front()
+        {
+            self.marks.remove(&oldest);
+        }
+        Some(state)
+    }
+
+    /// Gives a live grant more time, up to its latest: the new end.
+    pub fn extend(&mut self, id: GrantId, by: Duration) -> Result<Duration> {
+        let gone = self.why_gone(id);
+        let Some(entry) = self.entries.get_mut(&id) else { return Err(gone) };
+        if let Some(state) = entry.ending {
+            return Err(ended(id, state));
+        }
+        let offer = &mut entry.offer;
+        offer.expires = offer.expires.saturating_add(by).min(offer.latest);
+        Ok(offer.expires)
+    }
+
+    /// When a live grant ends by itself.
+    pub fn expires(&self, id: GrantId) -> Option<Duration> {
+        self.entries.get(&id).filter(|entry| entry.ending.is_none()).map(|entry| entry.offer.expires)
+    }
+
+    /// Where a grant stands; `None` when it is unknown.
+    pub fn state(&self, id: GrantId) -> Option<GrantState> {
+        match self.entries.get(&id) {
+            Some(entry) => Some(entry.ending.unwrap_or(GrantState::Live)),
+            None => self.marks.get(&id).copied(),
+        }
+    }
+
+    /// The grants over a region.
+    pub fn of_region(&self, region: RegionId) -> Vec<GrantId> {
+        self.entries.iter().filter(|(_, entry)| entry.offer.region_id == region).map(|(id, _)| *id).collect()
+    }
+
+    /// All grants that have not ended.
+    pub fn all(&self) -> Vec<GrantId> {
+        self.entries.keys().copied().collect()
+    }
+
+    /// Number of grants that have not ended.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn why_gone(&self, id: GrantId) -> Error {
+        match self.marks.get(&id) {
+            Some(state) => ended(id, *state),
+            None => Error::new(
+                Code::GrantUnknown,
+                format!(
+                    "the owner does not know grant {id}: it never gave it, or forgot it long after its end"
+                ),
+            ),
+        }
+    }
+}
+
+/// The error for a request on a grant that ended this way.
+pub(crate) fn ended(id: GrantId, state: GrantState) -> Error {
+    let (code, why) = match state {
+        GrantState::Consumed => (Code::GrantConsumed, "every reader that it was for has confirmed"),
+        GrantState::Expired => (Code::GrantExpired, "its time is over; ask for a longer expiry or extend it"),
+        GrantState::Revoked => (Code::GrantRevoked, "the owner took it back"),
+        GrantState::Closed | GrantState::Live => (Code::RegionClosed, "its region or engine was closed"),
+    };
+    Error::new(code, format!("grant {id} has ended: {why}; the pages belong to the owner again"))
+}

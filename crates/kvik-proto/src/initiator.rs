@@ -1,0 +1,209 @@
+//! The side that begins a transfer.
+
+use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
+use crate::frame::{Begin, Frame, Op, Path, Select, Source};
+use crate::node::{Event, Node, Timer};
+use crate::{FlowKey, OWN_SESSION};
+use kvik_core::{Code, Error, GrantId, Order, RegionId, Result, View};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The initiator's memory in a transfer.
+#[derive(Debug, Clone)]
+pub struct Side<R> {
+    /// The memory.
+    pub region: R,
+    /// Its id.
+    pub region_id: RegionId,
+    /// The pages.
+    pub view: View,
+    /// Fence slot for a write over [`Path::Memory`]; it is raised when the transfer ends.
+    pub fence: Option<(u32, u64)>,
+}
+
+/// A transfer to begin.
+#[derive(Debug, Clone)]
+pub struct Open<R> {
+    /// The grant.
+    pub grant: GrantId,
+    /// What to do.
+    pub op: Op,
+    /// How the bytes are to go.
+    pub path: Path,
+    /// Whether checksums are wanted.
+    pub sums: bool,
+    /// Whether success counts as a use of the grant.
+    pub confirm: bool,
+    /// When it must have ended.
+    pub deadline: Duration,
+    /// Bytes of a chunk, about.
+    pub chunk: u64,
+    /// This side's memory; none for `Confirm` and `Extend`.
+    pub side: Option<Side<R>>,
+    /// Which of the grant's pages.
+    pub select: Select,
+    /// For `Extend`: how much time.
+    pub extend: Duration,
+}
+
+impl<R: Clone> Open<R> {
+    fn cut(&self) -> Cut {
+        match &self.side {
+            Some(side) => Cut::new(&side.view.shape(), side.view.bytes(), self.chunk, self.sums),
+            None => Cut { bytes: 0, chunk: 1, unit: 1, sums: false },
+        }
+    }
+
+    fn flow(&self, key: FlowKey, role: Role, work: Work) -> Flow<R> {
+        let cut = self.cut();
+        Flow {
+            key,
+            role,
+            op: self.op,
+            path: self.path,
+            confirm: self.confirm,
+            memory: self.side.as_ref().map(|side| (side.region.clone(), Arc::new(side.view.clone()))),
+            source: None,
+            seen: vec![0; if work == Work::Place { cut.chunks().div_ceil(64) as usize } else { 0 }],
+            cut,
+            work,
+            next: 0,
+            done: 0,
+            pins: 0,
+            deadline: self.deadline,
+            stop: None,
+            stop_flag: Arc::default(),
+            peer_ended: false,
+            slot: self.side.as_ref().and_then(|side| side.fence).map(|(slot, _)| slot),
+            first: None,
+            extents: 0,
+            verify: Duration::ZERO,
+        }
+    }
+}
+
+impl<R: Clone> Node<R> {
+    /// Begins a transfer with the peer of a session. `Finished` tells its end.
+    ///
+    /// # Errors
+    /// `PeerLost` when the session is gone.
+    pub fn begin(&mut self, session_id: u64, open: Open<R>, now: Duration) -> Result<FlowKey> {
+        let Some(session) = self.sessions.get_mut(&session_id) else {
+            return Err(Error::new(
+                Code::PeerLost,
+                "the connection to the peer broke before the transfer began",
+            ));
+        };
+        let key = (session_id, session.next_transfer);
+        session.next_transfer += 2;
+        let work = match (open.op, open.path) {
+            (Op::Read, Path::Channels) => Work::Place,
+            _ => Work::Wait,
+        };
+        let flow = open.flow(key, Role::Initiator, work);
+        let source = match (&open.side, open.op, open.path) {
+            (Some(side), Op::Write, Path::Memory) => side.fence.map(|(slot, generation)| Source {
+                region: side.region_id,
+                view: side.view.clone(),
+                slot,
+                generation,
+            }),
+            _ => None,
+        };
+        let begin = Begin {
+            transfer: key.1,
+            grant: open.grant,
+            op: open.op,
+            path: open.path,
+            sums: open.sums,
+            confirm: open.confirm,
+            time: if open.op == Op::Extend { open.extend } else { open.deadline.saturating_sub(now) },
+            unit: flow.cut.unit as u32,
+            chunk: flow.cut.chunk as u32,
+            shape: open.side.as_ref().map(|side| side.view.shape()),
+            select: open.select,
+            source,
+        };
+        self.timers.insert((flow.deadline, Timer::Flow(key)));
+        self.flows.insert(key, flow);
+        self.send(session_id, &Frame::Begin(Box::new(begin)));
+        Ok(key)
+    }
+
+    /// Begins a transfer with a grant of this engine itself: a copy, with all checks of a peer's transfer.
+    ///
+    /// # Errors
+    /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch` or `DuplicatePage`.
+    pub fn begin_own(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
+        self.expire(now);
+        let offer = self.grants.check(open.grant, open.op)?;
+        let region = offer.region.clone();
+        self.own_transfers += 1;
+        let key = (OWN_SESSION, self.own_transfers);
+        let mut flow = open.flow(key, Role::Both { grant: open.grant }, Work::Copy);
+        if let Some(side) = &open.side {
+            let order: Order = side.view.order();
+            let granted = self.grants.select(open.grant, &open.select, order)?;
+            side.view.shape().check_same_stream(&granted.shape())?;
+            let (mine, granted): ((R, Arc<View>), _) =
+                ((side.region.clone(), Arc::new(side.view.clone())), (region, Arc::new(granted)));
+            let (from, to) = if open.op == Op::Read { (granted, mine) } else { (mine, granted) };
+            to.1.check_distinct()?;
+            (flow.source, flow.memory) = (Some(CopyFrom::Own(from.0, from.1)), Some(to));
+        } else if open.op == Op::Extend {
+            self.grants.extend(open.grant, open.extend)?;
+        }
+        self.timers.insert((flow.deadline, Timer::Flow(key)));
+        self.grants.attach(open.grant, key);
+        self.flows.insert(key, flow);
+        self.copying.push_back(key);
+        self.events.push_back(Event::Copy);
+        self.settle_flow(key);
+        Ok(key)
+    }
+
+    /// Ends a transfer that this side began. `Finished` comes when nothing here touches its memory any more.
+    pub fn cancel(&mut self, key: FlowKey, error: Error) {
+        self.stop_flow(key, error);
+    }
+
+    /// The owner takes part.
+    pub(crate) fn on_accept(
+        &mut self,
+        session: u64,
+        transfer: u64,
+        source: Option<Box<Source>>,
+    ) -> Result<()> {
+        let key = (session, transfer);
+        let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
+        if flow.stop.is_some() {
+            return Ok(());
+        }
+        match (&flow.role, flow.op, flow.path, flow.work, source) {
+            (Role::Initiator, Op::Write, Path::Channels, Work::Wait, None) => {
+                flow.work = Work::Send;
+                self.queue_send(key);
+                Ok(())
+            }
+            (Role::Initiator, Op::Read, Path::Memory, Work::Wait, Some(source)) => {
+                let fits = flow
+                    .memory
+                    .as_ref()
+                    .map(|(_, view)| view.shape().check_same_stream(&source.view.shape()));
+                if let Some(Err(error)) = fits {
+                    self.stop_flow(key, error);
+                    return Ok(());
+                }
+                flow.work = Work::Copy;
+                flow.source = Some(CopyFrom::Peer(Arc::from(source)));
+                self.copying.push_back(key);
+                self.events.push_back(Event::Copy);
+                Ok(())
+            }
+            _ => Err(Error::new(
+                Code::ProtocolError,
+                format!("the peer accepted transfer {transfer} in a way that does not fit"),
+            )),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! kvik's peer protocol, sans-IO.
+//!
+//! This crate owns no socket, no thread and no clock. Bytes and the time come in; bytes, orders and events go out;
+//! given the same input it does the same. A [`Handshake`] turns the first bytes of a connection into a session. A
+//! [`Node`] is one engine's whole state: its sessions, the grants that it gave, and the flows (its sides of
+//! transfers) that are open. Payload never enters: for a chunk on a data channel the node parses the header and
+//! gives an [`Order`] that says where it goes; whoever moves the bytes executes the order and reports it done.
+
+#![forbid(unsafe_code)]
+
+mod channel;
+mod flow;
+mod frame;
+mod grants;
+mod handshake;
+mod initiator;
+mod node;
+mod orders;
+mod owner;
+mod pages;
+mod wire;
+
+pub use channel::{
+    CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
+};
+pub use flow::{CopyFrom, Cut};
+pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, Op, Path, Select, Source};
+pub use grants::Offer;
+pub use handshake::{
+    Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret, SessionKey,
+    VERSIONS, joined, read_joined, refusal,
+};
+pub use initiator::{Open, Side};
+pub use node::{Event, Finished, MAX_CHANNELS, Node, Timing};
+pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
+pub use pages::{MAX_PAGES, PageList};
+
+/// A transfer: its session's number and its own within the session.
+pub type FlowKey = (u64, u64);
+/// The session number of transfers within the engine.
+pub const OWN_SESSION: u64 = 0;

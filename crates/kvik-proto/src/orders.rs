@@ -1,0 +1,291 @@
+//! Orders: what whoever moves the bytes is told to do, and what becomes of a flow when they are done.
+
+use crate::FlowKey;
+use crate::channel::ChunkHeader;
+use crate::flow::{CopyFrom, Flow, Role, Work};
+use crate::frame::{Frame, Op};
+use crate::node::{Event, Finished, Node};
+use kvik_core::{Code, Error, Result, View};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Which order; give it back when the order is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrderRef {
+    key: FlowKey,
+}
+
+/// What to do with a part of a transfer's stream.
+#[derive(Debug)]
+pub struct Order<R> {
+    /// To report it done.
+    pub id: OrderRef,
+    /// When set, the order must be left at once and reported `Void`: the memory is about to be the owner's again.
+    pub stop: Arc<AtomicBool>,
+    /// This process's memory.
+    pub region: R,
+    /// The elements in it.
+    pub view: Arc<View>,
+    /// The part of the stream.
+    pub part: Range<u64>,
+    /// Bytes under one checksum.
+    pub unit: u64,
+    /// Whether checksums are wanted.
+    pub sums: bool,
+    /// What to do.
+    pub kind: OrderKind<R>,
+}
+
+/// The kinds of orders.
+#[derive(Debug)]
+pub enum OrderKind<R> {
+    /// Send it behind this header, with a trailer.
+    Send(ChunkHeader),
+    /// Place what follows on the channel, and check the trailer.
+    Place,
+    /// Copy it from there.
+    Copy(CopyFrom<R>),
+}
+
+/// How an order ended.
+#[derive(Debug)]
+pub enum OrderOutcome {
+    /// All of it is done and checked.
+    Done {
+        /// Runs of memory that it took.
+        extents: u64,
+        /// Time spent on checksums.
+        verify: Duration,
+    },
+    /// It was left: stopped here, or given up by the sender.
+    Void,
+    /// It failed, and the transfer with it.
+    Failed(Error),
+}
+
+impl<R: Clone> Node<R> {
+    /// The next chunk to send on a channel of the session. Transfers take turns.
+    pub fn next_send(&mut self, session_id: u64, now: Duration) -> Option<Order<R>> {
+        self.expire(now);
+        let turns = self.sessions.get(&session_id)?.sending.len();
+        for _ in 0..turns {
+            let session = self.sessions.get_mut(&session_id)?;
+            let transfer = session.sending.pop_front()?;
+            let key = (session_id, transfer);
+            let Some(flow) = self.flows.get_mut(&key) else { continue };
+            let Some(part) = flow.claim() else { continue };
+            session.sending.push_back(transfer);
+            let header = ChunkHeader {
+                session: session_id,
+                transfer,
+                position: part.start,
+                len: (part.end - part.start) as u32,
+                sums: flow.cut.sums_of(&part),
+            };
+            return order(flow, part, OrderKind::Send(header), now);
+        }
+        None
+    }
+
+    /// Whether the session has something to send.
+    pub fn wants_to_send(&self, session_id: u64) -> bool {
+        self.sessions.get(&session_id).is_some_and(|session| !session.sending.is_empty())
+    }
+
+    /// What to do with a chunk that a channel of the session announces: `None` means that it must be thrown away,
+    /// since its transfer has ended.
+    ///
+    /// # Errors
+    /// `ProtocolError`: the channel must be cut.
+    pub fn place(
+        &mut self,
+        session_id: u64,
+        header: &ChunkHeader,
+        now: Duration,
+    ) -> Result<Option<Order<R>>> {
+        self.expire(now);
+        if header.session != session_id {
+            return Err(Error::new(Code::ProtocolError, "a chunk of another session came on this channel"));
+        }
+        self.touch(session_id, now);
+        let Some(flow) = self.flows.get_mut(&(session_id, header.transfer)) else { return Ok(None) };
+        if flow.stop.is_some() {
+            return Ok(None);
+        }
+        if flow.work != Work::Place {
+            let text = format!("a chunk came for transfer {}, which takes none", header.transfer);
+            return Err(Error::new(Code::ProtocolError, text));
+        }
+        let part = flow.arrive(header.position, header.len, header.sums)?;
+        Ok(order(flow, part, OrderKind::Place, now))
+    }
+
+    /// The next part to copy, of any transfer. Transfers take turns.
+    pub fn next_copy(&mut self, now: Duration) -> Option<Order<R>> {
+        self.expire(now);
+        for _ in 0..self.copying.len() {
+            let key = self.copying.pop_front()?;
+            let Some(flow) = self.flows.get_mut(&key) else { continue };
+            let Some(source) = flow.source.clone() else { continue };
+            let Some(part) = flow.claim() else { continue };
+            self.copying.push_back(key);
+            return order(flow, part, OrderKind::Copy(source), now);
+        }
+        None
+    }
+
+    /// An order has ended; whoever executed it does not touch its memory any more.
+    pub fn order_done(&mut self, id: OrderRef, outcome: OrderOutcome) {
+        let Some(flow) = self.flows.get_mut(&id.key) else { return };
+        flow.pins = flow.pins.saturating_sub(1);
+        match outcome {
+            OrderOutcome::Done { extents, verify } => {
+                flow.done += 1;
+                flow.extents += extents;
+                flow.verify += verify;
+            }
+            OrderOutcome::Void => {}
+            OrderOutcome::Failed(error) => self.stop_flow(id.key, error),
+        }
+        self.settle_flow(id.key);
+    }
+
+    /// A chunk of the peer's that was refused at this side is void, and its transfer with it.
+    pub(crate) fn queue_send(&mut self, key: FlowKey) {
+        if let Some(session) = self.sessions.get_mut(&key.0) {
+            session.sending.push_back(key.1);
+            self.events.push_back(Event::Send(key.0));
+        }
+    }
+
+    /// Ends a flow as soon as its orders are done.
+    pub(crate) fn stop_flow(&mut self, key: FlowKey, error: Error) {
+        let Some(flow) = self.flows.get_mut(&key) else { return };
+        flow.set_stop(error);
+        if flow.pins > 0 {
+            self.events.push_back(Event::Stop(key.0));
+        }
+        self.settle_flow(key);
+    }
+
+    /// The peer takes no further part.
+    pub(crate) fn on_end(&mut self, session: u64, transfer: u64, outcome: Result<()>) -> Result<()> {
+        let key = (session, transfer);
+        let Some(flow) = self.flows.get_mut(&key) else {
+            self.send(session, &Frame::Ended { transfer });
+            return Ok(());
+        };
+        flow.peer_ended = true;
+        match (outcome, &flow.role, flow.op) {
+            (Err(error), ..) => self.stop_flow(key, error),
+            // The reader has all its bytes; the writer's bytes are all in place.
+            (Ok(()), Role::Owner { .. }, Op::Read) => self.conclude(key, Ok(())),
+            (Ok(()), Role::Initiator, Op::Write | Op::Confirm | Op::Extend) if flow.pins == 0 => {
+                flow.done = flow.cut.chunks();
+                self.conclude(key, Ok(()));
+            }
+            _ => {
+                let text = format!("the peer called transfer {transfer} a success before it was one");
+                return Err(Error::new(Code::ProtocolError, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether a flow has come to its end.
+    pub(crate) fn settle_flow(&mut self, key: FlowKey) {
+        let Some(flow) = self.flows.get(&key) else { return };
+        if flow.pins > 0 {
+            return;
+        }
+        if let Some(error) = flow.stop.clone() {
+            return self.conclude(key, Err(error));
+        }
+        // Who sends waits for the other side to say that it is in place.
+        if flow.is_complete() && matches!(flow.work, Work::Place | Work::Copy) {
+            self.conclude(key, Ok(()));
+        }
+    }
+
+    /// The flow is over on this side: nothing here touches its memory any more.
+    fn conclude(&mut self, key: FlowKey, outcome: Result<()>) {
+        let Some(flow) = self.flows.remove(&key) else { return };
+        if let Some(slot) = flow.slot {
+            self.events.push_back(Event::Raise(slot));
+        }
+        if !Self::is_own(key) {
+            self.tell_end(key, flow.peer_ended, &outcome);
+        }
+        match flow.role {
+            Role::Initiator => self.report(&flow, outcome),
+            Role::Parked { grant } => {
+                self.count_owned(key.0, -1);
+                self.forget_parked(grant, key);
+            }
+            Role::Owner { grant, reader } => {
+                self.count_owned(key.0, -1);
+                let confirmed = outcome.is_ok() && flow.confirm && self.grants.confirm(grant, reader);
+                self.leave(grant, key, confirmed);
+            }
+            Role::Both { grant } => {
+                let reader = self.identity.engine;
+                let confirmed = outcome.is_ok() && flow.confirm && self.grants.confirm(grant, reader);
+                self.leave(grant, key, confirmed);
+                self.report(&flow, outcome);
+            }
+        }
+    }
+
+    fn leave(&mut self, grant: kvik_core::GrantId, key: FlowKey, consumed: bool) {
+        if consumed {
+            self.end_grant(grant, kvik_core::GrantState::Consumed);
+        }
+        if let Some(state) = self.grants.detach(grant, key) {
+            self.events.push_back(Event::GrantEnded(grant, state));
+        }
+    }
+
+    fn tell_end(&mut self, key: FlowKey, peer_ended: bool, outcome: &Result<()>) {
+        if peer_ended {
+            return self.send(key.0, &Frame::Ended { transfer: key.1 });
+        }
+        if let Some(session) = self.sessions.get_mut(&key.0) {
+            session.closing.insert(key.1);
+        }
+        self.send(key.0, &Frame::End { transfer: key.1, outcome: outcome.clone() });
+    }
+
+    fn report(&mut self, flow: &Flow<R>, outcome: Result<()>) {
+        let bytes = if outcome.is_ok() { flow.cut.bytes } else { flow.bytes_done() };
+        self.events.push_back(Event::Finished(Finished {
+            key: flow.key,
+            outcome,
+            bytes,
+            first: flow.first,
+            extents: flow.extents,
+            verify: flow.verify,
+        }));
+    }
+}
+
+fn order<R: Clone>(
+    flow: &mut Flow<R>,
+    part: Range<u64>,
+    kind: OrderKind<R>,
+    now: Duration,
+) -> Option<Order<R>> {
+    flow.first.get_or_insert(now);
+    let (region, view) = flow.memory.clone()?;
+    Some(Order {
+        id: OrderRef { key: flow.key },
+        stop: flow.stop_flag.clone(),
+        region,
+        view,
+        part,
+        unit: flow.cut.unit,
+        sums: flow.cut.sums,
+        kind,
+    })
+}

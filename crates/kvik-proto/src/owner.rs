@@ -1,0 +1,195 @@
+//! The side that owns the grant: it checks every request before it touches a page.
+
+use crate::FlowKey;
+use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
+use crate::frame::{Begin, Frame, Op, Path, Source};
+use crate::node::{Event, MAX_FLOWS, Node, Timer};
+use kvik_core::{Code, Error, GrantId, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How much longer than the initiator the owner keeps a transfer, so that the initiator is the one who ends it.
+const GRACE: Duration = Duration::from_secs(1);
+
+impl<R: Clone> Node<R> {
+    /// A peer opens a transfer.
+    pub(crate) fn on_begin(&mut self, session_id: u64, begin: Begin, now: Duration) -> Result<()> {
+        let Some(session) = self.sessions.get_mut(&session_id) else { return Ok(()) };
+        let key = (session_id, begin.transfer);
+        let theirs = begin.transfer.is_multiple_of(2) != session.established.opener;
+        if !theirs || self.flows.contains_key(&key) {
+            return Err(Error::new(
+                Code::ProtocolError,
+                format!("the peer began transfer {} twice", begin.transfer),
+            ));
+        }
+        if session.owned_flows >= MAX_FLOWS {
+            let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
+            self.refuse(key, Error::new(Code::MemoryCapReached, text));
+            return Ok(());
+        }
+        if let Err(error) = self.grants.check(begin.grant, begin.op) {
+            match error.code {
+                Code::GrantUnknown => self.park(key, begin, now),
+                _ => self.refuse(key, error),
+            }
+            return Ok(());
+        }
+        self.serve(key, begin, now);
+        Ok(())
+    }
+
+    /// A request for a grant that is not known: whoever gave the ticket may be a step ahead of this engine, so the
+    /// request waits, for most of its initiator's patience.
+    fn park(&mut self, key: FlowKey, begin: Begin, now: Duration) {
+        let grant = begin.grant;
+        let wait = begin.time.saturating_sub(begin.time / 10);
+        let flow = Flow { role: Role::Parked { grant }, deadline: now + wait, ..blank(key, &begin) };
+        self.timers.insert((flow.deadline, Timer::Flow(key)));
+        self.flows.insert(key, flow);
+        self.count_owned(key.0, 1);
+        self.parked.entry(grant).or_default().push((key, begin));
+    }
+
+    /// The grant that a request waited for is here.
+    pub(crate) fn unpark(&mut self, key: FlowKey, begin: Begin, now: Duration) {
+        let waits = self.flows.get(&key).is_some_and(|flow| flow.stop.is_none());
+        if waits && self.flows.remove(&key).is_some() {
+            self.count_owned(key.0, -1);
+            self.serve(key, begin, now);
+        }
+    }
+
+    /// Serves a request whose grant is live, or refuses it.
+    fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration) {
+        let (grant, op, path) = (begin.grant, begin.op, begin.path);
+        match self.owner_flow(key, begin, now) {
+            Err(error) => self.refuse(key, error),
+            Ok((flow, accept)) => {
+                let work = flow.work;
+                self.timers.insert((flow.deadline, Timer::Flow(key)));
+                self.grants.attach(grant, key);
+                self.flows.insert(key, flow);
+                self.count_owned(key.0, 1);
+                if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
+                    self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });
+                }
+                match work {
+                    Work::Send => self.queue_send(key),
+                    Work::Copy => {
+                        self.copying.push_back(key);
+                        self.events.push_back(Event::Copy);
+                    }
+                    Work::Place | Work::Wait => {}
+                }
+                self.settle_flow(key);
+            }
+        }
+    }
+
+    /// The owner's side of a request, all of it checked, and its memory where the peer is to copy from it.
+    fn owner_flow(&mut self, key: FlowKey, begin: Begin, now: Duration) -> Result<(Flow<R>, Option<Source>)> {
+        let offer = self.grants.check(begin.grant, begin.op)?;
+        let (region, region_id, slot, generation) =
+            (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
+        let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
+        let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
+        let mut flow = Flow {
+            role: Role::Owner { grant: begin.grant, reader },
+            deadline: now + begin.time.min(Duration::from_secs(24 * 3600)) + GRACE,
+            ..blank(key, &begin)
+        };
+        let Some(shape) = begin.shape else {
+            if begin.op == Op::Extend {
+                self.grants.extend(begin.grant, begin.time)?;
+                flow.confirm = false;
+            }
+            if matches!(begin.op, Op::Read | Op::Write) {
+                return Err(Error::new(Code::ProtocolError, "a transfer without a shape"));
+            }
+            // Nothing moves: it is complete as it stands.
+            flow.work = Work::Copy;
+            return Ok((flow, None));
+        };
+        let view = self.grants.select(begin.grant, &begin.select, shape.order)?;
+        view.shape().check_same_stream(&shape)?;
+        flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
+        let mut accept = None;
+        match (begin.op, begin.path) {
+            (Op::Read, Path::Channels) => flow.work = Work::Send,
+            (Op::Read, Path::Memory) => {
+                accept = Some(Source { region: region_id, view: view.clone(), slot, generation });
+            }
+            (Op::Write, Path::Channels) => {
+                view.check_distinct()?;
+                flow.work = Work::Place;
+                flow.seen = vec![0; flow.cut.chunks().div_ceil(64) as usize];
+            }
+            (Op::Write, Path::Memory) => {
+                view.check_distinct()?;
+                let source = begin
+                    .source
+                    .ok_or_else(|| Error::new(Code::ProtocolError, "a write without its source"))?;
+                view.shape().check_same_stream(&source.view.shape())?;
+                flow.source = Some(CopyFrom::Peer(Arc::new(source)));
+                flow.work = Work::Copy;
+            }
+            (Op::Confirm | Op::Extend, _) => {
+                return Err(Error::new(Code::ProtocolError, "a confirmation with a shape"));
+            }
+        }
+        flow.memory = Some((region, Arc::new(view)));
+        Ok((flow, accept))
+    }
+
+    /// Answers a request that will not be served.
+    fn refuse(&mut self, key: FlowKey, error: Error) {
+        if let Some(session) = self.sessions.get_mut(&key.0) {
+            session.closing.insert(key.1);
+        }
+        self.send(key.0, &Frame::End { transfer: key.1, outcome: Err(error) });
+    }
+
+    /// Forgets a request that waited and has ended.
+    pub(crate) fn forget_parked(&mut self, grant: GrantId, key: FlowKey) {
+        if let Some(waiting) = self.parked.get_mut(&grant) {
+            waiting.retain(|(other, _)| *other != key);
+            if waiting.is_empty() {
+                self.parked.remove(&grant);
+            }
+        }
+    }
+
+    pub(crate) fn count_owned(&mut self, session: u64, by: isize) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.owned_flows = session.owned_flows.saturating_add_signed(by);
+        }
+    }
+}
+
+/// A flow for a peer's request, before anything is known of the grant.
+fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
+    Flow {
+        key,
+        role: Role::Parked { grant: begin.grant },
+        op: begin.op,
+        path: begin.path,
+        confirm: begin.confirm,
+        memory: None,
+        source: None,
+        cut: Cut { bytes: 0, chunk: 1, unit: 1, sums: false },
+        work: Work::Wait,
+        next: 0,
+        done: 0,
+        seen: Vec::new(),
+        pins: 0,
+        deadline: Duration::ZERO,
+        stop: None,
+        stop_flag: Arc::default(),
+        peer_ended: false,
+        slot: None,
+        first: None,
+        extents: 0,
+        verify: Duration::ZERO,
+    }
+}

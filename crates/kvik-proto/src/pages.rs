@@ -1,0 +1,191 @@
+//! Page lists and views as they travel.
+
+use crate::wire::{Reader, Writer};
+use kvik_core::{Code, Error, Layers, Layout, Order, Result, View};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// More pages than this in one transfer are refused: 1 Mi pages, 4 MiB of ids.
+pub const MAX_PAGES: u64 = 1 << 20;
+
+/// Page ids in the smaller of two encodings. Decoding allocates no more than arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PageList {
+    /// First id and count of each run of consecutive ids.
+    Runs(Vec<(u32, u32)>),
+    /// Each id.
+    Ids(Arc<[u32]>),
+}
+
+impl PageList {
+    /// The encoding that takes fewer bytes.
+    pub fn of(ids: &Arc<[u32]>) -> PageList {
+        let breaks = ids.windows(2).filter(|pair| pair[0].checked_add(1) != Some(pair[1])).count();
+        if (breaks + 1) * 2 > ids.len() {
+            return PageList::Ids(ids.clone());
+        }
+        let mut runs: Vec<(u32, u32)> = Vec::with_capacity(breaks + 1);
+        for &id in ids.iter() {
+            match runs.last_mut() {
+                Some((first, count)) if first.checked_add(*count) == Some(id) => *count += 1,
+                _ => runs.push((id, 1)),
+            }
+        }
+        PageList::Runs(runs)
+    }
+
+    /// How many pages it names.
+    pub fn count(&self) -> u64 {
+        match self {
+            PageList::Runs(runs) => runs.iter().map(|(_, count)| u64::from(*count)).sum(),
+            PageList::Ids(ids) => ids.len() as u64,
+        }
+    }
+
+    /// The ids, of which there may be `most`.
+    pub fn expand(&self, most: u64) -> Result<Arc<[u32]>> {
+        if self.count() > most {
+            return Err(Error::new(
+                Code::PageNotGranted,
+                format!("{} pages were asked for where there are {most}", self.count()),
+            ));
+        }
+        match self {
+            PageList::Ids(ids) => Ok(ids.clone()),
+            PageList::Runs(runs) => {
+                if runs.iter().any(|(first, count)| first.checked_add(*count).is_none()) {
+                    return Err(Error::new(Code::ProtocolError, "a run of page ids goes beyond 2^32"));
+                }
+                Ok(runs.iter().flat_map(|(first, count)| *first..*first + *count).collect())
+            }
+        }
+    }
+
+    pub(crate) fn encode(&self, out: &mut Writer) {
+        match self {
+            PageList::Runs(runs) => {
+                out.u8(0).u32(runs.len() as u32);
+                for (first, count) in runs {
+                    out.u32(*first).u32(*count);
+                }
+            }
+            PageList::Ids(ids) => {
+                out.u8(1).u32(ids.len() as u32);
+                for id in ids.iter() {
+                    out.u32(*id);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn decode(input: &mut Reader) -> Result<PageList> {
+        match input.u8()? {
+            0 => {
+                let count = input.count(8)?;
+                (0..count)
+                    .map(|_| Ok((input.u32()?, input.u32()?)))
+                    .collect::<Result<_>>()
+                    .map(PageList::Runs)
+            }
+            1 => {
+                let count = input.count(4)?;
+                (0..count)
+                    .map(|_| input.u32())
+                    .collect::<Result<Vec<_>>>()
+                    .map(|ids| PageList::Ids(ids.into()))
+            }
+            _ => Err(input.wrong("its page list has an unknown encoding")),
+        }
+    }
+}
+
+pub(crate) fn encode_order(order: Order, out: &mut Writer) {
+    out.u8(match order {
+        Order::LayerFirst => 0,
+        Order::PageFirst => 1,
+    });
+}
+
+pub(crate) fn decode_order(input: &mut Reader) -> Result<Order> {
+    match input.u8()? {
+        0 => Ok(Order::LayerFirst),
+        1 => Ok(Order::PageFirst),
+        _ => Err(input.wrong("its order is unknown")),
+    }
+}
+
+pub(crate) fn encode_range(range: &Range<u32>, out: &mut Writer) {
+    out.u32(range.start).u32(range.end);
+}
+
+pub(crate) fn decode_range(input: &mut Reader) -> Result<Range<u32>> {
+    Ok(input.u32()?..input.u32()?)
+}
+
+/// A whole view, for a peer that copies from this process's memory itself.
+pub(crate) fn encode_view(view: &View, out: &mut Writer) {
+    let layout = view.layout();
+    out.u64(layout.offset()).u32(layout.pages()).u64(layout.run_bytes()).u64(layout.page_stride());
+    out.u32(layout.slices()).u64(layout.slice_stride());
+    match layout.layer_starts() {
+        Layers::Strided { count, stride } => {
+            out.u8(0).u32(*count).u64(*stride);
+        }
+        Layers::At(starts) => {
+            out.u8(1).u32(starts.len() as u32);
+            for start in starts {
+                out.u64(*start);
+            }
+        }
+    }
+    encode_range(&view.layers(), out);
+    encode_range(&view.slices(), out);
+    encode_order(view.order(), out);
+    PageList::of(view.pages()).encode(out);
+}
+
+pub(crate) fn decode_view(input: &mut Reader) -> Result<View> {
+    let (offset, pages, run_bytes, page_stride) = (input.u64()?, input.u32()?, input.u64()?, input.u64()?);
+    let (slices, slice_stride) = (input.u32()?, input.u64()?);
+    let layers = match input.u8()? {
+        0 => Layers::Strided { count: input.u32()?, stride: input.u64()? },
+        1 => {
+            let count = input.count(8)?;
+            Layers::At((0..count).map(|_| input.u64()).collect::<Result<_>>()?)
+        }
+        _ => return Err(input.wrong("its layers have an unknown encoding")),
+    };
+    let layout = Layout::new(offset, pages, run_bytes, page_stride, slices, slice_stride, layers)?;
+    let (layers, slices, order) = (decode_range(input)?, decode_range(input)?, decode_order(input)?);
+    let pages = PageList::decode(input)?.expand(u64::from(layout.pages()).min(MAX_PAGES))?;
+    View::new(Arc::new(layout), pages, layers, slices, order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_come_back_in_the_smaller_form() {
+        for (ids, runs) in
+            [((0..100).collect::<Vec<u32>>(), true), ((0..100).rev().collect(), false), (vec![7], false)]
+        {
+            let ids: Arc<[u32]> = ids.into();
+            let list = PageList::of(&ids);
+            assert_eq!(matches!(list, PageList::Runs(_)), runs);
+            let mut out = Writer::default();
+            list.encode(&mut out);
+            let back = PageList::decode(&mut Reader::new(&out.0, "test")).unwrap();
+            assert_eq!(back.expand(MAX_PAGES).unwrap(), ids);
+        }
+    }
+
+    #[test]
+    fn a_small_frame_cannot_ask_for_much_memory() {
+        let list = PageList::Runs(vec![(0, u32::MAX); 4]);
+        assert!(list.expand(MAX_PAGES).is_err());
+        let mut out = Writer::default();
+        out.u8(1).u32(u32::MAX);
+        assert!(PageList::decode(&mut Reader::new(&out.0, "test")).is_err());
+    }
+}
