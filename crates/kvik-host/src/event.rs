@@ -38,8 +38,10 @@ impl Interest {
     }
 
     fn flags(self) -> epoll::EventFlags {
-        let mut flags = epoll::EventFlags::RDHUP;
-        flags.set(epoll::EventFlags::IN, self.readable);
+        let mut flags = epoll::EventFlags::empty();
+        // The end of the other side's sending is asked for with reading only: somebody who does not read would be
+        // woken by it again and again.
+        flags.set(epoll::EventFlags::IN | epoll::EventFlags::RDHUP, self.readable);
         flags.set(epoll::EventFlags::OUT, self.writable);
         flags.set(epoll::EventFlags::ET, self.edge);
         flags

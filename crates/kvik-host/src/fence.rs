@@ -177,10 +177,13 @@ impl PeerFence {
     /// The generation of `slot` now, for the check before a copy and for the one after it.
     pub fn generation(&self, slot: u32) -> Result<u64, HostError> {
         let cell = self.cells.get(slot)?;
-        // An acquire load keeps later reads after it, which serves the first check: no byte is read before it. It
-        // does not keep earlier reads before it, and the second check needs just that: no read of the copy may be
-        // done later than the check that approves it. The fence orders all earlier reads before the load.
+        // Second check: no read of the copy may be done later than the load that approves it. An acquire load does
+        // not keep earlier reads before itself; a fence before it does.
         fence(Ordering::Acquire);
-        Ok(cell.load(Ordering::Acquire))
+        // Relaxed, because only a relaxed load is sure to be a plain one, and the mapping is read-only.
+        let generation = cell.load(Ordering::Relaxed);
+        // First check: no read of the copy may be done earlier than the load that allows it.
+        fence(Ordering::Acquire);
+        Ok(generation)
     }
 }

@@ -62,7 +62,7 @@ impl HugePageFacts {
         for pool in self.pools.iter().filter(|p| p.total > 0) {
             let pages = len.div_ceil(pool.page_size);
             let size = pool.page_size >> 10;
-            if pages < FEWEST_PAGES && len % pool.page_size != 0 {
+            if pages < FEWEST_PAGES && !len.is_multiple_of(pool.page_size) {
                 why = format!("{len} bytes are too few for pages of {size} KiB");
             } else if pages > pool.available {
                 let have = pool.available;

@@ -145,7 +145,6 @@ impl ProcessMemory {
             return Err(HostError::RemoteUnmapped { pid: self.pid, addr });
         }
         self.read(&mut from, &mut to)?;
-        drop(to);
         if seen == nonce { Ok(()) } else { Err(HostError::NonceMismatch { pid: self.pid }) }
     }
 }

@@ -46,13 +46,14 @@ pub fn spawn_named(
         return Err(HostError::InvalidArgument(rule));
     }
     let options = options.clone();
-    let (report, reported) = mpsc::sync_channel(1);
+    // A channel without room: the report is sent only if the caller takes it, so that a thread never runs `f` after
+    // its caller was told that it did not start.
+    let (report, reported) = mpsc::sync_channel(0);
     let thread = {
         let _blocked = SignalsBlocked::new()?;
         std::thread::Builder::new().name(name.into()).spawn(move || {
             let placed = place(&options);
             let run = placed.is_ok();
-            // If nobody waits for the report any more, the caller was told that the thread did not start.
             if report.send(placed).is_ok() && run {
                 drop(report);
                 f();
@@ -62,7 +63,11 @@ pub fn spawn_named(
     .map_err(|e| HostError::os(format!("starting thread {name}"), e))?;
     match reported.recv_timeout(SETUP_LIMIT) {
         Ok(Ok(())) => Ok(thread),
-        Ok(Err(e)) => Err(e),
+        Ok(Err(e)) => {
+            // It has nothing left to do; waiting keeps a failed start from leaving a thread behind.
+            let _ = thread.join();
+            Err(e)
+        }
         Err(_) => Err(HostError::TimedOut { what: format!("starting thread {name}"), after: SETUP_LIMIT }),
     }
 }
