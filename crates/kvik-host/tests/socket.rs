@@ -149,10 +149,10 @@ fn connecting_fails_in_words() {
     assert!(text.contains(&gone.to_string()) && text.contains("nothing listens"), "{text}");
 
     let busy = TcpListener::bind(loopback(), 1, &TcpOptions::default()).unwrap().local_addr().unwrap();
-    let _first = TcpListener::bind(busy, 1, &TcpOptions::default()).unwrap();
+    let first = TcpListener::bind(busy, 1, &TcpOptions::default()).unwrap();
     let text = TcpListener::bind(busy, 1, &TcpOptions::default()).unwrap_err().to_string();
     assert!(text.contains("another port"), "{text}");
-    assert!(matches!(_first.accept(), Ok(None)));
+    assert!(matches!(first.accept(), Ok(None)));
 }
 
 #[test]
