@@ -1,0 +1,50 @@
+//! The machine: everything that kvik asks of the kernel, behind safe types.
+//!
+//! This crate is the only home of raw system calls and of `unsafe`. The crates above it see memory that is
+//! bounds-checked, descriptors that close themselves and never leak into a child program, threads that take
+//! no signals, and errors that say what happened and what to do.
+//!
+//! Reading order:
+//!
+//! * memory: [`memory`] (registered memory of this process), [`peer_memory`] (a peer's, mapped read-only),
+//!   [`runs`] (contiguous runs of it, handed to the kernel), [`process_vm`] (reading a peer that shares no
+//!   mapping), [`fence`] (the shared table that says whether what was read still counted);
+//! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd);
+//! * the process: [`thread`](mod@thread), [`fork`], [`clock`];
+//! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
+//!   here, in words).
+//!
+//! Registered memory is never a Rust slice. Other threads, other processes and the kernel change it at any
+//! time, so it is a pointer and a length, with functions that copy.
+
+pub mod addr;
+pub mod clock;
+pub mod event;
+pub mod fence;
+pub mod fork;
+pub mod huge_pages;
+pub mod identity;
+pub mod memory;
+pub mod peer_memory;
+pub mod probe;
+pub mod process_vm;
+pub mod runs;
+pub mod socket;
+pub mod thread;
+pub mod unix;
+
+mod error;
+mod mapping;
+mod sealed;
+mod span;
+
+pub use error::HostError;
+pub use fence::{FenceSlot, FenceTable, PeerFence};
+pub use fork::ForkGuard;
+pub use huge_pages::HugePages;
+pub use identity::HostFacts;
+pub use memory::{Memory, PageInfo};
+pub use peer_memory::PeerMemory;
+pub use probe::{Probe, Probes};
+pub use process_vm::ProcessMemory;
+pub use runs::{Io, RecvBatch, RecvRun, RemoteBatch, RunBuffer, SendBatch, SendRun};

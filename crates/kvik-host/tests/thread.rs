@@ -1,0 +1,107 @@
+//! Threads: deaf to signals, named, and where they were asked to be.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use kvik_host::HostError;
+use kvik_host::thread::{ThreadOptions, numa_nodes, spawn_named};
+
+const BOUND: Duration = Duration::from_secs(10);
+
+/// Runs `f` in a kvik thread and gives its result.
+fn in_thread<T: Send + 'static>(options: &ThreadOptions, f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (send, recv) = mpsc::channel();
+    let thread = spawn_named("kvik-test", options, move || send.send(f()).unwrap()).unwrap();
+    let result = recv.recv_timeout(BOUND).unwrap();
+    thread.join().unwrap();
+    result
+}
+
+fn status_line(field: &str) -> String {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    status.lines().find_map(|line| line.strip_prefix(field)).unwrap().trim().to_string()
+}
+
+fn blocked() -> u64 {
+    u64::from_str_radix(&status_line("SigBlk:"), 16).unwrap()
+}
+
+#[test]
+fn all_signals_are_blocked_in_the_thread_and_none_more_in_the_caller() {
+    let before = blocked();
+    let inside = in_thread(&ThreadOptions::default(), blocked);
+    assert_eq!(blocked(), before);
+    for signal in 1..=64 {
+        // The kernel never blocks KILL and STOP; 32 and 33 are the C library's own.
+        let cannot = matches!(signal, libc::SIGKILL | libc::SIGSTOP | 32 | 33);
+        assert_eq!(inside >> (signal - 1) & 1 == 0, cannot, "signal {signal} in {inside:016x}");
+    }
+}
+
+#[test]
+fn the_kernel_knows_the_name() {
+    assert_eq!(in_thread(&ThreadOptions::default(), || status_line("Name:")), "kvik-test");
+    let longest = "kvik-0123456789";
+    let thread = spawn_named(longest, &ThreadOptions::default(), || {
+        assert_eq!(status_line("Name:"), "kvik-0123456789");
+    });
+    thread.unwrap().join().unwrap();
+}
+
+#[test]
+fn bad_names_are_refused() {
+    for name in ["", "worker", "Kvik-io", "kvik-0123456789a", "kvik-a\0b"] {
+        let refused = spawn_named(name, &ThreadOptions::default(), || ());
+        assert!(matches!(refused, Err(HostError::InvalidArgument(_))), "{name:?}");
+    }
+}
+
+#[test]
+fn the_thread_runs_on_the_cpus_it_was_given() {
+    let allowed = in_thread(&ThreadOptions::default(), || rustix::thread::sched_getaffinity(None).unwrap());
+    let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    for &cpu in &cpus {
+        let options = ThreadOptions { cpus: Some(vec![cpu]), numa_node: None };
+        assert_eq!(in_thread(&options, || status_line("Cpus_allowed_list:")), cpu.to_string());
+    }
+    let options = ThreadOptions { cpus: Some(cpus.clone()), numa_node: None };
+    let inside = in_thread(&options, || rustix::thread::sched_getaffinity(None).unwrap());
+    assert_eq!(inside.count() as usize, cpus.len());
+}
+
+#[test]
+fn a_cpu_that_is_not_there_is_named_and_the_work_not_begun() {
+    let begun = Arc::new(AtomicBool::new(false));
+    for (cpus, bad) in [(vec![0, 1023], 1023), (vec![1 << 40], 1 << 40)] {
+        let options = ThreadOptions { cpus: Some(cpus), numa_node: None };
+        let flag = Arc::clone(&begun);
+        match spawn_named("kvik-test", &options, move || flag.store(true, Ordering::Release)) {
+            Err(HostError::CpuNotAllowed { cpu, allowed }) => {
+                assert_eq!(cpu, bad);
+                assert!(!allowed.is_empty());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let none = ThreadOptions { cpus: Some(vec![]), numa_node: None };
+    assert!(matches!(spawn_named("kvik-test", &none, || ()), Err(HostError::InvalidArgument(_))));
+    assert!(!begun.load(Ordering::Acquire));
+}
+
+#[test]
+fn a_numa_node_gives_its_cpus_and_a_missing_one_is_named() {
+    for node in numa_nodes() {
+        let options = ThreadOptions { cpus: None, numa_node: Some(node) };
+        let policy = in_thread(&options, || {
+            let mut mode = -1i32;
+            // SAFETY: the kernel writes the mode; no mask is asked for.
+            let status = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, 0, 0, 0, 0) };
+            (status, mode)
+        });
+        assert_eq!(policy, (0, libc::MPOL_PREFERRED));
+    }
+    let options = ThreadOptions { cpus: None, numa_node: Some(999) };
+    let refused = spawn_named("kvik-test", &options, || ());
+    assert!(matches!(refused, Err(HostError::NodeUnknown { node: 999, .. })), "{refused:?}");
+}
