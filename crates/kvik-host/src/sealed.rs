@@ -89,3 +89,39 @@ fn names(seals: SealFlags) -> String {
         NAMES.iter().filter(|(flag, _)| seals.contains(*flag)).map(|(_, name)| *name).collect();
     if found.is_empty() { "none".into() } else { found.join("|") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs where no huge page is free too: a file of them can be made and sealed before any is taken.
+    #[test]
+    fn a_file_on_huge_pages_is_sealed_and_rounded_to_them() {
+        let pools = crate::huge_pages::HugePageFacts::read().pools;
+        let Some(page) = pools.last().map(|pool| pool.page_size) else {
+            println!("not run: this kernel has no huge pages");
+            return;
+        };
+        let fd = memfd("kvik-test", Some(page)).unwrap();
+        rustix::fs::ftruncate(&fd, 2 * page as u64).unwrap();
+        assert!(matches!(check(fd.as_fd()), Err(HostError::SealMissing { .. })));
+        rustix::fs::fcntl_add_seals(&fd, SEALS).unwrap();
+        assert_eq!(check(fd.as_fd()).unwrap(), 2 * page as u64);
+        assert_eq!(file_len(fd.as_fd(), page + 1).unwrap(), 2 * page);
+        assert_eq!(file_len(fd.as_fd(), 2 * page).unwrap(), 2 * page);
+        assert!(file_len(fd.as_fd(), usize::MAX).is_err());
+    }
+
+    #[test]
+    fn an_ordinary_file_is_exactly_as_long_as_said() {
+        let (fd, _mapping) = create("kvik-test", 4097, None).unwrap();
+        assert_eq!(check(fd.as_fd()).unwrap(), 4097);
+        assert_eq!(file_len(fd.as_fd(), 4097).unwrap(), 4097);
+    }
+
+    #[test]
+    fn seals_have_names() {
+        assert_eq!(names(SealFlags::empty()), "none");
+        assert_eq!(names(SealFlags::SHRINK | SealFlags::WRITE), "SHRINK|WRITE");
+    }
+}

@@ -128,6 +128,18 @@ impl UnixConn {
         Ok(Credentials { uid: found.uid, pid: u32::try_from(found.pid).ok().filter(|pid| *pid != 0) })
     }
 
+    /// As [`credentials`](Self::credentials), refusing every user but this process's own. Both sides ask: an abstract
+    /// name can be taken by anybody first.
+    pub fn same_user(&self) -> Result<Credentials, HostError> {
+        let who = self.credentials()?;
+        let own = rustix::process::geteuid().as_raw();
+        if who.uid == own {
+            return Ok(who);
+        }
+        let why = format!("it belongs to user {}, this process to {own}; run both as one user", who.uid);
+        Err(HostError::ProcessRefused { pid: who.pid.unwrap_or(0), why })
+    }
+
     /// Sends one message with at most [`MAX_FDS`] descriptors, if there is room for it now.
     pub fn send_with_fds(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Io, HostError> {
         if bytes.is_empty() {

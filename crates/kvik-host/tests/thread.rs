@@ -96,7 +96,9 @@ fn a_numa_node_gives_its_cpus_and_a_missing_one_is_named() {
         let policy = in_thread(&options, || {
             let mut mode = -1i32;
             // SAFETY: the kernel writes the mode; no mask is asked for.
-            let status = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, 0, 0, 0, 0) };
+            let status = unsafe {
+                libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, 0usize, 0usize, 0usize, 0usize)
+            };
             (status, mode)
         });
         assert_eq!(policy, (0, libc::MPOL_PREFERRED));

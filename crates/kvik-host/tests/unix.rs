@@ -73,7 +73,36 @@ fn both_sides_know_who_the_other_is() {
         let who = conn.credentials().unwrap();
         assert_eq!(who.uid, rustix::process::geteuid().as_raw());
         assert_eq!(who.pid, Some(std::process::id()));
+        assert_eq!(conn.same_user().unwrap(), who);
     }
+}
+
+#[test]
+fn another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not run: only root can become another user");
+        return;
+    }
+    let name = name("user");
+    let listener = UnixListener::bind(&name).unwrap();
+    // Only this thread changes its user: the raw system call, unlike the C library's function, leaves the others be.
+    let client = std::thread::spawn({
+        let name = name.clone();
+        move || {
+            // SAFETY: changes the effective user of this thread alone, which ends right after.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1i64, 65534i64, -1i64) }, 0);
+            UnixConn::connect(&name, BOUND).unwrap()
+        }
+    });
+    let client = client.join().unwrap();
+    let server = listener.accept().unwrap().unwrap();
+    match server.same_user() {
+        Err(HostError::ProcessRefused { pid, why }) => {
+            assert!(pid == std::process::id() && why.contains("65534"))
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(client.same_user().is_ok(), "the listener was made as the user of this process");
 }
 
 #[test]
