@@ -72,9 +72,9 @@ pub struct HostTag(pub [u8; 8]);
 
 impl HostTag {
     /// The tag of a boot (the kernel's `boot_id`) and a network namespace (its inode number).
-    pub fn new(boot_id: &str, network_namespace: u64) -> HostTag {
+    pub fn new(boot_id: &[u8; 16], network_namespace: u64) -> HostTag {
         let mut hasher = blake3::Hasher::new_derive_key("kvik host tag v1");
-        hasher.update(boot_id.trim().as_bytes());
+        hasher.update(boot_id);
         hasher.update(&network_namespace.to_le_bytes());
         let mut tag = [0; 8];
         hasher.finalize_xof().fill(&mut tag);
@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn another_boot_or_namespace_is_another_host() {
-        let here = HostTag::new("a\n", 1);
-        assert_eq!(here, HostTag::new("a", 1));
-        assert_ne!(here, HostTag::new("b", 1));
-        assert_ne!(here, HostTag::new("a", 2));
+        let here = HostTag::new(&[1; 16], 1);
+        assert_eq!(here, HostTag::new(&[1; 16], 1));
+        assert_ne!(here, HostTag::new(&[2; 16], 1));
+        assert_ne!(here, HostTag::new(&[1; 16], 2));
     }
 }

@@ -72,6 +72,8 @@ pub struct Finished {
     pub extents: u64,
     /// Time spent on checksums on this side, over all threads.
     pub verify: Duration,
+    /// The peer's region that was copied from, where this side copied.
+    pub copied_from: Option<RegionId>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -17,6 +17,13 @@ pub struct OrderRef {
     key: FlowKey,
 }
 
+impl OrderRef {
+    /// The session that it belongs to.
+    pub fn session(&self) -> u64 {
+        self.key.0
+    }
+}
+
 /// What to do with a part of a transfer's stream.
 #[derive(Debug)]
 pub struct Order<R> {
@@ -266,6 +273,10 @@ impl<R: Clone> Node<R> {
             first: flow.first,
             extents: flow.extents,
             verify: flow.verify,
+            copied_from: match &flow.source {
+                Some(CopyFrom::Peer(source)) => Some(source.region),
+                _ => None,
+            },
         }));
     }
 }

@@ -1,0 +1,274 @@
+//! Threads that copy into this process's memory.
+//!
+//! The owner of the destination copies, whoever began the transfer. A copy from another process counts only if the
+//! source's fence had the agreed generation before it and still has it afterwards.
+
+use crate::local::{LocalLink, PeerRegion, lock, stopped};
+use crate::sums::Summer;
+use crate::{Desk, Held, from_host};
+use kvik_core::{Code, Error, Extents, Result, View};
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_host::{HostError, Memory, RunBuffer};
+use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome, Source};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The copying threads of an engine.
+pub struct CopyPool {
+    bell: Arc<Bell>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Bell {
+    state: Mutex<(u64, bool)>,
+    rung: Condvar,
+}
+
+impl CopyPool {
+    /// Starts `threads` threads.
+    pub fn start(desk: Arc<dyn Desk>, threads: usize, options: &ThreadOptions) -> Result<CopyPool> {
+        let bell = Arc::new(Bell::default());
+        let pool = CopyPool { bell: bell.clone(), threads: Mutex::default() };
+        for number in 0..threads {
+            let (desk, bell) = (desk.clone(), bell.clone());
+            let thread = spawn_named(&format!("kvik-copy-{number}"), options, move || run(&*desk, &bell));
+            lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
+        }
+        Ok(pool)
+    }
+
+    /// There is something to copy.
+    pub fn wake(&self) {
+        lock(&self.bell.state).0 += 1;
+        self.bell.rung.notify_all();
+    }
+
+    /// Ends the threads, after the part that each has in hand.
+    pub fn stop(&self) {
+        lock(&self.bell.state).1 = true;
+        self.bell.rung.notify_all();
+        for thread in lock(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                log::error!("a copying thread panicked; its transfers end by their deadlines");
+            }
+        }
+    }
+}
+
+fn run(desk: &dyn Desk, bell: &Bell) {
+    let mut copier = Copier::default();
+    let mut heard = 0;
+    loop {
+        {
+            let mut state = lock(&bell.state);
+            while state.0 == heard && !state.1 {
+                state = bell.rung.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.1 {
+                return;
+            }
+            heard = state.0;
+        }
+        while let Some(order) = desk.next_copy() {
+            let outcome = copier.execute(desk, &order);
+            desk.done(order.id, outcome);
+        }
+    }
+}
+
+struct Copier {
+    summer: Summer,
+    local: RunBuffer,
+    remote: RunBuffer,
+}
+
+impl Default for Copier {
+    fn default() -> Self {
+        Copier { summer: Summer::default(), local: RunBuffer::new(512), remote: RunBuffer::new(512) }
+    }
+}
+
+impl Copier {
+    fn execute(&mut self, desk: &dyn Desk, order: &Order<Held>) -> OrderOutcome {
+        if stopped(&order.stop) {
+            return OrderOutcome::Void;
+        }
+        let result = match &order.kind {
+            OrderKind::Copy(CopyFrom::Own(memory, view)) => self.copy_own(order, memory, view),
+            OrderKind::Copy(CopyFrom::Peer(source)) => match desk.local_link(order.id.session()) {
+                Some(link) => self.copy_peer(order, source, &link),
+                None => Err(Error::new(Code::TransportUnavailable, "there is no local link to the peer")),
+            },
+            OrderKind::Send(_) | OrderKind::Place => {
+                Err(Error::new(Code::ProtocolError, "an order for a channel was given to a copying thread"))
+            }
+        };
+        match result {
+            Ok((extents, verify)) => OrderOutcome::Done { extents, verify },
+            Err(error) => OrderOutcome::Failed(error),
+        }
+    }
+
+    fn copy_own(&mut self, order: &Order<Held>, memory: &Held, view: &View) -> Result<(u64, Duration)> {
+        let mut extents = 0;
+        for e in Extents::new(view, &order.view, order.part.clone()) {
+            Memory::copy_between(&order.region, e.right as usize, memory, e.left as usize, e.len as usize)
+                .map_err(|error| from_host(Code::PageOutOfRange, error))?;
+            extents += 1;
+        }
+        let verify = self.compare(
+            order,
+            |offset, len, scratch, f| memory.for_each_chunk(offset, len, scratch, f),
+            view,
+        )?;
+        Ok((extents, verify))
+    }
+
+    fn copy_peer(
+        &mut self,
+        order: &Order<Held>,
+        source: &Source,
+        link: &LocalLink,
+    ) -> Result<(u64, Duration)> {
+        let fence = link.fence()?;
+        let region = link.region(source.region)?;
+        let check = || match fence.generation(source.slot) {
+            Ok(generation) if generation == source.generation => Ok(()),
+            Ok(_) => Err(Error::new(
+                Code::StaleGeneration,
+                "the grant ended while its pages were copied; what was copied is thrown away: ask for a new ticket",
+            )),
+            Err(error) => Err(from_host(Code::ProtocolError, error)),
+        };
+        check()?;
+        let copied = match &*region {
+            PeerRegion::Mapped(memory) => self.copy_mapped(order, source, memory),
+            PeerRegion::Process { .. } => self.copy_process(order, source, &region),
+        };
+        // A stale source may well be gone: that it was stale is the better reason.
+        check()?;
+        copied
+    }
+
+    fn copy_mapped(
+        &mut self,
+        order: &Order<Held>,
+        source: &Source,
+        memory: &kvik_host::PeerMemory,
+    ) -> Result<(u64, Duration)> {
+        let mut extents = 0;
+        for e in Extents::new(&source.view, &order.view, order.part.clone()) {
+            memory
+                .copy_into(e.left as usize, &order.region, e.right as usize, e.len as usize)
+                .map_err(|error| from_host(Code::PageOutOfRange, error))?;
+            extents += 1;
+        }
+        let read = |offset, len, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
+            memory.for_each_chunk(offset, len, scratch, f)
+        };
+        Ok((extents, self.compare(order, read, &source.view)?))
+    }
+
+    /// Reads through the kernel, many extents a call. With checksums wanted the source is read twice, since what is
+    /// compared must come from there.
+    fn copy_process(
+        &mut self,
+        order: &Order<Held>,
+        source: &Source,
+        region: &PeerRegion,
+    ) -> Result<(u64, Duration)> {
+        let PeerRegion::Process { process, addr, len } = region else { return Ok((0, Duration::ZERO)) };
+        let broken = |error| from_host(Code::PeerLost, error);
+        let mut extents = Extents::new(&source.view, &order.view, order.part.clone()).peekable();
+        let mut count = 0;
+        while extents.peek().is_some() {
+            let (mut local, mut remote) = (self.local.begin_recv(), self.remote.begin_remote());
+            while let Some(e) = extents.peek() {
+                let inside = e.left.checked_add(e.len).is_some_and(|end| end <= *len);
+                let from = addr.checked_add(e.left).filter(|_| inside);
+                let from = from
+                    .ok_or_else(|| Error::new(Code::PageOutOfRange, "the peer's layout leaves its region"))?;
+                let to = order.region.recv_run(e.right as usize, e.len as usize).map_err(broken)?;
+                if !local.push(to) {
+                    break;
+                }
+                // Both buffers have the same room, and neighbours are merged before they come here.
+                if !remote.push(from, e.len as usize) {
+                    return Err(Error::new(
+                        Code::PageOutOfRange,
+                        "the peer's region has an address that cannot be",
+                    ));
+                }
+                count += 1;
+                extents.next();
+            }
+            process.read(&mut remote, &mut local).map_err(broken)?;
+        }
+        let read = |offset: usize, len: usize, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
+            read_through(process, addr + offset as u64, len, scratch, f)
+        };
+        Ok((count, self.compare(order, read, &source.view)?))
+    }
+
+    /// Compares checksums of source and destination, unit by unit, where they are wanted.
+    fn compare(
+        &mut self,
+        order: &Order<Held>,
+        read: impl Fn(usize, usize, &mut [u8], &mut dyn FnMut(&[u8])) -> Result<(), HostError>,
+        source: &View,
+    ) -> Result<Duration> {
+        if !order.sums {
+            return Ok(Duration::ZERO);
+        }
+        let began = Instant::now();
+        let mut start = order.part.start;
+        while start < order.part.end {
+            let end = (start + order.unit).min(order.part.end);
+            let there = self.summer.sum_of(source, start..end, &read)?;
+            let here = self.summer.sum_of(&order.view, start..end, |offset, len, scratch, f| {
+                order.region.for_each_chunk(offset, len, scratch, f)
+            })?;
+            if there != here {
+                return Err(mismatch(&order.view, start));
+            }
+            start = end;
+        }
+        Ok(began.elapsed())
+    }
+}
+
+fn read_through(
+    process: &kvik_host::ProcessMemory,
+    addr: u64,
+    len: usize,
+    scratch: &mut [u8],
+    f: &mut dyn FnMut(&[u8]),
+) -> Result<(), HostError> {
+    let (mut local, mut remote) = (RunBuffer::new(1), RunBuffer::new(1));
+    let mut at = 0;
+    while at < len {
+        let step = (len - at).min(scratch.len());
+        let (mut to, mut from) = (local.begin_recv(), remote.begin_remote());
+        if !to.push((&mut scratch[..step]).into()) || !from.push(addr + at as u64, step) {
+            return Err(HostError::InvalidArgument("an address that cannot be".into()));
+        }
+        process.read(&mut from, &mut to)?;
+        f(&scratch[..step]);
+        at += step;
+    }
+    Ok(())
+}
+
+/// The error for bytes that are not what was sent.
+pub(crate) fn mismatch(view: &View, position: u64) -> Error {
+    let (layer, page) = view.locate(position);
+    Error::new(
+        Code::ChecksumMismatch,
+        format!(
+            "what was placed is not what was sent: page {page}, layer {layer} (position {position} of the transfer); \
+             the pages were changed during the transfer, or memory or the network damages data: do not use them"
+        ),
+    )
+}

@@ -1,0 +1,65 @@
+//! Moves bytes.
+//!
+//! A transport executes [`Order`]s and decides nothing: it asks its [`Desk`] what to do next, does it, and reports
+//! it done. The desk (the engine around the protocol's node) knows peers, grants and deadlines; a transport knows
+//! sockets and mappings.
+//!
+//! - [`tcp`]: threads that send and place chunks over the channels of sessions, straight from and to registered
+//!   memory.
+//! - [`copy`]: threads that copy into this process's memory, from itself or from a process on the same host.
+//! - [`local`]: what another process on this host has shown of its memory.
+//!
+//! Threads here never block while they hold an order, so an order that must stop is left at once: that is how a
+//! transfer's memory is its owner's again the moment the transfer ends, without the help of any peer.
+
+#![forbid(unsafe_code)]
+
+pub mod copy;
+pub mod local;
+pub mod tcp;
+
+mod sums;
+
+use kvik_core::{Code, Error, Result};
+use kvik_host::{HostError, Memory};
+use kvik_proto::{ChunkHeader, Order, OrderOutcome, OrderRef};
+use std::sync::Arc;
+
+/// Memory as orders name it: it stays registered while any order holds it.
+pub type Held = Arc<Memory>;
+
+/// Where a transport gets its orders.
+pub trait Desk: Send + Sync + 'static {
+    /// The next chunk to send on any channel of a session.
+    fn next_send(&self, session: u64) -> Option<Order<Held>>;
+    /// Where the chunk that a channel of the session announces goes; `None` throws it away.
+    ///
+    /// # Errors
+    /// The channel must be cut.
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>>;
+    /// The next part to copy, of any transfer.
+    fn next_copy(&self) -> Option<Order<Held>>;
+    /// An order has ended; its memory is not touched any more.
+    fn done(&self, id: OrderRef, outcome: OrderOutcome);
+    /// Bytes have come from the peer of a session.
+    fn alive(&self, session: u64);
+    /// A channel of a session broke.
+    fn channel_lost(&self, session: u64, error: Error);
+    /// What the peer of a session has shown of its memory.
+    fn local_link(&self, session: u64) -> Option<Arc<local::LocalLink>>;
+}
+
+/// An error of the machine in the engine's words.
+pub fn from_host(code: Code, error: HostError) -> Error {
+    let code = match &error {
+        HostError::SealMissing { .. } | HostError::SizeMismatch { .. } | HostError::NotMemfd(_) => {
+            Code::SealMissing
+        }
+        HostError::OutOfBounds { .. } => Code::PageOutOfRange,
+        HostError::ReadOnlyMemory => Code::InvalidArgument,
+        HostError::ProcessRefused { .. } | HostError::NonceMismatch { .. } => Code::TransportUnavailable,
+        HostError::ProcessGone { .. } | HostError::RemoteUnmapped { .. } => Code::PeerLost,
+        _ => code,
+    };
+    Error::new(code, error.to_string())
+}

@@ -1,0 +1,201 @@
+//! The receiving direction of a channel: each chunk goes straight to where it belongs.
+//!
+//! One call takes the rest of a payload, its trailer and the next chunk's header where they have come.
+
+use crate::copy::mismatch;
+use crate::local::stopped;
+use crate::tcp::outgoing::Tools;
+use crate::{Desk, Held, from_host};
+use kvik_core::{Code, Error, Result};
+use kvik_host::socket::TcpConn;
+use kvik_host::{Io, RecvRun};
+use kvik_proto::{
+    CHUNK_HEADER, ChunkHeader, MAX_SUMS, Order, OrderOutcome, STATUS_VOID, STATUS_WHOLE, SUM_BYTES,
+    TRAILER_STATUS,
+};
+use std::time::{Duration, Instant};
+
+/// The longest trailer and the next header behind it.
+const TAIL: usize = TRAILER_STATUS + MAX_SUMS as usize * SUM_BYTES + CHUNK_HEADER;
+
+/// The receiving direction.
+pub(crate) struct Incoming {
+    state: State,
+    tail: Vec<u8>,
+}
+
+enum State {
+    /// Bytes of the next header that have come, in `tail`.
+    Header(usize),
+    Chunk(Chunk),
+}
+
+struct Chunk {
+    header: ChunkHeader,
+    /// None: what comes is thrown away.
+    order: Option<Order<Held>>,
+    /// Bytes of payload and trailer that have come.
+    got: u64,
+    counted: u64,
+    extents: u64,
+}
+
+impl Chunk {
+    fn payload(&self) -> u64 {
+        u64::from(self.header.len)
+    }
+    fn total(&self) -> u64 {
+        self.payload() + self.header.trailer_bytes() as u64
+    }
+}
+
+impl Incoming {
+    pub fn new() -> Incoming {
+        Incoming { state: State::Header(0), tail: vec![0; TAIL] }
+    }
+
+    /// Takes what has come, for at most `turns` calls. True when there may be more.
+    ///
+    /// # Errors
+    /// The channel must be cut.
+    pub fn advance(
+        &mut self,
+        desk: &dyn Desk,
+        session: u64,
+        conn: &TcpConn,
+        tools: &mut Tools,
+        turns: usize,
+    ) -> Result<bool> {
+        for _ in 0..turns {
+            self.leave_if_stopped(desk);
+            let moved = match &mut self.state {
+                State::Header(got) => {
+                    let moved = conn.recv(&mut self.tail[*got..CHUNK_HEADER]);
+                    moved.map_err(|error| from_host(Code::PeerLost, error))?
+                }
+                State::Chunk(chunk) => receive(chunk, &mut self.tail, conn, tools)?,
+            };
+            match moved {
+                Io::Blocked => return Ok(false),
+                Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),
+                Io::Done(moved) => self.took(moved, desk, session, tools)?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Accounts for bytes that came, and goes on to the next state where they complete one.
+    fn took(&mut self, moved: usize, desk: &dyn Desk, session: u64, tools: &mut Tools) -> Result<()> {
+        match &mut self.state {
+            State::Header(got) => *got += moved,
+            State::Chunk(chunk) => {
+                desk.alive(session);
+                chunk.got += moved as u64;
+                if chunk.got < chunk.total() {
+                    return Ok(());
+                }
+                let ahead = (chunk.got - chunk.total()) as usize;
+                let trailer = chunk.header.trailer_bytes();
+                if let Some(order) = chunk.order.take() {
+                    let outcome = check(chunk, &order, &self.tail[..trailer], tools);
+                    desk.done(order.id, outcome);
+                }
+                self.tail.copy_within(trailer..trailer + ahead, 0);
+                self.state = State::Header(ahead);
+            }
+        }
+        if let State::Header(CHUNK_HEADER) = self.state {
+            let mut bytes = [0; CHUNK_HEADER];
+            bytes.copy_from_slice(&self.tail[..CHUNK_HEADER]);
+            let header = ChunkHeader::decode(&bytes)?;
+            let order = desk.place(session, &header)?;
+            self.state = State::Chunk(Chunk { header, order, got: 0, counted: 0, extents: 0 });
+        }
+        Ok(())
+    }
+
+    /// Leaves the order in hand when it must stop: its memory is not written any more.
+    pub fn leave_if_stopped(&mut self, desk: &dyn Desk) {
+        if let State::Chunk(chunk) = &mut self.state
+            && let Some(order) = chunk.order.take_if(|order| stopped(&order.stop))
+        {
+            desk.done(order.id, OrderOutcome::Void);
+        }
+    }
+
+    /// The channel is cut: leaves the order in hand.
+    pub fn abandon(&mut self, desk: &dyn Desk) {
+        if let State::Chunk(chunk) = &mut self.state
+            && let Some(order) = chunk.order.take()
+        {
+            desk.done(order.id, OrderOutcome::Void);
+        }
+    }
+}
+
+/// One call for the rest of the payload, the trailer, and the header that may follow.
+fn receive(chunk: &mut Chunk, tail: &mut [u8], conn: &TcpConn, tools: &mut Tools) -> Result<Io> {
+    let payload = chunk.payload();
+    let mut at = chunk.got.min(payload);
+    let mut batch = tools.runs.begin_recv();
+    let mut whole = true;
+    if at < payload {
+        match &chunk.order {
+            Some(order) => {
+                let start = order.part.start;
+                for run in order.view.runs(start + at..start + payload) {
+                    let into = order.region.recv_run(run.offset as usize, run.len as usize);
+                    if !batch.push(into.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
+                        whole = false;
+                        break;
+                    }
+                    at += run.len;
+                    if at > chunk.counted {
+                        chunk.counted = at;
+                        chunk.extents += 1;
+                    }
+                }
+            }
+            None => {
+                let len = ((payload - at) as usize).min(tools.scratch.len());
+                whole = batch.push(RecvRun::from(&mut tools.scratch[..len])) && len as u64 == payload - at;
+            }
+        }
+    }
+    if whole {
+        let got = chunk.got.saturating_sub(payload) as usize;
+        let end = chunk.header.trailer_bytes() + CHUNK_HEADER;
+        // Without room it is taken in the next turn.
+        let _ = batch.push(RecvRun::from(&mut tail[got..end]));
+    }
+    batch.recv(conn).map_err(|error| from_host(Code::PeerLost, error))
+}
+
+/// Compares what was placed with what was sent.
+fn check(chunk: &Chunk, order: &Order<Held>, trailer: &[u8], tools: &mut Tools) -> OrderOutcome {
+    let (status, sums) = trailer.split_at(TRAILER_STATUS);
+    if status == STATUS_VOID.to_le_bytes() {
+        return OrderOutcome::Void;
+    }
+    if status != STATUS_WHOLE.to_le_bytes() {
+        let text = "a chunk's trailer is damaged; the transfer is given up";
+        return OrderOutcome::Failed(Error::new(Code::ChecksumMismatch, text));
+    }
+    if !order.sums {
+        return OrderOutcome::Done { extents: chunk.extents, verify: Duration::ZERO };
+    }
+    let began = Instant::now();
+    let mut sent = sums.chunks_exact(SUM_BYTES);
+    let mut wrong = None;
+    let summed =
+        tools.summer.units(&order.region, &order.view, order.part.clone(), order.unit, |start, sum| {
+            if sent.next() != Some(&sum.to_le_bytes()[..]) {
+                wrong.get_or_insert(start);
+            }
+        });
+    match (summed, wrong) {
+        (Err(error), _) => OrderOutcome::Failed(error),
+        (Ok(()), Some(position)) => OrderOutcome::Failed(mismatch(&order.view, position)),
+        (Ok(()), None) => OrderOutcome::Done { extents: chunk.extents, verify: began.elapsed() },
+    }
+}

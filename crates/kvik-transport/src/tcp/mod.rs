@@ -1,0 +1,107 @@
+//! Chunks over TCP channels.
+//!
+//! Each channel belongs to one thread. Both directions of a channel are small state machines over a non-blocking
+//! socket ([`outgoing`], [`incoming`]); a thread serves many channels with one epoll set. Channels of a session take
+//! chunks from its transfers as they can, so a slow channel slows no other.
+
+mod incoming;
+mod outgoing;
+mod worker;
+
+use crate::local::lock;
+use crate::{Desk, from_host};
+use kvik_core::{Code, Result};
+use kvik_host::event::EventFd;
+use kvik_host::socket::TcpConn;
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// The threads that serve an engine's TCP channels.
+pub struct TcpPool {
+    workers: Vec<Arc<Inbox>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    next: AtomicUsize,
+}
+
+/// What a thread is told.
+pub(crate) enum Command {
+    /// Serve this channel.
+    Add { session: u64, conn: TcpConn },
+    /// The session may have something to send.
+    Send(u64),
+    /// A transfer of the session must stop: look at the orders in hand.
+    Halt(u64),
+    /// Cut the session's channels.
+    Cut(u64),
+    /// End.
+    Stop,
+}
+
+pub(crate) struct Inbox {
+    commands: Mutex<Vec<Command>>,
+    bell: EventFd,
+}
+
+impl Inbox {
+    fn put(&self, command: Command) {
+        lock(&self.commands).push(command);
+        if let Err(error) = self.bell.signal() {
+            log::error!("a data thread cannot be woken: {error}");
+        }
+    }
+
+    pub(crate) fn take(&self, into: &mut Vec<Command>) {
+        std::mem::swap(&mut *lock(&self.commands), into);
+    }
+}
+
+impl TcpPool {
+    /// Starts `threads` threads.
+    pub fn start(desk: Arc<dyn Desk>, threads: usize, options: &ThreadOptions) -> Result<TcpPool> {
+        let mut pool = TcpPool { workers: Vec::new(), threads: Mutex::default(), next: AtomicUsize::new(0) };
+        for number in 0..threads.max(1) {
+            let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
+            let inbox = Arc::new(Inbox { commands: Mutex::default(), bell });
+            let mut worker = worker::Worker::new(desk.clone(), inbox.clone())?;
+            let thread = spawn_named(&format!("kvik-io-{number}"), options, move || worker.run());
+            lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
+            pool.workers.push(inbox);
+        }
+        Ok(pool)
+    }
+
+    /// Takes over a channel whose join was accepted.
+    pub fn add(&self, session: u64, conn: TcpConn) {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        if let Some(worker) = self.workers.get(turn % self.workers.len()) {
+            worker.put(Command::Add { session, conn });
+        }
+    }
+
+    /// The session may have something to send.
+    pub fn wake(&self, session: u64) {
+        self.workers.iter().for_each(|worker| worker.put(Command::Send(session)));
+    }
+
+    /// Orders of the session that must stop are left, soon.
+    pub fn halt(&self, session: u64) {
+        self.workers.iter().for_each(|worker| worker.put(Command::Halt(session)));
+    }
+
+    /// Cuts the session's channels, and leaves what they had in hand.
+    pub fn cut(&self, session: u64) {
+        self.workers.iter().for_each(|worker| worker.put(Command::Cut(session)));
+    }
+
+    /// Cuts everything and ends the threads.
+    pub fn stop(&self) {
+        self.workers.iter().for_each(|worker| worker.put(Command::Stop));
+        for thread in lock(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                log::error!("a data thread panicked; its transfers end by their deadlines");
+            }
+        }
+    }
+}
