@@ -70,6 +70,8 @@ pub struct Begin {
     pub transfer: u64,
     /// The grant.
     pub grant: GrantId,
+    /// Digest of the layout that the ticket was made for.
+    pub layout: [u8; 8],
     /// What is asked.
     pub op: Op,
     /// How the bytes are to go.
@@ -222,7 +224,7 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
 }
 
 fn encode_begin(begin: &Begin, w: &mut Writer) {
-    w.u64(begin.transfer).bytes(&begin.grant.0);
+    w.u64(begin.transfer).bytes(&begin.grant.0).bytes(&begin.layout);
     w.u8(match begin.op {
         Op::Read => 0,
         Op::Write => 1,
@@ -254,7 +256,7 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
 }
 
 fn decode_begin(r: &mut Reader) -> Result<Begin> {
-    let (transfer, grant) = (r.u64()?, GrantId(r.array()?));
+    let (transfer, grant, layout) = (r.u64()?, GrantId(r.array()?), r.array()?);
     let op = match r.u8()? {
         0 => Op::Read,
         1 => Op::Write,
@@ -285,7 +287,7 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
     let slices = if r.bool()? { Some(decode_range(r)?) } else { None };
     let source = decode_source(r)?;
     let select = Select { pages, layers, slices };
-    Ok(Begin { transfer, grant, op, path, sums, confirm, time, unit, chunk, shape, select, source })
+    Ok(Begin { transfer, grant, layout, op, path, sums, confirm, time, unit, chunk, shape, select, source })
 }
 
 fn encode_source(source: Option<&Source>, w: &mut Writer) {

@@ -42,6 +42,7 @@ pub struct Offer<R> {
 struct Entry<R> {
     offer: Offer<R>,
     covered: Vec<u64>,
+    layout: [u8; 8],
     confirmed: BTreeSet<EngineId>,
     flows: HashSet<FlowKey>,
     ending: Option<GrantState>,
@@ -73,7 +74,9 @@ impl<R: Clone> Grants<R> {
         for page in offer.view.pages().iter() {
             covered[(page / 64) as usize] |= 1 << (page % 64);
         }
-        let entry = Entry { offer, covered, confirmed: BTreeSet::new(), flows: HashSet::new(), ending: None };
+        let layout = offer.view.layout().digest();
+        let entry =
+            Entry { offer, covered, layout, confirmed: BTreeSet::new(), flows: HashSet::new(), ending: None };
         self.entries.insert(id, entry);
         Ok(())
     }
@@ -81,8 +84,9 @@ impl<R: Clone> Grants<R> {
     /// The offer of a live grant.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantUnknown`, or `GrantWrongRight`.
-    pub fn check(&self, id: GrantId, op: Op) -> Result<&Offer<R>> {
+    /// The way the grant ended, `GrantUnknown`, `GrantWrongRight`, or `TicketForeign` for a ticket that was made
+    /// for another layout.
+    pub fn check(&self, id: GrantId, op: Op, layout: &[u8; 8]) -> Result<&Offer<R>> {
         let Some(entry) = self.entries.get(&id) else { return Err(self.why_gone(id)) };
         if let Some(state) = entry.ending {
             return Err(ended(id, state));
@@ -95,6 +99,14 @@ impl<R: Clone> Grants<R> {
                 format!(
                     "grant {id} is for {}, a {asked} was asked for: ask the owner for a {asked} grant",
                     right.name()
+                ),
+            ));
+        }
+        if entry.layout != *layout {
+            return Err(Error::new(
+                Code::TicketForeign,
+                format!(
+                    "the ticket for grant {id} was made for another region or layout: use the ticket of the grant itself"
                 ),
             ));
         }

@@ -26,6 +26,8 @@ pub struct Side<R> {
 pub struct Open<R> {
     /// The grant.
     pub grant: GrantId,
+    /// Digest of the layout that the ticket was made for.
+    pub layout: [u8; 8],
     /// What to do.
     pub op: Op,
     /// How the bytes are to go.
@@ -113,6 +115,7 @@ impl<R: Clone> Node<R> {
         let begin = Begin {
             transfer: key.1,
             grant: open.grant,
+            layout: open.layout,
             op: open.op,
             path: open.path,
             sums: open.sums,
@@ -136,7 +139,7 @@ impl<R: Clone> Node<R> {
     /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch` or `DuplicatePage`.
     pub fn begin_own(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
         self.expire(now);
-        let offer = self.grants.check(open.grant, open.op)?;
+        let offer = self.grants.check(open.grant, open.op, &open.layout)?;
         let region = offer.region.clone();
         self.own_transfers += 1;
         let key = (OWN_SESSION, self.own_transfers);

@@ -111,6 +111,7 @@ pub struct Node<R> {
     pub(crate) timers: BTreeSet<(Duration, Timer)>,
     pub(crate) events: VecDeque<Event>,
     pub(crate) own_transfers: u64,
+    unsent: Vec<u64>,
     last_tick: Duration,
 }
 
@@ -129,6 +130,7 @@ impl<R: Clone> Node<R> {
             timers: BTreeSet::new(),
             events: VecDeque::new(),
             own_transfers: 0,
+            unsent: Vec::new(),
             last_tick: now,
         }
     }
@@ -247,6 +249,11 @@ impl<R: Clone> Node<R> {
         }
     }
 
+    /// Sessions that have had something to send since they were last asked for.
+    pub fn take_unsent(&mut self, into: &mut Vec<u64>) {
+        into.append(&mut self.unsent);
+    }
+
     /// Bytes to send on the session's control connection, into an empty buffer.
     pub fn take_output(&mut self, id: u64, into: &mut Vec<u8>) {
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -301,6 +308,9 @@ impl<R: Clone> Node<R> {
     /// Sends a frame on a session that may be gone by now.
     pub(crate) fn send(&mut self, id: u64, frame: &Frame) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
+        if session.output.is_empty() {
+            self.unsent.push(id);
+        }
         frame.encode(&mut session.output);
         session.last_out = self.last_tick.max(session.last_out);
         if session.output.len() > MAX_OUTPUT {

@@ -28,7 +28,7 @@ impl<R: Clone> Node<R> {
             self.refuse(key, Error::new(Code::MemoryCapReached, text));
             return Ok(());
         }
-        if let Err(error) = self.grants.check(begin.grant, begin.op) {
+        if let Err(error) = self.grants.check(begin.grant, begin.op, &begin.layout) {
             match error.code {
                 Code::GrantUnknown => self.park(key, begin, now),
                 _ => self.refuse(key, error),
@@ -89,7 +89,7 @@ impl<R: Clone> Node<R> {
 
     /// The owner's side of a request, all of it checked, and its memory where the peer is to copy from it.
     fn owner_flow(&mut self, key: FlowKey, begin: Begin, now: Duration) -> Result<(Flow<R>, Option<Source>)> {
-        let offer = self.grants.check(begin.grant, begin.op)?;
+        let offer = self.grants.check(begin.grant, begin.op, &begin.layout)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
         let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
