@@ -1,0 +1,269 @@
+//! What an engine can be told, and what it makes of it.
+
+use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
+use kvik_host::addr::{interface_addresses, is_routable_off_host};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+/// Which transport transfers use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preference {
+    /// The other process's memory where both share a host, TCP elsewhere.
+    #[default]
+    Auto,
+    /// TCP only.
+    Tcp,
+    /// The other process's memory only.
+    Local,
+}
+
+impl std::str::FromStr for Preference {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Preference::Auto),
+            "tcp" => Ok(Preference::Tcp),
+            "local" => Ok(Preference::Local),
+            other => Err(Error::new(
+                Code::UnknownTransport,
+                format!("there is no transport {other:?}; this kvik has \"auto\", \"tcp\" and \"local\""),
+            )),
+        }
+    }
+}
+
+/// Which bytes are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Verify {
+    /// Page checksums on TCP, none for copies within a host.
+    #[default]
+    Auto,
+    /// No checksums.
+    Off,
+    /// Checksums on every path.
+    Full,
+}
+
+impl Verify {
+    /// Whether checksums are wanted on a network (or else within the host).
+    pub(crate) fn sums(self, network: bool) -> bool {
+        match self {
+            Verify::Auto => network,
+            Verify::Off => false,
+            Verify::Full => true,
+        }
+    }
+}
+
+impl std::str::FromStr for Verify {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Verify::Auto),
+            "off" => Ok(Verify::Off),
+            "full" => Ok(Verify::Full),
+            other => Err(Error::new(
+                Code::InvalidArgument,
+                format!("verify is \"auto\", \"off\" or \"full\", not {other:?}"),
+            )),
+        }
+    }
+}
+
+/// What an engine can be told.
+#[derive(Clone)]
+pub struct Config {
+    /// Where it listens, for control and data. Default: a free port on loopback.
+    pub listen: Vec<SocketAddr>,
+    /// What its tickets say instead: `HOST` or `HOST:PORT`. Default: the addresses that it listens on.
+    pub advertise: Vec<String>,
+    /// Shared by all engines that may connect. Demanded when it listens beyond loopback.
+    pub secret: Option<Vec<u8>>,
+    /// Which transport. Default: auto.
+    pub transport: Preference,
+    /// Which checks. Default: auto.
+    pub verify: Verify,
+    /// TCP connections to a peer that carry data. Default 4: one is bound by one core's copying.
+    pub channels: u16,
+    /// Threads that move data over TCP, and as many that copy. Default 2.
+    pub io_threads: u16,
+    /// How long a transfer may take if it is not told. Default 30 s.
+    pub deadline: Duration,
+    /// Most bytes that kvik holds for itself (page lists, buffers). Default 256 MiB.
+    pub memory_cap: u64,
+    /// CPUs for kvik's threads.
+    pub cpus: Option<Vec<usize>>,
+    /// NUMA node for kvik's threads.
+    pub numa_node: Option<u32>,
+    /// What it is called in logs.
+    pub name: String,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            advertise: Vec::new(),
+            secret: None,
+            transport: Preference::Auto,
+            verify: Verify::Auto,
+            channels: 4,
+            io_threads: 2,
+            deadline: Duration::from_secs(30),
+            memory_cap: 256 << 20,
+            cpus: None,
+            numa_node: None,
+            name: String::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Config {
+    /// Never shows the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config")
+            .field("listen", &self.listen)
+            .field("advertise", &self.advertise)
+            .field("secret", &self.secret.as_ref().map(|_| "set"))
+            .field("transport", &self.transport)
+            .field("verify", &self.verify)
+            .field("channels", &self.channels)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |text: String| Err(Error::new(Code::InvalidArgument, text));
+        if self.listen.is_empty() {
+            return wrong("listen names no address; the default is 127.0.0.1:0".into());
+        }
+        if let Some(open) = self.listen.iter().find(|address| !address.ip().is_loopback())
+            && self.secret.is_none()
+        {
+            return Err(Error::new(
+                Code::SecretRequired,
+                format!(
+                    "listening on {open}, beyond loopback, takes a `secret` (KVIK_SECRET): without one anybody could read the pages"
+                ),
+            ));
+        }
+        if self.secret.as_ref().is_some_and(|secret| secret.len() < 8) {
+            return wrong("the secret is shorter than 8 bytes; take a long random one".into());
+        }
+        let most = kvik_proto::MAX_CHANNELS;
+        if self.channels == 0 || self.channels > most {
+            return wrong(format!("channels is {}; it takes 1 to {most}", self.channels));
+        }
+        if self.io_threads == 0 || self.io_threads > 64 {
+            return wrong(format!("io_threads is {}; it takes 1 to 64", self.io_threads));
+        }
+        if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
+            return wrong(format!(
+                "deadline is {:?}; it takes more than 0 s and at most {MAX_DEADLINE:?}",
+                self.deadline
+            ));
+        }
+        if self.memory_cap < 1 << 20 {
+            return wrong(
+                "memory_cap is below 1 MiB; kvik needs some memory for page lists and buffers".into(),
+            );
+        }
+        if self.name.len() > 100 {
+            return wrong("the name is longer than 100 bytes".into());
+        }
+        Ok(())
+    }
+
+    /// The addresses for tickets, given those that the engine listens on.
+    pub(crate) fn advertised(&self, listening: &[SocketAddr]) -> Result<Vec<SocketAddr>> {
+        let mut found = Vec::new();
+        if self.advertise.is_empty() {
+            for address in listening {
+                match address.ip().is_unspecified() {
+                    false => found.push(*address),
+                    true => found.extend(wildcard(*address)?),
+                }
+            }
+        } else {
+            for text in &self.advertise {
+                found.extend(resolve(text, listening)?);
+            }
+        }
+        // A ticket for other hosts has no use for a loopback address; one for this host has nothing else.
+        if found.iter().any(|address| !address.ip().is_loopback()) {
+            found.retain(|address| !address.ip().is_loopback());
+        }
+        found.dedup();
+        found.truncate(MAX_TICKET_ADDRESSES);
+        match found.is_empty() {
+            true => Err(Error::new(
+                Code::InvalidArgument,
+                "there is no address to put into tickets: set `advertise` to one that the peers reach",
+            )),
+            false => Ok(found),
+        }
+    }
+}
+
+/// No deadline is longer.
+pub(crate) const MAX_DEADLINE: Duration = Duration::from_secs(24 * 3600);
+
+fn wildcard(address: SocketAddr) -> Result<Vec<SocketAddr>> {
+    let interfaces =
+        interface_addresses().map_err(|e| kvik_transport::from_host(Code::InvalidArgument, e))?;
+    let mut ips: Vec<IpAddr> = interfaces.into_iter().map(|interface| interface.ip).collect();
+    ips.retain(|ip| ip.is_ipv4() == address.is_ipv4());
+    ips.sort_by_key(|ip| !is_routable_off_host(*ip));
+    Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, address.port())).collect())
+}
+
+/// The addresses of `HOST` or `HOST:PORT`; without a port that of the first listener.
+fn resolve(text: &str, listening: &[SocketAddr]) -> Result<Vec<SocketAddr>> {
+    let port = listening.first().map_or(0, SocketAddr::port);
+    let bare: Option<IpAddr> = text.trim_matches(['[', ']']).parse().ok();
+    let found: Vec<SocketAddr> = match (bare, text.parse::<SocketAddr>()) {
+        (Some(ip), _) => vec![SocketAddr::new(ip, port)],
+        (None, Ok(address)) => vec![address],
+        (None, Err(_)) => {
+            let named =
+                if text.contains(':') { text.to_socket_addrs() } else { (text, port).to_socket_addrs() };
+            let named = named.map_err(|error| {
+                Error::new(
+                    Code::InvalidArgument,
+                    format!("advertise: {text:?} is no address and no known host ({error})"),
+                )
+            })?;
+            named.collect()
+        }
+    };
+    match found.iter().any(|address| address.ip().is_unspecified() || address.port() == 0) {
+        true => Err(Error::new(
+            Code::InvalidArgument,
+            format!(
+                "advertise: {text:?} is a wildcard or has port 0; name the address that peers are to connect to"
+            ),
+        )),
+        false => Ok(found),
+    }
+}
+
+/// An address to listen on: `HOST:PORT`, `[IPV6]:PORT`, or a name that resolves to one.
+///
+/// # Errors
+/// `InvalidArgument` with the forms that are understood.
+pub fn parse_listen(text: &str) -> Result<SocketAddr> {
+    let wrong = || {
+        Error::new(
+            Code::InvalidArgument,
+            format!(
+                "listen: {text:?} is no address: write HOST:PORT or [IPV6]:PORT, with port 0 for a free one"
+            ),
+        )
+    };
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    text.to_socket_addrs().map_err(|_| wrong())?.next().ok_or_else(wrong)
+}

@@ -1,0 +1,96 @@
+//! Reaching a peer: one address of a ticket after the other.
+
+use crate::shared::{Shared, lock};
+use kvik_core::{Code, Error, Result, Ticket};
+use kvik_proto::Identity;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long one address is tried, from connecting to the end of the handshake.
+pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// A peer that is being reached.
+pub(crate) struct Dial {
+    left: VecDeque<SocketAddr>,
+    tried: Vec<String>,
+    /// What a handshake said, which tells more than an address that did not answer.
+    refused: Option<Error>,
+}
+
+impl Dial {
+    /// The addresses of a ticket.
+    ///
+    /// # Errors
+    /// `PeerUnreachable` when the ticket was made on another host and has loopback addresses only.
+    pub fn new(ticket: &Ticket, here: kvik_core::HostTag) -> Result<Dial> {
+        let mut left: VecDeque<SocketAddr> = ticket.addresses.iter().copied().collect();
+        if ticket.host != here {
+            left.retain(|address| !address.ip().is_loopback());
+        }
+        if left.is_empty() {
+            let addresses = join(&ticket.addresses);
+            return Err(Error::new(
+                Code::PeerUnreachable,
+                format!(
+                    "engine {} gave its address as {addresses}, which only its own host (or network namespace) \
+                     reaches: set its `listen` to an address that this host reaches, and a `secret` on both",
+                    ticket.engine
+                ),
+            ));
+        }
+        Ok(Dial { left, tried: Vec::new(), refused: None })
+    }
+
+    /// The next address.
+    pub fn next(&mut self) -> Option<SocketAddr> {
+        self.left.pop_front()
+    }
+
+    /// An address did not work.
+    pub fn failed(&mut self, address: SocketAddr, error: Error) {
+        self.tried.push(format!("{address}: {error}"));
+        if error.code != Code::PeerUnreachable {
+            self.refused = Some(error);
+        }
+    }
+
+    /// What the dialling came to.
+    pub fn error(&self, owner: &Identity) -> Error {
+        match &self.refused {
+            Some(error) => error.clone(),
+            None => Error::new(
+                Code::PeerUnreachable,
+                format!(
+                    "engine {} cannot be reached from here ({}): is it running, and does its `listen` or `advertise` \
+                     name an address that this host reaches?",
+                    owner.engine,
+                    self.tried.join("; ")
+                ),
+            ),
+        }
+    }
+}
+
+impl Shared {
+    /// Why a transfer that waited for a session until its deadline did so.
+    pub fn why_waited(&self, owner: &Identity) -> Error {
+        match lock(&self.book).dials.get(owner) {
+            Some(dial) => {
+                let error = dial.error(owner);
+                Error::new(
+                    Code::PeerUnreachable,
+                    format!("the deadline passed before the peer answered: {}", error.text),
+                )
+            }
+            None => Error::new(
+                Code::DeadlineExceeded,
+                format!("the deadline passed before the transfer with engine {} could begin", owner.engine),
+            ),
+        }
+    }
+}
+
+fn join(addresses: &[SocketAddr]) -> String {
+    addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,487 @@
+//! The engine: the public face of everything below.
+
+use crate::config::{Config, MAX_DEADLINE, Preference};
+use crate::control::{Ask, Control};
+use crate::desk::Job;
+use crate::explain::{Explanation, probes};
+use crate::grant::{Grant, GrantCell, GrantOptions};
+use crate::planner::{Plan, plan};
+use crate::region::{PageSet, Region};
+use crate::shared::{Pools, Record, Shared, lock};
+use crate::transfer::{Transfer, TransferOptions};
+use kvik_core::{Code, EngineId, Error, GrantId, Incarnation, Layout, RegionId, Result, Right, Ticket};
+use kvik_host::clock::boottime;
+use kvik_host::socket::{TcpListener, TcpOptions};
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_host::unix::UnixListener;
+use kvik_host::{HugePages, Memory};
+use kvik_proto::{Offer, Op, Select};
+use kvik_transport::copy::CopyPool;
+use kvik_transport::from_host;
+use kvik_transport::tcp::TcpPool;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a dropped engine takes to close at most.
+const DROP_LIMIT: Duration = Duration::from_secs(5);
+/// How long a closing engine waits for its peers' last answers.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Moves pages between this process and others. Cheap to clone; the last clone that is dropped closes it.
+#[derive(Clone)]
+pub struct Engine {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    control: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// Starts an engine: it listens, and its threads run, when this returns.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an option that cannot be used, an address that cannot be listened on, CPUs that are not
+    /// there; `SecretRequired` when it would listen beyond loopback without one.
+    pub fn start(mut config: Config) -> Result<Engine> {
+        config.check()?;
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        if config.transport == Preference::Tcp {
+            log::debug!("the local transport is off");
+        }
+        let listen = std::mem::take(&mut config.listen);
+        let bind = |address: &SocketAddr| TcpListener::bind(*address, 1024, &TcpOptions::default());
+        let listeners: Vec<TcpListener> = listen.iter().map(bind).collect::<Result<_, _>>().map_err(fail)?;
+        let bound: Vec<SocketAddr> =
+            listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(fail)?;
+        config.listen = bound.clone();
+        let advertised = config.advertised(&bound)?;
+        let mut shared = Shared::new(config)?;
+        let unix = match shared.config.transport {
+            Preference::Tcp => None,
+            _ => match UnixListener::bind(&shared.local.facts.local_name) {
+                Ok(listener) => Some(listener),
+                Err(error) => {
+                    log::warn!("the local transport is off: {error}");
+                    None
+                }
+            },
+        };
+        if unix.is_none() {
+            shared.local.facts.local_name.clear();
+        }
+        let shared = Arc::new(shared);
+        drop(shared.addresses.set(advertised));
+        let options = ThreadOptions { cpus: shared.config.cpus.clone(), numa_node: shared.config.numa_node };
+        let threads = usize::from(shared.config.io_threads);
+        let pools = Pools {
+            tcp: TcpPool::start(shared.clone(), threads, &options)?,
+            copy: CopyPool::start(shared.clone(), threads, &options)?,
+        };
+        drop(shared.pools.set(pools));
+        let engine =
+            Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Mutex::new(None) }) };
+        let mut control = Control::new(shared.clone(), listeners, unix)?;
+        let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
+        *lock(&engine.handle.control) = Some(thread);
+        log::info!(engine:% = shared.local.identity.engine; "engine {:?} listens on {bound:?}", shared.config.name);
+        Ok(engine)
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+
+    /// Its id, new at every start.
+    pub fn id(&self) -> EngineId {
+        self.shared().local.identity.engine
+    }
+    /// Its start.
+    pub fn incarnation(&self) -> Incarnation {
+        self.shared().local.identity.incarnation
+    }
+    /// The addresses in its tickets.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.shared().addresses.get().cloned().unwrap_or_default()
+    }
+    /// What it is called in logs.
+    pub fn name(&self) -> &str {
+        &self.shared().config.name
+    }
+    /// Whether it was closed.
+    pub fn is_closed(&self) -> bool {
+        self.shared().is_closed()
+    }
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// `BufferInvalid` for memory without length.
+    pub fn register(&self, memory: Memory) -> Result<Region> {
+        self.shared().check()?;
+        if memory.is_empty() {
+            return Err(Error::new(Code::BufferInvalid, "memory of no length cannot be registered"));
+        }
+        let memory = Arc::new(memory);
+        let id = {
+            let mut book = lock(&self.shared().book);
+            book.last_region += 1;
+            RegionId(book.last_region)
+        };
+        self.shared().show_region(id, &memory);
+        Ok(Region::new(self.shared().clone(), id, memory))
+    }
+
+    /// Allocates memory that processes on this host can map, of zeros, on huge pages where there are any.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the machine has no such memory.
+    pub fn allocate(&self, bytes: u64) -> Result<Region> {
+        self.shared().check()?;
+        let bytes = usize::try_from(bytes).map_err(|_| {
+            Error::new(Code::InvalidArgument, format!("{bytes} bytes are beyond this machine"))
+        })?;
+        let memory = Memory::shared(bytes, HugePages::Auto)
+            .map_err(|error| from_host(Code::InvalidArgument, error))?;
+        if let Some(pages) = memory.pages() {
+            log::debug!(
+                "allocated {bytes} bytes on pages of {} bytes ({})",
+                pages.page_size,
+                pages.why_not_bigger
+            );
+        }
+        self.register(memory)
+    }
+
+    /// Lets whoever has the ticket use pages of this engine.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a bad expiry or an id that was used before; `DuplicatePage` for a write grant that
+    /// names a page twice; `RegionClosed`; `MemoryCapReached`.
+    pub fn grant(&self, pages: &PageSet, options: GrantOptions) -> Result<Grant> {
+        let shared = self.shared();
+        shared.check()?;
+        options.check()?;
+        self.check_own(pages)?;
+        let memory = pages.region.memory()?;
+        if options.right == Right::Write {
+            pages.view.check_distinct()?;
+            check_writable(&memory)?;
+        }
+        let layout = pages.view.layout();
+        let size = 1024 + 4 * pages.len() as u64 + u64::from(layout.pages()) / 8;
+        let lease = shared.budget.take(size, "a grant")?;
+        let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
+        let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
+        let id = options.id.map_or_else(GrantId::random, Ok)?;
+        let ticket =
+            Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
+        let now = boottime();
+        let offer = Offer {
+            region: memory,
+            region_id: pages.region.id(),
+            view: pages.view.clone(),
+            right: options.right,
+            uses: options.uses,
+            expires: now + options.expiry,
+            latest: now + options.max_expiry,
+            slot: slot.index(),
+            generation,
+        };
+        let cell = Arc::new(GrantCell::new());
+        shared.node(|node, now| {
+            node.grant(id, offer, now)?;
+            lock(&shared.book).grants.insert(id, (cell.clone(), slot, lease));
+            Ok::<(), Error>(())
+        })?;
+        shared.counters.grants_given.fetch_add(1, Ordering::Relaxed);
+        Ok(Grant { shared: shared.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
+    }
+
+    /// A read ticket without a grant, for a process that makes tickets on this engine's behalf
+    /// ([`Ticket::with_grant`]) and tells the engine of the grants afterwards.
+    ///
+    /// # Errors
+    /// None at present; the engine knows its addresses from its start.
+    pub fn ticket_template(&self, layout: &Layout) -> Result<Ticket> {
+        let shared = self.shared();
+        Ok(Ticket {
+            engine: self.id(),
+            incarnation: self.incarnation(),
+            grant: GrantId([0; 16]),
+            right: Right::Read,
+            expiry: Duration::ZERO,
+            layout: layout.digest(),
+            host: shared.host_tag(),
+            addresses: self.addresses(),
+        })
+    }
+
+    /// Moves the ticket's pages (or those of its owner's ids in `remote`) into `local`.
+    ///
+    /// # Errors
+    /// At once for what can be seen from here: `GrantWrongRight`, `DuplicatePage`, `RegionClosed`, `PeerRestarted`
+    /// for an own ticket of an earlier start. Everything else is the transfer's outcome.
+    pub fn read(
+        &self,
+        local: &PageSet,
+        ticket: &Ticket,
+        remote: Option<Arc<[u32]>>,
+        options: TransferOptions,
+    ) -> Result<Transfer> {
+        local.view.check_distinct()?;
+        check_writable(&*local.region.memory()?)?;
+        self.transfer(Op::Read, local, ticket, remote, options)
+    }
+
+    /// Moves `local` into the ticket's pages (or those of its owner's ids in `remote`).
+    ///
+    /// # Errors
+    /// As for [`Engine::read`].
+    pub fn write(
+        &self,
+        local: &PageSet,
+        ticket: &Ticket,
+        remote: Option<Arc<[u32]>>,
+        options: TransferOptions,
+    ) -> Result<Transfer> {
+        self.transfer(Op::Write, local, ticket, remote, options)
+    }
+
+    fn transfer(
+        &self,
+        op: Op,
+        local: &PageSet,
+        ticket: &Ticket,
+        remote: Option<Arc<[u32]>>,
+        options: TransferOptions,
+    ) -> Result<Transfer> {
+        self.shared().check()?;
+        self.check_own(local)?;
+        check_right(op, ticket)?;
+        let began = boottime();
+        let memory = local.region.memory()?;
+        let Plan { view, select, extents } = plan(local, remote)?;
+        let pages = view.pages().len() as u64;
+        let memory = Some((memory, local.region.id(), view));
+        let job = Job { op: Some(op), memory, select, extents, pages, ..self.job(ticket, &options)? };
+        self.begin(job, began)
+    }
+
+    /// Confirms the use of a `once` grant without moving anything: its owner gets the pages back.
+    ///
+    /// # Errors
+    /// As for [`Engine::read`].
+    pub fn release(&self, ticket: &Ticket, deadline: Option<Duration>) -> Result<Transfer> {
+        self.shared().check()?;
+        let options = TransferOptions { deadline, ..TransferOptions::default() };
+        let job = Job { op: Some(Op::Confirm), ..self.job(ticket, &options)? };
+        self.begin(job, boottime())
+    }
+
+    /// Asks the owner for more time, which it gives up to the grant's `max_expiry`.
+    ///
+    /// # Errors
+    /// As for [`Engine::read`].
+    pub fn extend(&self, ticket: &Ticket, by: Duration, deadline: Option<Duration>) -> Result<Transfer> {
+        self.shared().check()?;
+        let options = TransferOptions { deadline, ..TransferOptions::default() };
+        let job = Job { op: Some(Op::Extend), extend: by, ..self.job(ticket, &options)? };
+        self.begin(job, boottime())
+    }
+
+    /// Connects to the ticket's owner, if that is not done yet, and tells how a transfer with it would go.
+    ///
+    /// # Errors
+    /// Why the owner cannot be reached, by the engine's deadline.
+    pub fn explain(&self, ticket: &Ticket) -> Result<Explanation> {
+        self.shared().check()?;
+        let job = self.job(ticket, &TransferOptions::default())?;
+        let report = self.begin(job, boottime())?.wait(None)?;
+        let way = report.way;
+        Ok(Explanation {
+            transport: report.transport,
+            way,
+            passed_over: report.passed_over,
+            probes: probes(),
+        })
+    }
+
+    fn job(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Job> {
+        let config = &self.shared().config;
+        let time = options.deadline.unwrap_or(config.deadline);
+        if time.is_zero() || time > MAX_DEADLINE {
+            return Err(Error::new(
+                Code::InvalidArgument,
+                format!("a deadline is more than 0 s and at most {MAX_DEADLINE:?}, not {time:?}"),
+            ));
+        }
+        Ok(Job {
+            ticket: Arc::new(ticket.clone()),
+            op: None,
+            memory: None,
+            select: Select::default(),
+            confirm: options.confirm.unwrap_or(true),
+            extend: Duration::ZERO,
+            deadline: boottime() + time,
+            want: options.transport.unwrap_or(config.transport),
+            verify: options.verify.unwrap_or(config.verify),
+            extents: 0,
+            pages: 0,
+        })
+    }
+
+    fn begin(&self, job: Job, began: Duration) -> Result<Transfer> {
+        let shared = self.shared();
+        let own = job.ticket.engine == self.id();
+        if own && job.ticket.incarnation != self.incarnation() {
+            let text = "the ticket is of an earlier start of this engine; it is void: ask for a new one";
+            return Err(Error::new(Code::PeerRestarted, text));
+        }
+        if job.want != Preference::Auto && own && job.want != shared.config.transport {
+            return Err(Error::new(
+                Code::TransportUnavailable,
+                "the ticket is this engine's own, which is served by a plain copy: leave the transport out",
+            ));
+        }
+        let size = 1024 + 8 * job.pages + job.memory.as_ref().map_or(0, |(_, _, view)| view.bytes() >> 18);
+        let lease = shared.budget.take(size, "a transfer")?;
+        let end = Arc::default();
+        let transfer = |id| Transfer { shared: shared.clone(), id, end: Arc::clone(&end) };
+        let record = Record {
+            end: Arc::clone(&end),
+            plan: boottime().saturating_sub(began),
+            job,
+            began,
+            key: None,
+            transport: "",
+            way: String::new(),
+            passed_over: Vec::new(),
+            fence: None,
+            _lease: lease,
+        };
+        let id = {
+            let mut book = lock(&shared.book);
+            book.last_transfer += 1;
+            let id = book.last_transfer;
+            book.transfers.insert(id, record);
+            id
+        };
+        match own {
+            true => shared.begin_own(id),
+            false => shared.take_up(id),
+        }
+        Ok(transfer(id))
+    }
+
+    fn check_own(&self, pages: &PageSet) -> Result<()> {
+        match Arc::ptr_eq(&pages.region.inner.shared, self.shared()) {
+            true => Ok(()),
+            false => Err(Error::new(Code::InvalidArgument, "the page set is of a region of another engine")),
+        }
+    }
+
+    /// What has happened since the start: names and counts.
+    pub fn stats(&self) -> Vec<(&'static str, u64)> {
+        let shared = self.shared();
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &shared.counters;
+        let (sessions, transfers) = {
+            let book = lock(&shared.book);
+            (book.links.len() as u64, book.transfers.len() as u64)
+        };
+        vec![
+            ("transfers_ok", count(&counters.transfers_ok)),
+            ("transfers_failed", count(&counters.transfers_failed)),
+            ("transfers_open", transfers),
+            ("bytes_moved", count(&counters.bytes_moved)),
+            ("grants_given", count(&counters.grants_given)),
+            ("grants_live", shared.node(|node, _| node.grants() as u64)),
+            ("sessions_opened", count(&counters.sessions_opened)),
+            ("sessions_lost", count(&counters.sessions_lost)),
+            ("sessions_open", sessions),
+            ("memory_held_bytes", shared.budget.used()),
+            ("memory_cap_bytes", shared.config.memory_cap),
+        ]
+    }
+
+    /// Ends its transfers and grants, says goodbye, and ends its threads. In a forked child it does nothing.
+    ///
+    /// # Errors
+    /// None at present: whatever has not answered by the timeout is cut.
+    pub fn close(&self, timeout: Duration) -> Result<()> {
+        self.handle.close(timeout);
+        Ok(())
+    }
+}
+
+impl Handle {
+    fn close(&self, timeout: Duration) {
+        let shared = &self.shared;
+        if shared.check_fork().is_err() || !shared.set_closed() {
+            return;
+        }
+        let closed = || Error::new(Code::EngineClosed, "the engine was closed under the transfer");
+        let until = Instant::now() + timeout.min(LAST_WORDS);
+        // What was confirmed a moment ago reaches its owner before the connection goes.
+        let open: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
+        open.into_iter().for_each(|id| shared.cancel(id, closed()));
+        shared.node(|node, _| node.end_all_grants());
+        while Instant::now() < until && !shared.node(|node, _| node.is_quiet()) {
+            shared.wait_progress(Duration::from_millis(2));
+        }
+        shared.node(|node, _| node.goodbye());
+        for session in shared.node(|node, _| node.sessions()) {
+            shared.node(|node, _| node.close_session(session, closed()));
+        }
+        shared.ask(Ask::Stop);
+        if let Some(pools) = shared.pools.get() {
+            pools.tcp.stop();
+            pools.copy.stop();
+        }
+        if let Some(thread) = lock(&self.control).take()
+            && thread.join().is_err()
+        {
+            log::error!("the control thread panicked");
+        }
+        let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
+        left.into_iter().for_each(|id| shared.give_up(id, closed()));
+        log::info!(engine:% = shared.local.identity.engine; "engine closed");
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.close(DROP_LIMIT);
+    }
+}
+
+fn check_right(op: Op, ticket: &Ticket) -> Result<()> {
+    let right = if op == Op::Read { Right::Read } else { Right::Write };
+    if ticket.right == right {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::GrantWrongRight,
+        format!(
+            "the ticket is for a {}, a {} was asked for: ask the owner for a {} grant",
+            ticket.right.name(),
+            right.name(),
+            right.name()
+        ),
+    ))
+}
+
+fn check_writable(memory: &Memory) -> Result<()> {
+    match memory.writable() {
+        true => Ok(()),
+        false => Err(Error::new(
+            Code::BufferInvalid,
+            "the region was registered from a read-only buffer: it can be a source, not a destination",
+        )),
+    }
+}

@@ -1,0 +1,32 @@
+//! kvik's transfer engine.
+//!
+//! One [`Engine`] a process. Memory becomes a [`Region`]; a [`PageSet`] names pages of it through a layout; a
+//! [`Grant`] lets others read or write them, and its ticket is what they need; [`Engine::read`] and
+//! [`Engine::write`] move pages between a page set here and a ticket's pages there, as a [`Transfer`].
+//!
+//! The way of a page: [`Engine::write`] → [`planner`](crate) (order of the stream, transport) → the protocol's
+//! node (grant checked, orders given) → a transport's threads (bytes moved, checksums compared) → [`Transfer`]
+//! (the waiter wakes). All decisions are made under one lock by `kvik-proto`; the threads that move bytes hold it
+//! once a chunk, never once a page.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod control;
+mod desk;
+mod dial;
+mod engine;
+mod explain;
+mod grant;
+mod planner;
+mod region;
+mod shared;
+mod transfer;
+
+pub use config::{Config, Preference, Verify, parse_listen};
+pub use engine::Engine;
+pub use explain::Explanation;
+pub use grant::{Grant, GrantOptions};
+pub use kvik_host::Memory;
+pub use region::{PageSet, Region};
+pub use transfer::{Report, Transfer, TransferOptions};

@@ -1,0 +1,453 @@
+//! What an engine's threads and handles share.
+//!
+//! Locks, always in this order: a control connection's output, the node, the book. Everything that a node's call
+//! made happen is carried out after its lock is released, but for raised fences, which happen under it: nobody may
+//! learn that pages are free before their fence is up.
+
+use crate::config::Config;
+use crate::control::Ask;
+use crate::dial::Dial;
+use crate::grant::GrantCell;
+use crate::transfer::{End, Report};
+use kvik_core::{Code, Error, GrantId, GrantState, HostTag, RegionId, Result};
+use kvik_host::clock::boottime;
+use kvik_host::event::EventFd;
+use kvik_host::socket::TcpConn;
+use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts, Io, Memory};
+use kvik_proto::{Event, Facts, FlowKey, Identity, Local, Node, Secret, Timing};
+use kvik_transport::copy::CopyPool;
+use kvik_transport::local::LocalLink;
+use kvik_transport::tcp::TcpPool;
+use kvik_transport::{Held, from_host};
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Grants, and writes within the host, that can be open at once: 512 KiB of generations.
+const FENCE_SLOTS: u32 = 1 << 16;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module's text.
+pub(crate) struct Shared {
+    pub config: Config,
+    pub local: Local,
+    pub host: HostFacts,
+    guard: ForkGuard,
+    closed: AtomicBool,
+    node: Mutex<Node<Held>>,
+    pub book: Mutex<Book>,
+    pub conns: Mutex<HashMap<u64, Arc<ControlConn>>>,
+    pub fence: Arc<FenceTable>,
+    pub pools: OnceLock<Pools>,
+    pub addresses: OnceLock<Vec<SocketAddr>>,
+    asks: Mutex<Vec<Ask>>,
+    pub bell: EventFd,
+    /// When the control thread wakes by itself, in nanoseconds of `boottime`.
+    wakes_at: AtomicU64,
+    progress: (Mutex<u64>, Condvar),
+    pub budget: Budget,
+    pub counters: Counters,
+}
+
+pub(crate) struct Pools {
+    pub tcp: TcpPool,
+    pub copy: CopyPool,
+}
+
+/// Everything that is looked up by id.
+#[derive(Default)]
+pub(crate) struct Book {
+    pub transfers: HashMap<u64, Record>,
+    pub by_key: HashMap<FlowKey, u64>,
+    /// Transfers that wait for a session.
+    pub waiting: HashSet<u64>,
+    pub grants: HashMap<GrantId, (Arc<GrantCell>, FenceSlot, Lease)>,
+    pub regions: HashMap<RegionId, Weak<Memory>>,
+    pub dials: HashMap<Identity, Dial>,
+    pub links: HashMap<u64, Link>,
+    pub last_transfer: u64,
+    pub last_region: u32,
+}
+
+/// A session as the engine sees it.
+pub(crate) struct Link {
+    pub address: Option<SocketAddr>,
+    pub channels: Channels,
+    pub memory: MemoryPath,
+    pub _lease: Lease,
+}
+
+/// Whether a session has data channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Channels {
+    None,
+    Asked,
+}
+
+/// Whether a session has a local link.
+#[derive(Clone)]
+pub(crate) enum MemoryPath {
+    /// It will not have one, and why.
+    No(String),
+    /// It is being made; after this time it is given up.
+    Making(Instant),
+    /// It has.
+    Up(Arc<LocalLink>),
+}
+
+/// A transfer that this side began.
+pub(crate) struct Record {
+    pub end: Arc<End>,
+    pub job: crate::desk::Job,
+    pub began: Duration,
+    pub plan: Duration,
+    pub key: Option<FlowKey>,
+    pub transport: &'static str,
+    pub way: String,
+    pub passed_over: Vec<String>,
+    pub fence: Option<FenceSlot>,
+    pub _lease: Lease,
+}
+
+/// A session's control connection: any thread may send what waits.
+pub(crate) struct ControlConn {
+    pub conn: TcpConn,
+    out: Mutex<(Vec<u8>, usize)>,
+}
+
+/// What has happened since the start.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub transfers_ok: AtomicU64,
+    pub transfers_failed: AtomicU64,
+    pub bytes_moved: AtomicU64,
+    pub grants_given: AtomicU64,
+    pub sessions_opened: AtomicU64,
+    pub sessions_lost: AtomicU64,
+}
+
+/// The cap on what kvik holds for itself.
+pub(crate) struct Budget {
+    used: Arc<AtomicU64>,
+    cap: u64,
+}
+
+/// A part of the budget, given back when dropped.
+pub(crate) struct Lease(Arc<AtomicU64>, u64);
+
+impl Budget {
+    pub fn take(&self, bytes: u64, what: &str) -> Result<Lease> {
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let lease = Lease(self.used.clone(), bytes);
+        if used > self.cap {
+            return Err(Error::new(
+                Code::MemoryCapReached,
+                format!(
+                    "{what} takes {}, and kvik already holds {} of its {}: raise `memory_cap`, or let some transfers end",
+                    kvik_core::format_size(bytes),
+                    kvik_core::format_size(used - bytes),
+                    kvik_core::format_size(self.cap)
+                ),
+            ));
+        }
+        Ok(lease)
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+impl ControlConn {
+    pub fn new(conn: TcpConn) -> ControlConn {
+        ControlConn { conn, out: Mutex::default() }
+    }
+}
+
+impl Shared {
+    pub fn new(config: Config) -> Result<Shared> {
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let host = HostFacts::read().map_err(fail)?;
+        let identity = Identity {
+            engine: kvik_core::EngineId::random()?,
+            incarnation: kvik_core::Incarnation::random()?,
+        };
+        let facts = Facts {
+            boot: host.boot_id,
+            pid_namespace: host.pid_namespace,
+            user_namespace: host.user_namespace,
+            network_namespace: host.net_namespace,
+            uid: host.uid,
+            pid: host.pid,
+            local_name: format!("kvik-{}", identity.engine),
+            name: config.name.clone(),
+        };
+        let local = Local { identity, secret: Secret::new(config.secret.as_deref()), facts };
+        let budget = Budget { used: Arc::default(), cap: config.memory_cap };
+        Ok(Shared {
+            config,
+            local,
+            host,
+            guard: ForkGuard::new().map_err(fail)?,
+            closed: AtomicBool::new(false),
+            node: Mutex::new(Node::new(identity, Timing::default(), boottime())),
+            book: Mutex::default(),
+            conns: Mutex::default(),
+            fence: FenceTable::new(FENCE_SLOTS).map_err(fail)?,
+            pools: OnceLock::new(),
+            addresses: OnceLock::new(),
+            asks: Mutex::default(),
+            bell: EventFd::new().map_err(fail)?,
+            wakes_at: AtomicU64::new(0),
+            progress: Default::default(),
+            budget,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Eight bytes that tell whether a loopback address here means the same there.
+    pub fn host_tag(&self) -> HostTag {
+        HostTag::new(&self.host.boot_id, self.host.net_namespace)
+    }
+
+    // ---- may it be used ----
+
+    /// # Errors
+    /// `EngineForked` in a child of the process that started the engine.
+    pub fn check_fork(&self) -> Result<()> {
+        match self.guard.is_child() {
+            false => Ok(()),
+            true => Err(Error::new(
+                Code::EngineForked,
+                "the engine belongs to the parent of this process: start one of its own in the child",
+            )),
+        }
+    }
+
+    /// # Errors
+    /// `EngineForked`, or `EngineClosed`.
+    pub fn check(&self) -> Result<()> {
+        self.check_fork()?;
+        match self.is_closed() {
+            false => Ok(()),
+            true => Err(Error::new(Code::EngineClosed, "the engine was closed; start another one")),
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// True for the one who closes it.
+    pub fn set_closed(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    // ---- the node ----
+
+    /// Does something with the node, and carries out what that made happen.
+    pub fn node<T>(&self, f: impl FnOnce(&mut Node<Held>, Duration) -> T) -> T {
+        let (mut events, mut unsent) = (Vec::new(), Vec::new());
+        let (result, timeout) = {
+            let mut node = lock(&self.node);
+            let result = f(&mut node, boottime());
+            while let Some(event) = node.next_event() {
+                match event {
+                    Event::Raise(slot) => {
+                        if let Err(error) = self.fence.raise(slot) {
+                            log::error!("a fence could not be raised: {error}");
+                        }
+                    }
+                    event => events.push(event),
+                }
+            }
+            node.take_unsent(&mut unsent);
+            (result, node.next_timeout())
+        };
+        unsent.into_iter().for_each(|session| self.flush(session));
+        events.into_iter().for_each(|event| self.on_event(event));
+        if let Some(at) = timeout {
+            self.wake_by(at);
+        }
+        result
+    }
+
+    /// Sends what waits on a session's control connection, as far as the socket takes it.
+    pub fn flush(&self, session: u64) {
+        let Some(conn) = lock(&self.conns).get(&session).cloned() else { return };
+        if let Err(error) = self.flush_some(session, &conn) {
+            self.node(|node, _| node.close_session(session, error));
+        }
+    }
+
+    fn flush_some(&self, session: u64, conn: &ControlConn) -> Result<()> {
+        let mut out = lock(&conn.out);
+        loop {
+            let (buffer, at) = &mut *out;
+            if *at == buffer.len() {
+                buffer.clear();
+                *at = 0;
+                lock(&self.node).take_output(session, buffer);
+                if buffer.is_empty() {
+                    return Ok(());
+                }
+            }
+            match conn.conn.send(&buffer[*at..]).map_err(|error| from_host(Code::PeerLost, error))? {
+                Io::Done(sent) => *at += sent,
+                Io::Blocked => {
+                    self.ask(Ask::WantWrite(session));
+                    return Ok(());
+                }
+                Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed the connection")),
+            }
+        }
+    }
+
+    fn on_event(&self, event: Event) {
+        match event {
+            Event::Send(session) => self.with_pools(|pools| pools.tcp.wake(session)),
+            Event::Copy => self.with_pools(|pools| pools.copy.wake()),
+            Event::Stop(session) => self.with_pools(|pools| pools.tcp.halt(session)),
+            Event::Raise(_) => {}
+            Event::Finished(finished) => {
+                self.on_finished(finished);
+                self.note_progress();
+            }
+            Event::GrantEnded(id, state) => {
+                if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
+                    cell.set(state);
+                }
+                log::debug!(grant:% = id; "grant ended: {}", state.name());
+                self.note_progress();
+            }
+            Event::SessionDown(session, error) => self.on_session_down(session, error),
+            Event::OpenChannels(session) => self.open_channels(session),
+        }
+    }
+
+    fn with_pools(&self, f: impl FnOnce(&Pools)) {
+        if let Some(pools) = self.pools.get() {
+            f(pools);
+        }
+    }
+
+    fn on_session_down(&self, session: u64, error: Error) {
+        if let Some(conn) = lock(&self.conns).remove(&session)
+            && let Err(error) = conn.conn.shutdown_both()
+        {
+            log::debug!("a control connection could not be shut down: {error}");
+        }
+        let link = lock(&self.book).links.remove(&session);
+        if let Some(Link { memory: MemoryPath::Up(link), .. }) = link {
+            link.cut();
+        }
+        self.with_pools(|pools| pools.tcp.cut(session));
+        self.ask(Ask::Forget(session));
+        self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
+        log::info!(session = session; "session ended: {error}");
+        self.note_progress();
+    }
+
+    // ---- grants and regions ----
+
+    /// Ends a grant.
+    pub fn end_grant(&self, id: GrantId, state: GrantState) {
+        self.node(|node, _| node.end_grant(id, state));
+    }
+
+    /// Shows a region to the peers on this host.
+    pub fn show_region(&self, id: RegionId, memory: &Held) {
+        lock(&self.book).regions.insert(id, Arc::downgrade(memory));
+        for link in self.local_links() {
+            link.share(id, memory);
+        }
+        self.ask(Ask::FlushLocal);
+    }
+
+    /// Ends the grants over a region and takes it back from the peers on this host.
+    pub fn withdraw_region(&self, id: RegionId, _memory: &Held) {
+        lock(&self.book).regions.remove(&id);
+        self.node(|node, _| node.end_grants_of(id));
+        for link in self.local_links() {
+            link.unshare(id);
+        }
+        self.ask(Ask::FlushLocal);
+    }
+
+    fn local_links(&self) -> Vec<Arc<LocalLink>> {
+        let book = lock(&self.book);
+        let up = book.links.values().filter_map(|link| match &link.memory {
+            MemoryPath::Up(link) => Some(link.clone()),
+            _ => None,
+        });
+        up.collect()
+    }
+
+    // ---- waking ----
+
+    /// Tells the control thread.
+    pub fn ask(&self, ask: Ask) {
+        lock(&self.asks).push(ask);
+        self.ring();
+    }
+
+    pub fn take_asks(&self) -> Vec<Ask> {
+        std::mem::take(&mut lock(&self.asks))
+    }
+
+    pub fn ring(&self) {
+        if let Err(error) = self.bell.signal() {
+            log::error!("the control thread cannot be woken: {error}");
+        }
+    }
+
+    /// The control thread is awake at this time, at the latest.
+    pub fn wake_by(&self, at: Duration) {
+        if (at.as_nanos() as u64) < self.wakes_at.load(Ordering::Acquire) {
+            self.ring();
+        }
+    }
+
+    /// How long the control thread sleeps now, given when it wants to wake.
+    pub fn sleep_until(&self, at: Option<Duration>) -> Duration {
+        let at = at.unwrap_or(Duration::from_secs(u32::MAX.into()));
+        // Stored before the node is asked a last time: a timer that is set meanwhile either is seen here or rings.
+        self.wakes_at.store(at.as_nanos() as u64, Ordering::Release);
+        let soonest = lock(&self.node).next_timeout().map_or(at, |node| node.min(at));
+        self.wakes_at.store(soonest.as_nanos() as u64, Ordering::Release);
+        soonest.saturating_sub(boottime())
+    }
+
+    fn note_progress(&self) {
+        *lock(&self.progress.0) += 1;
+        self.progress.1.notify_all();
+    }
+
+    /// Waits until a transfer or grant ends, or the time is over.
+    pub fn wait_progress(&self, most: Duration) {
+        let count = lock(&self.progress.0);
+        drop(self.progress.1.wait_timeout(count, most));
+    }
+
+    /// The end of a transfer, with its report.
+    pub fn count_end(&self, outcome: &Result<Report>) {
+        match outcome {
+            Ok(report) => {
+                self.counters.transfers_ok.fetch_add(1, Ordering::Relaxed);
+                self.counters.bytes_moved.fetch_add(report.bytes, Ordering::Relaxed);
+            }
+            Err(_) => drop(self.counters.transfers_failed.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The handle of a transfer, and what it reports.
+
+use crate::config::{Preference, Verify};
+use crate::shared::Shared;
+use kvik_core::{Code, Error, Result};
+use kvik_host::event::EventFd;
+use kvik_transport::from_host;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What can be chosen for one transfer; what is not chosen is the engine's.
+#[derive(Debug, Clone, Default)]
+pub struct TransferOptions {
+    /// When it must have ended, from now.
+    pub deadline: Option<Duration>,
+    /// Over which transport.
+    pub transport: Option<Preference>,
+    /// With which checks.
+    pub verify: Option<Verify>,
+    /// Whether success counts as this engine's use of a `once` grant; true unless told. False for all but the last
+    /// part of a transfer in parts.
+    pub confirm: Option<bool>,
+}
+
+/// What a transfer that succeeded did.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// Bytes that were moved.
+    pub bytes: u64,
+    /// Contiguous runs of memory that they took on this side.
+    pub extents: u64,
+    /// Pages.
+    pub pages: u64,
+    /// `"tcp"`, `"local"` or `"self"`.
+    pub transport: &'static str,
+    /// How, in more detail: `"4 channels"`, `"memfd"`, `"process_vm_readv"`, `"copy"`.
+    pub way: String,
+    /// The checks that ran.
+    pub checks: Vec<&'static str>,
+    /// Time to plan it.
+    pub plan: Duration,
+    /// Time from there until the first byte could move: connecting, asking the owner.
+    pub post: Duration,
+    /// Time from the first byte until the end.
+    pub wire: Duration,
+    /// Time spent on checksums on this side, summed over threads; part of `wire`.
+    pub verify: Duration,
+    /// All of it, from call to end.
+    pub total: Duration,
+    /// Transports that `auto` passed over, and why.
+    pub passed_over: Vec<String>,
+}
+
+/// A transfer under way. Dropping it does not end it: its deadline does.
+#[derive(Clone)]
+pub struct Transfer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: u64,
+    pub(crate) end: Arc<End>,
+}
+
+/// Where the outcome of a transfer appears.
+#[derive(Default)]
+pub(crate) struct End {
+    state: Mutex<EndState>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct EndState {
+    outcome: Option<Result<Report>>,
+    watchers: Vec<EventFd>,
+}
+
+impl End {
+    fn lock(&self) -> MutexGuard<'_, EndState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the outcome, once, and wakes everybody.
+    pub fn set(&self, outcome: Result<Report>) {
+        let mut state = self.lock();
+        if state.outcome.is_none() {
+            state.outcome = Some(outcome);
+            for watcher in state.watchers.drain(..) {
+                if let Err(error) = watcher.signal() {
+                    log::error!("the waiter of a transfer cannot be woken: {error}");
+                }
+            }
+        }
+        drop(state);
+        self.arrived.notify_all();
+    }
+}
+
+impl Transfer {
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        self.end.lock().outcome.is_some()
+    }
+
+    /// The outcome, if it has ended.
+    pub fn result(&self) -> Option<Result<Report>> {
+        self.end.lock().outcome.clone()
+    }
+
+    /// Waits for the end; with `None` as long as its deadline takes.
+    ///
+    /// When this returns with anything but `WaitTimeout`, nothing on this side touches the memory any more.
+    ///
+    /// # Errors
+    /// Why it failed; `WaitTimeout` when `timeout` passes first, and the transfer goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Report> {
+        self.shared.check_fork()?;
+        let until = timeout.map(|timeout| Instant::now() + timeout.min(crate::config::MAX_DEADLINE));
+        let mut state = self.end.lock();
+        loop {
+            if let Some(outcome) = &state.outcome {
+                return outcome.clone();
+            }
+            state = match until {
+                None => self.end.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Error::new(
+                            Code::WaitTimeout,
+                            "the transfer had not ended when the wait did; it goes on until its deadline: wait again, or cancel it",
+                        ));
+                    }
+                    self.end.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Asks for the end. The outcome is `Cancelled`, unless another one was faster.
+    pub fn cancel(&self) {
+        if self.shared.check_fork().is_ok() {
+            self.shared.cancel(self.id, Error::new(Code::Cancelled, "the transfer was cancelled"));
+        }
+    }
+
+    /// A descriptor that becomes readable when the transfer ends, for event loops.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the process has too many descriptors.
+    pub fn done_fd(&self) -> Result<OwnedFd> {
+        self.shared.check_fork()?;
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let event = EventFd::new().map_err(fail)?;
+        let fd = event.as_fd().try_clone_to_owned().map_err(|error| {
+            Error::new(
+                Code::InvalidArgument,
+                format!("a descriptor cannot be duplicated ({error}); raise ulimit -n"),
+            )
+        })?;
+        let mut state = self.end.lock();
+        match state.outcome {
+            Some(_) => event.signal().map_err(fail)?,
+            None => state.watchers.push(event),
+        }
+        Ok(fd)
+    }
+}
