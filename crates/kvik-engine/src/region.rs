@@ -2,7 +2,7 @@
 
 use crate::shared::Shared;
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
-use kvik_transport::Held;
+use kvik_transport::{Held, from_host};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -87,6 +87,22 @@ impl Region {
             shared.wait_progress(LOOK);
         }
         Ok(())
+    }
+
+    /// Copies `from` to `offset`.
+    ///
+    /// # Errors
+    /// `PageOutOfRange` beyond the region's end, `RegionClosed`, `BufferInvalid` for read-only memory.
+    pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.memory()?.copy_in(offset, from).map_err(|error| from_host(Code::BufferInvalid, error))
+    }
+
+    /// Copies from `offset` into `into`.
+    ///
+    /// # Errors
+    /// `PageOutOfRange` beyond the region's end, `RegionClosed`.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.memory()?.copy_out(offset, into).map_err(|error| from_host(Code::BufferInvalid, error))
     }
 
     pub(crate) fn memory(&self) -> Result<Held> {

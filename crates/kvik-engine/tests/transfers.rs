@@ -1,0 +1,130 @@
+//! Two engines in one process move pages over every transport.
+
+use kvik_core::{Code, Layers, Layout, Right, Use};
+use kvik_engine::{Config, Engine, GrantOptions, PageSet, Preference, Region, TransferOptions, Verify};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGE: u64 = 16 << 10;
+
+fn engine(transport: Preference) -> Engine {
+    Engine::start(Config { transport, ..Config::default() }).unwrap()
+}
+
+/// A region of `pages` pages whose bytes depend on `seed` and their place.
+fn region(engine: &Engine, pages: u32, seed: u8) -> Region {
+    let region = engine.allocate(u64::from(pages) * PAGE).unwrap();
+    fill(&region, seed);
+    region
+}
+
+fn fill(region: &Region, seed: u8) {
+    let bytes: Vec<u8> = (0..region.bytes()).map(|i| (i * 7 + i / 4096) as u8 ^ seed).collect();
+    region.write_at(0, &bytes).unwrap();
+}
+
+fn bytes(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.bytes() as usize];
+    region.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn pages(region: &Region, ids: &[u32]) -> PageSet {
+    let count = (region.bytes() / PAGE) as u32;
+    PageSet::new(region, Arc::new(Layout::contiguous(count, PAGE).unwrap()), ids.into(), None, None).unwrap()
+}
+
+fn check(from: &Region, from_ids: &[u32], to: &Region, to_ids: &[u32]) {
+    let (source, target) = (bytes(from), bytes(to));
+    for (a, b) in from_ids.iter().zip(to_ids) {
+        let (a, b) = (*a as usize * PAGE as usize, *b as usize * PAGE as usize);
+        assert_eq!(source[a..a + PAGE as usize], target[b..b + PAGE as usize]);
+    }
+}
+
+fn both_ways(transport: Preference, verify: Verify, name: &str) {
+    let (owner, reader) = (engine(transport), engine(transport));
+    let (there, here) = (region(&owner, 200, 1), region(&reader, 200, 99));
+    let options = TransferOptions { verify: Some(verify), ..TransferOptions::default() };
+    let theirs: Vec<u32> = (0..150).map(|i| (i * 37) % 199).collect();
+    let mine: Vec<u32> = (0..150).map(|i| (i * 61) % 197).collect();
+
+    let many = GrantOptions { uses: Use::Many, ..GrantOptions::default() };
+    let grant = owner.grant(&pages(&there, &theirs), many.clone()).unwrap();
+    let report = reader.read(&pages(&here, &mine), grant.ticket(), None, options.clone()).unwrap().wait(None).unwrap();
+    assert_eq!((report.transport, report.bytes), (name, 150 * PAGE));
+    check(&there, &theirs, &here, &mine);
+
+    fill(&here, 55);
+    let grant = owner.grant(&pages(&there, &theirs), GrantOptions { right: Right::Write, ..many }).unwrap();
+    let to: Vec<u32> = theirs[10..20].to_vec();
+    let report = reader.write(&pages(&here, &mine[..10]), grant.ticket(), Some(to.clone().into()), options).unwrap();
+    let report = report.wait(None).unwrap();
+    assert_eq!((report.transport, report.bytes), (name, 10 * PAGE));
+    check(&here, &mine[..10], &there, &to);
+    println!("{report:?}");
+}
+
+#[test]
+fn tcp_moves_pages_both_ways() {
+    both_ways(Preference::Tcp, Verify::Auto, "tcp");
+    both_ways(Preference::Tcp, Verify::Off, "tcp");
+}
+
+#[test]
+fn local_moves_pages_both_ways() {
+    both_ways(Preference::Local, Verify::Auto, "local");
+    both_ways(Preference::Auto, Verify::Full, "local");
+}
+
+#[test]
+fn an_own_ticket_is_a_copy() {
+    let engine = engine(Preference::Auto);
+    let (a, b) = (region(&engine, 50, 3), region(&engine, 50, 4));
+    let grant = engine.grant(&pages(&a, &[1, 2, 40]), GrantOptions::default()).unwrap();
+    let read = engine.read(&pages(&b, &[5, 6, 7]), grant.ticket(), None, TransferOptions::default()).unwrap();
+    assert_eq!(read.wait(None).unwrap().transport, "self");
+    check(&a, &[1, 2, 40], &b, &[5, 6, 7]);
+    assert_eq!(grant.wait(Duration::from_secs(5)), Some(kvik_core::GrantState::Consumed));
+    let again = engine.read(&pages(&b, &[5, 6, 7]), grant.ticket(), None, TransferOptions::default()).unwrap();
+    assert_eq!(again.wait(None).unwrap_err().code, Code::GrantConsumed);
+}
+
+#[test]
+fn slices_fill_narrow_pages_from_wide_ones() {
+    let (owner, reader) = (engine(Preference::Tcp), engine(Preference::Tcp));
+    let wide = Arc::new(Layout::new(0, 8, 1024, 8192, 8, 1024, Layers::Strided { count: 3, stride: 65_536 }).unwrap());
+    let narrow = Arc::new(Layout::new(0, 8, 1024, 4096, 4, 1024, Layers::Strided { count: 3, stride: 32_768 }).unwrap());
+    let (there, here) = (region(&owner, 12, 1), region(&reader, 6, 9));
+    let source = PageSet::new(&there, wide.clone(), [0, 3, 7].into(), None, Some(4..8)).unwrap();
+    let target = PageSet::new(&here, narrow.clone(), [2, 1, 0].into(), None, None).unwrap();
+    let grant = owner.grant(&source, GrantOptions::default()).unwrap();
+    reader.read(&target, grant.ticket(), None, TransferOptions::default()).unwrap().wait(None).unwrap();
+    let (from, to) = (bytes(&there), bytes(&here));
+    for (a, b) in [(0, 2), (3, 1), (7, 0)] {
+        for (layer, slice) in (0..3).flat_map(|l| (0..4).map(move |s| (l, s))) {
+            let (a, b) = (wide.at(layer, a, slice + 4) as usize, narrow.at(layer, b, slice) as usize);
+            assert_eq!(from[a..a + 1024], to[b..b + 1024]);
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_is_a_step_ahead_waits_for_the_grant() {
+    let (owner, reader) = (engine(Preference::Auto), engine(Preference::Auto));
+    let (there, here) = (region(&owner, 10, 1), region(&reader, 10, 9));
+    let id = kvik_core::GrantId::random().unwrap();
+    let layout = Layout::contiguous(10, PAGE).unwrap();
+    let ticket = owner.ticket_template(&layout).unwrap().with_grant(id, Duration::from_secs(60));
+    let read = reader.read(&pages(&here, &[0, 1]), &ticket, None, TransferOptions::default()).unwrap();
+    assert_eq!(read.wait(Some(Duration::from_millis(200))).unwrap_err().code, Code::WaitTimeout);
+    let options = GrantOptions { id: Some(id), ..GrantOptions::default() };
+    let grant = owner.grant(&pages(&there, &[4, 5]), options).unwrap();
+    read.wait(None).unwrap();
+    check(&there, &[4, 5], &here, &[0, 1]);
+    assert_eq!(grant.wait(Duration::from_secs(5)), Some(kvik_core::GrantState::Consumed));
+    let short = TransferOptions { deadline: Some(Duration::from_millis(300)), ..TransferOptions::default() };
+    let never = ticket.with_grant(kvik_core::GrantId::random().unwrap(), Duration::from_secs(60));
+    let never = reader.read(&pages(&here, &[0, 1]), &never, None, short).unwrap().wait(None).unwrap_err();
+    assert_eq!(never.code, Code::GrantUnknown, "{never}");
+}
