@@ -259,7 +259,9 @@ impl<R: Clone> Node<R> {
 
     /// True when nothing that was sent waits for an answer.
     pub fn is_quiet(&self) -> bool {
-        self.flows.is_empty() && self.sessions.values().all(|session| session.closing.is_empty())
+        self.flows.is_empty()
+            && self.parked.is_empty()
+            && self.sessions.values().all(|session| session.closing.is_empty())
     }
 
     /// The peer of a session in words, for errors.
