@@ -110,7 +110,8 @@ impl View {
     /// The view of `pages` (ids within the layout) over ranges of layers and slices.
     ///
     /// # Errors
-    /// `PageOutOfRange` for a page, layer or slice that the layout does not have, `InvalidArgument` for an empty set.
+    /// `PageOutOfRange` for a page, layer or slice that the layout does not have, `InvalidArgument` for an empty set
+    /// or one of more than 2^63 bytes.
     pub fn new(
         layout: Arc<Layout>,
         pages: Arc<[u32]>,
@@ -150,6 +151,15 @@ impl View {
             true => (layout.run_bytes() * slices.len() as u64, 1),
             false => (layout.run_bytes(), slices.len() as u32),
         };
+        // A source may name a page many times, so the layout's own bound does not bound the stream.
+        let rows = (pages.len() as u64).checked_mul(layers.len() as u64);
+        let row_bytes = piece_bytes * u64::from(pieces);
+        if rows.and_then(|rows| rows.checked_mul(row_bytes)).is_none_or(|bytes| bytes > i64::MAX as u64) {
+            return Err(Error::new(
+                Code::InvalidArgument,
+                "the page set is longer than 2^63 bytes: it names its pages too often",
+            ));
+        }
         Ok(View { layout, pages, layers, slices, order, piece_bytes, pieces })
     }
 
@@ -221,6 +231,25 @@ impl View {
             seen[word] |= bit;
         }
         Ok(())
+    }
+
+    /// Whether some byte of the region belongs to both page sets.
+    pub fn overlaps(&self, other: &View) -> bool {
+        let mut mine: Vec<Run> = self.runs(0..self.bytes()).collect();
+        mine.sort_unstable_by_key(|run| run.offset);
+        // The end of the runs up to each, for runs that lie inside longer ones.
+        let mut end = 0;
+        let ends: Vec<u64> = mine
+            .iter()
+            .map(|run| {
+                end = end.max(run.offset + run.len);
+                end
+            })
+            .collect();
+        other.runs(0..other.bytes()).any(|run| {
+            let before = mine.partition_point(|other| other.offset < run.offset + run.len);
+            before > 0 && ends[before - 1] > run.offset
+        })
     }
 
     /// Layer and page id of a position of the stream, for errors that name a page.

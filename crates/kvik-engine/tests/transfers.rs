@@ -51,14 +51,16 @@ fn both_ways(transport: Preference, verify: Verify, name: &str) {
 
     let many = GrantOptions { uses: Use::Many, ..GrantOptions::default() };
     let grant = owner.grant(&pages(&there, &theirs), many.clone()).unwrap();
-    let report = reader.read(&pages(&here, &mine), grant.ticket(), None, options.clone()).unwrap().wait(None).unwrap();
+    let report =
+        reader.read(&pages(&here, &mine), grant.ticket(), None, options.clone()).unwrap().wait(None).unwrap();
     assert_eq!((report.transport, report.bytes), (name, 150 * PAGE));
     check(&there, &theirs, &here, &mine);
 
     fill(&here, 55);
     let grant = owner.grant(&pages(&there, &theirs), GrantOptions { right: Right::Write, ..many }).unwrap();
     let to: Vec<u32> = theirs[10..20].to_vec();
-    let report = reader.write(&pages(&here, &mine[..10]), grant.ticket(), Some(to.clone().into()), options).unwrap();
+    let report =
+        reader.write(&pages(&here, &mine[..10]), grant.ticket(), Some(to.clone().into()), options).unwrap();
     let report = report.wait(None).unwrap();
     assert_eq!((report.transport, report.bytes), (name, 10 * PAGE));
     check(&here, &mine[..10], &there, &to);
@@ -86,15 +88,20 @@ fn an_own_ticket_is_a_copy() {
     assert_eq!(read.wait(None).unwrap().transport, "self");
     check(&a, &[1, 2, 40], &b, &[5, 6, 7]);
     assert_eq!(grant.wait(Duration::from_secs(5)), Some(kvik_core::GrantState::Consumed));
-    let again = engine.read(&pages(&b, &[5, 6, 7]), grant.ticket(), None, TransferOptions::default()).unwrap();
+    let again =
+        engine.read(&pages(&b, &[5, 6, 7]), grant.ticket(), None, TransferOptions::default()).unwrap();
     assert_eq!(again.wait(None).unwrap_err().code, Code::GrantConsumed);
 }
 
 #[test]
 fn slices_fill_narrow_pages_from_wide_ones() {
     let (owner, reader) = (engine(Preference::Tcp), engine(Preference::Tcp));
-    let wide = Arc::new(Layout::new(0, 8, 1024, 8192, 8, 1024, Layers::Strided { count: 3, stride: 65_536 }).unwrap());
-    let narrow = Arc::new(Layout::new(0, 8, 1024, 4096, 4, 1024, Layers::Strided { count: 3, stride: 32_768 }).unwrap());
+    let wide = Arc::new(
+        Layout::new(0, 8, 1024, 8192, 8, 1024, Layers::Strided { count: 3, stride: 65_536 }).unwrap(),
+    );
+    let narrow = Arc::new(
+        Layout::new(0, 8, 1024, 4096, 4, 1024, Layers::Strided { count: 3, stride: 32_768 }).unwrap(),
+    );
     let (there, here) = (region(&owner, 12, 1), region(&reader, 6, 9));
     let source = PageSet::new(&there, wide.clone(), [0, 3, 7].into(), None, Some(4..8)).unwrap();
     let target = PageSet::new(&here, narrow.clone(), [2, 1, 0].into(), None, None).unwrap();

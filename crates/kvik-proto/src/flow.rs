@@ -44,14 +44,15 @@ impl Cut {
             let parts = row.div_ceil(MAX_UNIT);
             if row.is_multiple_of(parts) { row / parts } else { MAX_UNIT }
         };
-        let units = (target / unit).clamp(1, u64::from(crate::MAX_SUMS));
+        let units = (target.min(u64::from(MAX_CHUNK)) / unit).clamp(1, u64::from(crate::MAX_SUMS));
         Cut { bytes, chunk: unit * units, unit, sums }
     }
 
-    /// The cut that a peer asks for.
+    /// The cut that a peer asks for. Small chunks are refused: there is a bit of memory for each.
     pub fn from_peer(bytes: u64, unit: u32, chunk: u32, sums: bool) -> Result<Cut> {
         let (unit, chunk) = (u64::from(unit), u64::from(chunk));
-        let good = unit > 0
+        let good = (unit >= MIN_UNIT || unit >= bytes)
+            && unit > 0
             && chunk <= u64::from(MAX_CHUNK)
             && chunk.is_multiple_of(unit)
             && chunk >= unit
@@ -130,6 +131,10 @@ pub(crate) struct Flow<R> {
     pub stop_flag: Arc<AtomicBool>,
     /// The peer has sent its `End`.
     pub peer_ended: bool,
+    /// And called the transfer a success: the flow concludes as one as soon as its pins are gone.
+    pub peer_done: bool,
+    /// Bytes that this flow holds because the peer asked for them.
+    pub held: usize,
     /// Fence slot of this side's source memory, raised when the flow concludes.
     pub slot: Option<u32>,
     pub first: Option<Duration>,
@@ -194,6 +199,17 @@ impl<R> Flow<R> {
         Ok(part)
     }
 
+    /// Whether the peer can know that the transfer is a success.
+    pub fn can_be_done(&self) -> bool {
+        let all_sent = self.work == Work::Send && self.next >= self.cut.chunks();
+        let peer_copies = self.work == Work::Wait && self.path == Path::Memory;
+        match (&self.role, self.op) {
+            (Role::Owner { .. }, Op::Read) | (Role::Initiator, Op::Write) => all_sent || peer_copies,
+            (Role::Initiator, Op::Confirm | Op::Extend) => true,
+            _ => false,
+        }
+    }
+
     /// All chunks are done.
     pub fn is_complete(&self) -> bool {
         self.done == self.cut.chunks()
@@ -215,6 +231,8 @@ mod tests {
         for row in [1u64, 100, 4096, 16 << 10, 65_536, 1 << 20, 3 << 20, (5 << 20) + 1] {
             let shape =
                 Shape { layers: 3, pages: 7, row_bytes: row, run_bytes: row, order: Order::LayerFirst };
+            let huge = Cut::new(&shape, row * 21, u64::MAX, true);
+            Cut::from_peer(huge.bytes, huge.unit as u32, huge.chunk as u32, true).unwrap();
             let cut = Cut::new(&shape, row * 21, 512 << 10, true);
             assert!(
                 cut.chunk <= u64::from(MAX_CHUNK) && cut.chunk.is_multiple_of(cut.unit),
@@ -230,5 +248,12 @@ mod tests {
             }
             assert_eq!(at, cut.bytes);
         }
+    }
+
+    #[test]
+    fn a_peer_cannot_ask_for_a_bit_of_memory_a_byte() {
+        assert!(Cut::from_peer(1 << 40, 1, 1, false).is_err());
+        assert!(Cut::from_peer(1 << 40, 0, 0, false).is_err());
+        assert!(Cut::from_peer(100, 100, 100, false).is_ok());
     }
 }

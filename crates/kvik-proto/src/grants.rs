@@ -3,12 +3,13 @@
 //! Invariants:
 //! - a grant is live, ending (no new flow may join; it waits for the flows that have pins) or gone;
 //! - a gone grant leaves a mark that says how it ended, so that a late request gets its own error;
+//! - exactly the live grants are due at their expiry, whatever became of earlier ones;
 //! - pages of a grant are only ever reached through a [`View`] that this module has checked against it.
 
 use crate::frame::{Op, Select};
 use crate::{FlowKey, MAX_PAGES};
 use kvik_core::{Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View};
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,20 +45,26 @@ struct Entry<R> {
     covered: Vec<u64>,
     layout: [u8; 8],
     confirmed: BTreeSet<EngineId>,
-    flows: HashSet<FlowKey>,
+    flows: BTreeSet<FlowKey>,
     ending: Option<GrantState>,
 }
 
 /// All grants of an engine.
 pub(crate) struct Grants<R> {
-    entries: HashMap<GrantId, Entry<R>>,
+    entries: BTreeMap<GrantId, Entry<R>>,
+    due: BTreeSet<(Duration, GrantId)>,
     marks: HashMap<GrantId, GrantState>,
     mark_order: VecDeque<GrantId>,
 }
 
 impl<R> Default for Grants<R> {
     fn default() -> Self {
-        Grants { entries: HashMap::new(), marks: HashMap::new(), mark_order: VecDeque::new() }
+        Grants {
+            entries: BTreeMap::new(),
+            due: BTreeSet::new(),
+            marks: HashMap::new(),
+            mark_order: VecDeque::new(),
+        }
     }
 }
 
@@ -75,8 +82,9 @@ impl<R: Clone> Grants<R> {
             covered[(page / 64) as usize] |= 1 << (page % 64);
         }
         let layout = offer.view.layout().digest();
-        let entry =
-            Entry { offer, covered, layout, confirmed: BTreeSet::new(), flows: HashSet::new(), ending: None };
+        let (confirmed, flows) = (BTreeSet::new(), BTreeSet::new());
+        let entry = Entry { offer, covered, layout, confirmed, flows, ending: None };
+        self.due.insert((entry.offer.expires, id));
         self.entries.insert(id, entry);
         Ok(())
     }
@@ -84,8 +92,7 @@ impl<R: Clone> Grants<R> {
     /// The offer of a live grant.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantUnknown`, `GrantWrongRight`, or `TicketForeign` for a ticket that was made
-    /// for another layout.
+    /// The way the grant ended, `GrantUnknown`, or `GrantWrongRight`.
     pub fn check(&self, id: GrantId, op: Op, layout: &[u8; 8]) -> Result<&Offer<R>> {
         let Some(entry) = self.entries.get(&id) else { return Err(self.why_gone(id)) };
         if let Some(state) = entry.ending {
@@ -180,6 +187,7 @@ impl<R: Clone> Grants<R> {
             return None;
         }
         entry.ending = Some(state);
+        self.due.remove(&(entry.offer.expires, id));
         Some((entry.flows.iter().copied().collect(), entry.offer.slot))
     }
 
@@ -210,13 +218,20 @@ impl<R: Clone> Grants<R> {
             return Err(ended(id, state));
         }
         let offer = &mut entry.offer;
-        offer.expires = offer.expires.saturating_add(by).min(offer.latest);
+        self.due.remove(&(offer.expires, id));
+        offer.expires = offer.expires.saturating_add(by).min(offer.latest).max(offer.expires);
+        self.due.insert((offer.expires, id));
         Ok(offer.expires)
     }
 
-    /// When a live grant ends by itself.
-    pub fn expires(&self, id: GrantId) -> Option<Duration> {
-        self.entries.get(&id).filter(|entry| entry.ending.is_none()).map(|entry| entry.offer.expires)
+    /// When the next live grant ends by itself.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// A live grant whose time is over.
+    pub fn overdue(&self, now: Duration) -> Option<GrantId> {
+        self.due.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
     }
 
     /// Where a grant stands; `None` when it is unknown.

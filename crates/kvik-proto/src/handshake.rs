@@ -13,6 +13,7 @@
 //! empty key: it then proves nothing, and listeners allow it on loopback only. The session's number and key
 //! come from the same transcript; a data channel joins a session by a proof under that key.
 
+use crate::OWN_SESSION;
 use crate::wire::{Reader, Writer};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 
@@ -394,7 +395,7 @@ impl Handshake {
         let mut session = [0; 8];
         session.copy_from_slice(&number.as_bytes()[..8]);
         Established {
-            session: u64::from_le_bytes(session),
+            session: u64::from_le_bytes(session).max(OWN_SESSION + 1),
             key: SessionKey(key),
             version,
             peer,

@@ -3,7 +3,9 @@
 use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Select, Source};
 use crate::node::{Event, Node, Timer};
-use crate::{FlowKey, OWN_SESSION};
+use crate::pages::check_page_count;
+use crate::session::MAX_UNSENT;
+use crate::{FlowKey, MAX_PAGES, OWN_SESSION};
 use kvik_core::{Code, Error, GrantId, Order, RegionId, Result, View};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +51,23 @@ pub struct Open<R> {
 }
 
 impl<R: Clone> Open<R> {
+    /// What can be known to be wrong before anybody is asked.
+    fn check(&self) -> Result<()> {
+        let wrong = |why: &str| Err(Error::new(Code::InvalidArgument, why));
+        let moves = matches!(self.op, Op::Read | Op::Write);
+        let Some(side) = &self.side else {
+            return if moves { wrong("a transfer needs memory on this side") } else { Ok(()) };
+        };
+        if !moves {
+            return wrong("a confirmation or extension moves nothing: it takes no memory");
+        }
+        check_page_count(&side.view)?;
+        if self.select.pages.as_ref().is_some_and(|pages| pages.count() > MAX_PAGES) {
+            return wrong("more pages of the grant are named than one transfer takes: move them in parts");
+        }
+        if self.op == Op::Read { side.view.check_distinct() } else { Ok(()) }
+    }
+
     fn cut(&self) -> Cut {
         match &self.side {
             Some(side) => Cut::new(&side.view.shape(), side.view.bytes(), self.chunk, self.sums),
@@ -63,7 +82,7 @@ impl<R: Clone> Open<R> {
             role,
             op: self.op,
             path: self.path,
-            confirm: self.confirm,
+            confirm: self.op == Op::Confirm || (self.confirm && self.op != Op::Extend),
             memory: self.side.as_ref().map(|side| (side.region.clone(), Arc::new(side.view.clone()))),
             source: None,
             seen: vec![0; if work == Work::Place { cut.chunks().div_ceil(64) as usize } else { 0 }],
@@ -76,6 +95,8 @@ impl<R: Clone> Open<R> {
             stop: None,
             stop_flag: Arc::default(),
             peer_ended: false,
+            peer_done: false,
+            held: 0,
             slot: self.side.as_ref().and_then(|side| side.fence).map(|(slot, _)| slot),
             first: None,
             extents: 0,
@@ -88,14 +109,28 @@ impl<R: Clone> Node<R> {
     /// Begins a transfer with the peer of a session. `Finished` tells its end.
     ///
     /// # Errors
-    /// `PeerLost` when the session is gone.
+    /// `PeerLost` when the session is gone, `InvalidArgument` or `DuplicatePage` for a side that cannot be moved,
+    /// `MemoryCapReached` while too much waits to be sent.
     pub fn begin(&mut self, session_id: u64, open: Open<R>, now: Duration) -> Result<FlowKey> {
+        open.check()?;
+        if open.op == Op::Write
+            && open.path == Path::Memory
+            && open.side.as_ref().is_none_or(|side| side.fence.is_none())
+        {
+            return Err(Error::new(Code::InvalidArgument, "a write from shared memory needs a fence slot"));
+        }
         let Some(session) = self.sessions.get_mut(&session_id) else {
             return Err(Error::new(
                 Code::PeerLost,
                 "the connection to the peer broke before the transfer began",
             ));
         };
+        if session.output.len() > MAX_UNSENT {
+            return Err(Error::new(
+                Code::MemoryCapReached,
+                "too many requests to this peer wait to be sent; begin fewer at once",
+            ));
+        }
         let key = (session_id, session.next_transfer);
         session.next_transfer += 2;
         let work = match (open.op, open.path) {
@@ -136,11 +171,13 @@ impl<R: Clone> Node<R> {
     /// Begins a transfer with a grant of this engine itself: a copy, with all checks of a peer's transfer.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch` or `DuplicatePage`.
+    /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch`, `InvalidArgument` or
+    /// `DuplicatePage`.
     pub fn begin_own(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
         self.expire(now);
+        open.check()?;
         let offer = self.grants.check(open.grant, open.op, &open.layout)?;
-        let region = offer.region.clone();
+        let (region, offer_region) = (offer.region.clone(), offer.region_id);
         self.own_transfers += 1;
         let key = (OWN_SESSION, self.own_transfers);
         let mut flow = open.flow(key, Role::Both { grant: open.grant }, Work::Copy);
@@ -152,15 +189,23 @@ impl<R: Clone> Node<R> {
                 ((side.region.clone(), Arc::new(side.view.clone())), (region, Arc::new(granted)));
             let (from, to) = if open.op == Op::Read { (granted, mine) } else { (mine, granted) };
             to.1.check_distinct()?;
+            if side.region_id == offer_region && to.1.overlaps(&from.1) {
+                return Err(Error::new(
+                    Code::DuplicatePage,
+                    "source and destination share bytes: what is read would depend on what is already written",
+                ));
+            }
             (flow.source, flow.memory) = (Some(CopyFrom::Own(from.0, from.1)), Some(to));
         } else if open.op == Op::Extend {
             self.grants.extend(open.grant, open.extend)?;
         }
         self.timers.insert((flow.deadline, Timer::Flow(key)));
         self.grants.attach(open.grant, key);
+        if flow.source.is_some() {
+            self.copying.push_back(key);
+            self.events.push_back(Event::Copy);
+        }
         self.flows.insert(key, flow);
-        self.copying.push_back(key);
-        self.events.push_back(Event::Copy);
         self.settle_flow(key);
         Ok(key)
     }

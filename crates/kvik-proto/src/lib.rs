@@ -18,6 +18,7 @@ mod node;
 mod orders;
 mod owner;
 mod pages;
+mod session;
 mod wire;
 
 pub use channel::{
@@ -31,9 +32,10 @@ pub use handshake::{
     VERSIONS, joined, read_joined, refusal,
 };
 pub use initiator::{Open, Side};
-pub use node::{Event, Finished, MAX_CHANNELS, Node, Timing};
+pub use node::{Event, Finished, Node, Timing};
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
 pub use pages::{MAX_PAGES, PageList};
+pub use session::MAX_CHANNELS;
 
 /// A transfer: its session's number and its own within the session.
 pub type FlowKey = (u64, u64);

@@ -3,8 +3,8 @@
 use crate::FlowKey;
 use crate::channel::ChunkHeader;
 use crate::flow::{CopyFrom, Flow, Role, Work};
-use crate::frame::{Frame, Op};
-use crate::node::{Event, Finished, Node};
+use crate::frame::Frame;
+use crate::node::{Event, Finished, Node, Timer};
 use kvik_core::{Code, Error, Result, View};
 use std::ops::Range;
 use std::sync::Arc;
@@ -154,12 +154,14 @@ impl<R: Clone> Node<R> {
                 flow.verify += verify;
             }
             OrderOutcome::Void => {}
+            // What the peer has called a success is in place there.
+            OrderOutcome::Failed(_) if flow.peer_done => {}
             OrderOutcome::Failed(error) => self.stop_flow(id.key, error),
         }
         self.settle_flow(id.key);
     }
 
-    /// A chunk of the peer's that was refused at this side is void, and its transfer with it.
+    /// The transfer has something to send, and takes its turn.
     pub(crate) fn queue_send(&mut self, key: FlowKey) {
         if let Some(session) = self.sessions.get_mut(&key.0) {
             session.sending.push_back(key.1);
@@ -184,16 +186,18 @@ impl<R: Clone> Node<R> {
             self.send(session, &Frame::Ended { transfer });
             return Ok(());
         };
-        flow.peer_ended = true;
-        match (outcome, &flow.role, flow.op) {
-            (Err(error), ..) => self.stop_flow(key, error),
-            // The reader has all its bytes; the writer's bytes are all in place.
-            (Ok(()), Role::Owner { .. }, Op::Read) => self.conclude(key, Ok(())),
-            (Ok(()), Role::Initiator, Op::Write | Op::Confirm | Op::Extend) if flow.pins == 0 => {
-                flow.done = flow.cut.chunks();
-                self.conclude(key, Ok(()));
+        match outcome {
+            Err(error) => {
+                flow.peer_ended = true;
+                self.stop_flow(key, error);
             }
-            _ => {
+            // The reader has all its bytes, or the writer's bytes are all in place. The executor of the last order
+            // here may not have said so yet, and touches its memory until it has.
+            Ok(()) if flow.can_be_done() => {
+                (flow.peer_ended, flow.peer_done) = (true, true);
+                self.settle_flow(key);
+            }
+            Ok(()) => {
                 let text = format!("the peer called transfer {transfer} a success before it was one");
                 return Err(Error::new(Code::ProtocolError, text));
             }
@@ -207,6 +211,9 @@ impl<R: Clone> Node<R> {
         if flow.pins > 0 {
             return;
         }
+        if flow.peer_done {
+            return self.conclude(key, Ok(()));
+        }
         if let Some(error) = flow.stop.clone() {
             return self.conclude(key, Err(error));
         }
@@ -219,6 +226,7 @@ impl<R: Clone> Node<R> {
     /// The flow is over on this side: nothing here touches its memory any more.
     fn conclude(&mut self, key: FlowKey, outcome: Result<()>) {
         let Some(flow) = self.flows.remove(&key) else { return };
+        self.timers.remove(&(flow.deadline, Timer::Flow(key)));
         if let Some(slot) = flow.slot {
             self.events.push_back(Event::Raise(slot));
         }
@@ -228,11 +236,11 @@ impl<R: Clone> Node<R> {
         match flow.role {
             Role::Initiator => self.report(&flow, outcome),
             Role::Parked { grant } => {
-                self.count_owned(key.0, -1);
+                self.leave_session(&flow);
                 self.forget_parked(grant, key);
             }
             Role::Owner { grant, reader } => {
-                self.count_owned(key.0, -1);
+                self.leave_session(&flow);
                 let confirmed = outcome.is_ok() && flow.confirm && self.grants.confirm(grant, reader);
                 self.leave(grant, key, confirmed);
             }
@@ -258,10 +266,7 @@ impl<R: Clone> Node<R> {
         if peer_ended {
             return self.send(key.0, &Frame::Ended { transfer: key.1 });
         }
-        if let Some(session) = self.sessions.get_mut(&key.0) {
-            session.closing.insert(key.1);
-        }
-        self.send(key.0, &Frame::End { transfer: key.1, outcome: outcome.clone() });
+        self.send_end(key, outcome.clone());
     }
 
     fn report(&mut self, flow: &Flow<R>, outcome: Result<()>) {

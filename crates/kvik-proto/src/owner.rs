@@ -3,13 +3,17 @@
 use crate::FlowKey;
 use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
-use crate::node::{Event, MAX_FLOWS, Node, Timer};
+use crate::node::{Event, Node, Timer};
+use crate::pages::{PageList, check_page_count, held_by_view};
+use crate::session::{MAX_FLOWS, MAX_HELD};
 use kvik_core::{Code, Error, GrantId, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How much longer than the initiator the owner keeps a transfer, so that the initiator is the one who ends it.
 const GRACE: Duration = Duration::from_secs(1);
+/// No transfer of a peer stays open longer than this, whatever it asks for.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 impl<R: Clone> Node<R> {
     /// A peer opens a transfer.
@@ -17,12 +21,17 @@ impl<R: Clone> Node<R> {
         let Some(session) = self.sessions.get_mut(&session_id) else { return Ok(()) };
         let key = (session_id, begin.transfer);
         let theirs = begin.transfer.is_multiple_of(2) != session.established.opener;
-        if !theirs || self.flows.contains_key(&key) {
+        // Numbers only rise, so a late chunk of an ended transfer cannot be taken for one of a later transfer.
+        if !theirs || begin.transfer <= session.last_begun {
             return Err(Error::new(
                 Code::ProtocolError,
-                format!("the peer began transfer {} twice", begin.transfer),
+                format!(
+                    "the peer began transfer {}, a number that is not its own or was used",
+                    begin.transfer
+                ),
             ));
         }
+        session.last_begun = begin.transfer;
         if session.owned_flows >= MAX_FLOWS {
             let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
             self.refuse(key, Error::new(Code::MemoryCapReached, text));
@@ -43,21 +52,23 @@ impl<R: Clone> Node<R> {
     /// request waits, for most of its initiator's patience.
     fn park(&mut self, key: FlowKey, begin: Begin, now: Duration) {
         let grant = begin.grant;
-        let wait = begin.time.saturating_sub(begin.time / 10);
-        let flow = Flow { role: Role::Parked { grant }, deadline: now + wait, ..blank(key, &begin) };
-        self.timers.insert((flow.deadline, Timer::Flow(key)));
-        self.flows.insert(key, flow);
-        self.count_owned(key.0, 1);
+        let time = begin.time.min(LONGEST);
+        let deadline = now + time.saturating_sub(time / 10);
+        let held = begin.select.pages.as_ref().map_or(0, PageList::held) + held_by_source(&begin);
+        let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
+        if let Err(error) = self.check_held(&flow) {
+            return self.refuse(key, error);
+        }
+        self.enter_session(flow);
         self.parked.entry(grant).or_default().push((key, begin));
     }
 
     /// The grant that a request waited for is here.
     pub(crate) fn unpark(&mut self, key: FlowKey, begin: Begin, now: Duration) {
-        let waits = self.flows.get(&key).is_some_and(|flow| flow.stop.is_none());
-        if waits && self.flows.remove(&key).is_some() {
-            self.count_owned(key.0, -1);
-            self.serve(key, begin, now);
-        }
+        let Some(flow) = self.flows.remove(&key) else { return };
+        self.timers.remove(&(flow.deadline, Timer::Flow(key)));
+        self.leave_session(&flow);
+        self.serve(key, begin, now);
     }
 
     /// Serves a request whose grant is live, or refuses it.
@@ -66,21 +77,19 @@ impl<R: Clone> Node<R> {
         match self.owner_flow(key, begin, now) {
             Err(error) => self.refuse(key, error),
             Ok((flow, accept)) => {
-                let work = flow.work;
-                self.timers.insert((flow.deadline, Timer::Flow(key)));
+                let (work, flow_moves) = (flow.work, flow.memory.is_some());
                 self.grants.attach(grant, key);
-                self.flows.insert(key, flow);
-                self.count_owned(key.0, 1);
+                self.enter_session(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
                     self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });
                 }
                 match work {
                     Work::Send => self.queue_send(key),
-                    Work::Copy => {
+                    Work::Copy if flow_moves => {
                         self.copying.push_back(key);
                         self.events.push_back(Event::Copy);
                     }
-                    Work::Place | Work::Wait => {}
+                    Work::Place | Work::Copy | Work::Wait => {}
                 }
                 self.settle_flow(key);
             }
@@ -96,13 +105,14 @@ impl<R: Clone> Node<R> {
         let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
             role: Role::Owner { grant: begin.grant, reader },
-            deadline: now + begin.time.min(Duration::from_secs(24 * 3600)) + GRACE,
+            deadline: now + begin.time.min(LONGEST) + GRACE,
+            // Nothing but to confirm is the sense of `Confirm`, and none of `Extend`.
+            confirm: begin.op == Op::Confirm || (begin.confirm && begin.op != Op::Extend),
             ..blank(key, &begin)
         };
         let Some(shape) = begin.shape else {
             if begin.op == Op::Extend {
                 self.grants.extend(begin.grant, begin.time)?;
-                flow.confirm = false;
             }
             if matches!(begin.op, Op::Read | Op::Write) {
                 return Err(Error::new(Code::ProtocolError, "a transfer without a shape"));
@@ -112,8 +122,12 @@ impl<R: Clone> Node<R> {
             return Ok((flow, None));
         };
         let view = self.grants.select(begin.grant, &begin.select, shape.order)?;
+        check_page_count(&view)?;
         view.shape().check_same_stream(&shape)?;
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
+        let own_pages = begin.select.pages.as_ref().map_or(0, |_| view.pages().len() * 4);
+        flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
+        self.check_held(&flow)?;
         let mut accept = None;
         match (begin.op, begin.path) {
             (Op::Read, Path::Channels) => flow.work = Work::Send,
@@ -144,10 +158,7 @@ impl<R: Clone> Node<R> {
 
     /// Answers a request that will not be served.
     fn refuse(&mut self, key: FlowKey, error: Error) {
-        if let Some(session) = self.sessions.get_mut(&key.0) {
-            session.closing.insert(key.1);
-        }
-        self.send(key.0, &Frame::End { transfer: key.1, outcome: Err(error) });
+        self.send_end(key, Err(error));
     }
 
     /// Forgets a request that waited and has ended.
@@ -160,11 +171,43 @@ impl<R: Clone> Node<R> {
         }
     }
 
-    pub(crate) fn count_owned(&mut self, session: u64, by: isize) {
-        if let Some(session) = self.sessions.get_mut(&session) {
-            session.owned_flows = session.owned_flows.saturating_add_signed(by);
+    /// Whether the session's peer may have this flow too.
+    fn check_held(&self, flow: &Flow<R>) -> Result<()> {
+        let held = self.sessions.get(&flow.key.0).map_or(0, |session| session.held);
+        if held + flow.held <= MAX_HELD {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::MemoryCapReached,
+            format!(
+                "the open transfers of this peer would hold more than {} of page lists; let some end first",
+                kvik_core::format_size(MAX_HELD as u64)
+            ),
+        ))
+    }
+
+    /// A flow that the session's peer asked for begins, and counts.
+    fn enter_session(&mut self, flow: Flow<R>) {
+        if let Some(session) = self.sessions.get_mut(&flow.key.0) {
+            session.owned_flows += 1;
+            session.held += flow.held;
+        }
+        self.timers.insert((flow.deadline, Timer::Flow(flow.key)));
+        self.flows.insert(flow.key, flow);
+    }
+
+    /// Such a flow has gone.
+    pub(crate) fn leave_session(&mut self, flow: &Flow<R>) {
+        if let Some(session) = self.sessions.get_mut(&flow.key.0) {
+            session.owned_flows = session.owned_flows.saturating_sub(1);
+            session.held = session.held.saturating_sub(flow.held);
         }
     }
+}
+
+/// Bytes of the initiator's memory description.
+fn held_by_source(begin: &Begin) -> usize {
+    begin.source.as_ref().map_or(0, |source| held_by_view(&source.view))
 }
 
 /// A flow for a peer's request, before anything is known of the grant.
@@ -187,6 +230,8 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         stop: None,
         stop_flag: Arc::default(),
         peer_ended: false,
+        peer_done: false,
+        held: 0,
         slot: None,
         first: None,
         extents: 0,

@@ -34,6 +34,14 @@ impl PageList {
         PageList::Runs(runs)
     }
 
+    /// Bytes that it holds.
+    pub(crate) fn held(&self) -> usize {
+        match self {
+            PageList::Runs(runs) => runs.len() * 8,
+            PageList::Ids(ids) => ids.len() * 4,
+        }
+    }
+
     /// How many pages it names.
     pub fn count(&self) -> u64 {
         match self {
@@ -99,6 +107,16 @@ impl PageList {
     }
 }
 
+/// Whether a transfer may have this many pages.
+pub(crate) fn check_page_count(view: &View) -> Result<()> {
+    let pages = view.pages().len();
+    if pages as u64 <= MAX_PAGES {
+        return Ok(());
+    }
+    let text = format!("{pages} pages are more than the {MAX_PAGES} of one transfer: move them in parts");
+    Err(Error::new(Code::InvalidArgument, text))
+}
+
 pub(crate) fn encode_order(order: Order, out: &mut Writer) {
     out.u8(match order {
         Order::LayerFirst => 0,
@@ -144,6 +162,15 @@ pub(crate) fn encode_view(view: &View, out: &mut Writer) {
     PageList::of(view.pages()).encode(out);
 }
 
+/// Bytes that a view from a peer holds.
+pub(crate) fn held_by_view(view: &View) -> usize {
+    let starts = match view.layout().layer_starts() {
+        Layers::Strided { .. } => 0,
+        Layers::At(starts) => starts.len() * 8,
+    };
+    view.pages().len() * 4 + starts
+}
+
 pub(crate) fn decode_view(input: &mut Reader) -> Result<View> {
     let (offset, pages, run_bytes, page_stride) = (input.u64()?, input.u32()?, input.u64()?, input.u64()?);
     let (slices, slice_stride) = (input.u32()?, input.u64()?);
@@ -155,10 +182,15 @@ pub(crate) fn decode_view(input: &mut Reader) -> Result<View> {
         }
         _ => return Err(input.wrong("its layers have an unknown encoding")),
     };
-    let layout = Layout::new(offset, pages, run_bytes, page_stride, slices, slice_stride, layers)?;
-    let (layers, slices, order) = (decode_range(input)?, decode_range(input)?, decode_order(input)?);
-    let pages = PageList::decode(input)?.expand(u64::from(layout.pages()).min(MAX_PAGES))?;
-    View::new(Arc::new(layout), pages, layers, slices, order)
+    let (range, slice_range, order) = (decode_range(input)?, decode_range(input)?, decode_order(input)?);
+    let list = PageList::decode(input)?;
+    let view = || {
+        let layout = Layout::new(offset, pages, run_bytes, page_stride, slices, slice_stride, layers)?;
+        // A source may name a page more than once.
+        View::new(Arc::new(layout), list.expand(MAX_PAGES)?, range, slice_range, order)
+    };
+    // Whatever is wrong with it, the peer sent it: it is no mistake in a layout of this side.
+    view().map_err(|error| input.wrong(&error.text))
 }
 
 #[cfg(test)]

@@ -1,0 +1,11 @@
+//! The protocol in a world without machines: two or three nodes, model memory, pipes, channels and a clock.
+
+mod endings;
+mod grants;
+mod hostile;
+mod memory;
+mod schedules;
+mod sessions;
+mod shaking;
+mod transfers;
+mod world;
