@@ -8,7 +8,6 @@
 //! that state, for whatever reason, the KV is given back.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -29,7 +28,6 @@ pub(crate) struct Exchange {
     pub(crate) prefill: Option<EngineUrl>,
     pub(crate) decode: Option<EngineUrl>,
     endpoint: Endpoint,
-    began: Instant,
     outcome: Option<Outcome>,
     _place: OwnedSemaphorePermit,
 }
@@ -52,7 +50,6 @@ impl Exchange {
             prefill: None,
             decode: None,
             endpoint,
-            began: Instant::now(),
             outcome: None,
             _place: place,
         })
@@ -75,7 +72,7 @@ impl Exchange {
         }
     }
 
-    fn log_end(&self, outcome: Outcome, took: Duration) {
+    fn log_end(&self, outcome: Outcome) {
         let url = |url: &Option<EngineUrl>| url.as_ref().map_or_else(|| "-".into(), EngineUrl::to_string);
         log::info!(
             "request {}: {} {} in stage {} after {:.1} ms (prefill {}, decode {})",
@@ -83,7 +80,7 @@ impl Exchange {
             self.endpoint.name(),
             outcome.name(),
             self.stage().name(),
-            took.as_secs_f64() * 1e3,
+            self.timing.elapsed().as_secs_f64() * 1e3,
             url(&self.prefill),
             url(&self.decode),
         );
@@ -102,7 +99,7 @@ impl Drop for Exchange {
         }
         metrics.request(self.endpoint, outcome);
         metrics.inflight.dec();
-        self.log_end(outcome, self.began.elapsed());
+        self.log_end(outcome);
         if let Some(granted) = self.granted.take().filter(|granted| !granted.attached.is_attached()) {
             release::start(&self.shared, granted, &self.id);
         }

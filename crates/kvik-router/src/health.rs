@@ -13,10 +13,11 @@ use futures_util::future::join_all;
 use http::{HeaderMap, Method, Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::metrics::FailureKind;
 use crate::pool::{Engine, Pool, Seen};
 use crate::reply::json_response;
 use crate::service::Shared;
-use crate::upstream::{Attached, Call};
+use crate::upstream::{Attached, Attempt, Call};
 
 /// An answer older than this is no news.
 const FRESH: Duration = Duration::from_secs(10);
@@ -45,13 +46,19 @@ fn answered_lately(engine: &Engine) -> bool {
     engine.last().is_some_and(|(seen, when)| seen == Seen::Answered && when.elapsed() < FRESH)
 }
 
-/// Asks one engine for anything at all; `send` keeps what it learns.
+/// Asks one engine; any answer but a 5xx says that it is there.
 async fn ask(shared: &Shared, engine: &Engine) -> bool {
     let call =
         Call { method: Method::GET, path: "/health".into(), headers: HeaderMap::new(), body: Bytes::new() };
     let attached = Attached::default();
-    let sent = tokio::time::timeout(CHECK, shared.upstream.send(engine, &call, &attached, || {})).await;
-    sent.is_ok() && engine.last().is_some_and(|(seen, _)| seen == Seen::Answered)
+    match tokio::time::timeout(CHECK, shared.upstream.send(engine, &call, &attached, || {})).await {
+        Ok(Attempt::Answered(_) | Attempt::Refused(_)) => true,
+        Ok(Attempt::Failed(_)) => false,
+        Err(_) => {
+            engine.note(Seen::Failed(FailureKind::Timeout));
+            false
+        }
+    }
 }
 
 fn role_report(pool: &Pool, up: bool) -> Value {

@@ -24,9 +24,9 @@ pub(crate) struct Engine {
 /// What came of the last request to an engine, as far as it tells whether the engine is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// It answered, with whatever status.
+    /// It answered, with success or a refusal.
     Answered,
-    /// It did not.
+    /// It did not, or said that it cannot serve.
     Failed(FailureKind),
 }
 

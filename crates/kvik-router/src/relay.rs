@@ -32,7 +32,7 @@ pub(crate) fn respond(mut exchange: Exchange, answer: Answer, trailers: bool) ->
     if let Some(value) = exchange.timing.header(&IN_HEADER) {
         head.headers.append(SERVER_TIMING, value);
     }
-    let body = match rest {
+    let body = match rest.filter(|(rest, _)| !(first.is_empty() && rest.is_end_stream())) {
         None => {
             exchange.finish(outcome);
             axum::body::Body::from(first)
@@ -95,6 +95,10 @@ impl Body for Relay {
     type Data = Bytes;
     type Error = io::Error;
 
+    fn is_end_stream(&self) -> bool {
+        self.exchange.is_none()
+    }
+
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -112,6 +116,10 @@ impl Body for Relay {
                     this.quiet.broken();
                     // An engine's own trailers end here: the client was promised ours alone.
                     if let Ok(data) = frame.into_data() {
+                        // Of an answer of known length this is the last that hyper asks for.
+                        if this.rest.is_end_stream() {
+                            this.ended();
+                        }
                         return Poll::Ready(Some(Ok(Frame::data(data))));
                     }
                 }

@@ -49,10 +49,15 @@ impl Timing {
         }
     }
 
+    /// The time since the request began.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     /// The first request to an engine is about to be made.
     pub(crate) fn routed(&mut self) {
         if !self.phases.iter().any(|(phase, _)| *phase == Phase::Route) {
-            self.phases.push((Phase::Route, self.began.elapsed()));
+            self.phases.push((Phase::Route, self.elapsed()));
         }
     }
 
@@ -79,7 +84,7 @@ impl Timing {
 
     /// The whole request is done.
     pub(crate) fn ended(&mut self) {
-        self.phases.push((Phase::Total, self.began.elapsed()));
+        self.phases.push((Phase::Total, self.elapsed()));
     }
 
     /// Takes over what the decode engine says of its wait, from its headers or from a piece of its answer.

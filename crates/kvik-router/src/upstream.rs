@@ -136,16 +136,14 @@ impl Upstream {
                 return Attempt::Failed(Failure::new(engine, FailureKind::Timeout, detail));
             }
         };
-        engine.note(Seen::Answered);
         let status = response.status();
-        if status.is_success() {
-            Attempt::Answered(response)
-        } else if status.is_client_error() {
-            Attempt::Refused(response)
-        } else {
+        if !status.is_success() && !status.is_client_error() {
             let kind = if status.is_server_error() { FailureKind::Status } else { FailureKind::Protocol };
-            Attempt::Failed(Failure::new(engine, kind, format!("it answered {status}")))
+            engine.note(Seen::Failed(kind));
+            return Attempt::Failed(Failure::new(engine, kind, format!("it answered {status}")));
         }
+        engine.note(Seen::Answered);
+        if status.is_success() { Attempt::Answered(response) } else { Attempt::Refused(response) }
     }
 
     async fn send_fresh(
