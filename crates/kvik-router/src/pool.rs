@@ -1,0 +1,76 @@
+//! The engines of one role, and what is known of each.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::config::EngineUrl;
+use crate::metrics::{FailureKind, Role};
+
+/// Engines of one role. All choosing between engines happens in [`Pool::pick`].
+pub(crate) struct Pool {
+    pub(crate) role: Role,
+    engines: Vec<Arc<Engine>>,
+    next: AtomicUsize,
+}
+
+/// One engine.
+pub(crate) struct Engine {
+    pub(crate) url: EngineUrl,
+    pub(crate) role: Role,
+    last: Mutex<Option<(Seen, Instant)>>,
+}
+
+/// What came of the last request to an engine, as far as it tells whether the engine is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// It answered, with success or a refusal.
+    Answered,
+    /// It did not, or said that it cannot serve.
+    Failed(FailureKind),
+}
+
+impl Pool {
+    pub(crate) fn new(role: Role, urls: &[EngineUrl]) -> Self {
+        let engine = |url: &EngineUrl| Arc::new(Engine { url: url.clone(), role, last: Mutex::new(None) });
+        Self { role, engines: urls.iter().map(engine).collect(), next: AtomicUsize::new(0) }
+    }
+
+    /// The engines in the order in which this request should try them: each once, the first in rotation.
+    pub(crate) fn pick(&self) -> impl Iterator<Item = &Arc<Engine>> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.engines.len().max(1);
+        self.engines[first..].iter().chain(&self.engines[..first])
+    }
+
+    pub(crate) fn engines(&self) -> &[Arc<Engine>] {
+        &self.engines
+    }
+}
+
+impl Engine {
+    /// Keeps what a request showed of this engine.
+    pub(crate) fn note(&self, seen: Seen) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, Instant::now()));
+    }
+
+    /// What the last request showed, and when.
+    pub(crate) fn last(&self) -> Option<(Seen, Instant)> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn picks_rotate_and_name_every_engine_once() {
+        let urls: Vec<EngineUrl> = (1..=3).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
+        let pool = Pool::new(Role::Prefill, &urls);
+        let order = |pool: &Pool| pool.pick().map(|e| e.url.clone()).collect::<Vec<_>>();
+        assert_eq!(order(&pool), [urls[0].clone(), urls[1].clone(), urls[2].clone()]);
+        assert_eq!(order(&pool), [urls[1].clone(), urls[2].clone(), urls[0].clone()]);
+        assert_eq!(order(&pool)[0], urls[2]);
+        assert_eq!(order(&pool)[0], urls[0]);
+    }
+}

@@ -1,0 +1,100 @@
+//! Giving back KV that prefill has granted and that no decode engine was given.
+//!
+//! A prefill engine keeps the KV of a finished request until a decode engine has fetched it or until the grant
+//! expires; it listens to nobody else. So the router lets a decode engine fetch it: the same request, cut to
+//! one token. The first bytes of that answer prove that the KV was taken over, and then the request is dropped.
+//!
+//! Dropping it earlier would be cheaper and wrong: engines send the head of a streamed answer before they have
+//! queued the request, and one that is aborted before it is queued tells the prefill engine nothing.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+use crate::headers::put_id;
+use crate::metrics::ReleaseOutcome;
+use crate::service::Shared;
+use crate::upstream::{Attached, Attempt, Call};
+
+/// Most releases at work at once: under a wave of leaving clients the decode engines have better to do.
+pub(crate) const MOST_AT_ONCE: usize = 64;
+
+/// KV that waits on a prefill engine, and the request that would fetch it.
+pub(crate) struct GrantedKv {
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    /// The client's request cut to one token, with the params.
+    pub(crate) body: Bytes,
+    /// Whether the client's own decode request has reached a connection.
+    pub(crate) attached: Arc<Attached>,
+}
+
+/// Starts giving back, in the background and within bounds.
+pub(crate) fn start(shared: &Arc<Shared>, granted: GrantedKv, id: &str) {
+    let Ok(place) = shared.releases.clone().try_acquire_owned() else {
+        log::warn!("request {id}: its KV is left to expire, {MOST_AT_ONCE} releases are at work");
+        shared.metrics.release(ReleaseOutcome::Skipped);
+        return;
+    };
+    let shared = shared.clone();
+    let id = format!("{id}-release");
+    let (tasks, handle) = (shared.tasks.clone(), shared.handle.clone());
+    tasks.spawn_on(
+        async move {
+            let limit = shared.config.release_timeout;
+            let released = tokio::time::timeout(limit, give_back(&shared, granted, &id)).await;
+            let outcome = match released {
+                Ok(Ok(())) => ReleaseOutcome::Released,
+                Ok(Err(why)) => {
+                    log::warn!("request {id}: its KV is left to expire: {why}");
+                    ReleaseOutcome::Failed
+                }
+                Err(_) => {
+                    log::warn!(
+                        "request {id}: its KV is left to expire: no decode engine took it in {limit:?}"
+                    );
+                    ReleaseOutcome::Failed
+                }
+            };
+            shared.metrics.release(outcome);
+            drop(place);
+        },
+        &handle,
+    );
+}
+
+async fn give_back(shared: &Shared, granted: GrantedKv, id: &str) -> Result<(), String> {
+    let GrantedKv { path, mut headers, body, .. } = granted;
+    put_id(&mut headers, id);
+    let call = Call { method: Method::POST, path, headers, body };
+    let mut failed = String::from("there is no decode engine");
+    for engine in shared.decode.pick() {
+        let stale = || shared.metrics.stale_connection(engine.role);
+        match shared.upstream.send(engine, &call, &Attached::default(), stale).await {
+            Attempt::Answered(response) => return first_bytes(response.into_body()).await,
+            Attempt::Refused(response) => {
+                return Err(format!("{} answered {}", engine.url, response.status()));
+            }
+            Attempt::Failed(failure) => {
+                failed = format!("{} failed: {}", failure.url, failure.detail);
+                if !failure.nothing_sent() {
+                    break;
+                }
+            }
+        }
+    }
+    Err(failed)
+}
+
+async fn first_bytes(mut body: Incoming) -> Result<(), String> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| format!("the decode engine's answer broke off: {e}"))?;
+        if frame.data_ref().is_some_and(|data| !data.is_empty()) {
+            return Ok(());
+        }
+    }
+    Err("the decode engine's answer was empty".into())
+}

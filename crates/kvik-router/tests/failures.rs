@@ -1,0 +1,195 @@
+//! Engines that fail, and requests that are at fault themselves.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use kvik_router::RunningRouter;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const SENT: &str = r#"{"prompt":"x"}"#;
+
+/// The message and code of an error in OpenAI's shape.
+fn error(text: &str) -> (String, String) {
+    let value: serde_json::Value = serde_json::from_str(text).unwrap();
+    let error = &value["error"];
+    assert!(error["type"].is_string() && error["param"].is_null(), "{text}");
+    (error["message"].as_str().unwrap().into(), error["code"].as_str().unwrap().into())
+}
+
+/// Sends one request and checks that the error names the role and the engine.
+async fn fails(router: &RunningRouter, status: u16, code: &str, role: &str, url: &str) {
+    let (got, headers, text) = complete(router, SENT).await;
+    let (message, got_code) = error(&text);
+    assert_eq!((got.as_u16(), got_code.as_str()), (status, code), "{text}");
+    assert!(message.contains(role) && message.contains(url), "{message}");
+    assert!(headers.contains_key("x-request-id"));
+}
+
+#[tokio::test]
+async fn a_dead_prefill_engine() {
+    let (dead, decode) = (nobody().await, good_decode().await);
+    let router = RunningRouter::start(config(&[&dead], &[&decode.url()])).unwrap();
+    fails(&router, 502, "engine_unreachable", "prefill", &dead).await;
+    until_metric(&router, r#"kvik_router_upstream_errors_total{role="prefill",kind="connect"} 1"#).await;
+    until_metric(&router, r#"kvik_router_requests_total{endpoint="completions",outcome="engine_failed"} 1"#)
+        .await;
+    assert_eq!(decode.pending().await, 0);
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_be_reached_is_passed_over() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let (dead, other) = (nobody().await, nobody().await);
+    let router = RunningRouter::start(config(&[&dead, &prefill.url()], &[&other, &decode.url()])).unwrap();
+    for _ in 0..4 {
+        assert_eq!(complete(&router, SENT).await.0, 200);
+    }
+    assert_eq!((prefill.pending().await, decode.pending().await), (4, 4));
+    until_metric(&router, r#"kvik_router_upstream_errors_total{role="decode",kind="connect"} 2"#).await;
+}
+
+#[tokio::test]
+async fn a_prefill_engine_that_answers_5xx() {
+    let (prefill, decode) = (one_answer(json(500, "{}")).await, good_decode().await);
+    let router = router(&prefill, &decode);
+    fails(&router, 502, "engine_error", "prefill", &prefill.url()).await;
+    assert_eq!(decode.pending().await, 0);
+}
+
+#[tokio::test]
+async fn a_prefill_engine_that_answers_something_else() {
+    let (prefill, decode) = (one_answer(json(200, "<html>")).await, good_decode().await);
+    let router = router(&prefill, &decode);
+    fails(&router, 502, "engine_answer_invalid", "prefill", &prefill.url()).await;
+}
+
+#[tokio::test]
+async fn a_prefill_engine_that_hangs() {
+    let (prefill, mut gone) = silent().await;
+    let decode = good_decode().await;
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    config.prefill_timeout = Duration::from_millis(200);
+    let router = RunningRouter::start(config).unwrap();
+    fails(&router, 504, "engine_timeout", "prefill", &prefill.url()).await;
+    within("prefill's closed connection", gone.recv().await.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_decode_engine_that_hangs() {
+    let prefill = good_prefill().await;
+    let (decode, mut gone) = silent().await;
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    config.decode_timeout = Duration::from_millis(200);
+    let router = RunningRouter::start(config).unwrap();
+    fails(&router, 504, "engine_timeout", "decode", &decode.url()).await;
+    within("decode's closed connection", gone.recv().await.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dead_decode_engine() {
+    let (prefill, dead) = (good_prefill().await, nobody().await);
+    let router = RunningRouter::start(config(&[&prefill.url()], &[&dead])).unwrap();
+    fails(&router, 502, "engine_unreachable", "decode", &dead).await;
+    // The KV was granted and nobody was given it, so giving it back was tried, with the one engine there is.
+    until_metric(&router, r#"kvik_router_releases_total{outcome="failed"} 1"#).await;
+}
+
+/// Serves HTTP by hand: answers as many requests on each connection as told, then closes it at the next one.
+async fn closing_after(answers: usize) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                for _ in 0..answers {
+                    if !read_request(&mut stream).await {
+                        return;
+                    }
+                    let body = r#"{"choices":[]}"#;
+                    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                    stream.write_all(head.as_bytes()).await.unwrap();
+                }
+                read_request(&mut stream).await;
+            });
+        }
+    });
+    url
+}
+
+/// Reads one request; its body is known to be a JSON object that ends the bytes sent.
+async fn read_request(stream: &mut TcpStream) -> bool {
+    let mut all = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer).await {
+            Ok(0) | Err(_) => return false,
+            Ok(n) => all.extend_from_slice(&buffer[..n]),
+        }
+        if all.ends_with(b"}") {
+            return true;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_closed_under_us_costs_nothing() {
+    let (engine, decode) = (closing_after(1).await, good_decode().await);
+    let router = RunningRouter::start(config(&[&engine], &[&decode.url()])).unwrap();
+    for _ in 0..3 {
+        assert_eq!(complete(&router, SENT).await.0, 200);
+    }
+    until_metric(&router, r#"kvik_router_stale_connections_total{role="prefill"} 2"#).await;
+}
+
+#[tokio::test]
+async fn a_fresh_connection_closed_without_answer_is_the_engines_failure() {
+    let (engine, decode) = (closing_after(0).await, good_decode().await);
+    let router = RunningRouter::start(config(&[&engine], &[&decode.url()])).unwrap();
+    fails(&router, 502, "engine_closed_connection", "prefill", &engine).await;
+    let (_, _, text) = get(&router, "/metrics").await;
+    assert!(!text.contains("kvik_router_stale_connections_total{"), "{text}");
+}
+
+#[tokio::test]
+async fn wrong_bodies() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    config.max_body = 100;
+    let router = RunningRouter::start(config).unwrap();
+    let long = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(100));
+    for (sent, status, want, says) in [
+        ("{\"prompt\":", 400, "invalid_json", "not valid JSON"),
+        ("[]", 400, "not_an_object", "not an object"),
+        ("{}", 400, "missing_prompt", "`prompt`"),
+        (r#"{"prompt":"x","kv_transfer_params":{}}"#, 400, "reserved_field", "kv_transfer_params"),
+        (&long, 413, "body_too_large", "100 bytes"),
+    ] {
+        let (got, _, text) = complete(&router, sent).await;
+        let (message, code) = error(&text);
+        assert_eq!((got.as_u16(), code.as_str()), (status, want), "{sent}");
+        assert!(message.contains(says), "{message}");
+    }
+    until_metric(&router, r#"kvik_router_requests_total{endpoint="completions",outcome="refused"} 5"#).await;
+    assert_eq!((prefill.pending().await, decode.pending().await), (0, 0));
+}
+
+#[tokio::test]
+async fn a_chunked_body_over_the_limit_and_one_that_never_ends() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    config.max_body = 100;
+    config.client_timeout = Duration::from_millis(300);
+    let router = RunningRouter::start(config).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n";
+    for (rest, status) in [(format!("c8\r\n{}\r\n", "x".repeat(200)), "413"), ("1\r\n{\r\n".into(), "408")] {
+        let mut stream = TcpStream::connect(router.addr()).await.unwrap();
+        stream.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        within("an answer", stream.read_exact(&mut answer)).await.unwrap();
+        assert_eq!(std::str::from_utf8(&answer).unwrap(), format!("HTTP/1.1 {status}"));
+    }
+}

@@ -1,0 +1,216 @@
+//! The other paths, many clients at once, limits, starting and ending.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use common::*;
+use kvik_router::{RouterError, RunningRouter};
+use tokio::net::TcpStream;
+use tokio::sync::{Barrier, mpsc};
+
+const SENT: &str = r#"{"prompt":"x"}"#;
+
+#[tokio::test]
+async fn models_are_a_decode_engines() {
+    let prefill = good_prefill().await;
+    let decode = one_answer(json(200, r#"{"data":[{"id":"m"}]}"#)).await;
+    let router = router(&prefill, &decode);
+    let (status, headers, text) = get(&router, "/v1/models").await;
+    assert_eq!((status.as_u16(), text.as_str()), (200, r#"{"data":[{"id":"m"}]}"#));
+    let got = decode.next().await;
+    assert_eq!((got.method.as_str(), got.path.as_str()), ("GET", "/v1/models"));
+    assert_eq!(got.id(), headers["x-request-id"]);
+    until_metric(&router, r#"kvik_router_requests_total{endpoint="models",outcome="ok"} 1"#).await;
+}
+
+#[tokio::test]
+async fn other_paths_and_methods_are_told_what_there_is() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let router = router(&prefill, &decode);
+    let (status, _, text) = get(&router, "/v1/embeddings").await;
+    assert!(
+        status == 404 && text.contains("/v1/embeddings") && text.contains("/v1/chat/completions"),
+        "{text}"
+    );
+    let (status, _, text) = get(&router, "/v1/completions").await;
+    assert!(status == 405 && text.contains("POST /v1/completions"), "{text}");
+}
+
+#[tokio::test]
+async fn health_is_traffic_first_and_then_asks() {
+    let (prefill, dead) = (good_prefill().await, nobody().await);
+    let decode = good_decode().await;
+    let healthy = RunningRouter::start(config(&[&dead, &prefill.url()], &[&decode.url()])).unwrap();
+    let (status, _, text) = get(&healthy, "/health").await;
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(report["prefill"]["engines"][0]["url"], dead.as_str());
+    assert_eq!(report["prefill"]["engines"][0]["last"], "connect");
+    assert_eq!(report["prefill"]["engines"][1]["last"], "answered");
+    assert_eq!(
+        (prefill.next().await.path.as_str(), decode.next().await.path.as_str()),
+        ("/health", "/health")
+    );
+    // An answer of a moment ago is enough.
+    assert_eq!(get(&healthy, "/health").await.0, 200);
+    assert_eq!((prefill.pending().await, decode.pending().await), (0, 0));
+
+    let sick = RunningRouter::start(config(&[&prefill.url()], &[&dead])).unwrap();
+    let (status, _, text) = get(&sick, "/health").await;
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(status, 503, "{text}");
+    assert_eq!(
+        (report["prefill"]["reachable"].as_bool(), report["decode"]["reachable"].as_bool()),
+        (Some(true), Some(false))
+    );
+
+    let (silent, _gone) = silent().await;
+    let hung = RunningRouter::start(config(&[&prefill.url()], &[&silent.url()])).unwrap();
+    let (status, _, text) = get(&hung, "/health").await;
+    assert!(status == 503 && text.contains(r#""last":"timeout""#), "{text}");
+}
+
+#[tokio::test]
+async fn sixty_four_at_once_are_spread_evenly() {
+    // Every engine holds its answers until all of its share is there: fewer at once, or uneven, would hang.
+    async fn engines(answer: fn() -> http::Response<axum::body::Body>) -> Vec<Fake> {
+        let mut engines = Vec::new();
+        for _ in 0..4 {
+            let all = Arc::new(Barrier::new(16));
+            engines.push(
+                Fake::start(move || {
+                    let all = all.clone();
+                    async move {
+                        all.wait().await;
+                        answer()
+                    }
+                })
+                .await,
+            );
+        }
+        engines
+    }
+    let prefill = engines(prefill_answer).await;
+    let decode = engines(|| json(200, "{}")).await;
+    let urls = |fakes: &[Fake]| fakes.iter().map(Fake::url).collect::<Vec<_>>();
+    let (p, d) = (urls(&prefill), urls(&decode));
+    let strs = |urls: &[String]| urls.iter().map(|url| url.parse().unwrap()).collect();
+    let config = kvik_router::RouterConfig { port: 0, ..kvik_router::RouterConfig::new(strs(&p), strs(&d)) };
+    let router = Arc::new(RunningRouter::start(config).unwrap());
+    let asked = (0..64).map(|_| {
+        let router = router.clone();
+        tokio::spawn(async move { complete(&router, SENT).await.0 })
+    });
+    for status in futures_util::future::join_all(asked).await {
+        assert_eq!(status.unwrap(), 200);
+    }
+    for engine in prefill.iter().chain(&decode) {
+        assert_eq!(engine.pending().await, 16);
+    }
+    until_metric(&router, r#"kvik_router_requests_total{endpoint="completions",outcome="ok"} 64"#).await;
+}
+
+#[tokio::test]
+async fn one_request_too_many_is_turned_away() {
+    let (prefill, _gone) = silent().await;
+    let decode = good_decode().await;
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    config.max_inflight = 1;
+    let router = RunningRouter::start(config).unwrap();
+    let mut client = Client::connect(router.addr()).await;
+    let held = tokio::spawn(client.post("/v1/completions", SENT, &[]));
+    prefill.next().await;
+    let (status, headers, text) = complete(&router, SENT).await;
+    assert_eq!((status.as_u16(), headers["retry-after"].to_str().unwrap()), (503, "1"));
+    assert!(text.contains("overloaded"), "{text}");
+    until_metric(&router, r#"kvik_router_requests_total{endpoint="completions",outcome="overloaded"} 1"#)
+        .await;
+    until_metric(&router, "kvik_router_inflight 1").await;
+    client.leave().await;
+    assert!(held.await.unwrap().is_err());
+    until_metric(&router, "kvik_router_inflight 0").await;
+}
+
+async fn ended(router: Arc<RunningRouter>) -> Option<Result<(), RouterError>> {
+    tokio::task::spawn_blocking(move || router.wait(Some(BOUND))).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_stop_finishes_what_is_there_and_takes_nothing_new() {
+    let (chunks, receive) = mpsc::channel(1);
+    let (prefill, decode) = (good_prefill().await, one_answer(sse(receive, Gone::new().0)).await);
+    let router = Arc::new(router(&prefill, &decode));
+    let _idle = Client::connect(router.addr()).await;
+    let mut client = Client::connect(router.addr()).await;
+    let answer = tokio::spawn(client.post("/v1/completions", r#"{"prompt":"x","stream":true}"#, &[]));
+    chunks.send(Ok(Bytes::from_static(b"1"))).await.unwrap();
+    let mut body = within("the head", answer).await.unwrap().unwrap().into_body();
+    assert_eq!(chunk(&mut body).await.unwrap().unwrap(), "1");
+    router.stop();
+    within("the closed door", async { while TcpStream::connect(router.addr()).await.is_ok() {} }).await;
+    assert!(router.wait(Some(Duration::ZERO)).is_none());
+    chunks.send(Ok(Bytes::from_static(b"2"))).await.unwrap();
+    assert_eq!(chunk(&mut body).await.unwrap().unwrap(), "2");
+    drop(chunks);
+    assert!(chunk(&mut body).await.is_none());
+    assert!(matches!(ended(router).await, Some(Ok(()))));
+}
+
+#[tokio::test]
+async fn draining_is_bounded_and_can_be_cut_short() {
+    for (drain, cut) in [(Duration::from_millis(200), false), (BOUND * 2, true)] {
+        let (prefill, mut gone) = silent().await;
+        let decode = good_decode().await;
+        let mut config = config(&[&prefill.url()], &[&decode.url()]);
+        config.drain_timeout = drain;
+        let router = Arc::new(RunningRouter::start(config).unwrap());
+        let mut client = Client::connect(router.addr()).await;
+        let answer = tokio::spawn(client.post("/v1/completions", SENT, &[]));
+        prefill.next().await;
+        let began = Instant::now();
+        router.stop();
+        if cut {
+            router.stop_now();
+        }
+        assert!(matches!(ended(router.clone()).await, Some(Ok(()))));
+        assert!(began.elapsed() < BOUND);
+        within("prefill's closed connection", gone.recv().await.unwrap()).await.unwrap();
+        assert!(answer.await.unwrap().is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_taken_port_and_a_useless_configuration_are_said_at_start() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let mut taken = config(&[&prefill.url()], &[&decode.url()]);
+    taken.port = decode.addr.port();
+    let said = RunningRouter::start(taken).unwrap_err().to_string();
+    assert!(said.contains(&decode.addr.to_string()), "{said}");
+    let said = RunningRouter::start(config(&[], &[&decode.url()])).unwrap_err().to_string();
+    assert!(said.contains("prefill"), "{said}");
+}
+
+#[tokio::test]
+async fn the_routers_threads_take_no_signals() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let router = router(&prefill, &decode);
+    assert_eq!(complete(&router, SENT).await.0, 200);
+    let mut seen = 0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else { continue };
+        let field = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().to_owned()
+        };
+        if field("Name:").starts_with("kvik-router") {
+            seen += 1;
+            let blocked = u64::from_str_radix(&field("SigBlk:"), 16).unwrap();
+            let interrupt_and_terminate = (1 << 1) | (1 << 14);
+            assert_eq!(blocked & interrupt_and_terminate, interrupt_and_terminate, "{status}");
+        }
+    }
+    assert!(seen >= 2, "{seen} threads");
+}

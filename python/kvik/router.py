@@ -1,0 +1,277 @@
+"""``kvik router``: one address for clients, before engines that prefill and engines that decode.
+
+The router itself is native and runs on threads of its own. This module turns options into its configuration
+and signals into its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Protocol, cast
+
+import click
+
+import kvik
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDED = b"\0"
+_AN_HOUR = 3600.0
+
+
+class RunningRouter(Protocol):
+    """A router that listens: what the native ``serve_router`` returns."""
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` with the port that was taken; an IPv6 host is in brackets."""
+
+    def stop(self) -> None:
+        """Tell it to finish what it has, within its drain timeout, and to end. Returns at once."""
+
+    def stop_now(self) -> None:
+        """Tell it to end without finishing anything. Returns at once."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds for its end, and say whether it has ended.
+
+        Raises ``OSError`` when it ended although nobody stopped it.
+        """
+
+
+class Native(Protocol):
+    """The part of the native module that this module uses."""
+
+    def serve_router(
+        self,
+        *,
+        host: str,
+        port: int,
+        prefill: tuple[str, ...],
+        decode: tuple[str, ...],
+        connect_timeout: float,
+        prefill_timeout: float,
+        decode_timeout: float,
+        client_timeout: float,
+        release_timeout: float,
+        drain_timeout: float,
+        max_body: int,
+        max_inflight: int,
+    ) -> RunningRouter:
+        """Start a router, listening when this returns.
+
+        Raises ``kvik.InvalidArgument`` for a setting or URL that cannot work, and ``OSError`` when the
+        address cannot be listened on or threads cannot be had.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """The configuration of a router. Times are in seconds, sizes in bytes."""
+
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    host: str
+    port: int
+    connect_timeout: float
+    prefill_timeout: float
+    decode_timeout: float
+    client_timeout: float
+    release_timeout: float
+    drain_timeout: float
+    max_body: int
+    max_inflight: int
+
+
+def start(options: RouterOptions) -> RunningRouter:
+    """Start the native router; errors as in :meth:`Native.serve_router`."""
+    native = cast("Native", importlib.import_module("kvik._native"))
+    return native.serve_router(**asdict(options))
+
+
+def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bool:
+    """Wait for the end of a router, which SIGINT or SIGTERM brings about; must run in the main thread.
+
+    ``ready`` is called once signals are handled: whoever waits for it may send one at once. The first
+    signal lets the router drain, the second cuts it off. Returns whether it ended well, that is, without
+    having been cut off.
+    """
+    received = 0
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received == 1:
+            running.stop()
+        else:
+            running.stop_now()
+
+    with _wakeup() as (reader, writer), _handling(on_signal):
+
+        def tell_end() -> None:
+            with contextlib.suppress(OSError):  # the main thread asks again and gets the error itself
+                while not running.wait(_AN_HOUR):
+                    pass
+            writer.send(_ENDED)
+
+        teller = threading.Thread(target=tell_end, name="kvik-router-end", daemon=True)
+        teller.start()
+        ready()
+        # Both a signal (its number, written by the interpreter) and the end of the router make `reader`
+        # readable, so nothing has to be asked in intervals.
+        while _ENDED not in _read(reader):
+            pass
+        teller.join()
+    running.wait(0.0)
+    return received < 2
+
+
+def _read(reader: socket.socket) -> bytes:
+    select.select([reader], [], [])
+    return reader.recv(64)
+
+
+@contextlib.contextmanager
+def _wakeup() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A pair of sockets; the interpreter writes to the second on every signal, whichever thread gets it."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield reader, writer
+        finally:
+            signal.set_wakeup_fd(before)
+
+
+class _Handler(Protocol):
+    def __call__(self, number: int, frame: FrameType | None, /) -> None: ...
+
+
+@contextlib.contextmanager
+def _handling(handler: _Handler) -> Iterator[None]:
+    before = [(number, signal.signal(number, handler)) for number in _SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler_before in before:
+            signal.signal(number, handler_before)
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
+    try:
+        return kvik.parse_size(text)
+    except kvik.KvikError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@click.group()
+def router() -> None:
+    """Route requests to prefill and decode engines."""
+
+
+@router.command()
+@click.option(
+    "--prefill",
+    metavar="URL",
+    multiple=True,
+    required=True,
+    help="Engine that computes prompts, http://HOST:PORT; repeat for several, taken in turn.",
+)
+@click.option(
+    "--decode",
+    metavar="URL",
+    multiple=True,
+    required=True,
+    help="Engine that generates answers, http://HOST:PORT; repeat for several, taken in turn.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; clients are not authenticated, so any but loopback is a choice.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one, which the first line of output tells.",
+)
+@click.option(
+    "--connect-timeout",
+    type=_SECONDS,
+    default=5.0,
+    show_default=True,
+    help="Seconds to connect to an engine; then the next one is tried, as nothing was sent.",
+)
+@click.option(
+    "--prefill-timeout",
+    type=_SECONDS,
+    default=300.0,
+    show_default=True,
+    help="Longest silence of a prefill engine in seconds; long prompts in a queue take minutes.",
+)
+@click.option(
+    "--decode-timeout",
+    type=_SECONDS,
+    default=600.0,
+    show_default=True,
+    help="Longest silence of a decode engine in seconds; an answer not streamed is one silence.",
+)
+@click.option(
+    "--client-timeout",
+    type=_SECONDS,
+    default=60.0,
+    show_default=True,
+    help="Longest silence of a client that owes data, in seconds; it holds a place meanwhile.",
+)
+@click.option(
+    "--release-timeout",
+    type=_SECONDS,
+    default=30.0,
+    show_default=True,
+    help="Seconds to give back the KV of a client that left; past its expiry there is none.",
+)
+@click.option(
+    "--drain-timeout",
+    type=_SECONDS,
+    default=30.0,
+    show_default=True,
+    help="Seconds to finish open requests after SIGINT or SIGTERM; supervisors kill soon after.",
+)
+@click.option(
+    "--max-body",
+    metavar="SIZE",
+    default="32MiB",
+    show_default=True,
+    callback=_size,
+    help="Largest request body; images in chats are large, and each is held in memory.",
+)
+@click.option(
+    "--max-inflight",
+    type=click.IntRange(1, 1_000_000),
+    default=1024,
+    show_default=True,
+    help="Most requests in progress; more get 503, which a client can retry, instead of a queue.",
+)
+def serve(**given: object) -> None:
+    """Serve the OpenAI completions API from prefill and decode engines."""
+    # click hands over exactly the fields of RouterOptions, with the types that the options declare.
+    options = RouterOptions(**given)  # type: ignore[arg-type]
+    try:
+        running = start(options)
+        if not run_until_signalled(running, lambda: click.echo(f"listening on http://{running.address}")):
+            raise click.ClickException("cut off before all requests were finished")
+    except (kvik.KvikError, OSError) as error:
+        raise click.ClickException(str(error)) from error
