@@ -1,7 +1,8 @@
 """kvik's turns: batches through the public API, as a serving engine would post them.
 
-A slot is a thread that has one batch in flight. Each batch is a page set made from an array of page ids, one call of
-``read`` or ``write`` and one ``wait``; its latency runs from before the first to after the last of these.
+A slot is a thread that has one batch in flight. Each batch is a page set made from an array of page ids, one
+call of ``read`` or ``write`` and one ``wait``; its latency runs from before the first to after the last of
+these.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 import kvik
 from kvik.bench import pattern
-from kvik.bench.errors import CheckFailed
+from kvik.bench.errors import CheckError
 from kvik.bench.figures import Slice
 from kvik.bench.memory import Memory
 from kvik.bench.pages import Cell, PagePlan
@@ -60,7 +61,7 @@ class Kvik:
         self._peer = peer
         self._slots = min(inflight, plan.batches)
         self._ticket: kvik.Ticket | None = None
-        self._next = [slot for slot in range(self._slots)]
+        self._next = list(range(self._slots))
 
     def open(self, ticket: str) -> None:
         """Take the ticket of the cell."""
@@ -72,9 +73,11 @@ class Kvik:
         return self._run([self._walk(slot, end) for slot in range(self._slots)])
 
     def warm_up(self, seconds: float) -> None:
-        """Walk over the whole buffer once, or for ``seconds``: mappings and connections are there afterwards."""
+        """Walk over the whole buffer once, or for ``seconds``: afterwards mappings and connections exist."""
         end = time.perf_counter() + seconds
-        self._run([self._once(range(slot, self._plan.batches, self._slots), end) for slot in range(self._slots)])
+        self._run(
+            [self._once(range(slot, self._plan.batches, self._slots), end) for slot in range(self._slots)]
+        )
 
     def checked(self, salt: int, *, last: bool) -> None:
         """Move the first or the last batches over poisoned pages, then compare every byte. Never timed."""
@@ -86,11 +89,11 @@ class Kvik:
         self._run([iter(batches[slot :: self._slots]) for slot in range(self._slots)])
         try:
             self._compare(first, count, salt)
-        except CheckFailed as failure:
+        except CheckError as failure:
             where = "last" if last else "first"
-            raise CheckFailed(
-                f"{self._cell.op} of {self._cell.pages} pages of {self._cell.page_bytes} B over {self.transport}, "
-                f"{where} batches: {failure}"
+            raise CheckError(
+                f"{self._cell.op} of {self._cell.pages} pages of {self._cell.page_bytes} B over "
+                f"{self.transport}, {where} batches: {failure}"
             ) from None
 
     def _walk(self, slot: int, end: float) -> Iterator[int]:
@@ -134,7 +137,7 @@ class Kvik:
     def _move(self, batch: int) -> kvik.Transfer:
         ticket = self._ticket
         if ticket is None:
-            raise CheckFailed("no cell is open")
+            raise CheckError("no cell is open")
         local = self._memory.pages(self._plan.page_bytes, self._plan.initiator_ids(batch))
         call = self._engine.read if self._cell.op == "read" else self._engine.write
         return call(local, ticket, self._plan.target_ids(batch), transport=self.transport)
@@ -142,9 +145,9 @@ class Kvik:
     def _judge(self, reports: list[kvik.Report]) -> None:
         for report in reports:
             if report.bytes != self._cell.batch_bytes:
-                raise CheckFailed(f"{self.name} reports {report.bytes} bytes of {self._cell.batch_bytes}")
+                raise CheckError(f"{self.name} reports {report.bytes} bytes of {self._cell.batch_bytes}")
             if self.transport not in ("auto", report.transport):
-                raise CheckFailed(f"{self.name} went over {report.transport}")
+                raise CheckError(f"{self.name} went over {report.transport}")
             self.used.note(report)
 
     def _poison(self, first: int, count: int) -> None:
@@ -162,7 +165,7 @@ class Kvik:
             own, source = self._plan.initiator_ids(batch), self._plan.target_ids(batch)
             wrong = pattern.check(self._memory.bytes, self._plan.page_bytes, own, source, salt)
             if wrong is not None:
-                raise CheckFailed(str(wrong))
+                raise CheckError(str(wrong))
 
 
 class _Slot:

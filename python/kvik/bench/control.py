@@ -1,8 +1,8 @@
 """The connection over which the initiator directs the target: one JSON object a line, request and answer.
 
-It is the benchmark's own, beside the connections of the two engines: over it travel tickets, orders to poison or
-check pages, and readings of CPU time. It is versioned, a line is bounded, every answer has a deadline, and where a
-secret is set each side proves that it knows it before any other order is read.
+It is the benchmark's own, beside the connections of the two engines: over it travel tickets, orders to poison
+or check pages, and readings of CPU time. It is versioned, a line is bounded, every answer has a deadline, and
+where a secret is set each side proves that it knows it before any other order is read.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Connection:
         try:
             message = json.loads(line)
         except ValueError:
-            raise BenchError("a control line that is not JSON: is this a kvik bench target?") from None
+            raise BenchError("a control line that is not JSON: is the other side kvik bench?") from None
         if not isinstance(message, dict):
             raise BenchError("a control line that is not a JSON object")
         return message

@@ -7,5 +7,5 @@ class BenchError(Exception):
     """The run cannot go on: a peer that does not answer, options that do not fit together."""
 
 
-class CheckFailed(BenchError):
+class CheckError(BenchError):
     """A transfer reported success, and its bytes, byte count or transport are not what was asked for."""

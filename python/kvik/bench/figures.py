@@ -1,4 +1,4 @@
-"""From the slices of a contender to figures, and the refusal to print a figure that the samples do not carry."""
+"""From the slices of a contender to figures, and the refusal of figures that the samples do not carry."""
 
 from __future__ import annotations
 

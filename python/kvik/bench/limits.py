@@ -34,8 +34,9 @@ class Contender(Protocol):
 class Memcpy:
     """Copies the pages of one batch after the other between two buffers of this process, on one thread, in C.
 
-    Contiguous batches are one copy each. Scattered ones are gathered by ``numpy.take`` (one ``memcpy`` a page, no
-    copy between: ``mode="clip"`` writes straight to ``out``) into consecutive pages, which favours the limit a little.
+    Contiguous batches are one copy each. Scattered ones are gathered by ``numpy.take`` (one ``memcpy`` a
+    page, no copy between: ``mode="clip"`` writes straight to ``out``) into consecutive pages, which favours
+    the limit a little.
     """
 
     name = "memcpy"
@@ -61,7 +62,7 @@ class Memcpy:
 
     def turn(self, seconds: float) -> Slice:
         """Copy batches for about ``seconds``."""
-        latencies = []
+        latencies: list[float] = []
         cpu, start = time.process_time(), time.perf_counter()
         before, end = start, start + seconds
         while not latencies or before < end:
@@ -100,7 +101,7 @@ class TcpStream:
 
 
 def fastest_chunk(op: str, stream: StreamInitiator) -> tuple[int, float]:
-    """Try every size of a send, three turns each in rotation; gives the size with the best turn, and its rate."""
+    """Try every size of a send, three turns each in rotation; gives the one with the best turn, its rate."""
     best = dict.fromkeys(CHUNKS, 0.0)
     total = _TRIAL_BYTES
     for attempt in range(4):

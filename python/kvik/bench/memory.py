@@ -26,4 +26,5 @@ class Memory:
     def pages(self, page_bytes: int, ids: PageIds) -> kvik.PageSet:
         """Pages ``ids`` of the buffer, seen as consecutive pages of ``page_bytes``."""
         layout = kvik.Layout(self.bytes.size // page_bytes, page_bytes)
-        return self.region.pages(layout, ids)
+        selected: kvik.PageSet = self.region.pages(layout, ids)
+        return selected

@@ -88,7 +88,7 @@ def settle_pages(page_bytes: Sequence[int], say: Callable[[str], None]) -> tuple
     for asked in page_bytes:
         page = max(_round_up(asked, 8), MIN_PAGE)
         if page != asked:
-            say(f"page size changed from {asked} B to {size_text(page)}: multiples of 8 B from {MIN_PAGE} B up")
+            say(f"page changed from {asked} B to {size_text(page)}: multiples of 8 B, at least {MIN_PAGE}")
         settled.append(page)
     return tuple(dict.fromkeys(settled))
 
@@ -114,14 +114,16 @@ def settle_buffer(
         buffer = _round_up(asked, BUFFER_STEP)
         if buffer < needed:
             buffer = needed
-            say(f"buffer rounded up from {size_text(asked)} to {size_text(buffer)}: "
-                f"{inflight} x {max(pages)} pages of {size_text(max(page_bytes))} must fit")  # fmt: skip
+            say(
+                f"buffer rounded up from {size_text(asked)} to {size_text(buffer)}: "
+                f"{inflight} x {max(pages)} pages of {size_text(max(page_bytes))} must fit"
+            )
         elif buffer != asked:
             say(f"buffer rounded up from {size_text(asked)} to {size_text(buffer)}: a multiple of 2MiB")
     if available is not None and buffer * BUFFERS_HELD > available:
         raise BenchError(
-            f"{BUFFERS_HELD} buffers of {size_text(buffer)} do not fit in {size_text(available)} of free memory; "
-            "use smaller --page, --pages, --inflight or --buffer"
+            f"{BUFFERS_HELD} buffers of {size_text(buffer)} do not fit in {available >> 20} MiB "
+            "of free memory; use smaller --page, --pages, --inflight or --buffer"
         )
     if buffer < batch * SPREAD_OVER:
         say(f"the largest batch spreads over {buffer / batch:.1f} times its size, less than {SPREAD_OVER}")

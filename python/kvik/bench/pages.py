@@ -1,11 +1,12 @@
 """Which pages a batch moves, on both sides, from a seed alone.
 
-Initiator and target each compute the same plan, so that no list of page ids crosses the control connection. The
-order comes from sorting a bijective 64-bit mix, not from a random generator of numpy, whose streams may change
-between versions of the two hosts.
+Initiator and target each compute the same plan, so that no list of page ids crosses the control connection.
+The order comes from sorting a bijective 64-bit mix, not from a random generator of numpy, whose streams may
+change between versions of the two hosts.
 
-The batches of a plan are disjoint: two that are in flight together never touch the same page, and a walk over all
-of them visits the whole buffer, so a small batch does not find its pages in the processor's cache from last time.
+The batches of a plan are disjoint: two that are in flight together never touch the same page, and a walk over
+all of them visits the whole buffer, so a small batch does not find its pages in the processor's cache from
+last time.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class PagePlan:
             self._initiator = permutation(self.buffer_pages, 2 * seed)[:used]
             self._target = permutation(self.buffer_pages, 2 * seed + 1)[:used]
         else:
-            # Half the buffer apart, so that a transfer that ignored the remote page ids would not pass the check.
+            # Half the buffer apart: a transfer that ignored the remote page ids would not pass the check.
             self._initiator = np.arange(used, dtype=np.uint32)
             self._target = np.roll(self._initiator, (self.batches // 2) * pages)
 

@@ -1,7 +1,8 @@
 """Bytes that know where they belong, so that a check can name the page and the offset that are wrong.
 
-The 64-bit word number ``i`` of a source buffer is ``(i + 1) * MULTIPLIER + salt`` modulo 2**64. The multiplier is
-odd, so every position has another value, and a value found in the wrong place tells where it came from.
+The 64-bit word number ``i`` of a source buffer is ``(i + 1) * MULTIPLIER + salt`` modulo 2**64. The
+multiplier is odd, so every position has another value, and a value found in the wrong place tells where it
+came from.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def fill(buffer: Bytes, salt: int) -> None:
 
 
 def poison(buffer: Bytes, page_bytes: int, ids: Iterable[int]) -> None:
-    """Overwrite pages with a byte that the pattern does not give, so that old bytes cannot pass for new ones."""
+    """Overwrite pages with one byte all over, so that what lay there before cannot pass for new."""
     for page in ids:
         start = int(page) * page_bytes
         buffer[start : start + page_bytes] = POISON

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from kvik.bench.control import Connection, connect, split_address
-from kvik.bench.errors import BenchError, CheckFailed
+from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.pages import Cell
 from kvik.bench.stream import StreamInitiator
 from kvik.bench.target import SECRET_VARIABLE, TargetOptions
@@ -29,7 +29,7 @@ class Peer:
 
     @classmethod
     def start(cls, options: TargetOptions, secret: str | None) -> Peer:
-        """Start a child. The socket is its standard input: when this process dies, the child reads the end."""
+        """Start a child. The socket is its standard input: when this process dies, the child reads EOF."""
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
         if secret is not None:
@@ -37,7 +37,7 @@ class Peer:
         with theirs:
             child = subprocess.Popen(
                 [sys.executable, "-m", "kvik.bench.target", options.to_json()],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,
             )
@@ -88,7 +88,7 @@ class Peer:
         """Have the target compare what was written into some batches."""
         wrong = self._connection.request("check", first=first, count=count, salt=salt)["wrong"]
         if wrong is not None:
-            raise CheckFailed(str(wrong))
+            raise CheckError(str(wrong))
 
     def cpu_s(self) -> float:
         """CPU seconds that the target's process has used, all threads."""

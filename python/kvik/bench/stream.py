@@ -1,8 +1,8 @@
 """The plain TCP stream that kvik is compared with: one connection, ``sendall`` and ``recv_into``, no framing.
 
-A turn is announced by one fixed header; then payload flows one way without a pause, walking through the sender's
-and the receiver's buffer, and one byte at the end says that the last of it has arrived. There is no answer per
-batch, so this is a higher bar than a request-and-answer protocol over the same stream.
+A turn is announced by one fixed header; then payload flows one way without a pause, walking through the
+sender's and the receiver's buffer, and one byte at the end says that the last of it has arrived. There is no
+answer per batch, so this is a higher bar than a request-and-answer protocol over the same stream.
 """
 
 from __future__ import annotations

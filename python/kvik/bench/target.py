@@ -1,8 +1,8 @@
-"""The target: a process with an engine, one region, and a grant for each cell; it does what the initiator orders.
+"""The target: a process with an engine, one region and a grant for each cell, directed by the initiator.
 
-Started by the initiator as ``python -m kvik.bench.target OPTIONS`` with a socket as standard input, or by hand with
-``kvik bench transfer --listen HOST:PORT``. It ends when its control connection does, so it never outlives a child's
-parent.
+Started by the initiator as ``python -m kvik.bench.target OPTIONS`` with a socket as standard input, or by
+hand with ``kvik bench transfer --listen HOST:PORT``. It ends when its control connection does, so it never
+outlives a child's parent.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Target:
         if self._stream is not None:
             self._stream.close()
         host, _port = split_address(self.options.engine_listen)
-        self._stream = StreamTarget(host, memoryview(self.memory.bytes))
+        self._stream = StreamTarget(host, self.memory.bytes.data)
         return {"address": self._stream.address, "token": self._stream.token}
 
 
@@ -205,7 +205,7 @@ def _leave_soon() -> None:
 
 
 def main() -> int:
-    """The child's entry point: options in ``argv``, the secret in the environment, the control socket as stdin."""
+    """The child's entry: options in ``argv``, the secret in the environment, the control socket as stdin."""
     # Ctrl-C reaches the whole foreground group; the parent decides when its target ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(socket.socket(fileno=0))
