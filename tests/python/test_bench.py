@@ -480,6 +480,15 @@ def test_a_short_run_measures_and_checks_every_cell(tmp_path: Path, layout: str,
     assert "equal in 4 of 4 cells" in ended.stdout
 
 
+def test_a_wrong_byte_ends_the_run_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = pattern.Mismatch(page=3, source_page=4, offset=17, found=0, expected=1, holds=None)
+    monkeypatch.setattr(pattern, "check", lambda *_: wrong)
+    ended = CliRunner().invoke(bench, ["transfer", *SHORT, "--op", "read", "--transport", "tcp"])
+    assert ended.exit_code == 1
+    assert "FAILED" in ended.output
+    assert "page 3 at byte 17" in ended.output
+
+
 def test_a_target_that_listens_serves_one_initiator_after_the_other() -> None:
     listener = subprocess.Popen(
         [

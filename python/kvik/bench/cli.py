@@ -215,7 +215,7 @@ def _console(json_file: str | None) -> Console:
 @click.option(
     "--duration",
     type=click.FloatRange(0.02, 3600.0),
-    default=0.4,
+    default=0.3,
     show_default=True,
     help="Seconds that each transport and each limit is timed in each cell.",
 )

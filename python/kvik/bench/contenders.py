@@ -58,6 +58,7 @@ class Kvik:
         self._plan = plan
         self._engine = engine
         self._memory = memory
+        self._layout = memory.layout(cell.page_bytes)
         self._peer = peer
         self._slots = min(inflight, plan.batches)
         self._ticket: kvik.Ticket | None = None
@@ -138,7 +139,7 @@ class Kvik:
         ticket = self._ticket
         if ticket is None:
             raise CheckError("no cell is open")
-        local = self._memory.pages(self._plan.page_bytes, self._plan.initiator_ids(batch))
+        local = self._memory.pages(self._layout, self._plan.initiator_ids(batch))
         call = self._engine.read if self._cell.op == "read" else self._engine.write
         return call(local, ticket, self._plan.target_ids(batch), transport=self.transport)
 

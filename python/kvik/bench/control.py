@@ -107,9 +107,12 @@ class Connection:
         return answer
 
     def serve(self, handler: Handler) -> None:
-        """Answer requests until the other side closes."""
-        while (request := self.receive(IDLE_SECONDS)) is not None:
-            self.send({"id": request.get("id"), **handler(request)})
+        """Answer requests until the other side closes, whether or not it waits for its last answer."""
+        try:
+            while (request := self.receive(IDLE_SECONDS)) is not None:
+                self.send({"id": request.get("id"), **handler(request)})
+        except ConnectionError:
+            return
 
     def close(self) -> None:
         """Close the socket."""

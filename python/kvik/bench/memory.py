@@ -23,8 +23,11 @@ class Memory:
         # Every page of the machine is there before anything is timed.
         self.bytes[:] = 0
 
-    def pages(self, page_bytes: int, ids: PageIds) -> kvik.PageSet:
-        """Pages ``ids`` of the buffer, seen as consecutive pages of ``page_bytes``."""
-        layout = kvik.Layout(self.bytes.size // page_bytes, page_bytes)
+    def layout(self, page_bytes: int) -> kvik.Layout:
+        """The buffer seen as consecutive pages of ``page_bytes``."""
+        return kvik.Layout(self.bytes.size // page_bytes, page_bytes)
+
+    def pages(self, layout: kvik.Layout, ids: PageIds) -> kvik.PageSet:
+        """Pages ``ids`` of the buffer."""
         selected: kvik.PageSet = self.region.pages(layout, ids)
         return selected

@@ -72,7 +72,8 @@ def table(results: Results) -> Table:
                 _ratio_text(part.series.ratio_to(result.stream)),
             )
             grid.add_row(label, *map(escape, _row(path_text(part), part.series, unit, ratios)))
-            label = "" if result.complete else "not finished"
+            label = ""
+        label = "" if result.complete else "not finished"
         grid.add_row(label, *_row("memcpy", result.memcpy, unit, ("", "")), style="dim")
         stream = f"tcp stream, {size_text(result.send_bytes)} sends"
         grid.add_row("", *_row(stream, result.stream, unit, ("", "")), style="dim", end_section=True)

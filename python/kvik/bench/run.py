@@ -30,7 +30,7 @@ from kvik.bench.target import CLOSE_SECONDS, TargetOptions
 
 Say = Callable[[str], None]
 
-WALK_SECONDS = 2.0
+WALK_SECONDS = 1.0
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 

@@ -117,7 +117,8 @@ class Target:
         )
         if int(request["buffer"]) > self.options.buffer:
             raise BenchError(f"the initiator counts on more than this target's {self.options.buffer} bytes")
-        all_pages = self.memory.pages(plan.page_bytes, np.arange(plan.buffer_pages, dtype=np.uint32))
+        layout = self.memory.layout(plan.page_bytes)
+        all_pages = self.memory.pages(layout, np.arange(plan.buffer_pages, dtype=np.uint32))
         expiry = float(request["expiry"])
         self._grant = self.engine.grant(
             all_pages, right=str(request["right"]), use="many", expiry=expiry, max_expiry=expiry
