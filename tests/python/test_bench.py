@@ -76,6 +76,7 @@ def test_wrong_options_end_with_status_2() -> None:
         ["--pages", "0"],
         ["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1"],
         ["--engine-listen", "127.0.0.1:0"],
+        ["--json", "no/such/folder/results.json"],
         ["--duration", "3600", "--pages", "1,2,3"],
         ["--listen", "0.0.0.0:0", "--page", "4KiB", "--pages", "1", "--buffer", "2MiB"],
         ["--listen", "192.0.2.1:0", "--page", "4KiB", "--pages", "1", "--buffer", "2MiB"],

@@ -267,6 +267,8 @@ def transfer(**given: Any) -> None:
         raise click.UsageError("--listen is the target's side and --target the initiator's: give one of them")
     if given["engine_listen"] is not None and given["listen"] is None:
         raise click.UsageError("--engine-listen belongs to --listen")
+    if given["json_file"] not in (None, "-") and not Path(given["json_file"]).absolute().parent.is_dir():
+        raise click.UsageError(f"--json: no folder for {given['json_file']}")
     console = _console(given["json_file"])
     notices: list[str] = []
 
@@ -279,7 +281,7 @@ def transfer(**given: Any) -> None:
             listen(given["listen"], target_options(given, say), given["secret"], console.print)
             return
         options = settle(given, say)
-    except BenchError as error:
+    except (BenchError, OSError) as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
         return
