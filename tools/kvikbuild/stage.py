@@ -9,14 +9,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from kvikbuild.paths import LOGS, ROOT
 
+Output = Literal["log", "both", "terminal"]  # both: log and terminal; terminal: the terminal itself, for live tables
 SKIPS_FILE = "KVIK_SKIPS_FILE"
 SHOWN_ON_FAILURE = 400  # lines; the log file has all of them
 
@@ -31,7 +33,7 @@ class Context:
 
     name: str
     log: IO[bytes]
-    stream: bool
+    output: Output
     deadline: float
     skips: list[tuple[str, str]] = field(default_factory=list)
     note: str = ""
@@ -53,17 +55,21 @@ class Context:
         skips = LOGS / f"{self.name}.skips.jsonl"
         skips.unlink(missing_ok=True)
         full = {**os.environ, **(env or {}), SKIPS_FILE: str(skips)}
-        out = None if self.stream else self.log
+        out = {"log": self.log, "both": subprocess.PIPE, "terminal": None}[self.output]
+        err = subprocess.STDOUT if self.output == "both" else out
         process = subprocess.Popen(
-            [str(a) for a in argv], cwd=cwd, env=full, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            [str(a) for a in argv], cwd=cwd, env=full, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             start_new_session=True,
         )  # fmt: skip
+        copier = threading.Thread(target=self._copy, args=(process.stdout,), daemon=True)
+        copier.start()
         try:
             return process.wait(timeout=max(1.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise StageError(f"`{_shown(argv)}` did not end within the stage's time limit") from None
         finally:
             _end_group(process)
+            copier.join(timeout=10)
             self._collect_skips(skips)
 
     def capture(self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> str:
@@ -76,6 +82,13 @@ class Context:
             raise StageError(f"`{_shown(argv)}` ended with status {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
+    def _copy(self, pipe: IO[bytes] | None) -> None:
+        for line in pipe or ():
+            self.log.write(line)
+            self.log.flush()
+            sys.stdout.buffer.write(b"    " + line)
+            sys.stdout.flush()
+
     def _collect_skips(self, file: Path) -> None:
         if file.exists():
             for line in file.read_text().splitlines():
@@ -85,11 +98,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Stage:
-    """A step: its name, what it does, whether its output is worth watching, and its time limit in seconds."""
+    """A step: its name, what it does, where its output goes, and its time limit in seconds."""
 
     name: str
     body: Callable[[Context], None]
-    stream: bool = False
+    output: Output = "log"
     limit: float = 1800.0
 
 
@@ -124,7 +137,7 @@ def _run_one(stage: Stage) -> Outcome:
     start = time.monotonic()
     result, note = "ok", ""
     with path.open("wb") as log:
-        context = Context(stage.name, log, stage.stream, start + stage.limit)
+        context = Context(stage.name, log, stage.output, start + stage.limit)
         try:
             stage.body(context)
             note = context.note
@@ -134,7 +147,8 @@ def _run_one(stage: Stage) -> Outcome:
             result, note = "failed", "interrupted"
     seconds = time.monotonic() - start
     if result != "ok":
-        _show_log(path)
+        if stage.output == "log":
+            _show_log(path)
         print(f"    {note}", file=sys.stderr)
     print(f"    {result} in {seconds:.1f} s{f' ({note})' if result == 'ok' and note else ''}", flush=True)
     return Outcome(stage.name, result, seconds, note, context.skips)
