@@ -83,7 +83,7 @@ def _pytest(
     python = overlay_env(context, env)
     cache = TARGET / "pytest" / env
     argv = [python, "-m", "pytest", folder, "-o", f"cache_dir={cache}", *more]
-    context.run(argv, {"PYTHONDONTWRITEBYTECODE": "1", **(variables or {})})
+    context.run(argv, variables)
 
 
 STAGES = {
