@@ -12,24 +12,24 @@ STEP = 0.02  # seconds between two looks at the file
 
 @dataclass(frozen=True)
 class Load:
-    """One finished load of one worker rank. Times are in seconds."""
+    """What became of one request's load on one rank. Times are in seconds, and None unless it was loaded."""
 
     request_id: str
-    remote_request_id: str
+    remote_request_id: str | None
+    outcome: str  # "loaded", "failed", or "recomputed" (refused before any load)
+    reason: str | None
+    rank: int | None  # None for a decision of the scheduler
     bytes: int
     blocks: int
     pages: int
     extents: int
-    transport: str
-    way: str
-    plan_s: float
-    post_s: float
-    wire_s: float
-    verify_s: float
-    total_s: float
-    outcome: str  # "loaded", "recomputed" or "failed"
-    reason: str
-    rank: int
+    transport: str | None
+    way: str | None
+    plan_s: float | None
+    post_s: float | None
+    wire_s: float | None
+    verify_s: float | None
+    total_s: float | None
 
 
 class ReportReader:

@@ -74,8 +74,8 @@ class Row:
         if not self.moved:
             verdict += f", [red]KV not moved ({load.outcome}: {load.reason})[/red]" if load else ", [red]no KV moved[/red]"
         measured = ("-", "-", "-", "-")
-        if load is not None:
-            rate = f"{load.bytes / load.wire_s / 1e9:.2f}" if load.wire_s > 0 else "-"
+        if load is not None and load.total_s is not None:
+            rate = f"{load.bytes / load.wire_s / 1e9:.2f}" if load.wire_s else "-"
             measured = (f"{load.bytes:,}", f"{load.total_s * 1e3:.2f} ms", rate, f"{load.transport} ({load.way})")
         size, duration, rate, transport = measured
         first = (f"{self.alone.ttft * 1e3:.0f} ms", f"{self.handed.ttft * 1e3:.0f} ms")
