@@ -17,9 +17,9 @@ class Entry:
 
 
 SUBCOMMANDS = {
-    "bench": Entry("kvik.bench.cli", "main", "Measure transfers between two engines."),
-    "demo": Entry("kvik.demo.show", "main", "Hand requests over between two real serving engines on this machine."),
-    "router": Entry("kvik.router", "main", "Send each request to a prefill engine, then to a decode engine."),
+    "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
+    "demo": Entry("kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."),
+    "router": Entry("kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."),
 }
 
 

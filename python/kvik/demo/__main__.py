@@ -1,5 +1,5 @@
 """`python -m kvik.demo` is `kvik demo`."""
 
-from kvik.demo.show import main
+from kvik.demo.show import demo
 
-main()
+demo()

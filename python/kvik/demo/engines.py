@@ -92,7 +92,7 @@ class EngineSpec:
 
 def start_router(prefill: Sequence[str], decode: Sequence[str], port: int, logs: Path) -> HttpServer:
     """Start kvik's router in front of these engines (URLs)."""
-    command = [sys.executable, "-m", "kvik.cli", "router", "serve", "--listen", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "kvik.cli", "router", "serve", "--host", "127.0.0.1", "--port", str(port)]
     for url in prefill:
         command += ["--prefill", url]
     for url in decode:

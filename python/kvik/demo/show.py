@@ -86,7 +86,7 @@ class Row:
 @click.option("--lengths", default=DEFAULT_LENGTHS, show_default=True, help="Prompt lengths in tokens.")
 @click.option("--transport", default="auto", show_default=True, help="auto, tcp or local.")
 @click.option("--logs", type=click.Path(path_type=Path), help="Folder for the logs; default: a new one under /tmp.")
-def main(lengths: str, transport: str, logs: Path | None) -> None:
+def demo(lengths: str, transport: str, logs: Path | None) -> None:
     """Start a prefill engine, a decode engine, an engine alone and a router; show what passes between them."""
     console = Console()
     try:
