@@ -1,8 +1,9 @@
-"""A skipped test is a failure, unless it is named here with its reason; `make test` prints those at its end."""
+"""A skipped test is a failure, unless it is named here with its reason; `make test` prints those at its
+end."""
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,9 @@ _unexpected: list[str] = []
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip that is not listed into a failure, and note one that is."""
     report = yield
-    assert isinstance(report, pytest.TestReport)
     if report.skipped:
         name = report.nodeid.partition("[")[0]
         said = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -26,7 +26,7 @@ def pytest_runtest_makereport() -> Iterator[None]:
         else:
             report.outcome = "failed"
             report.longrepr = f"skipped, and not listed in tests/conftest.py as one that may be: {said}"
-    return report  # type: ignore[return-value]
+    return report
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

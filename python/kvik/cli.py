@@ -18,8 +18,12 @@ class Entry:
 
 SUBCOMMANDS = {
     "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
-    "demo": Entry("kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."),
-    "router": Entry("kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."),
+    "demo": Entry(
+        "kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."
+    ),
+    "router": Entry(
+        "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
+    ),
 }
 
 
@@ -40,7 +44,7 @@ class LazyGroup(click.Group):
             raise TypeError(f"{entry.module}.{entry.attribute} is not a click command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands from what is known here."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, SUBCOMMANDS[name].help) for name in sorted(SUBCOMMANDS)])

@@ -14,8 +14,8 @@ from kvik.demo.show import TOKENS, Row
 
 RECORD: dict[str, object] = {
     "request_id": "a", "remote_request_id": "b", "outcome": "loaded", "reason": None, "rank": 0, "blocks": 1,
-    "bytes": 128 * KV_BYTES_PER_TOKEN, "pages": 1, "extents": 4, "transport": "local", "way": "memfd", "plan_s": 0.0,
-    "post_s": 0.0, "wire_s": 0.001, "verify_s": 0.0, "total_s": 0.002,
+    "bytes": 128 * KV_BYTES_PER_TOKEN, "pages": 1, "extents": 4, "transport": "local", "way": "memfd",
+    "plan_s": 0.0, "post_s": 0.0, "wire_s": 0.001, "verify_s": 0.0, "total_s": 0.002,
 }  # fmt: skip
 
 
@@ -55,7 +55,9 @@ def test_row_is_good_only_with_equal_tokens_and_all_bytes() -> None:
 
 def test_engine_command() -> None:
     """The options that an engine is started with."""
-    spec = EngineSpec("decode", Connector("kv_consumer", Path("/reports")), prefix_caching=False, tensor_parallel=2)
+    spec = EngineSpec(
+        "decode", Connector("kv_consumer", Path("/reports")), prefix_caching=False, tensor_parallel=2
+    )
     command = spec.command(Path("/model"), 1234)
     assert "--no-enable-prefix-caching" in command
     assert command[command.index("--tensor-parallel-size") + 1] == "2"

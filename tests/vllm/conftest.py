@@ -1,7 +1,7 @@
 """Real serving engines for the tests of this folder.
 
-Starting one takes most of a minute on two cores, so they are shared: one engine alone for the whole session, and one
-pair (prefill, decode, router) at a time. pytest orders the tests by the pair that they ask for.
+Starting one takes most of a minute on two cores, so they are shared: one engine alone for the whole session,
+and one pair (prefill, decode, router) at a time. pytest orders the tests by the pair that they ask for.
 """
 
 import time

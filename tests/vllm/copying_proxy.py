@@ -18,7 +18,7 @@ class CopyingProxy:
         """Between these engines (URLs)."""
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # noqa: N802 - the base class asks for this name
+            def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 first = {**request, "max_tokens": 1, "stream": False, "kv_transfer_params": ASK_PREFILL}
                 params = client.post(prefill, first, path=self.path)["kv_transfer_params"]
@@ -27,7 +27,9 @@ class CopyingProxy:
             def _forward(self, request: dict[str, object]) -> None:
                 parts = urlsplit(decode)
                 connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
-                connection.request("POST", self.path, json.dumps(request), {"Content-Type": "application/json"})
+                connection.request(
+                    "POST", self.path, json.dumps(request), {"Content-Type": "application/json"}
+                )
                 answer = connection.getresponse()
                 self.send_response(answer.status)
                 self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))

@@ -58,10 +58,16 @@ class Pair:
         return params
 
     def decode_by_hand(
-        self, prompt: list[int], params: dict[str, object] | None, tokens: int, **more: object
+        self,
+        prompt: list[int],
+        params: dict[str, object] | None,
+        tokens: int,
+        cache_salt: str | None = None,
     ) -> list[int]:
         """Let the decode engine answer with the KV that the parameters name."""
-        return client.complete(self.decode.url, prompt, tokens, kv_transfer_params=params, **more).tokens
+        more = {} if cache_salt is None else {"cache_salt": cache_salt}
+        payload = client.body(prompt, tokens, kv_transfer_params=params, **more)
+        return client.tokens_of(client.post(self.decode.url, payload))
 
     def decode_computed(self) -> float:
         """Prompt tokens that the decode engine has computed itself so far, by its own count."""
@@ -74,9 +80,7 @@ def start_pair(spec: PairSpec, model: Path, folder: Path) -> Pair:
     report = folder / "loads.jsonl"
     extra = {"expiry_s": EXPIRY, **spec.extra}
     engines = [
-        EngineSpec(
-            name, connector, tensor_parallel=spec.tensor_parallel, prefix_caching=spec.prefix_caching
-        )
+        EngineSpec(name, connector, tensor_parallel=spec.tensor_parallel, prefix_caching=spec.prefix_caching)
         for name, connector in (
             ("prefill", Connector("kv_producer", extra=extra)),
             ("decode", Connector("kv_consumer", report, extra=extra)),
@@ -120,9 +124,12 @@ def used(engine: HttpServer) -> float:
 
 
 def wait_used(engine: HttpServer, level: float, within: float) -> None:
-    """Wait until an engine uses no more KV blocks than `level`; fails when it still does after `within` seconds."""
+    """Wait until an engine uses no more KV blocks than `level`; fails when it still does after `within`
+    seconds."""
     last = wait_for(lambda: used(engine), lambda value: value <= level, within)
-    assert last <= level, f"{engine.name} uses {last:.4%} of its KV blocks, {level:.4%} before\n{engine.tail()}"
+    assert last <= level, (
+        f"{engine.name} uses {last:.4%} of its KV blocks, {level:.4%} before\n{engine.tail()}"
+    )
 
 
 def wait_for(look: Callable[[], float], good: Callable[[float], bool], within: float) -> float:

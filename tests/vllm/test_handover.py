@@ -12,15 +12,17 @@ from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of
 TOKENS = 16
 # From one token to 3,000, most of them around whole KV blocks.
 LENGTHS = (
-    1, 2, 3, 17, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 258, 300, 383, 384, 385, 511, 512, 513,
-    600, 640, 641, 768, 769, 896, 897, 1000, 1023, 1024, 1025, 1280, 1500, 1536, 2000, 2048, 2049, 2500, 2944, 3000,
+    1, 2, 3, 17, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 258, 300, 383, 384, 385, 511, 512,
+    513, 600, 640, 641, 768, 769, 896, 897, 1000, 1023, 1024, 1025, 1280, 1500, 1536, 2000, 2048, 2049, 2500,
+    2944, 3000,
 )  # fmt: skip
 SMALL = (1, 2, 127, 128, 129, 256, 257, 640, 1025, 2000)
 both = pytest.mark.parametrize("pair", ["no-prefix-cache", "prefix-cache"], indirect=True)
 
 
 def expected_loads(lengths: tuple[int, ...]) -> list[int]:
-    """Bytes of each load: all KV blocks of a prompt. Of one token nothing moves, for decode computes the last one."""
+    """Bytes of each load: all KV blocks of a prompt. Of one token nothing moves, for decode computes the last
+    one."""
     return sorted(blocks_of(length) * BLOCK_BYTES for length in lengths if length > 1)
 
 
@@ -42,11 +44,15 @@ def check(pair: Pair, reference: Reference, lengths: tuple[int, ...], seed: int,
     expected = expected_loads(lengths)
     ranks = pair.spec.tensor_parallel
     loads = pair.reports.wait(len(expected) * ranks)
-    assert {load.outcome for load in loads} == {"loaded"}, [load for load in loads if load.outcome != "loaded"]
+    assert {load.outcome for load in loads} == {"loaded"}, [
+        load for load in loads if load.outcome != "loaded"
+    ]
     for rank in range(ranks):
         moved = sorted(load.bytes * ranks for load in loads if load.rank == rank)
         assert moved == expected, f"rank {rank} moved other bytes"
-    assert pair.decode_computed() - computed <= len(lengths), "decode computed more than one prompt token a request"
+    assert pair.decode_computed() - computed <= len(lengths), (
+        "decode computed more than one prompt token a request"
+    )
 
 
 @both

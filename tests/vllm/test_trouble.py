@@ -61,7 +61,8 @@ def test_ends_with_the_first_token(pair: Pair) -> None:
 
 @plain
 def test_offer_nobody_takes(pair: Pair) -> None:
-    """A client that leaves after prefill, behind a proxy that says nothing: the offer ends with its expiry."""
+    """A client that leaves after prefill, behind a proxy that says nothing: the offer ends with its
+    expiry."""
     before = levels(pair)
     assert pair.prefill_by_hand(prompt_of(1000, seed=32)) is not None
     assert used(pair.prefill) > before[0], "the offered KV blocks are not held"
@@ -164,7 +165,9 @@ def _ask_and_leave(url: str, prompt: list[int], after: float, **more: object) ->
     cut.start()
     try:
         payload = client.body(prompt, 64, stream=True, **more)
-        connection.request("POST", "/v1/completions", json.dumps(payload), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/v1/completions", json.dumps(payload), {"Content-Type": "application/json"}
+        )
         connection.getresponse().read()
     except (OSError, http.client.HTTPException):
         return  # cut, as intended

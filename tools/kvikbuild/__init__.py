@@ -1,4 +1,5 @@
-"""The build: sets up what is needed, builds, checks and tests kvik, and says what it did and how long it took.
+"""The build: sets up what is needed, builds, checks and tests kvik, and says what it did and how long it
+took.
 
 Only the standard library is used here: these modules run before anything is installed.
 

@@ -1,4 +1,5 @@
-"""Packages of the operating system: installed with apt-get when they are missing and this is root on Debian."""
+"""Packages of the operating system: installed with apt-get when they are missing and this is root on
+Debian."""
 
 import ctypes.util
 import importlib.util

@@ -1,9 +1,10 @@
 """Python environments.
 
-There are two kinds. A *base* holds exactly the packages of one lock file; it lies in the cache, is shared by every
-checkout, is never changed once it is complete, and is named by the hash of what it was made from. It is built in a
-temporary folder and renamed when done, under a file lock, so an interrupted install never counts and two runs do not
-collide. An *overlay* lies in the checkout (`.venv/NAME`), sees its base, and holds kvik alone.
+There are two kinds. A *base* holds exactly the packages of one lock file; it lies in the cache, is shared by
+every checkout, is never changed once it is complete, and is named by the hash of what it was made from. It is
+built in a temporary folder and renamed when done, under a file lock, so an interrupted install never counts
+and two runs do not collide. An *overlay* lies in the checkout (`.venv/NAME`), sees its base, and holds kvik
+alone.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvikbuild.paths import LOCKS, VENVS, cache_dir
@@ -39,7 +40,9 @@ def base_env(context: Context, name: str) -> Path:
     """The base environment of `tools/locks/NAME.txt`, made when it is not there yet."""
     lock = LOCKS / f"{name}.txt"
     version = ".".join(str(n) for n in sys.version_info[:3])
-    key = hashlib.sha256(f"{RECIPE} {version} {sys.base_prefix}\n".encode() + lock.read_bytes()).hexdigest()[:16]
+    key = hashlib.sha256(f"{RECIPE} {version} {sys.base_prefix}\n".encode() + lock.read_bytes()).hexdigest()[
+        :16
+    ]
     home = cache_dir() / "venv"
     final = home / f"{name}-{key}"
     if final.is_dir():
@@ -69,7 +72,9 @@ def overlay_env(context: Context, name: str) -> Path:
     mark = home / "base.txt"
     if not mark.exists() or mark.read_text() != str(base):
         shutil.rmtree(home, ignore_errors=True)
-        context.run([uv(context), "venv", "--quiet", "--no-project", "--python", _python(base), home], uv_env())
+        context.run(
+            [uv(context), "venv", "--quiet", "--no-project", "--python", _python(base), home], uv_env()
+        )
         pth = _site(home) / "_base.pth"
         pth.write_text(f"import site; site.addsitedir({str(_site(base))!r})\n")
         mark.write_text(str(base))
@@ -115,10 +120,22 @@ def _pip_setting(key: str) -> str:
 
 
 def _make_installer(context: Context, where: Path, lock: Path) -> None:
-    # A copy of the installer's binary is all that is kept: it needs no Python, so it may be moved by a rename.
+    # A copy of the installer's binary is all that is kept: it needs no Python, so it may be moved by a
+    # rename.
     context.run([sys.executable, "-m", "venv", where / "boot"])
     pip = [where / "boot" / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    install = [*pip, "install", "--quiet", "--retries", "8", "--timeout", "60", "--require-hashes", "-r", lock]
+    install = [
+        *pip,
+        "install",
+        "--quiet",
+        "--retries",
+        "8",
+        "--timeout",
+        "60",
+        "--require-hashes",
+        "-r",
+        lock,
+    ]
     _with_retries(context, install, {}, lock)
     (where / "bin").mkdir()
     shutil.copy2(where / "boot" / "bin" / "uv", where / "bin" / "uv")
@@ -130,14 +147,14 @@ def _make_env(context: Context, where: Path, lock: Path) -> None:
     installer = uv(context)
     context.run([installer, "venv", "--quiet", "--no-project", "--relocatable", "--allow-existing",
                  "--python", sys.executable, where], env)  # fmt: skip
-    # The lock is complete, so nothing is resolved: exactly its packages are installed, each checked by its hash.
-    # Compiled once here: a serving engine is three processes, and each would compile for itself.
+    # The lock is complete, so nothing is resolved: exactly its packages are installed, each checked by its
+    # hash. Compiled once here: a serving engine is three processes, and each would compile for itself.
     install = [installer, "pip", "install", "--python", _python(where), "--no-deps", "--require-hashes",
                "--compile-bytecode", "-r", lock]  # fmt: skip
     _with_retries(context, install, env, lock)
 
 
-def _with_retries(context: Context, argv: list[str | Path], env: dict[str, str], lock: Path) -> None:
+def _with_retries(context: Context, argv: Sequence[object], env: dict[str, str], lock: Path) -> None:
     for attempt in range(1, TRIES + 1):
         before = context.log.tell()
         if context.status(argv, env) == 0:
@@ -154,12 +171,21 @@ def _with_retries(context: Context, argv: list[str | Path], env: dict[str, str],
         if attempt < TRIES:
             context.say(f"attempt {attempt} of {TRIES} failed; trying again")
             time.sleep(5 * attempt)
-    raise StageError(f"installing tools/locks/{lock.name} failed {TRIES} times; the network or the registry is down")
+    raise StageError(
+        f"installing tools/locks/{lock.name} failed {TRIES} times; the network or the registry is down"
+    )
 
 
 def _refusal(said: str) -> str:
     """The line with which a registry said no, as opposed to a network that failed."""
-    signs = ("403", "404", "No solution found", "No matching distribution", "Hash mismatch", "not find a version")
+    signs = (
+        "403",
+        "404",
+        "No solution found",
+        "No matching distribution",
+        "Hash mismatch",
+        "not find a version",
+    )
     for line in said.splitlines():
         if any(sign in line for sign in signs):
             return line.strip()

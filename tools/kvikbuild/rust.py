@@ -1,8 +1,8 @@
 """Cargo, and the cache of what it builds.
 
-Its output lies outside the checkout, in a folder for each toolchain, so that a fresh clone finds the third-party
-crates already built. The crates of a clone are keyed by its path and so pile up; when the folder has grown past a
-limit it is removed, unless another build is using it.
+Its output lies outside the checkout, in a folder for each toolchain, so that a fresh clone finds the
+third-party crates already built. The crates of a clone are keyed by its path and so pile up; when the folder
+has grown past a limit it is removed, unless another build is using it.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ CACHE_LIMIT = 12 << 30  # bytes
 
 def cargo_env(context: Context) -> dict[str, str]:
     """The environment of every cargo call of the build."""
-    env = {
+    return {
         "CARGO_TARGET_DIR": str(_target_dir(context)),
         "CARGO_NET_RETRY": "8",
         "CARGO_HTTP_TIMEOUT": "120",
@@ -31,7 +31,6 @@ def cargo_env(context: Context) -> dict[str, str]:
         "PYO3_BUILD_EXTENSION_MODULE": "1",
         "PYO3_PYTHON": sys.executable,
     }
-    return env
 
 
 def _target_dir(context: Context) -> Path:
@@ -46,7 +45,8 @@ def _target_dir(context: Context) -> Path:
 
 
 def hold_cache(context: Context) -> None:
-    """Make room if the cache is too big, then keep it from being removed for as long as this process lives."""
+    """Make room if the cache is too big, then keep it from being removed for as long as this process
+    lives."""
     target = _target_dir(context)
     lock = (cache_dir() / "target.lock").open("w")
     if not _held and _size(target) > CACHE_LIMIT and _try_exclusive(lock):
@@ -69,5 +69,7 @@ def _try_exclusive(lock: IO[str]) -> bool:
 
 
 def _size(folder: Path) -> int:
-    done = subprocess.run(["du", "-sk", str(folder)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        ["du", "-sk", str(folder)], capture_output=True, text=True, timeout=120, check=False
+    )
     return int(done.stdout.split()[0]) << 10 if done.stdout else 0

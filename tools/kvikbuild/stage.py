@@ -1,7 +1,8 @@
 """A stage is a named step of a target. Its output goes to `target/log/NAME.log` and is shown when it fails.
 
-The runner prints each stage's name and time, stops at the first failure, and ends with a table of what ran, what
-was skipped and why. Every command runs in its own process group with a deadline, so that nothing outlives a stage.
+The runner prints each stage's name and time, stops at the first failure, and ends with a table of what ran,
+what was skipped and why. Every command runs in its own process group with a deadline, so that nothing
+outlives a stage.
 """
 
 import json
@@ -18,7 +19,9 @@ from typing import IO, Literal
 
 from kvikbuild.paths import LOGS, ROOT
 
-Output = Literal["log", "both", "terminal"]  # both: log and terminal; terminal: the terminal itself, for live tables
+Output = Literal[
+    "log", "both", "terminal"
+]  # both: log and terminal; terminal: the terminal itself, for live tables
 SKIPS_FILE = "KVIK_SKIPS_FILE"
 SHOWN_ON_FAILURE = 400  # lines; the log file has all of them
 
@@ -43,19 +46,21 @@ class Context:
         self.log.write(f"{text}\n".encode())
         self.log.flush()
 
-    def run(self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
+    def run(self, argv: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
         """Run a command to its end; a failure ends the stage."""
         status = self.status(argv, env, cwd)
         if status != 0:
             raise StageError(f"`{_shown(argv)}` ended with status {status}")
 
-    def status(self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> int:
+    def status(self, argv: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> int:
         """Run a command to its end and return its status; its output goes to the log (and the screen)."""
         self.say(f"$ {_shown(argv)}")
         skips = LOGS / f"{self.name}.skips.jsonl"
         skips.unlink(missing_ok=True)
         full = {**os.environ, **(env or {}), SKIPS_FILE: str(skips)}
-        out = {"log": self.log, "both": subprocess.PIPE, "terminal": None}[self.output]
+        out: IO[bytes] | int | None = self.log
+        if self.output != "log":
+            out = subprocess.PIPE if self.output == "both" else None
         err = subprocess.STDOUT if self.output == "both" else out
         process = subprocess.Popen(
             [str(a) for a in argv], cwd=cwd, env=full, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
@@ -72,11 +77,17 @@ class Context:
             copier.join(timeout=10)
             self._collect_skips(skips)
 
-    def capture(self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> str:
+    def capture(self, argv: Sequence[object], env: Mapping[str, str] | None = None) -> str:
         """Run a short command and return what it printed; a failure ends the stage."""
         full = {**os.environ, **(env or {})}
         done = subprocess.run(
-            [str(a) for a in argv], cwd=ROOT, env=full, capture_output=True, text=True, timeout=60, check=False
+            [str(a) for a in argv],
+            cwd=ROOT,
+            env=full,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         if done.returncode != 0:
             raise StageError(f"`{_shown(argv)}` ended with status {done.returncode}: {done.stderr.strip()}")
@@ -175,7 +186,7 @@ def _summary(outcomes: Sequence[Outcome], rest: Sequence[str], left_out: Sequenc
         print(f"  {name}: {reason}")
 
 
-def _shown(argv: Sequence[str | Path]) -> str:
+def _shown(argv: Sequence[object]) -> str:
     return " ".join(str(a) for a in argv)
 
 

@@ -3,11 +3,10 @@
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from kvikbuild.debian import ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
-from kvikbuild.paths import DIST, LOCKS, ROOT, TARGET, VENVS
+from kvikbuild.paths import DIST, LOCKS, TARGET, VENVS
 from kvikbuild.rust import cargo_env, hold_cache
 from kvikbuild.stage import Context, Stage, StageError, run_stages
 from kvikbuild.wheel import ensure_wheel
@@ -122,7 +121,7 @@ def lock(context: Context) -> None:
     """Pin the Python packages again."""
     for name in ("uv", "dev", "vllm"):
         overrides = LOCKS / f"{name}.overrides"
-        argv: list[str | Path] = [uv(context), "pip", "compile", "--quiet", "--upgrade", "--universal"]
+        argv: list[object] = [uv(context), "pip", "compile", "--quiet", "--upgrade", "--universal"]
         argv += ["--python-version", "3.11", "--generate-hashes", "--no-emit-index-url", "--no-annotate"]
         argv += ["--no-header", *(["--override", overrides] if overrides.exists() else [])]
         context.run([*argv, LOCKS / f"{name}.in", "-o", LOCKS / f"{name}.txt"], uv_env())
@@ -145,5 +144,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no such target or stage: {' '.join(unknown or [target])}; stages: {' '.join(STAGES)}")
         return 2
     chosen = [STAGES[name] for name in TARGETS[target] if not only or name in only]
-    left_out = [(name, "not among the chosen stages") for name in TARGETS[target] if only and name not in only]
+    left_out = [
+        (name, "not among the chosen stages") for name in TARGETS[target] if only and name not in only
+    ]
     return run_stages(chosen, left_out)

@@ -1,4 +1,5 @@
-"""`kvik demo`: a prefill engine, a decode engine and a router on one machine, without a GPU and without a download.
+"""`kvik demo`: a prefill engine, a decode engine and a router on one machine, without a GPU and without a
+download.
 
 - `checkpoint`: a tiny model with random weights, made on the spot.
 - `keeper`, `processes`: child processes that are up when they say so and gone when we are.

@@ -1,7 +1,8 @@
 """A tiny Llama with random weights and a byte-level tokenizer, made without a network.
 
-The weights are truly random and wide (not a serving engine's "dummy" weights, whose logits are all alike): each next
-token depends on every earlier one with a clear margin, so KV that is wrong anywhere gives other tokens.
+The weights are truly random and wide (not a serving engine's "dummy" weights, whose logits are all alike):
+each next token depends on every earlier one with a clear margin, so KV that is wrong anywhere gives other
+tokens.
 """
 
 import hashlib
@@ -67,7 +68,9 @@ def write_checkpoint(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
-    model = LlamaForCausalLM(LlamaConfig(**SPEC, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}))
+    model = LlamaForCausalLM(
+        LlamaConfig(**SPEC, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    )
     model.to(torch.float32).save_pretrained(folder)
     _write_tokenizer(folder)
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from kvik.demo.engines import MODEL
 
 
-class RequestFailed(Exception):
+class RequestError(Exception):
     """The server did not answer 200, or its stream was cut."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -40,19 +40,29 @@ def body(prompt: Sequence[int], tokens: int, **more: object) -> dict[str, object
     }  # fmt: skip
 
 
-def post(url: str, payload: dict[str, object], timeout: float = 120.0, path: str = "/v1/completions") -> dict[str, object]:
-    """Send a request and return the decoded answer; raises `RequestFailed` on any other status than 200."""
+def post(
+    url: str, payload: dict[str, object], timeout: float = 120.0, path: str = "/v1/completions"
+) -> dict[str, object]:
+    """Send a request and return the decoded answer; raises `RequestError` on any other status than 200."""
     connection, response = _send(url + path, payload, timeout, {})
     try:
         text = response.read().decode()
     finally:
         connection.close()
     if response.status != 200:
-        raise RequestFailed(response.status, text)
+        raise RequestError(response.status, text)
     answer = json.loads(text)
     if not isinstance(answer, dict):
-        raise RequestFailed(response.status, text)
+        raise RequestError(response.status, text)
     return answer
+
+
+def tokens_of(answer: dict[str, object]) -> list[int]:
+    """The token ids of an answer that was not streamed."""
+    choices = answer["choices"]
+    if not isinstance(choices, list) or not choices:
+        raise RequestError(200, f"no choices in the answer: {answer}")
+    return [int(token) for token in choices[0]["token_ids"]]
 
 
 def complete(
@@ -66,7 +76,7 @@ def complete(
     connection, response = _send(f"{url}/v1/completions", payload, timeout, headers)
     try:
         if response.status != 200:
-            raise RequestFailed(response.status, response.read().decode(errors="replace"))
+            raise RequestError(response.status, response.read().decode(errors="replace"))
         result = Completion(headers={k.lower(): v for k, v in response.getheaders()})
         for event in _events(response):
             _add(result, event, time.monotonic() - start)
@@ -78,7 +88,7 @@ def complete(
 
 def _add(result: Completion, event: dict[str, object], now: float) -> None:
     if "error" in event:
-        raise RequestFailed(200, json.dumps(event["error"]))
+        raise RequestError(200, json.dumps(event["error"]))
     choices = event.get("choices")
     if not isinstance(choices, list) or not choices:
         return
@@ -97,7 +107,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, object]]:
             return
         if text.startswith("data: "):
             yield json.loads(text.removeprefix("data: "))
-    raise RequestFailed(response.status, "the stream ended without [DONE]")
+    raise RequestError(response.status, "the stream ended without [DONE]")
 
 
 def _send(
@@ -131,7 +141,11 @@ def metrics(url: str, timeout: float = 10.0) -> dict[str, float]:
             continue
         sample, value = line.rsplit(" ", 1)
         name, _, labels = sample.partition("{")
-        kept = [part for part in labels.rstrip("}").split(",") if part and not part.startswith(("engine=", "model_name="))]
+        kept = [
+            part
+            for part in labels.rstrip("}").split(",")
+            if part and not part.startswith(("engine=", "model_name="))
+        ]
         key = f"{name}{{{','.join(kept)}}}" if kept else name
         found[key] = found.get(key, 0.0) + float(value)
     return found

@@ -57,7 +57,8 @@ class EngineSpec:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", MODEL, "--seed", "0"]
         command += ["--host", "127.0.0.1", "--port", str(port)]
-        # float32: sums differ least between batch sizes, and no CPU lacks it. Eager: nothing to compile at the start.
+        # float32: sums differ least between batch sizes, and no CPU lacks it. Eager: nothing to compile at
+        # the start.
         command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "4096"]
         command += ["--max-num-seqs", str(self.max_sequences), "--block-size", str(self.block_tokens)]
         command += ["--tensor-parallel-size", str(self.tensor_parallel)]
@@ -74,8 +75,8 @@ class EngineSpec:
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_gib),
-            # One thread a worker, placed by the kernel: several engines share few cores here, and one thread's sums
-            # are always taken in the same order.
+            # One thread a worker, placed by the kernel: several engines share few cores here, and one
+            # thread's sums are always taken in the same order.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
             "VLLM_HOST_IP": "127.0.0.1",
@@ -92,7 +93,17 @@ class EngineSpec:
 
 def start_router(prefill: Sequence[str], decode: Sequence[str], port: int, logs: Path) -> HttpServer:
     """Start kvik's router in front of these engines (URLs)."""
-    command = [sys.executable, "-m", "kvik.cli", "router", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "kvik.cli",
+        "router",
+        "serve",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     for url in prefill:
         command += ["--prefill", url]
     for url in decode:

@@ -1,12 +1,14 @@
 """Keeps one child process, and lets nothing of it outlive us: `python -m kvik.demo.keeper GRACE COMMAND...`.
 
-A serving engine is several processes, some in sessions of their own, and its starter may be killed at any moment. So
-each one gets a keeper between it and the starter. The keeper's stdin is a pipe whose other end only the starter
-holds: when the starter closes it, or dies in whatever way, the keeper reads end-of-file and stops the child: SIGTERM
-to its process group, SIGKILL after GRACE seconds. Descendants that are left over become the keeper's children (it is
-a subreaper), and are killed too. The keeper ends with the child's exit status.
+A serving engine is several processes, some in sessions of their own, and its starter may be killed at any
+moment. So each one gets a keeper between it and the starter. The keeper's stdin is a pipe whose other end
+only the starter holds: when the starter closes it, or dies in whatever way, the keeper reads end-of-file and
+stops the child: SIGTERM to its process group, SIGKILL after GRACE seconds. Descendants that are left over
+become the keeper's children (it is a subreaper), and are killed too. The keeper ends with the child's exit
+status.
 """
 
+import contextlib
 import ctypes
 import os
 import select
@@ -22,7 +24,8 @@ SWEEP_LIMIT = 5.0
 
 
 def main(argv: list[str]) -> int:
-    """Run the command until it ends or stdin does; returns the command's exit status (128 + n after signal n)."""
+    """Run the command until it ends or stdin does; returns the command's exit status (128 + n after signal
+    n)."""
     grace, command = float(argv[0]), argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -36,7 +39,9 @@ def main(argv: list[str]) -> int:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     # This process has one thread, so code between fork and exec is safe here.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_keeper)
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_keeper
+    )
     ended = os.pidfd_open(child.pid)
     select.select([0, wake, ended], [], [])
     _signal_group(child.pid, signal.SIGTERM)
@@ -48,14 +53,13 @@ def main(argv: list[str]) -> int:
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _sweep() -> None:
-    """Kill and reap the descendants that were in other process groups; each killed one may hand us its own."""
+    """Kill and reap the descendants that were in other process groups; each killed one may hand us its
+    own."""
     until = time.monotonic() + SWEEP_LIMIT
     while time.monotonic() < until:
         for pid in _children():

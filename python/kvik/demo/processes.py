@@ -19,14 +19,16 @@ POLL = 0.25  # seconds between two looks at a server that is not up yet
 TAIL = 60  # lines of a log that go into an error
 
 
-class ProcessFailed(Exception):
+class ProcessError(Exception):
     """A process ended too early or did not get ready in time; the text has the end of its log."""
 
 
 class Process:
     """One running command behind a keeper (see `kvik.demo.keeper`); its output goes to `log`."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         """Start it. `env` is added to this process's environment."""
         self.name = name
         self.log = log
@@ -45,12 +47,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The command's own process id; raises `ProcessFailed` when it has ended."""
+        """The command's own process id; raises `ProcessError` when it has ended."""
         listing = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children")
         with contextlib.suppress(FileNotFoundError):
             for pid in listing.read_text().split():
                 return int(pid)
-        raise ProcessFailed(f"{self.name} does not run")
+        raise ProcessError(f"{self.name} does not run")
 
     def wait(self, timeout: float) -> int | None:
         """Wait for its end; returns the exit status, or None when `timeout` seconds passed first."""
@@ -60,13 +62,16 @@ class Process:
             return None
 
     def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
-        """Wait until `ready()` holds, at most to `deadline` (monotonic); raises `ProcessFailed` with the log."""
+        """Wait until `ready()` holds, at most to `deadline` (monotonic); raises `ProcessError` with the
+        log."""
         while not ready():
             status = self.wait(POLL)
             if status is not None:
-                raise ProcessFailed(f"{self.name} ended with status {status} before it was ready\n{self.tail()}")
+                raise ProcessError(
+                    f"{self.name} ended with status {status} before it was ready\n{self.tail()}"
+                )
             if time.monotonic() > deadline:
-                raise ProcessFailed(f"{self.name} was not ready in time\n{self.tail()}")
+                raise ProcessError(f"{self.name} was not ready in time\n{self.tail()}")
 
     def tail(self) -> str:
         """The last lines of its log."""

@@ -1,7 +1,7 @@
 """The demo: prompts of several lengths to one engine alone and through the router, side by side.
 
-A row is good when both answers have the same tokens and the decode engine's connector reports that the KV of the
-prompt's KV blocks came over. The exit status is 0 only when every row is good.
+A row is good when both answers have the same tokens and the decode engine's connector reports that the KV of
+the prompt's KV blocks came over. The exit status is 0 only when every row is good.
 """
 
 import importlib.util
@@ -21,14 +21,23 @@ from rich.table import Table
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN, ensure_checkpoint
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, start_router
-from kvik.demo.processes import Fleet, HttpServer, ProcessFailed, free_ports
+from kvik.demo.processes import Fleet, HttpServer, ProcessError, free_ports
 from kvik.demo.reports import Load, ReportReader
 
 DEFAULT_LENGTHS = "1,100,128,129,500,1000,2000,3000"
 TOKENS = 24
 START_LIMIT = 300.0
 NEEDED_GIB = 13  # three engines of about 4 GiB, and some room
-COLUMNS = ("prompt tokens", "KV bytes", "TTFT alone", "TTFT handed over", "KV transfer", "GB/s", "transport", "tokens")
+COLUMNS = (
+    "prompt tokens",
+    "KV bytes",
+    "TTFT alone",
+    "TTFT handed over",
+    "KV transfer",
+    "GB/s",
+    "transport",
+    "tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,8 @@ class Row:
 
     @property
     def expected_bytes(self) -> int:
-        """The bytes of the prompt's KV blocks. Of one token nothing has to move: decode computes the last one."""
+        """The bytes of the prompt's KV blocks. Of one token nothing has to move: decode computes the last
+        one."""
         return 0 if self.length == 1 else -(-self.length // BLOCK_TOKENS) * BLOCK_TOKENS * KV_BYTES_PER_TOKEN
 
     @property
@@ -72,11 +82,20 @@ class Row:
         load = self.load
         verdict = "equal" if self.equal else "[red]DIFFERENT[/red]"
         if not self.moved:
-            verdict += f", [red]KV not moved ({load.outcome}: {load.reason})[/red]" if load else ", [red]no KV moved[/red]"
+            verdict += (
+                f", [red]KV not moved ({load.outcome}: {load.reason})[/red]"
+                if load
+                else ", [red]no KV moved[/red]"
+            )
         measured = ("-", "-", "-", "-")
         if load is not None and load.total_s is not None:
             rate = f"{load.bytes / load.wire_s / 1e9:.2f}" if load.wire_s else "-"
-            measured = (f"{load.bytes:,}", f"{load.total_s * 1e3:.2f} ms", rate, f"{load.transport} ({load.way})")
+            measured = (
+                f"{load.bytes:,}",
+                f"{load.total_s * 1e3:.2f} ms",
+                rate,
+                f"{load.transport} ({load.way})",
+            )
         size, duration, rate, transport = measured
         first = (f"{self.alone.ttft * 1e3:.0f} ms", f"{self.handed.ttft * 1e3:.0f} ms")
         return (f"{self.length:,}", size, *first, duration, rate, transport, verdict)
@@ -85,9 +104,12 @@ class Row:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--lengths", default=DEFAULT_LENGTHS, show_default=True, help="Prompt lengths in tokens.")
 @click.option("--transport", default="auto", show_default=True, help="auto, tcp or local.")
-@click.option("--logs", type=click.Path(path_type=Path), help="Folder for the logs; default: a new one under /tmp.")
+@click.option(
+    "--logs", type=click.Path(path_type=Path), help="Folder for the logs; default: a new one under /tmp."
+)
 def demo(lengths: str, transport: str, logs: Path | None) -> None:
-    """Start a prefill engine, a decode engine, an engine alone and a router; show what passes between them."""
+    """Start a prefill engine, a decode engine, an engine alone and a router; show what passes between
+    them."""
     console = Console()
     try:
         sizes = [int(part) for part in lengths.split(",")]
@@ -100,7 +122,7 @@ def demo(lengths: str, transport: str, logs: Path | None) -> None:
         with Fleet() as fleet:
             scene = _start(fleet, transport, folder, console)
             rows = _show(scene, sizes, console)
-    except (ProcessFailed, client.RequestFailed, OSError) as error:
+    except (ProcessError, client.RequestError, OSError) as error:
         console.print(f"the demo failed: {error}", style="red", markup=False)
         console.print(f"logs are in {folder}")
         sys.exit(1)
@@ -113,12 +135,16 @@ def demo(lengths: str, transport: str, logs: Path | None) -> None:
 
 def _check_machine() -> None:
     if importlib.util.find_spec("vllm") is None:
-        raise click.ClickException("the demo runs real vLLM servers, and vLLM is not installed here; try `make demo`")
+        raise click.ClickException(
+            "the demo runs real vLLM servers, and vLLM is not installed here; try `make demo`"
+        )
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable" and int(value.split()[0]) < NEEDED_GIB << 20:
             have = int(value.split()[0]) / (1 << 20)
-            raise click.ClickException(f"three engines need {NEEDED_GIB} GiB of memory; {have:.1f} GiB are available")
+            raise click.ClickException(
+                f"three engines need {NEEDED_GIB} GiB of memory; {have:.1f} GiB are available"
+            )
 
 
 def _start(fleet: Fleet, transport: str, logs: Path, console: Console) -> Scene:
