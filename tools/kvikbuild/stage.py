@@ -131,7 +131,7 @@ class Outcome:
 def run_stages(stages: Sequence[Stage], left_out: Sequence[tuple[str, str]] = ()) -> int:
     """Run the stages in order and print the summary; returns the exit status."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    # A stage's commands are in sessions of their own, so an end from outside has to pass through their clean-up.
+    # A stage's commands are in sessions of their own: an end from outside has to pass through their clean-up.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     outcomes: list[Outcome] = []
     for stage in stages:
