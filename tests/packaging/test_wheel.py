@@ -92,7 +92,7 @@ def test_command(empty_env: Path, tmp_path: Path) -> None:
 
 def test_example(empty_env: Path, tmp_path: Path) -> None:
     """The first Python example of the documentation, between two processes."""
-    example = ROOT / "examples" / "two_processes.py"
+    example = ROOT / "examples" / "transfer.py"
     run(empty_env / "python", example, cwd=tmp_path)
 
 

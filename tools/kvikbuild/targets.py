@@ -62,8 +62,8 @@ def packaging(context: Context) -> None:
 
 
 def python(context: Context) -> None:
-    """Tests of the Python face."""
-    _pytest(context, "dev", "tests/python")
+    """All tests that need neither a serving engine nor an empty environment."""
+    _pytest(context, "dev", "tests", more=["--ignore=tests/packaging", "--ignore=tests/vllm"])
 
 
 def vllm(context: Context) -> None:
