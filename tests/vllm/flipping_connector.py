@@ -10,12 +10,12 @@ from kvik.vllm import KvikConnector
 
 
 class FlippingConnector(KvikConnector):  # type: ignore[misc]
-    """Flips the exponent bits of one number in the first KV block of each request that is offered."""
+    """Flips the exponent bits of one number in the first layer of the first KV block of each request that is offered."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Keep the tensors at hand."""
         super().register_kv_caches(kv_caches)
-        self._spoilt = list(kv_caches.values())[-1]
+        self._spoilt = next(iter(kv_caches.values()))
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Spoil what this step offers, before its grant is issued."""

@@ -15,7 +15,7 @@ from kvik.demo.processes import Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 
 BLOCK_BYTES = BLOCK_TOKENS * KV_BYTES_PER_TOKEN
-EXPIRY = 20.0  # seconds: how long an abandoned offer holds KV blocks in these tests
+EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these tests
 START_LIMIT = 300.0
 COMPUTED = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
 USAGE = "vllm:kv_cache_usage_perc"
