@@ -10,7 +10,7 @@ from kvik.vllm import KvikConnector
 
 
 class FlippingConnector(KvikConnector):  # type: ignore[misc]
-    """Flips the exponent bits of one number in the first layer of the first KV block of each request that is offered."""
+    """Flips exponent bits of one number in the first layer of the first KV block of each offered request."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Keep the tensors at hand."""
