@@ -1,0 +1,30 @@
+# Every target is a list of stages; tools/kvikbuild/targets.py has the lists. docs/development.md explains them.
+PYTHON ?= python3
+BUILD := $(PYTHON) tools/build.py
+
+.DEFAULT_GOAL := help
+.PHONY: demo test wheel lint env lock clean help
+
+demo:  ## a prefill engine, a decode engine and a router on this machine; shows each handover
+	@$(BUILD) demo
+
+test:  ## everything this machine can check (STAGES="rust python" runs only those)
+	@$(BUILD) test $(STAGES)
+
+wheel:  ## dist/kvik-*.whl, built and checked
+	@$(BUILD) wheel
+
+lint:  ## rustfmt, clippy, ruff, mypy
+	@$(BUILD) lint
+
+env:  ## .venv/dev and .venv/vllm with kvik installed, for work by hand
+	@$(BUILD) env
+
+lock:  ## pin the Python packages again (tools/locks/*.in -> *.txt)
+	@$(BUILD) lock
+
+clean:  ## remove what was built in this checkout (the caches outside it stay)
+	@$(BUILD) clean
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

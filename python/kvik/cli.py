@@ -1,0 +1,60 @@
+"""The `kvik` command. Each subcommand lives in its own module and is imported only when it is called."""
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+
+import click
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a subcommand lives, and the line that `kvik --help` shows for it without importing it."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+SUBCOMMANDS = {
+    "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
+    "demo": Entry(
+        "kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."
+    ),
+    "router": Entry(
+        "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its subcommands by name and imports one when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, without importing anything."""
+        return sorted({*SUBCOMMANDS, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand."""
+        entry = SUBCOMMANDS.get(cmd_name)
+        if entry is None:
+            return super().get_command(ctx, cmd_name)
+        command = getattr(importlib.import_module(entry.module), entry.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.module}.{entry.attribute} is not a click command")
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands from what is known here."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, SUBCOMMANDS[name].help) for name in sorted(SUBCOMMANDS)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(importlib.metadata.version("kvik"), prog_name="kvik")
+def main() -> None:
+    """Move KV-cache between the engines of distributed LLM inference."""
+
+
+if __name__ == "__main__":
+    main()

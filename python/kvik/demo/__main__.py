@@ -1,0 +1,5 @@
+"""`python -m kvik.demo` is `kvik demo`."""
+
+from kvik.demo.show import demo
+
+demo()

@@ -1,0 +1,101 @@
+"""A tiny Llama with random weights and a byte-level tokenizer, made without a network.
+
+The weights are truly random and wide (not a serving engine's "dummy" weights, whose logits are all alike):
+each next token depends on every earlier one with a clear margin, so KV that is wrong anywhere gives other
+tokens.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FIRST_BYTE_TOKEN = 3  # tokens 3..258 are the 256 bytes
+SPEC: dict[str, int | float | str | bool] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+SEED = 7
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n{% endfor %}<assistant>"
+)
+KV_BYTES_PER_TOKEN = 4 * 2 * 4 * 32 * 4  # layers, K and V, KV heads, head dimension, bytes of a float32
+
+
+def ensure_checkpoint() -> Path:
+    """The folder of the checkpoint; made in a child process (it imports torch) when it is not there yet."""
+    key = hashlib.sha256(json.dumps([SPEC, SEED, CHAT_TEMPLATE], sort_keys=True).encode()).hexdigest()[:12]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvik" / "models"
+    final = base / f"tiny-llama-{key}"
+    if final.is_dir():
+        return final
+    base.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=".making-", dir=base))
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    try:
+        subprocess.run([sys.executable, "-m", __name__, str(making)], env=env, check=True, timeout=300)
+        making.chmod(0o755)
+        try:
+            making.rename(final)
+        except OSError:
+            if not final.is_dir():  # else another run was quicker, with the same content
+                raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return final
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Write configuration, weights and tokenizer into an existing folder."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(
+        LlamaConfig(**SPEC, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    )
+    model.to(torch.float32).save_pretrained(folder)
+    _write_tokenizer(folder)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    specials = ["<s>", "</s>", "<pad>"]
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: number for number, symbol in enumerate([*specials, *symbols])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": specials[0],
+        "eos_token": specials[1],
+        "pad_token": specials[2],
+        "model_max_length": SPEC["max_position_embeddings"],
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+if __name__ == "__main__":
+    write_checkpoint(Path(sys.argv[1]))

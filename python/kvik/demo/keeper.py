@@ -1,0 +1,81 @@
+"""Keeps one child process, and lets nothing of it outlive us: `python -m kvik.demo.keeper GRACE COMMAND...`.
+
+A serving engine is several processes, some in sessions of their own, and its starter may be killed at any
+moment. So each one gets a keeper between it and the starter. The keeper's stdin is a pipe whose other end
+only the starter holds: when the starter closes it, or dies in whatever way, the keeper reads end-of-file and
+stops the child: SIGTERM to its process group, SIGKILL after GRACE seconds. Descendants that are left over
+become the keeper's children (it is a subreaper), and are killed too. The keeper ends with the child's exit
+status.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SWEEP_LIMIT = 5.0
+
+
+def main(argv: list[str]) -> int:
+    """Run the command until it ends or stdin does; returns the command's exit status (128 + n after signal
+    n)."""
+    grace, command = float(argv[0]), argv[1:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the starter's to handle
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+
+    def die_with_keeper() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    # This process has one thread, so code between fork and exec is safe here.
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_keeper
+    )
+    ended = os.pidfd_open(child.pid)
+    select.select([0, wake, ended], [], [])
+    _signal_group(child.pid, signal.SIGTERM)
+    select.select([ended], [], [], grace)
+    _signal_group(child.pid, signal.SIGKILL)
+    status = child.wait()
+    _sweep()
+    return status if status >= 0 else 128 - status
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _sweep() -> None:
+    """Kill and reap the descendants that were in other process groups; each killed one may hand us its
+    own."""
+    until = time.monotonic() + SWEEP_LIMIT
+    while time.monotonic() < until:
+        for pid in _children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

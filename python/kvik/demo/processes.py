@@ -1,0 +1,162 @@
+"""Child processes with a log, a readiness check with a deadline, and a certain end."""
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from kvik.demo import keeper
+
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+POLL = 0.25  # seconds between two looks at a server that is not up yet
+TAIL = 60  # lines of a log that go into an error
+
+
+class ProcessError(Exception):
+    """A process ended too early or did not get ready in time; the text has the end of its log."""
+
+
+class Process:
+    """One running command behind a keeper (see `kvik.demo.keeper`); its output goes to `log`."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it. `env` is added to this process's environment."""
+        self.name = name
+        self.log = log
+        self.command = tuple(command)
+        full = {**os.environ, **(env or {})}
+        launcher = [sys.executable, "-S", keeper.__file__, str(GRACE), *command]
+        with log.open("ab") as out:
+            self._keeper = subprocess.Popen(
+                launcher, stdin=subprocess.PIPE, stdout=out, stderr=out, env=full, start_new_session=True
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._keeper.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The command's own process id; raises `ProcessError` when it has ended."""
+        listing = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children")
+        with contextlib.suppress(FileNotFoundError):
+            for pid in listing.read_text().split():
+                return int(pid)
+        raise ProcessError(f"{self.name} does not run")
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for its end; returns the exit status, or None when `timeout` seconds passed first."""
+        try:
+            return self._keeper.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Wait until `ready()` holds, at most to `deadline` (monotonic); raises `ProcessError` with the
+        log."""
+        while not ready():
+            status = self.wait(POLL)
+            if status is not None:
+                raise ProcessError(
+                    f"{self.name} ended with status {status} before it was ready\n{self.tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise ProcessError(f"{self.name} was not ready in time\n{self.tail()}")
+
+    def tail(self) -> str:
+        """The last lines of its log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([f"--- the end of {self.log} ---", *lines[-TAIL:]])
+
+    def ask_to_stop(self) -> None:
+        """Begin its end, without waiting for it."""
+        if self._keeper.stdin is not None and not self._keeper.stdin.closed:
+            self._keeper.stdin.close()
+
+    def stop(self) -> None:
+        """End it and all its descendants; bounded."""
+        self.ask_to_stop()
+        if self.wait(GRACE + keeper.SWEEP_LIMIT + 5.0) is None:
+            self._keeper.kill()
+            self._keeper.wait(5.0)
+
+
+class HttpServer(Process):
+    """A process that serves HTTP on a loopback port and is ready when its health path answers 200."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, log: Path, env: Mapping[str, str] | None = None,
+        health: str = "/health",
+    ) -> None:  # fmt: skip
+        """Start it; `port` must be the one the command listens on."""
+        super().__init__(name, command, log, env)
+        self.port = port
+        self.health = health
+        self.url = f"http://127.0.0.1:{port}"
+
+    def wait_ready(self, deadline: float) -> None:
+        """Wait until it answers, at most to `deadline` (monotonic)."""
+        self.wait_until(self.healthy, deadline)
+
+    def healthy(self) -> bool:
+        """Whether its health path answers 200 now."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
+        try:
+            connection.request("GET", self.health)
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+P = TypeVar("P", bound=Process)
+
+
+class Fleet:
+    """Everything started within a `with` block; all of it is stopped at the end, the last started first."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self.members: list[Process] = []
+
+    def add(self, process: P) -> P:
+        """Take over a process."""
+        self.members.append(process)
+        return process
+
+    def stop(self, *processes: Process) -> None:
+        """Stop these (all, when none is named), side by side."""
+        chosen = [p for p in self.members if not processes or p in processes]
+        for process in reversed(chosen):
+            process.ask_to_stop()
+        for process in reversed(chosen):
+            process.stop()
+        self.members = [p for p in self.members if p not in chosen]
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct loopback ports that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

@@ -1,0 +1,49 @@
+"""A skipped test is a failure, unless it is named here with its reason; `make test` prints those at its
+end."""
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+# Test name (as pytest prints it, without parameters) -> why a machine may go without it.
+MAY_SKIP: dict[str, str] = {}
+
+_unexpected: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip that is not listed into a failure, and note one that is."""
+    report = yield
+    if report.skipped:
+        name = report.nodeid.partition("[")[0]
+        said = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if name in MAY_SKIP:
+            _note(report.nodeid, f"{MAY_SKIP[name]} ({said})")
+        else:
+            report.outcome = "failed"
+            report.longrepr = f"skipped, and not listed in tests/conftest.py as one that may be: {said}"
+    return report
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A module that skips itself is found out, too."""
+    if report.skipped:
+        _unexpected.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail for modules that were skipped as a whole."""
+    if _unexpected:
+        print(f"\nskipped as a whole, which no test may be: {', '.join(_unexpected)}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _note(name: str, reason: str) -> None:
+    file = os.environ.get("KVIK_SKIPS_FILE")
+    if file:
+        with Path(file).open("a") as out:
+            out.write(json.dumps({"name": name, "reason": reason}) + "\n")

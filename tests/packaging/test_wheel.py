@@ -1,0 +1,102 @@
+"""The wheel as a stranger gets it: what it links, how big it is, and that it works alone in an empty
+environment."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 15_000_000  # bytes
+ALLOWED = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|ld-linux-x86-64)\.so\.\d+")
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(300)]
+
+
+def run(*argv: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    """What a command prints; it has to succeed."""
+    done = subprocess.run(
+        [str(a) for a in argv], capture_output=True, text=True, timeout=240, check=False, cwd=cwd,
+        env={**os.environ, **(env or {})},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{argv} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """The one wheel in dist/."""
+    found = list((ROOT / "dist").glob("kvik-*.whl"))
+    assert len(found) == 1, f"expected one wheel in dist/, found {found}"
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def native(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The native module out of the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".so")]
+        assert names == ["kvik/_native.abi3.so"]
+        return Path(archive.extract(names[0], tmp_path_factory.mktemp("native")))
+
+
+@pytest.fixture(scope="module")
+def empty_env(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and what it asks for, and nothing else; its folder of programs."""
+    home = tmp_path_factory.mktemp("stranger") / "env"
+    uv = os.environ["KVIK_UV"]
+    run(uv, "venv", "--no-project", "--python", sys.executable, home)
+    pins = ROOT / "tools" / "locks" / "dev.txt"
+    install = [uv, "pip", "install", "--python", home / "bin" / "python", "--no-verify-hashes"]
+    run(*install, "--constraint", pins, wheel)
+    return home / "bin"
+
+
+def test_name_and_size(wheel: Path) -> None:
+    """One file for every Python from 3.11 and glibc from 2.28, and small."""
+    assert re.fullmatch(r"kvik-[\d.]+-cp311-abi3-manylinux_2_28_x86_64\.whl", wheel.name)
+    assert wheel.stat().st_size < LIMIT
+
+
+def test_auditwheel_agrees(wheel: Path) -> None:
+    """The platform in the name is true."""
+    said = " ".join(run(sys.executable, "-m", "auditwheel", "show", wheel).split())
+    consistent = re.search(r'consistent with the following platform tag: "manylinux_2_(\d+)_x86_64"', said)
+    assert consistent, said
+    assert int(consistent[1]) <= 28
+
+
+def test_links_only_the_system(native: Path) -> None:
+    """No CUDA, no fabric library, no Python library, no torch: nothing but the C library's own."""
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", native))
+    assert needed
+    assert [name for name in needed if not ALLOWED.fullmatch(name)] == []
+
+
+def test_nothing_of_the_build_machine(native: Path) -> None:
+    """No search path for libraries, and no path of the checkout."""
+    assert not re.search(r"\((RPATH|RUNPATH)\)", run("readelf", "-d", native))
+    assert str(ROOT).encode() not in native.read_bytes()
+
+
+def test_command(empty_env: Path, tmp_path: Path) -> None:
+    """`kvik --help` and `--version`."""
+    said = run(empty_env / "kvik", "--help", cwd=tmp_path)
+    for name in ("bench", "demo", "router"):
+        assert name in said
+    assert run(empty_env / "kvik", "--version", cwd=tmp_path).startswith("kvik")
+
+
+def test_example(empty_env: Path, tmp_path: Path) -> None:
+    """The first Python example of the documentation, between two processes."""
+    example = ROOT / "examples" / "transfer.py"
+    run(empty_env / "python", example, cwd=tmp_path)
+
+
+def test_short_benchmark(empty_env: Path, tmp_path: Path) -> None:
+    """`kvik bench transfer` runs where only the wheel is."""
+    cell = ("--page", "16KiB", "--pages", "20", "--duration", "0.05")
+    run(empty_env / "kvik", "bench", "transfer", *cell, cwd=tmp_path)

@@ -1,0 +1,76 @@
+"""The demo's parts that need no serving engine."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from kvik.cli import SUBCOMMANDS, main
+from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
+from kvik.demo.client import Completion
+from kvik.demo.engines import Connector, EngineSpec
+from kvik.demo.reports import Load, ReportReader
+from kvik.demo.show import TOKENS, Row
+
+RECORD: dict[str, object] = {
+    "request_id": "a", "remote_request_id": "b", "outcome": "loaded", "reason": None, "rank": 0, "blocks": 1,
+    "bytes": 128 * KV_BYTES_PER_TOKEN, "pages": 1, "extents": 4, "transport": "local", "way": "memfd",
+    "plan_s": 0.0, "post_s": 0.0, "wire_s": 0.001, "verify_s": 0.0, "total_s": 0.002,
+}  # fmt: skip
+
+
+def load(**more: object) -> Load:
+    """A load that went well, but for `more`."""
+    return Load(**{**RECORD, **more})  # type: ignore[arg-type]
+
+
+def row(length: int, found: Load | None, handed: int = 5) -> Row:
+    """A row whose handed-over answer is `handed`, where 5 is right."""
+    return Row(length, Completion([5] * TOKENS), Completion([handed] * TOKENS), found)
+
+
+def test_report_reader_waits_for_whole_lines(tmp_path: Path) -> None:
+    """A line that is still being written is left for the next look."""
+    file = tmp_path / "loads"
+    reader = ReportReader(file)
+    assert reader.new() == []
+    text = json.dumps(RECORD)
+    file.write_text(text[:20])
+    assert reader.new() == []
+    file.write_text(f"{text}\n{text}\n")
+    assert reader.wait(2, timeout=1.0) == [load(), load()]
+    assert reader.wait(1, timeout=0.05) == []
+
+
+def test_row_is_good_only_with_equal_tokens_and_all_bytes() -> None:
+    """What the demo's exit status hangs on."""
+    assert row(100, load()).moved
+    assert row(100, load()).equal
+    assert not row(100, load(), handed=6).equal
+    assert not row(129, load()).moved
+    assert not row(100, None).moved
+    assert not row(100, load(outcome="failed", reason="peer_lost")).moved
+    assert row(1, None).moved
+
+
+def test_engine_command() -> None:
+    """The options that an engine is started with."""
+    spec = EngineSpec(
+        "decode", Connector("kv_consumer", Path("/reports")), prefix_caching=False, tensor_parallel=2
+    )
+    command = spec.command(Path("/model"), 1234)
+    assert "--no-enable-prefix-caching" in command
+    assert command[command.index("--tensor-parallel-size") + 1] == "2"
+    config = json.loads(command[command.index("--kv-transfer-config") + 1])
+    assert config["kv_connector"] == "KvikConnector"
+    assert config["kv_connector_module_path"] == "kvik.vllm"
+    assert config["kv_load_failure_policy"] == "recompute"
+    assert config["kv_connector_extra_config"] == {"listen": "127.0.0.1:0", "report_file": "/reports"}
+
+
+def test_help_imports_no_subcommand() -> None:
+    """`kvik --help` lists every subcommand."""
+    said = CliRunner().invoke(main, ["--help"])
+    assert said.exit_code == 0
+    for name in SUBCOMMANDS:
+        assert name in said.output

@@ -1,0 +1,113 @@
+"""Child processes end when they should, however their starter ends."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvik.demo.processes import Fleet, HttpServer, Process, ProcessError, free_ports
+
+# Starts a grandchild in a session of its own that ignores SIGTERM, writes its pid and waits for ever.
+STUBBORN = """
+import pathlib, signal, subprocess, sys
+grandchild = "from signal import *; signal(SIGTERM, SIG_IGN); print('up', flush=True); pause()"
+child = subprocess.Popen([sys.executable, "-c", grandchild], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+signal.pause()
+"""
+# Starts the stubborn one as a `Process`, says so, and waits to be killed.
+STARTER = """
+import signal, sys, pathlib
+from kvik.demo.processes import Process
+process = Process("stubborn", [sys.executable, "-c", sys.argv[1], sys.argv[2]], pathlib.Path(sys.argv[3]))
+print("started", flush=True)
+signal.pause()
+"""
+
+
+def gone(pid: int, within: float = 15.0) -> bool:
+    """Whether a process that is not ours has ended in time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], within)[0])
+    finally:
+        os.close(handle)
+
+
+def pid_in(file: Path, within: float = 15.0) -> int:
+    """The number in a file, as soon as it is there."""
+    until = time.monotonic() + within
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < until, f"{file} did not come"
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def test_stop_ends_all_descendants(tmp_path: Path) -> None:
+    """Also one with its own session that ignores SIGTERM."""
+    with Fleet() as fleet:
+        command = [sys.executable, "-c", STUBBORN, str(tmp_path / "pid")]
+        process = fleet.add(Process("stubborn", command, tmp_path / "log"))
+        grandchild = pid_in(tmp_path / "pid")
+        assert process.alive
+    assert process.wait(0) is not None
+    assert gone(grandchild)
+
+
+def test_killed_starter_leaves_nothing(tmp_path: Path) -> None:
+    """SIGKILL to the starter: nobody is left to clean up but the keeper."""
+    command = [sys.executable, "-c", STARTER, STUBBORN, str(tmp_path / "pid"), str(tmp_path / "log")]
+    starter = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        grandchild = pid_in(tmp_path / "pid")
+    finally:
+        starter.send_signal(signal.SIGKILL)
+        starter.wait(10)
+    assert gone(grandchild)
+
+
+def test_early_end_shows_the_log(tmp_path: Path) -> None:
+    """A server that dies at its start is reported at once, with what it said."""
+    command = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
+    with Fleet() as fleet:
+        server = fleet.add(HttpServer("broken", command, free_ports(1)[0], tmp_path / "log"))
+        with pytest.raises(ProcessError, match=r"status 3(.|\n)*no such model"):
+            server.wait_ready(time.monotonic() + 30)
+
+
+def test_deadline_of_readiness(tmp_path: Path) -> None:
+    """A server that never answers is given up at the deadline."""
+    with Fleet() as fleet:
+        command = [sys.executable, "-c", "import signal; signal.pause()"]
+        server = fleet.add(HttpServer("silent", command, free_ports(1)[0], tmp_path / "log"))
+        with pytest.raises(ProcessError, match="not ready in time"):
+            server.wait_ready(time.monotonic() + 0.5)
+
+
+def test_http_server_becomes_ready(tmp_path: Path) -> None:
+    """Ready means that the health path answers 200."""
+    port = free_ports(1)[0]
+    command = [
+        sys.executable,
+        "-m",
+        "http.server",
+        "--bind",
+        "127.0.0.1",
+        str(port),
+        "--directory",
+        str(tmp_path),
+    ]
+    with Fleet() as fleet:
+        server = fleet.add(HttpServer("files", command, port, tmp_path / "log", health="/"))
+        server.wait_ready(time.monotonic() + 30)
+        assert server.pid > 0
+        assert server.healthy()

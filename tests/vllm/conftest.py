@@ -1,0 +1,83 @@
+"""Real serving engines for the tests of this folder.
+
+Starting one takes most of a minute on two cores, so they are shared: one engine alone for the whole session,
+and one pair (prefill, decode, router) at a time. pytest orders the tests by the pair that they ask for.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvik.demo import client
+from kvik.demo.checkpoint import ensure_checkpoint
+from kvik.demo.engines import EngineSpec
+from kvik.demo.processes import Fleet, HttpServer, free_ports
+from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_pair
+
+SPECS = {
+    spec.name: spec
+    for spec in (
+        PairSpec("no-prefix-cache"),
+        PairSpec("prefix-cache", prefix_caching=True),
+        PairSpec("tp2", tensor_parallel=2),
+    )
+}
+Reference = Callable[[list[int], int], list[int]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder, and give them time for the starts of engines."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(START_LIMIT + 180))
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The tiny checkpoint."""
+    return ensure_checkpoint()
+
+
+@pytest.fixture(scope="session")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """One engine without a connector and without a prefix cache: what every answer is compared with.
+
+    It is not waited for here, so that it comes up beside the first pair.
+    """
+    with Fleet() as fleet:
+        spec = EngineSpec("alone", prefix_caching=False)
+        yield fleet.add(spec.start(model, free_ports(1)[0], tmp_path_factory.mktemp("alone")))
+
+
+@pytest.fixture(scope="session")
+def pair(
+    request: pytest.FixtureRequest, alone: HttpServer, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    """The pair whose name is the test's parameter."""
+    spec = SPECS[request.param]
+    running = start_pair(spec, model, tmp_path_factory.mktemp("pair") / spec.name)
+    try:
+        alone.wait_ready(time.monotonic() + START_LIMIT)
+        yield running
+    finally:
+        running.fleet.stop()
+
+
+@pytest.fixture(scope="session")
+def reference(alone: HttpServer) -> Reference:
+    """The tokens that the engine alone answers to a prompt; each prompt is computed once."""
+    alone.wait_ready(time.monotonic() + START_LIMIT)
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def answer(prompt: list[int], tokens: int) -> list[int]:
+        key = (tokens, *prompt)
+        if key not in known:
+            known[key] = client.complete(alone.url, prompt, tokens).tokens
+            assert len(known[key]) == tokens
+        return known[key]
+
+    return answer

@@ -1,0 +1,163 @@
+"""A prefill engine, a decode engine and a router: started together, asked by hand or through the router."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvik.demo import client
+from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN
+from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, start_router
+from kvik.demo.processes import Fleet, HttpServer, Process, free_ports
+from kvik.demo.reports import ReportReader
+
+BLOCK_BYTES = BLOCK_TOKENS * KV_BYTES_PER_TOKEN
+EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these tests
+START_LIMIT = 300.0
+COMPUTED = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
+USAGE = "vllm:kv_cache_usage_perc"
+ASK_PREFILL = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+    "remote_host": None, "remote_port": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """How the engines of a pair differ from the plain ones."""
+
+    name: str
+    prefix_caching: bool = False
+    tensor_parallel: int = 1
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class Pair:
+    """A running pair."""
+
+    spec: PairSpec
+    prefill: HttpServer
+    decode: HttpServer
+    router: HttpServer
+    reports: ReportReader
+    fleet: Fleet
+
+    def engines(self) -> tuple[HttpServer, HttpServer]:
+        """Both engines."""
+        return self.prefill, self.decode
+
+    def prefill_by_hand(self, prompt: list[int], **more: object) -> dict[str, object] | None:
+        """Let the prefill engine compute a prompt; returns the `kv_transfer_params` of its answer."""
+        payload = client.body(prompt, 1, kv_transfer_params=ASK_PREFILL, **more)
+        params = client.post(self.prefill.url, payload)["kv_transfer_params"]
+        assert params is None or isinstance(params, dict)
+        return params
+
+    def decode_by_hand(
+        self,
+        prompt: list[int],
+        params: dict[str, object] | None,
+        tokens: int,
+        cache_salt: str | None = None,
+    ) -> list[int]:
+        """Let the decode engine answer with the KV that the parameters name."""
+        more = {} if cache_salt is None else {"cache_salt": cache_salt}
+        payload = client.body(prompt, tokens, kv_transfer_params=params, **more)
+        return client.tokens_of(client.post(self.decode.url, payload))
+
+    def decode_computed(self) -> float:
+        """Prompt tokens that the decode engine has computed itself so far, by its own count."""
+        return client.metrics(self.decode.url)[COMPUTED]
+
+
+def start_pair(spec: PairSpec, model: Path, folder: Path) -> Pair:
+    """Start the engines side by side, then the router."""
+    folder.mkdir(parents=True)
+    report = folder / "loads.jsonl"
+    extra = {"expiry_s": EXPIRY, **spec.extra}
+    engines = [
+        EngineSpec(name, connector, tensor_parallel=spec.tensor_parallel, prefix_caching=spec.prefix_caching)
+        for name, connector in (
+            ("prefill", Connector("kv_producer", extra=extra)),
+            ("decode", Connector("kv_consumer", report, extra=extra)),
+        )
+    ]
+    fleet = Fleet()
+    try:
+        deadline = time.monotonic() + START_LIMIT
+        *ports, router_port = free_ports(3)
+        prefill, decode = (
+            fleet.add(engine.start(model, port, folder)) for engine, port in zip(engines, ports, strict=True)
+        )
+        for engine in (prefill, decode):
+            engine.wait_ready(deadline)
+        router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder))
+        router.wait_ready(time.monotonic() + 30)
+        return Pair(spec, prefill, decode, router, ReportReader(report), fleet)
+    except BaseException:
+        fleet.stop()
+        raise
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    """A prompt of random bytes."""
+    rng = random.Random(seed * 1_000_003 + length)
+    return [rng.randrange(FIRST_BYTE_TOKEN, FIRST_BYTE_TOKEN + 256) for _ in range(length)]
+
+
+def blocks_of(length: int) -> int:
+    """KV blocks of a prompt."""
+    return -(-length // BLOCK_TOKENS)
+
+
+def used(engine: HttpServer) -> float:
+    """The share of KV blocks in use, freshly counted.
+
+    The engine updates the gauge only when it steps, so a request of one token makes it step.
+    """
+    client.complete(engine.url, [FIRST_BYTE_TOKEN], 1, cache_salt="nudge")
+    return client.metrics(engine.url)[USAGE]
+
+
+def wait_used(engine: HttpServer, level: float, within: float) -> None:
+    """Wait until an engine uses no more KV blocks than `level`; fails when it still does after `within`
+    seconds."""
+    last = wait_for(lambda: used(engine), lambda value: value <= level, within)
+    assert last <= level, (
+        f"{engine.name} uses {last:.4%} of its KV blocks, {level:.4%} before\n{engine.tail()}"
+    )
+
+
+def wait_for(look: Callable[[], float], good: Callable[[float], bool], within: float) -> float:
+    """Look again and again until the value is good or the time is up; returns the last value."""
+    until = time.monotonic() + within
+    value = look()
+    while not good(value) and time.monotonic() < until:
+        time.sleep(0.2)  # a gauge has no event to wait for
+        value = look()
+    return value
+
+
+def freeze(process: Process) -> Callable[[], None]:
+    """Stop a server and all its descendants; returns what lets them go on."""
+    pids = _tree(process.pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+    def thaw() -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    return thaw
+
+
+def _tree(pid: int) -> list[int]:
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += _tree(int(child))
+    return found

@@ -1,0 +1,99 @@
+"""Tokens through the router equal one engine's own, and the KV really moved."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvik.demo import client
+from kvik.demo.engines import BLOCK_TOKENS
+from tests.vllm.conftest import Reference
+from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of
+
+TOKENS = 16
+# From one token to 3,000, most of them around whole KV blocks.
+LENGTHS = (
+    1, 2, 3, 17, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 258, 300, 383, 384, 385, 511, 512,
+    513, 600, 640, 641, 768, 769, 896, 897, 1000, 1023, 1024, 1025, 1280, 1500, 1536, 2000, 2048, 2049, 2500,
+    2944, 3000,
+)  # fmt: skip
+SMALL = (1, 2, 127, 128, 129, 256, 257, 640, 1025, 2000)
+both = pytest.mark.parametrize("pair", ["no-prefix-cache", "prefix-cache"], indirect=True)
+
+
+def expected_loads(lengths: tuple[int, ...]) -> list[int]:
+    """Bytes of each load: all KV blocks of a prompt. Of one token nothing moves, for decode computes the last
+    one."""
+    return sorted(blocks_of(length) * BLOCK_BYTES for length in lengths if length > 1)
+
+
+def ask(pair: Pair, prompts: list[list[int]], at_once: int) -> list[list[int]]:
+    """The answers through the router, with so many requests at once."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda prompt: client.complete(pair.router.url, prompt, TOKENS).tokens, prompts))
+
+
+def check(pair: Pair, reference: Reference, lengths: tuple[int, ...], seed: int, at_once: int) -> None:
+    """Fresh prompts of these lengths: equal tokens, exactly their KV blocks moved, nothing recomputed."""
+    print(f"seed {seed}")
+    prompts = [prompt_of(length, seed) for length in lengths]
+    pair.reports.new()
+    computed = pair.decode_computed()
+    answers = ask(pair, prompts, at_once)
+    for length, prompt, answer in zip(lengths, prompts, answers, strict=True):
+        assert answer == reference(prompt, TOKENS), f"{length} tokens, {at_once} at once: other tokens"
+    expected = expected_loads(lengths)
+    ranks = pair.spec.tensor_parallel
+    loads = pair.reports.wait(len(expected) * ranks)
+    assert {load.outcome for load in loads} == {"loaded"}, [
+        load for load in loads if load.outcome != "loaded"
+    ]
+    for rank in range(ranks):
+        moved = sorted(load.bytes * ranks for load in loads if load.rank == rank)
+        assert moved == expected, f"rank {rank} moved other bytes"
+    assert pair.decode_computed() - computed <= len(lengths), (
+        "decode computed more than one prompt token a request"
+    )
+
+
+@both
+def test_one_at_a_time(pair: Pair, reference: Reference) -> None:
+    """Every length, one after the other."""
+    check(pair, reference, LENGTHS, seed=1, at_once=1)
+
+
+@both
+def test_eight_at_once(pair: Pair, reference: Reference) -> None:
+    """Every length, eight at once."""
+    check(pair, reference, LENGTHS, seed=2, at_once=8)
+
+
+@pytest.mark.parametrize("pair", ["tp2"], indirect=True)
+def test_two_ranks(pair: Pair, reference: Reference) -> None:
+    """Tensor parallelism 2 on both sides: each rank moves its half."""
+    check(pair, reference, SMALL, seed=3, at_once=1)
+
+
+@pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)
+@pytest.mark.parametrize(("common", "length"), [(256, 300), (640, 1000), (384, 385), (1000, 1300)])
+def test_only_missing_blocks_move(pair: Pair, reference: Reference, common: int, length: int) -> None:
+    """What decode's prefix cache already holds is not moved again."""
+    first = prompt_of(common, seed=4)
+    second = first + prompt_of(length - common, seed=5)
+    assert ask(pair, [first], 1)[0] == reference(first, TOKENS)
+    pair.reports.wait(1)
+    assert ask(pair, [second], 1)[0] == reference(second, TOKENS)
+    missing = blocks_of(length) - common // BLOCK_TOKENS
+    # One token past the cached blocks is the last prompt token, which decode computes anyway.
+    expected = [] if length - common // BLOCK_TOKENS * BLOCK_TOKENS == 1 else [missing * BLOCK_BYTES]
+    loads = pair.reports.wait(1, timeout=5.0 if expected else 1.0)
+    assert [load.bytes for load in loads] == expected
+
+
+@pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)
+def test_known_prompt_moves_nothing(pair: Pair, reference: Reference) -> None:
+    """The same prompt again, where all KV blocks but the last token's are cached at decode."""
+    prompt = prompt_of(4 * BLOCK_TOKENS + 1, seed=6)
+    assert ask(pair, [prompt], 1)[0] == reference(prompt, TOKENS)
+    assert len(pair.reports.wait(1)) == 1
+    assert ask(pair, [prompt], 1)[0] == reference(prompt, TOKENS)
+    assert pair.reports.wait(1, timeout=1.0) == []

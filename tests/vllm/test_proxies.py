@@ -1,0 +1,53 @@
+"""The handover needs no router of ours, and the comparison of tokens would notice wrong KV."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvik.demo import client
+from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec
+from kvik.demo.processes import Fleet, free_ports
+from tests.vllm.conftest import Reference
+from tests.vllm.copying_proxy import CopyingProxy
+from tests.vllm.pairs import BLOCK_BYTES, EXPIRY, START_LIMIT, Pair, blocks_of, prompt_of
+
+TOKENS = 16
+ROOT = Path(__file__).parents[2]
+plain = pytest.mark.parametrize("pair", ["no-prefix-cache"], indirect=True)
+
+
+@plain
+@pytest.mark.parametrize("length", [2, BLOCK_TOKENS, 300, 1025, 2500])
+def test_copying_proxy(pair: Pair, reference: Reference, length: int) -> None:
+    """A proxy that forwards one dict untouched is enough."""
+    prompt = prompt_of(length, seed=20)
+    pair.reports.new()
+    with CopyingProxy(pair.prefill.url, pair.decode.url) as proxy:
+        answer = client.complete(proxy.url, prompt, TOKENS)
+    assert answer.tokens == reference(prompt, TOKENS)
+    assert [load.bytes for load in pair.reports.wait(1)] == [blocks_of(length) * BLOCK_BYTES]
+
+
+@plain
+def test_one_flipped_byte_is_seen(pair: Pair, reference: Reference, model: Path, tmp_path: Path) -> None:
+    """Negative control: one byte of the source spoilt, page checks off, and the tokens are others."""
+    connector = Connector(
+        "kv_producer", module="tests.vllm.flipping_connector", cls="FlippingConnector",
+        extra={"expiry_s": EXPIRY, "verify": "off"},
+    )  # fmt: skip
+    spec = EngineSpec("flipping", connector, prefix_caching=False, env={"PYTHONPATH": str(ROOT)})
+    with Fleet() as fleet:
+        flipping = fleet.add(spec.start(model, free_ports(1)[0], tmp_path))
+        flipping.wait_ready(time.monotonic() + START_LIMIT)
+        spoilt = replace(pair, prefill=flipping)
+        different = 0
+        for length in (2, 40, 127, 128, 300):
+            prompt = prompt_of(length, seed=21)
+            params = spoilt.prefill_by_hand(prompt)
+            assert params is not None
+            pair.reports.new()
+            different += spoilt.decode_by_hand(prompt, params, TOKENS) != reference(prompt, TOKENS)
+            assert [load.outcome for load in pair.reports.wait(1)] == ["loaded"], "the spoilt KV was not used"
+    assert different > 0, "one wrong byte of KV changed no token: equal tokens would prove nothing"

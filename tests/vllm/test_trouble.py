@@ -1,0 +1,176 @@
+"""Requests that go wrong half-way: a correct answer or a clear error, and every KV block comes back."""
+
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from kvik.demo import client
+from tests.vllm.conftest import Reference
+from tests.vllm.pairs import EXPIRY, Pair, freeze, prompt_of, used, wait_used
+
+TOKENS = 16
+EOS = 1
+SLACK = 20.0  # seconds for a busy machine, on top of what the design promises
+plain = pytest.mark.parametrize("pair", ["no-prefix-cache"], indirect=True)
+cached = pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)
+
+
+def levels(pair: Pair) -> tuple[float, float]:
+    """The share of KV blocks in use on both engines."""
+    return used(pair.prefill), used(pair.decode)
+
+
+def wait_back(pair: Pair, before: tuple[float, float], within: float = SLACK) -> None:
+    """Both engines use no more KV blocks than before."""
+    for engine, level in zip(pair.engines(), before, strict=True):
+        wait_used(engine, level, within)
+
+
+def reasons(pair: Pair) -> list[tuple[str, str | None]]:
+    """Outcome and reason of what was reported since the last look."""
+    return [(load.outcome, load.reason) for load in pair.reports.wait(1)]
+
+
+@plain
+def test_one_token_prompt(pair: Pair, reference: Reference) -> None:
+    """A prompt of one token: nothing worth moving, and still the right answer."""
+    before = levels(pair)
+    for seed in range(30, 33):
+        prompt = prompt_of(1, seed)
+        assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    wait_back(pair, before)
+
+
+@plain
+def test_ends_with_the_first_token(pair: Pair) -> None:
+    """The prefill engine's one token is already the end of the answer."""
+    before = levels(pair)
+    answer = client.complete(
+        pair.router.url, prompt_of(300, seed=31), TOKENS, ignore_eos=False, logit_bias={str(EOS): 100}
+    )
+    assert answer.finish_reason == "stop"
+    assert answer.tokens in ([EOS], [])
+    wait_back(pair, before)
+
+
+@plain
+def test_offer_nobody_takes(pair: Pair) -> None:
+    """A client that leaves after prefill, behind a proxy that says nothing: the offer ends with its
+    expiry."""
+    before = levels(pair)
+    assert pair.prefill_by_hand(prompt_of(1000, seed=32)) is not None
+    assert used(pair.prefill) > before[0], "the offered KV blocks are not held"
+    wait_back(pair, before, EXPIRY + SLACK)
+
+
+@plain
+def test_client_leaves_at_any_time(pair: Pair, reference: Reference) -> None:
+    """Clients of the router hang up at random moments of a request."""
+    seed = 33
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    before = levels(pair)
+    for number in range(8):
+        _ask_and_leave(pair.router.url, prompt_of(2000, seed + number), after=rng.uniform(0.0, 1.5))
+    prompt = prompt_of(700, seed)
+    assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    wait_back(pair, before, EXPIRY + SLACK)
+
+
+@plain
+def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
+    """The prefill engine hangs, the decode engine waits for its KV, the client gives up."""
+    before = levels(pair)
+    prompt = prompt_of(1500, seed=34)
+    params = pair.prefill_by_hand(prompt)
+    thaw = freeze(pair.prefill)
+    try:
+        _ask_and_leave(pair.decode.url, prompt, after=0.7, kv_transfer_params=params)
+        wait_used(pair.decode, before[1], SLACK)
+    finally:
+        thaw()
+    wait_back(pair, before, EXPIRY + SLACK)
+    again = prompt_of(400, seed=35)
+    assert client.complete(pair.router.url, again, TOKENS).tokens == reference(again, TOKENS)
+
+
+@plain
+def test_prefill_hangs_and_decode_recomputes(pair: Pair, reference: Reference) -> None:
+    """The KV does not come: decode computes the prompt itself, within seconds."""
+    before = levels(pair)
+    prompt = prompt_of(900, seed=36)
+    params = pair.prefill_by_hand(prompt)
+    pair.reports.new()
+    thaw = freeze(pair.prefill)
+    try:
+        start = time.monotonic()
+        assert pair.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS)
+        assert time.monotonic() - start < SLACK
+    finally:
+        thaw()
+    assert [outcome for outcome, _ in reasons(pair)] == ["failed"]
+    wait_back(pair, before, EXPIRY + SLACK)
+
+
+@plain
+def test_parameters_used_twice(pair: Pair, reference: Reference) -> None:
+    """Parameters that were used up, with their own prompt and with another: never somebody else's KV."""
+    first, other = prompt_of(900, seed=37), prompt_of(900, seed=38)
+    before = levels(pair)
+    params = pair.prefill_by_hand(first)
+    for prompt, expected in ((first, "loaded"), (first, "failed"), (other, "recomputed")):
+        pair.reports.new()
+        assert pair.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS)
+        assert [outcome for outcome, _ in reasons(pair)] == [expected]
+    wait_back(pair, before)
+
+
+@plain
+def test_expired_offer(pair: Pair, reference: Reference) -> None:
+    """An offer that has expired is not read, though its KV may still lie there."""
+    prompt = prompt_of(900, seed=39)
+    before = levels(pair)
+    params = pair.prefill_by_hand(prompt)
+    wait_back(pair, before, EXPIRY + SLACK)
+    pair.reports.new()
+    assert pair.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS)
+    assert [outcome for outcome, _ in reasons(pair)] == ["failed"]
+
+
+@cached
+def test_other_cache_salt(pair: Pair, reference: Reference) -> None:
+    """The same tokens under another cache salt are another tenant's: their KV is not used."""
+    prompt = prompt_of(700, seed=40)
+    before = levels(pair)
+    params = pair.prefill_by_hand(prompt, cache_salt="one")
+    pair.reports.new()
+    answer = pair.decode_by_hand(prompt, params, TOKENS, cache_salt="two")
+    assert answer == reference(prompt, TOKENS)
+    assert reasons(pair) == [("recomputed", "digest_mismatch")]
+    wait_back(pair, before)
+
+
+def _ask_and_leave(url: str, prompt: list[int], after: float, **more: object) -> None:
+    """Send a request and cut the connection after so many seconds, or when the answer is over."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection.connect()
+    cut = threading.Timer(after, connection.sock.shutdown, [socket.SHUT_RDWR])
+    cut.start()
+    try:
+        payload = client.body(prompt, 64, stream=True, **more)
+        connection.request(
+            "POST", "/v1/completions", json.dumps(payload), {"Content-Type": "application/json"}
+        )
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return  # cut, as intended
+    finally:
+        cut.cancel()
+        connection.close()

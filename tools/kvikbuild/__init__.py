@@ -1,0 +1,13 @@
+"""The build: sets up what is needed, builds, checks and tests kvik, and says what it did and how long it
+took.
+
+Only the standard library is used here: these modules run before anything is installed.
+
+- `paths`: where things lie.
+- `stage`: a named step with a log file; the runner that times the steps and prints the summary.
+- `debian`: packages of the operating system.
+- `envs`: Python environments, shared between checkouts and keyed by their lock files.
+- `rust`: cargo, and the cache of its output.
+- `wheel`: the one wheel, built only when its inputs changed.
+- `targets`: which stages make up `demo`, `test`, `wheel`, `lint`.
+"""

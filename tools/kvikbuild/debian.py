@@ -1,0 +1,45 @@
+"""Packages of the operating system: installed with apt-get when they are missing and this is root on
+Debian."""
+
+import ctypes.util
+import importlib.util
+import os
+import shutil
+
+from kvikbuild.stage import Context, StageError
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that are needed and are not here, found by what they provide."""
+    missing = []
+    for program, package in (("gcc", "gcc"), ("ld", "binutils"), ("readelf", "binutils")):
+        if shutil.which(program) is None and package not in missing:
+            missing.append(package)
+    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
+        missing.append("python3-venv")
+    if ctypes.util.find_library("numa") is None and not _loads("libnuma.so.1"):
+        missing.append("libnuma1")  # the serving engine's CPU kernels link it
+    return missing
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def ensure_packages(context: Context) -> None:
+    """Install what is missing, or say what to install where this may not be done."""
+    missing = missing_packages()
+    if not missing:
+        return
+    names = " ".join(missing)
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise StageError(f"these packages of the operating system are missing: {names}; please install them")
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    retries = ["-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300"]
+    context.run(["apt-get", *retries, "update"], env)
+    context.run(["apt-get", *retries, "install", "-y", "--no-install-recommends", *missing], env)
+    context.note = f"installed {names}"

@@ -1,0 +1,150 @@
+"""Which stages make up each target, and what each stage does."""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from kvikbuild.debian import ensure_packages
+from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
+from kvikbuild.paths import DIST, LOCKS, TARGET, VENVS
+from kvikbuild.rust import cargo_env, hold_cache
+from kvikbuild.stage import Context, Stage, StageError, run_stages
+from kvikbuild.wheel import ensure_wheel
+
+
+def toolchain(context: Context) -> None:
+    """What the operating system has to bring: compiler, cargo, libraries."""
+    ensure_packages(context)
+    for program in ("cargo", "rustc", "git"):
+        if shutil.which(program) is None:
+            raise StageError(f"`{program}` is not on the path; please install it")
+    rust = context.capture(["rustc", "--version"]).split()[1]
+    context.note = context.note or f"python {sys.version.split()[0]}, rust {rust}"
+
+
+def dev_env(context: Context) -> None:
+    """The environment that builds and checks."""
+    overlay_env(context, "dev")
+
+
+def vllm_env(context: Context) -> None:
+    """The environment with a real serving engine, and kvik in it."""
+    base_env(context, "vllm")
+    install_wheel(context, "vllm", ensure_wheel(context))
+
+
+def lint(context: Context) -> None:
+    """Formatting, clippy, ruff, mypy."""
+    hold_cache(context)
+    python = overlay_env(context, "dev")
+    env = cargo_env(context)
+    context.run(["cargo", "fmt", "--all", "--check"], env)
+    context.run(["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"], env)
+    context.run([python, "-m", "ruff", "check"])
+    context.run([python, "-m", "ruff", "format", "--check"])
+    context.run([python, "-m", "mypy"])
+
+
+def rust(context: Context) -> None:
+    """Tests of the Rust crates."""
+    hold_cache(context)
+    context.run(["cargo", "test", "--locked", "--workspace"], cargo_env(context))
+
+
+def wheel(context: Context) -> None:
+    """The wheel, installed for the tests."""
+    install_wheel(context, "dev", ensure_wheel(context))
+
+
+def packaging(context: Context) -> None:
+    """The wheel as a stranger gets it."""
+    _pytest(context, "dev", "tests/packaging", {"KVIK_UV": str(uv(context)), **uv_env()})
+
+
+def python(context: Context) -> None:
+    """All tests that need neither a serving engine nor an empty environment."""
+    _pytest(context, "dev", "tests", more=["--ignore=tests/packaging", "--ignore=tests/vllm"])
+
+
+def vllm(context: Context) -> None:
+    """Real serving engines hand KV over."""
+    _pytest(context, "vllm", "tests/vllm", more=["-v", "--durations=15"])
+
+
+def demo(context: Context) -> None:
+    """Two serving engines and a router, and what passes between them."""
+    context.run([overlay_env(context, "vllm"), "-m", "kvik.demo"])
+
+
+def _pytest(
+    context: Context, env: str, folder: str, variables: dict[str, str] | None = None, more: Sequence[str] = ()
+) -> None:
+    python = overlay_env(context, env)
+    cache = TARGET / "pytest" / env
+    argv = [python, "-m", "pytest", folder, "-o", f"cache_dir={cache}", *more]
+    context.run(argv, variables)
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("toolchain", toolchain, limit=900),
+        Stage("dev-env", dev_env, limit=1200),
+        Stage("lint", lint),
+        Stage("rust", rust, limit=2400),
+        Stage("wheel", wheel, limit=2400),
+        Stage("packaging", packaging, limit=600),
+        Stage("python", python, limit=1200),
+        Stage("vllm-env", vllm_env, limit=2400),
+        Stage("vllm", vllm, output="both", limit=1500),
+        Stage("demo", demo, output="terminal", limit=900),
+    )
+}
+
+TARGETS = {
+    "test": ["toolchain", "dev-env", "lint", "rust", "wheel", "packaging", "python", "vllm-env", "vllm"],
+    "demo": ["toolchain", "dev-env", "wheel", "vllm-env", "demo"],
+    "wheel": ["toolchain", "dev-env", "wheel", "packaging"],
+    "lint": ["toolchain", "dev-env", "lint"],
+    "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
+}
+
+
+def clean() -> int:
+    """Remove what was built in this checkout."""
+    for folder in (TARGET, DIST, VENVS):
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def lock(context: Context) -> None:
+    """Pin the Python packages again."""
+    for name in ("uv", "dev", "vllm"):
+        overrides = LOCKS / f"{name}.overrides"
+        argv: list[object] = [uv(context), "pip", "compile", "--quiet", "--upgrade", "--universal"]
+        argv += ["--python-version", "3.11", "--generate-hashes", "--no-emit-index-url", "--no-annotate"]
+        argv += ["--no-header", *(["--override", overrides] if overrides.exists() else [])]
+        context.run([*argv, LOCKS / f"{name}.in", "-o", LOCKS / f"{name}.txt"], uv_env())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a target; of `test`, only the stages that are named, if any."""
+    if not arguments:
+        print(f"usage: build.py TARGET [STAGE...]; targets: {', '.join([*TARGETS, 'lock', 'clean'])}")
+        return 2
+    target, *only = arguments
+    special: dict[str, Callable[[], int]] = {
+        "clean": clean,
+        "lock": lambda: run_stages([Stage("lock", lock)]),
+    }
+    if target in special:
+        return special[target]()
+    unknown = [name for name in (target, *only) if name not in TARGETS and name not in STAGES]
+    if target not in TARGETS or unknown:
+        print(f"no such target or stage: {' '.join(unknown or [target])}; stages: {' '.join(STAGES)}")
+        return 2
+    chosen = [STAGES[name] for name in TARGETS[target] if not only or name in only]
+    left_out = [
+        (name, "not among the chosen stages") for name in TARGETS[target] if only and name not in only
+    ]
+    return run_stages(chosen, left_out)
