@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 SECRET_VARIABLE = "KVIK_SECRET"
@@ -54,7 +54,7 @@ class ConnectorConfig:
 
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
     transport: str = "auto"
     verify: str = "auto"
     channels: int = 4
@@ -73,7 +73,7 @@ class ConnectorConfig:
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> ConnectorConfig:
         """Build from `kv_connector_extra_config`; `ConfigError` names what is wrong and what was meant."""
-        known = {field.name: str(field.type) for field in fields(cls)}
+        known = {option.name: str(option.type) for option in fields(cls)}
         values: dict[str, Any] = {}
         for key, value in extra.items():
             if key not in known:

@@ -248,8 +248,9 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
 def _warn_of_policy(transfer: Any) -> None:
     if getattr(transfer, "kv_load_failure_policy", None) == "fail" and transfer.is_kv_consumer:
         logger.warning(
-            "kvik: kv_load_failure_policy is 'fail' (vLLM's default): a request whose KV load fails ends with "
-            'an error. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config to compute it here instead.'
+            "kvik: kv_load_failure_policy is 'fail' (vLLM's default): a request whose KV load fails "
+            'ends with an error. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config '
+            "to compute it here instead."
         )
 
 

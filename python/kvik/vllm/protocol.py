@@ -133,7 +133,7 @@ def decode(params: Mapping[str, Any]) -> Handover:
     if ours.get("version") != PROTOCOL_VERSION:
         raise Refused(
             "params_version",
-            f"kvik params have version {str(ours.get('version'))[:20]}, this server speaks {PROTOCOL_VERSION}",
+            f"kvik params version {str(ours.get('version'))[:20]}, this server speaks {PROTOCOL_VERSION}",
             tickets,
         )
     try:

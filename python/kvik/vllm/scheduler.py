@@ -91,7 +91,8 @@ class SchedulerSide:
         if sorted(hellos) != list(range(self._identity.tp_size)) or len(shapes) != 1:
             raise ValueError(
                 f"kvik: expected {self._identity.tp_size} rank(s) with one KV shape, "
-                f"got ranks {sorted(hellos)} with {len(shapes)} shapes: {'; '.join(f'[{shape}]' for shape in shapes)}"
+                f"got ranks {sorted(hellos)} with {len(shapes)} shapes: "
+                f"{'; '.join(f'[{shape}]' for shape in shapes)}"
             )
         self._ranks = dict(hellos)
         shape = hellos[0].shape

@@ -1,0 +1,591 @@
+"""The connector against the base class of each supported vLLM, and through whole lives of requests.
+
+`tools/vllm_base.py` fetches the base classes once. The engine underneath is the stand-in of `fake_engine.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_engine import FakeNative
+from vllm_harness import (
+    V1,
+    Server,
+    Status,
+    allocated,
+    base_tool,
+    kv_cache_config,
+    request,
+    stand_in,
+    vllm_config,
+)
+
+VERSIONS = sorted(base_tool().PINNED)
+BLOCK = 4  # tokens a KV block in these tests
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def kvik_vllm(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    with stand_in(request.param) as module:
+        yield module
+
+
+@pytest.fixture
+def native() -> FakeNative:
+    return FakeNative()
+
+
+@pytest.fixture
+def pair(kvik_vllm: ModuleType, native: FakeNative) -> tuple[Server, Server]:
+    """A prefill and a decode server."""
+    return Server(kvik_vllm, native, "kv_producer"), Server(kvik_vllm, native, "kv_consumer", blocks=24)
+
+
+def prompt(tokens: int, first: int = 100) -> list[int]:
+    return list(range(first, first + tokens))
+
+
+def offer(
+    p: Server, tokens: list[int], blocks: list[int], request_id: str = "p-1", **more: Any
+) -> dict[str, Any]:
+    """Prefill `tokens` into `blocks` (filled with their own number), and send the parameters through JSON."""
+    for block in blocks:
+        p.fill(block, block)
+    params = p.prefill(request_id, tokens, blocks, **more)
+    assert params is not None
+    return json.loads(json.dumps(params))
+
+
+def admit(d: Server, wanted: Any, blocks: list[int], local_tokens: int = 0) -> int:
+    """Ask for a load and allocate; return the external tokens (0: vLLM computes)."""
+    if wanted.request_id not in d.known:
+        d.arrive(wanted)
+    external, is_async = d.scheduler.get_num_new_matched_tokens(wanted, local_tokens)
+    assert (external, is_async) == d.scheduler.get_num_new_matched_tokens(
+        wanted, local_tokens
+    )  # may be asked again
+    assert is_async == (external > 0)
+    d.scheduler.update_state_after_alloc(wanted, allocated(blocks), external)
+    return int(external)
+
+
+def grant_of(native: FakeNative, params: dict[str, Any], rank: int = 0) -> Any:
+    ticket = native.Ticket(params["kvik"]["tickets"][rank]["ticket"])
+    return native.engines[ticket.engine_id].grants[ticket.grant_id]
+
+
+# The class.
+
+
+def test_overrides_fit_the_base_class(kvik_vllm: ModuleType) -> None:
+    base = sys.modules[f"{V1}.base"]
+    connector = kvik_vllm.KvikConnector
+    assert not connector.__abstractmethods__
+    assert issubclass(connector, base.KVConnectorBase_V1) and issubclass(connector, base.SupportsHMA)
+    for name, ours in vars(connector).items():
+        theirs = getattr(base.KVConnectorBase_V1, name, None) or getattr(base.SupportsHMA, name, None)
+        if name.startswith("_") or theirs is None:
+            continue
+        unbound = [getattr(part, "__func__", part) for part in (ours, theirs)]
+        mine, wanted = (list(inspect.signature(part).parameters.values()) for part in unbound)
+        assert [(p.name, p.kind, p.default) for p in mine] == [(p.name, p.kind, p.default) for p in wanted], (
+            name
+        )
+
+
+def test_no_hook_is_made_up() -> None:
+    """Every public method of the class is a hook of some supported release."""
+    hooks: set[str] = set()
+    for version in VERSIONS:
+        tree = ast.parse((base_tool().fetch(version) / V1.replace(".", "/") / "base.py").read_text())
+        hooks |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    with stand_in(VERSIONS[-1]) as module:
+        ours = {name for name in vars(module.KvikConnector) if not name.startswith("_")}
+    assert ours <= hooks
+
+
+def test_everything_that_the_scheduler_calls_is_there(kvik_vllm: ModuleType) -> None:
+    folder = base_tool().fetch(sys.modules["vllm"].__version__)
+    tree = ast.parse((folder / "vllm/v1/core/sched/scheduler.py").read_text())
+    called = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "connector"
+    }
+    assert "get_num_new_matched_tokens" in called
+    assert not {name for name in called if not hasattr(kvik_vllm.KvikConnector, name)}
+
+
+def test_other_versions_are_refused(kvik_vllm: ModuleType) -> None:
+    versions = sys.modules["kvik.vllm.versions"]
+    assert versions.check("0.32.0+cpu") == (0, 32)
+    for wrong in ("0.27.1", "0.34.0", "1.0.0", "dev"):
+        with pytest.raises(ImportError, match=r"0\.28 to 0\.33"):
+            versions.check(wrong)
+
+
+def test_unserved_setups_are_refused_by_name(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
+    role = sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER
+    spec = type(kv_cache_config().kv_cache_groups[0].kv_cache_spec)
+    sliding = type("SlidingWindowSpec", (), {})
+    for config, cache, text in (
+        (vllm_config("kv_both", pipeline_parallel_size=2), kv_cache_config(), "pipeline_parallel_size 1"),
+        (vllm_config("kv_both"), kv_cache_config((spec, sliding)), "this model has 2"),
+        (vllm_config("kv_both"), kv_cache_config((sliding,)), "SlidingWindowSpec"),
+        (vllm_config("kv_both", extra={"expiry": 3}), kv_cache_config(), "did you mean 'expiry_s'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            kvik_vllm.KvikConnector(config, role, cache)
+
+
+# Lives of requests.
+
+
+@pytest.mark.parametrize("tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 2])
+def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) -> None:
+    p, d = pair
+    count = -(-tokens // BLOCK)
+    theirs, ours = [3, 9, 4, 7][:count], [5, 6, 20, 2][:count]
+    params = offer(p, prompt(tokens), theirs)
+    assert params["do_remote_prefill"] is True and params["remote_num_tokens"] == tokens
+    assert params["remote_block_ids"] == [theirs]
+    p.step()  # carries the grant
+    wanted = request("d-1", prompt(tokens), params)
+    external = admit(d, wanted, ours)
+    if tokens == 1:  # the last token is computed anyway: nothing to load, so the offer is given back
+        assert external == 0
+        d.step()
+    else:
+        assert external == tokens
+        native.held = True
+        assert d.step().received == set()
+        native.held = False
+        result = d.step()
+        assert result.received == {"d-1"} and not result.invalid
+        d.scheduler.update_state_after_alloc(wanted, allocated([*ours, 8]), 0)
+        assert [d.values(block) for block in ours] == [{block} for block in theirs]
+    d.step()
+    assert p.step().sent == {"p-1"}
+    wanted.status = Status.FINISHED_STOPPED
+    assert d.scheduler.request_finished_all_groups(wanted, (ours,)) == (False, None)
+    for server in pair:
+        result = server.step()
+        assert not (result.sent | result.received | result.invalid)
+
+
+def test_two_ranks(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p, d = (Server(kvik_vllm, native, role, tp=2) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    tickets = params["kvik"]["tickets"]
+    assert [(t["tp"], t["pp"], t["dp"]) for t in tickets] == [(0, 0, 0), (1, 0, 0)]
+    assert len({native.Ticket(t["ticket"]).grant_id for t in tickets}) == 2
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [4, 5]) == 8
+    assert d.step().received == {"d-1"}
+    assert d.values(4) == {1} and d.values(5) == {2}
+    assert p.step().sent == {"p-1"}
+
+
+def test_prefix_hit_loads_only_what_is_missing(pair: tuple[Server, Server], native: FakeNative) -> None:
+    p, d = pair
+    params = offer(p, prompt(14), [1, 2, 3, 4])
+    p.step()
+    d.fill(10, 99)
+    assert admit(d, request("d-1", prompt(14), params), [10, 11, 12, 13], local_tokens=BLOCK) == 10
+    assert d.step().received == {"d-1"}
+    assert [d.values(block) for block in (10, 11, 12, 13)] == [{99}, {2}, {3}, {4}]
+    assert p.step().sent == {"p-1"}
+
+
+def test_full_local_hit_gives_the_offer_back(pair: tuple[Server, Server], native: FakeNative) -> None:
+    p, d = pair
+    params = offer(p, prompt(2 * BLOCK + 1), [1, 2, 3])
+    p.step()
+    assert admit(d, request("d-1", prompt(2 * BLOCK + 1), params), [5, 6, 7], local_tokens=2 * BLOCK) == 0
+    assert not d.step().received
+    assert p.step().sent == {"p-1"}
+    assert d.total("not_needed") == 1 and d.total("loads") == 0
+
+
+def test_longer_prompt_takes_whole_blocks(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(10), [1, 2, 3])
+    p.step()
+    assert admit(d, request("d-1", prompt(20), params), [5, 6, 7, 8, 9]) == 8
+    assert d.step().received == {"d-1"} and d.values(6) == {2}
+    assert p.step().sent == {"p-1"}
+
+
+def test_a_reader_may_be_faster_than_the_grant(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert not d.step().received
+    p.step()
+    assert d.step().received == {"d-1"} and p.step().sent == {"p-1"}
+
+
+def wrong_tokens(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8, first=7), params)
+
+
+def other_salt(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8), params, cache_salt="b")
+
+
+def other_lora(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8), params, lora_request=SimpleNamespace(lora_name="x"))
+
+
+def other_image(params: dict[str, Any]) -> Any:
+    image = SimpleNamespace(identifier="i", mm_position=SimpleNamespace(offset=2, length=3))
+    return request("d-1", prompt(8), params, mm_features=[image])
+
+
+def shorter_prompt(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(7), params)
+
+
+def embeddings(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8), params, prompt_token_ids=None, prompt_embeds=object())
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (wrong_tokens, "digest_mismatch"),
+        (other_salt, "digest_mismatch"),
+        (other_lora, "digest_mismatch"),
+        (other_image, "digest_mismatch"),
+        (shorter_prompt, "digest_mismatch"),
+        (embeddings, "prompt_embeds"),
+    ],
+)
+def test_other_content_is_recomputed(
+    pair: tuple[Server, Server], caplog: pytest.LogCaptureFixture, make: Any, code: str
+) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, make(params), [5, 6]) == 0
+    d.step()
+    assert d.values(5) == {0} and d.total("loads") == 0
+    assert d.total(f"recomputed_{code}") == 1 and code in caplog.text
+    assert p.step().sent == {"p-1"}  # the offer was given back
+
+
+def test_used_parameters_do_not_serve_another_prompt(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    assert admit(d, request("d-2", prompt(8), dict(params)), [7, 8]) == 8  # same content, but consumed
+    assert d.step().invalid == {7, 8}
+    assert admit(d, request("d-3", prompt(8, first=50), dict(params)), [9, 10]) == 0
+
+
+@pytest.mark.parametrize("dims", [{"heads": 4}, {"layers": 2}, {"slots": 8}, {"content": 16}])
+def test_other_shape_is_refused_naming_both(
+    kvik_vllm: ModuleType, native: FakeNative, caplog: pytest.LogCaptureFixture, dims: dict[str, int]
+) -> None:
+    p, d = Server(kvik_vllm, native, "kv_producer"), Server(kvik_vllm, native, "kv_consumer", **dims)
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
+    d.step()
+    assert "prefill has [tp=1" in caplog.text and "decode has [tp=1" in caplog.text
+    assert d.total("recomputed_shape_mismatch") == 1
+    assert p.step().sent == {"p-1"}
+
+
+def test_other_rank_count_is_refused_and_all_ranks_are_released(
+    kvik_vllm: ModuleType, native: FakeNative
+) -> None:
+    for p_ranks, d_ranks in ((2, 1), (1, 2)):
+        p = Server(kvik_vllm, native, "kv_producer", tp=p_ranks)
+        d = Server(kvik_vllm, native, "kv_consumer", tp=d_ranks)
+        params = offer(p, prompt(8), [1, 2])
+        p.step()
+        assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
+        d.step()
+        assert d.total("recomputed_shape_mismatch") == 1
+        assert p.step().sent == {"p-1"}
+
+
+def test_other_model_is_refused(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p, d = (
+        Server(kvik_vllm, native, "kv_producer", model="a"),
+        Server(kvik_vllm, native, "kv_consumer", model="b"),
+    )
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
+    d.step()
+    assert d.total("recomputed_namespace_mismatch") == 1 and p.step().sent == {"p-1"}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda params: params.pop("kvik"),
+        lambda params: params["kvik"].update(version=2),
+        lambda params: params["kvik"].update(tickets=[]),
+        lambda params: params["kvik"].update(tickets=[{"tp": 0, "pp": 0, "dp": 0, "ticket": "x" * 300}]),
+        lambda params: params["kvik"].update(shape={"tp": 1}),
+        lambda params: params["kvik"].update(digest=None),
+        lambda params: params.update(remote_block_ids=[[1, 2], [3]]),
+        lambda params: params.update(remote_block_ids=[[1, -2]]),
+        lambda params: params.update(remote_block_ids=None),
+        lambda params: params.update(remote_num_tokens=2**40),
+        lambda params: params.update(remote_num_tokens="8"),
+    ],
+)
+def test_spoiled_parameters_are_recomputed(pair: tuple[Server, Server], spoil: Any) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    spoil(params)
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 0
+    d.step()
+    assert (
+        sum(stats.get(name, 0) for stats in d.stats for name in stats if name.startswith("recomputed_")) == 1
+    )
+    assert d.scheduler.request_finished_all_groups(wanted, ([5, 6],)) == (False, None)
+
+
+def test_without_parameters_nothing_happens(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    for server in (p, d):
+        for params in (None, {}, {"do_remote_prefill": False}):
+            plain = request(f"r-{params}", prompt(8), params)
+            assert admit(server, plain, [1, 2]) == 0
+            plain.status = Status.FINISHED_STOPPED
+            plain.num_computed_tokens = 8
+            assert server.scheduler.request_finished_all_groups(plain, ([1, 2],)) == (False, None)
+        result = server.step()
+        assert not (result.sent | result.received | result.invalid)
+
+
+def test_a_producer_loads_nothing_and_a_consumer_offers_nothing(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    assert admit(p, request("x", prompt(8), params), [5, 6]) == 0
+    done = request("y", prompt(8), {"do_remote_decode": True}, status=Status.FINISHED_LENGTH_CAPPED)
+    done.num_computed_tokens = 8
+    assert d.scheduler.request_finished_all_groups(done, ([1, 2],)) == (False, None)
+
+
+# Ends.
+
+
+@pytest.mark.parametrize(
+    ("status", "computed", "held"),
+    [
+        (Status.FINISHED_LENGTH_CAPPED, 8, True),
+        (Status.FINISHED_STOPPED, 8, True),
+        (Status.FINISHED_STOPPED, 11, True),  # decoded a few tokens: only the prompt is offered
+        (Status.FINISHED_ABORTED, 8, False),
+        (Status.FINISHED_STOPPED, 0, False),
+    ],
+)
+def test_producer_finish(pair: tuple[Server, Server], status: Status, computed: int, held: bool) -> None:
+    p, _ = pair
+    done = request("p-1", prompt(8), {"do_remote_decode": True}, status=status, num_computed_tokens=computed)
+    p.arrive(done)
+    answer = p.scheduler.request_finished_all_groups(done, ([1, 2, 3],))
+    assert answer[0] is held
+    if held:
+        assert answer[1]["remote_block_ids"] == [[1, 2]] and answer[1]["remote_num_tokens"] == 8
+        assert p.scheduler.request_finished(request("p-2", prompt(8), None), [1]) == (False, None)
+
+
+def test_expiry_gives_blocks_back_and_fails_late_readers(
+    pair: tuple[Server, Server], native: FakeNative
+) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    assert p.step().sent == set()
+    native.now += 119
+    assert p.step().sent == set()
+    native.now += 2
+    assert p.step().sent == {"p-1"}
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+    assert p.total("sends_expired") == 1 and d.total("loads_failed_grant_expired") == 1
+
+
+def test_a_grant_that_cannot_be_issued_gives_blocks_back(
+    pair: tuple[Server, Server], native: FakeNative
+) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    native.refuse_grants = True
+    assert p.step().sent == {"p-1"}
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert not d.step().received
+    native.now += 31  # past load_deadline_s
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+
+
+@pytest.mark.parametrize("code", ["checksum_mismatch", "peer_lost"])
+def test_failed_load(pair: tuple[Server, Server], native: FakeNative, code: str) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    native.faults.append(code)
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+    assert d.scheduler.get_num_new_matched_tokens(wanted, 0) == (
+        0,
+        False,
+    )  # rescheduled: computed, not loaded again
+    d.scheduler.update_state_after_alloc(wanted, allocated([5, 6]), 0)
+    assert not d.step().invalid
+    # A living owner is told that its blocks are free; a lost one finds out by expiry.
+    assert p.step().sent == ({"p-1"} if code == "checksum_mismatch" else set())
+    native.now += 121
+    p.step()
+    assert p.reported["sent", "p-1"] == 1
+
+
+def test_a_ticket_that_cannot_be_read_fails_the_load(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    params["kvik"]["tickets"][0]["ticket"] = "nonsense"
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+
+
+def test_abort_while_loading(pair: tuple[Server, Server], native: FakeNative) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    native.held = True
+    d.step()
+    wanted.status = Status.FINISHED_ABORTED
+    assert d.scheduler.request_finished_all_groups(wanted, ([5, 6],)) == (False, None)
+    assert not d.step().received  # cancelled, but not ended yet
+    native.held = False
+    result = d.step()
+    assert result.received == {"d-1"} and not result.invalid
+    assert not d.step().received
+    assert p.step().sent == {"p-1"}
+
+
+def test_abort_when_the_load_has_just_ended(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    wanted.status = Status.FINISHED_ABORTED
+    d.scheduler.request_finished_all_groups(wanted, ([5, 6],))
+    assert not d.step().received
+    assert p.step().sent == {"p-1"}
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_abort_before_scheduling_gives_the_offer_back(pair: tuple[Server, Server], seen: bool) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params, status=Status.FINISHED_ABORTED)
+    d.arrive(wanted)
+    if seen:
+        assert d.scheduler.get_num_new_matched_tokens(wanted, 0) == (8, True)
+    d.scheduler.request_finished_all_groups(wanted, ([],))
+    d.step()
+    assert p.step().sent == {"p-1"}
+
+
+def test_release_before_the_grant_is_kept_until_it_is_there(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    wanted = request("d-1", prompt(8), params)
+    d.arrive(wanted)
+    d.scheduler.request_finished_all_groups(wanted, ([],))
+    d.step()
+    p.step()
+    d.step()
+    assert p.step().sent == {"p-1"}
+
+
+# Around it.
+
+
+def test_report_file(kvik_vllm: ModuleType, native: FakeNative, tmp_path: Path) -> None:
+    path = tmp_path / "loads.jsonl"
+    p, d = (
+        Server(kvik_vllm, native, role, extra={"report_file": str(path)})
+        for role in ("kv_producer", "kv_consumer")
+    )
+    for number, fault in enumerate((None, "peer_lost", "other prompt")):
+        params = offer(p, prompt(8), [1, 2], request_id=f"p-{number}")
+        p.step()
+        native.faults = [fault] if fault == "peer_lost" else []
+        admit(
+            d, request(f"d-{number}", prompt(8, first=5 if fault == "other prompt" else 100), params), [5, 6]
+        )
+        d.step()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["request_id"], line["outcome"], line["reason"], line["rank"]) for line in lines] == [
+        ("d-0", "loaded", None, 0),
+        ("d-1", "failed", "peer_lost", 0),
+        ("d-2", "recomputed", "digest_mismatch", None),
+    ]
+    assert lines[0]["remote_request_id"] == "p-0" and lines[0]["blocks"] == lines[0]["pages"] == 2
+    assert lines[0]["bytes"] == 2 * 3 * (2 * 4 * 8) * 2 and lines[0]["way"] == "tcp x4"
+
+
+def test_stats_add_up_and_reach_the_log_line(pair: tuple[Server, Server], kvik_vllm: ModuleType) -> None:
+    p, d = pair
+    for number in range(2):
+        params = offer(p, prompt(8), [1, 2], request_id=f"p-{number}")
+        p.step()
+        admit(d, request(f"d-{number}", prompt(8), params), [5, 6])
+        d.step()
+    build = kvik_vllm.KvikConnector.build_kv_connector_stats
+    first, second = (build(stats) for stats in d.stats)
+    summary = first.aggregate(second).reduce()
+    assert summary["loads"] == 2 and summary["mean ms"] == 2.0 and not first.is_empty()
+    assert build().is_empty()
+
+
+def test_the_policy_that_fails_requests_is_warned_of(
+    kvik_vllm: ModuleType, native: FakeNative, caplog: pytest.LogCaptureFixture
+) -> None:
+    Server(kvik_vllm, native, "kv_both")
+    assert "kv_load_failure_policy" not in caplog.text
+    config = vllm_config("kv_consumer")
+    config.kv_transfer_config.kv_load_failure_policy = "fail"
+    kvik_vllm.KvikConnector(config, sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER, kv_cache_config())
+    assert '"kv_load_failure_policy": "recompute"' in caplog.text
+
+
+def test_shutdown(pair: tuple[Server, Server], native: FakeNative) -> None:
+    for server in pair:
+        for side in (server.scheduler, *server.workers):
+            side.shutdown()
+            side.shutdown()
+    assert all(engine.closed for engine in native.engines.values())
