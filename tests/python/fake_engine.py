@@ -1,8 +1,8 @@
 """A stand-in for kvik's public face that keeps its contract, in one process and without threads.
 
-Engines find each other in one `FakeNative`. Bytes are really moved. Nothing ends by itself: a transfer is decided when
-somebody asks whether it is done, so a test can hold one open (`native.held`), break it (`native.faults`), or let time
-pass (`native.now`).
+Engines find each other in one `FakeNative`. Bytes are really moved. Nothing ends by itself: a transfer is
+decided when somebody asks whether it is done, so a test can hold one open (`native.held`), break it
+(`native.faults`), or let time pass (`native.now`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
 from fake_engine import FakeNative
 from vllm_harness import (
     V1,
@@ -412,10 +413,9 @@ def test_producer_finish(pair: tuple[Server, Server], status: Status, computed: 
         assert p.scheduler.request_finished(request("p-2", prompt(8), None), [1]) == (False, None)
 
 
-def test_expiry_gives_blocks_back_and_fails_late_readers(
-    pair: tuple[Server, Server], native: FakeNative
-) -> None:
-    p, d = pair
+def test_expiry_gives_blocks_back_and_fails_late_readers(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p = Server(kvik_vllm, native, "kv_producer", extra={"park_after_s": 200})  # never parked
+    d = Server(kvik_vllm, native, "kv_consumer")
     params = offer(p, prompt(8), [1, 2])
     assert p.step().sent == set()
     native.now += 119
@@ -440,6 +440,45 @@ def test_a_grant_that_cannot_be_issued_gives_blocks_back(
     native.now += 31  # past load_deadline_s
     result = d.step()
     assert result.received == {"d-1"} and result.invalid == {5, 6}
+
+
+@pytest.mark.parametrize("end", ["read", "expired", "released"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parked_handovers_let_an_idle_engine_sleep(
+    kvik_vllm: ModuleType, native: FakeNative, ranks: int, end: str
+) -> None:
+    p, d = (Server(kvik_vllm, native, role, tp=ranks) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    assert p.step().sent == set()
+    native.now += 2.5  # past park_after_s
+    assert p.step().sent == {"p-1"}  # vLLM's request is over: nothing makes an idle engine step any more
+    assert p.pool.used() == {1, 2} and grant_of(native, params).state == "live"
+    wanted = request("d-1", prompt(8), params)
+    if end == "read":
+        assert admit(d, wanted, [5, 6]) == 8
+    elif end == "released":
+        d.arrive(wanted)
+        d.scheduler.request_finished_all_groups(wanted, ([],))
+    else:
+        native.now += 120
+    d.step()
+    d.step()
+    assert p.pool.used() == {1, 2}  # no step yet
+    assert not p.step().sent and p.pool.used() == set()
+    assert p.reported["sent", "p-1"] == ranks
+
+
+def test_parking_meets_a_grant_that_just_ended(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p, d = (Server(kvik_vllm, native, role, tp=2) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    grant_of(native, params, rank=1).consume()
+    assert p.step().sent == set()  # rank 1 has reported, rank 0 not
+    native.now += 2.5
+    assert p.step().sent == {"p-1"} and p.pool.used() == {1, 2}
+    grant_of(native, params, rank=0).consume()
+    p.step()
+    assert p.pool.used() == set() and not d.known
 
 
 @pytest.mark.parametrize("code", ["checksum_mismatch", "peer_lost"])

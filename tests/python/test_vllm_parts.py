@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
 from fake_engine import FakeNative
 from vllm_harness import FakeTensor, dense, kv_tensors, request, stand_in
 
@@ -36,7 +37,7 @@ def test_options() -> None:
         ({"channels": True}, "channels must be int"),
         ({"channels": 0}, "at least 1"),
         ({"cpus": ["0"]}, "list of int or null"),
-        ({"load_deadline_s": 0}, "above 0"),
+        ({"load_deadline_s": 0}, "load_deadline_s must be a number of seconds above 0"),
         ({"load_deadline_s": float("nan")}, "above 0"),
         ({"expiry_s": 700}, "max_expiry_s 600 is below expiry_s 700"),
     ):

@@ -1,8 +1,8 @@
 """vLLM's side of the connector contract, as far as tests need it: its real base class, and a scripted engine.
 
-`stand_in(version)` puts vLLM's own `base.py` and `metrics.py` of one release into `sys.modules`, over empty stand-ins for
-what they import, and imports `kvik.vllm` afresh against them. `Server` then drives a scheduler-side connector and its
-worker-side connectors through steps in the order in which vLLM's runner calls them.
+`stand_in(version)` puts vLLM's own `base.py` and `metrics.py` of one release into `sys.modules`, over empty
+stand-ins for what they import, and imports `kvik.vllm` afresh against them. `Server` then drives a
+scheduler-side connector and its worker-side connectors through steps in the order of vLLM's runner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from fake_engine import FakeNative
 
@@ -45,7 +45,7 @@ def _load(name: str, path: Path) -> ModuleType:
 class _Empty(ModuleType):
     """A module in which every name is an empty class."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -73,9 +73,11 @@ def stand_in(version: str) -> Iterator[ModuleType]:
         del sys.modules[name]
     try:
         for name in (
-            "vllm", "vllm.logger", "vllm.config", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend",
-            "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.output", "vllm.v1.outputs", "vllm.v1.metrics",
-            "vllm.v1.metrics.cache_hit_source", "vllm.distributed", "vllm.distributed.parallel_state",
+            "vllm", "vllm.logger", "vllm.config",
+            "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend",
+            "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.output", "vllm.v1.outputs",
+            "vllm.v1.metrics", "vllm.v1.metrics.cache_hit_source",
+            "vllm.distributed", "vllm.distributed.parallel_state",
             "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector",
             "vllm.distributed.kv_transfer.kv_connector.factory", V1, "torch", "prometheus_client",
         ):  # fmt: skip
@@ -163,8 +165,9 @@ def request(request_id: str, tokens: list[int], params: dict[str, Any] | None = 
     """A vLLM request, as far as the connector looks at it."""
     values = {
         "request_id": request_id, "prompt_token_ids": tokens, "num_prompt_tokens": len(tokens),
-        "num_tokens": len(tokens), "num_computed_tokens": 0, "kv_transfer_params": params, "status": Status.RUNNING,
-        "cache_salt": None, "lora_request": None, "mm_features": [], "prompt_embeds": None,
+        "num_tokens": len(tokens), "num_computed_tokens": 0, "kv_transfer_params": params,
+        "status": Status.RUNNING, "cache_salt": None, "lora_request": None, "mm_features": [],
+        "prompt_embeds": None,
     }  # fmt: skip
     return SimpleNamespace(**(values | more))
 
@@ -196,6 +199,25 @@ def kv_cache_config(kinds: tuple[type, ...] = (FullAttentionSpec,)) -> Any:
     return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=kind()) for kind in kinds])
 
 
+class FakePool:
+    """vLLM's block pool: reference counts."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = [SimpleNamespace(block_id=block, ref_cnt=0) for block in range(blocks)]
+
+    def touch(self, blocks: Any) -> None:
+        for block in blocks:
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks: Any) -> None:
+        for block in ordered_blocks:
+            assert block.ref_cnt > 0
+            block.ref_cnt -= 1
+
+    def used(self) -> set[int]:
+        return {block.block_id for block in self.blocks if block.ref_cnt}
+
+
 @dataclass
 class StepResult:
     sent: set[str]
@@ -204,7 +226,7 @@ class StepResult:
 
 
 class Server:
-    """One vLLM server: a scheduler-side connector, its workers, and the bookkeeping that vLLM does around them."""
+    """One vLLM server: a scheduler-side connector, its workers, and vLLM's bookkeeping around them."""
 
     def __init__(
         self,
@@ -227,13 +249,17 @@ class Server:
         self.workers, self.tensors, hellos = [], [], {}
         for rank in range(tp):
             group = SimpleNamespace(rank_in_group=rank)
-            sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda group=group: group  # type: ignore[attr-defined]
+            sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda g=group: g  # type: ignore[attr-defined]
             worker = make(config, base.KVConnectorRole.WORKER, kv_cache_config())
             self.tensors.append(kv_tensors(blocks, **tensor_dims))
             worker.register_kv_caches(self.tensors[rank])
             hellos[0, rank] = pickle.loads(pickle.dumps(worker.get_handshake_metadata()))
             self.workers.append(worker)
         self.scheduler.set_xfer_handshake_metadata_pp_aware(hellos)
+        self.pool = FakePool(blocks)
+        self.scheduler.bind_gpu_block_pool(self.pool)
+        self.scheduler._scheduler.held._clock = lambda: native.now
+        self.sending: dict[str, list[int]] = {}
         self.known: set[str] = set()
         self.reported: Counter[tuple[str, str]] = Counter()
         self.stats: list[dict[str, Any]] = []
@@ -242,6 +268,7 @@ class Server:
         """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them."""
         meta = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(SimpleNamespace())))
         result = StepResult(set(), set(), set())
+        worker_meta = None
         for worker in self.workers:
             worker.handle_preemptions(meta)
             worker.bind_connector_metadata(meta)
@@ -250,9 +277,17 @@ class Server:
             worker.save_kv_layer("model.layers.0.attn", None, None)
             worker.wait_for_save()
             self._collect(worker, result)
+            more = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
+            worker_meta = worker_meta.aggregate(more) if worker_meta and more else worker_meta or more
             worker.clear_connector_metadata()
-        output = SimpleNamespace(finished_sending=result.sent, finished_recving=result.received)
+        output = SimpleNamespace(
+            finished_sending=result.sent,
+            finished_recving=result.received,
+            kv_connector_worker_meta=worker_meta,
+        )
         self.scheduler.update_connector_output(output)
+        for request_id in result.sent:
+            self.pool.free_blocks([self.pool.blocks[block] for block in self.sending.pop(request_id)])
         for side in (self.scheduler, *self.workers):
             if (stats := side.get_kv_connector_stats()) is not None:
                 self.stats.append(dict(pickle.loads(pickle.dumps(stats)).data))
@@ -293,6 +328,9 @@ class Server:
         done.status = Status.FINISHED_LENGTH_CAPPED
         held, params = self.scheduler.request_finished_all_groups(done, (blocks,))
         assert held == (params is not None)
+        if held:
+            self.sending[request_id] = blocks
+            self.pool.touch([self.pool.blocks[block] for block in blocks])
         return params
 
     def fill(self, block: int, value: int) -> None:

@@ -41,6 +41,9 @@ class ConnectorConfig:
     expiry_s: how long finished prefill KV blocks wait for their reader. The bound on what a lost client can
         strand.
     max_expiry_s: how far holders of a ticket may extend that.
+    park_after_s: unread KV is held by vLLM's own means for this long, in which its engine steps some 600
+        times a second; afterwards an idle engine sleeps, and notices the end of the handover with its next
+        step. At or above expiry_s: never.
     load_deadline_s: bound on one load; when it passes the request is recomputed. Longer than the slowest
         honest load.
     release_deadline_s: bound on telling the prefill side that its blocks are not wanted; past it, its expiry
@@ -64,6 +67,7 @@ class ConnectorConfig:
     numa_node: int | None = None
     expiry_s: float = 120.0
     max_expiry_s: float = 600.0
+    park_after_s: float = 2.0
     load_deadline_s: float = 30.0
     release_deadline_s: float = 5.0
     close_timeout_s: float = 5.0
@@ -88,8 +92,9 @@ class ConnectorConfig:
         return config
 
     def _check(self) -> None:
-        for name in ("expiry_s", "max_expiry_s", "load_deadline_s", "release_deadline_s", "close_timeout_s"):
-            if not 0 < getattr(self, name) < float("inf"):
+        for option in fields(self):
+            if option.name.endswith("_s") and not 0 < getattr(self, option.name) < float("inf"):
+                name = option.name
                 raise ConfigError(f"kv_connector_extra_config: {name} must be a number of seconds above 0")
         if self.max_expiry_s < self.expiry_s:
             raise ConfigError(
@@ -134,7 +139,7 @@ def _convert(key: str, wanted: str, value: Any) -> Any:
         and all(type(item) is int for item in value)
     ):
         return tuple(value)
-    meant = wanted.replace("tuple[int, ...]", "list of int").replace("None", "null")
+    meant = wanted.replace("tuple[int, ...]", "list of int").replace(" | None", " or null")
     raise ConfigError(f"kv_connector_extra_config: {key} must be {meant}, not {value!r}")
 
 

@@ -8,6 +8,7 @@ not overridden here have nothing to do in a connector that moves whole requests 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
 from kvik.vllm import native
 from kvik.vllm.config import ConnectorConfig
+from kvik.vllm.holding import HeldBlocks
 from kvik.vllm.observe import KvikPromMetrics, KvikStats
 from kvik.vllm.protocol import RankHello, StepPlan
 from kvik.vllm.report import ReportFile
@@ -51,6 +54,17 @@ class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
     plan: StepPlan = field(default_factory=StepPlan)
 
 
+@dataclass
+class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """On how many ranks the grants of parked handovers have ended, by request id."""
+
+    parked_ends: Counter[str]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KvikWorkerMetadata:
+        """Add another rank's."""
+        return KvikWorkerMetadata(self.parked_ends + other.parked_ends)
+
+
 class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Prefill/decode handover over kvik. See the package's documentation for the way of a request."""
 
@@ -76,7 +90,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
             )
-            self._scheduler = SchedulerSide(module, identity, config.expiry_s, report)
+            held = HeldBlocks(config.park_after_s, identity.tp_size)
+            self._scheduler = SchedulerSide(module, identity, config.expiry_s, held, report)
         else:
             self._worker = WorkerSide(
                 module,
@@ -89,6 +104,10 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
 
     # Scheduler process.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """vLLM's block pool, to hold references of parked handovers."""
+        self._on_scheduler().held.bind(gpu_block_pool)
 
     def on_new_request(self, request: Any) -> None:
         """A request has arrived."""
@@ -112,7 +131,9 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers reported with the last step."""
-        self._on_scheduler().update_finished_receiving(connector_output.finished_recving or ())
+        meta = connector_output.kv_connector_worker_meta
+        ends = meta.parked_ends if isinstance(meta, KvikWorkerMetadata) else {}
+        self._on_scheduler().update_output(connector_output, ends)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended (vLLM without the hybrid memory allocator)."""
@@ -174,6 +195,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_block_ids_with_load_errors(self) -> set[int]:
         """KV blocks that failed loads were to fill."""
         return self._on_worker().take_invalid_blocks()
+
+    def build_connector_worker_meta(self) -> KvikWorkerMetadata | None:
+        """What vLLM's own output has no field for."""
+        ends = self._on_worker().take_parked_ends()
+        return KvikWorkerMetadata(Counter(ends)) if ends else None
 
     # Both.
 

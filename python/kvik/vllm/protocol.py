@@ -243,10 +243,15 @@ class Release:
 
 @dataclass
 class StepPlan:
-    """Everything the workers shall start with one engine step."""
+    """Everything the workers shall start with one engine step; `parks` and `cancels` are request ids.
+
+    parks: report these sends to vLLM as finished although their grants live on, and say later when those have
+    ended (`holding.py`).
+    """
 
     sends: list[Send] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    parks: list[str] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
 

@@ -14,9 +14,10 @@ Decode side: one `Pull` a request, in one of three phases::
 `get_num_new_matched_tokens` may be asked many times and only looks (the digest is computed once and kept). An
 offer that is not taken is released, so that the prefill server gets its blocks back before their expiry.
 
-vLLM keeps stepping, with 1 ms pauses, while a finished request's blocks are held (`has_finished_requests`,
+vLLM keeps stepping, with pauses of 1 ms, while a finished request's blocks are held (`has_finished_requests`,
 the same in 0.28 to 0.33) and while a load is awaited. So grants are issued and ends are noticed without
-help, and `has_pending_push_work` stays False: it would only add stepping when nothing is held.
+help, and `has_pending_push_work` stays False: it would only add stepping when nothing is held. What is done
+about the cost of that stepping is in `holding.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ import enum
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvik.vllm import digest, protocol
+from kvik.vllm.holding import HeldBlocks
 from kvik.vllm.native import Native
 from kvik.vllm.protocol import Handover, Load, RankHello, RankTicket, Refused, Release, Send, StepPlan
 from kvik.vllm.report import LoadRecord, ReportFile
@@ -71,9 +73,12 @@ class Identity:
 class SchedulerSide:
     """Scheduler-process half of `KvikConnector`."""
 
-    def __init__(self, native: Native, identity: Identity, expiry_s: float, report: ReportFile) -> None:
+    def __init__(
+        self, native: Native, identity: Identity, expiry_s: float, held: HeldBlocks, report: ReportFile
+    ) -> None:
         self._native = native
         self._identity = identity
+        self.held = held
         self._expiry_s = expiry_s
         self._report = report
         self._ranks: dict[int, RankHello] = {}
@@ -157,9 +162,11 @@ class SchedulerSide:
             )
         )
 
-    def update_finished_receiving(self, request_ids: Iterable[str]) -> None:
-        """All ranks have reported these loads as ended, well or badly: their offers are used up."""
-        for request_id in request_ids:
+    def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
+        """What all ranks have reported: ended loads (also failed ones), ended sends, ended parked sends."""
+        self.held.sent(output.finished_sending or ())
+        self.held.ended(parked_ends)
+        for request_id in output.finished_recving or ():
             pull = self._pulls.get(request_id)
             if pull is not None:
                 pull.phase = Phase.SETTLED
@@ -198,6 +205,7 @@ class SchedulerSide:
             for rank, hello in self._ranks.items()
         )
         self._plan.sends.append(Send(request.request_id, blocks, grants))
+        self.held.hold(request.request_id, blocks)
         self.counters["offered"] += 1
         logger.info(
             "kvik: request %s: %d tokens in %d KV blocks offered, grant %s",
@@ -229,6 +237,7 @@ class SchedulerSide:
     def take_plan(self) -> StepPlan:
         """What the workers shall start with this step; the queue is empty afterwards."""
         plan, self._plan = self._plan, StepPlan()
+        plan.parks = self.held.park_overdue()
         return plan
 
     def take_counters(self) -> Counter[str]:

@@ -71,6 +71,8 @@ class WorkerSide:
         self._memory: layout.KvMemory | None = None
         self._tensors: Mapping[str, Any] = {}
         self._grants: dict[str, Grant] = {}
+        self._parked: dict[str, Grant] = {}
+        self._parked_ends: list[str] = []
         self._loads: dict[str, OpenLoad] = {}
         self._releases: list[tuple[str, Transfer]] = []
         self._sent: set[str] = set()
@@ -111,6 +113,8 @@ class WorkerSide:
         """Start everything that the scheduler side decided on."""
         for send in plan.sends:
             self._issue(send)
+        for request_id in plan.parks:
+            self._park(request_id)
         for load in plan.loads:
             self._start(load)
         for release in plan.releases:
@@ -123,6 +127,12 @@ class WorkerSide:
         for request_id, grant in list(self._grants.items()):
             if grant.state != "live":
                 del self._grants[request_id]
+                self._sent.add(request_id)
+                self._end_send(request_id, grant.state)
+        for request_id, grant in list(self._parked.items()):
+            if grant.state != "live":
+                del self._parked[request_id]
+                self._parked_ends.append(request_id)
                 self._end_send(request_id, grant.state)
         for request_id, open_load in list(self._loads.items()):
             if open_load.transfer.done:
@@ -132,6 +142,11 @@ class WorkerSide:
         sent, self._sent = self._sent, set()
         received, self._received = self._received, set()
         return sent, received
+
+    def take_parked_ends(self) -> list[str]:
+        """Request ids of parked handovers whose grant has ended, since the last call."""
+        ends, self._parked_ends = self._parked_ends, []
+        return ends
 
     def take_invalid_blocks(self) -> set[int]:
         """Local KV blocks that a failed load was to fill, since the last call."""
@@ -154,6 +169,7 @@ class WorkerSide:
                 logger.warning("kvik: %s: closing: %s", self._name, error)
         self._engine = self._region = None
         self._grants.clear()
+        self._parked.clear()
         self._loads.clear()
         self._releases.clear()
         self._tensors = {}
@@ -184,6 +200,14 @@ class WorkerSide:
         level = logging.DEBUG if state == "consumed" else logging.WARNING
         logger.log(level, "kvik: request %s: grant ended as %s, its KV blocks go back", request_id, state)
         self.stats.count(f"sends_{state}")
+
+    def _park(self, request_id: str) -> None:
+        """Let vLLM's request end while its grant lives on. A grant that ended first was reported already."""
+        grant = self._grants.pop(request_id, None)
+        if grant is None:
+            self._parked_ends.append(request_id)
+            return
+        self._parked[request_id] = grant
         self._sent.add(request_id)
 
     # Decode side.
