@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import enum
 import importlib.util
+import json
 import logging
 import pickle
 import sys
@@ -40,6 +41,9 @@ def _load(name: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+VERSIONS = sorted(base_tool().PINNED)
 
 
 class _Empty(ModuleType):
@@ -356,3 +360,36 @@ class Server:
 def allocated(blocks: list[int]) -> Any:
     """vLLM's KVCacheBlocks with one group."""
     return SimpleNamespace(get_block_ids=lambda: (blocks,))
+
+
+def prompt(tokens: int, first: int = 100) -> list[int]:
+    return list(range(first, first + tokens))
+
+
+def offer(
+    p: Server, tokens: list[int], blocks: list[int], request_id: str = "p-1", **more: Any
+) -> dict[str, Any]:
+    """Prefill `tokens` into `blocks` (filled with their own number), and send the parameters through JSON."""
+    for block in blocks:
+        p.fill(block, block)
+    params = p.prefill(request_id, tokens, blocks, **more)
+    assert params is not None
+    return json.loads(json.dumps(params))
+
+
+def admit(d: Server, wanted: Any, blocks: list[int], local_tokens: int = 0) -> int:
+    """Ask for a load and allocate; return the external tokens (0: vLLM computes)."""
+    if wanted.request_id not in d.known:
+        d.arrive(wanted)
+    external, is_async = d.scheduler.get_num_new_matched_tokens(wanted, local_tokens)
+    assert (external, is_async) == d.scheduler.get_num_new_matched_tokens(
+        wanted, local_tokens
+    )  # may be asked again
+    assert is_async == (external > 0)
+    d.scheduler.update_state_after_alloc(wanted, allocated(blocks), external)
+    return int(external)
+
+
+def grant_of(native: FakeNative, params: dict[str, Any], rank: int = 0) -> Any:
+    ticket = native.Ticket(params["kvik"]["tickets"][rank]["ticket"])
+    return native.engines[ticket.engine_id].grants[ticket.grant_id]

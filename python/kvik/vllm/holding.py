@@ -5,7 +5,8 @@ is prompt, because vLLM steps all the time while such a request exists; and it i
 reason, several hundred steps a second on an otherwise idle engine. So a handover that nobody has come for
 after a while is parked: the connector takes a reference of its own on the blocks, vLLM's request ends, and an
 idle engine sleeps. A parked handover's end is noticed with the next step of any kind: until then nobody asked
-for blocks, and a request that waits for blocks makes steps.
+for blocks, and a request that waits for blocks makes steps. (vLLM's usage gauge, which only steps move, shows
+them as used until then.)
 """
 
 from __future__ import annotations

@@ -116,9 +116,10 @@ class SchedulerSide:
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """How many prompt tokens beyond the local hit a load would bring; (0, False): vLLM computes them."""
         pull = self._pull_of(request)
-        if pull is None or pull.phase is not Phase.OFFERED or not self._verify(request, pull):
+        if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
             return 0, False
-        assert pull.handover is not None  # OFFERED implies that it was read
+        if not self._verify(request, pull, pull.handover):
+            return 0, False
         block_tokens = pull.handover.shape.block_tokens
         whole_prompt = pull.handover.num_tokens == request.num_tokens
         usable = (
@@ -261,11 +262,10 @@ class SchedulerSide:
             self._pulls[request_id] = pull
         return pull
 
-    def _verify(self, request: Any, pull: Pull) -> bool:
+    def _verify(self, request: Any, pull: Pull, offer: Handover) -> bool:
         """Compare the offer with this server and this request, once."""
-        if pull.checked or pull.handover is None:
-            return pull.checked
-        offer = pull.handover
+        if pull.checked:
+            return True
         try:
             self._check(request, offer)
         except Refused as refused:

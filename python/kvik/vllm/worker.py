@@ -102,7 +102,8 @@ class WorkerSide:
     def hello(self) -> RankHello:
         """What the scheduler side needs to compose tickets for this rank."""
         engine, _ = self._ready()
-        assert self._memory is not None  # set together with the engine
+        if self._memory is None:
+            raise RuntimeError("kvik: the worker's KV tensors are not registered")
         template = engine.ticket_template(self._layout)
         addresses = template.addresses or engine.addresses
         return RankHello(self._tp, self._dp, str(template), addresses[0], engine.id, self._memory.shape)
