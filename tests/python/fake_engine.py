@@ -270,12 +270,13 @@ class FakeNative:
         return engine
 
     @staticmethod
-    def content_digest(namespace: bytes, tokens: Any, extra: bytes, page_tokens: int) -> list[bytes]:
-        """Root over namespace and extra keys, then one link a page, the last one perhaps partial."""
-        head = len(namespace).to_bytes(8, "little") + namespace + len(extra).to_bytes(8, "little") + extra
-        chain = [hashlib.blake2b(head, digest_size=32).digest()]
+    def content_chain(namespace: bytes, extra: bytes, tokens: Any, block_tokens: int) -> list[bytes]:
+        """One link a KV block, the last one perhaps partial; the root covers namespace and extra keys."""
+        head = b"".join(len(part).to_bytes(8, "little") + part for part in (namespace, extra))
+        parent, chain = hashlib.blake2b(head, digest_size=32).digest(), []
         ids = np.ascontiguousarray(tokens, dtype=np.uint32)
-        for start in range(0, len(ids), page_tokens):
-            page = ids[start : start + page_tokens].tobytes()
-            chain.append(hashlib.blake2b(chain[-1] + page, digest_size=32).digest())
+        for start in range(0, len(ids), block_tokens):
+            block = ids[start : start + block_tokens].tobytes()
+            parent = hashlib.blake2b(block, key=parent, digest_size=32).digest()
+            chain.append(parent)
         return chain

@@ -1,8 +1,8 @@
 """The content digest of a handover: which tokens, under which model, the KV blocks were computed from.
 
-kvik chains one digest a KV block: the root covers the namespace and the extra keys, and each further digest
-covers the one before it and the tokens of its block. So two sides that agree on digest k agree on everything
-before it, and a prompt whose first tokens are those of a shorter prefill can be checked as well.
+kvik chains one link a KV block: its root covers the namespace and the extra keys, and each link covers the one
+before it and the tokens of its block, the last of which may be partial. So two sides that agree on link k agree
+on everything before it, and a prompt that begins with the tokens of a shorter prefill can be checked as well.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def namespace_bytes(identity: Mapping[str, str], shape: KvShape) -> bytes:
     return canonical({"schema": NAMESPACE_SCHEMA, "identity": dict(identity), "shape": str(shape)})
 
 
-def namespace_digest(native: Native, namespace: bytes, block_tokens: int) -> str:
-    """Short form of a namespace, for comparing and for logs: the root of the chain with no extra keys."""
-    return native.content_digest(namespace, np.empty(0, dtype=np.uint32), b"", block_tokens)[0].hex()
+def namespace_digest(native: Native, namespace: bytes) -> str:
+    """Short form of a namespace, for comparing and for logs: one link under extra keys that no request has."""
+    return native.content_chain(namespace, b"namespace", np.zeros(1, dtype=np.uint32), 1)[-1].hex()
 
 
 def request_digest(native: Native, namespace: bytes, request: Any, num_tokens: int, block_tokens: int) -> str:
@@ -43,7 +43,7 @@ def request_digest(native: Native, namespace: bytes, request: Any, num_tokens: i
     if tokens is None or getattr(request, "prompt_embeds", None) is not None:
         raise Refused("prompt_embeds", "the prompt is given as embeddings, which have no content digest")
     ids = np.asarray(tokens[:num_tokens], dtype=np.uint32)
-    return native.content_digest(namespace, ids, extra_keys(request, num_tokens), block_tokens)[-1].hex()
+    return native.content_chain(namespace, extra_keys(request, num_tokens), ids, block_tokens)[-1].hex()
 
 
 def extra_keys(request: Any, num_tokens: int) -> bytes:

@@ -102,7 +102,7 @@ class SchedulerSide:
         self._ranks = dict(hellos)
         shape = hellos[0].shape
         self._namespace = digest.namespace_bytes(self._identity.model, shape)
-        self._namespace_hex = digest.namespace_digest(self._native, self._namespace, shape.block_tokens)
+        self._namespace_hex = digest.namespace_digest(self._native, self._namespace)
         logger.info(
             "kvik: %d rank(s), KV shape [%s], namespace %s", len(hellos), shape, self._namespace_hex[:16]
         )
