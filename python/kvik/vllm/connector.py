@@ -1,0 +1,298 @@
+"""`KvikConnector`: vLLM's connector class, dispatching to the scheduler half or the worker half.
+
+vLLM builds one instance in its scheduler process and one in each worker. This class translates vLLM's objects
+into plain ones and holds no state of its own besides the half that it is. Hooks that vLLM offers and that are
+not overridden here have nothing to do in a connector that moves whole requests between steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as vllm_base
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from kvik.vllm import native
+from kvik.vllm.config import ConnectorConfig
+from kvik.vllm.holding import HeldBlocks
+from kvik.vllm.observe import KvikPromMetrics, KvikStats
+from kvik.vllm.protocol import RankHello, StepPlan
+from kvik.vllm.report import ReportFile
+from kvik.vllm.scheduler import Identity, SchedulerSide
+from kvik.vllm.worker import WorkerSide
+
+logger = logging.getLogger("vllm.kvik")
+
+KV_SPECS = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+
+
+class SetupRefused(ValueError):
+    """This server's configuration is not served by this version; the text names what it is."""
+
+
+@dataclass
+class KvikHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """A worker rank's hello, as vLLM carries it from the worker to the scheduler process."""
+
+    hello: RankHello
+
+
+@dataclass
+class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """One step's plan, as vLLM carries it from the scheduler process to the workers."""
+
+    plan: StepPlan = field(default_factory=StepPlan)
+
+
+@dataclass
+class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """On how many ranks the grants of parked handovers have ended, by request id."""
+
+    parked_ends: Counter[str]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KvikWorkerMetadata:
+        """Add another rank's."""
+        return KvikWorkerMetadata(self.parked_ends + other.parked_ends)
+
+
+class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Prefill/decode handover over kvik. See the package's documentation for the way of a request."""
+
+    # Where loaded tokens came from, in vLLM's per-source counts (0.32 and later).
+    _cache_hit_source = getattr(getattr(vllm_base, "CacheHitSource", None), "P2P", None)
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        parallel = vllm_config.parallel_config
+        config = ConnectorConfig.from_extra(transfer.kv_connector_extra_config or {})
+        _check_setup(parallel, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        report = ReportFile(config.report_file)
+        module = native.load()
+        if role is KVConnectorRole.SCHEDULER:
+            _warn_of_policy(transfer)
+            identity = Identity(
+                engine_id=str(transfer.engine_id),
+                model=_model_identity(vllm_config, config),
+                tp_size=parallel.tensor_parallel_size,
+                is_producer=bool(transfer.is_kv_producer),
+                is_consumer=bool(transfer.is_kv_consumer),
+            )
+            held = HeldBlocks(config.park_after_s, identity.tp_size)
+            self._scheduler = SchedulerSide(module, identity, config.expiry_s, held, report)
+        else:
+            self._worker = WorkerSide(
+                module,
+                config,
+                role=str(transfer.kv_role).removeprefix("kv_"),
+                tp=_tp_rank(),
+                tp_size=parallel.tensor_parallel_size,
+                dp=parallel.data_parallel_rank,
+                report=report,
+            )
+
+    # Scheduler process.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """vLLM's block pool, to hold references of parked handovers."""
+        self._on_scheduler().held.bind(gpu_block_pool)
+
+    def on_new_request(self, request: Any) -> None:
+        """A request has arrived."""
+        self._on_scheduler().on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that a load would bring beyond `num_computed_tokens`; a load is always asynchronous."""
+        return self._on_scheduler().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """A handover brings all of the request's KV, so every group (there is one)."""
+        return (0,)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Blocks for the request are allocated."""
+        self._on_scheduler().update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:
+        """This step's plan for the workers."""
+        return KvikMetadata(self._on_scheduler().take_plan())
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers reported with the last step."""
+        meta = connector_output.kv_connector_worker_meta
+        ends = meta.parked_ends if isinstance(meta, KvikWorkerMetadata) else {}
+        self._on_scheduler().update_output(connector_output, ends)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended (vLLM without the hybrid memory allocator)."""
+        return self._on_scheduler().request_finished(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended."""
+        return self._on_scheduler().request_finished(request, block_ids)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """The ranks' hellos, by tensor-parallel rank."""
+        hellos = {rank: entry.hello for rank, entry in metadata.items() if isinstance(entry, KvikHandshake)}
+        self._on_scheduler().set_ranks(hellos)
+
+    def reset_cache(self) -> bool | None:
+        """There is no cache here to reset, which is a success."""
+        return True
+
+    # Worker process.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """The KV tensors are allocated."""
+        self._on_worker().register(kv_caches)
+
+    def get_handshake_metadata(self) -> KvikHandshake:
+        """This rank's hello to the scheduler process."""
+        return KvikHandshake(self._on_worker().hello())
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins: start its plan now; `start_load_kv` may come only after the forward pass."""
+        super().bind_connector_metadata(connector_metadata)
+        if isinstance(connector_metadata, KvikMetadata):
+            self._on_worker().begin_step(connector_metadata.plan)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing to do: the step's loads were started when its plan was bound."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request is scheduled only after its load has ended."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing to save: the reader takes the blocks from the KV tensors themselves."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for: sent blocks are held until their grant has ended."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Request ids whose sends and loads have ended. vLLM 0.30 and later ask by `get_transfer_results`,
+        which calls this.
+
+        Failed loads are named by their blocks (`get_block_ids_with_load_errors`), which is exact for one KV
+        cache group.
+        """
+        sent, received = self._on_worker().collect()
+        return sent or None, received or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """KV blocks that failed loads were to fill."""
+        return self._on_worker().take_invalid_blocks()
+
+    def build_connector_worker_meta(self) -> KvikWorkerMetadata | None:
+        """What vLLM's own output has no field for."""
+        ends = self._on_worker().take_parked_ends()
+        return KvikWorkerMetadata(Counter(ends)) if ends else None
+
+    # Both.
+
+    def get_kv_connector_stats(self) -> KvikStats | None:
+        """Counts since the last call."""
+        if self._worker is not None:
+            data = self._worker.take_stats().data
+        else:
+            data = dict(self._on_scheduler().take_counters())
+        return KvikStats(data=data) if data else None
+
+    def shutdown(self) -> None:
+        """vLLM is going down; bounded by `close_timeout_s`."""
+        if self._worker is not None:
+            self._worker.close()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvikStats:
+        """Rebuild the counts in the front-end process."""
+        return KvikStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KvikPromMetrics:
+        """Register `vllm:kvik_*`."""
+        return KvikPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """No layer-wise hooks, so whole graphs may be captured."""
+        return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Sleep mode moves the KV tensors, and a registered region does not follow (asked by 0.33)."""
+        return False
+
+    def _on_scheduler(self) -> SchedulerSide:
+        if self._scheduler is None:
+            raise RuntimeError("kvik: a scheduler hook was called on the worker's connector")
+        return self._scheduler
+
+    def _on_worker(self) -> WorkerSide:
+        if self._worker is None:
+            raise RuntimeError("kvik: a worker hook was called on the scheduler's connector")
+        return self._worker
+
+
+def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
+    """Refuse, by name, what this version does not hand over."""
+    sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
+    for name in sizes:
+        if getattr(parallel, name, 1) != 1:
+            raise SetupRefused(f"kvik hands over with {name} 1; this server has {getattr(parallel, name)}")
+    groups = kv_cache_config.kv_cache_groups
+    kinds = [type(group.kv_cache_spec).__name__ for group in groups]
+    if len(groups) != 1:
+        raise SetupRefused(
+            f"kvik hands over models with one KV cache group; this model has {len(groups)}: {kinds}"
+        )
+    if kinds[0] not in KV_SPECS:
+        raise SetupRefused(
+            f"kvik hands over KV of kind {' or '.join(sorted(KV_SPECS))}; this model's is {kinds[0]}"
+        )
+
+
+def _warn_of_policy(transfer: Any) -> None:
+    if getattr(transfer, "kv_load_failure_policy", None) == "fail" and transfer.is_kv_consumer:
+        logger.warning(
+            "kvik: kv_load_failure_policy is 'fail' (vLLM's default): a request whose KV load fails "
+            'ends with an error. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config '
+            "to compute it here instead."
+        )
+
+
+def _model_identity(vllm_config: Any, config: ConnectorConfig) -> dict[str, str]:
+    """What KV depends on besides tokens and shape. `namespace` replaces name and revision (often a path)."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    name = config.namespace or f"{model.model}@{getattr(model, 'revision', None)}"
+    return {
+        "model": name,
+        "dtype": str(model.dtype),
+        "quantization": str(getattr(model, "quantization", None)),
+        "cache_dtype": str(cache.cache_dtype),
+    }
+
+
+def _tp_rank() -> int:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return int(get_tp_group().rank_in_group)

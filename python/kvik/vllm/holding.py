@@ -1,0 +1,84 @@
+"""How the prefill side's KV blocks are held until their reader has them.
+
+At first by vLLM's own means: the finished request keeps its blocks until the workers report it as sent. That
+is prompt, because vLLM steps all the time while such a request exists; and it is expensive for the same
+reason, several hundred steps a second on an otherwise idle engine. So a handover that nobody has come for
+after a while is parked: the connector takes a reference of its own on the blocks, vLLM's request ends, and an
+idle engine sleeps. A parked handover's end is noticed with the next step of any kind: until then nobody asked
+for blocks, and a request that waits for blocks makes steps. (vLLM's usage gauge, which only steps move, shows
+them as used until then.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class BlockPool(Protocol):
+    """vLLM's pool, as far as it is used here: the same in 0.28 to 0.33."""
+
+    blocks: list[object]
+
+    def touch(self, blocks: list[object]) -> None: ...
+    def free_blocks(self, ordered_blocks: Iterable[object]) -> None: ...
+
+
+@dataclass
+class Parked:
+    """A handover held by the connector; `ranks` have still to say that their grant has ended."""
+
+    blocks: list[int]
+    ranks: int
+
+
+class HeldBlocks:
+    """The scheduler side's book of sent requests. Times are seconds of `clock`."""
+
+    def __init__(self, park_after_s: float, ranks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._park_after_s = park_after_s
+        self._ranks = ranks
+        self._clock = clock
+        self._pool: BlockPool | None = None
+        self._held: dict[str, tuple[float, list[int]]] = {}
+        self._parked: dict[str, Parked] = {}
+
+    def bind(self, pool: BlockPool) -> None:
+        """Without a pool (a wrapping connector may not hand it on) nothing is ever parked."""
+        self._pool = pool
+
+    def hold(self, request_id: str, blocks: list[int]) -> None:
+        """A finished request's blocks are held by vLLM from now on."""
+        self._held[request_id] = (self._clock(), blocks)
+
+    def sent(self, request_ids: Iterable[str]) -> None:
+        """vLLM has let go of these requests."""
+        for request_id in request_ids:
+            self._held.pop(request_id, None)
+
+    def park_overdue(self) -> list[str]:
+        """Take references on the blocks of handovers that have waited long enough; their request ids."""
+        overdue = []
+        for request_id, (since, _) in self._held.items():
+            if self._pool is None or self._clock() - since < self._park_after_s:
+                break  # the oldest come first
+            overdue.append(request_id)
+        for request_id in overdue:
+            _, blocks = self._held.pop(request_id)
+            if self._pool is not None:
+                self._pool.touch([self._pool.blocks[block] for block in blocks])
+            self._parked[request_id] = Parked(blocks, self._ranks)
+        return overdue
+
+    def ended(self, counts: Mapping[str, int]) -> None:
+        """So many ranks' grants have ended: after the last one the blocks go back, last block first."""
+        for request_id, ranks in counts.items():
+            parked = self._parked.get(request_id)
+            if parked is None:
+                continue
+            parked.ranks -= ranks
+            if parked.ranks <= 0 and self._pool is not None:
+                del self._parked[request_id]
+                self._pool.free_blocks(self._pool.blocks[block] for block in reversed(parked.blocks))

@@ -1,0 +1,54 @@
+"""Counts of one engine step's loads and grants, as one flat object that adds up over ranks and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvik.vllm.native import Report
+
+SUMS = ("bytes", "extents", "total_s", "wire_s")
+
+
+class LoadStats:
+    """`data` holds sums by name and the list `durations` (seconds of each load)."""
+
+    def __init__(self, data: Mapping[str, Any] | None = None) -> None:
+        self.data: dict[str, Any] = dict(data or {})
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to one sum."""
+        self.data[name] = self.data.get(name, 0) + amount
+
+    def add_load(self, report: Report) -> None:
+        """Add one load that succeeded."""
+        self.count("loads")
+        for name in SUMS:
+            self.count(name, getattr(report, name))
+        self.data["durations"] = [*self.data.get("durations", ()), report.total_s]
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Add another rank's or interval's `data`."""
+        for name, value in other.items():
+            if name == "durations":
+                self.data[name] = [*self.data.get(name, ()), *value]
+            else:
+                self.count(name, value)
+
+    def total(self, prefix: str) -> int:
+        """Sum of all counts whose name begins with `prefix`."""
+        return int(sum(value for name, value in self.data.items() if name.startswith(prefix)))
+
+    def summary(self) -> dict[str, int | float]:
+        """What the server's periodic log line shows."""
+        loads, seconds = self.data.get("loads", 0), self.data.get("total_s", 0.0)
+        megabytes = self.data.get("bytes", 0) / 2**20
+        return {
+            "loads": loads,
+            "mean ms": round(seconds / loads * 1e3, 3) if loads else 0,
+            "MiB": round(megabytes, 3),
+            "MiB/s": round(megabytes / seconds, 1) if seconds else 0,
+            "failed": self.total("loads_failed"),
+            "recomputed": self.total("recomputed_"),
+            "grants expired": int(self.data.get("sends_expired", 0)),
+        }

@@ -1,0 +1,109 @@
+"""What this adapter uses of kvik's public face, as types, and the one place that imports it.
+
+The two sides of the connector get the module handed in, so that tests can give them a stand-in that keeps the
+same contract. Units: bytes, seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, cast
+
+
+class Ticket(Protocol):
+    """The text of a permission on an owner's pages (`str(ticket)`, at most 256 bytes)."""
+
+    @property
+    def addresses(self) -> list[str]: ...
+    @property
+    def grant_id(self) -> str: ...
+    def with_grant(self, grant_id: str, expiry: float) -> Ticket: ...
+
+
+class Grant(Protocol):
+    """The owner's handle. `state` leaves "live" only when the pages are the owner's again."""
+
+    @property
+    def state(self) -> str: ...
+    def revoke(self, timeout: float = ...) -> None: ...
+
+
+class Report(Protocol):
+    """What a finished transfer did."""
+
+    bytes: int
+    extents: int
+    pages: int
+    transport: str
+    way: str
+    plan_s: float
+    post_s: float
+    wire_s: float
+    verify_s: float
+    total_s: float
+
+
+class Transfer(Protocol):
+    """One read or release on its way."""
+
+    @property
+    def done(self) -> bool: ...
+    def report(self) -> Report | None: ...
+    def error(self) -> Exception | None: ...
+    def cancel(self) -> None: ...
+
+
+class PageSet(Protocol):
+    """Pages of a region by number."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Region(Protocol):
+    """Memory that the engine may touch."""
+
+    def pages(self, layout: Any, ids: Any) -> PageSet: ...
+    def close(self, timeout: float = ...) -> None: ...
+
+
+class Engine(Protocol):
+    """One per worker rank."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def addresses(self) -> list[str]: ...
+    def register(self, obj: Any) -> Region: ...
+    def ticket_template(self, layout: Any) -> Ticket: ...
+    def grant(
+        self, pages: PageSet, *, right: str, use: int, expiry: float, max_expiry: float, grant_id: str
+    ) -> Grant: ...
+    def read(
+        self, local: PageSet, ticket: Ticket, remote: Any, *, deadline: float, confirm: bool
+    ) -> Transfer: ...
+    def release(self, ticket: Ticket, *, deadline: float) -> Transfer: ...
+    def close(self, timeout: float = ...) -> None: ...
+
+
+class Native(Protocol):
+    """The module `kvik`."""
+
+    KvikError: type[Exception]
+
+    def Engine(self, **options: Any) -> Engine: ...  # noqa: N802  (a class seen as the function that makes one)
+    def Layout(self, pages: int, run_bytes: int, **dims: Any) -> Any: ...  # noqa: N802
+    def Ticket(self, text: str) -> Ticket: ...  # noqa: N802
+    def content_digest(
+        self, namespace: bytes, tokens: Any, extra: bytes, page_tokens: int
+    ) -> list[bytes]: ...
+
+
+def load() -> Native:
+    """Import kvik's public face."""
+    return cast(Native, importlib.import_module("kvik"))
+
+
+def error_code(error: BaseException) -> str:
+    """The stable name of an error: kvik's own `code`, or the class name of anything else."""
+    return str(getattr(error, "code", type(error).__name__))

@@ -1,0 +1,81 @@
+"""The connector's counts in vLLM's own log line and Prometheus registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from kvik.vllm.metrics import LoadStats
+
+LOAD_SECONDS = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
+
+
+class KvikStats(KVConnectorStats):  # type: ignore[misc]
+    """Carries `LoadStats.data` from workers and scheduler to the front end."""
+
+    data: dict[str, Any]
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KvikStats:
+        """Add another rank's or step's counts."""
+        stats = LoadStats(self.data)
+        stats.add(other.data)
+        self.data = stats.data
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """The periodic log line."""
+        return LoadStats(self.data).summary()
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say."""
+        return not self.data
+
+
+class KvikPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    """Prometheus metrics `vllm:kvik_*`, one child an engine index."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        seconds = self._histogram_cls(
+            name="vllm:kvik_load_seconds",
+            documentation="Seconds from the start of a KV load to its end, loads that succeeded.",
+            buckets=LOAD_SECONDS,
+            labelnames=labelnames,
+        )
+        self._seconds = self._per_engine(seconds)
+        self._counters = {
+            prefix: self._per_engine(self._counter_cls(name=name, documentation=text, labelnames=labelnames))
+            for prefix, name, text in (
+                ("bytes", "vllm:kvik_loaded_bytes", "KV bytes read from prefill servers."),
+                ("loads_failed", "vllm:kvik_loads_failed", "KV loads that ended in an error."),
+                ("recomputed_", "vllm:kvik_requests_recomputed", "Requests whose offered KV was refused."),
+                (
+                    "sends_expired",
+                    "vllm:kvik_grants_expired",
+                    "Finished prefills whose KV no reader came for.",
+                ),
+            )
+        }
+
+    def _per_engine(self, metric: Any) -> dict[int, Any]:
+        return {index: metric.labels(*values) for index, values in self.per_engine_labelvalues.items()}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Record one interval."""
+        stats = LoadStats(transfer_stats_data)
+        for seconds in stats.data.get("durations", ()):
+            self._seconds[engine_idx].observe(seconds)
+        for prefix, counters in self._counters.items():
+            if (amount := stats.total(prefix)) > 0:
+                counters[engine_idx].inc(amount)

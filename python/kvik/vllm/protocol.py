@@ -1,0 +1,268 @@
+"""What travels: `kv_transfer_params` between servers, and step plans from vLLM's scheduler process to its
+workers.
+
+`kv_transfer_params` keep the field names of vLLM's pull protocol, because existing proxies read or forward
+them, plus a `kvik` sub-dict that only this connector reads. They come back through clients and proxies, so
+every field is checked and bounded here before anything else sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+PROTOCOL_VERSION = 1
+MAX_RANKS = 4096
+MAX_TICKET_TEXT = 256
+MAX_PAGE_ID = 2**32 - 1
+MAX_TOKENS = 2**31
+
+
+class Refused(Exception):
+    """The offered KV cannot be used; `code` is the stable reason that is counted, the text is for people."""
+
+    def __init__(self, code: str, text: str, tickets: tuple[RankTicket, ...] = ()) -> None:
+        super().__init__(text)
+        self.code = code
+        self.tickets = tickets
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """How one rank's KV lies, as far as both sides must agree. Never strides or block counts: those may
+    differ.
+
+    `order` names the dimensions inside one block of one layer from outer to inner: H heads, N tokens, C
+    content.
+    """
+
+    tp: int
+    pp: int
+    layers: int
+    heads: int
+    block_tokens: int
+    content: int
+    dtype: str
+    order: str
+    block_bytes: int
+
+    def __str__(self) -> str:
+        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+
+    @classmethod
+    def from_dict(cls, raw: Any) -> KvShape:
+        """Read a peer's shape; `Refused` when a field is missing or of another type."""
+        if not isinstance(raw, Mapping):
+            raise Refused("params_invalid", "kv_transfer_params.kvik.shape is not an object")
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            value = raw.get(f.name)
+            wanted: type = str if f.type == "str" else int
+            if type(value) is not wanted or (wanted is str and len(str(value)) > 32):
+                raise Refused(
+                    "params_invalid", f"kv_transfer_params.kvik.shape.{f.name} is {str(value)[:80]!r}"
+                )
+            values[f.name] = value
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class RankTicket:
+    """One prefill rank's ticket; `tp`, `pp`, `dp` are its tensor-, pipeline- and data-parallel index."""
+
+    tp: int
+    pp: int
+    dp: int
+    ticket: str
+
+
+@dataclass(frozen=True)
+class Handover:
+    """One request's KV as the prefill side offers it. `address` (HOST:PORT, first rank) is for proxies."""
+
+    remote_request_id: str
+    remote_engine_id: str
+    address: str
+    num_tokens: int
+    blocks: list[int]
+    tickets: tuple[RankTicket, ...]
+    digest: str
+    namespace: str
+    model: str
+    shape: KvShape
+    expires_in: float
+
+    def encode(self) -> dict[str, Any]:
+        """The dict that vLLM returns to the client as `kv_transfer_params`."""
+        host, _, port = self.address.rpartition(":")
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [self.blocks],
+            "remote_engine_id": self.remote_engine_id,
+            "remote_request_id": self.remote_request_id,
+            "remote_host": host,
+            "remote_port": int(port) if port.isdigit() else 0,
+            "tp_size": self.shape.tp,
+            "pp_size": self.shape.pp,
+            "dcp_size": 1,
+            "remote_num_tokens": self.num_tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "kvik": {
+                "version": PROTOCOL_VERSION,
+                "tickets": [asdict(ticket) for ticket in self.tickets],
+                "digest": self.digest,
+                "namespace": self.namespace,
+                "model": self.model,
+                "shape": asdict(self.shape),
+                "expires_in": self.expires_in,
+            },
+        }
+
+
+def decode(params: Mapping[str, Any]) -> Handover:
+    """Read what a prefill server offered. `Refused` carries the tickets where those could be read."""
+    ours = params.get("kvik")
+    if not isinstance(ours, Mapping):
+        raise Refused(
+            "params_not_kvik", "no 'kvik' in kv_transfer_params: the prefill server ran another connector"
+        )
+    tickets = _tickets(ours.get("tickets"))
+    if ours.get("version") != PROTOCOL_VERSION:
+        raise Refused(
+            "params_version",
+            f"kvik params version {str(ours.get('version'))[:20]}, this server speaks {PROTOCOL_VERSION}",
+            tickets,
+        )
+    try:
+        shape = KvShape.from_dict(ours.get("shape"))
+        num_tokens = _integer(params, "remote_num_tokens", 1, MAX_TOKENS)
+        return Handover(
+            remote_request_id=_text(params, "remote_request_id", 1024),
+            remote_engine_id=_text(params, "remote_engine_id", 1024),
+            address=f"{params.get('remote_host')}:{params.get('remote_port')}"[:300],
+            num_tokens=num_tokens,
+            blocks=_blocks(params.get("remote_block_ids"), num_tokens, shape.block_tokens),
+            tickets=tickets,
+            digest=_text(ours, "digest", 128),
+            namespace=_text(ours, "namespace", 128),
+            model=_text(ours, "model", 1024),
+            shape=shape,
+            expires_in=float(_integer(ours, "expires_in", 0, 10**9)),
+        )
+    except Refused as refused:
+        refused.tickets = tickets
+        raise
+
+
+def check_shape(theirs: KvShape, ours: KvShape) -> None:
+    """`Refused`, naming both shapes and the fields that differ, unless they are equal."""
+    differ = [f.name for f in fields(KvShape) if getattr(theirs, f.name) != getattr(ours, f.name)]
+    if differ:
+        raise Refused(
+            "shape_mismatch", f"{', '.join(differ)} differ: prefill has [{theirs}], decode has [{ours}]"
+        )
+
+
+def _tickets(raw: Any) -> tuple[RankTicket, ...]:
+    if not isinstance(raw, list) or not 0 < len(raw) <= MAX_RANKS:
+        raise Refused("params_invalid", "kv_transfer_params.kvik.tickets is not one entry a rank")
+    tickets = []
+    for entry in raw:
+        if not isinstance(entry, Mapping):
+            raise Refused(
+                "params_invalid", "kv_transfer_params.kvik.tickets has an entry that is not an object"
+            )
+        tp, pp, dp = (_integer(entry, key, 0, MAX_RANKS) for key in ("tp", "pp", "dp"))
+        tickets.append(RankTicket(tp, pp, dp, _text(entry, "ticket", MAX_TICKET_TEXT)))
+    return tuple(tickets)
+
+
+def _blocks(raw: Any, num_tokens: int, block_tokens: int) -> list[int]:
+    if not isinstance(raw, list) or len(raw) != 1 or not isinstance(raw[0], list):
+        raise Refused(
+            "params_groups", "remote_block_ids is not a list with one list of KV blocks (one KV cache group)"
+        )
+    blocks: list[int] = raw[0]
+    wanted = -(-num_tokens // max(block_tokens, 1))
+    if len(blocks) != wanted or not all(type(block) is int and 0 <= block <= MAX_PAGE_ID for block in blocks):
+        raise Refused(
+            "params_invalid",
+            f"remote_block_ids has {len(blocks)} entries; {num_tokens} tokens need {wanted} block ids",
+        )
+    return blocks
+
+
+def _integer(raw: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    value = raw.get(key)
+    number = int(value) if isinstance(value, float) and value == value and abs(value) < 2**53 else value
+    if type(number) is not int or not low <= number <= high:
+        raise Refused("params_invalid", f"kv_transfer_params field {key!r} is {str(value)[:80]!r}")
+    return number
+
+
+def _text(raw: Mapping[str, Any], key: str, longest: int) -> str:
+    value = raw.get(key)
+    if not isinstance(value, str) or not 0 < len(value) <= longest:
+        raise Refused("params_invalid", f"kv_transfer_params field {key!r} is {str(value)[:80]!r}")
+    return value
+
+
+# Plans of one engine step, scheduler process to workers; grants and tickets by tensor-parallel rank.
+
+
+@dataclass
+class Send:
+    """Prefill: expose these KV blocks of a finished request to one reader."""
+
+    request_id: str
+    blocks: list[int]
+    grants: dict[int, str]
+
+
+@dataclass
+class Load:
+    """Decode: read `remote_blocks` into `local_blocks`, pairwise."""
+
+    request_id: str
+    remote_request_id: str
+    local_blocks: list[int]
+    remote_blocks: list[int]
+    tickets: dict[int, str]
+
+
+@dataclass
+class Release:
+    """Decode: tell the prefill ranks that their blocks are not wanted, so that they get them back now."""
+
+    request_id: str
+    tickets: list[RankTicket]
+
+
+@dataclass
+class StepPlan:
+    """Everything the workers shall start with one engine step; `parks` and `cancels` are request ids.
+
+    parks: report these sends to vLLM as finished although their grants live on, and say later when those have
+    ended (`holding.py`).
+    """
+
+    sends: list[Send] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    parks: list[str] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
+    cancels: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RankHello:
+    """What a worker rank tells its scheduler once, after its KV tensors are registered."""
+
+    tp: int
+    dp: int
+    ticket_template: str
+    address: str
+    kvik_engine_id: str
+    shape: KvShape

@@ -1,0 +1,331 @@
+"""The half of the connector in vLLM's scheduler process: decides, moves nothing, never waits.
+
+Prefill side: a finished request's blocks are kept, and its `kv_transfer_params` are composed from ticket
+templates that the ranks gave at start plus fresh random grant ids. The next engine step carries the ids to
+the workers, which issue the grants; a reader that is faster than that step waits at the owner within its
+deadline.
+
+Decode side: one `Pull` a request, in one of three phases::
+
+    OFFERED   the parameters look usable; nothing was taken yet
+    LOADING   blocks are allocated, the workers read into them
+    SETTLED   loaded, failed, refused, or not needed; vLLM computes whatever is missing
+
+`get_num_new_matched_tokens` may be asked many times and only looks (the digest is computed once and kept). An
+offer that is not taken is released, so that the prefill server gets its blocks back before their expiry.
+
+vLLM keeps stepping, with pauses of 1 ms, while a finished request's blocks are held (`has_finished_requests`,
+the same in 0.28 to 0.33) and while a load is awaited. So grants are issued and ends are noticed without
+help, and `has_pending_push_work` stays False: it would only add stepping when nothing is held. What is done
+about the cost of that stepping is in `holding.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvik.vllm import digest, protocol
+from kvik.vllm.holding import HeldBlocks
+from kvik.vllm.native import Native
+from kvik.vllm.protocol import Handover, Load, RankHello, RankTicket, Refused, Release, Send, StepPlan
+from kvik.vllm.report import LoadRecord, ReportFile
+
+logger = logging.getLogger("vllm.kvik")
+
+HANDED_OVER = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"})
+
+
+class Phase(enum.Enum):
+    """Where a request's pull stands."""
+
+    OFFERED = enum.auto()
+    LOADING = enum.auto()
+    SETTLED = enum.auto()
+
+
+@dataclass
+class Pull:
+    """One decode request that came with an offer. `handover` is None where it could not be read."""
+
+    handover: Handover | None
+    phase: Phase = Phase.OFFERED
+    checked: bool = False
+    local_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What this server is: its vLLM engine id, what its KV depends on, and which roles it plays."""
+
+    engine_id: str
+    model: Mapping[str, str]
+    tp_size: int
+    is_producer: bool
+    is_consumer: bool
+
+
+class SchedulerSide:
+    """Scheduler-process half of `KvikConnector`."""
+
+    def __init__(
+        self, native: Native, identity: Identity, expiry_s: float, held: HeldBlocks, report: ReportFile
+    ) -> None:
+        self._native = native
+        self._identity = identity
+        self.held = held
+        self._expiry_s = expiry_s
+        self._report = report
+        self._ranks: dict[int, RankHello] = {}
+        self._namespace = b""
+        self._namespace_hex = ""
+        self._pulls: dict[str, Pull] = {}
+        self._plan = StepPlan()
+        self.counters: Counter[str] = Counter()
+
+    # Start.
+
+    def set_ranks(self, hellos: Mapping[int, RankHello]) -> None:
+        """Take what every worker rank said at start. All ranks of one server must lie alike."""
+        shapes = {hello.shape for hello in hellos.values()}
+        if sorted(hellos) != list(range(self._identity.tp_size)) or len(shapes) != 1:
+            raise ValueError(
+                f"kvik: expected {self._identity.tp_size} rank(s) with one KV shape, "
+                f"got ranks {sorted(hellos)} with {len(shapes)} shapes: "
+                f"{'; '.join(f'[{shape}]' for shape in shapes)}"
+            )
+        self._ranks = dict(hellos)
+        shape = hellos[0].shape
+        self._namespace = digest.namespace_bytes(self._identity.model, shape)
+        self._namespace_hex = digest.namespace_digest(self._native, self._namespace)
+        logger.info(
+            "kvik: %d rank(s), KV shape [%s], namespace %s", len(hellos), shape, self._namespace_hex[:16]
+        )
+
+    # Decode side.
+
+    def on_new_request(self, request: Any) -> None:
+        """Read the offer of an arriving request, so that it can be released even if it is never scheduled."""
+        self._pull_of(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """How many prompt tokens beyond the local hit a load would bring; (0, False): vLLM computes them."""
+        pull = self._pull_of(request)
+        if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
+            return 0, False
+        if not self._verify(request, pull, pull.handover):
+            return 0, False
+        block_tokens = pull.handover.shape.block_tokens
+        whole_prompt = pull.handover.num_tokens == request.num_tokens
+        usable = (
+            pull.handover.num_tokens
+            if whole_prompt
+            else pull.handover.num_tokens // block_tokens * block_tokens
+        )
+        # The last prompt token is computed anyway, to sample from it: a load of it alone saves nothing.
+        gain = usable - num_computed_tokens - (1 if whole_prompt else 0)
+        if gain <= 0 or num_computed_tokens % block_tokens:
+            return 0, False
+        pull.local_tokens = num_computed_tokens
+        return usable - num_computed_tokens, True
+
+    def update_state_after_alloc(
+        self, request: Any, block_ids: Sequence[Sequence[int]], external: int
+    ) -> None:
+        """Blocks are allocated: start the load, or give the offer back when nothing of it is used.
+
+        vLLM calls a second time with 0 once a load is there; the phase tells the two zeros apart.
+        """
+        pull = self._pulls.get(request.request_id)
+        if pull is None or pull.phase is not Phase.OFFERED or pull.handover is None:
+            return
+        if external == 0:
+            pull.phase = Phase.SETTLED
+            self.counters["not_needed"] += 1
+            self._release(request.request_id, pull.handover.tickets)
+            return
+        block_tokens = pull.handover.shape.block_tokens
+        first = pull.local_tokens // block_tokens
+        last = -(-(pull.local_tokens + external) // block_tokens)
+        pull.phase = Phase.LOADING
+        self._plan.loads.append(
+            Load(
+                request_id=request.request_id,
+                remote_request_id=pull.handover.remote_request_id,
+                local_blocks=list(block_ids[0][first:last]),
+                remote_blocks=pull.handover.blocks[first:last],
+                tickets={ticket.tp: ticket.ticket for ticket in pull.handover.tickets},
+            )
+        )
+
+    def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
+        """What all ranks have reported: ended loads (also failed ones), ended sends, ended parked sends."""
+        self.held.sent(output.finished_sending or ())
+        self.held.ended(parked_ends)
+        for request_id in output.finished_recving or ():
+            pull = self._pulls.get(request_id)
+            if pull is not None:
+                pull.phase = Phase.SETTLED
+
+    # Prefill side, and the end of a request on either side.
+
+    def request_finished(
+        self, request: Any, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended. True and parameters: its blocks stay until every rank reports it as sent."""
+        self._drop_pull(request)
+        params = request.kv_transfer_params
+        if not self._identity.is_producer or not params or not params.get("do_remote_decode"):
+            return False, None
+        num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        if request.status.name not in HANDED_OVER or num_tokens < 1 or not self._ranks:
+            logger.info(
+                "kvik: request %s ended as %s: nothing to hand over", request.request_id, request.status.name
+            )
+            return False, None
+        block_tokens = self._ranks[0].shape.block_tokens
+        blocks = list(block_ids[0][: -(-num_tokens // block_tokens)])
+        try:
+            content = digest.request_digest(self._native, self._namespace, request, num_tokens, block_tokens)
+        except Refused as refused:
+            logger.warning("kvik: request %s is not handed over: %s", request.request_id, refused)
+            return False, None
+        return True, self._offer(request, blocks, num_tokens, content)
+
+    def _offer(self, request: Any, blocks: list[int], num_tokens: int, content: str) -> dict[str, Any]:
+        """Queue the grants of one finished prefill and compose its parameters."""
+        # An id a rank, from the system's random source: knowing one opens nothing at another rank.
+        grants = {rank: secrets.token_hex(16) for rank in self._ranks}
+        tickets = tuple(
+            RankTicket(rank, 0, hello.dp, self._compose(hello, grants[rank]))
+            for rank, hello in self._ranks.items()
+        )
+        self._plan.sends.append(Send(request.request_id, blocks, grants))
+        self.held.hold(request.request_id, blocks)
+        self.counters["offered"] += 1
+        logger.info(
+            "kvik: request %s: %d tokens in %d KV blocks offered, grant %s",
+            request.request_id,
+            num_tokens,
+            len(blocks),
+            grants[0],
+        )
+        first = self._ranks[0]
+        return Handover(
+            remote_request_id=request.request_id,
+            remote_engine_id=self._identity.engine_id,
+            address=first.address,
+            num_tokens=num_tokens,
+            blocks=blocks,
+            tickets=tickets,
+            digest=content,
+            namespace=self._namespace_hex,
+            model=self._identity.model.get("model", ""),
+            shape=first.shape,
+            expires_in=self._expiry_s,
+        ).encode()
+
+    def _compose(self, hello: RankHello, grant_id: str) -> str:
+        return str(self._native.Ticket(hello.ticket_template).with_grant(grant_id, self._expiry_s))
+
+    # Every step.
+
+    def take_plan(self) -> StepPlan:
+        """What the workers shall start with this step; the queue is empty afterwards."""
+        plan, self._plan = self._plan, StepPlan()
+        plan.parks = self.held.park_overdue()
+        return plan
+
+    def take_counters(self) -> Counter[str]:
+        """Counts since the last call."""
+        counters, self.counters = self.counters, Counter()
+        return counters
+
+    # Offers.
+
+    def _pull_of(self, request: Any) -> Pull | None:
+        """The pull of a request, read from its parameters at first sight; None without an offer."""
+        request_id: str = request.request_id
+        pull = self._pulls.get(request_id)
+        params = request.kv_transfer_params
+        if pull is None and self._identity.is_consumer and params and params.get("do_remote_prefill"):
+            try:
+                pull = Pull(protocol.decode(params))
+            except Refused as refused:
+                pull = Pull(None, Phase.SETTLED)
+                self._refuse(request_id, str(params.get("remote_request_id"))[:1024], refused)
+            self._pulls[request_id] = pull
+        return pull
+
+    def _verify(self, request: Any, pull: Pull, offer: Handover) -> bool:
+        """Compare the offer with this server and this request, once."""
+        if pull.checked:
+            return True
+        try:
+            self._check(request, offer)
+        except Refused as refused:
+            refused.tickets = offer.tickets
+            pull.phase = Phase.SETTLED
+            self._refuse(request.request_id, offer.remote_request_id, refused)
+            return False
+        pull.checked = True
+        return True
+
+    def _check(self, request: Any, offer: Handover) -> None:
+        if not self._ranks:
+            raise Refused("not_ready", "this server's ranks have not registered their KV tensors")
+        ours = self._ranks[0].shape
+        protocol.check_shape(offer.shape, ours)
+        ranks = {ticket.tp for ticket in offer.tickets}
+        if len(offer.tickets) != ours.tp or ranks != set(self._ranks):
+            raise Refused(
+                "shape_mismatch", f"tickets for ranks {sorted(ranks)}, this server has {sorted(self._ranks)}"
+            )
+        if offer.namespace != self._namespace_hex:
+            raise Refused(
+                "namespace_mismatch",
+                f"prefill computed namespace {offer.namespace[:16]} (model {offer.model!r}), this server has "
+                f"{self._namespace_hex[:16]} (model {self._identity.model.get('model')!r})",
+            )
+        if offer.num_tokens > request.num_prompt_tokens:
+            raise Refused(
+                "digest_mismatch",
+                f"the offer covers {offer.num_tokens} tokens, the prompt has {request.num_prompt_tokens}",
+            )
+        content = digest.request_digest(
+            self._native, self._namespace, request, offer.num_tokens, ours.block_tokens
+        )
+        if content != offer.digest:
+            raise Refused(
+                "digest_mismatch",
+                f"content digest of the first {offer.num_tokens} tokens: prefill {offer.digest[:16]}, "
+                f"own prompt {content[:16]}",
+            )
+
+    def _refuse(self, request_id: str, remote_request_id: str, refused: Refused) -> None:
+        """Say, count and record that an offer is not used, and give it back where its tickets are known."""
+        logger.warning("kvik: request %s is recomputed (%s): %s", request_id, refused.code, refused)
+        self.counters[f"recomputed_{refused.code}"] += 1
+        self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
+        self._release(request_id, refused.tickets)
+
+    def _release(self, request_id: str, tickets: Sequence[RankTicket]) -> None:
+        if tickets:
+            self._plan.releases.append(Release(request_id, list(tickets)))
+
+    def _drop_pull(self, request: Any) -> None:
+        """The request is over: give back what was never taken, stop what is still loading."""
+        pull = self._pull_of(request)
+        if pull is None:
+            return
+        del self._pulls[request.request_id]
+        if pull.phase is Phase.OFFERED and pull.handover is not None:
+            self.counters["abandoned"] += 1
+            self._release(request.request_id, pull.handover.tickets)
+        elif pull.phase is Phase.LOADING:
+            self._plan.cancels.append(request.request_id)

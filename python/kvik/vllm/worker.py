@@ -1,0 +1,307 @@
+"""The half of the connector in a worker process: one kvik engine, its grants, and its loads.
+
+Nothing here waits. A step's plan is started when vLLM binds it, before the forward pass: KV of this version
+lies in host memory, where vLLM's own work on fresh blocks is done by then, so a load need not wait for the
+pass to end. What has ended is collected by polling flags once a step; the transfers run in the engine's own
+threads.
+
+Each request id is reported exactly once: as sent when its grant has ended, as received when its load has
+ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvik.vllm import layout
+from kvik.vllm.config import ConnectorConfig
+from kvik.vllm.metrics import LoadStats
+from kvik.vllm.native import Engine, Grant, Native, Region, Transfer, error_code
+from kvik.vllm.protocol import Load, RankHello, Release, Send, StepPlan
+from kvik.vllm.report import LoadRecord, ReportFile, loaded
+
+logger = logging.getLogger("vllm.kvik")
+
+# After these there is nothing left at the owner that a release could end.
+GRANT_GONE = frozenset(
+    {
+        "grant_unknown", "grant_expired", "grant_consumed", "grant_revoked", "stale_generation",
+        "ticket_invalid", "ticket_version", "ticket_foreign",
+        "peer_unreachable", "peer_not_kvik", "peer_restarted", "peer_lost", "version_mismatch",
+        "secret_required", "secret_mismatch", "engine_closed", "engine_forked",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class OpenLoad:
+    """A load on its way; `cancelled` when its request was aborted meanwhile."""
+
+    load: Load
+    transfer: Transfer
+    cancelled: bool = False
+
+
+class WorkerSide:
+    """Worker-process half of `KvikConnector`, for one rank."""
+
+    def __init__(
+        self,
+        native: Native,
+        config: ConnectorConfig,
+        role: str,
+        tp: int,
+        tp_size: int,
+        dp: int,
+        report: ReportFile,
+    ) -> None:
+        self._native = native
+        self._config = config
+        self._name = f"vllm-{role}-rank{tp}"
+        self._tp, self._tp_size, self._dp = tp, tp_size, dp
+        self._report = report
+        self._engine: Engine | None = None
+        self._region: Region | None = None
+        self._layout: Any = None
+        self._memory: layout.KvMemory | None = None
+        self._tensors: Mapping[str, Any] = {}
+        self._grants: dict[str, Grant] = {}
+        self._parked: dict[str, Grant] = {}
+        self._parked_ends: list[str] = []
+        self._loads: dict[str, OpenLoad] = {}
+        self._releases: list[tuple[str, Transfer]] = []
+        self._sent: set[str] = set()
+        self._received: set[str] = set()
+        self._invalid_blocks: set[int] = set()
+        self.stats = LoadStats()
+
+    def register(self, kv_caches: Mapping[str, Any]) -> None:
+        """Check and register the KV tensors, and start this rank's engine. Called once."""
+        if self._engine is not None:
+            raise RuntimeError("kvik: KV tensors were registered twice in one worker")
+        memory = layout.inspect(kv_caches, self._tp_size)
+        self._tensors = kv_caches  # keeps the storage alive for as long as the engine may touch it
+        engine = self._native.Engine(
+            **self._config.engine_options(self._name, self._dp * self._tp_size + self._tp)
+        )
+        self._engine = engine
+        self._region = engine.register((memory.address, memory.nbytes))
+        self._layout = memory.layout(self._native)
+        self._memory = memory
+        logger.info(
+            "kvik: %s: engine %s on %s, %d KV blocks of %d layers in one region of %d bytes, shape [%s]",
+            self._name, engine.id, ", ".join(engine.addresses), memory.num_blocks, memory.shape.layers,
+            memory.nbytes, memory.shape,
+        )  # fmt: skip
+
+    def hello(self) -> RankHello:
+        """What the scheduler side needs to compose tickets for this rank."""
+        engine, _ = self._ready()
+        if self._memory is None:
+            raise RuntimeError("kvik: the worker's KV tensors are not registered")
+        template = engine.ticket_template(self._layout)
+        addresses = template.addresses or engine.addresses
+        return RankHello(self._tp, self._dp, str(template), addresses[0], engine.id, self._memory.shape)
+
+    # One step.
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Start everything that the scheduler side decided on."""
+        for send in plan.sends:
+            self._issue(send)
+        for request_id in plan.parks:
+            self._park(request_id)
+        for load in plan.loads:
+            self._start(load)
+        for release in plan.releases:
+            self._give_back(release)
+        for request_id in plan.cancels:
+            self._cancel(request_id)
+
+    def collect(self) -> tuple[set[str], set[str]]:
+        """Request ids whose blocks are sent, and whose loads have ended, since the last call."""
+        for request_id, grant in list(self._grants.items()):
+            if grant.state != "live":
+                del self._grants[request_id]
+                self._sent.add(request_id)
+                self._end_send(request_id, grant.state)
+        for request_id, grant in list(self._parked.items()):
+            if grant.state != "live":
+                del self._parked[request_id]
+                self._parked_ends.append(request_id)
+                self._end_send(request_id, grant.state)
+        for request_id, open_load in list(self._loads.items()):
+            if open_load.transfer.done:
+                del self._loads[request_id]
+                self._end_load(open_load)
+        self._collect_releases()
+        sent, self._sent = self._sent, set()
+        received, self._received = self._received, set()
+        return sent, received
+
+    def take_parked_ends(self) -> list[str]:
+        """Request ids of parked handovers whose grant has ended, since the last call."""
+        ends, self._parked_ends = self._parked_ends, []
+        return ends
+
+    def take_invalid_blocks(self) -> set[int]:
+        """Local KV blocks that a failed load was to fill, since the last call."""
+        blocks, self._invalid_blocks = self._invalid_blocks, set()
+        return blocks
+
+    def take_stats(self) -> LoadStats:
+        """Counts since the last call."""
+        stats, self.stats = self.stats, LoadStats()
+        return stats
+
+    def close(self) -> None:
+        """Cancel loads, end grants and close the engine, within `close_timeout_s`."""
+        for open_load in self._loads.values():
+            open_load.transfer.cancel()
+        if self._engine is not None:
+            try:
+                self._engine.close(self._config.close_timeout_s)
+            except self._native.KvikError as error:
+                logger.warning("kvik: %s: closing: %s", self._name, error)
+        self._engine = self._region = None
+        self._grants.clear()
+        self._parked.clear()
+        self._loads.clear()
+        self._releases.clear()
+        self._tensors = {}
+        self._report.close()
+
+    # Prefill side.
+
+    def _issue(self, send: Send) -> None:
+        """Expose a finished request's blocks to one reader."""
+        engine, region = self._ready()
+        grant_id = send.grants[self._tp]
+        try:
+            self._grants[send.request_id] = engine.grant(
+                region.pages(self._layout, np.asarray(send.blocks, dtype=np.uint32)),
+                right="read",
+                use=1,
+                expiry=self._config.expiry_s,
+                max_expiry=self._config.max_expiry_s,
+                grant_id=grant_id,
+            )
+        except self._native.KvikError as error:
+            # The blocks must go back to vLLM all the same; the reader is told that the grant is unknown.
+            logger.error("kvik: request %s: grant %s not issued: %s", send.request_id, grant_id, error)
+            self.stats.count("sends_failed")
+            self._sent.add(send.request_id)
+
+    def _end_send(self, request_id: str, state: str) -> None:
+        level = logging.DEBUG if state == "consumed" else logging.WARNING
+        logger.log(level, "kvik: request %s: grant ended as %s, its KV blocks go back", request_id, state)
+        self.stats.count(f"sends_{state}")
+
+    def _park(self, request_id: str) -> None:
+        """Let vLLM's request end while its grant lives on. A grant that ended first was reported already."""
+        grant = self._grants.pop(request_id, None)
+        if grant is None:
+            self._parked_ends.append(request_id)
+            return
+        self._parked[request_id] = grant
+        self._sent.add(request_id)
+
+    # Decode side.
+
+    def _start(self, load: Load) -> None:
+        """Begin reading the missing blocks of one request from the prefill rank of the same number."""
+        engine, region = self._ready()
+        try:
+            transfer = engine.read(
+                region.pages(self._layout, np.asarray(load.local_blocks, dtype=np.uint32)),
+                self._native.Ticket(load.tickets[self._tp]),
+                np.asarray(load.remote_blocks, dtype=np.uint32),
+                deadline=self._config.load_deadline_s,
+                confirm=True,
+            )
+        except self._native.KvikError as error:
+            self._fail(load, error)
+            self._received.add(load.request_id)
+            return
+        self._loads[load.request_id] = OpenLoad(load, transfer)
+
+    def _end_load(self, open_load: OpenLoad) -> None:
+        load, error = open_load.load, open_load.transfer.error()
+        self._received.add(load.request_id)
+        report = open_load.transfer.report()
+        if error is None and report is not None:
+            self.stats.add_load(report)
+            self._report.write(
+                loaded(load.request_id, load.remote_request_id, self._tp, len(load.local_blocks), report)
+            )
+            logger.debug(
+                "kvik: request %s: %d bytes over %s in %.2f ms", load.request_id, report.bytes, report.way,
+                report.total_s * 1e3,
+            )  # fmt: skip
+            return
+        self._fail(load, error or RuntimeError("the transfer ended without a report"), open_load.cancelled)
+
+    def _fail(self, load: Load, error: Exception, cancelled: bool = False) -> None:
+        """A load has failed: its blocks are invalid; the prefill side is told where that can help."""
+        code = error_code(error)
+        self.stats.count("loads_cancelled" if cancelled else f"loads_failed_{code}")
+        self._report.write(
+            LoadRecord(
+                load.request_id, load.remote_request_id, "failed", code, self._tp, len(load.local_blocks)
+            )
+        )
+        if not cancelled:
+            # An aborted request's blocks are freed by vLLM; naming them here could hit their next owner.
+            self._invalid_blocks.update(load.local_blocks)
+            logger.warning("kvik: request %s: load failed (%s): %s", load.request_id, code, error)
+        if code not in GRANT_GONE:
+            self._release(load.request_id, load.tickets[self._tp])
+
+    def _cancel(self, request_id: str) -> None:
+        """Stop the load of an aborted request; it is reported when it has ended."""
+        open_load = self._loads.get(request_id)
+        if open_load is not None:
+            open_load.cancelled = True
+            open_load.transfer.cancel()
+
+    def _give_back(self, release: Release) -> None:
+        """Release this rank's share of the tickets: also with unequal rank counts, each has one releaser."""
+        for ticket in release.tickets:
+            if ticket.tp % self._tp_size == self._tp:
+                self._release(release.request_id, ticket.ticket)
+
+    def _release(self, request_id: str, ticket: str) -> None:
+        engine, _ = self._ready()
+        try:
+            transfer = engine.release(self._native.Ticket(ticket), deadline=self._config.release_deadline_s)
+        except self._native.KvikError as error:
+            self._release_failed(request_id, error)
+            return
+        self._releases.append((request_id, transfer))
+
+    def _collect_releases(self) -> None:
+        open_releases = []
+        for request_id, transfer in self._releases:
+            if not transfer.done:
+                open_releases.append((request_id, transfer))
+            elif (error := transfer.error()) is not None:
+                self._release_failed(request_id, error)
+            else:
+                self.stats.count("releases")
+        self._releases = open_releases
+
+    def _release_failed(self, request_id: str, error: Exception) -> None:
+        self.stats.count("releases_failed")
+        logger.info("kvik: request %s: offer not released, it ends by its expiry: %s", request_id, error)
+
+    def _ready(self) -> tuple[Engine, Region]:
+        if self._engine is None or self._region is None:
+            raise RuntimeError(
+                "kvik: the worker's KV tensors are not registered (or the connector is shut down)"
+            )
+        return self._engine, self._region

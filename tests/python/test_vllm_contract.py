@@ -1,0 +1,151 @@
+"""The connector class against the base class of each supported vLLM, and what surrounds requests' lives.
+
+`tools/vllm_base.py` fetches the base classes once. The engine underneath is the stand-in of `fake_engine.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fake_engine import FakeNative
+from vllm_harness import (
+    V1,
+    VERSIONS,
+    Server,
+    admit,
+    base_tool,
+    kv_cache_config,
+    offer,
+    prompt,
+    request,
+    stand_in,
+    vllm_config,
+)
+
+
+def test_overrides_fit_the_base_class(kvik_vllm: ModuleType) -> None:
+    base = sys.modules[f"{V1}.base"]
+    connector = kvik_vllm.KvikConnector
+    assert not connector.__abstractmethods__
+    assert issubclass(connector, base.KVConnectorBase_V1) and issubclass(connector, base.SupportsHMA)
+    for name, ours in vars(connector).items():
+        theirs = getattr(base.KVConnectorBase_V1, name, None) or getattr(base.SupportsHMA, name, None)
+        if name.startswith("_") or theirs is None:
+            continue
+        unbound = [getattr(part, "__func__", part) for part in (ours, theirs)]
+        mine, wanted = (list(inspect.signature(part).parameters.values()) for part in unbound)
+        assert [(p.name, p.kind, p.default) for p in mine] == [(p.name, p.kind, p.default) for p in wanted], (
+            name
+        )
+
+
+def test_no_hook_is_made_up() -> None:
+    """Every public method of the class is a hook of some supported release."""
+    hooks: set[str] = set()
+    for version in VERSIONS:
+        tree = ast.parse((base_tool().fetch(version) / V1.replace(".", "/") / "base.py").read_text())
+        hooks |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    with stand_in(VERSIONS[-1]) as module:
+        ours = {name for name in vars(module.KvikConnector) if not name.startswith("_")}
+    assert ours <= hooks
+
+
+def test_everything_that_the_scheduler_calls_is_there(kvik_vllm: ModuleType) -> None:
+    folder = base_tool().fetch(sys.modules["vllm"].__version__)
+    tree = ast.parse((folder / "vllm/v1/core/sched/scheduler.py").read_text())
+    called = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "connector"
+    }
+    assert "get_num_new_matched_tokens" in called
+    assert not {name for name in called if not hasattr(kvik_vllm.KvikConnector, name)}
+
+
+def test_other_versions_are_refused(kvik_vllm: ModuleType) -> None:
+    versions = sys.modules["kvik.vllm.versions"]
+    assert versions.check("0.32.0+cpu") == (0, 32)
+    for wrong in ("0.27.1", "0.34.0", "1.0.0", "dev"):
+        with pytest.raises(ImportError, match=r"0\.28 to 0\.33"):
+            versions.check(wrong)
+
+
+def test_unserved_setups_are_refused_by_name(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
+    role = sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER
+    spec = type(kv_cache_config().kv_cache_groups[0].kv_cache_spec)
+    sliding = type("SlidingWindowSpec", (), {})
+    for config, cache, text in (
+        (vllm_config("kv_both", pipeline_parallel_size=2), kv_cache_config(), "pipeline_parallel_size 1"),
+        (vllm_config("kv_both"), kv_cache_config((spec, sliding)), "this model has 2"),
+        (vllm_config("kv_both"), kv_cache_config((sliding,)), "SlidingWindowSpec"),
+        (vllm_config("kv_both", extra={"expiry": 3}), kv_cache_config(), "did you mean 'expiry_s'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            kvik_vllm.KvikConnector(config, role, cache)
+
+
+def test_report_file(kvik_vllm: ModuleType, native: FakeNative, tmp_path: Path) -> None:
+    path = tmp_path / "loads.jsonl"
+    p, d = (
+        Server(kvik_vllm, native, role, extra={"report_file": str(path)})
+        for role in ("kv_producer", "kv_consumer")
+    )
+    for number, fault in enumerate((None, "peer_lost", "other prompt")):
+        params = offer(p, prompt(8), [1, 2], request_id=f"p-{number}")
+        p.step()
+        native.faults = [fault] if fault == "peer_lost" else []
+        admit(
+            d, request(f"d-{number}", prompt(8, first=5 if fault == "other prompt" else 100), params), [5, 6]
+        )
+        d.step()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["request_id"], line["outcome"], line["reason"], line["rank"]) for line in lines] == [
+        ("d-0", "loaded", None, 0),
+        ("d-1", "failed", "peer_lost", 0),
+        ("d-2", "recomputed", "digest_mismatch", None),
+    ]
+    assert lines[0]["remote_request_id"] == "p-0" and lines[0]["blocks"] == lines[0]["pages"] == 2
+    assert lines[0]["bytes"] == 2 * 3 * (2 * 4 * 8) * 2 and lines[0]["way"] == "tcp x4"
+
+
+def test_stats_add_up_and_reach_the_log_line(pair: tuple[Server, Server], kvik_vllm: ModuleType) -> None:
+    p, d = pair
+    for number in range(2):
+        params = offer(p, prompt(8), [1, 2], request_id=f"p-{number}")
+        p.step()
+        admit(d, request(f"d-{number}", prompt(8), params), [5, 6])
+        d.step()
+    build = kvik_vllm.KvikConnector.build_kv_connector_stats
+    first, second = (build(stats) for stats in d.stats)
+    summary = first.aggregate(second).reduce()
+    assert summary["loads"] == 2 and summary["mean ms"] == 2.0 and not first.is_empty()
+    assert build().is_empty()
+
+
+def test_the_policy_that_fails_requests_is_warned_of(
+    kvik_vllm: ModuleType, native: FakeNative, caplog: pytest.LogCaptureFixture
+) -> None:
+    Server(kvik_vllm, native, "kv_both")
+    assert "kv_load_failure_policy" not in caplog.text
+    config = vllm_config("kv_consumer")
+    config.kv_transfer_config.kv_load_failure_policy = "fail"
+    kvik_vllm.KvikConnector(config, sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER, kv_cache_config())
+    assert '"kv_load_failure_policy": "recompute"' in caplog.text
+
+
+def test_shutdown(pair: tuple[Server, Server], native: FakeNative) -> None:
+    for server in pair:
+        for side in (server.scheduler, *server.workers):
+            side.shutdown()
+            side.shutdown()
+    assert all(engine.closed for engine in native.engines.values())

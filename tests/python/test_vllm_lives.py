@@ -1,0 +1,448 @@
+"""Whole lives of requests through the connector, for each supported vLLM: good, refused and broken ones."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fake_engine import FakeNative
+from vllm_harness import (
+    Server,
+    Status,
+    admit,
+    allocated,
+    grant_of,
+    offer,
+    prompt,
+    request,
+)
+
+BLOCK = 4  # tokens a KV block in these tests
+
+
+# Lives of requests.
+
+
+@pytest.mark.parametrize("tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 2])
+def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) -> None:
+    p, d = pair
+    count = -(-tokens // BLOCK)
+    theirs, ours = [3, 9, 4, 7][:count], [5, 6, 20, 2][:count]
+    params = offer(p, prompt(tokens), theirs)
+    assert params["do_remote_prefill"] is True and params["remote_num_tokens"] == tokens
+    assert params["remote_block_ids"] == [theirs]
+    p.step()  # carries the grant
+    wanted = request("d-1", prompt(tokens), params)
+    external = admit(d, wanted, ours)
+    if tokens == 1:  # the last token is computed anyway: nothing to load, so the offer is given back
+        assert external == 0
+        d.step()
+    else:
+        assert external == tokens
+        native.held = True
+        assert d.step().received == set()
+        native.held = False
+        result = d.step()
+        assert result.received == {"d-1"} and not result.invalid
+        d.scheduler.update_state_after_alloc(wanted, allocated([*ours, 8]), 0)
+        assert [d.values(block) for block in ours] == [{block} for block in theirs]
+    d.step()
+    assert p.step().sent == {"p-1"} and p.pool.used() == set()
+    wanted.status = Status.FINISHED_STOPPED
+    assert d.scheduler.request_finished_all_groups(wanted, (ours,)) == (False, None)
+    assert d.scheduler.build_connector_meta(None).plan.cancels == []
+    native.now += 10
+    assert p.scheduler.build_connector_meta(None).plan.parks == []
+    for server in pair:
+        result = server.step()
+        assert not (result.sent | result.received | result.invalid) and server.pool.used() == set()
+
+
+def test_two_ranks(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p, d = (Server(kvik_vllm, native, role, tp=2) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    tickets = params["kvik"]["tickets"]
+    assert [(t["tp"], t["pp"], t["dp"]) for t in tickets] == [(0, 0, 0), (1, 0, 0)]
+    assert len({native.Ticket(t["ticket"]).grant_id for t in tickets}) == 2
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [4, 5]) == 8
+    assert d.step().received == {"d-1"}
+    assert d.values(4) == {1} and d.values(5) == {2}
+    assert p.step().sent == {"p-1"}
+
+
+def test_prefix_hit_loads_only_what_is_missing(pair: tuple[Server, Server], native: FakeNative) -> None:
+    p, d = pair
+    params = offer(p, prompt(14), [1, 2, 3, 4])
+    p.step()
+    d.fill(10, 99)
+    assert admit(d, request("d-1", prompt(14), params), [10, 11, 12, 13], local_tokens=BLOCK) == 10
+    assert d.step().received == {"d-1"}
+    assert [d.values(block) for block in (10, 11, 12, 13)] == [{99}, {2}, {3}, {4}]
+    assert p.step().sent == {"p-1"}
+
+
+def test_full_local_hit_gives_the_offer_back(pair: tuple[Server, Server], native: FakeNative) -> None:
+    p, d = pair
+    params = offer(p, prompt(2 * BLOCK + 1), [1, 2, 3])
+    p.step()
+    assert admit(d, request("d-1", prompt(2 * BLOCK + 1), params), [5, 6, 7], local_tokens=2 * BLOCK) == 0
+    assert not d.step().received
+    assert p.step().sent == {"p-1"}
+    assert d.total("not_needed") == 1 and d.total("loads") == 0
+
+
+def test_longer_prompt_takes_whole_blocks(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(10), [1, 2, 3])
+    p.step()
+    assert admit(d, request("d-1", prompt(20), params), [5, 6, 7, 8, 9]) == 8
+    assert d.step().received == {"d-1"} and d.values(6) == {2}
+    assert p.step().sent == {"p-1"}
+
+
+def test_a_reader_may_be_faster_than_the_grant(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert not d.step().received
+    p.step()
+    assert d.step().received == {"d-1"} and p.step().sent == {"p-1"}
+
+
+def wrong_tokens(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8, first=7), params)
+
+
+def other_salt(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8), params, cache_salt="b")
+
+
+def other_lora(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8), params, lora_request=SimpleNamespace(lora_name="x"))
+
+
+def other_image(params: dict[str, Any]) -> Any:
+    image = SimpleNamespace(identifier="i", mm_position=SimpleNamespace(offset=2, length=3))
+    return request("d-1", prompt(8), params, mm_features=[image])
+
+
+def shorter_prompt(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(7), params)
+
+
+def embeddings(params: dict[str, Any]) -> Any:
+    return request("d-1", prompt(8), params, prompt_token_ids=None, prompt_embeds=object())
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (wrong_tokens, "digest_mismatch"),
+        (other_salt, "digest_mismatch"),
+        (other_lora, "digest_mismatch"),
+        (other_image, "digest_mismatch"),
+        (shorter_prompt, "digest_mismatch"),
+        (embeddings, "prompt_embeds"),
+    ],
+)
+def test_other_content_is_recomputed(
+    pair: tuple[Server, Server], caplog: pytest.LogCaptureFixture, make: Any, code: str
+) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, make(params), [5, 6]) == 0
+    d.step()
+    assert d.values(5) == {0} and d.total("loads") == 0
+    assert d.total(f"recomputed_{code}") == 1 and code in caplog.text
+    assert p.step().sent == {"p-1"}  # the offer was given back
+
+
+def test_used_parameters_do_not_serve_another_prompt(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    assert admit(d, request("d-2", prompt(8), dict(params)), [7, 8]) == 8  # same content, but consumed
+    assert d.step().invalid == {7, 8}
+    assert admit(d, request("d-3", prompt(8, first=50), dict(params)), [9, 10]) == 0
+
+
+@pytest.mark.parametrize("dims", [{"heads": 4}, {"layers": 2}, {"slots": 8}, {"content": 16}])
+def test_other_shape_is_refused_naming_both(
+    kvik_vllm: ModuleType, native: FakeNative, caplog: pytest.LogCaptureFixture, dims: dict[str, int]
+) -> None:
+    p, d = Server(kvik_vllm, native, "kv_producer"), Server(kvik_vllm, native, "kv_consumer", **dims)
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
+    d.step()
+    assert "prefill has [tp=1" in caplog.text and "decode has [tp=1" in caplog.text
+    assert d.total("recomputed_shape_mismatch") == 1
+    assert p.step().sent == {"p-1"}
+
+
+def test_other_rank_count_is_refused_and_all_ranks_are_released(
+    kvik_vllm: ModuleType, native: FakeNative
+) -> None:
+    for p_ranks, d_ranks in ((2, 1), (1, 2)):
+        p = Server(kvik_vllm, native, "kv_producer", tp=p_ranks)
+        d = Server(kvik_vllm, native, "kv_consumer", tp=d_ranks)
+        params = offer(p, prompt(8), [1, 2])
+        p.step()
+        assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
+        d.step()
+        assert d.total("recomputed_shape_mismatch") == 1
+        assert p.step().sent == {"p-1"}
+
+
+def test_other_model_is_refused(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p, d = (
+        Server(kvik_vllm, native, "kv_producer", model="a"),
+        Server(kvik_vllm, native, "kv_consumer", model="b"),
+    )
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
+    d.step()
+    assert d.total("recomputed_namespace_mismatch") == 1 and p.step().sent == {"p-1"}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda params: params.pop("kvik"),
+        lambda params: params["kvik"].update(version=2),
+        lambda params: params["kvik"].update(tickets=[]),
+        lambda params: params["kvik"].update(tickets=[{"tp": 0, "pp": 0, "dp": 0, "ticket": "x" * 300}]),
+        lambda params: params["kvik"].update(shape={"tp": 1}),
+        lambda params: params["kvik"].update(digest=None),
+        lambda params: params.update(remote_block_ids=[[1, 2], [3]]),
+        lambda params: params.update(remote_block_ids=[[1, -2]]),
+        lambda params: params.update(remote_block_ids=[[1]]),
+        lambda params: params.update(remote_block_ids=[[1, 2, 3]]),
+        lambda params: params.update(remote_block_ids=None),
+        lambda params: params.update(remote_num_tokens=2**40),
+        lambda params: params.update(remote_num_tokens="8"),
+    ],
+)
+def test_spoiled_parameters_are_recomputed(pair: tuple[Server, Server], spoil: Any) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    spoil(params)
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 0
+    d.step()
+    assert (
+        sum(stats.get(name, 0) for stats in d.stats for name in stats if name.startswith("recomputed_")) == 1
+    )
+    assert d.scheduler.request_finished_all_groups(wanted, ([5, 6],)) == (False, None)
+
+
+def test_without_parameters_nothing_happens(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    for server in (p, d):
+        for params in (None, {}, {"do_remote_prefill": False}):
+            plain = request(f"r-{params}", prompt(8), params)
+            assert admit(server, plain, [1, 2]) == 0
+            plain.status = Status.FINISHED_STOPPED
+            plain.num_computed_tokens = 8
+            assert server.scheduler.request_finished_all_groups(plain, ([1, 2],)) == (False, None)
+        result = server.step()
+        assert not (result.sent | result.received | result.invalid)
+
+
+def test_a_producer_loads_nothing_and_a_consumer_offers_nothing(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    assert admit(p, request("x", prompt(8), params), [5, 6]) == 0
+    done = request("y", prompt(8), {"do_remote_decode": True}, status=Status.FINISHED_LENGTH_CAPPED)
+    done.num_computed_tokens = 8
+    assert d.scheduler.request_finished_all_groups(done, ([1, 2],)) == (False, None)
+
+
+# Ends.
+
+
+@pytest.mark.parametrize(
+    ("status", "computed", "held"),
+    [
+        (Status.FINISHED_LENGTH_CAPPED, 8, True),
+        (Status.FINISHED_STOPPED, 8, True),
+        (Status.FINISHED_STOPPED, 11, True),  # decoded a few tokens: only the prompt is offered
+        (Status.FINISHED_ABORTED, 8, False),
+        (Status.FINISHED_STOPPED, 0, False),
+    ],
+)
+def test_producer_finish(pair: tuple[Server, Server], status: Status, computed: int, held: bool) -> None:
+    p, _ = pair
+    done = request("p-1", prompt(8), {"do_remote_decode": True}, status=status, num_computed_tokens=computed)
+    p.arrive(done)
+    answer = p.scheduler.request_finished_all_groups(done, ([1, 2, 3],))
+    assert answer[0] is held
+    if held:
+        assert answer[1]["remote_block_ids"] == [[1, 2]] and answer[1]["remote_num_tokens"] == 8
+        assert p.scheduler.request_finished(request("p-2", prompt(8), None), [1]) == (False, None)
+
+
+def test_expiry_gives_blocks_back_and_fails_late_readers(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p = Server(kvik_vllm, native, "kv_producer", extra={"park_after_s": 200})  # never parked
+    d = Server(kvik_vllm, native, "kv_consumer")
+    params = offer(p, prompt(8), [1, 2])
+    assert p.step().sent == set()
+    native.now += 119
+    assert p.step().sent == set()
+    native.now += 2
+    assert p.step().sent == {"p-1"}
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+    assert p.total("sends_expired") == 1 and d.total("loads_failed_grant_expired") == 1
+
+
+def test_a_grant_that_cannot_be_issued_gives_blocks_back(
+    pair: tuple[Server, Server], native: FakeNative
+) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    native.refuse_grants = True
+    assert p.step().sent == {"p-1"}
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert not d.step().received
+    native.now += 31  # past load_deadline_s
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+
+
+@pytest.mark.parametrize("end", ["read", "expired", "released"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parked_handovers_let_an_idle_engine_sleep(
+    kvik_vllm: ModuleType, native: FakeNative, ranks: int, end: str
+) -> None:
+    p, d = (Server(kvik_vllm, native, role, tp=ranks) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    assert p.step().sent == set()
+    native.now += 2.5  # past park_after_s
+    assert p.step().sent == {"p-1"}  # vLLM's request is over: nothing makes an idle engine step any more
+    assert p.pool.used() == {1, 2} and grant_of(native, params).state == "live"
+    wanted = request("d-1", prompt(8), params)
+    if end == "read":
+        assert admit(d, wanted, [5, 6]) == 8
+    elif end == "released":
+        d.arrive(wanted)
+        d.scheduler.request_finished_all_groups(wanted, ([],))
+    else:
+        native.now += 120
+    d.step()
+    d.step()
+    assert p.pool.used() == {1, 2}  # no step yet
+    assert not p.step().sent and p.pool.used() == set()
+    assert p.reported["sent", "p-1"] == ranks
+
+
+def test_parking_meets_a_grant_that_just_ended(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    p, d = (Server(kvik_vllm, native, role, tp=2) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    grant_of(native, params, rank=1).consume()
+    assert p.step().sent == set()  # rank 1 has reported, rank 0 not
+    native.now += 2.5
+    assert p.step().sent == {"p-1"} and p.pool.used() == {1, 2}
+    grant_of(native, params, rank=0).consume()
+    p.step()
+    assert p.pool.used() == set() and not d.known
+
+
+@pytest.mark.parametrize("code", ["checksum_mismatch", "peer_lost"])
+def test_failed_load(pair: tuple[Server, Server], native: FakeNative, code: str) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    native.faults.append(code)
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+    assert d.scheduler.get_num_new_matched_tokens(wanted, 0) == (
+        0,
+        False,
+    )  # rescheduled: computed, not loaded again
+    d.scheduler.update_state_after_alloc(wanted, allocated([5, 6]), 0)
+    assert not d.step().invalid
+    # A living owner is told that its blocks are free; a lost one finds out by expiry.
+    assert p.step().sent == ({"p-1"} if code == "checksum_mismatch" else set())
+    native.now += 121
+    p.step()
+    assert p.reported["sent", "p-1"] == 1
+
+
+def test_a_ticket_that_cannot_be_read_fails_the_load(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    params["kvik"]["tickets"][0]["ticket"] = "nonsense"
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    result = d.step()
+    assert result.received == {"d-1"} and result.invalid == {5, 6}
+
+
+def test_abort_while_loading(pair: tuple[Server, Server], native: FakeNative) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    native.held = True
+    d.step()
+    wanted.status = Status.FINISHED_ABORTED
+    assert d.scheduler.request_finished_all_groups(wanted, ([5, 6],)) == (False, None)
+    assert not d.step().received  # cancelled, but not ended yet
+    native.held = False
+    result = d.step()
+    assert result.received == {"d-1"} and not result.invalid
+    assert d.total("loads_cancelled") == 1 and d.total("loads") == 0
+    assert not d.step().received
+    assert p.step().sent == {"p-1"}
+
+
+def test_abort_when_the_load_has_just_ended(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    wanted.status = Status.FINISHED_ABORTED
+    d.scheduler.request_finished_all_groups(wanted, ([5, 6],))
+    assert not d.step().received
+    assert p.step().sent == {"p-1"}
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_abort_before_scheduling_gives_the_offer_back(pair: tuple[Server, Server], seen: bool) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params, status=Status.FINISHED_ABORTED)
+    d.arrive(wanted)
+    if seen:
+        assert d.scheduler.get_num_new_matched_tokens(wanted, 0) == (8, True)
+    d.scheduler.request_finished_all_groups(wanted, ([],))
+    d.step()
+    assert p.step().sent == {"p-1"}
+
+
+def test_release_before_the_grant_is_kept_until_it_is_there(pair: tuple[Server, Server]) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    wanted = request("d-1", prompt(8), params)
+    d.arrive(wanted)
+    d.scheduler.request_finished_all_groups(wanted, ([],))
+    d.step()
+    p.step()
+    d.step()
+    assert p.step().sent == {"p-1"}

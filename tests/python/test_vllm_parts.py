@@ -1,0 +1,118 @@
+"""Parts of the vLLM adapter by themselves: options, KV tensor layouts, digests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fake_engine import FakeNative
+from vllm_harness import FakeTensor, dense, kv_tensors, request, stand_in
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kvik_vllm() -> Iterator[ModuleType]:
+    with stand_in("0.32.0") as module:
+        yield module
+
+
+def part(name: str) -> Any:
+    return sys.modules[f"kvik.vllm.{name}"]
+
+
+def test_options() -> None:
+    config = part("config")
+    assert len(fields(config.ConnectorConfig)) <= 20
+    made = config.ConnectorConfig.from_extra({"expiry_s": 5, "cpus": [0, 1]}, env={"KVIK_SECRET": "s"})
+    assert (made.expiry_s, made.cpus, made.secret) == (5.0, (0, 1), "s")
+    assert config.ConnectorConfig.from_extra({"secret": "own"}, env={"KVIK_SECRET": "s"}).secret == "own"
+    for extra, text in (
+        ({"lissten": "x"}, "did you mean 'listen'"),
+        ({"zzz": 1}, "known: listen"),
+        ({"channels": "4"}, "channels must be int"),
+        ({"channels": True}, "channels must be int"),
+        ({"channels": 0}, "at least 1"),
+        ({"cpus": ["0"]}, "list of int or null"),
+        ({"load_deadline_s": 0}, "load_deadline_s must be a number of seconds above 0"),
+        ({"load_deadline_s": float("nan")}, "above 0"),
+        ({"expiry_s": 700}, "max_expiry_s 600 is below expiry_s 700"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            config.ConnectorConfig.from_extra(extra, env={})
+
+
+def test_fixed_ports_are_counted_by_rank() -> None:
+    make = part("config").ConnectorConfig
+    for listen, at_rank_3 in (
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("10.0.0.1:7000", "10.0.0.1:7003"),
+        ("[::1]:7000", "[::1]:7003"),
+        ("::1", "::1"),
+        ("host", "host"),
+    ):
+        assert make(listen=listen).engine_options("n", 3)["listen"] == at_rank_3
+        assert make(advertise=listen).engine_options("n", 3)["advertise"] == at_rank_3
+
+
+def test_layout_of_the_usual_tensors() -> None:
+    memory = part("layout").inspect(kv_tensors(blocks=16, layers=11), tp=2)
+    assert memory.nbytes == 11 * 16 * 128 and memory.num_blocks == 16
+    assert memory.layer_offsets == [layer * 16 * 128 for layer in range(11)]  # layer 10 comes after layer 9
+    assert memory.block_stride == memory.shape.block_bytes == 128
+    assert str(memory.shape) == (
+        "tp=2 pp=1 layers=11 heads=2 block_tokens=4 content=8 dtype=bfloat16 order=HNC block_bytes=128"
+    )
+    assert memory.layout(FakeNative()).content == (128, 11)
+
+
+def test_layout_of_other_orders() -> None:
+    inspect = part("layout").inspect
+    tensors = kv_tensors(blocks=16)
+    shape, storage = (16, 2, 4, 8), next(iter(tensors.values())).storage
+    tokens_outside = FakeTensor(shape, (64, 8, 16, 1), storage)
+    assert inspect({"l.0": tokens_outside}, 1).shape.order == "NHC"
+    one_head = FakeTensor((16, 1, 4, 8), (32, 12345, 8, 1), storage)
+    assert inspect({"l.0": one_head}, 1).shape.order == "HNC"
+    packed = {f"l.{layer}": FakeTensor(shape, (192, 32, 8, 1), storage, 64 * layer) for layer in range(3)}
+    memory = inspect(packed, 1)
+    assert memory.block_stride == 384 and memory.layer_offsets == [0, 128, 256]
+    shared = dict(tensors) | {"model.layers.9.attn": tensors["model.layers.0.attn"]}
+    assert inspect(shared, 1).shape.layers == 3
+
+
+def test_layouts_that_are_refused_by_name() -> None:
+    layout = part("layout")
+    tensors = kv_tensors(blocks=16)
+    first = tensors["model.layers.0.attn"]
+    other = next(iter(kv_tensors(blocks=16).values()))
+    for changed, text in (
+        (replace(first, device=SimpleNamespace(type="cuda")), "device memory comes later"),
+        (replace(first, shape=(2, 16, 2, 4, 8), strides=dense((2, 16, 2, 4, 8))), "expected .blocks, heads"),
+        (replace(first, strides=(128, 64, 16, 2)), "not one contiguous run"),
+        (replace(first, strides=(128, 64, 8, 1)), "not one contiguous run"),
+        (replace(first, strides=(32, 32, 8, 1)), "overlap"),
+        (replace(first, dtype="torch.float16"), "differ between layers"),
+        (other, "different storages"),
+    ):
+        with pytest.raises(layout.LayoutRefused, match=text):
+            layout.inspect({**tensors, "model.layers.0.attn": changed}, 1)
+    with pytest.raises(layout.LayoutRefused, match="no KV tensors"):
+        layout.inspect({}, 1)
+
+
+def test_digest_is_chained() -> None:
+    digest, native = part("digest"), FakeNative()
+    tokens = list(range(10))
+
+    def of(count: int, prompt: list[int] = tokens, **more: Any) -> str:
+        return str(digest.request_digest(native, b"n", request("r", prompt, **more), count, 4))
+
+    assert of(8) == of(8, tokens[:8]) != of(9) != of(10)
+    assert of(8) != of(8, [1, *tokens[1:]])
+    image = SimpleNamespace(identifier="i", mm_position=SimpleNamespace(offset=8, length=1))
+    assert of(8, mm_features=[image]) == of(8)  # begins behind the prefix
+    assert of(9, mm_features=[image]) != of(9)

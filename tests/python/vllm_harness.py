@@ -1,0 +1,395 @@
+"""vLLM's side of the connector contract, as far as tests need it: its real base class, and a scripted engine.
+
+`stand_in(version)` puts vLLM's own `base.py` and `metrics.py` of one release into `sys.modules`, over empty
+stand-ins for what they import, and imports `kvik.vllm` afresh against them. `Server` then drives a
+scheduler-side connector and its worker-side connectors through steps in the order of vLLM's runner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import importlib.util
+import json
+import logging
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+from fake_engine import FakeNative
+
+ROOT = Path(__file__).resolve().parents[2]
+V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+REPLACED = ("vllm", "torch", "prometheus_client", "kvik.vllm")
+
+
+def base_tool() -> ModuleType:
+    """`tools/vllm_base.py`, which knows the pinned releases and fetches their files."""
+    return _load("vllm_base", ROOT / "tools" / "vllm_base.py")
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+VERSIONS = sorted(base_tool().PINNED)
+
+
+class _Empty(ModuleType):
+    """A module in which every name is an empty class."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (), {})
+        setattr(self, name, made)
+        return made
+
+
+class CacheHitSource(enum.Enum):
+    P2P = "p2p"
+    EXTERNAL_UNSPECIFIED = "external_unspecified"
+
+
+@contextlib.contextmanager
+def stand_in(version: str) -> Iterator[ModuleType]:
+    """Give `kvik.vllm`, imported against vLLM `version`'s own base class."""
+    folder = base_tool().fetch(version)
+
+    def replaced(name: str) -> bool:
+        return any(name == prefix or name.startswith(prefix + ".") for prefix in REPLACED)
+
+    saved = {name: module for name, module in sys.modules.items() if replaced(name)}
+    for name in saved:
+        del sys.modules[name]
+    try:
+        for name in (
+            "vllm", "vllm.logger", "vllm.config",
+            "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend",
+            "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.output", "vllm.v1.outputs",
+            "vllm.v1.metrics", "vllm.v1.metrics.cache_hit_source",
+            "vllm.distributed", "vllm.distributed.parallel_state",
+            "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector",
+            "vllm.distributed.kv_transfer.kv_connector.factory", V1, "torch", "prometheus_client",
+        ):  # fmt: skip
+            sys.modules[name] = _Empty(name)
+        sys.modules["vllm"].__version__ = version  # type: ignore[attr-defined]
+        sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]
+        sys.modules["vllm.v1.metrics.cache_hit_source"].CacheHitSource = CacheHitSource  # type: ignore[attr-defined]
+        for part in ("base", "metrics"):
+            loaded = _load(f"{V1}.{part}", folder / V1.replace(".", "/") / f"{part}.py")
+            setattr(sys.modules[V1], part, loaded)
+        yield importlib.import_module("kvik.vllm")
+    finally:
+        for name in [name for name in sys.modules if replaced(name)]:
+            del sys.modules[name]
+        sys.modules.update(saved)
+
+
+class _Storage:
+    def __init__(self, nbytes: int) -> None:
+        self._buffer = ctypes.create_string_buffer(nbytes)
+
+    def data_ptr(self) -> int:
+        return ctypes.addressof(self._buffer)
+
+    def nbytes(self) -> int:
+        return len(self._buffer)
+
+
+@dataclass
+class FakeTensor:
+    """A KV tensor [B, H, N, C] with two-byte elements in some storage; `offset` and strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: Any
+    offset: int = 0
+    dtype: str = "torch.bfloat16"
+    device: Any = field(default_factory=lambda: SimpleNamespace(type="cpu"))
+
+    def stride(self, dim: int | None = None) -> Any:
+        return self.strides if dim is None else self.strides[dim]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def element_size(self) -> int:
+        return 2
+
+    def untyped_storage(self) -> Any:
+        return self.storage
+
+    def data_ptr(self) -> int:
+        return int(self.storage.data_ptr()) + 2 * self.offset
+
+
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense row-major array."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return tuple(strides)
+
+
+def kv_tensors(
+    blocks: int, layers: int = 3, heads: int = 2, slots: int = 4, content: int = 8
+) -> dict[str, Any]:
+    """KV tensors as vLLM on CPU makes them: one storage, layers after each other."""
+    shape = (blocks, heads, slots, content)
+    per_layer = blocks * heads * slots * content
+    storage = _Storage(layers * per_layer * 2)
+    return {
+        f"model.layers.{layer}.attn": FakeTensor(shape, dense(shape), storage, layer * per_layer)
+        for layer in range(layers)
+    }
+
+
+class Status(enum.Enum):
+    RUNNING = enum.auto()
+    FINISHED_STOPPED = enum.auto()
+    FINISHED_LENGTH_CAPPED = enum.auto()
+    FINISHED_ABORTED = enum.auto()
+
+
+def request(request_id: str, tokens: list[int], params: dict[str, Any] | None = None, **more: Any) -> Any:
+    """A vLLM request, as far as the connector looks at it."""
+    values = {
+        "request_id": request_id, "prompt_token_ids": tokens, "num_prompt_tokens": len(tokens),
+        "num_tokens": len(tokens), "num_computed_tokens": 0, "kv_transfer_params": params,
+        "status": Status.RUNNING, "cache_salt": None, "lora_request": None, "mm_features": [],
+        "prompt_embeds": None,
+    }  # fmt: skip
+    return SimpleNamespace(**(values | more))
+
+
+def vllm_config(role: str, tp: int = 1, extra: dict[str, Any] | None = None, **parallel: Any) -> Any:
+    """A VllmConfig, as far as the connector looks at it."""
+    sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": 1, "data_parallel_rank": 0}
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_role=role,
+            engine_id=f"engine-{role}",
+            is_kv_producer=role in ("kv_producer", "kv_both"),
+            is_kv_consumer=role in ("kv_consumer", "kv_both"),
+            kv_connector_extra_config=extra or {},
+            kv_load_failure_policy="recompute",
+        ),
+        parallel_config=SimpleNamespace(**(sizes | parallel)),
+        model_config=SimpleNamespace(model="tiny", revision=None, dtype="bfloat16", quantization=None),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+    )
+
+
+class FullAttentionSpec:
+    """Stands for vLLM's class of that name, by its name."""
+
+
+def kv_cache_config(kinds: tuple[type, ...] = (FullAttentionSpec,)) -> Any:
+    """A KVCacheConfig with one group a kind."""
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=kind()) for kind in kinds])
+
+
+class FakePool:
+    """vLLM's block pool: reference counts."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = [SimpleNamespace(block_id=block, ref_cnt=0) for block in range(blocks)]
+
+    def touch(self, blocks: Any) -> None:
+        for block in blocks:
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks: Any) -> None:
+        for block in ordered_blocks:
+            assert block.ref_cnt > 0
+            block.ref_cnt -= 1
+
+    def used(self) -> set[int]:
+        return {block.block_id for block in self.blocks if block.ref_cnt}
+
+
+@dataclass
+class StepResult:
+    sent: set[str]
+    received: set[str]
+    invalid: set[int]
+
+
+class Server:
+    """One vLLM server: a scheduler-side connector, its workers, and vLLM's bookkeeping around them."""
+
+    def __init__(
+        self,
+        kvik_vllm: ModuleType,
+        native: FakeNative,
+        role: str,
+        *,
+        tp: int = 1,
+        blocks: int = 16,
+        extra: dict[str, Any] | None = None,
+        model: str = "tiny",
+        **tensor_dims: int,
+    ) -> None:
+        sys.modules["kvik.vllm.native"].load = lambda: native  # type: ignore[attr-defined]
+        base = sys.modules[f"{V1}.base"]
+        config = vllm_config(role, tp, extra)
+        config.model_config.model = model
+        make = kvik_vllm.KvikConnector
+        self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, kv_cache_config())
+        self.workers, self.tensors, hellos = [], [], {}
+        for rank in range(tp):
+            group = SimpleNamespace(rank_in_group=rank)
+            sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda g=group: g  # type: ignore[attr-defined]
+            worker = make(config, base.KVConnectorRole.WORKER, kv_cache_config())
+            self.tensors.append(kv_tensors(blocks, **tensor_dims))
+            worker.register_kv_caches(self.tensors[rank])
+            hellos[0, rank] = pickle.loads(pickle.dumps(worker.get_handshake_metadata()))
+            self.workers.append(worker)
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(hellos)
+        self.pool = FakePool(blocks)
+        self.scheduler.bind_gpu_block_pool(self.pool)
+        self.scheduler._scheduler.held._clock = lambda: native.now
+        self.sending: dict[str, list[int]] = {}
+        self.known: set[str] = set()
+        self.reported: Counter[tuple[str, str]] = Counter()
+        self.stats: list[dict[str, Any]] = []
+
+    def step(self) -> StepResult:
+        """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them."""
+        meta = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(SimpleNamespace())))
+        result = StepResult(set(), set(), set())
+        worker_meta = None
+        for worker in self.workers:
+            worker.handle_preemptions(meta)
+            worker.bind_connector_metadata(meta)
+            worker.start_load_kv(None)
+            worker.wait_for_layer_load("model.layers.0.attn")
+            worker.save_kv_layer("model.layers.0.attn", None, None)
+            worker.wait_for_save()
+            self._collect(worker, result)
+            more = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
+            worker_meta = worker_meta.aggregate(more) if worker_meta and more else worker_meta or more
+            worker.clear_connector_metadata()
+        output = SimpleNamespace(
+            finished_sending=result.sent,
+            finished_recving=result.received,
+            kv_connector_worker_meta=worker_meta,
+        )
+        self.scheduler.update_connector_output(output)
+        for request_id in result.sent:
+            self.pool.free_blocks([self.pool.blocks[block] for block in self.sending.pop(request_id)])
+        for side in (self.scheduler, *self.workers):
+            if (stats := side.get_kv_connector_stats()) is not None:
+                self.stats.append(dict(pickle.loads(pickle.dumps(stats)).data))
+        return result
+
+    def _collect(self, worker: Any, result: StepResult) -> None:
+        if hasattr(worker, "get_transfer_results"):
+            transfers = worker.get_transfer_results(set())
+            sent, received = transfers.finished_sending, transfers.finished_recving
+        else:
+            sent, received = (ids or set() for ids in worker.get_finished(set()))
+        result.invalid |= worker.get_block_ids_with_load_errors()
+        for kind, ids, complete in (("sent", sent, result.sent), ("received", received, result.received)):
+            for request_id in ids:
+                assert request_id in self.known, f"unknown request id {request_id!r} was reported"
+                self.reported[kind, request_id] += 1
+                assert self.reported[kind, request_id] <= len(self.workers), (
+                    f"{request_id!r} was reported twice"
+                )
+                if self.reported[kind, request_id] == len(self.workers):
+                    complete.add(request_id)
+
+    def arrive(self, arriving: Any) -> None:
+        """A request reaches the scheduler."""
+        self.known.add(arriving.request_id)
+        self.scheduler.on_new_request(arriving)
+
+    def prefill(
+        self, request_id: str, tokens: list[int], blocks: list[int], **more: Any
+    ) -> dict[str, Any] | None:
+        """Run a prefill to its end with max_tokens=1; return its parameters."""
+        done = request(request_id, tokens, {"do_remote_decode": True, "do_remote_prefill": False}, **more)
+        self.arrive(done)
+        assert self.scheduler.get_num_new_matched_tokens(done, 0) == (0, False)
+        self.scheduler.update_state_after_alloc(done, allocated(blocks), 0)
+        self.step()
+        done.num_computed_tokens = len(tokens)
+        done.status = Status.FINISHED_LENGTH_CAPPED
+        held, params = self.scheduler.request_finished_all_groups(done, (blocks,))
+        assert held == (params is not None)
+        if held:
+            self.sending[request_id] = blocks
+            self.pool.touch([self.pool.blocks[block] for block in blocks])
+        return params
+
+    def fill(self, block: int, value: int) -> None:
+        """Write `value` to every byte of one KV block, in every layer of every rank."""
+        for address, size in self._runs(block):
+            ctypes.memset(address, value, size)
+
+    def values(self, block: int) -> set[int]:
+        """The byte values that one KV block holds, over all layers and ranks."""
+        return {byte for address, size in self._runs(block) for byte in ctypes.string_at(address, size)}
+
+    def _runs(self, block: int) -> Iterator[tuple[int, int]]:
+        for tensors in self.tensors:
+            for tensor in tensors.values():
+                size = 2 * tensor.stride(0)
+                yield tensor.data_ptr() + block * size, size
+
+    def total(self, name: str) -> float:
+        """Sum of one count over all steps, ranks and the scheduler."""
+        return sum(stats.get(name, 0) for stats in self.stats)
+
+
+def allocated(blocks: list[int]) -> Any:
+    """vLLM's KVCacheBlocks with one group."""
+    return SimpleNamespace(get_block_ids=lambda: (blocks,))
+
+
+def prompt(tokens: int, first: int = 100) -> list[int]:
+    return list(range(first, first + tokens))
+
+
+def offer(
+    p: Server, tokens: list[int], blocks: list[int], request_id: str = "p-1", **more: Any
+) -> dict[str, Any]:
+    """Prefill `tokens` into `blocks` (filled with their own number), and send the parameters through JSON."""
+    for block in blocks:
+        p.fill(block, block)
+    params = p.prefill(request_id, tokens, blocks, **more)
+    assert params is not None
+    return json.loads(json.dumps(params))
+
+
+def admit(d: Server, wanted: Any, blocks: list[int], local_tokens: int = 0) -> int:
+    """Ask for a load and allocate; return the external tokens (0: vLLM computes)."""
+    if wanted.request_id not in d.known:
+        d.arrive(wanted)
+    external, is_async = d.scheduler.get_num_new_matched_tokens(wanted, local_tokens)
+    assert (external, is_async) == d.scheduler.get_num_new_matched_tokens(
+        wanted, local_tokens
+    )  # may be asked again
+    assert is_async == (external > 0)
+    d.scheduler.update_state_after_alloc(wanted, allocated(blocks), external)
+    return int(external)
+
+
+def grant_of(native: FakeNative, params: dict[str, Any], rank: int = 0) -> Any:
+    ticket = native.Ticket(params["kvik"]["tickets"][rank]["ticket"])
+    return native.engines[ticket.engine_id].grants[ticket.grant_id]
