@@ -1,0 +1,153 @@
+//! Arguments as Python gives them, checked into the engine's types.
+
+use crate::errors::{OrRaise, error};
+use kvik_core::{Code, Right, Use, parse_size};
+use kvik_engine::{Preference, Verify};
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+use std::time::Duration;
+
+/// No time is longer; far more than the engine takes, and far less than what a clock can count.
+const MOST_SECONDS: f64 = 1e8;
+
+/// A whole number of at least 0: anything with `__index__`, so NumPy's integers too.
+#[derive(Clone, Copy)]
+pub struct Natural(pub u64);
+
+impl FromPyObject<'_, '_> for Natural {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Natural> {
+        object.extract::<u64>().map(Natural).map_err(|cause| {
+            if !cause.is_instance_of::<PyOverflowError>(object.py()) {
+                return cause;
+            }
+            let text =
+                format!("{} cannot be used here: it takes a whole number from 0 to 2^64-1", shown(&object));
+            error(object.py(), Code::InvalidArgument, text)
+        })
+    }
+}
+
+impl Natural {
+    /// The number in the type that its use needs.
+    pub fn within<T: TryFrom<u64>>(self, py: Python<'_>, name: &str) -> PyResult<T> {
+        T::try_from(self.0).map_err(|_| {
+            let most = u64::MAX >> (64 - 8 * size_of::<T>());
+            error(
+                py,
+                Code::InvalidArgument,
+                format!("{name}={} is too large: it takes at most {most}", self.0),
+            )
+        })
+    }
+}
+
+/// Bytes, as a number or as text such as `"16KiB"`.
+pub fn size(object: &Bound<'_, PyAny>) -> PyResult<u64> {
+    match object.cast::<PyString>() {
+        Ok(text) => parse_size(text.to_str()?).or_raise(object.py()),
+        Err(_) => object.extract::<Natural>().map(|bytes| bytes.0),
+    }
+}
+
+/// Seconds of at least 0, as a [`Duration`].
+pub fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).ok().filter(|_| value <= MOST_SECONDS).ok_or_else(|| {
+        let text = format!("{name}={value} is no usable time: it takes seconds, from 0 to {MOST_SECONDS}");
+        error(py, Code::InvalidArgument, text)
+    })
+}
+
+/// Seconds where `None` means the default.
+pub fn maybe_seconds(py: Python<'_>, name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
+    value.map(|value| seconds(py, name, value)).transpose()
+}
+
+/// A transport by name.
+pub fn transport(py: Python<'_>, name: &str) -> PyResult<Preference> {
+    match name {
+        "auto" => Ok(Preference::Auto),
+        "tcp" => Ok(Preference::Tcp),
+        "local" => Ok(Preference::Local),
+        _ => Err(error(
+            py,
+            Code::UnknownTransport,
+            format!("there is no transport {name:?}: choose \"auto\", \"tcp\" or \"local\""),
+        )),
+    }
+}
+
+/// A way to verify by name.
+pub fn verify(py: Python<'_>, name: &str) -> PyResult<Verify> {
+    match name {
+        "auto" => Ok(Verify::Auto),
+        "off" => Ok(Verify::Off),
+        "full" => Ok(Verify::Full),
+        _ => Err(wrong(py, "verify", name, "\"auto\", \"off\" or \"full\"")),
+    }
+}
+
+/// A right by name.
+pub fn right(py: Python<'_>, name: &str) -> PyResult<Right> {
+    match name {
+        "read" => Ok(Right::Read),
+        "write" => Ok(Right::Write),
+        _ => Err(wrong(py, "right", name, "\"read\" or \"write\"")),
+    }
+}
+
+/// How often a grant may be used: a number of readers, or `"many"`.
+pub fn uses(object: &Bound<'_, PyAny>) -> PyResult<Use> {
+    let py = object.py();
+    if let Ok(text) = object.cast::<PyString>() {
+        return match text.to_str()? {
+            "many" => Ok(Use::Many),
+            other => Err(wrong(py, "use", other, "a number of readers, or \"many\"")),
+        };
+    }
+    match object.extract::<Natural>()?.within::<u32>(py, "use")? {
+        0 => Err(wrong(py, "use", "0", "1 or more readers, or \"many\"")),
+        readers => Ok(Use::Once(readers)),
+    }
+}
+
+/// One text, or several.
+pub fn texts(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if let Ok(text) = object.cast::<PyString>() {
+        return Ok(vec![text.to_str()?.to_owned()]);
+    }
+    object.try_iter()?.map(|item| item?.extract::<String>()).collect::<PyResult<_>>().map_err(|cause| {
+        let told = PyTypeError::new_err(format!("{name} takes a str or a list of str"));
+        told.set_cause(object.py(), Some(cause));
+        told
+    })
+}
+
+/// The secret. An empty one is refused, because it would look like a secret and protect nothing.
+pub fn secret(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    let bytes = if let Ok(text) = object.cast::<PyString>() {
+        text.to_str()?.as_bytes().to_vec()
+    } else if let Ok(bytes) = object.cast::<PyBytes>() {
+        bytes.as_bytes().to_vec()
+    } else {
+        return Err(PyTypeError::new_err("secret takes a str or bytes"));
+    };
+    if bytes.is_empty() {
+        let text = "the secret is empty: give the same random text to every engine, or secret=None for none";
+        return Err(error(object.py(), Code::InvalidArgument, text));
+    }
+    Ok(bytes)
+}
+
+/// A value in an error, cut to a length that fits into one line.
+fn shown(object: &Bound<'_, PyAny>) -> String {
+    let text =
+        object.str().map_or_else(|_| "the value".to_owned(), |text| text.to_string_lossy().into_owned());
+    text.chars().take(40).collect()
+}
+
+fn wrong(py: Python<'_>, name: &str, given: &str, choices: &str) -> PyErr {
+    error(py, Code::InvalidArgument, format!("{name}={given:?} is unknown: choose {choices}"))
+}

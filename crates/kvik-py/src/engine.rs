@@ -1,0 +1,472 @@
+//! `kvik.Engine`.
+
+use crate::args::{self, Natural, maybe_seconds, seconds};
+use crate::buffers;
+use crate::errors::{OrRaise, error};
+use crate::fork::Owned;
+use crate::grant::PyGrant;
+use crate::ids::ids;
+use crate::layout::PyLayout;
+use crate::process;
+use crate::region::{PyPageSet, PyRegion};
+use crate::ticket::{PyTicket, ticket};
+use crate::transfer::PyTransfer;
+use kvik_core::{Code, GrantId, GrantState, Result, Right, Ticket};
+use kvik_engine::{Config, Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions, parse_listen};
+use pyo3::exceptions::PyResourceWarning;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyType};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The options, for the suggestion when one is misspelt.
+const OPTIONS: [&str; 12] = [
+    "listen",
+    "advertise",
+    "secret",
+    "transport",
+    "verify",
+    "channels",
+    "io_threads",
+    "deadline",
+    "memory_cap",
+    "cpus",
+    "numa_node",
+    "name",
+];
+
+/// How long an engine that is dropped without `close` may take to close.
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The part of kvik in this process: it owns the transports, the peers and a few threads. One is enough.
+///
+/// listen: where peers reach it: "HOST:PORT" or a list of them, "[::1]:0" for IPv6; port 0 takes a free one.
+/// advertise: hosts or "HOST:PORT" to put into tickets, when peers see other addresses than it listens on.
+/// secret: str or bytes that all engines share. Demanded (SecretRequired) when an address is not loopback.
+///     Never logged.
+/// transport: "auto" (the best that reaches the peer), "tcp" or "local" (same host). What is asked for is
+///     used, or the transfer fails: nothing is substituted.
+/// verify: "auto" (page checksums on tcp, none on local), "off" or "full".
+/// channels: TCP connections to a peer: 4 keep a fast network busy where one connection does not.
+/// io_threads: threads that move data.
+/// deadline: seconds that a transfer may take when it says nothing else. There is no "for ever".
+/// memory_cap: bytes, or text such as "256MiB", that kvik may hold for itself; beyond it MemoryCapReached.
+/// cpus, numa_node: CPU numbers, or a node's number, for kvik's threads; left out they go where the kernel
+///     puts them.
+/// name: for logs.
+///
+/// Raises InvalidArgument (also for an unknown option, with a suggestion), UnknownTransport, SecretRequired,
+/// TransportUnavailable. A forked child cannot use it: everything raises EngineForked there, and the parent's
+/// engine goes on untouched.
+#[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
+pub struct PyEngine(Owned<Engine>, Owned<LiveGrants>);
+
+/// Grants that were live when last looked at. A ticket may outlive the Python objects that it was made from,
+/// and the engine unregisters a region that nobody refers to: so this object refers to its live grants.
+#[derive(Default)]
+struct LiveGrants(Mutex<Vec<Grant>>);
+
+impl LiveGrants {
+    /// Keeps a grant. When as many have come as were live before, those that have ended are let go, so that
+    /// it costs a constant time each.
+    fn keep(&self, grant: &Grant) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == kept.capacity() {
+            kept.retain(|grant| grant.state() == GrantState::Live);
+            let live = kept.len();
+            kept.reserve(live.max(16));
+        }
+        kept.push(grant.clone());
+    }
+
+    fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (listen=None, *, advertise=None, secret=None, transport="auto", verify="auto",
+                        channels=Natural(4), io_threads=Natural(2), deadline=30.0, memory_cap=None, cpus=None,
+                        numa_node=None, name="", **unknown),
+           text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, transport='auto', \
+                             verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', \
+                             cpus=None, numa_node=None, name='')")]
+    #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn new(
+        py: Python<'_>,
+        listen: Option<&Bound<'_, PyAny>>,
+        advertise: Option<&Bound<'_, PyAny>>,
+        secret: Option<&Bound<'_, PyAny>>,
+        transport: &str,
+        verify: &str,
+        channels: Natural,
+        io_threads: Natural,
+        deadline: f64,
+        memory_cap: Option<&Bound<'_, PyAny>>,
+        cpus: Option<&Bound<'_, PyAny>>,
+        numa_node: Option<Natural>,
+        name: &str,
+        unknown: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyEngine> {
+        if let Some(option) = unknown.and_then(|unknown| unknown.keys().get_item(0).ok()) {
+            return Err(unknown_option(&option)?);
+        }
+        let listen = match listen {
+            Some(listen) => args::texts("listen", listen)?,
+            None => vec!["127.0.0.1:0".to_owned()],
+        };
+        let config = Config {
+            listen: listen.iter().map(|text| parse_listen(text)).collect::<Result<_>>().or_raise(py)?,
+            advertise: advertise.map_or(Ok(Vec::new()), |texts| args::texts("advertise", texts))?,
+            secret: secret.map(args::secret).transpose()?,
+            transport: args::transport(py, transport)?,
+            verify: args::verify(py, verify)?,
+            channels: channels.within(py, "channels")?,
+            io_threads: io_threads.within(py, "io_threads")?,
+            deadline: seconds(py, "deadline", deadline)?,
+            memory_cap: memory_cap.map_or(Ok(256 << 20), args::size)?,
+            cpus: cpus.map(cpu_numbers).transpose()?,
+            numa_node: numa_node.map(|node| node.within(py, "numa_node")).transpose()?,
+            name: name.to_owned(),
+        };
+        // Before the engine, so that what it logs at its start is delivered.
+        py.import("kvik._logs")?.call_method0("start")?;
+        let engine = py.detach(|| Engine::start(config)).or_raise(py)?;
+        process::current().opened(&engine);
+        Ok(PyEngine(Owned::new(engine), Owned::new(LiveGrants::default())))
+    }
+
+    /// 32 hexadecimal digits, new for each engine.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.0.get(py)?.id().to_string())
+    }
+
+    /// The number of this start of the engine.
+    #[getter]
+    fn incarnation(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.0.get(py)?.incarnation().0)
+    }
+
+    /// Where it listens, as "HOST:PORT", with the ports that were chosen for 0.
+    #[getter]
+    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.0.get(py)?.addresses().iter().map(ToString::to_string).collect())
+    }
+
+    /// The name given for logs.
+    #[getter]
+    fn name(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.0.get(py)?.name().to_owned())
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.get(py)?.is_closed())
+    }
+
+    /// Register memory, so that transfers can use it.
+    ///
+    /// obj: one of
+    ///     - anything with a C-contiguous buffer (bytearray, memoryview, NumPy array, array). While it is
+    ///       registered Python refuses to resize or release it (BufferError). A read-only one (bytes) can
+    ///       only be the source of transfers.
+    ///     - a contiguous torch CPU tensor. kvik holds the tensor; don't resize its storage.
+    ///     - (address, nbytes). The caller promises that the memory stays mapped, readable and writable until
+    ///       the region, or the engine, has been closed.
+    ///
+    /// Raises BufferInvalid for a zero length, a buffer that is not contiguous and a tensor on another
+    /// device; TypeError for an object without memory; EngineClosed.
+    fn register(slf: &Bound<'_, Self>, obj: &Bound<'_, PyAny>) -> PyResult<PyRegion> {
+        let py = slf.py();
+        let engine = slf.get().0.get(py)?;
+        let source = buffers::source(obj)?;
+        let memory = source.memory;
+        let region = py.detach(|| engine.register(memory));
+        // A refused registration has let go of the buffer.
+        process::current().inbox.give_up_held(py);
+        Ok(PyRegion::new(region.or_raise(py)?, slf.clone().unbind(), source.writable))
+    }
+
+    /// Allocate zeroed memory that engines on this host can map, so that a read of it takes one copy.
+    ///
+    /// nbytes: int, or text such as "1GiB". `memoryview(region)` and `numpy.frombuffer(region, dtype)` view
+    /// it; while a view lives the region cannot be closed. It does not count against `memory_cap`, which is
+    /// for what kvik itself holds.
+    fn allocate(slf: &Bound<'_, Self>, nbytes: &Bound<'_, PyAny>) -> PyResult<PyRegion> {
+        let py = slf.py();
+        let (engine, bytes) = (slf.get().0.get(py)?, args::size(nbytes)?);
+        let region = py.detach(|| engine.allocate(bytes)).or_raise(py)?;
+        Ok(PyRegion::new(region, slf.clone().unbind(), true))
+    }
+
+    /// Permit peers to use pages; its `ticket` is what they need.
+    ///
+    /// right: "read" or "write". "write" takes writable memory.
+    /// use: how many engines may confirm before the grant is consumed, or "many": until it expires. The
+    ///     default, 1, is a handover: one reader, which may retry or read in parts until it confirms.
+    /// expiry, max_expiry: seconds it lives, and the most that extensions can make of it. 120 s outlasts a
+    ///     queue in front of the reader; a grant that nobody used must not hold its pages for ever.
+    /// grant_id: 32 hexadecimal digits, to issue a grant that a ticket made by `ticket_template` already
+    ///     names.
+    ///
+    /// Raises InvalidArgument for an option that cannot be, BufferInvalid for a write grant on read-only
+    /// memory, RegionClosed, EngineClosed.
+    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, grant_id=None),
+           text_signature = "($self, pages, *, right='read', use=1, expiry=120.0, max_expiry=600.0, \
+                             grant_id=None)")]
+    #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn grant(
+        &self,
+        py: Python<'_>,
+        pages: &Bound<'_, PyPageSet>,
+        right: &str,
+        r#use: Option<&Bound<'_, PyAny>>,
+        expiry: f64,
+        max_expiry: f64,
+        grant_id: Option<&str>,
+    ) -> PyResult<PyGrant> {
+        let (engine, set) = (self.0.get(py)?, pages.get().pages.get(py)?);
+        let options = GrantOptions {
+            right: args::right(py, right)?,
+            uses: r#use.map_or(Ok(kvik_core::Use::Once(1)), args::uses)?,
+            expiry: seconds(py, "expiry", expiry)?,
+            max_expiry: seconds(py, "max_expiry", max_expiry)?,
+            id: grant_id.map(GrantId::from_hex).transpose().or_raise(py)?,
+        };
+        if options.right == Right::Write {
+            pages.get().region.get().check_writable(py, "the holder of a write grant")?;
+        }
+        let grant = py.detach(|| engine.grant(set, options)).or_raise(py)?;
+        self.1.get(py)?.keep(&grant);
+        process::current().inbox.give_up_held(py);
+        Ok(PyGrant::new(grant, pages.clone().unbind()))
+    }
+
+    /// A ticket without a grant, for a process that composes tickets for this engine with
+    /// `Ticket.with_grant`.
+    ///
+    /// A read that names a grant which the owner has not issued yet waits for it within its deadline.
+    fn ticket_template(&self, py: Python<'_>, layout: &Bound<'_, PyLayout>) -> PyResult<PyTicket> {
+        self.0.get(py)?.ticket_template(&layout.get().0).or_raise(py).map(PyTicket)
+    }
+
+    /// Read granted pages into `local`. Returns at once; the Transfer tells the end.
+    ///
+    /// ticket: Ticket or its text, of a read grant.
+    /// remote: None for all pages of the grant in its order, or the owner's page ids (as in `Region.pages`),
+    ///     each in the grant.
+    /// deadline: seconds after which it is ended with DeadlineExceeded; None for the engine's.
+    /// transport, verify: as for Engine, for this transfer; None for the engine's. A transport is never
+    ///     replaced silently.
+    /// confirm: whether success counts as this engine's use of the grant: False for all but the last part of
+    ///     a read in parts.
+    ///
+    /// Raises at once TicketInvalid, TicketVersion, PageOutOfRange, DuplicatePage (a page of `local` twice),
+    /// BufferInvalid (`local` is read-only), UnknownTransport, EngineClosed. Everything that the owner or the
+    /// network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed, GrantRevoked,
+    /// GrantWrongRight, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted, PeerUnreachable,
+    /// PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
+    #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
+                        confirm=true))]
+    #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn read(
+        slf: &Bound<'_, Self>,
+        local: &Bound<'_, PyPageSet>,
+        ticket: &Bound<'_, PyAny>,
+        remote: Option<&Bound<'_, PyAny>>,
+        deadline: Option<f64>,
+        transport: Option<&str>,
+        verify: Option<&str>,
+        confirm: bool,
+    ) -> PyResult<PyTransfer> {
+        let options = options(slf.py(), deadline, transport, verify, confirm)?;
+        local.get().region.get().check_writable(slf.py(), "a read")?;
+        begin(slf, Engine::read, local, ticket, remote, options)
+    }
+
+    /// Write `local` into granted pages. As `read`, with a ticket of a write grant; `local` may be read-only.
+    ///
+    /// Success means that the bytes are in the owner's memory and were checked there.
+    #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
+                        confirm=true))]
+    #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn write(
+        slf: &Bound<'_, Self>,
+        local: &Bound<'_, PyPageSet>,
+        ticket: &Bound<'_, PyAny>,
+        remote: Option<&Bound<'_, PyAny>>,
+        deadline: Option<f64>,
+        transport: Option<&str>,
+        verify: Option<&str>,
+        confirm: bool,
+    ) -> PyResult<PyTransfer> {
+        let options = options(slf.py(), deadline, transport, verify, confirm)?;
+        begin(slf, Engine::write, local, ticket, remote, options)
+    }
+
+    /// Confirm this engine's use of a grant without moving anything, so that its owner has the pages back
+    /// early.
+    #[pyo3(signature = (ticket, *, deadline=None))]
+    fn release(
+        slf: &Bound<'_, Self>,
+        ticket: &Bound<'_, PyAny>,
+        deadline: Option<f64>,
+    ) -> PyResult<PyTransfer> {
+        let py = slf.py();
+        let (engine, ticket) = (slf.get().0.get(py)?, crate::ticket::ticket(ticket)?);
+        let deadline = maybe_seconds(py, "deadline", deadline)?;
+        let transfer = py.detach(|| engine.release(&ticket, deadline)).or_raise(py)?;
+        Ok(PyTransfer::new(transfer, slf.clone().unbind(), None))
+    }
+
+    /// How a transfer with this ticket would go.
+    ///
+    /// A dict: "transport" and "way" it would take, "passed_over" (what "auto" would not take, each
+    /// "transport: reason") and "probes" (what was tried on this machine: dicts of "name", "works", "reason",
+    /// "detail").
+    fn explain<'py>(&self, py: Python<'py>, ticket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+        let (engine, ticket) = (self.0.get(py)?, crate::ticket::ticket(ticket)?);
+        let found = py.detach(|| engine.explain(&ticket)).or_raise(py)?;
+        let told = PyDict::new(py);
+        told.set_item("transport", found.transport)?;
+        told.set_item("way", found.way)?;
+        told.set_item("passed_over", found.passed_over)?;
+        let mut probes = Vec::with_capacity(found.probes.len());
+        for (name, works, reason, detail) in found.probes {
+            let probe = PyDict::new(py);
+            probe.set_item("name", name)?;
+            probe.set_item("works", works)?;
+            probe.set_item("reason", reason)?;
+            probe.set_item("detail", detail)?;
+            probes.push(probe);
+        }
+        told.set_item("probes", probes)?;
+        Ok(told)
+    }
+
+    /// Counters since the start, by name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = PyDict::new(py);
+        for (name, value) in self.0.get(py)?.stats() {
+            counters.set_item(name, value)?;
+        }
+        Ok(counters)
+    }
+
+    /// End all transfers and grants, unregister all regions, stop the threads. Closing twice does nothing.
+    ///
+    /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. Raises
+    /// PagesQuarantined if a peer may still touch pages. The end of the interpreter does this for every open
+    /// engine, within 5 s together.
+    #[pyo3(signature = (timeout=5.0))]
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let (engine, timeout) = (self.0.get(py)?, seconds(py, "timeout", timeout)?);
+        let closed = py.detach(|| engine.close(timeout));
+        self.1.get(py)?.clear();
+        let process = process::current();
+        process.closed(engine);
+        process.inbox.give_up_held(py);
+        closed.or_raise(py)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Option<&Bound<'_, PyType>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.close(py, 5.0)
+    }
+
+    fn __repr__(&self) -> String {
+        let Some(engine) = self.0.here() else { return "<kvik.Engine of the parent process>".into() };
+        let name = match engine.name() {
+            "" => String::new(),
+            name => format!(" {name:?}"),
+        };
+        let at = match engine.is_closed() {
+            true => "closed".into(),
+            false => engine.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        format!("<kvik.Engine{name} {:.8}… at {at}>", engine.id().to_string())
+    }
+}
+
+impl Drop for PyEngine {
+    /// Regions, page sets and transfers refer to the engine, so when it is dropped nobody can use it any
+    /// more.
+    fn drop(&mut self) {
+        let Some(engine) = self.0.here().filter(|engine| !engine.is_closed()) else { return };
+        Python::try_attach(|py| {
+            if let Err(warning) = PyErr::warn(
+                py,
+                &py.get_type::<PyResourceWarning>(),
+                c"a kvik.Engine was dropped, not closed",
+                1,
+            ) {
+                warning.write_unraisable(py, None);
+            }
+            if let Err(late) = py.detach(|| engine.close(DROP_TIMEOUT)) {
+                log::warn!(target: "kvik.engine", "closing a dropped engine: {late}");
+            }
+            let process = process::current();
+            process.closed(engine);
+            process.inbox.give_up_held(py);
+        });
+    }
+}
+
+type Begin = fn(&Engine, &PageSet, &Ticket, Option<Arc<[u32]>>, TransferOptions) -> Result<Transfer>;
+
+fn begin(
+    engine: &Bound<'_, PyEngine>,
+    begin: Begin,
+    local: &Bound<'_, PyPageSet>,
+    given: &Bound<'_, PyAny>,
+    remote: Option<&Bound<'_, PyAny>>,
+    options: TransferOptions,
+) -> PyResult<PyTransfer> {
+    let py = engine.py();
+    let (inner, pages) = (engine.get().0.get(py)?, local.get().pages.get(py)?);
+    let (ticket, remote) = (ticket(given)?, remote.map(ids).transpose()?);
+    let transfer = py.detach(|| begin(inner, pages, &ticket, remote, options)).or_raise(py)?;
+    Ok(PyTransfer::new(transfer, engine.clone().unbind(), Some(local.clone().unbind())))
+}
+
+fn options(
+    py: Python<'_>,
+    deadline: Option<f64>,
+    transport: Option<&str>,
+    verify: Option<&str>,
+    confirm: bool,
+) -> PyResult<TransferOptions> {
+    Ok(TransferOptions {
+        deadline: maybe_seconds(py, "deadline", deadline)?,
+        transport: transport.map(|name| args::transport(py, name)).transpose()?,
+        verify: verify.map(|name| args::verify(py, name)).transpose()?,
+        confirm: Some(confirm),
+    })
+}
+
+fn cpu_numbers(object: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    object.try_iter()?.map(|cpu| cpu?.extract::<Natural>()?.within(object.py(), "cpus")).collect()
+}
+
+fn unknown_option(option: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+    let py = option.py();
+    let near = py.import("difflib")?.call_method1("get_close_matches", (option, OPTIONS, 1))?;
+    let advice = match near.get_item(0) {
+        Ok(best) => format!("did you mean {best}?"),
+        Err(_) => format!("the options are {}", OPTIONS.join(", ")),
+    };
+    Ok(error(py, Code::InvalidArgument, format!("Engine has no option {option}: {advice}")))
+}

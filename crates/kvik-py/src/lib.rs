@@ -1,0 +1,85 @@
+//! The Python face: `kvik._native`.
+//!
+//! Thin on purpose. Each class holds one object of `kvik_engine` and does four things: it checks what Python
+//! gives ([`args`], [`ids`], [`buffers`]), it lets go of the GIL for whatever may take time, it turns errors
+//! into exceptions ([`errors`]), and it keeps a forked child away from what is its parent's ([`fork`]). What
+//! Python code sees of it is written down in `python/kvik/_native.pyi`.
+
+mod args;
+mod buffers;
+mod engine;
+mod errors;
+mod fork;
+mod grant;
+mod ids;
+mod layout;
+mod logs;
+mod process;
+mod region;
+mod router;
+mod ticket;
+mod transfer;
+mod wait;
+
+use errors::OrRaise;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+/// Bytes of a size such as "16KiB" (1,024-based), "16kB" (1,000-based) or "4096". Raises InvalidArgument.
+#[pyfunction]
+fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
+    kvik_core::parse_size(text).or_raise(py)
+}
+
+/// The content digest of a prompt: a list of 32 bytes for each KV block, each for all tokens up to its end.
+///
+/// namespace: what names the model, its weights and dtype. extra: the serving engine's extra keys (LoRA,
+/// salt, images) in one canonical encoding. tokens: any array, range or sequence of integers. block_tokens:
+/// tokens of a KV block; the last one may be partial. Two prompts share links exactly as far as they share
+/// all of it. Raises InvalidArgument for block_tokens=0, PageOutOfRange for a token that is not a number from
+/// 0 to 2^32-1.
+#[pyfunction]
+fn content_chain<'py>(
+    py: Python<'py>,
+    namespace: &[u8],
+    extra: &[u8],
+    tokens: &Bound<'py, PyAny>,
+    block_tokens: args::Natural,
+) -> PyResult<Bound<'py, PyList>> {
+    let tokens = ids::ids(tokens)?;
+    let block = match block_tokens.within::<usize>(py, "block_tokens")? {
+        0 => {
+            let text = "block_tokens=0 makes no KV blocks: it takes the number of tokens of one, at least 1";
+            return Err(errors::error(py, kvik_core::Code::InvalidArgument, text));
+        }
+        block => block,
+    };
+    let chain = py.detach(|| kvik_core::content_chain(namespace, extra, &tokens, block));
+    PyList::new(py, chain.iter().map(|link| PyBytes::new(py, link)))
+}
+
+/// The native module.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::install(module)?;
+    logs::install();
+    module.add_class::<engine::PyEngine>()?;
+    module.add_class::<region::PyRegion>()?;
+    module.add_class::<region::PyPageSet>()?;
+    module.add_class::<layout::PyLayout>()?;
+    module.add_class::<grant::PyGrant>()?;
+    module.add_class::<ticket::PyTicket>()?;
+    module.add_class::<transfer::PyTransfer>()?;
+    module.add_class::<router::PyRouter>()?;
+    module.add_function(wrap_pyfunction!(router::serve_router, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_size, module)?)?;
+    module.add_function(wrap_pyfunction!(content_chain, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::set_log_level, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::next_records, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::flush_records, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::stop_records, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::name_thread, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::close_all, module)?)?;
+    Ok(())
+}

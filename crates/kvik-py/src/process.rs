@@ -1,0 +1,185 @@
+//! What this process keeps for Python beside the objects: the engines that are open, log records on their
+//! way, and references to Python objects that wait to be given up.
+//!
+//! The threads that move data never take the GIL, or one slow Python function would stop heartbeats. So what
+//! they have for Python they put into the [`Inbox`], and the Python thread `kvik-log` collects it.
+//!
+//! A forked child starts with an empty [`Process`]: the parent's may be locked by a thread that the child
+//! does not have. It is left as it is, never freed.
+
+use crate::buffers::Held;
+use crate::logs::Record;
+use kvik_engine::Engine;
+use pyo3::prelude::*;
+use std::collections::VecDeque;
+use std::process;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// More log records than this are not kept until Python takes them; further ones are counted and dropped.
+const MOST_RECORDS: usize = 4096;
+
+/// The state of one process.
+pub struct Process {
+    pid: u32,
+    /// What waits for Python.
+    pub inbox: Inbox,
+    engines: Mutex<Vec<Engine>>,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+
+/// The state of this process, made at first use and again in a forked child.
+pub fn current() -> &'static Process {
+    let pid = process::id();
+    loop {
+        let known = CURRENT.load(Ordering::Acquire);
+        // SAFETY: a pointer that was stored here came from `Box::into_raw` below and is never freed.
+        if let Some(state) = unsafe { known.as_ref() }
+            && state.pid == pid
+        {
+            return state;
+        }
+        let fresh =
+            Box::into_raw(Box::new(Process { pid, inbox: Inbox::default(), engines: Mutex::default() }));
+        if CURRENT.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: another thread was faster, so `fresh` was seen by nobody else.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+}
+
+impl Process {
+    /// Remembers an engine, so that the end of the interpreter closes it.
+    pub fn opened(&self, engine: &Engine) {
+        lock(&self.engines).push(engine.clone());
+    }
+
+    /// Forgets an engine that was closed.
+    pub fn closed(&self, engine: &Engine) {
+        let id = engine.id();
+        lock(&self.engines).retain(|other| other.id() != id);
+    }
+
+    /// Closes all engines at once, so that together they take no longer than one.
+    pub fn close_all(&self, timeout: Duration) {
+        let engines = std::mem::take(&mut *lock(&self.engines));
+        std::thread::scope(|scope| {
+            for engine in &engines {
+                let close = || {
+                    if let Err(error) = engine.close(timeout) {
+                        log::warn!(target: "kvik.engine", "closing {} at exit: {error}", engine.id());
+                    }
+                };
+                if std::thread::Builder::new().name("kvik-close".into()).spawn_scoped(scope, close).is_err() {
+                    close();
+                }
+            }
+        });
+    }
+}
+
+/// What waits for Python.
+#[derive(Default)]
+pub struct Inbox {
+    state: Mutex<State>,
+    arrived: Condvar,
+    handled: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    records: VecDeque<Record>,
+    held: Vec<Held>,
+    /// Records dropped since it was last reported.
+    dropped: u64,
+    /// Records that ever came in, that were taken out, and that Python is done with.
+    came: u64,
+    taken: u64,
+    done: u64,
+    stopping: bool,
+}
+
+/// What [`Inbox::next`] found.
+pub struct Batch {
+    /// Log records, oldest first.
+    pub records: Vec<Record>,
+    /// How many were dropped before them.
+    pub dropped: u64,
+}
+
+impl Inbox {
+    /// Hands over a log record, or counts it as dropped if Python does not keep up.
+    pub fn put_record(&self, record: Record) {
+        let mut state = lock(&self.state);
+        if state.records.len() >= MOST_RECORDS {
+            state.dropped += 1;
+            return;
+        }
+        state.records.push_back(record);
+        state.came += 1;
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Hands over a reference to a Python object that is to be given up.
+    pub fn put_held(&self, held: Held) {
+        lock(&self.state).held.push(held);
+        self.arrived.notify_one();
+    }
+
+    /// Gives up the references that wait. One at a time and with the GIL held throughout, so that when this
+    /// returns none is left, not even in the hands of another thread.
+    pub fn give_up_held(&self, py: Python<'_>) {
+        loop {
+            let Some(held) = lock(&self.state).held.pop() else { return };
+            held.give_up(py);
+        }
+    }
+
+    /// Waits until something is there. `None` once [`Inbox::stop`] was called and nothing is left.
+    ///
+    /// The call also says that the batch before has been dealt with.
+    pub fn next(&self) -> Option<Batch> {
+        let mut state = lock(&self.state);
+        state.done = state.taken;
+        self.handled.notify_all();
+        while state.records.is_empty() && state.held.is_empty() && state.dropped == 0 {
+            if state.stopping {
+                return None;
+            }
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.taken = state.came;
+        let records = std::mem::take(&mut state.records).into();
+        Some(Batch { records, dropped: std::mem::take(&mut state.dropped) })
+    }
+
+    /// Waits until Python is done with every record that is there now; false at the timeout.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout.min(Duration::from_secs(3600));
+        let mut state = lock(&self.state);
+        let target = state.came;
+        while state.done < target {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.handled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Lets [`Inbox::next`] end when it has handed out what is there; `false` takes that back.
+    pub fn stop(&self, stopping: bool) {
+        lock(&self.state).stopping = stopping;
+        self.arrived.notify_all();
+    }
+}
+
+/// A lock that a panic elsewhere does not make useless: each of these values is whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

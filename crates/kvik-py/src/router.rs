@@ -1,0 +1,105 @@
+//! The router's face: it runs on threads of its own and takes no part in the engine.
+
+use crate::errors;
+use kvik_core::Code;
+use kvik_router::{EngineUrl, RouterConfig, RouterError, RunningRouter};
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use std::time::Duration;
+
+/// A router that listens. Ends when it is stopped, or when the last reference to it goes.
+#[pyclass(name = "RunningRouter", module = "kvik._native", frozen)]
+pub struct PyRouter(RunningRouter);
+
+/// Starts a router that is listening when this returns. Times in seconds, sizes in bytes.
+///
+/// Raises InvalidArgument for a setting or URL that cannot work, OSError when the address cannot be listened on.
+#[pyfunction]
+#[pyo3(signature = (*, host, port, prefill, decode, connect_timeout, prefill_timeout, decode_timeout,
+    client_timeout, release_timeout, drain_timeout, max_body, max_inflight))]
+#[expect(clippy::too_many_arguments, reason = "each is a keyword of the Python function")]
+pub fn serve_router(
+    py: Python<'_>,
+    host: String,
+    port: u16,
+    prefill: Vec<String>,
+    decode: Vec<String>,
+    connect_timeout: f64,
+    prefill_timeout: f64,
+    decode_timeout: f64,
+    client_timeout: f64,
+    release_timeout: f64,
+    drain_timeout: f64,
+    max_body: usize,
+    max_inflight: usize,
+) -> PyResult<PyRouter> {
+    let urls = |texts: Vec<String>| {
+        texts.iter().map(|text| text.parse::<EngineUrl>()).collect::<Result<Vec<_>, _>>()
+    };
+    let urls = urls(prefill).and_then(|prefill| Ok((prefill, urls(decode)?)));
+    let (prefill, decode) = urls.map_err(|error| raised(py, &error))?;
+    let config = RouterConfig {
+        host,
+        port,
+        connect_timeout: seconds(py, "connect_timeout", connect_timeout)?,
+        prefill_timeout: seconds(py, "prefill_timeout", prefill_timeout)?,
+        decode_timeout: seconds(py, "decode_timeout", decode_timeout)?,
+        client_timeout: seconds(py, "client_timeout", client_timeout)?,
+        release_timeout: seconds(py, "release_timeout", release_timeout)?,
+        drain_timeout: seconds(py, "drain_timeout", drain_timeout)?,
+        max_body,
+        max_inflight,
+        ..RouterConfig::new(prefill, decode)
+    };
+    py.detach(|| RunningRouter::start(config)).map(PyRouter).map_err(|error| raised(py, &error))
+}
+
+#[pymethods]
+impl PyRouter {
+    /// "HOST:PORT" with the port that was taken.
+    #[getter]
+    fn address(&self) -> String {
+        self.0.addr().to_string()
+    }
+
+    /// Tells it to finish what it has, within its drain timeout, and to end. Returns at once.
+    fn stop(&self) {
+        self.0.stop();
+    }
+
+    /// Tells it to end without finishing anything. Returns at once.
+    fn stop_now(&self) {
+        self.0.stop_now();
+    }
+
+    /// Waits at most `timeout` seconds for its end, and says whether it has ended.
+    ///
+    /// Raises OSError when it ended although nobody stopped it.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(py, "timeout", timeout)?;
+        match py.detach(|| self.0.wait(Some(timeout))) {
+            None => Ok(false),
+            Some(Ok(())) => Ok(true),
+            Some(Err(error)) => Err(raised(py, &error)),
+        }
+    }
+}
+
+fn seconds(py: Python<'_>, what: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).map_err(|_| {
+        errors::error(
+            py,
+            Code::InvalidArgument,
+            format!("{what}={value} is no time: it takes a number of seconds, 0 or more"),
+        )
+    })
+}
+
+fn raised(py: Python<'_>, error: &RouterError) -> PyErr {
+    match error {
+        RouterError::Config(_) | RouterError::Url { .. } => {
+            errors::error(py, Code::InvalidArgument, error.to_string())
+        }
+        _ => PyOSError::new_err(error.to_string()),
+    }
+}

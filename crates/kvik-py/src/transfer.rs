@@ -1,0 +1,152 @@
+//! `kvik.Transfer`, and the report as Python's dataclass.
+
+use crate::args::maybe_seconds;
+use crate::engine::PyEngine;
+use crate::errors::{OrRaise, error, raised};
+use crate::fork::Owned;
+use crate::region::PyPageSet;
+use crate::wait::in_steps;
+use kvik_core::{Code, Result};
+use kvik_engine::{Report, Transfer};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyTuple, PyType};
+use std::os::fd::IntoRawFd;
+use std::time::Duration;
+
+/// One read or write, from `Engine.read` or `Engine.write`. Use `wait()`, or `await` it in asyncio.
+///
+/// Success means that the bytes are in place and were checked; an end of any kind means that nothing touches
+/// the memory of this side any more. Every transfer ends by its deadline. Cancelling a task that awaits it
+/// cancels the transfer. Dropping the object does not.
+#[pyclass(name = "Transfer", module = "kvik", frozen, weakref)]
+pub struct PyTransfer {
+    transfer: Owned<Transfer>,
+    engine: Py<PyEngine>,
+    local: Option<Py<PyPageSet>>,
+}
+
+impl PyTransfer {
+    /// The Python object of a transfer.
+    pub fn new(transfer: Transfer, engine: Py<PyEngine>, local: Option<Py<PyPageSet>>) -> PyTransfer {
+        PyTransfer { transfer: Owned::new(transfer), engine, local }
+    }
+}
+
+#[pymethods]
+impl PyTransfer {
+    /// Whether it has ended, well or not. Cheap: meant for polling.
+    #[getter]
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.transfer.get(py)?.is_done())
+    }
+
+    /// The engine that runs it.
+    #[getter]
+    fn engine(&self, py: Python<'_>) -> Py<PyEngine> {
+        self.engine.clone_ref(py)
+    }
+
+    /// The page set on this side; None for `Engine.release`.
+    #[getter]
+    fn local(&self, py: Python<'_>) -> Option<Py<PyPageSet>> {
+        self.local.as_ref().map(|local| local.clone_ref(py))
+    }
+
+    /// Wait for the end, and return the report or raise the error that ended the transfer.
+    ///
+    /// timeout: seconds, or None: as long as the transfer's own deadline lets it take. If the timeout passes
+    /// first, WaitTimeout is raised and the transfer goes on. Ctrl-C interrupts the wait, not the transfer.
+    /// Other Python threads run meanwhile.
+    #[pyo3(signature = (timeout=None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let (transfer, limit) = (self.transfer.get(py)?, maybe_seconds(py, "timeout", timeout)?);
+        let ended = in_steps(py, limit, |step| settled(transfer.wait(Some(step))))?;
+        match (ended, timeout) {
+            (Some(result), _) => report(py, result.or_raise(py)?),
+            (None, timeout) => {
+                let text = format!(
+                    "the transfer has not ended in {} s; it goes on until its deadline: wait on, or cancel it",
+                    timeout.unwrap_or_default()
+                );
+                Err(error(py, Code::WaitTimeout, text))
+            }
+        }
+    }
+
+    /// The report if it succeeded; None while it runs and if it failed.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.transfer.get(py)?.result() {
+            Some(Ok(result)) => report(py, result).map(Some),
+            Some(Err(_)) | None => Ok(None),
+        }
+    }
+
+    /// The error that ended it; None while it runs and if it succeeded.
+    fn error(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
+        let result = self.transfer.get(py)?.result();
+        Ok(result.and_then(Result::err).map(|cause| raised(py, cause)))
+    }
+
+    /// Ask it to end now. It has ended when `done` is true: until then its memory may still be touched.
+    ///
+    /// After the end of a cancelled transfer, `wait` raises Cancelled. A transfer that has ended stays as it
+    /// is.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let transfer = self.transfer.get(py)?;
+        py.detach(|| transfer.cancel());
+        Ok(())
+    }
+
+    /// A descriptor that becomes readable when the transfer ends (at once if it has), for event loops.
+    ///
+    /// Each call makes one, which the caller must close with `os.close`. For asyncio `await transfer` does
+    /// all this.
+    fn done_fd(&self, py: Python<'_>) -> PyResult<i32> {
+        let transfer = self.transfer.get(py)?;
+        Ok(py.detach(|| transfer.done_fd()).or_raise(py)?.into_raw_fd())
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static WAIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        WAIT.import(slf.py(), "kvik._awaiting", "result_of")?.call1((slf,))?.call_method0("__await__")
+    }
+
+    fn __repr__(&self) -> String {
+        let Some(transfer) = self.transfer.here() else {
+            return "<kvik.Transfer of the parent process>".into();
+        };
+        match transfer.result() {
+            None => "<kvik.Transfer on its way>".into(),
+            Some(Ok(report)) => format!("<kvik.Transfer done: {} bytes by {}>", report.bytes, report.way),
+            Some(Err(error)) => format!("<kvik.Transfer failed: {}>", error.code),
+        }
+    }
+}
+
+/// The result of a wait, unless the wait itself ended first.
+fn settled(result: Result<Report>) -> Option<Result<Report>> {
+    match result {
+        Err(error) if error.code == Code::WaitTimeout => None,
+        other => Some(other),
+    }
+}
+
+fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let time = |part: Duration| part.as_secs_f64();
+    CLASS.import(py, "kvik._report", "Report")?.call1((
+        report.bytes,
+        report.extents,
+        report.pages,
+        report.transport,
+        report.way,
+        PyTuple::new(py, report.checks)?,
+        time(report.plan),
+        time(report.post),
+        time(report.wire),
+        time(report.verify),
+        time(report.total),
+        PyTuple::new(py, report.passed_over)?,
+    ))
+}

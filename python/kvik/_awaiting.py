@@ -1,0 +1,43 @@
+"""`await transfer`: the end of a transfer as an event of the running asyncio loop.
+
+The native module gives a descriptor (an eventfd) that becomes readable when the transfer ends. The loop
+watches it as it watches sockets, so a waiting task costs neither a thread nor a poll. Each await has its own
+descriptor: several tasks may wait for one transfer.
+"""
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from kvik._report import Report
+
+if TYPE_CHECKING:
+    from kvik._native import Transfer
+
+
+async def result_of(transfer: "Transfer") -> Report:
+    """The report of the transfer, or its error. Cancelling the task cancels the transfer."""
+    if not transfer.done:
+        await _end_of(transfer)
+    # At most the time between the event and the result: the transfer has ended.
+    return transfer.wait()
+
+
+async def _end_of(transfer: "Transfer") -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    fd = transfer.done_fd()
+    try:
+        loop.add_reader(fd, ended.set)
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            transfer.cancel()
+            # Only an ended transfer leaves the caller's memory alone, so the task learns of its own end after
+            # it. A second cancellation does not wait; the transfer still ends by itself.
+            await ended.wait()
+            raise
+        finally:
+            loop.remove_reader(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,263 @@
+"""Transfers through the public Python face: in one process and between two."""
+
+import dataclasses
+import inspect
+import pickle
+from typing import Literal
+
+import numpy as np
+import pytest
+
+import kvik
+from tests.python.peers import (
+    LIMIT,
+    Peer,
+    empty,
+    engines,
+    never_issued,
+    owned,
+    owner,
+    random_bytes,
+    random_seed,
+)
+
+Transport = Literal["tcp", "local"]
+TRANSPORTS: tuple[Transport, ...] = ("tcp", "local")
+SECRET = "hush-hush-hush"  # noqa: S105 - it is here to be looked for
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_read_brings_the_pages_in_order(transport: Transport) -> None:
+    seed = random_seed()
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(there, seed=seed), empty(here)
+        grant = there.grant(source.of([5, 0, 3]))
+        report = here.read(target.of([1, 2, 7]), str(grant.ticket), transport=transport).wait(LIMIT)
+        assert (target.rows[[1, 2, 7]] == source.rows[[5, 0, 3]]).all()
+        assert not target.rows[[0, 3, 4, 5, 6]].any()
+        assert grant.wait(LIMIT) == "consumed"
+    assert (report.bytes, report.pages, report.transport) == (3 * 4096, 3, transport)
+    assert "grant" in report.checks
+    assert "generation" in report.checks
+    assert ("page_checksum" in report.checks) == (transport == "tcp")
+    assert 0 <= report.wire_s <= report.total_s < LIMIT
+    assert dataclasses.asdict(report)["way"] == report.way
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_write_places_the_pages(transport: Transport) -> None:
+    seed = random_seed()
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(here, seed=seed), empty(there)
+        grant = there.grant(target.of(), right="write")
+        here.write(source.of(), grant.ticket, transport=transport).wait(LIMIT)
+        assert (target.memory == source.memory).all()
+
+
+def test_a_ticket_of_the_engine_itself_is_served() -> None:
+    with engines() as start:
+        engine = start()
+        source, target = owned(engine), empty(engine)
+        report = engine.read(target.of(), engine.grant(source.of()).ticket).wait(LIMIT)
+        assert report.transport == "self"
+        assert (target.memory == source.memory).all()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_read_between_processes(transport: Transport) -> None:
+    seed = random_seed()
+    with Peer(owner, seed=seed) as peer, engines() as start:
+        told = peer.hear()
+        target = empty(start())
+        report = target.region.engine.read(target.of(), told["ticket"], transport=transport).wait(LIMIT)
+        assert (target.memory == random_bytes(target.memory.size, seed)).all()
+        assert report.transport == transport
+        peer.say(do="bye")
+        assert peer.end() == 0
+
+
+def test_write_between_processes() -> None:
+    seed = random_seed()
+    with Peer(owner, right="write") as peer, engines() as start:
+        ticket = peer.hear()["ticket"]
+        source = owned(start(), seed=seed)
+        source.region.engine.write(source.of(), ticket).wait(LIMIT)
+        assert peer.ask(do="same", seed=seed)["same"]
+
+
+def test_a_grant_is_read_in_parts_and_confirmed_by_the_last() -> None:
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(there), empty(here)
+        grant = there.grant(source.of())
+        ids = np.arange(8, dtype=np.int64)
+        here.read(target.of(ids[:4]), grant.ticket, ids[:4], confirm=False).wait(LIMIT)
+        assert grant.state == "live"
+        here.read(target.of(ids[:3:-1]), grant.ticket, ids[:3:-1]).wait(LIMIT)
+        assert grant.wait(LIMIT) == "consumed"
+        assert (target.memory == source.memory).all()
+
+
+def test_two_readers_consume_a_grant_for_two() -> None:
+    with engines() as start:
+        there, readers = start(), (start(), start())
+        source = owned(there)
+        grant = there.grant(source.of(), use=2)
+        for reader in readers:
+            assert grant.state == "live"
+            reader.read(empty(reader).of(), grant.ticket).wait(LIMIT)
+        assert grant.wait(LIMIT) == "consumed"
+
+
+def test_release_confirms_without_moving() -> None:
+    with engines() as start:
+        here, there = start(), start()
+        grant = there.grant(owned(there).of())
+        here.release(grant.ticket).wait(LIMIT)
+        assert grant.wait(LIMIT) == "consumed"
+
+
+def test_layers_and_slices_choose_elements() -> None:
+    layers, pages, slices, run = 3, 4, 2, 64
+    with engines() as start:
+        here, there = start(), start()
+        memory = random_bytes(layers * pages * slices * run, random_seed())
+        source = there.register(memory).pages(
+            kvik.Layout(pages, run, layers=layers, slices=slices), [2, 0], layers=(1, 3), slices=(1, 2)
+        )
+        into = np.zeros((2, 2, run), np.uint8)
+        target = here.register(into).pages(kvik.Layout(2, run, layers=2), range(2))
+        here.read(target, there.grant(source).ticket).wait(LIMIT)
+        assert (into == memory.reshape(layers, pages, slices, run)[1:3, [2, 0], 1]).all()
+
+
+def test_a_read_waits_for_a_grant_that_is_issued_later() -> None:
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(there), empty(here)
+        ticket = never_issued(there, source.layout)
+        transfer = here.read(target.of(), ticket, deadline=LIMIT)
+        with pytest.raises(kvik.WaitTimeout):
+            transfer.wait(0.2)
+        assert not transfer.done
+        assert transfer.report() is None
+        assert transfer.error() is None
+        there.grant(source.of(), grant_id=ticket.grant_id)
+        transfer.wait(LIMIT)
+        assert transfer.report() is not None
+        assert (target.memory == source.memory).all()
+
+
+def test_the_lives_of_a_grant() -> None:
+    with engines() as start:
+        engine = start()
+        pages = owned(engine).of()
+        revoked, expired = engine.grant(pages), engine.grant(pages, expiry=0.3)
+        assert engine.grant(pages, expiry=5.0, max_expiry=30.0).extend(10.0) > 5.0
+        assert revoked.wait(0.05) is None
+        revoked.revoke()
+        assert revoked.state == "revoked"
+        assert expired.wait(LIMIT) == "expired"
+        closed = engine.grant(pages)
+        engine.close()
+        assert closed.state == "closed"
+
+
+def test_cancel_ends_a_transfer() -> None:
+    with engines() as start:
+        here, there = start(), start()
+        target = empty(here)
+        transfer = here.read(target.of(), never_issued(there, target.layout))
+        transfer.cancel()
+        with pytest.raises(kvik.Cancelled):
+            transfer.wait(LIMIT)
+        assert isinstance(transfer.error(), kvik.Cancelled)
+        target.region.close()
+
+
+def test_a_ticket_is_short_and_survives_text_and_pickle() -> None:
+    with engines() as start:
+        engine = start()
+        ticket = engine.grant(owned(engine).of(), expiry=90.0).ticket
+        assert len(str(ticket)) <= 256
+        assert kvik.Ticket(str(ticket)) == ticket == pickle.loads(pickle.dumps(ticket))  # noqa: S301 - its own
+        assert ticket.engine_id == engine.id
+        assert ticket.incarnation == engine.incarnation
+        assert ticket.addresses == engine.addresses
+        assert ticket.right == "read"
+        assert ticket.expires_in == pytest.approx(90.0)
+        assert ticket.layout_digest == kvik.Layout(8, 4096).digest
+
+
+def test_explain_and_stats_say_what_would_be_and_was() -> None:
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(there), empty(here)
+        grant = there.grant(source.of(), use="many")
+        told = here.explain(grant.ticket)
+        assert told["transport"] in TRANSPORTS
+        assert told["way"]
+        report = here.read(target.of(), grant.ticket).wait(LIMIT)
+        assert report.transport == told["transport"]
+        stats = here.stats()
+        assert stats
+        assert all(isinstance(value, int) for value in stats.values())
+
+
+def test_objects_show_themselves_without_secrets() -> None:
+    with engines() as start:
+        engine = start(name="shown", secret=SECRET)
+        pages = owned(engine)
+        grant = engine.grant(pages.of())
+        transfer = engine.read(empty(engine).of(), grant.ticket)
+        transfer.wait(LIMIT)
+        shown = [
+            repr(one)
+            for one in (engine, pages.region, pages.layout, pages.of(), grant, grant.ticket, transfer)
+        ]
+        assert "shown" in shown[0]
+        assert all(text.startswith("<kvik.") for text in shown)
+        assert not any("hush" in text or grant.id in text for text in shown)
+
+
+def test_closing_twice_does_nothing() -> None:
+    engine = kvik.Engine()
+    region = engine.register(bytearray(64))
+    region.close()
+    region.close()
+    assert region.closed
+    engine.close()
+    engine.close()
+    assert engine.closed
+    with pytest.raises(kvik.EngineClosed):
+        engine.register(bytearray(64))
+
+
+def test_layout_defaults_make_elements_touch() -> None:
+    layout = kvik.Layout(10, 16, slices=2, layers=3, offset=64)
+    assert (layout.slice_stride, layout.page_stride, layout.layer_stride) == (16, 32, 320)
+    assert layout.nbytes == 64 + 3 * 320
+    assert layout.digest == kvik.Layout(10, 16, slices=2, layer_offsets=[0, 320, 640], offset=64).digest
+    apart = kvik.Layout(4, 16, layer_offsets=[0, 100, 200])
+    assert (apart.layers, apart.layer_offsets, apart.layer_stride) == (3, [0, 100, 200], None)
+    assert hash(layout) == hash(kvik.Layout(10, 16, slices=2, layers=3, offset=64))
+    assert layout.digest != apart.digest
+
+
+def test_content_chain_shares_what_prompts_share() -> None:
+    tokens = np.random.default_rng(random_seed()).integers(0, 2**31, 40)
+    chain = kvik.content_chain(b"model", b"", tokens, 16)
+    assert [len(link) for link in chain] == [32, 32, 32]
+    assert kvik.content_chain(b"model", b"", tokens[:32].tolist(), 16) == chain[:2]
+    assert kvik.content_chain(b"model", b"salt", tokens, 16)[0] != chain[0]
+
+
+def test_everything_public_is_documented() -> None:
+    for name in kvik.__all__:
+        thing = getattr(kvik, name)
+        assert inspect.getdoc(thing), name
+        if inspect.isclass(thing) and not issubclass(thing, Exception) and thing.__module__ == "kvik":
+            for member, value in vars(thing).items():
+                assert member.startswith("_") or inspect.getdoc(value), f"{name}.{member}"
