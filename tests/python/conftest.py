@@ -1,21 +1,12 @@
-"""Tests import `kvik` from the source tree and their helpers from this folder."""
+"""What the tests of the vLLM adapter share: the adapter against each vLLM, and a pair of servers."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parents[1] / "python"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from fake_engine import FakeNative  # noqa: E402  (found by the path above)
-from vllm_harness import VERSIONS, Server, stand_in  # noqa: E402
+from tests.python.fake_engine import FakeNative
+from tests.python.vllm_harness import VERSIONS, Server, stand_in
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

@@ -88,7 +88,7 @@ class FakeRegion:
             raise KvikError("duplicate_page")
         return FakePageSet(self, layout, numbers)
 
-    def close(self, timeout: float = 5.0) -> None:
+    def close(self, _timeout: float = 5.0) -> None:
         return None
 
 
@@ -104,7 +104,8 @@ class FakeTicket:
         return "|".join(("kvik1", self.engine_id, self.addresses[0], self.grant_id, self._expiry))
 
     def with_grant(self, grant_id: str, expiry: float) -> FakeTicket:
-        assert len(bytes.fromhex(grant_id)) == 16 and expiry > 0
+        assert len(bytes.fromhex(grant_id)) == 16
+        assert expiry > 0
         return FakeTicket(f"kvik1|{self.engine_id}|{self.addresses[0]}|{grant_id}|{expiry:g}")
 
 
@@ -123,7 +124,7 @@ class FakeGrant:
     def consume(self) -> None:
         self._state = "consumed"
 
-    def revoke(self, timeout: float = 5.0) -> None:
+    def revoke(self, _timeout: float = 5.0) -> None:
         self._state = "revoked"
 
 
@@ -207,7 +208,7 @@ class FakeEngine:
         self.regions.append(FakeRegion(*obj))
         return self.regions[-1]
 
-    def ticket_template(self, layout: FakeLayout) -> FakeTicket:
+    def ticket_template(self, _layout: FakeLayout) -> FakeTicket:
         return FakeTicket(f"kvik1|{self.id}|{self.addresses[0]}||0")
 
     def grant(
@@ -220,7 +221,9 @@ class FakeEngine:
         max_expiry: float = 600.0,
         grant_id: str | None = None,
     ) -> FakeGrant:
-        assert (right, use) == ("read", 1) and expiry <= max_expiry and grant_id is not None
+        assert (right, use) == ("read", 1)
+        assert expiry <= max_expiry
+        assert grant_id is not None
         if self._native.refuse_grants:
             raise KvikError("memory_cap_reached")
         assert grant_id not in self.grants, "a grant id was used twice"
@@ -236,12 +239,13 @@ class FakeEngine:
         deadline: float,
         confirm: bool = True,
     ) -> FakeTransfer:
+        assert confirm, "the connector reads in one part"
         return self._open(FakeTransfer(self._native, local, ticket, remote, deadline))
 
     def release(self, ticket: FakeTicket, *, deadline: float) -> FakeTransfer:
         return self._open(FakeTransfer(self._native, None, ticket, None, deadline))
 
-    def close(self, timeout: float = 5.0) -> None:
+    def close(self, _timeout: float = 5.0) -> None:
         self.closed = True
 
     def _open(self, transfer: FakeTransfer) -> FakeTransfer:

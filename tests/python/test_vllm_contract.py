@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from fake_engine import FakeNative
-from vllm_harness import (
+from tests.python.fake_engine import FakeNative
+from tests.python.vllm_harness import (
     V1,
     VERSIONS,
     Server,
@@ -34,7 +34,8 @@ def test_overrides_fit_the_base_class(kvik_vllm: ModuleType) -> None:
     base = sys.modules[f"{V1}.base"]
     connector = kvik_vllm.KvikConnector
     assert not connector.__abstractmethods__
-    assert issubclass(connector, base.KVConnectorBase_V1) and issubclass(connector, base.SupportsHMA)
+    assert issubclass(connector, base.KVConnectorBase_V1)
+    assert issubclass(connector, base.SupportsHMA)
     for name, ours in vars(connector).items():
         theirs = getattr(base.KVConnectorBase_V1, name, None) or getattr(base.SupportsHMA, name, None)
         if name.startswith("_") or theirs is None:
@@ -71,7 +72,8 @@ def test_everything_that_the_scheduler_calls_is_there(kvik_vllm: ModuleType) -> 
     assert not {name for name in called if not hasattr(kvik_vllm.KvikConnector, name)}
 
 
-def test_other_versions_are_refused(kvik_vllm: ModuleType) -> None:
+@pytest.mark.usefixtures("kvik_vllm")
+def test_other_versions_are_refused() -> None:
     versions = sys.modules["kvik.vllm.versions"]
     assert versions.check("0.32.0+cpu") == (0, 32)
     for wrong in ("0.27.1", "0.34.0", "1.0.0", "dev"):
@@ -114,8 +116,10 @@ def test_report_file(kvik_vllm: ModuleType, native: FakeNative, tmp_path: Path) 
         ("d-1", "failed", "peer_lost", 0),
         ("d-2", "recomputed", "digest_mismatch", None),
     ]
-    assert lines[0]["remote_request_id"] == "p-0" and lines[0]["blocks"] == lines[0]["pages"] == 2
-    assert lines[0]["bytes"] == 2 * 3 * (2 * 4 * 8) * 2 and lines[0]["way"] == "tcp x4"
+    assert lines[0]["remote_request_id"] == "p-0"
+    assert lines[0]["blocks"] == lines[0]["pages"] == 2
+    assert lines[0]["bytes"] == 2 * 3 * (2 * 4 * 8) * 2
+    assert lines[0]["way"] == "tcp x4"
 
 
 def test_stats_add_up_and_reach_the_log_line(pair: tuple[Server, Server], kvik_vllm: ModuleType) -> None:
@@ -128,7 +132,9 @@ def test_stats_add_up_and_reach_the_log_line(pair: tuple[Server, Server], kvik_v
     build = kvik_vllm.KvikConnector.build_kv_connector_stats
     first, second = (build(stats) for stats in d.stats)
     summary = first.aggregate(second).reduce()
-    assert summary["loads"] == 2 and summary["mean ms"] == 2.0 and not first.is_empty()
+    assert summary["loads"] == 2
+    assert summary["mean ms"] == 2.0
+    assert not first.is_empty()
     assert build().is_empty()
 
 

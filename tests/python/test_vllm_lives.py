@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fake_engine import FakeNative
-from vllm_harness import (
+from tests.python.fake_engine import FakeNative
+from tests.python.vllm_harness import (
     Server,
     Status,
     admit,
@@ -31,7 +31,8 @@ def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) 
     count = -(-tokens // BLOCK)
     theirs, ours = [3, 9, 4, 7][:count], [5, 6, 20, 2][:count]
     params = offer(p, prompt(tokens), theirs)
-    assert params["do_remote_prefill"] is True and params["remote_num_tokens"] == tokens
+    assert params["do_remote_prefill"] is True
+    assert params["remote_num_tokens"] == tokens
     assert params["remote_block_ids"] == [theirs]
     p.step()  # carries the grant
     wanted = request("d-1", prompt(tokens), params)
@@ -45,11 +46,13 @@ def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) 
         assert d.step().received == set()
         native.held = False
         result = d.step()
-        assert result.received == {"d-1"} and not result.invalid
+        assert result.received == {"d-1"}
+        assert not result.invalid
         d.scheduler.update_state_after_alloc(wanted, allocated([*ours, 8]), 0)
         assert [d.values(block) for block in ours] == [{block} for block in theirs]
     d.step()
-    assert p.step().sent == {"p-1"} and p.pool.used() == set()
+    assert p.step().sent == {"p-1"}
+    assert p.pool.used() == set()
     wanted.status = Status.FINISHED_STOPPED
     assert d.scheduler.request_finished_all_groups(wanted, (ours,)) == (False, None)
     assert d.scheduler.build_connector_meta(None).plan.cancels == []
@@ -57,7 +60,8 @@ def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) 
     assert p.scheduler.build_connector_meta(None).plan.parks == []
     for server in pair:
         result = server.step()
-        assert not (result.sent | result.received | result.invalid) and server.pool.used() == set()
+        assert not (result.sent | result.received | result.invalid)
+        assert server.pool.used() == set()
 
 
 def test_two_ranks(kvik_vllm: ModuleType, native: FakeNative) -> None:
@@ -69,11 +73,12 @@ def test_two_ranks(kvik_vllm: ModuleType, native: FakeNative) -> None:
     p.step()
     assert admit(d, request("d-1", prompt(8), params), [4, 5]) == 8
     assert d.step().received == {"d-1"}
-    assert d.values(4) == {1} and d.values(5) == {2}
+    assert d.values(4) == {1}
+    assert d.values(5) == {2}
     assert p.step().sent == {"p-1"}
 
 
-def test_prefix_hit_loads_only_what_is_missing(pair: tuple[Server, Server], native: FakeNative) -> None:
+def test_prefix_hit_loads_only_what_is_missing(pair: tuple[Server, Server]) -> None:
     p, d = pair
     params = offer(p, prompt(14), [1, 2, 3, 4])
     p.step()
@@ -84,14 +89,15 @@ def test_prefix_hit_loads_only_what_is_missing(pair: tuple[Server, Server], nati
     assert p.step().sent == {"p-1"}
 
 
-def test_full_local_hit_gives_the_offer_back(pair: tuple[Server, Server], native: FakeNative) -> None:
+def test_full_local_hit_gives_the_offer_back(pair: tuple[Server, Server]) -> None:
     p, d = pair
     params = offer(p, prompt(2 * BLOCK + 1), [1, 2, 3])
     p.step()
     assert admit(d, request("d-1", prompt(2 * BLOCK + 1), params), [5, 6, 7], local_tokens=2 * BLOCK) == 0
     assert not d.step().received
     assert p.step().sent == {"p-1"}
-    assert d.total("not_needed") == 1 and d.total("loads") == 0
+    assert d.total("not_needed") == 1
+    assert d.total("loads") == 0
 
 
 def test_longer_prompt_takes_whole_blocks(pair: tuple[Server, Server]) -> None:
@@ -99,7 +105,8 @@ def test_longer_prompt_takes_whole_blocks(pair: tuple[Server, Server]) -> None:
     params = offer(p, prompt(10), [1, 2, 3])
     p.step()
     assert admit(d, request("d-1", prompt(20), params), [5, 6, 7, 8, 9]) == 8
-    assert d.step().received == {"d-1"} and d.values(6) == {2}
+    assert d.step().received == {"d-1"}
+    assert d.values(6) == {2}
     assert p.step().sent == {"p-1"}
 
 
@@ -109,7 +116,8 @@ def test_a_reader_may_be_faster_than_the_grant(pair: tuple[Server, Server]) -> N
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
     assert not d.step().received
     p.step()
-    assert d.step().received == {"d-1"} and p.step().sent == {"p-1"}
+    assert d.step().received == {"d-1"}
+    assert p.step().sent == {"p-1"}
 
 
 def wrong_tokens(params: dict[str, Any]) -> Any:
@@ -156,8 +164,10 @@ def test_other_content_is_recomputed(
     p.step()
     assert admit(d, make(params), [5, 6]) == 0
     d.step()
-    assert d.values(5) == {0} and d.total("loads") == 0
-    assert d.total(f"recomputed_{code}") == 1 and code in caplog.text
+    assert d.values(5) == {0}
+    assert d.total("loads") == 0
+    assert d.total(f"recomputed_{code}") == 1
+    assert code in caplog.text
     assert p.step().sent == {"p-1"}  # the offer was given back
 
 
@@ -176,12 +186,13 @@ def test_used_parameters_do_not_serve_another_prompt(pair: tuple[Server, Server]
 def test_other_shape_is_refused_naming_both(
     kvik_vllm: ModuleType, native: FakeNative, caplog: pytest.LogCaptureFixture, dims: dict[str, int]
 ) -> None:
-    p, d = Server(kvik_vllm, native, "kv_producer"), Server(kvik_vllm, native, "kv_consumer", **dims)
+    p, d = Server(kvik_vllm, native, "kv_producer"), Server(kvik_vllm, native, "kv_consumer", dims=dims)
     params = offer(p, prompt(8), [1, 2])
     p.step()
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
     d.step()
-    assert "prefill has [tp=1" in caplog.text and "decode has [tp=1" in caplog.text
+    assert "prefill has [tp=1" in caplog.text
+    assert "decode has [tp=1" in caplog.text
     assert d.total("recomputed_shape_mismatch") == 1
     assert p.step().sent == {"p-1"}
 
@@ -209,7 +220,8 @@ def test_other_model_is_refused(kvik_vllm: ModuleType, native: FakeNative) -> No
     p.step()
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
     d.step()
-    assert d.total("recomputed_namespace_mismatch") == 1 and p.step().sent == {"p-1"}
+    assert d.total("recomputed_namespace_mismatch") == 1
+    assert p.step().sent == {"p-1"}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +298,8 @@ def test_producer_finish(pair: tuple[Server, Server], status: Status, computed: 
     answer = p.scheduler.request_finished_all_groups(done, ([1, 2, 3],))
     assert answer[0] is held
     if held:
-        assert answer[1]["remote_block_ids"] == [[1, 2]] and answer[1]["remote_num_tokens"] == 8
+        assert answer[1]["remote_block_ids"] == [[1, 2]]
+        assert answer[1]["remote_num_tokens"] == 8
         assert p.scheduler.request_finished(request("p-2", prompt(8), None), [1]) == (False, None)
 
 
@@ -301,8 +314,10 @@ def test_expiry_gives_blocks_back_and_fails_late_readers(kvik_vllm: ModuleType, 
     assert p.step().sent == {"p-1"}
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
     result = d.step()
-    assert result.received == {"d-1"} and result.invalid == {5, 6}
-    assert p.total("sends_expired") == 1 and d.total("loads_failed_grant_expired") == 1
+    assert result.received == {"d-1"}
+    assert result.invalid == {5, 6}
+    assert p.total("sends_expired") == 1
+    assert d.total("loads_failed_grant_expired") == 1
 
 
 def test_a_grant_that_cannot_be_issued_gives_blocks_back(
@@ -316,7 +331,8 @@ def test_a_grant_that_cannot_be_issued_gives_blocks_back(
     assert not d.step().received
     native.now += 31  # past load_deadline_s
     result = d.step()
-    assert result.received == {"d-1"} and result.invalid == {5, 6}
+    assert result.received == {"d-1"}
+    assert result.invalid == {5, 6}
 
 
 @pytest.mark.parametrize("end", ["read", "expired", "released"])
@@ -329,7 +345,8 @@ def test_parked_handovers_let_an_idle_engine_sleep(
     assert p.step().sent == set()
     native.now += 2.5  # past park_after_s
     assert p.step().sent == {"p-1"}  # vLLM's request is over: nothing makes an idle engine step any more
-    assert p.pool.used() == {1, 2} and grant_of(native, params).state == "live"
+    assert p.pool.used() == {1, 2}
+    assert grant_of(native, params).state == "live"
     wanted = request("d-1", prompt(8), params)
     if end == "read":
         assert admit(d, wanted, [5, 6]) == 8
@@ -341,7 +358,8 @@ def test_parked_handovers_let_an_idle_engine_sleep(
     d.step()
     d.step()
     assert p.pool.used() == {1, 2}  # no step yet
-    assert not p.step().sent and p.pool.used() == set()
+    assert not p.step().sent
+    assert p.pool.used() == set()
     assert p.reported["sent", "p-1"] == ranks
 
 
@@ -352,10 +370,12 @@ def test_parking_meets_a_grant_that_just_ended(kvik_vllm: ModuleType, native: Fa
     grant_of(native, params, rank=1).consume()
     assert p.step().sent == set()  # rank 1 has reported, rank 0 not
     native.now += 2.5
-    assert p.step().sent == {"p-1"} and p.pool.used() == {1, 2}
+    assert p.step().sent == {"p-1"}
+    assert p.pool.used() == {1, 2}
     grant_of(native, params, rank=0).consume()
     p.step()
-    assert p.pool.used() == set() and not d.known
+    assert p.pool.used() == set()
+    assert not d.known
 
 
 @pytest.mark.parametrize("code", ["checksum_mismatch", "peer_lost"])
@@ -367,7 +387,8 @@ def test_failed_load(pair: tuple[Server, Server], native: FakeNative, code: str)
     assert admit(d, wanted, [5, 6]) == 8
     native.faults.append(code)
     result = d.step()
-    assert result.received == {"d-1"} and result.invalid == {5, 6}
+    assert result.received == {"d-1"}
+    assert result.invalid == {5, 6}
     assert d.scheduler.get_num_new_matched_tokens(wanted, 0) == (
         0,
         False,
@@ -387,7 +408,8 @@ def test_a_ticket_that_cannot_be_read_fails_the_load(pair: tuple[Server, Server]
     params["kvik"]["tickets"][0]["ticket"] = "nonsense"
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
     result = d.step()
-    assert result.received == {"d-1"} and result.invalid == {5, 6}
+    assert result.received == {"d-1"}
+    assert result.invalid == {5, 6}
 
 
 def test_abort_while_loading(pair: tuple[Server, Server], native: FakeNative) -> None:
@@ -403,8 +425,10 @@ def test_abort_while_loading(pair: tuple[Server, Server], native: FakeNative) ->
     assert not d.step().received  # cancelled, but not ended yet
     native.held = False
     result = d.step()
-    assert result.received == {"d-1"} and not result.invalid
-    assert d.total("loads_cancelled") == 1 and d.total("loads") == 0
+    assert result.received == {"d-1"}
+    assert not result.invalid
+    assert d.total("loads_cancelled") == 1
+    assert d.total("loads") == 0
     assert not d.step().received
     assert p.step().sent == {"p-1"}
 

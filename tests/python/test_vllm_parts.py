@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fake_engine import FakeNative
-from vllm_harness import FakeTensor, dense, kv_tensors, request, stand_in
+from tests.python.fake_engine import FakeNative
+from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, request, stand_in
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +29,7 @@ def test_options() -> None:
     assert len(fields(config.ConnectorConfig)) <= 20
     made = config.ConnectorConfig.from_extra({"expiry_s": 5, "cpus": [0, 1]}, env={"KVIK_SECRET": "s"})
     assert (made.expiry_s, made.cpus, made.secret) == (5.0, (0, 1), "s")
-    assert config.ConnectorConfig.from_extra({"secret": "own"}, env={"KVIK_SECRET": "s"}).secret == "own"
+    assert config.ConnectorConfig.from_extra({"secret": "own"}, env={"KVIK_SECRET": "s"}).secret == "own"  # noqa: S105
     for extra, text in (
         ({"lissten": "x"}, "did you mean 'listen'"),
         ({"zzz": 1}, "known: listen"),
@@ -60,7 +60,8 @@ def test_fixed_ports_are_counted_by_rank() -> None:
 
 def test_layout_of_the_usual_tensors() -> None:
     memory = part("layout").inspect(kv_tensors(blocks=16, layers=11), tp=2)
-    assert memory.nbytes == 11 * 16 * 128 and memory.num_blocks == 16
+    assert memory.nbytes == 11 * 16 * 128
+    assert memory.num_blocks == 16
     assert memory.layer_offsets == [layer * 16 * 128 for layer in range(11)]  # layer 10 comes after layer 9
     assert memory.block_stride == memory.shape.block_bytes == 128
     assert str(memory.shape) == (
@@ -79,7 +80,8 @@ def test_layout_of_other_orders() -> None:
     assert inspect({"l.0": one_head}, 1).shape.order == "HNC"
     packed = {f"l.{layer}": FakeTensor(shape, (192, 32, 8, 1), storage, 64 * layer) for layer in range(3)}
     memory = inspect(packed, 1)
-    assert memory.block_stride == 384 and memory.layer_offsets == [0, 128, 256]
+    assert memory.block_stride == 384
+    assert memory.layer_offsets == [0, 128, 256]
     shared = dict(tensors) | {"model.layers.9.attn": tensors["model.layers.0.attn"]}
     assert inspect(shared, 1).shape.layers == 3
 
@@ -98,9 +100,9 @@ def test_layouts_that_are_refused_by_name() -> None:
         (replace(first, dtype="torch.float16"), "differ between layers"),
         (other, "different storages"),
     ):
-        with pytest.raises(layout.LayoutRefused, match=text):
+        with pytest.raises(layout.LayoutError, match=text):
             layout.inspect({**tensors, "model.layers.0.attn": changed}, 1)
-    with pytest.raises(layout.LayoutRefused, match="no KV tensors"):
+    with pytest.raises(layout.LayoutError, match="no KV tensors"):
         layout.inspect({}, 1)
 
 

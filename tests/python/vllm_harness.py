@@ -16,13 +16,13 @@ import logging
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-from fake_engine import FakeNative
+from tests.python.fake_engine import FakeNative
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
@@ -36,7 +36,8 @@ def base_tool() -> ModuleType:
 
 def _load(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -49,7 +50,9 @@ VERSIONS = sorted(base_tool().PINNED)
 class _Empty(ModuleType):
     """A module in which every name is an empty class."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -158,6 +161,11 @@ def kv_tensors(
     }
 
 
+def across(thing: Any) -> Any:
+    """What another process gets of an object."""
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301  (our own bytes)
+
+
 class Status(enum.Enum):
     RUNNING = enum.auto()
     FINISHED_STOPPED = enum.auto()
@@ -242,7 +250,7 @@ class Server:
         blocks: int = 16,
         extra: dict[str, Any] | None = None,
         model: str = "tiny",
-        **tensor_dims: int,
+        dims: Mapping[str, int] | None = None,
     ) -> None:
         sys.modules["kvik.vllm.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
@@ -255,9 +263,9 @@ class Server:
             group = SimpleNamespace(rank_in_group=rank)
             sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda g=group: g  # type: ignore[attr-defined]
             worker = make(config, base.KVConnectorRole.WORKER, kv_cache_config())
-            self.tensors.append(kv_tensors(blocks, **tensor_dims))
+            self.tensors.append(kv_tensors(blocks, **(dims or {})))
             worker.register_kv_caches(self.tensors[rank])
-            hellos[0, rank] = pickle.loads(pickle.dumps(worker.get_handshake_metadata()))
+            hellos[0, rank] = across(worker.get_handshake_metadata())
             self.workers.append(worker)
         self.scheduler.set_xfer_handshake_metadata_pp_aware(hellos)
         self.pool = FakePool(blocks)
@@ -270,7 +278,7 @@ class Server:
 
     def step(self) -> StepResult:
         """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them."""
-        meta = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(SimpleNamespace())))
+        meta = across(self.scheduler.build_connector_meta(SimpleNamespace()))
         result = StepResult(set(), set(), set())
         worker_meta = None
         for worker in self.workers:
@@ -281,7 +289,7 @@ class Server:
             worker.save_kv_layer("model.layers.0.attn", None, None)
             worker.wait_for_save()
             self._collect(worker, result)
-            more = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
+            more = across(worker.build_connector_worker_meta())
             worker_meta = worker_meta.aggregate(more) if worker_meta and more else worker_meta or more
             worker.clear_connector_metadata()
         output = SimpleNamespace(
@@ -294,7 +302,7 @@ class Server:
             self.pool.free_blocks([self.pool.blocks[block] for block in self.sending.pop(request_id)])
         for side in (self.scheduler, *self.workers):
             if (stats := side.get_kv_connector_stats()) is not None:
-                self.stats.append(dict(pickle.loads(pickle.dumps(stats)).data))
+                self.stats.append(dict(across(stats).data))
         return result
 
     def _collect(self, worker: Any, result: StepResult) -> None:
@@ -335,7 +343,7 @@ class Server:
         if held:
             self.sending[request_id] = blocks
             self.pool.touch([self.pool.blocks[block] for block in blocks])
-        return params
+        return dict(params) if held else None
 
     def fill(self, block: int, value: int) -> None:
         """Write `value` to every byte of one KV block, in every layer of every rank."""
@@ -354,7 +362,7 @@ class Server:
 
     def total(self, name: str) -> float:
         """Sum of one count over all steps, ranks and the scheduler."""
-        return sum(stats.get(name, 0) for stats in self.stats)
+        return float(sum(stats.get(name, 0) for stats in self.stats))
 
 
 def allocated(blocks: list[int]) -> Any:
@@ -374,7 +382,7 @@ def offer(
         p.fill(block, block)
     params = p.prefill(request_id, tokens, blocks, **more)
     assert params is not None
-    return json.loads(json.dumps(params))
+    return dict(json.loads(json.dumps(params)))
 
 
 def admit(d: Server, wanted: Any, blocks: list[int], local_tokens: int = 0) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SECRET_VARIABLE = "KVIK_SECRET"
+SECRET_VARIABLE = "KVIK_SECRET"  # noqa: S105  (the name of a variable)
 
 
 class ConfigError(ValueError):

@@ -2,7 +2,8 @@
 
 vLLM builds one instance in its scheduler process and one in each worker. This class translates vLLM's objects
 into plain ones and holds no state of its own besides the half that it is. Hooks that vLLM offers and that are
-not overridden here have nothing to do in a connector that moves whole requests between steps.
+not overridden here have nothing to do in a connector that moves whole requests between steps. Unused
+arguments are vLLM's signatures.
 """
 
 from __future__ import annotations
@@ -12,6 +13,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvik.vllm import native
+from kvik.vllm.config import ConnectorConfig
+from kvik.vllm.holding import HeldBlocks
+from kvik.vllm.observe import KvikPromMetrics, KvikStats
+from kvik.vllm.protocol import RankHello, StepPlan
+from kvik.vllm.report import ReportFile
+from kvik.vllm.scheduler import Identity, SchedulerSide
+from kvik.vllm.worker import WorkerSide
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as vllm_base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -22,21 +31,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvik.vllm import native
-from kvik.vllm.config import ConnectorConfig
-from kvik.vllm.holding import HeldBlocks
-from kvik.vllm.observe import KvikPromMetrics, KvikStats
-from kvik.vllm.protocol import RankHello, StepPlan
-from kvik.vllm.report import ReportFile
-from kvik.vllm.scheduler import Identity, SchedulerSide
-from kvik.vllm.worker import WorkerSide
-
 logger = logging.getLogger("vllm.kvik")
 
 KV_SPECS = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 
 
-class SetupRefused(ValueError):
+class SetupError(ValueError):
     """This server's configuration is not served by this version; the text names what it is."""
 
 
@@ -117,7 +117,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Tokens that a load would bring beyond `num_computed_tokens`; a load is always asynchronous."""
         return self._on_scheduler().get_num_new_matched_tokens(request, num_computed_tokens)
 
-    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:  # noqa: ARG002
         """A handover brings all of the request's KV, so every group (there is one)."""
         return (0,)
 
@@ -125,7 +125,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Blocks for the request are allocated."""
         self._on_scheduler().update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:
+    def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:  # noqa: ARG002
         """This step's plan for the workers."""
         return KvikMetadata(self._on_scheduler().take_plan())
 
@@ -182,7 +182,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         """Nothing to wait for: sent blocks are held until their grant has ended."""
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
         """Request ids whose sends and loads have ended. vLLM 0.30 and later ask by `get_transfer_results`,
         which calls this.
 
@@ -233,12 +233,12 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return KvikPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003
         """No layer-wise hooks, so whole graphs may be captured."""
         return False
 
     @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003
         """Sleep mode moves the KV tensors, and a registered region does not follow (asked by 0.33)."""
         return False
 
@@ -258,15 +258,15 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
     sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
     for name in sizes:
         if getattr(parallel, name, 1) != 1:
-            raise SetupRefused(f"kvik hands over with {name} 1; this server has {getattr(parallel, name)}")
+            raise SetupError(f"kvik hands over with {name} 1; this server has {getattr(parallel, name)}")
     groups = kv_cache_config.kv_cache_groups
     kinds = [type(group.kv_cache_spec).__name__ for group in groups]
     if len(groups) != 1:
-        raise SetupRefused(
+        raise SetupError(
             f"kvik hands over models with one KV cache group; this model has {len(groups)}: {kinds}"
         )
     if kinds[0] not in KV_SPECS:
-        raise SetupRefused(
+        raise SetupError(
             f"kvik hands over KV of kind {' or '.join(sorted(KV_SPECS))}; this model's is {kinds[0]}"
         )
 

@@ -1,8 +1,8 @@
 """The content digest of a handover: which tokens, under which model, the KV blocks were computed from.
 
-kvik chains one link a KV block: its root covers the namespace and the extra keys, and each link covers the one
-before it and the tokens of its block, the last of which may be partial. So two sides that agree on link k agree
-on everything before it, and a prompt that begins with the tokens of a shorter prefill can be checked as well.
+kvik chains one link a KV block: its root covers the namespace and the extra keys, and each link covers the
+one before it and the tokens of its block, the last of which may be partial. So two sides that agree on a link
+agree on everything before it, and a prompt that begins with a shorter prefill's tokens can be checked too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvik.vllm.native import Native
-from kvik.vllm.protocol import KvShape, Refused
+from kvik.vllm.protocol import KvShape, RefusedError
 
 NAMESPACE_SCHEMA = 1
 
@@ -30,18 +30,18 @@ def namespace_bytes(identity: Mapping[str, str], shape: KvShape) -> bytes:
 
 
 def namespace_digest(native: Native, namespace: bytes) -> str:
-    """Short form of a namespace, for comparing and for logs: one link under extra keys that no request has."""
+    """Short form of a namespace, for comparing and for logs: a link that no request's chain has."""
     return native.content_chain(namespace, b"namespace", np.zeros(1, dtype=np.uint32), 1)[-1].hex()
 
 
 def request_digest(native: Native, namespace: bytes, request: Any, num_tokens: int, block_tokens: int) -> str:
     """Digest of the first `num_tokens` prompt tokens of a vLLM request, with LoRA, cache salt and images.
 
-    Raises `Refused` for a request without token ids (prompt embeddings): its content has no name to compare.
+    Raises `RefusedError` for a request without token ids (prompt embeddings): nothing names its content.
     """
     tokens: Sequence[int] | None = request.prompt_token_ids
     if tokens is None or getattr(request, "prompt_embeds", None) is not None:
-        raise Refused("prompt_embeds", "the prompt is given as embeddings, which have no content digest")
+        raise RefusedError("prompt_embeds", "the prompt is given as embeddings, which have no content digest")
     ids = np.asarray(tokens[:num_tokens], dtype=np.uint32)
     return native.content_chain(namespace, extra_keys(request, num_tokens), ids, block_tokens)[-1].hex()
 

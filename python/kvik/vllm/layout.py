@@ -19,7 +19,7 @@ from kvik.vllm.protocol import KvShape
 DIMENSIONS = "HNC"
 
 
-class LayoutRefused(ValueError):
+class LayoutError(ValueError):
     """KV tensors that this version cannot hand over; the text names what was found."""
 
 
@@ -46,15 +46,13 @@ class KvMemory:
 
 
 def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
-    """Check the tensors of `register_kv_caches` and describe them; `LayoutRefused` names what does not fit.
+    """Check the tensors of `register_kv_caches` and describe them; `LayoutError` names what does not fit.
 
     Layers that share one tensor (cross-layer KV sharing) count once. Layers are taken in the order of the
     numbers in their names, which is the same on every server of a model.
     """
     if not kv_caches:
-        raise LayoutRefused(
-            "vLLM registered no KV tensors: a model without KV cache has nothing to hand over"
-        )
+        raise LayoutError("vLLM registered no KV tensors: a model without KV cache has nothing to hand over")
     names = sorted(kv_caches, key=_natural)
     first_name, first = names[0], kv_caches[names[0]]
     order = _check_first(first_name, first)
@@ -64,7 +62,7 @@ def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
         tensor = kv_caches[name]
         _check_alike(name, tensor, first_name, first)
         if tensor.untyped_storage().data_ptr() != storage.data_ptr():
-            raise LayoutRefused(
+            raise LayoutError(
                 f"KV tensors of {first_name!r} and {name!r} lie in different storages; one is served"
             )
         offset = tensor.data_ptr() - storage.data_ptr()
@@ -89,25 +87,25 @@ def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
 def _check_first(name: str, tensor: Any) -> str:
     """Check one tensor by itself; return the order of its inner dimensions from outer to inner."""
     if tensor.device.type != "cpu":
-        raise LayoutRefused(
+        raise LayoutError(
             f"KV tensor of {name!r} is on {tensor.device}: this version hands over host memory; "
             "device memory comes later"
         )
     if tensor.dim() != 4:
-        raise LayoutRefused(
+        raise LayoutError(
             f"KV tensor of {name!r} has shape {tuple(tensor.shape)}; expected [blocks, heads, slots, content]"
         )
     inner = [(tensor.stride(1 + i), tensor.shape[1 + i], DIMENSIONS[i]) for i in range(3)]
     expected = 1
     for stride, size, _ in sorted(inner, key=lambda dim: dim[:2]):
         if size > 1 and stride != expected:
-            raise LayoutRefused(
+            raise LayoutError(
                 f"one KV block of {name!r} is not one contiguous run: "
                 f"shape {tuple(tensor.shape)}, stride {tensor.stride()}"
             )
         expected *= size
     if tensor.stride(0) < expected:
-        raise LayoutRefused(
+        raise LayoutError(
             f"KV blocks of {name!r} overlap: shape {tuple(tensor.shape)}, stride {tensor.stride()}"
         )
     # A dimension of size 1 may have any stride: it says nothing about the order and keeps its usual place.
@@ -118,7 +116,7 @@ def _check_first(name: str, tensor: Any) -> str:
 def _check_alike(name: str, tensor: Any, first_name: str, first: Any) -> None:
     found, wanted = ((tuple(t.shape), t.stride(), str(t.dtype), str(t.device)) for t in (tensor, first))
     if found != wanted:
-        raise LayoutRefused(
+        raise LayoutError(
             f"KV tensors differ between layers (shape, stride, dtype, device): {name!r} is {found}, "
             f"{first_name!r} is {wanted}"
         )

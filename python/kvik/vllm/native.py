@@ -94,8 +94,8 @@ class Native(Protocol):
     def Engine(self, **options: Any) -> Engine: ...  # noqa: N802  (a class seen as the function that makes one)
     def Layout(self, pages: int, run_bytes: int, **dims: Any) -> Any: ...  # noqa: N802
     def Ticket(self, text: str) -> Ticket: ...  # noqa: N802
-    def content_digest(
-        self, namespace: bytes, tokens: Any, extra: bytes, page_tokens: int
+    def content_chain(
+        self, namespace: bytes, extra: bytes, tokens: Any, block_tokens: int
     ) -> list[bytes]: ...
 
 

@@ -19,7 +19,7 @@ MAX_PAGE_ID = 2**32 - 1
 MAX_TOKENS = 2**31
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The offered KV cannot be used; `code` is the stable reason that is counted, the text is for people."""
 
     def __init__(self, code: str, text: str, tickets: tuple[RankTicket, ...] = ()) -> None:
@@ -52,15 +52,15 @@ class KvShape:
 
     @classmethod
     def from_dict(cls, raw: Any) -> KvShape:
-        """Read a peer's shape; `Refused` when a field is missing or of another type."""
+        """Read a peer's shape; `RefusedError` when a field is missing or of another type."""
         if not isinstance(raw, Mapping):
-            raise Refused("params_invalid", "kv_transfer_params.kvik.shape is not an object")
+            raise RefusedError("params_invalid", "kv_transfer_params.kvik.shape is not an object")
         values: dict[str, Any] = {}
         for f in fields(cls):
             value = raw.get(f.name)
             wanted: type = str if f.type == "str" else int
             if type(value) is not wanted or (wanted is str and len(str(value)) > 32):
-                raise Refused(
+                raise RefusedError(
                     "params_invalid", f"kv_transfer_params.kvik.shape.{f.name} is {str(value)[:80]!r}"
                 )
             values[f.name] = value
@@ -123,15 +123,15 @@ class Handover:
 
 
 def decode(params: Mapping[str, Any]) -> Handover:
-    """Read what a prefill server offered. `Refused` carries the tickets where those could be read."""
+    """Read what a prefill server offered. `RefusedError` carries the tickets where those could be read."""
     ours = params.get("kvik")
     if not isinstance(ours, Mapping):
-        raise Refused(
+        raise RefusedError(
             "params_not_kvik", "no 'kvik' in kv_transfer_params: the prefill server ran another connector"
         )
     tickets = _tickets(ours.get("tickets"))
     if ours.get("version") != PROTOCOL_VERSION:
-        raise Refused(
+        raise RefusedError(
             "params_version",
             f"kvik params version {str(ours.get('version'))[:20]}, this server speaks {PROTOCOL_VERSION}",
             tickets,
@@ -152,27 +152,27 @@ def decode(params: Mapping[str, Any]) -> Handover:
             shape=shape,
             expires_in=float(_integer(ours, "expires_in", 0, 10**9)),
         )
-    except Refused as refused:
+    except RefusedError as refused:
         refused.tickets = tickets
         raise
 
 
 def check_shape(theirs: KvShape, ours: KvShape) -> None:
-    """`Refused`, naming both shapes and the fields that differ, unless they are equal."""
+    """`RefusedError`, naming both shapes and the fields that differ, unless they are equal."""
     differ = [f.name for f in fields(KvShape) if getattr(theirs, f.name) != getattr(ours, f.name)]
     if differ:
-        raise Refused(
+        raise RefusedError(
             "shape_mismatch", f"{', '.join(differ)} differ: prefill has [{theirs}], decode has [{ours}]"
         )
 
 
 def _tickets(raw: Any) -> tuple[RankTicket, ...]:
     if not isinstance(raw, list) or not 0 < len(raw) <= MAX_RANKS:
-        raise Refused("params_invalid", "kv_transfer_params.kvik.tickets is not one entry a rank")
+        raise RefusedError("params_invalid", "kv_transfer_params.kvik.tickets is not one entry a rank")
     tickets = []
     for entry in raw:
         if not isinstance(entry, Mapping):
-            raise Refused(
+            raise RefusedError(
                 "params_invalid", "kv_transfer_params.kvik.tickets has an entry that is not an object"
             )
         tp, pp, dp = (_integer(entry, key, 0, MAX_RANKS) for key in ("tp", "pp", "dp"))
@@ -182,13 +182,13 @@ def _tickets(raw: Any) -> tuple[RankTicket, ...]:
 
 def _blocks(raw: Any, num_tokens: int, block_tokens: int) -> list[int]:
     if not isinstance(raw, list) or len(raw) != 1 or not isinstance(raw[0], list):
-        raise Refused(
+        raise RefusedError(
             "params_groups", "remote_block_ids is not a list with one list of KV blocks (one KV cache group)"
         )
     blocks: list[int] = raw[0]
     wanted = -(-num_tokens // max(block_tokens, 1))
     if len(blocks) != wanted or not all(type(block) is int and 0 <= block <= MAX_PAGE_ID for block in blocks):
-        raise Refused(
+        raise RefusedError(
             "params_invalid",
             f"remote_block_ids has {len(blocks)} entries; {num_tokens} tokens need {wanted} block ids",
         )
@@ -199,14 +199,14 @@ def _integer(raw: Mapping[str, Any], key: str, low: int, high: int) -> int:
     value = raw.get(key)
     number = int(value) if isinstance(value, float) and value == value and abs(value) < 2**53 else value
     if type(number) is not int or not low <= number <= high:
-        raise Refused("params_invalid", f"kv_transfer_params field {key!r} is {str(value)[:80]!r}")
+        raise RefusedError("params_invalid", f"kv_transfer_params field {key!r} is {str(value)[:80]!r}")
     return number
 
 
 def _text(raw: Mapping[str, Any], key: str, longest: int) -> str:
     value = raw.get(key)
     if not isinstance(value, str) or not 0 < len(value) <= longest:
-        raise Refused("params_invalid", f"kv_transfer_params field {key!r} is {str(value)[:80]!r}")
+        raise RefusedError("params_invalid", f"kv_transfer_params field {key!r} is {str(value)[:80]!r}")
     return value
 
 

@@ -33,7 +33,7 @@ from typing import Any
 from kvik.vllm import digest, protocol
 from kvik.vllm.holding import HeldBlocks
 from kvik.vllm.native import Native
-from kvik.vllm.protocol import Handover, Load, RankHello, RankTicket, Refused, Release, Send, StepPlan
+from kvik.vllm.protocol import Handover, Load, RankHello, RankTicket, RefusedError, Release, Send, StepPlan
 from kvik.vllm.report import LoadRecord, ReportFile
 
 logger = logging.getLogger("vllm.kvik")
@@ -192,7 +192,7 @@ class SchedulerSide:
         blocks = list(block_ids[0][: -(-num_tokens // block_tokens)])
         try:
             content = digest.request_digest(self._native, self._namespace, request, num_tokens, block_tokens)
-        except Refused as refused:
+        except RefusedError as refused:
             logger.warning("kvik: request %s is not handed over: %s", request.request_id, refused)
             return False, None
         return True, self._offer(request, blocks, num_tokens, content)
@@ -256,7 +256,7 @@ class SchedulerSide:
         if pull is None and self._identity.is_consumer and params and params.get("do_remote_prefill"):
             try:
                 pull = Pull(protocol.decode(params))
-            except Refused as refused:
+            except RefusedError as refused:
                 pull = Pull(None, Phase.SETTLED)
                 self._refuse(request_id, str(params.get("remote_request_id"))[:1024], refused)
             self._pulls[request_id] = pull
@@ -268,7 +268,7 @@ class SchedulerSide:
             return True
         try:
             self._check(request, offer)
-        except Refused as refused:
+        except RefusedError as refused:
             refused.tickets = offer.tickets
             pull.phase = Phase.SETTLED
             self._refuse(request.request_id, offer.remote_request_id, refused)
@@ -278,22 +278,22 @@ class SchedulerSide:
 
     def _check(self, request: Any, offer: Handover) -> None:
         if not self._ranks:
-            raise Refused("not_ready", "this server's ranks have not registered their KV tensors")
+            raise RefusedError("not_ready", "this server's ranks have not registered their KV tensors")
         ours = self._ranks[0].shape
         protocol.check_shape(offer.shape, ours)
         ranks = {ticket.tp for ticket in offer.tickets}
         if len(offer.tickets) != ours.tp or ranks != set(self._ranks):
-            raise Refused(
+            raise RefusedError(
                 "shape_mismatch", f"tickets for ranks {sorted(ranks)}, this server has {sorted(self._ranks)}"
             )
         if offer.namespace != self._namespace_hex:
-            raise Refused(
+            raise RefusedError(
                 "namespace_mismatch",
                 f"prefill computed namespace {offer.namespace[:16]} (model {offer.model!r}), this server has "
                 f"{self._namespace_hex[:16]} (model {self._identity.model.get('model')!r})",
             )
         if offer.num_tokens > request.num_prompt_tokens:
-            raise Refused(
+            raise RefusedError(
                 "digest_mismatch",
                 f"the offer covers {offer.num_tokens} tokens, the prompt has {request.num_prompt_tokens}",
             )
@@ -301,13 +301,13 @@ class SchedulerSide:
             self._native, self._namespace, request, offer.num_tokens, ours.block_tokens
         )
         if content != offer.digest:
-            raise Refused(
+            raise RefusedError(
                 "digest_mismatch",
                 f"content digest of the first {offer.num_tokens} tokens: prefill {offer.digest[:16]}, "
                 f"own prompt {content[:16]}",
             )
 
-    def _refuse(self, request_id: str, remote_request_id: str, refused: Refused) -> None:
+    def _refuse(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
         """Say, count and record that an offer is not used, and give it back where its tickets are known."""
         logger.warning("kvik: request %s is recomputed (%s): %s", request_id, refused.code, refused)
         self.counters[f"recomputed_{refused.code}"] += 1

@@ -14,16 +14,16 @@ NEWEST = (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 
 
-class UnsupportedVllm(ImportError):
+class UnsupportedVllmError(ImportError):
     """The installed vLLM is outside the range that this adapter was tested with."""
 
 
 def check(version: str) -> tuple[int, int]:
-    """Return (major, minor) of a supported `version`; `UnsupportedVllm` names the range for any other."""
+    """Return (major, minor) of a supported `version`; an error names the range for any other."""
     match = re.match(r"(\d+)\.(\d+)", version)
     found = (int(match[1]), int(match[2])) if match else None
     if found is None or not OLDEST <= found <= NEWEST:
-        raise UnsupportedVllm(
+        raise UnsupportedVllmError(
             f"kvik.vllm supports vLLM {SUPPORTED}; this is vLLM {version!r}. Install one of these: "
             f"pip install 'vllm>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
         )
