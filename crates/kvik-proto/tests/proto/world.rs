@@ -253,16 +253,20 @@ impl World {
     }
 
     pub fn begin(&mut self, peer: usize, session: u64, open: Open<Mem>) -> FlowKey {
+        self.try_begin(peer, session, open).unwrap()
+    }
+
+    pub fn try_begin(&mut self, peer: usize, session: u64, open: Open<Mem>) -> Result<FlowKey> {
         let mem = open.side.as_ref().map(|side| side.region.clone());
         let key = match session {
-            OWN_SESSION => self.peers[peer].node.begin_own(open, self.now).unwrap(),
-            _ => self.peers[peer].node.begin(session, open, self.now).unwrap(),
-        };
+            OWN_SESSION => self.peers[peer].node.begin_own(open, self.now),
+            _ => self.peers[peer].node.begin(session, open, self.now),
+        }?;
         if let Some(mem) = mem {
             self.peers[peer].transfers.insert(key, mem);
         }
         self.pump(peer);
-        key
+        Ok(key)
     }
 
     /// Begins, lets all happen that can without time passing, and gives the outcome.
@@ -303,7 +307,9 @@ impl World {
         for (at, link) in self.links.iter().enumerate() {
             for side in 0..2 {
                 let (from, to) = (side, &self.peers[link.ends[1 - side]]);
-                if !link.closed[side] && self.peers[link.ends[side]].node.wants_to_send(link.session) {
+                let awake = !self.peers[link.ends[side]].asleep;
+                if awake && !link.closed[side] && self.peers[link.ends[side]].node.wants_to_send(link.session)
+                {
                     actions.push(Action::Send(at, side));
                 }
                 if link.lost || to.asleep {
@@ -319,9 +325,10 @@ impl World {
                 }
             }
         }
-        let copiers = self.peers.iter().enumerate().filter(|(_, peer)| peer.copies);
+        let copiers = self.peers.iter().enumerate().filter(|(_, peer)| peer.copies && !peer.asleep);
         actions.extend(copiers.map(|(at, _)| Action::Copy(at)));
-        let running = self.running.iter().enumerate().filter(|(_, running)| !self.peers[running.peer].hold);
+        let works = |running: &Running| !self.peers[running.peer].hold && !self.peers[running.peer].asleep;
+        let running = self.running.iter().enumerate().filter(|(_, running)| works(running));
         actions.extend(running.map(|(at, _)| Action::Finish(at)));
         actions
     }
