@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 #[test]
 fn secrets_are_compared_without_being_told() {
-    let cases: [(Option<&[u8]>, Option<&[u8]>, Option<Code>); 5] = [
+    type Shared = Option<&'static [u8]>;
+    let cases: [(Shared, Shared, Option<Code>); 5] = [
         (None, None, None),
         (Some(b"s"), Some(b"s"), None),
         (Some(b"s"), Some(b"t"), Some(Code::SecretMismatch)),
