@@ -91,6 +91,7 @@ fn a_revoked_grant_ends_when_its_orders_have() {
             assert!(!h.ended() || (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
             h.release();
             assert_eq!(h.world.peers[1].ended[&h.grant], state);
+            assert!(h.world.peers[1].fences[1] > 7, "the grant's fence was not raised");
             let expected = match state {
                 GrantState::Revoked => Code::GrantRevoked,
                 GrantState::Closed => Code::RegionClosed,
