@@ -123,7 +123,8 @@ impl<R: Clone> Node<R> {
         };
         let view = self.grants.select(begin.grant, &begin.select, shape.order)?;
         check_page_count(&view)?;
-        view.shape().check_same_stream(&shape)?;
+        // "Here" is where the error is read: at the initiator.
+        shape.check_same_stream(&view.shape())?;
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
         let own_pages = begin.select.pages.as_ref().map_or(0, |_| view.pages().len() * 4);
         flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
@@ -144,7 +145,7 @@ impl<R: Clone> Node<R> {
                 let source = begin
                     .source
                     .ok_or_else(|| Error::new(Code::ProtocolError, "a write without its source"))?;
-                view.shape().check_same_stream(&source.view.shape())?;
+                source.view.shape().check_same_stream(&view.shape())?;
                 flow.source = Some(CopyFrom::Peer(Arc::new(source)));
                 flow.work = Work::Copy;
             }

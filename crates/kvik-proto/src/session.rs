@@ -149,7 +149,9 @@ impl<R: Clone> Node<R> {
         };
         input.drain(..taken);
         if let Some(session) = self.sessions.get_mut(&id) {
-            input.shrink_to(KEPT_INPUT);
+            if input.len() <= KEPT_INPUT {
+                input.shrink_to(KEPT_INPUT);
+            }
             session.input = input;
         }
         if let Err(error) = result {

@@ -1,1 +1,265 @@
-//! Empty.
+//! Ended means yours: whatever ends a transfer or a grant, memory is only reported free when no order is open on it.
+
+use crate::memory::{Mem, view};
+use crate::world::{Action, World, layout, ms};
+use kvik_core::{Code, GrantId, GrantState, Right, Use, View};
+use kvik_proto::{FlowKey, Op, Path};
+
+/// A transfer of 16 chunks that has come halfway, with the executors of both engines stopped inside their orders.
+struct Halfway {
+    world: World,
+    session: u64,
+    grant: GrantId,
+    key: FlowKey,
+}
+
+const WAYS: [(Op, Path); 4] = [
+    (Op::Read, Path::Channels),
+    (Op::Read, Path::Memory),
+    (Op::Write, Path::Channels),
+    (Op::Write, Path::Memory),
+];
+
+fn begun(op: Op, path: Path, pages: u32) -> Halfway {
+    let (mut world, session) = World::pair(u64::from(pages));
+    let layout = layout(pages, 8192);
+    let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
+    let all: View = view(&layout, &(0..pages).collect::<Vec<u32>>());
+    let right = if op == Op::Write { Right::Write } else { Right::Read };
+    let grant = world.grant(1, &there, &all, right, Use::Once(1));
+    let open = world.open(0, grant, op, path, Some((&here, &all)));
+    let key = world.begin(0, session, open);
+    Halfway { world, session, grant, key }
+}
+
+fn halfway(op: Op, path: Path) -> Halfway {
+    let mut h = begun(op, path, 16);
+    for _ in 0..12 {
+        if let Some(action) = h.world.actions().pop() {
+            h.world.act(action, 1000);
+        }
+    }
+    for peer in &mut h.world.peers {
+        peer.hold = true;
+    }
+    h.world.settle();
+    h
+}
+
+impl Halfway {
+    fn ended(&self) -> bool {
+        self.world.outcome(0, self.key).is_some()
+    }
+
+    /// One step of the sender; nothing is placed.
+    fn send_on(&mut self) {
+        let mut actions = self.world.actions();
+        actions.retain(|action| !matches!(action, Action::Chunk(..)));
+        self.world.act(actions.pop().unwrap(), 1 << 20);
+    }
+
+    /// Lets the executors go on: all must end, and nothing be left.
+    fn release(&mut self) {
+        for peer in &mut self.world.peers {
+            peer.hold = false;
+        }
+        self.world.settle();
+        assert!(self.ended());
+        self.world.assert_quiet();
+    }
+}
+
+#[test]
+fn a_revoked_grant_ends_when_its_orders_have() {
+    for (op, path) in WAYS {
+        for state in [GrantState::Revoked, GrantState::Closed, GrantState::Expired] {
+            let mut h = halfway(op, path);
+            match state {
+                GrantState::Expired => {
+                    // Held so long only in the owner: everything else would have ended it before.
+                    h.world.now += ms(120_000);
+                    h.world.peers[1].node.touch(h.session, h.world.now);
+                    let _ = h.world.peers[1].node.next_copy(h.world.now);
+                    h.world.pump(1);
+                }
+                _ => h.world.end_grant(1, h.grant, state),
+            }
+            h.world.settle();
+            // A read from the owner's memory is cut off by its generation; all else holds pins.
+            let pinned = (op, path) != (Op::Read, Path::Memory);
+            assert_eq!(h.world.peers[1].ended.contains_key(&h.grant), !pinned, "{op:?} {path:?} {state:?}");
+            assert!(!h.ended() || (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
+            h.release();
+            assert_eq!(h.world.peers[1].ended[&h.grant], state);
+            assert!(h.world.peers[1].fences[1] > 7, "the grant's fence was not raised");
+            let expected = match state {
+                GrantState::Revoked => Code::GrantRevoked,
+                GrantState::Closed => Code::RegionClosed,
+                _ => Code::GrantExpired,
+            };
+            let code = h.world.code(0, h.key).unwrap();
+            assert!(
+                code == expected || (path == Path::Memory && code == Code::StaleGeneration),
+                "{op:?} {path:?} {state:?} gave {code}"
+            );
+            h.world.assert_no_leak();
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_transfer_ends_when_its_orders_have() {
+    for (op, path) in WAYS {
+        let mut h = halfway(op, path);
+        h.world.cancel(0, h.key);
+        h.world.settle();
+        // Only where the owner copies from here has this side no order of its own: its fence ends it at once.
+        assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
+        h.release();
+        assert_eq!(h.world.code(0, h.key), Some(Code::Cancelled));
+        assert_eq!(h.world.peers[1].node.grant_state(h.grant), Some(GrantState::Live));
+        h.world.assert_no_leak();
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_transfer_that_hangs_in_the_owner() {
+    for (op, path) in WAYS {
+        let mut h = halfway(op, path);
+        h.world.peers[0].hold = false;
+        h.world.advance(ms(30_001));
+        let code = h.world.code(0, h.key);
+        // A read from the owner's memory needs nothing of it any more.
+        let expected = ((op, path) != (Op::Read, Path::Memory)).then_some(Code::DeadlineExceeded);
+        assert_eq!(code, expected, "{op:?} {path:?}");
+        h.release();
+        h.world.assert_no_leak();
+    }
+}
+
+#[test]
+fn a_deadline_waits_for_the_orders_of_this_side() {
+    for (op, path) in WAYS {
+        let mut h = halfway(op, path);
+        h.world.advance(ms(31_500));
+        assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
+        h.release();
+        assert_eq!(h.world.code(0, h.key), Some(Code::DeadlineExceeded));
+        h.world.assert_no_leak();
+    }
+}
+
+#[test]
+fn a_cut_session_ends_its_transfers_when_their_orders_have() {
+    for (op, path) in WAYS {
+        for by in [0, 1] {
+            let mut h = halfway(op, path);
+            h.world.cut(by, h.session);
+            h.world.settle();
+            assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
+            h.release();
+            assert_eq!(h.world.code(0, h.key), Some(Code::PeerLost), "{op:?} {path:?}");
+            assert_eq!(h.world.peers[1].node.grant_state(h.grant), Some(GrantState::Live));
+            assert_eq!(h.world.peers[0].downs.len() + h.world.peers[1].downs.len(), 2);
+            h.world.assert_no_leak();
+        }
+    }
+}
+
+/// The executor that sent the last chunk may report it after the peer has already said that all is in place.
+#[test]
+fn success_may_overtake_the_report_of_the_last_order() {
+    for op in [Op::Read, Op::Write] {
+        let mut h = begun(op, Path::Channels, 3);
+        let sender = if op == Op::Read { 1 } else { 0 };
+        while h.world.links[0].chunks.iter().all(|chunks| chunks.len() < 2) {
+            h.send_on();
+        }
+        let order = h.world.peers[sender].node.next_send(h.session, h.world.now).unwrap();
+        let kvik_proto::OrderKind::Send(header) = &order.kind else { panic!("no send") };
+        let payload = order.region.read(&order.view, order.part.clone());
+        let sums = payload.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
+        let link = &mut h.world.links[0];
+        let side = usize::from(link.ends[1] == sender);
+        let status = kvik_proto::STATUS_WHOLE;
+        link.chunks[side].push_back(crate::world::Chunk { header: *header, payload, sums, status });
+        h.world.settle();
+        // The other side has ended well by now; here the order is still open on the memory.
+        assert_eq!(h.world.peers[0].downs.len() + h.world.peers[1].downs.len(), 0, "{op:?}");
+        match op {
+            Op::Read => {
+                assert_eq!(h.world.outcome(0, h.key), Some(Ok(())));
+                assert!(
+                    !h.world.peers[1].ended.contains_key(&h.grant),
+                    "the grant ended under an open order"
+                );
+            }
+            _ => {
+                assert!(!h.ended(), "the transfer ended under an open order");
+                assert!(h.world.peers[1].ended.contains_key(&h.grant));
+            }
+        }
+        // A cancel or a cut that comes in between changes nothing about it.
+        h.world.cut(sender, h.session);
+        let done = kvik_proto::OrderOutcome::Done { extents: 1, verify: ms(0) };
+        h.world.peers[sender].node.order_done(order.id, done);
+        h.world.pump(sender);
+        assert_eq!(h.world.outcome(0, h.key), Some(Ok(())), "{op:?}");
+        assert_eq!(h.world.peers[1].ended[&h.grant], GrantState::Consumed);
+        h.release();
+        h.world.assert_no_leak();
+    }
+}
+
+#[test]
+fn a_failed_order_ends_the_transfer_on_both_sides() {
+    for op in [Op::Read, Op::Write] {
+        let mut h = begun(op, Path::Channels, 16);
+        while h.world.links[0].chunks.iter().all(|chunks| chunks.is_empty()) {
+            h.send_on();
+        }
+        let side = usize::from(h.world.links[0].chunks[0].is_empty());
+        h.world.links[0].chunks[side][0].payload[17] ^= 1;
+        h.world.settle();
+        assert_eq!(h.world.code(0, h.key), Some(Code::ChecksumMismatch));
+        h.release();
+        assert_eq!(h.world.peers[1].node.grant_state(h.grant), Some(GrantState::Live));
+        h.world.assert_no_leak();
+    }
+}
+
+#[test]
+fn what_comes_after_the_end_is_thrown_away() {
+    let mut h = begun(Op::Read, Path::Channels, 16);
+    while h.world.links[0].chunks[1].len() < 3 {
+        h.send_on();
+    }
+    let headers: Vec<_> = h.world.links[0].chunks[1].drain(..).map(|chunk| chunk.header).collect();
+    let now = h.world.now;
+    let node = &mut h.world.peers[0].node;
+    let order = node.place(h.session, &headers[0], now).unwrap().unwrap();
+    let code = |result: kvik_core::Result<Option<kvik_proto::Order<Mem>>>| result.unwrap_err().code;
+    assert_eq!(code(node.place(h.session, &headers[0], now)), Code::ProtocolError, "a chunk came twice");
+    let odd = kvik_proto::ChunkHeader { len: 77, ..headers[1] };
+    assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+    let odd = kvik_proto::ChunkHeader { sums: 9, ..headers[1] };
+    assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+    for position in [1, 8192 * 16, u64::MAX / 8192 * 8192] {
+        let odd = kvik_proto::ChunkHeader { position, ..headers[1] };
+        assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+    }
+    let odd = kvik_proto::ChunkHeader { session: h.session ^ 1, ..headers[1] };
+    assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+    h.world.cancel(0, h.key);
+    // Stopped, but an order is open: the rest is already unwanted.
+    let node = &mut h.world.peers[0].node;
+    assert!(node.place(h.session, &headers[1], now).unwrap().is_none());
+    assert!(order.stop.load(std::sync::atomic::Ordering::Acquire));
+    node.order_done(order.id, kvik_proto::OrderOutcome::Void);
+    h.world.pump(0);
+    assert_eq!(h.world.code(0, h.key), Some(Code::Cancelled));
+    let node = &mut h.world.peers[0].node;
+    assert!(node.place(h.session, &headers[2], now).unwrap().is_none());
+    h.release();
+    h.world.assert_no_leak();
+}

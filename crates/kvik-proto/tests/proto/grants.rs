@@ -99,12 +99,15 @@ fn a_grant_that_is_late_for_itself_serves_nobody() {
     let id = s.world.grant_id();
     let open = s.open(id, Op::Read);
     let key = s.world.begin(0, s.session, open);
+    let open = s.world.open(0, id, Op::Confirm, Path::Channels, None);
+    let confirm = s.world.begin(0, s.session, open);
     s.world.settle();
     let mut offer = s.world.offer(1, &s.there, &s.granted, Right::Read, Use::Once(1));
     offer.expires = s.world.now - ms(1);
     s.world.issue(1, id, offer);
     s.world.settle();
     assert_eq!(s.world.code(0, key), Some(Code::GrantExpired));
+    assert_eq!(s.world.code(0, confirm), Some(Code::GrantExpired));
 }
 
 #[test]

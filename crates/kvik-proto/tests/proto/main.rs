@@ -1,6 +1,7 @@
 //! The protocol in a world without machines: two or three nodes, model memory, pipes, channels and a clock.
 
 mod endings;
+mod executors;
 mod grants;
 mod hostile;
 mod memory;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 pub struct Block {
     bytes: RefCell<Vec<u8>>,
     free: Cell<bool>,
+    scribble: Cell<bool>,
 }
 
 /// A handle on memory, as nodes hold it.
@@ -27,16 +28,24 @@ impl Mem {
     pub fn for_layout(layout: &Layout, seed: u64) -> Mem {
         let mut rng = Rng(seed);
         let bytes = (0..layout.end()).map(|_| rng.next() as u8).collect();
-        Mem(Rc::new(Block { bytes: RefCell::new(bytes), free: Cell::new(false) }))
+        Mem(Rc::new(Block { bytes: RefCell::new(bytes), free: Cell::new(false), scribble: Cell::new(false) }))
     }
 
     pub fn is(&self, other: &Mem) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Its owner has it back, and uses it for something else at once.
+    /// Its owner has it back.
     pub fn set_free(&self) {
         self.0.free.set(true);
+        if self.0.scribble.get() {
+            self.0.bytes.borrow_mut().fill(0xEE);
+        }
+    }
+
+    /// Its owner will use it for something else as soon as it has it back.
+    pub fn scribble_when_free(&self) {
+        self.0.scribble.set(true);
     }
 
     pub fn all(&self) -> Vec<u8> {
@@ -67,11 +76,6 @@ impl Mem {
             from = rest;
         }
         assert!(from.is_empty());
-    }
-
-    /// The owner overwrites it.
-    pub fn scribble(&self) {
-        self.0.bytes.borrow_mut().fill(0xEE);
     }
 }
 

@@ -1,1 +1,178 @@
-//! Empty.
+//! The handshake: who is let in, who is not, and what they are told.
+
+use crate::world::{identity, local, shake};
+use kvik_core::{Code, EngineId, Incarnation};
+use kvik_proto::{Greeting, Handshake, Identity, Join, JoinKind, joined, read_joined, refusal};
+use proptest::prelude::*;
+
+#[test]
+fn secrets_are_compared_without_being_told() {
+    type Shared = Option<&'static [u8]>;
+    let cases: [(Shared, Shared, Option<Code>); 5] = [
+        (None, None, None),
+        (Some(b"s"), Some(b"s"), None),
+        (Some(b"s"), Some(b"t"), Some(Code::SecretMismatch)),
+        (Some(b"s"), None, Some(Code::SecretRequired)),
+        (None, Some(b"s"), Some(Code::SecretRequired)),
+    ];
+    for (left, right, code) in cases {
+        let (opener, listener) = shake(local(1, left), local(2, right), None, 3);
+        match code {
+            None => {
+                let (opener, listener) = (opener.unwrap(), listener.unwrap());
+                assert_eq!(opener.session, listener.session);
+                assert_eq!((opener.peer, listener.peer), (identity(2), identity(1)));
+                assert!(opener.opener && !listener.opener);
+                let join = Join::new(opener.session, 0, JoinKind::Data, &opener.key, [1; 32]);
+                assert!(join.is_signed_with(&listener.key));
+            }
+            Some(code) => {
+                assert_eq!(opener.unwrap_err().code, code, "{left:?} {right:?}");
+                assert_eq!(listener.unwrap_err().code, code, "{left:?} {right:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_engine_or_start_than_wanted_is_named_on_both_sides() {
+    let other = Identity { engine: EngineId([9; 16]), ..identity(2) };
+    let restarted = Identity { incarnation: Incarnation(77), ..identity(2) };
+    for (want, code) in [(other, Code::TicketForeign), (restarted, Code::PeerRestarted)] {
+        let (opener, listener) = shake(local(1, None), local(2, None), Some(want), 3);
+        assert_eq!(opener.unwrap_err().code, code);
+        assert_eq!(listener.unwrap_err().code, code);
+    }
+    let (opener, listener) = shake(local(1, None), local(1, None), None, 3);
+    assert_eq!(opener.unwrap_err().code, Code::ProtocolError);
+    assert_eq!(listener.unwrap_err().code, Code::ProtocolError);
+}
+
+/// The versions stand first in the greeting, so that all else may change behind them.
+#[test]
+fn no_common_version_is_refused_with_both_ranges() {
+    for (oldest, newest) in [(2u16, 3u16), (0, 0)] {
+        let (mut opener, mut hello) = Handshake::open(local(1, None), [1; 32], None);
+        hello[8..10].copy_from_slice(&oldest.to_le_bytes());
+        hello[10..12].copy_from_slice(&newest.to_le_bytes());
+        let (mut listener, mut answer) = (Handshake::listen(local(2, None), [2; 32]), Vec::new());
+        let error = listener.receive(&mut hello, &mut answer).err().unwrap();
+        let told = opener.receive(&mut answer, &mut Vec::new()).err().unwrap();
+        assert_eq!(error, told);
+        assert_eq!(told.code, Code::VersionMismatch);
+        assert!(
+            told.text.contains(&format!("{oldest} to {newest}")) && told.text.contains("1 to 1"),
+            "{told}"
+        );
+    }
+    // A later engine that also speaks this version is welcome; an answer that was not offered is not.
+    let (mut opener, mut hello) = Handshake::open(local(1, None), [1; 32], None);
+    hello[10..12].copy_from_slice(&9u16.to_le_bytes());
+    let (mut listener, mut answer) = (Handshake::listen(local(2, None), [2; 32]), Vec::new());
+    assert!(listener.receive(&mut hello, &mut answer).unwrap().is_none());
+    assert_eq!(answer[8..10], 1u16.to_le_bytes());
+    answer[8] = 2;
+    assert_eq!(opener.receive(&mut answer, &mut Vec::new()).err().unwrap().code, Code::ProtocolError);
+}
+
+#[test]
+fn who_does_not_speak_kvik_is_told_apart() {
+    for text in ["GET / HTTP/1.1\r\n", "HTTP/1.1 400 Bad Request\r\n", "\0", "kvi\0"] {
+        let (mut opener, _) = Handshake::open(local(1, None), [1; 32], None);
+        let mut listener = Handshake::listen(local(2, None), [2; 32]);
+        for side in [&mut opener, &mut listener] {
+            let mut out = Vec::new();
+            let error = side.receive(&mut text.as_bytes().to_vec(), &mut out).err().unwrap();
+            assert_eq!(error.code, Code::PeerNotKvik, "{text:?}");
+            assert!(out.is_empty(), "nothing is said to a stranger");
+        }
+        assert_eq!(read_joined(&mut text.as_bytes().to_vec()).unwrap_err().code, Code::PeerNotKvik);
+    }
+    let mut long = b"kvik\x01\0\xff\xff".to_vec();
+    let mut listener = Handshake::listen(local(2, None), [2; 32]);
+    assert_eq!(listener.receive(&mut long, &mut Vec::new()).err().unwrap().code, Code::ProtocolError);
+}
+
+#[test]
+fn a_greeting_may_come_byte_by_byte_and_leaves_what_follows() {
+    let (mut opener, hello) = Handshake::open(local(1, Some(b"x")), [1; 32], Some(identity(2)));
+    let mut listener = Handshake::listen(local(2, Some(b"x")), [2; 32]);
+    let mut wires = [hello, Vec::new()];
+    let mut inputs = [Vec::new(), Vec::new()];
+    let mut done = [false; 2];
+    while wires.iter().any(|wire| !wire.is_empty()) {
+        for side in [0, 1] {
+            if wires[side].is_empty() {
+                continue;
+            }
+            inputs[side].push(wires[side].remove(0));
+            let mut out = Vec::new();
+            let node = if side == 0 { &mut listener } else { &mut opener };
+            if let Some(Greeting::Control(_)) = node.receive(&mut inputs[side], &mut out).unwrap() {
+                done[side] = true;
+                assert!(inputs[side].is_empty());
+            }
+            wires[1 - side].extend(out);
+        }
+    }
+    assert_eq!(done, [true, true]);
+}
+
+#[test]
+fn a_join_and_its_answers_come_back() {
+    let (opener, _) = shake(local(1, None), local(2, None), None, 3);
+    let opener = opener.unwrap();
+    let join = Join::new(opener.session, 7, JoinKind::Local, &opener.key, [4; 32]);
+    let mut message = join.encode();
+    message.extend(b"rest");
+    let mut listener = Handshake::listen(local(2, None), [2; 32]);
+    let Some(Greeting::Join(back)) = listener.receive(&mut message, &mut Vec::new()).unwrap() else {
+        panic!("no join")
+    };
+    assert_eq!((back.session, back.index, back.kind), (join.session, 7, JoinKind::Local));
+    assert!(back.is_signed_with(&opener.key));
+    assert_eq!(message, b"rest");
+    let mut answer = joined();
+    answer.extend(b"rest");
+    assert_eq!(read_joined(&mut answer).unwrap(), Some(()));
+    assert_eq!(answer, b"rest");
+    let why = kvik_core::Error::new(Code::EngineClosed, "closed");
+    assert_eq!(read_joined(&mut refusal(&why)).unwrap_err(), why);
+    assert_eq!(read_joined(&mut Vec::new()).unwrap(), None);
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0u8..8, magic: bool) {
+        let mut input = match magic {
+            true => [b"kvik", &[kind, 0][..], &(bytes.len() as u16).to_le_bytes(), &bytes].concat(),
+            false => bytes,
+        };
+        let (mut opener, _) = Handshake::open(local(1, None), [1; 32], None);
+        let mut listener = Handshake::listen(local(2, None), [2; 32]);
+        let _ = opener.receive(&mut input.clone(), &mut Vec::new());
+        let _ = read_joined(&mut input.clone());
+        let _ = listener.receive(&mut input, &mut Vec::new());
+    }
+
+    /// Whatever bit is flipped on the wire, two sides that both call it a session mean the same one.
+    #[test]
+    fn a_flipped_bit_makes_no_session_or_the_same(step in 0usize..4, bit in 0usize..4000) {
+        let (mut opener, mut wire) = Handshake::open(local(1, Some(b"x")), [1; 32], Some(identity(2)));
+        let mut listener = Handshake::listen(local(2, Some(b"x")), [2; 32]);
+        let mut sessions = Vec::new();
+        for at in 0..4 {
+            if at == step && !wire.is_empty() {
+                let bit = bit % (wire.len() * 8);
+                wire[bit / 8] ^= 1 << (bit % 8);
+            }
+            let mut out = Vec::new();
+            let side = if at % 2 == 0 { &mut listener } else { &mut opener };
+            if let Ok(Some(Greeting::Control(session))) = side.receive(&mut wire, &mut out) {
+                sessions.push((session.session, session.version));
+            }
+            wire = out;
+        }
+        prop_assert!(sessions.windows(2).all(|pair| pair[0] == pair[1]));
+    }
+}

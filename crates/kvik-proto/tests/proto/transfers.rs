@@ -161,6 +161,10 @@ fn transfers_take_turns() {
     for pair in turns.windows(2) {
         assert_ne!(pair[0], pair[1], "{turns:?}");
     }
+    // Nothing more is given out once the grant ends, though its open orders keep the transfers there.
+    world.end_grant(1, grant, kvik_core::GrantState::Revoked);
+    assert!(world.peers[1].node.next_send(session, world.now).is_none());
+    assert!(!world.peers[1].ended.contains_key(&grant));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Engines without machines: nodes, pipes, channels, executors and a clock, all of them in one thread and all of
 //! them moved by hand or by a seeded die.
 
+use crate::executors::Running;
 use crate::memory::{Mem, Rng};
 use kvik_core::{
     Code, EngineId, Error, GrantId, GrantState, Incarnation, RegionId, Result, Right, Use, View,
@@ -8,7 +9,6 @@ use kvik_core::{
 use kvik_proto::*;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 pub const fn ms(n: u64) -> Duration {
@@ -30,7 +30,7 @@ pub struct Peer {
     pub hold: bool,
     /// The process does not run.
     pub asleep: bool,
-    copies: bool,
+    pub copies: bool,
     transfers: HashMap<FlowKey, Mem>,
     grants: HashMap<GrantId, Mem>,
 }
@@ -55,16 +55,6 @@ pub struct Link {
     pub lost: bool,
 }
 
-struct Running {
-    peer: usize,
-    session: Option<u64>,
-    order: Order<Mem>,
-    chunk: Option<Chunk>,
-    /// What was read of the first half.
-    read: Vec<u8>,
-    stale: bool,
-}
-
 pub enum Action {
     Bytes(usize, usize),
     Chunk(usize, usize),
@@ -79,7 +69,7 @@ pub struct World {
     pub peers: Vec<Peer>,
     pub links: Vec<Link>,
     pub rng: Rng,
-    running: Vec<Running>,
+    pub running: Vec<Running>,
     serial: u8,
     layouts: HashMap<GrantId, [u8; 8]>,
 }
@@ -266,16 +256,20 @@ impl World {
     }
 
     pub fn begin(&mut self, peer: usize, session: u64, open: Open<Mem>) -> FlowKey {
+        self.try_begin(peer, session, open).unwrap()
+    }
+
+    pub fn try_begin(&mut self, peer: usize, session: u64, open: Open<Mem>) -> Result<FlowKey> {
         let mem = open.side.as_ref().map(|side| side.region.clone());
         let key = match session {
-            OWN_SESSION => self.peers[peer].node.begin_own(open, self.now).unwrap(),
-            _ => self.peers[peer].node.begin(session, open, self.now).unwrap(),
-        };
+            OWN_SESSION => self.peers[peer].node.begin_own(open, self.now),
+            _ => self.peers[peer].node.begin(session, open, self.now),
+        }?;
         if let Some(mem) = mem {
             self.peers[peer].transfers.insert(key, mem);
         }
         self.pump(peer);
-        key
+        Ok(key)
     }
 
     /// Begins, lets all happen that can without time passing, and gives the outcome.
@@ -316,7 +310,9 @@ impl World {
         for (at, link) in self.links.iter().enumerate() {
             for side in 0..2 {
                 let (from, to) = (side, &self.peers[link.ends[1 - side]]);
-                if !link.closed[side] && self.peers[link.ends[side]].node.wants_to_send(link.session) {
+                let awake = !self.peers[link.ends[side]].asleep;
+                if awake && !link.closed[side] && self.peers[link.ends[side]].node.wants_to_send(link.session)
+                {
                     actions.push(Action::Send(at, side));
                 }
                 if link.lost || to.asleep {
@@ -332,9 +328,10 @@ impl World {
                 }
             }
         }
-        let copiers = self.peers.iter().enumerate().filter(|(_, peer)| peer.copies);
+        let copiers = self.peers.iter().enumerate().filter(|(_, peer)| peer.copies && !peer.asleep);
         actions.extend(copiers.map(|(at, _)| Action::Copy(at)));
-        let running = self.running.iter().enumerate().filter(|(_, running)| !self.peers[running.peer].hold);
+        let works = |running: &Running| !self.peers[running.peer].hold && !self.peers[running.peer].asleep;
+        let running = self.running.iter().enumerate().filter(|(_, running)| works(running));
         actions.extend(running.map(|(at, _)| Action::Finish(at)));
         actions
     }
@@ -462,141 +459,6 @@ impl World {
         mem.set_free();
     }
 
-    // ---- executors: half of an order when it starts, half when it finishes ----
-
-    fn is_cut(&self, running: &Running) -> bool {
-        let link = self.links.iter().find(|link| Some(link.session) == running.session);
-        link.is_some_and(|link| link.closed[usize::from(link.ends[1] == running.peer)])
-    }
-
-    fn half(order: &Order<Mem>) -> u64 {
-        order.part.start + (order.part.end - order.part.start) / 2
-    }
-
-    fn start_send(&mut self, at: usize, side: usize) -> usize {
-        let (peer, session) = (self.links[at].ends[side], self.links[at].session);
-        if let Some(order) = self.peers[peer].node.next_send(session, self.now) {
-            let read = order.region.read(&order.view, order.part.start..Self::half(&order));
-            self.running.push(Running {
-                peer,
-                session: Some(session),
-                order,
-                chunk: None,
-                read,
-                stale: false,
-            });
-        }
-        peer
-    }
-
-    fn start_copy(&mut self, peer: usize) -> usize {
-        let order = self.peers[peer].node.next_copy(self.now);
-        self.peers[peer].copies = order.is_some();
-        if let Some(order) = order {
-            let part = order.part.start..Self::half(&order);
-            let mut running =
-                Running { peer, session: None, order, chunk: None, read: Vec::new(), stale: false };
-            self.copy(&mut running, part);
-            self.running.push(running);
-        }
-        peer
-    }
-
-    /// Copies a part, if its source still is what it was.
-    fn copy(&self, running: &mut Running, part: std::ops::Range<u64>) {
-        let order = &running.order;
-        let OrderKind::Copy(from) = &order.kind else { return };
-        let bytes = match from {
-            CopyFrom::Own(mem, view) => mem.read(view, part.clone()),
-            CopyFrom::Peer(source) => {
-                let other = &self.peers[1 - running.peer];
-                running.stale |= other.fences[source.slot as usize] != source.generation;
-                other.regions[&source.region].peek(&source.view, part.clone())
-            }
-        };
-        if !running.stale {
-            order.region.write(&order.view, part, &bytes);
-        }
-    }
-
-    fn start_place(&mut self, at: usize, from: usize) -> usize {
-        let pick = self.rng.below(self.links[at].chunks[from].len().min(4));
-        let (to, session) = (self.links[at].ends[1 - from], self.links[at].session);
-        let Some(chunk) = self.links[at].chunks[from].remove(pick) else { return to };
-        if self.links[at].closed[1 - from] {
-            return to;
-        }
-        if let Some(order) = self.peers[to].node.place(session, &chunk.header, self.now).unwrap() {
-            let part = order.part.start..Self::half(&order);
-            order.region.write(&order.view, part.clone(), &chunk.payload[..(part.end - part.start) as usize]);
-            self.running.push(Running {
-                peer: to,
-                session: Some(session),
-                order,
-                chunk: Some(chunk),
-                read: Vec::new(),
-                stale: false,
-            });
-        }
-        to
-    }
-
-    fn finish(&mut self, at: usize) -> usize {
-        let mut running = self.running.swap_remove(at);
-        let peer = running.peer;
-        let left = running.order.stop.load(Ordering::Acquire) || self.is_cut(&running);
-        let outcome = match running.chunk.take() {
-            Some(chunk) if !left => finish_place(&running.order, &chunk),
-            Some(_) => Ok(false),
-            None => match running.order.kind {
-                OrderKind::Send(header) => self.finish_send(&mut running, header, left),
-                _ => self.finish_copy(&mut running, left),
-            },
-        };
-        let outcome = match outcome {
-            Ok(true) => OrderOutcome::Done { extents: 1, verify: Duration::ZERO },
-            Ok(false) => OrderOutcome::Void,
-            Err(error) => OrderOutcome::Failed(error),
-        };
-        self.peers[peer].node.order_done(running.order.id, outcome);
-        peer
-    }
-
-    fn finish_send(&mut self, running: &mut Running, header: ChunkHeader, left: bool) -> Result<bool> {
-        let order = &running.order;
-        let mut payload = std::mem::take(&mut running.read);
-        let rest = Self::half(order)..order.part.end;
-        match left {
-            true => payload.resize(header.len as usize, 0),
-            false => payload.extend(order.region.read(&order.view, rest)),
-        }
-        let sums = if order.sums {
-            payload.chunks(order.unit as usize).map(kvik_core::page_sum).collect()
-        } else {
-            Vec::new()
-        };
-        let status = if left { STATUS_VOID } else { STATUS_WHOLE };
-        let peer = running.peer;
-        let link = self.link(header.session);
-        let side = usize::from(link.ends[1] == peer);
-        link.chunks[side].push_back(Chunk { header, payload, sums, status });
-        Ok(!left)
-    }
-
-    fn finish_copy(&mut self, running: &mut Running, left: bool) -> Result<bool> {
-        if left {
-            return Ok(false);
-        }
-        self.copy(running, Self::half(&running.order)..running.order.part.end);
-        if let OrderKind::Copy(CopyFrom::Peer(source)) = &running.order.kind {
-            running.stale |= self.peers[1 - running.peer].fences[source.slot as usize] != source.generation;
-        }
-        match running.stale {
-            true => Err(Error::new(Code::StaleGeneration, "stale")),
-            false => Ok(true),
-        }
-    }
-
     /// Nothing goes on, nobody waits, and nothing is left to remember.
     pub fn assert_quiet(&mut self) {
         assert!(self.running.is_empty());
@@ -621,21 +483,6 @@ impl World {
             assert_eq!(peer.node.grants(), 0);
             assert_eq!(peer.node.next_timeout(), None, "engine {at} has a timer for nothing");
         }
-    }
-}
-
-fn finish_place(order: &Order<Mem>, chunk: &Chunk) -> Result<bool> {
-    if chunk.status != STATUS_WHOLE {
-        return Ok(false);
-    }
-    let half = World::half(order);
-    let from = (half - order.part.start) as usize;
-    order.region.write(&order.view, half..order.part.end, &chunk.payload[from..]);
-    let placed = order.region.read(&order.view, order.part.clone());
-    let sums: Vec<u64> = placed.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
-    match !order.sums || sums == chunk.sums {
-        true => Ok(true),
-        false => Err(Error::new(Code::ChecksumMismatch, "checksum")),
     }
 }
 

@@ -1,0 +1,169 @@
+//! Executors: they do half of an order when it starts and half when it finishes, so that anything can come between.
+
+use crate::memory::Mem;
+use crate::world::{Chunk, World};
+use kvik_core::{Code, Error, Result};
+use kvik_proto::{ChunkHeader, CopyFrom, Order, OrderKind, OrderOutcome, STATUS_VOID, STATUS_WHOLE};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// An order that was begun.
+pub struct Running {
+    pub peer: usize,
+    pub session: Option<u64>,
+    pub order: Order<Mem>,
+    pub chunk: Option<Chunk>,
+    /// What was read of the first half.
+    pub read: Vec<u8>,
+    pub stale: bool,
+}
+
+impl World {
+    fn is_cut(&self, running: &Running) -> bool {
+        let link = self.links.iter().find(|link| Some(link.session) == running.session);
+        link.is_some_and(|link| link.closed[usize::from(link.ends[1] == running.peer)])
+    }
+
+    fn half(order: &Order<Mem>) -> u64 {
+        order.part.start + (order.part.end - order.part.start) / 2
+    }
+
+    pub fn start_send(&mut self, at: usize, side: usize) -> usize {
+        let (peer, session) = (self.links[at].ends[side], self.links[at].session);
+        if let Some(order) = self.peers[peer].node.next_send(session, self.now) {
+            let read = order.region.read(&order.view, order.part.start..Self::half(&order));
+            self.running.push(Running {
+                peer,
+                session: Some(session),
+                order,
+                chunk: None,
+                read,
+                stale: false,
+            });
+        }
+        peer
+    }
+
+    pub fn start_copy(&mut self, peer: usize) -> usize {
+        let order = self.peers[peer].node.next_copy(self.now);
+        self.peers[peer].copies = order.is_some();
+        if let Some(order) = order {
+            let part = order.part.start..Self::half(&order);
+            let mut running =
+                Running { peer, session: None, order, chunk: None, read: Vec::new(), stale: false };
+            self.copy(&mut running, part);
+            self.running.push(running);
+        }
+        peer
+    }
+
+    /// Copies a part, if its source still is what it was.
+    fn copy(&self, running: &mut Running, part: std::ops::Range<u64>) {
+        let order = &running.order;
+        let OrderKind::Copy(from) = &order.kind else { return };
+        let bytes = match from {
+            CopyFrom::Own(mem, view) => mem.read(view, part.clone()),
+            CopyFrom::Peer(source) => {
+                let other = &self.peers[1 - running.peer];
+                running.stale |= other.fences[source.slot as usize] != source.generation;
+                other.regions[&source.region].peek(&source.view, part.clone())
+            }
+        };
+        if !running.stale {
+            order.region.write(&order.view, part, &bytes);
+        }
+    }
+
+    pub fn start_place(&mut self, at: usize, from: usize) -> usize {
+        let pick = self.rng.below(self.links[at].chunks[from].len().min(4));
+        let (to, session) = (self.links[at].ends[1 - from], self.links[at].session);
+        let Some(chunk) = self.links[at].chunks[from].remove(pick) else { return to };
+        if self.links[at].closed[1 - from] {
+            return to;
+        }
+        if let Some(order) = self.peers[to].node.place(session, &chunk.header, self.now).unwrap() {
+            let part = order.part.start..Self::half(&order);
+            order.region.write(&order.view, part.clone(), &chunk.payload[..(part.end - part.start) as usize]);
+            self.running.push(Running {
+                peer: to,
+                session: Some(session),
+                order,
+                chunk: Some(chunk),
+                read: Vec::new(),
+                stale: false,
+            });
+        }
+        to
+    }
+
+    pub fn finish(&mut self, at: usize) -> usize {
+        let mut running = self.running.swap_remove(at);
+        let peer = running.peer;
+        let left = running.order.stop.load(Ordering::Acquire) || self.is_cut(&running);
+        let outcome = match running.chunk.take() {
+            Some(chunk) if !left => finish_place(&running.order, &chunk),
+            Some(_) => Ok(false),
+            None => match running.order.kind {
+                OrderKind::Send(header) => self.finish_send(&mut running, header, left),
+                _ => self.finish_copy(&mut running, left),
+            },
+        };
+        let outcome = match outcome {
+            Ok(true) => OrderOutcome::Done { extents: 1, verify: Duration::ZERO },
+            Ok(false) => OrderOutcome::Void,
+            Err(error) => OrderOutcome::Failed(error),
+        };
+        self.peers[peer].node.order_done(running.order.id, outcome);
+        peer
+    }
+
+    fn finish_send(&mut self, running: &mut Running, header: ChunkHeader, left: bool) -> Result<bool> {
+        let order = &running.order;
+        let mut payload = std::mem::take(&mut running.read);
+        let rest = Self::half(order)..order.part.end;
+        match left {
+            true => payload.resize(header.len as usize, 0),
+            false => payload.extend(order.region.read(&order.view, rest)),
+        }
+        let sums = if order.sums {
+            payload.chunks(order.unit as usize).map(kvik_core::page_sum).collect()
+        } else {
+            Vec::new()
+        };
+        let status = if left { STATUS_VOID } else { STATUS_WHOLE };
+        let peer = running.peer;
+        let link = self.link(header.session);
+        let side = usize::from(link.ends[1] == peer);
+        link.chunks[side].push_back(Chunk { header, payload, sums, status });
+        Ok(!left)
+    }
+
+    fn finish_copy(&mut self, running: &mut Running, left: bool) -> Result<bool> {
+        if left {
+            return Ok(false);
+        }
+        self.copy(running, Self::half(&running.order)..running.order.part.end);
+        if let OrderKind::Copy(CopyFrom::Peer(source)) = &running.order.kind {
+            running.stale |= self.peers[1 - running.peer].fences[source.slot as usize] != source.generation;
+        }
+        match running.stale {
+            true => Err(Error::new(Code::StaleGeneration, "stale")),
+            false => Ok(true),
+        }
+    }
+}
+
+fn finish_place(order: &Order<Mem>, chunk: &Chunk) -> Result<bool> {
+    if chunk.status != STATUS_WHOLE {
+        return Ok(false);
+    }
+    let half = World::half(order);
+    let from = (half - order.part.start) as usize;
+    order.region.write(&order.view, half..order.part.end, &chunk.payload[from..]);
+    let placed = order.region.read(&order.view, order.part.clone());
+    let sums: Vec<u64> = placed.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
+    match !order.sums || sums == chunk.sums {
+        true => Ok(true),
+        false => Err(Error::new(Code::ChecksumMismatch, "checksum")),
+    }
+}
