@@ -168,7 +168,7 @@ def test_a_registered_buffer_cannot_be_resized_until_its_region_is_closed() -> N
         with pytest.raises(BufferError):
             mapped.close()
         engine.close()
-        del region
+        assert region.closed
         mapped.close()
 
 

@@ -57,11 +57,14 @@ def test_descriptors_are_closed_with_the_engine() -> None:
     def count() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = count()
-    for _ in range(3):
+    def session() -> None:
         with engines() as start:
             here, there = start(), start()
             here.read(empty(here).of(), there.grant(owned(there).of()).ticket).wait(LIMIT)
+
+    before = count()
+    for _ in range(3):
+        session()
     assert until(lambda: count() <= before)
 
 
@@ -117,8 +120,8 @@ def test_python_runs_while_a_transfer_is_waited_for() -> None:
 
 
 def test_data_moves_while_somebody_else_holds_the_gil() -> None:
-    """The GIL is held for 2 s by a C function; a transfer of 64 MiB that is on its way ends all the same."""
-    pages, page_bytes = 64, 1 << 20
+    """The GIL is held for 2 s by a C function; a transfer of 4 MiB that is on its way ends all the same."""
+    pages, page_bytes = 4, 1 << 20
     with engines() as start:
         here, there = start(), start()
         source, target = owned(there, pages, page_bytes), empty(here, pages, page_bytes)
@@ -133,7 +136,7 @@ def test_data_moves_while_somebody_else_holds_the_gil() -> None:
 
 
 def test_python_counts_during_a_large_transfer() -> None:
-    pages, page_bytes = 128, 1 << 20
+    pages, page_bytes = 32, 1 << 20
     with engines() as start:
         here, there = start(), start()
         source, target = owned(there, pages, page_bytes), empty(here, pages, page_bytes)

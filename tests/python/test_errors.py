@@ -1,9 +1,9 @@
 """Each way to go wrong has its own exception, and a text that says what to do."""
 
 import contextlib
-import http.server
 import os
 import socket
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -301,16 +301,22 @@ def test_a_peer_that_is_not_there(pair: Two) -> None:
 
 
 def test_a_peer_that_speaks_another_protocol(pair: Two) -> None:
-    class Quiet(http.server.BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
-            pass
+    class Http(socketserver.BaseRequestHandler):
+        """Answers as a web server does to what it does not understand."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        def handle(self) -> None:
+            self.request.settimeout(LIMIT)
+            self.request.recv(1024)
+            self.request.sendall(
+                b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Http) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             with engines() as start, refused(kvik.PeerNotKvik):
-                pair.read(advertising(start, server.server_port), deadline=5.0)
+                pair.read(advertising(start, server.server_address[1]), deadline=5.0)
         finally:
             server.shutdown()
             thread.join(LIMIT)

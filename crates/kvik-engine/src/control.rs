@@ -219,7 +219,13 @@ impl Control {
             .map(|(t, _)| *t)
             .collect();
         for token in late {
-            self.fail(token, Error::new(Code::PeerUnreachable, "no answer in time"));
+            let text = match self.conns.get(&token) {
+                Some(Conn::Dialing { .. }) => "nothing answered in time",
+                _ => {
+                    "it took the connection, but did not answer kvik's greeting in time: another protocol's port, or a stopped engine"
+                }
+            };
+            self.fail(token, Error::new(Code::PeerUnreachable, text));
         }
         let (links, waited) = {
             let mut book = lock(&self.shared.book);
@@ -528,7 +534,12 @@ impl Control {
                     self.shared.node(|node, now| node.receive(session, &self.buffer[..len], now))
                 }
                 Io::Blocked => return Ok(()),
-                Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed the connection")),
+                Io::Closed => {
+                    return Err(Error::new(
+                        Code::PeerLost,
+                        "the peer closed the connection: it ended, or was closed; a new transfer connects again",
+                    ));
+                }
             }
         }
         Ok(())

@@ -381,7 +381,10 @@ impl Engine {
     fn check_own(&self, pages: &PageSet) -> Result<()> {
         match Arc::ptr_eq(&pages.region.inner.shared, self.shared()) {
             true => Ok(()),
-            false => Err(Error::new(Code::InvalidArgument, "the page set is of a region of another engine")),
+            false => Err(Error::new(
+                Code::InvalidArgument,
+                "the page set is of a region of another engine: take pages of a region that this engine registered",
+            )),
         }
     }
 

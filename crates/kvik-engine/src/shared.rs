@@ -309,7 +309,12 @@ impl Shared {
                     self.ask(Ask::WantWrite(session));
                     return Ok(());
                 }
-                Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed the connection")),
+                Io::Closed => {
+                    return Err(Error::new(
+                        Code::PeerLost,
+                        "the peer closed the connection: it ended, or was closed; a new transfer connects again",
+                    ));
+                }
             }
         }
     }

@@ -138,7 +138,13 @@ impl Transfer {
     /// Asks for the end. The outcome is `Cancelled`, unless another one was faster.
     pub fn cancel(&self) {
         if self.shared.check_fork().is_ok() {
-            self.shared.cancel(self.id, Error::new(Code::Cancelled, "the transfer was cancelled"));
+            self.shared.cancel(
+                self.id,
+                Error::new(
+                    Code::Cancelled,
+                    "the transfer was cancelled here; start another one if its pages are still wanted",
+                ),
+            );
         }
     }
 

@@ -15,7 +15,7 @@ use kvik_core::{Code, GrantId, GrantState, Result, Right, Ticket};
 use kvik_engine::{Config, Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions, parse_listen};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::{PyDict, PyType, PyWeakrefMethods, PyWeakrefReference};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -59,29 +59,55 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// TransportUnavailable. A forked child cannot use it: everything raises EngineForked there, and the parent's
 /// engine goes on untouched.
 #[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
-pub struct PyEngine(Owned<Engine>, Owned<LiveGrants>);
+pub struct PyEngine(Owned<Engine>, Owned<Kept>);
 
-/// Grants that were live when last looked at. A ticket may outlive the Python objects that it was made from,
-/// and the engine unregisters a region that nobody refers to: so this object refers to its live grants.
+/// What the object of an engine remembers for Python.
 #[derive(Default)]
-struct LiveGrants(Mutex<Vec<Grant>>);
+struct Kept {
+    /// Grants that were live when last looked at. A ticket may outlive the Python objects that it was made
+    /// from, and the engine unregisters a region that nobody refers to: so this refers to its live grants.
+    grants: Mutex<Vec<Grant>>,
+    /// Weak references to registered regions, whose memory is given back when the engine closes.
+    regions: Mutex<Vec<Py<PyWeakrefReference>>>,
+}
 
-impl LiveGrants {
-    /// Keeps a grant. When as many have come as were live before, those that have ended are let go, so that
-    /// it costs a constant time each.
-    fn keep(&self, grant: &Grant) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == kept.capacity() {
-            kept.retain(|grant| grant.state() == GrantState::Live);
-            let live = kept.len();
-            kept.reserve(live.max(16));
+impl Kept {
+    fn keep_grant(&self, grant: &Grant) {
+        push(&self.grants, grant.clone(), |grant| grant.state() == GrantState::Live);
+    }
+
+    fn keep_region(&self, region: &Bound<'_, PyRegion>) -> PyResult<()> {
+        let py = region.py();
+        let weak = PyWeakrefReference::new(region)?.unbind();
+        push(&self.regions, weak, |weak| weak.bind(py).upgrade().is_some());
+        Ok(())
+    }
+
+    /// Lets go of everything, once the engine is closed.
+    fn clear(&self, py: Python<'_>) {
+        drop(take(&self.grants));
+        for weak in take(&self.regions) {
+            if let Some(Ok(region)) = weak.bind(py).upgrade().map(|region| region.cast_into::<PyRegion>()) {
+                region.get().abandon(py);
+            }
         }
-        kept.push(grant.clone());
     }
+}
 
-    fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+/// Adds an element. When the list is full, those that are over are let go and room is made for as many as are
+/// left: so an element costs a constant time.
+fn push<T>(list: &Mutex<Vec<T>>, element: T, lasts: impl Fn(&T) -> bool) {
+    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    if list.len() == list.capacity() {
+        list.retain(lasts);
+        let left = list.len();
+        list.reserve(left.max(16));
     }
+    list.push(element);
+}
+
+fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
+    std::mem::take(&mut *list.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 #[pymethods]
@@ -135,7 +161,7 @@ impl PyEngine {
         py.import("kvik._logs")?.call_method0("start")?;
         let engine = py.detach(|| Engine::start(config)).or_raise(py)?;
         process::current().opened(&engine);
-        Ok(PyEngine(Owned::new(engine), Owned::new(LiveGrants::default())))
+        Ok(PyEngine(Owned::new(engine), Owned::new(Kept::default())))
     }
 
     /// 32 hexadecimal digits, new for each engine.
@@ -180,7 +206,7 @@ impl PyEngine {
     ///
     /// Raises BufferInvalid for a zero length, a buffer that is not contiguous and a tensor on another
     /// device; TypeError for an object without memory; EngineClosed.
-    fn register(slf: &Bound<'_, Self>, obj: &Bound<'_, PyAny>) -> PyResult<PyRegion> {
+    fn register<'py>(slf: &Bound<'py, Self>, obj: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyRegion>> {
         let py = slf.py();
         let engine = slf.get().0.get(py)?;
         let source = buffers::source(obj)?;
@@ -188,7 +214,10 @@ impl PyEngine {
         let region = py.detach(|| engine.register(memory));
         // A refused registration has let go of the buffer.
         process::current().inbox.give_up_held(py);
-        Ok(PyRegion::new(region.or_raise(py)?, slf.clone().unbind(), source.writable))
+        let region = PyRegion::new(region.or_raise(py)?, slf.clone().unbind(), source.writable);
+        let region = Bound::new(py, region)?;
+        slf.get().1.get(py)?.keep_region(&region)?;
+        Ok(region)
     }
 
     /// Allocate zeroed memory that engines on this host can map, so that a read of it takes one copy.
@@ -241,7 +270,7 @@ impl PyEngine {
             pages.get().region.get().check_writable(py, "the holder of a write grant")?;
         }
         let grant = py.detach(|| engine.grant(set, options)).or_raise(py)?;
-        self.1.get(py)?.keep(&grant);
+        self.1.get(py)?.keep_grant(&grant);
         process::current().inbox.give_up_held(py);
         Ok(PyGrant::new(grant, pages.clone().unbind()))
     }
@@ -366,7 +395,7 @@ impl PyEngine {
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (engine, timeout) = (self.0.get(py)?, seconds(py, "timeout", timeout)?);
         let closed = py.detach(|| engine.close(timeout));
-        self.1.get(py)?.clear();
+        self.1.get(py)?.clear(py);
         let process = process::current();
         process.closed(engine);
         process.inbox.give_up_held(py);
@@ -420,6 +449,9 @@ impl Drop for PyEngine {
             }
             let process = process::current();
             process.closed(engine);
+            if let Some(kept) = self.1.here() {
+                kept.clear(py);
+            }
             process.inbox.give_up_held(py);
         });
     }

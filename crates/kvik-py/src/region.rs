@@ -13,6 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Memory registered with an engine, from `Engine.register` or `Engine.allocate`.
 ///
@@ -47,6 +48,15 @@ impl PyRegion {
              not bytes, or a NumPy array whose flags say writeable)"
         );
         Err(error(py, Code::BufferInvalid, text))
+    }
+
+    /// Lets go of a caller's memory when its engine has closed. Memory that the engine allocated stays until
+    /// the last view of it is gone.
+    pub fn abandon(&self, py: Python<'_>) {
+        let Some(region) = self.region.here().filter(|region| !region.is_shared()) else { return };
+        if let Err(error) = py.detach(|| region.close(Duration::ZERO)) {
+            log::warn!(target: "kvik.engine", "a region of a closed engine is not free: {error}");
+        }
     }
 
     fn check_unused(&self, py: Python<'_>) -> PyResult<()> {
@@ -121,6 +131,10 @@ impl PyRegion {
     ) -> PyResult<PyPageSet> {
         let py = slf.py();
         let region = slf.get().region.get(py)?;
+        if region.is_closed() {
+            let text = "the region was closed, so it has no pages: register the memory again";
+            return Err(error(py, Code::RegionClosed, text));
+        }
         let ids = ids::ids(ids)?;
         let (layers, slices) = (layers.map(|(from, to)| from..to), slices.map(|(from, to)| from..to));
         let arrangement = layout.get().0.clone();

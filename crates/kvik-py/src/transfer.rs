@@ -66,7 +66,8 @@ impl PyTransfer {
             (Some(result), _) => report(py, result.or_raise(py)?),
             (None, timeout) => {
                 let text = format!(
-                    "the transfer has not ended in {} s; it goes on until its deadline: wait on, or cancel it",
+                    "the transfer has not ended in {} s; it goes on until its deadline: wait again, \
+                     or cancel it",
                     timeout.unwrap_or_default()
                 );
                 Err(error(py, Code::WaitTimeout, text))

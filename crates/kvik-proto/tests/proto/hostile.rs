@@ -40,7 +40,8 @@ fn begin(transfer: u64, grant: GrantId, op: Op, view: &View) -> Begin {
     let (unit, chunk) = (8192, 8192);
     let select = Select::default();
     let (path, sums, confirm, time) = (Path::Channels, false, true, ms(30_000));
-    Begin { transfer, grant, op, path, sums, confirm, time, unit, chunk, shape, select, source: None }
+    let layout = view.layout().digest();
+    Begin { transfer, grant, layout, op, path, sums, confirm, time, unit, chunk, shape, select, source: None }
 }
 
 fn frame(begin: Begin) -> Frame {
@@ -266,7 +267,22 @@ fn any_begin() -> impl Strategy<Value = Frame> {
         });
         let (grant, time) = (GrantId([grant; 16]), ms(time.into()));
         let select = Select { pages, layers, slices };
-        frame(Begin { transfer, grant, op, path, sums, confirm, time, unit, chunk, shape, select, source })
+        let layout = [0; 8];
+        frame(Begin {
+            transfer,
+            grant,
+            layout,
+            op,
+            path,
+            sums,
+            confirm,
+            time,
+            unit,
+            chunk,
+            shape,
+            select,
+            source,
+        })
     })
 }
 
