@@ -13,14 +13,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvik.vllm import native
-from kvik.vllm.config import ConnectorConfig
-from kvik.vllm.holding import HeldBlocks
-from kvik.vllm.observe import KvikPromMetrics, KvikStats
-from kvik.vllm.protocol import RankHello, StepPlan
-from kvik.vllm.report import ReportFile
-from kvik.vllm.scheduler import Identity, SchedulerSide
-from kvik.vllm.worker import WorkerSide
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as vllm_base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -30,6 +22,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+
+from kvik.vllm import native
+from kvik.vllm.config import ConnectorConfig
+from kvik.vllm.holding import HeldBlocks
+from kvik.vllm.observe import KvikPromMetrics, KvikStats
+from kvik.vllm.protocol import RankHello, StepPlan
+from kvik.vllm.report import ReportFile
+from kvik.vllm.scheduler import Identity, SchedulerSide
+from kvik.vllm.worker import WorkerSide
 
 logger = logging.getLogger("vllm.kvik")
 
