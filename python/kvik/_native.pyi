@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol, Self, SupportsIndex, TypeAlias
 import numpy.typing as npt
 from typing_extensions import Buffer
 
+from kvik._names import RightName, TransportName, VerifyName
 from kvik._report import Report
 
 __all__: list[str]
@@ -28,9 +29,6 @@ Ids: TypeAlias = Buffer | range | Sequence[SupportsIndex] | _SupportsArray
 # Before Python 3.12, NumPy does not say that its arrays are buffers.
 Registrable: TypeAlias = Buffer | npt.NDArray[Any] | _Tensor | tuple[int, int]
 Size: TypeAlias = int | str
-TransportName: TypeAlias = Literal["auto", "tcp", "local"]
-VerifyName: TypeAlias = Literal["auto", "off", "full"]
-RightName: TypeAlias = Literal["read", "write"]
 GrantStateName: TypeAlias = Literal["live", "consumed", "expired", "revoked", "closed"]
 LogEntry: TypeAlias = tuple[int, str, str, float, str, str, int, dict[str, str]]
 
@@ -251,6 +249,7 @@ def parse_size(text: str) -> int: ...
 def content_chain(
     namespace: bytes, extra: bytes, tokens: Ids, block_tokens: SupportsIndex
 ) -> list[bytes]: ...
+
 @final
 class RunningRouter:
     @property

@@ -5,6 +5,7 @@ other: report = engine.read(local_pages, ticket).wait()
 """
 
 from kvik._logs import flush_logs, refresh_logging
+from kvik._names import RightName, TransportName, VerifyName
 from kvik._native import (
     Engine,
     Grant,
@@ -25,8 +26,11 @@ __all__ = [
     "PageSet",
     "Region",
     "Report",
+    "RightName",
     "Ticket",
     "Transfer",
+    "TransportName",
+    "VerifyName",
     "content_chain",
     "flush_logs",
     "parse_size",

@@ -9,7 +9,7 @@ from typing import Any
 from kvik.vllm import KvikConnector
 
 
-class FlippingConnector(KvikConnector):  # type: ignore[misc]
+class FlippingConnector(KvikConnector):
     """Flips exponent bits of one number in the first layer of the first KV block of each offered request."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

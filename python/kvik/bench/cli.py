@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 import kvik
+from kvik import TransportName, VerifyName
 from kvik.bench import facts
 from kvik.bench.control import is_loopback, join_address, split_address
 from kvik.bench.errors import BenchError
@@ -62,13 +63,13 @@ def parse_counts(texts: Sequence[str], option: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(text) for text in counts))
 
 
-def parse_transports(texts: Sequence[str]) -> tuple[str, ...]:
+def parse_transports(texts: Sequence[str]) -> tuple[TransportName, ...]:
     """Names of transports; empty where none was named."""
-    names = tuple(split_list(texts))
+    names = split_list(texts)
     for name in names:
         if name not in TRANSPORTS:
             raise click.BadParameter(f"{name!r} is none of {', '.join(TRANSPORTS)}", param_hint="--transport")
-    return names
+    return tuple(cast(TransportName, name) for name in names)
 
 
 def settle(given: dict[str, Any], say: Say) -> Options:
@@ -90,7 +91,7 @@ def settle(given: dict[str, Any], say: Say) -> Options:
         buffer=settle_buffer(asked, page_bytes, pages, inflight, facts.memory_available(), say),
         duration=float(given["duration"]),
         unit=str(given["unit"]),
-        verify=str(given["verify"]),
+        verify=cast(VerifyName, given["verify"]),
         seed=secrets.randbits(32) if given["seed"] is None else int(given["seed"]),
     )
     demand_bounded(options)

@@ -43,7 +43,7 @@ class Kvik:
 
     def __init__(
         self,
-        transport: str,
+        transport: kvik.TransportName,
         cell: Cell,
         plan: PagePlan,
         engine: kvik.Engine,

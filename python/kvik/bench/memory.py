@@ -16,7 +16,7 @@ class Memory:
         self.bytes: Bytes
         if kind == "shared":
             self.region = engine.allocate(nbytes)
-            self.bytes = np.frombuffer(self.region, dtype=np.uint8)
+            self.bytes = np.frombuffer(memoryview(self.region), dtype=np.uint8)
         else:
             self.bytes = np.empty(nbytes, dtype=np.uint8)
             self.region = engine.register(self.bytes)

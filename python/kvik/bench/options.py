@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from kvik import TransportName, VerifyName
 from kvik.bench.errors import BenchError
 from kvik.bench.pages import MIN_PAGE, Cell, Op, Spread
 
-TRANSPORTS = ("tcp", "local", "auto")
+TRANSPORTS: tuple[TransportName, ...] = ("tcp", "local", "auto")
 OPS: tuple[Op, ...] = ("read", "write")
 UNITS = {"GB/s": 1e9, "GiB/s": float(1 << 30), "Gb/s": 1e9 / 8}
 
@@ -30,7 +31,7 @@ BUFFERS_HELD = 3
 class Options:
     """What was asked for, after the changes that the notices name."""
 
-    transports: tuple[str, ...]
+    transports: tuple[TransportName, ...]
     ops: tuple[Op, ...]
     page_bytes: tuple[int, ...]
     pages: tuple[int, ...]
@@ -41,7 +42,7 @@ class Options:
     buffer: int
     duration: float
     unit: str
-    verify: str
+    verify: VerifyName
     seed: int
 
     def cells(self) -> list[Cell]:

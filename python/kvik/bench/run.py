@@ -225,7 +225,9 @@ def execute(results: Results, address: str | None, secret: str | None, say: Say,
         results.failure = str(error)
 
 
-def default_transports(address: str | None, loopback: Callable[[str], bool], say: Say) -> tuple[str, ...]:
+def default_transports(
+    address: str | None, loopback: Callable[[str], bool], say: Say
+) -> tuple[kvik.TransportName, ...]:
     """Both transports on one host; to another host only the one that can reach it."""
     if address is not None and not loopback(split_address(address)[0]):
         say("transport tcp alone: the target is on another host, which local cannot reach")

@@ -38,9 +38,9 @@ class TargetOptions:
 
     buffer: int
     memory: str
-    transport: str
+    transport: kvik.TransportName
     channels: int
-    verify: str
+    verify: kvik.VerifyName
     engine_listen: str
 
     @classmethod
@@ -120,9 +120,8 @@ class Target:
         layout = self.memory.layout(plan.page_bytes)
         all_pages = self.memory.pages(layout, np.arange(plan.buffer_pages, dtype=np.uint32))
         expiry = float(request["expiry"])
-        self._grant = self.engine.grant(
-            all_pages, right=str(request["right"]), use="many", expiry=expiry, max_expiry=expiry
-        )
+        right: kvik.RightName = "write" if request["right"] == "write" else "read"
+        self._grant = self.engine.grant(all_pages, right=right, use="many", expiry=expiry, max_expiry=expiry)
         self._plan = plan
         return {"ticket": str(self._grant.ticket)}
 

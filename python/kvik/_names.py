@@ -1,0 +1,7 @@
+"""The words that options take, for annotations of code that passes them on."""
+
+from typing import Literal, TypeAlias
+
+TransportName: TypeAlias = Literal["auto", "tcp", "local"]
+VerifyName: TypeAlias = Literal["auto", "off", "full"]
+RightName: TypeAlias = Literal["read", "write"]
