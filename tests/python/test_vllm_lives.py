@@ -54,7 +54,14 @@ def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) 
     assert p.step().sent == {"p-1"}
     assert p.pool.used() == set()
     wanted.status = Status.FINISHED_STOPPED
-    assert d.scheduler.request_finished_all_groups(wanted, (ours,)) == (False, None)
+    kept, note = d.scheduler.request_finished_all_groups(wanted, (ours,))
+    assert not kept
+    if tokens == 1:
+        assert note is None
+    else:  # the router shows how long the request waited
+        assert note is not None
+        assert note.keys() == {"kvik"}
+        assert 0 <= note["kvik"]["kv_wait_ms"] < 60_000
     assert d.scheduler.build_connector_meta(None).plan.cancels == []
     native.now += 10
     assert p.scheduler.build_connector_meta(None).plan.parks == []

@@ -1,6 +1,8 @@
 """The handover needs no router of ours, and the comparison of tokens would notice wrong KV."""
 
+import json
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,3 +53,21 @@ def test_one_flipped_byte_is_seen(pair: Pair, reference: Reference, model: Path,
             different += spoilt.decode_by_hand(prompt, params, TOKENS) != reference(prompt, TOKENS)
             assert [load.outcome for load in pair.reports.wait(1)] == ["loaded"], "the spoilt KV was not used"
     assert different > 0, "one wrong byte of KV changed no token: equal tokens would prove nothing"
+
+
+@plain
+def test_the_router_says_where_the_time_went(pair: Pair, reference: Reference) -> None:
+    """A whole answer carries route, prefill, KV wait and decode in its Server-Timing, and one request id."""
+    prompt = prompt_of(300, seed=22)
+    request = urllib.request.Request(  # noqa: S310 - a URL of this test's own server
+        f"{pair.router.url}/v1/completions",
+        data=json.dumps(client.body(prompt, TOKENS)).encode(),
+        headers={"Content-Type": "application/json", "X-Request-Id": "timed-request"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+        answer = json.load(response)
+        timing = response.headers["Server-Timing"]
+        assert response.headers["X-Request-Id"] == "timed-request"
+    assert client.tokens_of(answer) == reference(prompt, TOKENS)
+    phases = {entry.split(";")[0].strip() for entry in timing.split(",")}
+    assert phases >= {"route", "prefill", "kv_wait", "decode"}, timing

@@ -266,3 +266,8 @@ class RankHello:
     address: str
     kvik_engine_id: str
     shape: KvShape
+
+
+def wait_note(waited_s: float) -> dict[str, Any]:
+    """What the decode side's own answer says of the handover: the router shows it as `kv_wait`."""
+    return {"kv_wait_ms": round(waited_s * 1e3, 3)}

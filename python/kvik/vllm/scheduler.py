@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Pull:
     phase: Phase = Phase.OFFERED
     checked: bool = False
     local_tokens: int = 0
+    asked_at: float | None = None
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ class SchedulerSide:
         first = pull.local_tokens // block_tokens
         last = -(-(pull.local_tokens + external) // block_tokens)
         pull.phase = Phase.LOADING
+        pull.asked_at = time.monotonic()
         self._plan.loads.append(
             Load(
                 request_id=request.request_id,
@@ -171,6 +175,8 @@ class SchedulerSide:
             pull = self._pulls.get(request_id)
             if pull is not None:
                 pull.phase = Phase.SETTLED
+                if pull.asked_at is not None:
+                    pull.waited_s = time.monotonic() - pull.asked_at
 
     # Prefill side, and the end of a request on either side.
 
@@ -178,10 +184,10 @@ class SchedulerSide:
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. True and parameters: its blocks stay until every rank reports it as sent."""
-        self._drop_pull(request)
+        waited_s = self._drop_pull(request)
         params = request.kv_transfer_params
         if not self._identity.is_producer or not params or not params.get("do_remote_decode"):
-            return False, None
+            return False, None if waited_s is None else {"kvik": protocol.wait_note(waited_s)}
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         if request.status.name not in HANDED_OVER or num_tokens < 1 or not self._ranks:
             logger.info(
@@ -318,14 +324,18 @@ class SchedulerSide:
         if tickets:
             self._plan.releases.append(Release(request_id, list(tickets)))
 
-    def _drop_pull(self, request: Any) -> None:
-        """The request is over: give back what was never taken, stop what is still loading."""
+    def _drop_pull(self, request: Any) -> float | None:
+        """The request is over: give back what was never taken, stop what is still loading.
+
+        Returns how long it waited for its KV, in seconds, where it did.
+        """
         pull = self._pull_of(request)
         if pull is None:
-            return
+            return None
         del self._pulls[request.request_id]
         if pull.phase is Phase.OFFERED and pull.handover is not None:
             self.counters["abandoned"] += 1
             self._release(request.request_id, pull.handover.tickets)
         elif pull.phase is Phase.LOADING:
             self._plan.cancels.append(request.request_id)
+        return pull.waited_s
