@@ -2,6 +2,7 @@
 
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -89,7 +90,16 @@ pub struct Config {
     pub io_threads: u16,
     /// How long a transfer may take if it is not told. Default 30 s.
     pub deadline: Duration,
-    /// Most bytes that kvik holds for itself (page lists, buffers). Default 256 MiB.
+    /// Most bytes that kvik holds for itself. Default 256 MiB.
+    ///
+    /// Counted are grants, transfers, sessions (128 KiB each) and data channels (24 KiB each), and beyond that
+    /// whatever peers have sent, asked for and left unread: a session whose peer takes it past the cap is cut, and
+    /// `MemoryCapReached` is the error. A session's part is looked at after every 64 KiB of its peer's
+    /// frames, and at least twice a second; what they can make it grow by until then is bounded by the protocol: 32 MiB
+    /// of page lists and 32 MiB of answers. Not counted are what is fixed (under 8 MiB: tables
+    /// of fences and ended grants, scratch memory of the threads, connections that have not said who they are) and
+    /// what is not kvik's own: registered memory, regions of peers on this host that are mapped here, and the
+    /// kernel's socket buffers.
     pub memory_cap: u64,
     /// CPUs for kvik's threads.
     pub cpus: Option<Vec<usize>>,
@@ -195,7 +205,8 @@ impl Config {
         if found.iter().any(|address| !address.ip().is_loopback()) {
             found.retain(|address| !address.ip().is_loopback());
         }
-        found.dedup();
+        let mut seen = HashSet::new();
+        found.retain(|address| seen.insert(*address));
         found.truncate(MAX_TICKET_ADDRESSES);
         match found.is_empty() {
             true => Err(Error::new(
@@ -219,12 +230,16 @@ fn wildcard(address: SocketAddr) -> Result<Vec<SocketAddr>> {
     Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, address.port())).collect())
 }
 
-/// The addresses of `HOST` or `HOST:PORT`; without a port that of the first listener.
+/// The addresses of `HOST` or `HOST:PORT`; without a port that of the first listener of the address's family, or of
+/// any.
 fn resolve(text: &str, listening: &[SocketAddr]) -> Result<Vec<SocketAddr>> {
     let port = listening.first().map_or(0, SocketAddr::port);
     let bare: Option<IpAddr> = text.trim_matches(['[', ']']).parse().ok();
     let found: Vec<SocketAddr> = match (bare, text.parse::<SocketAddr>()) {
-        (Some(ip), _) => vec![SocketAddr::new(ip, port)],
+        (Some(ip), _) => {
+            let same = listening.iter().find(|address| address.is_ipv4() == ip.is_ipv4());
+            vec![SocketAddr::new(ip, same.map_or(port, SocketAddr::port))]
+        }
         (None, Ok(address)) => vec![address],
         (None, Err(_)) => {
             let named =

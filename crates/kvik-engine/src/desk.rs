@@ -1,28 +1,25 @@
-//! Transfers from the engine's side: where they wait, over what they go, what comes of them; and the answers that
-//! the transports get.
+//! Transfers from the engine's side: where they wait and over what they go; and the answers that the transports get.
 
 use crate::config::Preference;
 use crate::control::Ask;
 use crate::planner::chunk_bytes;
-use crate::shared::{Book, Channels, Link, MemoryPath, Record, Shared, lock};
-use crate::transfer::Report;
+use crate::region::Region;
+use crate::shared::{Book, Link, MemoryPath, Record, Shared, lock};
 use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
-use kvik_host::clock::boottime;
-use kvik_proto::{
-    ChunkHeader, Finished, Identity, Node, Op, Open, Order, OrderOutcome, OrderRef, Path, Select, Side,
-};
+use kvik_proto::{ChunkHeader, Identity, Node, Op, Open, Order, OrderOutcome, OrderRef, Path, Select, Side};
 use kvik_transport::local::LocalLink;
 use kvik_transport::{Desk, Held, from_host};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What a transfer is to do.
-#[derive(Clone)]
 pub(crate) struct Job {
     pub ticket: Arc<Ticket>,
     /// None: nothing is asked of the owner, only how it would be reached.
     pub op: Option<Op>,
     pub memory: Option<(Held, RegionId, View)>,
+    /// Stays registered, and shown to the peers on this host, while the transfer runs.
+    pub _region: Option<Region>,
     pub select: Select,
     pub confirm: bool,
     pub extend: Duration,
@@ -38,7 +35,7 @@ impl Job {
         Identity { engine: self.ticket.engine, incarnation: self.ticket.incarnation }
     }
 
-    fn moves(&self) -> bool {
+    pub fn moves(&self) -> bool {
         self.memory.is_some()
     }
 
@@ -74,8 +71,8 @@ impl Job {
 
 /// How a transfer will go.
 enum Route {
-    Channels { passed_over: Vec<String> },
-    Memory(Arc<LocalLink>),
+    Channels { passed_over: Option<String> },
+    Memory,
     NotYet,
     No(Error),
 }
@@ -106,201 +103,108 @@ impl Shared {
     /// Begins a transfer on a session, over the transport that fits.
     pub fn launch(&self, id: u64, session: u64) {
         let mut book = lock(&self.book);
-        let route = route(&book, id, session);
-        match route {
+        let Book { transfers, links, waiting, .. } = &mut *book;
+        let Some(record) = transfers.get_mut(&id).filter(|record| record.key.is_none()) else { return };
+        let Some(link) = links.get(&session) else {
+            drop(book);
+            return self.lost_before(id, Error::new(Code::PeerLost, "the connection to the peer broke"));
+        };
+        match route(record, link) {
             Route::No(error) => {
                 drop(book);
                 self.give_up(id, error);
             }
-            Route::NotYet => drop(book.waiting.insert(id)),
+            Route::NotYet => {
+                waiting.insert(id);
+                let deadline = record.job.deadline;
+                drop(book);
+                self.wake_by(deadline);
+            }
             Route::Channels { passed_over } => {
-                if let Some(record) = book.transfers.get_mut(&id) {
-                    record.transport = "tcp";
-                    record.way = format!("{} channels", self.config.channels);
-                    record.passed_over.extend(passed_over);
-                }
+                record.transport = "tcp";
+                record.passed_over.extend(passed_over);
                 drop(book);
                 self.ensure_channels(session);
-                self.begin(id, session, Path::Channels, None);
+                self.begin(id, Some(session), Path::Channels, None);
             }
-            Route::Memory(link) => {
-                let Some(record) = book.transfers.get_mut(&id) else { return };
-                record.transport = "local";
-                let writes = record.job.op == Some(Op::Write);
-                let own = record.job.memory.as_ref().is_some_and(|(memory, _, _)| memory.fd().is_some());
-                record.way = if own || !writes { "memfd" } else { "process_vm_readv" }.to_owned();
-                let fence = if writes { Some(self.fence.slot()) } else { None };
-                let fence = fence.transpose().map_err(|error| from_host(Code::MemoryCapReached, error));
-                let numbers = fence.and_then(|slot| {
-                    let Some(slot) = slot else { return Ok(None) };
-                    let generation = slot.generation().map_err(|e| from_host(Code::ProtocolError, e))?;
-                    let index = slot.index();
-                    record.fence = Some(slot);
-                    Ok(Some((index, generation)))
-                });
+            Route::Memory => {
+                let numbers = self.launch_local(record);
                 drop(book);
-                drop(link);
                 match numbers {
-                    Ok(numbers) => self.begin(id, session, Path::Memory, numbers),
+                    Ok(numbers) => self.begin(id, Some(session), Path::Memory, numbers),
                     Err(error) => self.give_up(id, error),
                 }
             }
         }
     }
 
-    /// Begins a launched transfer, unless it was cancelled meanwhile.
-    fn begin(&self, id: u64, session: u64, path: Path, fence: Option<(u32, u64)>) {
-        let began = self.node(|node, now| {
+    /// Notes how a transfer goes within the host, with a fence slot where the peer copies from this side's memory.
+    fn launch_local(&self, record: &mut Record) -> Result<Option<(u32, u64)>> {
+        record.transport = "local";
+        let writes = record.job.op == Some(Op::Write);
+        let own = record.job.memory.as_ref().is_some_and(|(memory, _, _)| memory.fd().is_some());
+        record.way = if own || !writes { "memfd" } else { "process_vm_readv" }.to_owned();
+        if !writes {
+            return Ok(None);
+        }
+        let slot = self.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
+        let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
+        let index = slot.index();
+        record.fence = Some(slot);
+        Ok(Some((index, generation)))
+    }
+
+    /// Begins a launched transfer, unless it was cancelled or begun meanwhile. Without a session its owner is this
+    /// engine.
+    fn begin(&self, id: u64, session: Option<u64>, path: Path, fence: Option<(u32, u64)>) {
+        let began: Result<(), Option<Error>> = self.node(|node: &mut Node<Held>, now| {
             let mut book = lock(&self.book);
-            let Some(record) = book.transfers.get_mut(&id) else { return Ok(()) };
-            let Some(open) = record.job.open(path, path == Path::Channels, self.config.channels, fence) else {
-                return Err(None);
+            let Book { transfers, by_key, waiting, .. } = &mut *book;
+            let free = |record: &&mut Record| record.key.is_none() && record.stopped.is_none();
+            let Some(record) = transfers.get_mut(&id).filter(free) else { return Ok(()) };
+            let network = path == Path::Channels;
+            let channels = if session.is_some() { self.config.channels } else { 1 };
+            let Some(open) = record.job.open(path, network, channels, fence) else { return Err(None) };
+            let key = match session {
+                Some(session) => node.begin(session, open, now).map_err(Some)?,
+                None => node.begin_own(open, now).map_err(Some)?,
             };
-            let key = node.begin(session, open, now).map_err(Some)?;
             record.key = Some(key);
             log::debug!(transfer = id, grant:% = record.job.ticket.grant, peer:% = record.job.ticket.engine; "transfer begun");
-            book.waiting.remove(&id);
-            book.by_key.insert(key, id);
+            waiting.remove(&id);
+            by_key.insert(key, id);
             Ok(())
         });
         match began {
             Ok(()) => {}
             // Only the route was asked for.
-            Err(None) => self.finish(id, None, Ok(())),
+            Err(None) => self.finish_unbegun(id, Ok(())),
+            Err(Some(error)) if error.code == Code::PeerLost => self.lost_before(id, error),
             Err(Some(error)) => self.give_up(id, error),
         }
     }
 
     /// Begins a transfer whose owner is this engine.
     pub fn begin_own(&self, id: u64) {
-        let began = self.node(|node: &mut Node<Held>, now| {
-            let mut book = lock(&self.book);
-            let Some(record) = book.transfers.get_mut(&id) else { return Ok(()) };
+        if let Some(record) = lock(&self.book).transfers.get_mut(&id) {
             record.transport = "self";
             record.way = "copy".to_owned();
-            let Some(open) = record.job.open(Path::Memory, false, 1, None) else { return Err(None) };
-            let key = node.begin_own(open, now).map_err(Some)?;
-            record.key = Some(key);
-            book.by_key.insert(key, id);
-            Ok(())
-        });
-        match began {
-            Ok(()) => {}
-            Err(None) => self.finish(id, None, Ok(())),
-            Err(Some(error)) => self.give_up(id, error),
         }
+        self.begin(id, None, Path::Memory, None);
     }
 
-    /// Ends a transfer that has not begun.
-    pub fn give_up(&self, id: u64, error: Error) {
-        self.finish(id, None, Err(error));
-    }
-
-    /// Ends a transfer, begun or not.
-    pub fn cancel(&self, id: u64, error: Error) {
-        let waits = self.node(|node, _| {
-            let key = lock(&self.book).transfers.get(&id).map(|record| record.key)?;
-            match key {
-                Some(key) => {
-                    node.cancel(key, error.clone());
-                    None
-                }
-                None => Some(()),
-            }
-        });
-        if waits.is_some() {
-            self.give_up(id, error);
-        }
-    }
-
-    /// The node says that a transfer has ended.
-    pub fn on_finished(&self, finished: Finished) {
-        let Some(id) = lock(&self.book).by_key.remove(&finished.key) else { return };
-        let outcome = finished.outcome.clone();
-        if let Err(error) = &outcome
-            && error.code == Code::TransportUnavailable
-            && self.fall_back(id, finished.key.0, error)
-        {
-            return self.take_up(id);
-        }
-        self.finish(id, Some(finished), outcome);
-    }
-
-    /// A transfer under `auto` whose copy within the host turned out to be impossible goes over TCP, and so do the
-    /// later ones of the session.
-    fn fall_back(&self, id: u64, session: u64, error: &Error) -> bool {
-        let mut book = lock(&self.book);
-        let Some(record) = book.transfers.get_mut(&id) else { return false };
-        if record.job.want != Preference::Auto || record.transport != "local" {
-            return false;
-        }
-        (record.key, record.fence) = (None, None);
-        if let Some(link) = book.links.get_mut(&session)
-            && let MemoryPath::Up(local) = &link.memory
-        {
-            log::warn!(session = session; "the local transport is given up for tcp: {error}");
-            local.cut();
-            link.memory = MemoryPath::No(error.text.clone());
-        }
-        true
-    }
-
-    fn finish(&self, id: u64, finished: Option<Finished>, outcome: Result<()>) {
-        let record = {
+    /// The session broke before a transfer began on it: it waits for another one, a few times.
+    fn lost_before(&self, id: u64, error: Error) {
+        let again = {
             let mut book = lock(&self.book);
-            book.waiting.remove(&id);
-            book.transfers.remove(&id)
+            let Some(record) = book.transfers.get_mut(&id) else { return };
+            let again = record.lives > 0;
+            record.lives = record.lives.saturating_sub(1);
+            again.then(|| record.job.owner())
         };
-        let Some(record) = record else { return };
-        let outcome = match outcome {
-            Ok(()) => Ok(self.report(&record, finished)),
-            Err(error) => {
-                log::info!(transfer = id, grant:% = record.job.ticket.grant, peer:% = record.job.ticket.engine; "transfer failed: {error}");
-                Err(error)
-            }
-        };
-        let end = record.end.clone();
-        // The memory that the record holds is let go of before anybody hears of the end.
-        drop(record);
-        self.count_end(&outcome);
-        end.set(outcome);
-    }
-
-    fn report(&self, record: &Record, finished: Option<Finished>) -> Report {
-        let now = boottime();
-        let planned = record.began + record.plan;
-        let (bytes, verify, first, extents, copied) = match &finished {
-            Some(end) => (end.bytes, end.verify, end.first.unwrap_or(now), end.extents, end.copied_from),
-            None => (0, Duration::ZERO, now, 0, None),
-        };
-        let mut way = record.way.clone();
-        if let (Some(end), Some(region)) = (&finished, copied)
-            && let Some(link) = self.local_link(end.key.0)
-            && let Some(seen) = link.way_of(region)
-        {
-            way = seen.to_owned();
-        }
-        let sums = record.job.verify.sums(record.transport == "tcp");
-        let mut checks = vec!["grant", "counts"];
-        if record.transport == "local" {
-            checks.push("generation");
-        }
-        if sums && record.job.moves() {
-            checks.push("page_checksum");
-        }
-        Report {
-            bytes,
-            extents: if extents == 0 { record.job.extents } else { extents },
-            pages: record.job.pages,
-            transport: record.transport,
-            way,
-            checks,
-            plan: record.plan,
-            post: first.saturating_sub(planned),
-            wire: now.saturating_sub(first),
-            verify,
-            total: now.saturating_sub(record.began),
-            passed_over: record.passed_over.clone(),
+        match again {
+            Some(owner) => self.wait_for_session(id, owner),
+            None => self.give_up(id, error),
         }
     }
 
@@ -309,79 +213,83 @@ impl Shared {
         let Some(peer) = self.node(|node, _| node.established(session).map(|session| session.peer)) else {
             return;
         };
-        let ids: Vec<u64> = {
-            let book = lock(&self.book);
-            let of_peer = |id: &&u64| book.transfers.get(id).is_some_and(|record| record.job.owner() == peer);
-            book.waiting.iter().filter(of_peer).copied().collect()
-        };
+        let ids = waiting_for(&lock(&self.book), &peer);
         ids.into_iter().for_each(|id| self.launch(id, session));
     }
 
-    /// Transfers that wait for a session with this peer have waited in vain.
+    /// Transfers that wait for a session with this peer have waited in vain, unless the peer has come by itself.
     pub fn fail_waiting(&self, owner: &Identity, error: &Error) {
-        let ids: Vec<u64> = {
-            let book = lock(&self.book);
-            let of_peer =
-                |id: &&u64| book.transfers.get(id).is_some_and(|record| record.job.owner() == *owner);
-            book.waiting.iter().filter(of_peer).copied().collect()
-        };
+        if let Some(session) = self.node(|node, _| node.session_with(owner)) {
+            return self.launch_waiting(session);
+        }
+        let ids = waiting_for(&lock(&self.book), owner);
         ids.into_iter().for_each(|id| self.give_up(id, error.clone()));
+    }
+
+    /// A session with this peer broke: transfers that waited for something of it wait for another one.
+    pub fn wait_again(&self, owner: &Identity, error: &Error) {
+        let (mut over, mut ticket) = (Vec::new(), None);
+        {
+            let mut book = lock(&self.book);
+            if book.dials.contains_key(owner) {
+                return;
+            }
+            for id in waiting_for(&book, owner) {
+                match book.transfers.get_mut(&id).map(|record| (record.lives, record)) {
+                    Some((0, _)) => over.push(id),
+                    Some((_, record)) => {
+                        record.lives -= 1;
+                        ticket = Some(record.job.ticket.clone());
+                    }
+                    None => {}
+                }
+            }
+        }
+        over.into_iter().for_each(|id| self.give_up(id, error.clone()));
+        if let Some(ticket) = ticket {
+            self.ask(Ask::Dial(*owner, ticket));
+        }
     }
 
     /// Sees to it that a session has data channels.
     pub fn ensure_channels(&self, session: u64) {
-        {
-            let mut book = lock(&self.book);
-            let Some(link) = book.links.get_mut(&session) else { return };
-            if link.channels == Channels::Asked {
-                return;
-            }
+        if lock(&self.book).links.get(&session).is_none_or(|link| link.asked) {
+            return;
         }
-        let opener = self.node(|node, _| {
-            let opener = node.established(session)?.opener;
-            if !opener {
-                node.ask_for_channels(session);
-            }
-            Some(opener)
-        });
-        match opener {
+        match self.node(|node, _| node.established(session).map(|session| session.opener)) {
             Some(true) => self.open_channels(session),
-            Some(false) => {
-                if let Some(link) = lock(&self.book).links.get_mut(&session) {
-                    link.channels = Channels::Asked;
-                }
+            Some(false) if self.first_to_ask(session) => {
+                self.node(|node, _| node.ask_for_channels(session));
             }
-            None => {}
+            _ => {}
         }
     }
 
     /// Opens a session's data channels, once.
     pub fn open_channels(&self, session: u64) {
-        let fresh = {
-            let mut book = lock(&self.book);
-            let link = book.links.get_mut(&session).filter(|link| link.channels == Channels::None);
-            link.map(|link| link.channels = Channels::Asked).is_some()
-        };
-        if fresh {
+        if self.first_to_ask(session) {
             self.ask(Ask::OpenChannels(session));
         }
     }
+
+    fn first_to_ask(&self, session: u64) -> bool {
+        let mut book = lock(&self.book);
+        book.links.get_mut(&session).is_some_and(|link| !std::mem::replace(&mut link.asked, true))
+    }
 }
 
-fn route(book: &Book, id: u64, session: u64) -> Route {
-    let (Some(record), Some(link)) = (book.transfers.get(&id), book.links.get(&session)) else {
-        return Route::No(Error::new(
-            Code::PeerLost,
-            "the connection to the peer broke before the transfer began",
-        ));
-    };
-    let Link { memory, .. } = link;
-    match (record.job.want, memory) {
-        (Preference::Tcp, _) => Route::Channels { passed_over: Vec::new() },
-        (_, MemoryPath::Up(link)) => Route::Memory(link.clone()),
+fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
+    let of_peer = |id: &&u64| book.transfers.get(id).is_some_and(|record| record.job.owner() == *owner);
+    book.waiting.iter().filter(of_peer).copied().collect()
+}
+
+fn route(record: &Record, link: &Link) -> Route {
+    match (record.job.want, &link.memory) {
+        (Preference::Tcp, _) => Route::Channels { passed_over: None },
+        (_, MemoryPath::Up(_)) => Route::Memory,
         (_, MemoryPath::Making(_)) => Route::NotYet,
         (Preference::Auto, MemoryPath::No(why)) => {
-            Route::Channels { passed_over: vec![format!("local: {why}")] }
+            Route::Channels { passed_over: Some(format!("local: {why}")) }
         }
         (Preference::Local, MemoryPath::No(why)) => Route::No(Error::new(
             Code::TransportUnavailable,
@@ -403,8 +311,11 @@ impl Desk for Shared {
     fn done(&self, id: OrderRef, outcome: OrderOutcome) {
         self.node(|node, _| node.order_done(id, outcome));
     }
-    fn alive(&self, session: u64) {
-        self.node(|node, now| node.touch(session, now));
+    fn alive(&self, session: u64) -> bool {
+        self.node(|node, now| {
+            node.touch(session, now);
+            node.established(session).is_some()
+        })
     }
     fn channel_lost(&self, session: u64, error: Error) {
         self.node(|node, _| node.close_session(session, error));

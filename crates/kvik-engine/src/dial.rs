@@ -13,6 +13,8 @@ pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
 /// A peer that is being reached.
 pub(crate) struct Dial {
     left: VecDeque<SocketAddr>,
+    /// The one that has not answered yet.
+    trying: Option<SocketAddr>,
     tried: Vec<String>,
     /// What a handshake said, which tells more than an address that did not answer.
     refused: Option<Error>,
@@ -39,20 +41,27 @@ impl Dial {
                 ),
             ));
         }
-        Ok(Dial { left, tried: Vec::new(), refused: None })
+        Ok(Dial { left, trying: None, tried: Vec::new(), refused: None })
     }
 
     /// The next address.
     pub fn next(&mut self) -> Option<SocketAddr> {
-        self.left.pop_front()
+        self.trying = self.left.pop_front();
+        self.trying
     }
 
     /// An address did not work.
     pub fn failed(&mut self, address: SocketAddr, error: Error) {
+        self.trying = None;
         self.tried.push(format!("{address}: {error}"));
         if error.code != Code::PeerUnreachable {
             self.refused = Some(error);
         }
+    }
+
+    fn story(&self) -> String {
+        let trying = self.trying.map(|address| format!("{address}: no answer so far"));
+        self.tried.iter().cloned().chain(trying).collect::<Vec<_>>().join("; ")
     }
 
     /// What the dialling came to.
@@ -65,7 +74,7 @@ impl Dial {
                     "engine {} cannot be reached from here ({}): is it running, and does its `listen` or `advertise` \
                      name an address that this host reaches?",
                     owner.engine,
-                    self.tried.join("; ")
+                    self.story()
                 ),
             ),
         }
@@ -79,7 +88,7 @@ impl Shared {
             Some(dial) => {
                 let error = dial.error(owner);
                 Error::new(
-                    Code::PeerUnreachable,
+                    error.code,
                     format!("the deadline passed before the peer answered: {}", error.text),
                 )
             }

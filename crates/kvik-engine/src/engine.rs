@@ -9,7 +9,9 @@ use crate::planner::{Plan, plan};
 use crate::region::{PageSet, Region};
 use crate::shared::{Pools, Record, Shared, lock};
 use crate::transfer::{Transfer, TransferOptions};
-use kvik_core::{Code, EngineId, Error, GrantId, Incarnation, Layout, RegionId, Result, Right, Ticket};
+use kvik_core::{
+    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket,
+};
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::{ThreadOptions, spawn_named};
@@ -27,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// How long a dropped engine takes to close at most.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
+/// How many sessions may break before a transfer begins.
+const LIVES: u8 = 3;
 /// How long a closing engine waits for its peers' last answers.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -198,6 +202,12 @@ impl Engine {
             lock(&shared.book).grants.insert(id, (cell.clone(), slot, lease));
             Ok::<(), Error>(())
         })?;
+        // As for transfers; and a region that closed meanwhile has ended the grants that it knew of.
+        if shared.is_closed() || pages.region.is_closed() {
+            shared.end_grant(id, GrantState::Closed);
+            shared.check()?;
+            pages.region.memory()?;
+        }
         shared.counters.grants_given.fetch_add(1, Ordering::Relaxed);
         Ok(Grant { shared: shared.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
     }
@@ -268,7 +278,9 @@ impl Engine {
         let Plan { view, select, extents } = plan(local, remote)?;
         let pages = view.pages().len() as u64;
         let memory = Some((memory, local.region.id(), view));
-        let job = Job { op: Some(op), memory, select, extents, pages, ..self.job(ticket, &options)? };
+        let _region = Some(local.region.clone());
+        let job =
+            Job { op: Some(op), memory, _region, select, extents, pages, ..self.job(ticket, &options)? };
         self.begin(job, began)
     }
 
@@ -301,13 +313,15 @@ impl Engine {
     pub fn explain(&self, ticket: &Ticket) -> Result<Explanation> {
         self.shared().check()?;
         let job = self.job(ticket, &TransferOptions::default())?;
+        let elsewhere = ticket.engine == self.id() || ticket.host != self.shared().host_tag();
         let report = self.begin(job, boottime())?.wait(None)?;
         let way = report.way;
         Ok(Explanation {
             transport: report.transport,
             way,
             passed_over: report.passed_over,
-            probes: probes(),
+            // What the machine allows bears on reading another process's memory, and on nothing else.
+            probes: if elsewhere { Vec::new() } else { probes() },
         })
     }
 
@@ -324,6 +338,7 @@ impl Engine {
             ticket: Arc::new(ticket.clone()),
             op: None,
             memory: None,
+            _region: None,
             select: Select::default(),
             confirm: options.confirm.unwrap_or(true),
             extend: Duration::ZERO,
@@ -362,6 +377,8 @@ impl Engine {
             way: String::new(),
             passed_over: Vec::new(),
             fence: None,
+            stopped: None,
+            lives: LIVES,
             _lease: lease,
         };
         let id = {
@@ -371,6 +388,10 @@ impl Engine {
             book.transfers.insert(id, record);
             id
         };
+        // An engine that closes ends what is in the book by then: either it has seen this transfer, or this sees it.
+        if shared.is_closed() {
+            shared.give_up(id, closed());
+        }
         match own {
             true => shared.begin_own(id),
             false => shared.take_up(id),
@@ -388,9 +409,12 @@ impl Engine {
         }
     }
 
-    /// What has happened since the start: names and counts.
+    /// What has happened since the start: names and counts. In a forked child there are none.
     pub fn stats(&self) -> Vec<(&'static str, u64)> {
         let shared = self.shared();
+        if shared.check_fork().is_err() {
+            return Vec::new();
+        }
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &shared.counters;
         let (sessions, transfers) = {
@@ -428,7 +452,6 @@ impl Handle {
         if shared.check_fork().is_err() || !shared.set_closed() {
             return;
         }
-        let closed = || Error::new(Code::EngineClosed, "the engine was closed under the transfer");
         let until = Instant::now() + timeout.min(LAST_WORDS);
         // What was confirmed a moment ago reaches its owner before the connection goes.
         let open: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
@@ -452,9 +475,13 @@ impl Handle {
             log::error!("the control thread panicked");
         }
         let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
-        left.into_iter().for_each(|id| shared.give_up(id, closed()));
+        left.into_iter().for_each(|id| shared.abandon(id, closed()));
         log::info!(engine:% = shared.local.identity.engine; "engine closed");
     }
+}
+
+fn closed() -> Error {
+    Error::new(Code::EngineClosed, "the engine was closed under the transfer; start another one")
 }
 
 impl Drop for Handle {

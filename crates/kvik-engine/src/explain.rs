@@ -11,12 +11,17 @@ pub struct Explanation {
     pub way: String,
     /// Transports that would be passed over, each with its reason.
     pub passed_over: Vec<String>,
-    /// What this machine allows: name, whether it is well, value, and what it means.
+    /// What this machine allows of the local transport, where the owner is another engine on this host: name,
+    /// whether it is well, value, and what it means.
     pub probes: Vec<(String, bool, String, String)>,
 }
 
-/// What this machine allows.
+/// The probes that bear on the local transport.
+const LOCAL: [&str; 6] =
+    ["memfd_sealing", "process_vm_readv", "yama_ptrace_scope", "seccomp", "pid_namespace", "user_namespace"];
+
+/// What this machine allows of the local transport.
 pub(crate) fn probes() -> Vec<(String, bool, String, String)> {
-    let found = Probes::run();
-    found.all.into_iter().map(|probe| (probe.name.to_string(), probe.ok, probe.value, probe.reason)).collect()
+    let relevant = Probes::run().all.into_iter().filter(|probe| LOCAL.contains(&probe.name));
+    relevant.map(|probe| (probe.name.to_string(), probe.ok, probe.value, probe.reason)).collect()
 }

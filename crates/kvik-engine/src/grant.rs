@@ -1,5 +1,6 @@
 //! The owner's handle of a grant.
 
+use crate::config::MAX_DEADLINE;
 use crate::region::Region;
 use crate::shared::Shared;
 use kvik_core::{Code, Error, GrantId, GrantState, Result, Right, Ticket, Use};
@@ -128,7 +129,7 @@ impl Grant {
 
     /// The final state, once the pages are the owner's again; `None` at the timeout.
     pub fn wait(&self, timeout: Duration) -> Option<GrantState> {
-        let until = Instant::now() + timeout;
+        let until = Instant::now() + timeout.min(MAX_DEADLINE);
         let mut state = self.cell.lock();
         while *state == GrantState::Live {
             let left = until.saturating_duration_since(Instant::now());

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod config;
 mod control;
 mod desk;
@@ -18,6 +19,8 @@ mod dial;
 mod engine;
 mod explain;
 mod grant;
+mod outcome;
+mod output;
 mod planner;
 mod region;
 mod shared;

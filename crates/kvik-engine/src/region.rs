@@ -1,10 +1,12 @@
 //! Registered memory, and pages of it.
 
+use crate::config::MAX_DEADLINE;
 use crate::shared::Shared;
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
+use kvik_host::Memory;
 use kvik_transport::{Held, from_host};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How often a closing region looks whether an order that was just done has let go of the memory.
@@ -23,6 +25,7 @@ pub(crate) struct RegionInner {
     bytes: u64,
     is_shared: bool,
     memory: Mutex<Option<Held>>,
+    weak: Weak<Memory>,
 }
 
 impl Region {
@@ -33,6 +36,7 @@ impl Region {
             addr: memory.addr(),
             bytes: memory.len() as u64,
             is_shared: memory.fd().is_some(),
+            weak: Arc::downgrade(&memory),
             memory: Mutex::new(Some(memory)),
         };
         Region { inner: Arc::new(inner) }
@@ -66,15 +70,19 @@ impl Region {
     pub fn close(&self, timeout: Duration) -> Result<()> {
         let shared = &self.inner.shared;
         shared.check_fork()?;
-        let until = Instant::now() + timeout;
-        let Some(memory) = self.inner.lock().take() else { return Ok(()) };
-        shared.withdraw_region(self.id(), &memory);
-        let weak = Arc::downgrade(&memory);
-        drop(memory);
-        while let Some(memory) = weak.upgrade() {
+        let until = Instant::now() + timeout.min(MAX_DEADLINE);
+        let memory = self.inner.lock().take();
+        let first = memory.is_some();
+        if let Some(memory) = memory {
+            shared.withdraw_region(self.id(), &memory);
+        }
+        // Whoever closes a region that somebody else is closing waits with him.
+        while let Some(memory) = self.inner.weak.upgrade() {
             if Instant::now() >= until {
-                *self.inner.lock() = Some(memory.clone());
-                shared.show_region(self.id(), &memory);
+                if first {
+                    *self.inner.lock() = Some(memory.clone());
+                    shared.show_region(self.id(), &memory);
+                }
                 return Err(Error::new(
                     Code::RegionBusy,
                     format!(

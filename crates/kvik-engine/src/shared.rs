@@ -1,19 +1,21 @@
 //! What an engine's threads and handles share.
 //!
-//! Locks, always in this order: a control connection's output, the node, the book. Everything that a node's call
-//! made happen is carried out after its lock is released, but for raised fences, which happen under it: nobody may
-//! learn that pages are free before their fence is up.
+//! Locks, always in this order: a control connection's output, the node, the book; the others are taken last and
+//! held for a few lines. Everything that a node's call made happen is carried out after its lock is released, but
+//! for raised fences, which happen under it: nobody may learn that pages are free before their fence is up.
 
+use crate::budget::{Budget, Lease};
+pub(crate) use crate::budget::{CHANNEL_BYTES, SESSION_BYTES};
 use crate::config::Config;
 use crate::control::Ask;
 use crate::dial::Dial;
 use crate::grant::GrantCell;
+use crate::output::ControlConn;
 use crate::transfer::{End, Report};
 use kvik_core::{Code, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
-use kvik_host::socket::TcpConn;
-use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts, Io, Memory};
+use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts, Memory};
 use kvik_proto::{Event, Facts, FlowKey, Identity, Local, Node, Secret, Timing};
 use kvik_transport::copy::CopyPool;
 use kvik_transport::local::LocalLink;
@@ -76,17 +78,17 @@ pub(crate) struct Book {
 
 /// A session as the engine sees it.
 pub(crate) struct Link {
+    pub peer: Identity,
+    /// Where this side found the peer, if it opened the session.
     pub address: Option<SocketAddr>,
-    pub channels: Channels,
+    /// Data channels were asked for.
+    pub asked: bool,
+    /// Data channels that have joined.
+    pub channels: u16,
     pub memory: MemoryPath,
-    pub _lease: Lease,
-}
-
-/// Whether a session has data channels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Channels {
-    None,
-    Asked,
+    pub lease: Lease,
+    /// The part of the lease that stays to the session's end.
+    pub kept: u64,
 }
 
 /// Whether a session has a local link.
@@ -111,13 +113,11 @@ pub(crate) struct Record {
     pub way: String,
     pub passed_over: Vec<String>,
     pub fence: Option<FenceSlot>,
+    /// Set when somebody wants its end: it begins nothing any more.
+    pub stopped: Option<Error>,
+    /// How often it may still wait for another session when one breaks before it begins.
+    pub lives: u8,
     pub _lease: Lease,
-}
-
-/// A session's control connection: any thread may send what waits.
-pub(crate) struct ControlConn {
-    pub conn: TcpConn,
-    out: Mutex<(Vec<u8>, usize)>,
 }
 
 /// What has happened since the start.
@@ -129,50 +129,6 @@ pub(crate) struct Counters {
     pub grants_given: AtomicU64,
     pub sessions_opened: AtomicU64,
     pub sessions_lost: AtomicU64,
-}
-
-/// The cap on what kvik holds for itself.
-pub(crate) struct Budget {
-    used: Arc<AtomicU64>,
-    cap: u64,
-}
-
-/// A part of the budget, given back when dropped.
-pub(crate) struct Lease(Arc<AtomicU64>, u64);
-
-impl Budget {
-    pub fn take(&self, bytes: u64, what: &str) -> Result<Lease> {
-        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let lease = Lease(self.used.clone(), bytes);
-        if used > self.cap {
-            return Err(Error::new(
-                Code::MemoryCapReached,
-                format!(
-                    "{what} takes {}, and kvik already holds {} of its {}: raise `memory_cap`, or let some transfers end",
-                    kvik_core::format_size(bytes),
-                    kvik_core::format_size(used - bytes),
-                    kvik_core::format_size(self.cap)
-                ),
-            ));
-        }
-        Ok(lease)
-    }
-
-    pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
-impl ControlConn {
-    pub fn new(conn: TcpConn) -> ControlConn {
-        ControlConn { conn, out: Mutex::default() }
-    }
 }
 
 impl Shared {
@@ -194,7 +150,7 @@ impl Shared {
             name: config.name.clone(),
         };
         let local = Local { identity, secret: Secret::new(config.secret.as_deref()), facts };
-        let budget = Budget { used: Arc::default(), cap: config.memory_cap };
+        let budget = Budget::new(config.memory_cap);
         Ok(Shared {
             config,
             local,
@@ -283,40 +239,9 @@ impl Shared {
         result
     }
 
-    /// Sends what waits on a session's control connection, as far as the socket takes it.
-    pub fn flush(&self, session: u64) {
-        let Some(conn) = lock(&self.conns).get(&session).cloned() else { return };
-        if let Err(error) = self.flush_some(session, &conn) {
-            self.node(|node, _| node.close_session(session, error));
-        }
-    }
-
-    fn flush_some(&self, session: u64, conn: &ControlConn) -> Result<()> {
-        let mut out = lock(&conn.out);
-        loop {
-            let (buffer, at) = &mut *out;
-            if *at == buffer.len() {
-                buffer.clear();
-                *at = 0;
-                lock(&self.node).take_output(session, buffer);
-                if buffer.is_empty() {
-                    return Ok(());
-                }
-            }
-            match conn.conn.send(&buffer[*at..]).map_err(|error| from_host(Code::PeerLost, error))? {
-                Io::Done(sent) => *at += sent,
-                Io::Blocked => {
-                    self.ask(Ask::WantWrite(session));
-                    return Ok(());
-                }
-                Io::Closed => {
-                    return Err(Error::new(
-                        Code::PeerLost,
-                        "the peer closed the connection: it ended, or was closed; a new transfer connects again",
-                    ));
-                }
-            }
-        }
+    /// What waits to be sent on a session's control connection, in exchange for an empty buffer.
+    pub fn take_output(&self, session: u64, buffer: &mut Vec<u8>) {
+        lock(&self.node).take_output(session, buffer);
     }
 
     fn on_event(&self, event: Event) {
@@ -325,10 +250,7 @@ impl Shared {
             Event::Copy => self.with_pools(|pools| pools.copy.wake()),
             Event::Stop(session) => self.with_pools(|pools| pools.tcp.halt(session)),
             Event::Raise(_) => {}
-            Event::Finished(finished) => {
-                self.on_finished(finished);
-                self.note_progress();
-            }
+            Event::Finished(finished) => self.on_finished(finished),
             Event::GrantEnded(id, state) => {
                 if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
                     cell.set(state);
@@ -354,14 +276,24 @@ impl Shared {
             log::debug!("a control connection could not be shut down: {error}");
         }
         let link = lock(&self.book).links.remove(&session);
-        if let Some(Link { memory: MemoryPath::Up(link), .. }) = link {
+        if let Some(Link { memory: MemoryPath::Up(link), .. }) = &link {
             link.cut();
         }
         self.with_pools(|pools| pools.tcp.cut(session));
         self.ask(Ask::Forget(session));
         self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
         log::info!(session = session; "session ended: {error}");
+        if let Some(link) = link {
+            self.wait_again(&link.peer, &error);
+        }
         self.note_progress();
+    }
+
+    /// A data channel has joined the session.
+    pub fn count_channel(&self, session: u64) {
+        if let Some(link) = lock(&self.book).links.get_mut(&session) {
+            link.channels += 1;
+        }
     }
 
     // ---- grants and regions ----
@@ -403,7 +335,11 @@ impl Shared {
 
     /// Tells the control thread.
     pub fn ask(&self, ask: Ask) {
-        lock(&self.asks).push(ask);
+        let mut asks = lock(&self.asks);
+        if !matches!((&ask, asks.last()), (Ask::FlushLocal, Some(Ask::FlushLocal))) {
+            asks.push(ask);
+        }
+        drop(asks);
         self.ring();
     }
 
@@ -419,22 +355,25 @@ impl Shared {
 
     /// The control thread is awake at this time, at the latest.
     pub fn wake_by(&self, at: Duration) {
-        if (at.as_nanos() as u64) < self.wakes_at.load(Ordering::Acquire) {
+        if (at.as_nanos() as u64) < self.wakes_at.load(Ordering::SeqCst) {
             self.ring();
         }
     }
 
-    /// How long the control thread sleeps now, given when it wants to wake.
-    pub fn sleep_until(&self, at: Option<Duration>) -> Duration {
-        let at = at.unwrap_or(Duration::from_secs(u32::MAX.into()));
-        // Stored before the node is asked a last time: a timer that is set meanwhile either is seen here or rings.
-        self.wakes_at.store(at.as_nanos() as u64, Ordering::Release);
-        let soonest = lock(&self.node).next_timeout().map_or(at, |node| node.min(at));
-        self.wakes_at.store(soonest.as_nanos() as u64, Ordering::Release);
+    /// How long the control thread sleeps now, given what it waits for itself.
+    ///
+    /// While `own` and the node are asked, every [`Shared::wake_by`] rings: whatever is set meanwhile either is seen
+    /// here or wakes the thread at once.
+    pub fn sleep_until(&self, own: impl FnOnce() -> Option<Duration>) -> Duration {
+        self.wakes_at.store(u64::MAX, Ordering::SeqCst);
+        let own = own();
+        let soonest = own.into_iter().chain(lock(&self.node).next_timeout()).min();
+        let soonest = soonest.unwrap_or(Duration::from_secs(u32::MAX.into()));
+        self.wakes_at.store(soonest.as_nanos() as u64, Ordering::SeqCst);
         soonest.saturating_sub(boottime())
     }
 
-    fn note_progress(&self) {
+    pub fn note_progress(&self) {
         *lock(&self.progress.0) += 1;
         self.progress.1.notify_all();
     }

@@ -63,6 +63,15 @@ impl TcpListener {
         local_addr(&self.fd)
     }
 
+    /// Stops listening now, for every process that holds the socket: a forked child would otherwise keep the port
+    /// taken, and connections waiting for somebody who is not there.
+    pub fn stop(&self) -> Result<(), HostError> {
+        match rustix::net::shutdown(&self.fd, Shutdown::Both) {
+            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+            Err(e) => Err(HostError::os("stopping to listen", e)),
+        }
+    }
+
     /// A connection that waits to be accepted, if any, and where it comes from.
     pub fn accept(&self) -> Result<Option<(TcpConn, SocketAddr)>, HostError> {
         loop {

@@ -1,6 +1,7 @@
 //! Sessions: one control connection to a peer each, its beats and its death.
 
 use crate::FlowKey;
+use crate::flow::Flow;
 use crate::frame::Frame;
 use crate::handshake::{Established, Identity, Join, JoinKind};
 use crate::node::{Event, Node, Timer, Timing};
@@ -179,6 +180,15 @@ impl<R: Clone> Node<R> {
                 false => into.append(&mut session.output),
             }
         }
+    }
+
+    /// Bytes that are held here because of a session: what its peer sent and asked for, and what it leaves unread.
+    pub fn held_for(&self, id: u64) -> u64 {
+        self.sessions.get(&id).map_or(0, |session| {
+            let flows = session.owned_flows * size_of::<Flow<R>>() + session.held;
+            let closing = session.closing.len() * 4 * size_of::<u64>();
+            (session.input.capacity() + session.output.capacity() + flows + closing) as u64
+        })
     }
 
     /// Ends a session: its flows stop, and conclude once their orders are done.

@@ -5,7 +5,7 @@
 
 use crate::local::{LocalLink, PeerRegion, lock, stopped};
 use crate::sums::Summer;
-use crate::{Desk, Held, from_host};
+use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, RunBuffer};
@@ -24,6 +24,12 @@ pub struct CopyPool {
 struct Bell {
     state: Mutex<(u64, bool)>,
     rung: Condvar,
+}
+
+impl Drop for CopyPool {
+    fn drop(&mut self) {
+        self.stop();
+    }
 }
 
 impl CopyPool {
@@ -73,7 +79,7 @@ fn run(desk: &dyn Desk, bell: &Bell) {
         }
         while let Some(order) = desk.next_copy() {
             let outcome = copier.execute(desk, &order);
-            desk.done(order.id, outcome);
+            finish(desk, order, outcome);
         }
     }
 }
@@ -132,8 +138,8 @@ impl Copier {
         source: &Source,
         link: &LocalLink,
     ) -> Result<(u64, Duration)> {
-        let fence = link.fence()?;
-        let region = link.region(source.region)?;
+        let fence = link.fence(&order.stop)?;
+        let region = link.region(source.region, &order.stop)?;
         let check = || match fence.generation(source.slot) {
             Ok(generation) if generation == source.generation => Ok(()),
             Ok(_) => Err(Error::new(

@@ -39,10 +39,11 @@ pub trait Desk: Send + Sync + 'static {
     fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>>;
     /// The next part to copy, of any transfer.
     fn next_copy(&self) -> Option<Order<Held>>;
-    /// An order has ended; its memory is not touched any more.
+    /// An order has ended; its memory is not touched any more, and the order itself is gone: with a transfer's last
+    /// order its memory is let go of before anybody hears of the end.
     fn done(&self, id: OrderRef, outcome: OrderOutcome);
-    /// Bytes have come from the peer of a session.
-    fn alive(&self, session: u64);
+    /// Bytes have come from the peer of a session. False when the session is over.
+    fn alive(&self, session: u64) -> bool;
     /// A channel of a session broke.
     fn channel_lost(&self, session: u64, error: Error);
     /// What the peer of a session has shown of its memory.
@@ -62,4 +63,11 @@ pub fn from_host(code: Code, error: HostError) -> Error {
         _ => code,
     };
     Error::new(code, error.to_string())
+}
+
+/// Reports an order's end, after it has let go of its memory.
+pub(crate) fn finish(desk: &dyn Desk, order: Order<Held>, outcome: OrderOutcome) {
+    let id = order.id;
+    drop(order);
+    desk.done(id, outcome);
 }

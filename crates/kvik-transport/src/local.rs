@@ -8,15 +8,17 @@
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::unix::UnixConn;
-use kvik_host::{FenceTable, Io, PeerFence, PeerMemory, ProcessMemory};
+use kvik_host::{FenceTable, Io, Memory, PeerFence, PeerMemory, ProcessMemory};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a copy waits for a region that was announced on the control connection and is still on its way here.
 const ARRIVAL: Duration = Duration::from_secs(1);
+/// How often a copy that waits for a region looks whether it must stop.
+const LOOK: Duration = Duration::from_millis(5);
 /// More regions than this a peer does not show.
 const MAX_REGIONS: usize = 4096;
 const MESSAGE: usize = 64;
@@ -67,9 +69,18 @@ struct Shown {
 }
 
 enum Message {
-    Hello { fence: Arc<FenceTable>, pid: u32 },
-    Share { region: RegionId, memory: Held },
-    Unshare { region: RegionId },
+    Hello {
+        fence: Arc<FenceTable>,
+        pid: u32,
+    },
+    /// Not held: what waits to be shown must not keep a region from closing.
+    Share {
+        region: RegionId,
+        memory: Weak<Memory>,
+    },
+    Unshare {
+        region: RegionId,
+    },
 }
 
 impl LocalLink {
@@ -89,19 +100,35 @@ impl LocalLink {
 
     /// Shows a region to the peer. Call [`LocalLink::flush`] afterwards.
     pub fn share(&self, region: RegionId, memory: &Held) {
-        lock(&self.to_send).push_back(Message::Share { region, memory: memory.clone() });
+        lock(&self.to_send).push_back(Message::Share { region, memory: Arc::downgrade(memory) });
     }
 
     /// Takes a region back. What the peer has mapped stays mapped there, so grants over it must have ended.
+    ///
+    /// What waits to be sent stays in proportion to the regions that are open and those that the peer has been
+    /// shown: one that it has not heard of yet is simply not shown.
     pub fn unshare(&self, region: RegionId) {
-        lock(&self.to_send).push_back(Message::Unshare { region });
+        let mut queue = lock(&self.to_send);
+        let shown = |message: &Message| matches!(message, Message::Share { region: of, .. } if *of == region);
+        match queue.iter().rposition(shown) {
+            Some(at) => drop(queue.remove(at)),
+            None => queue.push_back(Message::Unshare { region }),
+        }
     }
 
     /// Sends what waits: true when all of it went, false when the socket must become writable first.
     pub fn flush(&self) -> Result<bool> {
         let mut queue = lock(&self.to_send);
         while let Some(message) = queue.front() {
-            let (bytes, fd) = self.encode(message);
+            let memory = match message {
+                Message::Share { memory, .. } => memory.upgrade(),
+                _ => None,
+            };
+            if matches!(message, Message::Share { .. }) && memory.is_none() {
+                queue.pop_front();
+                continue;
+            }
+            let (bytes, fd) = self.encode(message, memory.as_deref());
             let fds: &[BorrowedFd<'_>] = fd.as_slice();
             match self.conn.send_with_fds(&bytes, fds).map_err(|error| from_host(Code::PeerLost, error))? {
                 Io::Done(_) => drop(queue.pop_front()),
@@ -112,7 +139,11 @@ impl LocalLink {
         Ok(true)
     }
 
-    fn encode<'m>(&self, message: &'m Message) -> ([u8; MESSAGE], Option<BorrowedFd<'m>>) {
+    fn encode<'m>(
+        &self,
+        message: &'m Message,
+        memory: Option<&'m Memory>,
+    ) -> ([u8; MESSAGE], Option<BorrowedFd<'m>>) {
         let mut bytes = [0; MESSAGE];
         match message {
             Message::Hello { fence, pid } => {
@@ -122,12 +153,13 @@ impl LocalLink {
                 bytes[32..].copy_from_slice(&*self.nonce);
                 (bytes, Some(fence.fd()))
             }
-            Message::Share { region, memory } => {
+            Message::Share { region, .. } => {
                 bytes[0] = 2;
                 bytes[4..8].copy_from_slice(&region.0.to_le_bytes());
-                bytes[8..16].copy_from_slice(&(memory.addr() as u64).to_le_bytes());
-                bytes[16..24].copy_from_slice(&(memory.len() as u64).to_le_bytes());
-                (bytes, memory.fd())
+                let (addr, len) = memory.map_or((0, 0), |memory| (memory.addr(), memory.len()));
+                bytes[8..16].copy_from_slice(&(addr as u64).to_le_bytes());
+                bytes[16..24].copy_from_slice(&(len as u64).to_le_bytes());
+                (bytes, memory.and_then(Memory::fd))
             }
             Message::Unshare { region } => {
                 bytes[0] = 3;
@@ -226,23 +258,26 @@ impl LocalLink {
     }
 
     /// The peer's fence table.
-    pub fn fence(&self) -> Result<Arc<PeerFence>> {
+    ///
+    /// # Errors
+    /// `TransportUnavailable` when it does not come, or `stop` is set first.
+    pub fn fence(&self, stop: &AtomicBool) -> Result<Arc<PeerFence>> {
         let not_there = || Error::new(Code::TransportUnavailable, "the peer has not shown its fence table");
-        self.wait(|shown| shown.fence.clone()).ok_or_else(not_there)
+        self.wait(stop, |shown| shown.fence.clone()).ok_or_else(not_there)
     }
 
     /// A region of the peer, which may still be on its way.
     ///
     /// # Errors
     /// Why it cannot be read from here.
-    pub fn region(&self, id: RegionId) -> Result<Arc<PeerRegion>> {
-        self.wait(|shown| shown.regions.get(&id).cloned()).unwrap_or_else(|| {
+    pub fn region(&self, id: RegionId, stop: &AtomicBool) -> Result<Arc<PeerRegion>> {
+        self.wait(stop, |shown| shown.regions.get(&id).cloned()).unwrap_or_else(|| {
             Err(Error::new(Code::TransportUnavailable, format!("the peer has not shown its region {}", id.0)))
         })
     }
 
-    /// Waits, within bounds, until something is shown or the link is over.
-    fn wait<T>(&self, mut find: impl FnMut(&Shown) -> Option<T>) -> Option<T> {
+    /// Waits, within bounds, until something is shown, the order in hand must stop, or the link is over.
+    fn wait<T>(&self, stop: &AtomicBool, mut find: impl FnMut(&Shown) -> Option<T>) -> Option<T> {
         let until = Instant::now() + ARRIVAL;
         let mut shown = lock(&self.shown);
         loop {
@@ -250,10 +285,12 @@ impl LocalLink {
                 return Some(found);
             }
             let left = until.saturating_duration_since(Instant::now());
-            if shown.down || left.is_zero() {
+            if shown.down || left.is_zero() || stopped(stop) {
                 return None;
             }
-            shown = self.arrived.wait_timeout(shown, left).unwrap_or_else(PoisonError::into_inner).0;
+            // A stop rings no bell here: it is looked for.
+            shown =
+                self.arrived.wait_timeout(shown, left.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -262,13 +299,9 @@ impl LocalLink {
         lock(&self.shown).regions.get(&id)?.as_ref().ok().map(|region| region.way())
     }
 
-    /// Why memory that kvik did not allocate cannot be read from the peer, if it cannot.
-    pub fn why_no_process_vm(&self) -> Option<String> {
-        lock(&self.shown).process.as_ref()?.as_ref().err().map(|error| error.text.clone())
-    }
-
     /// The link is over: nobody waits for anything on it any more.
     pub fn cut(&self) {
+        lock(&self.to_send).clear();
         lock(&self.shown).down = true;
         self.arrived.notify_all();
     }

@@ -5,7 +5,7 @@
 use crate::copy::mismatch;
 use crate::local::stopped;
 use crate::tcp::outgoing::Tools;
-use crate::{Desk, Held, from_host};
+use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::socket::TcpConn;
 use kvik_host::{Io, RecvRun};
@@ -18,10 +18,15 @@ use std::time::{Duration, Instant};
 /// The longest trailer and the next header behind it.
 const TAIL: usize = TRAILER_STATUS + MAX_SUMS as usize * SUM_BYTES + CHUNK_HEADER;
 
+/// How often the desk is told that bytes of a chunk come. Each chunk's header tells it too.
+const TELL: Duration = Duration::from_millis(10);
+
 /// The receiving direction.
 pub(crate) struct Incoming {
     state: State,
     tail: Vec<u8>,
+    /// When the desk was last told that the peer lives.
+    told: Instant,
 }
 
 enum State {
@@ -51,7 +56,7 @@ impl Chunk {
 
 impl Incoming {
     pub fn new() -> Incoming {
-        Incoming { state: State::Header(0), tail: vec![0; TAIL] }
+        Incoming { state: State::Header(0), tail: vec![0; TAIL], told: Instant::now() }
     }
 
     /// Takes what has come, for at most `turns` calls. True when there may be more.
@@ -89,7 +94,11 @@ impl Incoming {
         match &mut self.state {
             State::Header(got) => *got += moved,
             State::Chunk(chunk) => {
-                desk.alive(session);
+                // Once in a while is enough for who counts in seconds.
+                if self.told.elapsed() >= TELL {
+                    self.told = Instant::now();
+                    desk.alive(session);
+                }
                 chunk.got += moved as u64;
                 if chunk.got < chunk.total() {
                     return Ok(());
@@ -98,7 +107,7 @@ impl Incoming {
                 let trailer = chunk.header.trailer_bytes();
                 if let Some(order) = chunk.order.take() {
                     let outcome = check(chunk, &order, &self.tail[..trailer], tools);
-                    desk.done(order.id, outcome);
+                    finish(desk, order, outcome);
                 }
                 self.tail.copy_within(trailer..trailer + ahead, 0);
                 self.state = State::Header(ahead);
@@ -119,7 +128,7 @@ impl Incoming {
         if let State::Chunk(chunk) = &mut self.state
             && let Some(order) = chunk.order.take_if(|order| stopped(&order.stop))
         {
-            desk.done(order.id, OrderOutcome::Void);
+            finish(desk, order, OrderOutcome::Void);
         }
     }
 
@@ -128,7 +137,7 @@ impl Incoming {
         if let State::Chunk(chunk) = &mut self.state
             && let Some(order) = chunk.order.take()
         {
-            desk.done(order.id, OrderOutcome::Void);
+            finish(desk, order, OrderOutcome::Void);
         }
     }
 }

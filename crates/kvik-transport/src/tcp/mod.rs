@@ -14,6 +14,7 @@ use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;
 use kvik_host::socket::TcpConn;
 use kvik_host::thread::{ThreadOptions, spawn_named};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -39,21 +40,48 @@ pub(crate) enum Command {
     Stop,
 }
 
+/// What waits for a thread. However often it is told, it holds a few commands a channel and two a session.
 pub(crate) struct Inbox {
-    commands: Mutex<Vec<Command>>,
+    waiting: Mutex<Waiting>,
     bell: EventFd,
+}
+
+#[derive(Default)]
+struct Waiting {
+    commands: Vec<Command>,
+    /// Sessions that have a `Send` or `Halt` among the commands already.
+    told: HashSet<(u64, bool)>,
 }
 
 impl Inbox {
     fn put(&self, command: Command) {
-        lock(&self.commands).push(command);
-        if let Err(error) = self.bell.signal() {
+        let mut waiting = lock(&self.waiting);
+        let news = match &command {
+            Command::Send(session) => waiting.told.insert((*session, false)),
+            Command::Halt(session) => waiting.told.insert((*session, true)),
+            Command::Add { .. } | Command::Cut(_) | Command::Stop => true,
+        };
+        // The bell rings with the first command, and is heard before any is taken.
+        let first = waiting.commands.is_empty();
+        if news {
+            waiting.commands.push(command);
+        }
+        drop(waiting);
+        if first && let Err(error) = self.bell.signal() {
             log::error!("a data thread cannot be woken: {error}");
         }
     }
 
     pub(crate) fn take(&self, into: &mut Vec<Command>) {
-        std::mem::swap(&mut *lock(&self.commands), into);
+        let mut waiting = lock(&self.waiting);
+        waiting.told.clear();
+        std::mem::swap(&mut waiting.commands, into);
+    }
+}
+
+impl Drop for TcpPool {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -63,7 +91,7 @@ impl TcpPool {
         let mut pool = TcpPool { workers: Vec::new(), threads: Mutex::default(), next: AtomicUsize::new(0) };
         for number in 0..threads.max(1) {
             let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
-            let inbox = Arc::new(Inbox { commands: Mutex::default(), bell });
+            let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
             let mut worker = worker::Worker::new(desk.clone(), inbox.clone())?;
             let thread = spawn_named(&format!("kvik-io-{number}"), options, move || worker.run());
             lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);

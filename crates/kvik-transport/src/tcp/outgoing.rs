@@ -2,7 +2,7 @@
 
 use crate::local::stopped;
 use crate::sums::Summer;
-use crate::{Desk, Held, from_host};
+use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::socket::TcpConn;
 use kvik_host::{Io, RunBuffer, SendBatch, SendRun};
@@ -84,7 +84,7 @@ impl Outgoing {
         let OrderKind::Send(header) = &order.kind else {
             let error =
                 Error::new(Code::ProtocolError, "an order to copy or place was given to a sending channel");
-            return desk.done(order.id, OrderOutcome::Failed(error));
+            return finish(desk, order, OrderOutcome::Failed(error));
         };
         let began = Instant::now();
         self.trailer.clear();
@@ -96,7 +96,7 @@ impl Outgoing {
                     trailer.extend_from_slice(&sum.to_le_bytes());
                 });
             if let Err(error) = summed {
-                return desk.done(order.id, OrderOutcome::Failed(error));
+                return finish(desk, order, OrderOutcome::Failed(error));
             }
         }
         let verify = if order.sums { began.elapsed() } else { Duration::ZERO };
@@ -119,7 +119,8 @@ impl Outgoing {
             let total = CHUNK_HEADER as u64 + chunk.payload + self.trailer.len() as u64;
             if chunk.sent == total {
                 if let Some(order) = chunk.order.take() {
-                    desk.done(order.id, OrderOutcome::Done { extents: chunk.extents, verify: chunk.verify });
+                    let (extents, verify) = (chunk.extents, chunk.verify);
+                    finish(desk, order, OrderOutcome::Done { extents, verify });
                 }
                 self.chunk = None;
                 break;
@@ -140,15 +141,19 @@ impl Outgoing {
     pub fn leave_if_stopped(&mut self, desk: &dyn Desk) {
         let Some(chunk) = &mut self.chunk else { return };
         if let Some(order) = chunk.order.take_if(|order| stopped(&order.stop)) {
-            self.trailer[..TRAILER_STATUS].copy_from_slice(&STATUS_VOID.to_le_bytes());
-            desk.done(order.id, OrderOutcome::Void);
+            // Where all of the payload went, it is what the header says; and a status of which a part went must
+            // not change under way.
+            if chunk.sent < CHUNK_HEADER as u64 + chunk.payload {
+                self.trailer[..TRAILER_STATUS].copy_from_slice(&STATUS_VOID.to_le_bytes());
+            }
+            finish(desk, order, OrderOutcome::Void);
         }
     }
 
     /// The channel is cut: leaves the order in hand.
     pub fn abandon(&mut self, desk: &dyn Desk) {
         if let Some(order) = self.chunk.take().and_then(|chunk| chunk.order) {
-            desk.done(order.id, OrderOutcome::Void);
+            finish(desk, order, OrderOutcome::Void);
         }
     }
 

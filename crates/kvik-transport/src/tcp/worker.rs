@@ -115,6 +115,10 @@ impl Worker {
     }
 
     fn add(&mut self, session: u64, conn: TcpConn) {
+        // The session may have ended since: then its `Cut` has been here before, and nobody would ever cut this one.
+        if !self.desk.alive(session) {
+            return shut_down(&conn);
+        }
         let token = self.next_token;
         self.next_token += 1;
         if let Err(error) = self.epoll.add(&conn, token, Interest::READ) {
@@ -159,9 +163,11 @@ impl Worker {
     /// Cuts a channel: `shutdown` both ways, since a forked child can hold the socket open.
     fn remove(&mut self, token: u64) {
         let Some(mut channel) = self.channels.remove(&token) else { return };
-        if let Err(error) = channel.conn.shutdown_both() {
-            log::debug!("a channel could not be shut down: {error}");
+        // While a forked child holds the socket, its events would keep coming.
+        if let Err(error) = self.epoll.delete(&channel.conn) {
+            log::debug!("a channel could not be taken out of the epoll set: {error}");
         }
+        shut_down(&channel.conn);
         channel.outgoing.abandon(&*self.desk);
         channel.incoming.abandon(&*self.desk);
     }
@@ -169,6 +175,12 @@ impl Worker {
     fn end(&mut self) {
         let tokens: Vec<u64> = self.channels.keys().copied().collect();
         tokens.into_iter().for_each(|token| self.remove(token));
+    }
+}
+
+fn shut_down(conn: &TcpConn) {
+    if let Err(error) = conn.shutdown_both() {
+        log::debug!("a channel could not be shut down: {error}");
     }
 }
 

@@ -1,0 +1,118 @@
+//! Handshakes, and channels that join a session.
+
+use super::Control;
+use super::conns::Conn;
+use crate::shared::CHANNEL_BYTES;
+use kvik_core::{Code, Error, Result};
+use kvik_host::socket::TcpConn;
+use kvik_host::{Io, identity};
+use kvik_proto::{Greeting, Join, JoinKind, joined, read_joined, refusal};
+use kvik_transport::from_host;
+
+/// Bytes of an answer that welcomes a channel.
+const WELCOME: usize = 8;
+
+impl Control {
+    /// Something has come on a connection whose handshake is not over.
+    pub(super) fn shake(&mut self, token: u64) -> Result<()> {
+        let Some(Conn::Shaking { conn, shake, input, heard, .. }) = self.conns.get_mut(&token) else {
+            return Ok(());
+        };
+        let mut bytes = [0; 4096];
+        match conn.recv(&mut bytes).map_err(|error| from_host(Code::PeerUnreachable, error))? {
+            Io::Done(len) => input.extend_from_slice(&bytes[..len]),
+            Io::Blocked => return Ok(()),
+            Io::Closed => return Err(hung_up(*heard)),
+        }
+        let mut output = Vec::new();
+        let result = shake.receive(input, &mut output);
+        *heard = true;
+        let sent = send_all(conn, &output);
+        let Some(greeting) = result? else { return sent };
+        sent?;
+        let Some(Conn::Shaking { conn, input, dialled, .. }) = self.remove(token) else { return Ok(()) };
+        match greeting {
+            Greeting::Control(established) => self.start_session(established, conn, dialled, &input),
+            Greeting::Join(join) => self.join(&join, conn),
+        }
+        Ok(())
+    }
+
+    /// A connection asks to be a data channel of a session.
+    fn join(&mut self, join: &Join, conn: TcpConn) {
+        let admitted = match join.kind {
+            JoinKind::Data => self.shared.node(|node, now| node.join(join, now)),
+            JoinKind::Local => {
+                Err(Error::new(Code::ProtocolError, "a local link joins over the UNIX socket"))
+            }
+        };
+        let admitted = admitted.and_then(|()| self.shared.charge(join.session, CHANNEL_BYTES));
+        let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
+        match send_all(&conn, &answer).and(admitted) {
+            Ok(()) => self.add_channel(join.session, conn),
+            Err(error) => log::info!("a channel did not join its session: {error}"),
+        }
+    }
+
+    /// The answer to this side's wish to join.
+    pub(super) fn join_answer(&mut self, token: u64) -> Result<()> {
+        let Some(Conn::Joining { conn, input, session, .. }) = self.conns.get_mut(&token) else {
+            return Ok(());
+        };
+        let session = *session;
+        let mut bytes = [0; WELCOME];
+        // Only the answer is taken: what follows it is for the data threads.
+        let want = WELCOME.saturating_sub(input.len()).max(1);
+        match conn.recv(&mut bytes[..want]).map_err(|error| from_host(Code::PeerLost, error))? {
+            Io::Done(len) => input.extend_from_slice(&bytes[..len]),
+            Io::Blocked => return Ok(()),
+            Io::Closed => {
+                return Err(Error::new(Code::PeerLost, "the peer closed a channel that was joining"));
+            }
+        }
+        if read_joined(input)?.is_some() {
+            self.shared.charge(session, CHANNEL_BYTES)?;
+            if let Some(Conn::Joining { conn, .. }) = self.remove(token) {
+                self.add_channel(session, conn);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_channel(&mut self, session: u64, conn: TcpConn) {
+        self.shared.count_channel(session);
+        if let Some(pools) = self.shared.pools.get() {
+            pools.tcp.add(session, conn);
+        }
+    }
+}
+
+fn hung_up(heard: bool) -> Error {
+    match heard {
+        false => Error::new(
+            Code::PeerNotKvik,
+            "the other side closed the connection without a word of kvik's protocol: check the address and port",
+        ),
+        true => Error::new(
+            Code::PeerUnreachable,
+            "the other engine closed the connection during the handshake: it ended, or its log says why",
+        ),
+    }
+}
+
+pub(super) fn nonce() -> Result<[u8; 32]> {
+    identity::nonce().map_err(|error| from_host(Code::InvalidArgument, error))
+}
+
+/// Sends a greeting: a fresh connection has room for it.
+pub(super) fn send_all(conn: &TcpConn, mut bytes: &[u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        match conn.send(bytes).map_err(|error| from_host(Code::PeerUnreachable, error))? {
+            Io::Done(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Io::Blocked | Io::Closed => {
+                return Err(Error::new(Code::PeerUnreachable, "the other side does not take a greeting"));
+            }
+        }
+    }
+    Ok(())
+}

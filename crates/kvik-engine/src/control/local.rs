@@ -1,0 +1,140 @@
+//! Links to processes on this host: UNIX connections that join a session.
+
+use super::conns::Conn;
+use super::greet::nonce;
+use super::{Ask, Control};
+use crate::shared::{MemoryPath, lock};
+use kvik_core::{Code, Error, Result};
+use kvik_host::event::Interest;
+use kvik_host::unix::UnixConn;
+use kvik_host::{HostFacts, Io};
+use kvik_proto::{Facts, Greeting, Handshake, Join, JoinKind, joined, read_joined, refusal};
+use kvik_transport::from_host;
+use kvik_transport::local::LocalLink;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a local link may take to come up before transfers go without it.
+pub(super) const LOCAL_LINK: Duration = Duration::from_secs(1);
+/// How long the control thread waits for room in the queue of the peer's listener.
+const CONNECT: Duration = Duration::from_millis(100);
+
+impl Control {
+    /// Transfers of the session go without a local link.
+    pub(super) fn no_local_link(&mut self, session: u64, error: Error) {
+        if let Some(link) = lock(&self.shared.book).links.get_mut(&session) {
+            link.memory = MemoryPath::No(format!("the local link failed: {}", error.text));
+        }
+        self.shared.launch_waiting(session);
+    }
+
+    pub(super) fn dial_local(&mut self, session: u64, name: &str) {
+        let key = self.shared.node(|node, _| node.established(session).map(|session| session.key));
+        let Some(key) = key else { return };
+        let joined = nonce().and_then(|nonce| {
+            let fail = |error| from_host(Code::TransportUnavailable, error);
+            let conn = UnixConn::connect(name, CONNECT).map_err(fail)?;
+            conn.same_user().map_err(fail)?;
+            let join = Join::new(session, 0, JoinKind::Local, &key, nonce);
+            conn.send_with_fds(&join.encode(), &[]).map_err(fail)?;
+            Ok(conn)
+        });
+        match joined {
+            Ok(conn) => {
+                let until = Instant::now() + LOCAL_LINK;
+                self.watch(Conn::LocalJoining { conn, session, until }, Interest::READ);
+            }
+            Err(error) => self.no_local_link(session, error),
+        }
+    }
+
+    pub(super) fn local_answer(&mut self, token: u64) -> Result<()> {
+        let Some(Conn::LocalJoining { conn, .. }) = self.conns.get(&token) else { return Ok(()) };
+        let Some(mut answer) = local_message(conn)? else { return Ok(()) };
+        read_joined(&mut answer)?;
+        if let Some(Conn::LocalJoining { conn, session, .. }) = self.remove(token) {
+            self.local_up(conn, session);
+        }
+        Ok(())
+    }
+
+    pub(super) fn local_join(&mut self, token: u64) -> Result<()> {
+        let Some(Conn::LocalStranger { conn, .. }) = self.conns.get(&token) else { return Ok(()) };
+        let Some(mut message) = local_message(conn)? else { return Ok(()) };
+        let mut shake = Handshake::listen(self.shared.local.clone(), nonce()?);
+        let Some(Greeting::Join(join)) = shake.receive(&mut message, &mut Vec::new())? else {
+            return Err(Error::new(Code::ProtocolError, "a local connection did not ask to join a session"));
+        };
+        let admitted = match join.kind {
+            JoinKind::Local => self.shared.node(|node, now| node.join(&join, now)),
+            JoinKind::Data => Err(Error::new(Code::ProtocolError, "a data channel joins over TCP")),
+        };
+        let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
+        conn.send_with_fds(&answer, &[]).map_err(|error| from_host(Code::PeerLost, error))?;
+        admitted?;
+        if let Some(Conn::LocalStranger { conn, .. }) = self.remove(token) {
+            self.local_up(conn, join.session);
+        }
+        Ok(())
+    }
+
+    fn local_up(&mut self, conn: UnixConn, session: u64) {
+        let facts =
+            self.shared.node(|node, _| node.established(session).map(|session| session.facts.clone()));
+        let Some(facts) = facts else { return };
+        let near = self.shared.host.why_not_process_vm(&host_facts(&facts)).is_none();
+        let pid = conn.credentials().ok().and_then(|peer| peer.pid).filter(|_| near).unwrap_or(0);
+        let nonce = match nonce() {
+            Ok(nonce) => nonce,
+            Err(error) => return self.no_local_link(session, error),
+        };
+        let link = Arc::new(LocalLink::new(conn, self.shared.fence.clone(), pid, nonce));
+        {
+            let mut book = lock(&self.shared.book);
+            let Some(state) = book.links.get_mut(&session) else { return };
+            state.memory = MemoryPath::Up(link.clone());
+            for (id, memory) in &book.regions {
+                if let Some(memory) = memory.upgrade() {
+                    link.share(*id, &memory);
+                }
+            }
+        }
+        log::debug!(session = session; "local link is up");
+        self.watch(Conn::Local { session, link }, Interest::READ);
+        self.obey(Ask::FlushLocal);
+        self.shared.launch_waiting(session);
+    }
+
+    pub(super) fn flush_local(&mut self, token: u64) {
+        let Some(Conn::Local { link, .. }) = self.conns.get(&token) else { return };
+        let link = link.clone();
+        let flushed = link.flush().and_then(|whole| {
+            let interest = if whole { Interest::READ } else { Interest::BOTH };
+            self.epoll.modify(&*link, token, interest).map_err(|error| from_host(Code::PeerLost, error))
+        });
+        if let Err(error) = flushed {
+            self.fail(token, error);
+        }
+    }
+}
+
+/// What a peer said of its host, as the host's own facts are compared.
+pub(super) fn host_facts(peer: &Facts) -> HostFacts {
+    HostFacts {
+        boot_id: peer.boot,
+        pid_namespace: peer.pid_namespace,
+        user_namespace: peer.user_namespace,
+        net_namespace: peer.network_namespace,
+        uid: peer.uid,
+        pid: peer.pid,
+    }
+}
+
+fn local_message(conn: &UnixConn) -> Result<Option<Vec<u8>>> {
+    let mut bytes = [0; 4096];
+    match conn.recv_with_fds(&mut bytes, 0).map_err(|error| from_host(Code::PeerLost, error))? {
+        Io::Done(message) => Ok(Some(bytes[..message.len].to_vec())),
+        Io::Blocked => Ok(None),
+        Io::Closed => Err(Error::new(Code::PeerLost, "the other side closed the local connection")),
+    }
+}

@@ -1,0 +1,201 @@
+//! The control thread: it listens, connects, shakes hands, reads control frames and lets time pass.
+//!
+//! It never moves payload, so that heartbeats and deadlines do not wait for data. This file is its loop; what it
+//! does with the connections is told in the order of their lives:
+//!
+//! - [`conns`]: what a connection can be, and how it leaves;
+//! - [`accept`]: strangers that come;
+//! - [`reach`]: peers and channels that are dialled;
+//! - [`greet`]: handshakes and joins;
+//! - [`session`]: control connections, and what their peers make this process hold;
+//! - [`local`]: links to processes on this host.
+
+mod accept;
+mod conns;
+mod greet;
+mod local;
+mod reach;
+mod session;
+
+use crate::shared::{MemoryPath, Shared, lock};
+use conns::{Conn, Why};
+use kvik_core::{Code, Error, Result, Ticket};
+use kvik_host::clock::boottime;
+use kvik_host::event::{Epoll, Events, Interest};
+use kvik_host::socket::TcpListener;
+use kvik_host::unix::UnixListener;
+use kvik_proto::Identity;
+use kvik_transport::from_host;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the control thread is told.
+pub(crate) enum Ask {
+    /// Reach a peer.
+    Dial(Identity, Arc<Ticket>),
+    /// Open the data channels of a session that this side opened.
+    OpenChannels(u64),
+    /// Tell when the control connection of the session has room.
+    WantWrite(u64),
+    /// A session is over.
+    Forget(u64),
+    /// Regions were shown or taken back.
+    FlushLocal,
+    /// End.
+    Stop,
+}
+
+const BELL: u64 = 0;
+
+pub(crate) struct Control {
+    shared: Arc<Shared>,
+    epoll: Epoll,
+    conns: HashMap<u64, Conn>,
+    next: u64,
+    buffer: Vec<u8>,
+}
+
+impl Control {
+    pub fn new(
+        shared: Arc<Shared>,
+        listeners: Vec<TcpListener>,
+        unix: Option<UnixListener>,
+    ) -> Result<Control> {
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let epoll = Epoll::new().map_err(fail)?;
+        epoll.add(&shared.bell, BELL, Interest::READ).map_err(fail)?;
+        let mut control =
+            Control { shared, epoll, conns: HashMap::new(), next: BELL + 1, buffer: vec![0; 64 << 10] };
+        let listeners = listeners.into_iter().map(|listener| Conn::Listener { listener, paused_until: None });
+        let unix = unix.map(|listener| Conn::Unix { listener, paused_until: None });
+        for conn in listeners.chain(unix) {
+            let token = control.token();
+            conn.add_to(&control.epoll, token, Interest::READ).map_err(fail)?;
+            control.conns.insert(token, conn);
+        }
+        Ok(control)
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub fn run(&mut self) {
+        let mut events = Events::new(64);
+        loop {
+            let nap = self.shared.sleep_until(|| self.next_deadline());
+            if let Err(error) = self.epoll.wait(&mut events, nap) {
+                log::error!("the control thread cannot wait for its connections and ends: {error}");
+                return self.cut_all();
+            }
+            for event in events.iter() {
+                if event.token == BELL {
+                    drop(self.shared.bell.drain());
+                } else {
+                    self.serve(event.token, event.readable, event.writable);
+                }
+            }
+            for ask in self.shared.take_asks() {
+                if matches!(ask, Ask::Stop) {
+                    return self.cut_all();
+                }
+                self.obey(ask);
+            }
+            self.pass_time();
+        }
+    }
+
+    /// Ends every connection for every process that holds it: forked children too.
+    fn cut_all(&mut self) {
+        for (_, conn) in self.conns.drain() {
+            conn.cut();
+        }
+    }
+
+    fn obey(&mut self, ask: Ask) {
+        match ask {
+            Ask::Dial(owner, ticket) => self.dial(owner, &ticket),
+            Ask::OpenChannels(session) => self.dial_channels(session),
+            Ask::WantWrite(session) => self.set_interest(session, Interest::BOTH),
+            Ask::Forget(session) => self.forget(session),
+            Ask::FlushLocal => {
+                let local = |conn: &Conn| matches!(conn, Conn::Local { .. });
+                self.tokens(local).into_iter().for_each(|token| self.flush_local(token));
+            }
+            Ask::Stop => {}
+        }
+    }
+
+    fn forget(&mut self, session: u64) {
+        let gone = |conn: &Conn| match conn {
+            Conn::Control { session: of, .. }
+            | Conn::Joining { session: of, .. }
+            | Conn::LocalJoining { session: of, .. }
+            | Conn::Local { session: of, .. }
+            | Conn::Dialing { why: Why::Channel { session: of, .. }, .. } => *of == session,
+            _ => false,
+        };
+        for token in self.tokens(gone) {
+            if let Some(conn) = self.remove(token) {
+                conn.cut();
+            }
+        }
+    }
+
+    // ---- time ----
+
+    fn next_deadline(&self) -> Option<Duration> {
+        let (now, boot) = (Instant::now(), boottime());
+        let conns = self.conns.values().filter_map(Conn::until);
+        let book = lock(&self.shared.book);
+        let links = book.links.values().filter_map(|link| match link.memory {
+            MemoryPath::Making(until) => Some(until),
+            _ => None,
+        });
+        let soonest = conns.chain(links).min().map(|until| boot + until.saturating_duration_since(now));
+        let waiting = book.waiting.iter().filter_map(|id| Some(book.transfers.get(id)?.job.deadline)).min();
+        soonest.into_iter().chain(waiting).min()
+    }
+
+    fn pass_time(&mut self) {
+        let now = Instant::now();
+        for token in self.tokens(|conn| conn.until().is_some_and(|at| at <= now)) {
+            self.late(token);
+        }
+        let (links, waited) = {
+            let mut book = lock(&self.shared.book);
+            let mut links = Vec::new();
+            for (session, link) in &mut book.links {
+                if matches!(link.memory, MemoryPath::Making(until) if until <= now) {
+                    link.memory = MemoryPath::No("the peer did not open its local link in time".into());
+                    links.push(*session);
+                }
+            }
+            let boot = boottime();
+            let late = |id: &u64| book.transfers.get(id).filter(|record| record.job.deadline <= boot);
+            let waited: Vec<_> =
+                book.waiting.iter().filter_map(|id| Some((*id, late(id)?.job.owner()))).collect();
+            (links, waited)
+        };
+        links.into_iter().for_each(|session| self.shared.launch_waiting(session));
+        for (id, owner) in waited {
+            let error = self.shared.why_waited(&owner);
+            self.shared.give_up(id, error);
+        }
+        self.shared.node(|node, now| node.tick(now));
+    }
+
+    /// A connection's time is over.
+    fn late(&mut self, token: u64) {
+        let text = match self.conns.get(&token) {
+            Some(Conn::Listener { .. } | Conn::Unix { .. }) => return self.listen_again(token),
+            Some(Conn::Dialing { .. }) => "nothing answered in time",
+            _ => {
+                "it took the connection, but did not answer kvik's greeting in time: another protocol's port, or a stopped engine"
+            }
+        };
+        self.fail(token, Error::new(Code::PeerUnreachable, text));
+    }
+}

@@ -1,0 +1,101 @@
+//! Sessions: their control connections, and what their peers make this process hold.
+
+use super::Control;
+use super::conns::Conn;
+use super::local::{LOCAL_LINK, host_facts};
+use crate::output::{ControlConn, closed_by_peer};
+use crate::shared::{Link, MemoryPath, SESSION_BYTES, lock};
+use kvik_core::{Code, Result};
+use kvik_host::Io;
+use kvik_host::event::Interest;
+use kvik_host::socket::TcpConn;
+use kvik_proto::{Established, Facts, Identity};
+use kvik_transport::from_host;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Control {
+    /// A handshake has ended well.
+    pub(super) fn start_session(
+        &mut self,
+        established: Established,
+        conn: TcpConn,
+        dialled: Option<(Identity, SocketAddr)>,
+        early: &[u8],
+    ) {
+        let (session, opener) = (established.session, established.opener);
+        let (peer, facts) = (established.peer, established.facts.clone());
+        let lease = match self.shared.budget.take(SESSION_BYTES, "a session") {
+            Ok(lease) => lease,
+            Err(error) => {
+                log::warn!("a session was refused: {error}");
+                if let Some((owner, _)) = dialled {
+                    lock(&self.shared.book).dials.remove(&owner);
+                    self.shared.fail_waiting(&owner, &error);
+                }
+                return;
+            }
+        };
+        let memory = self.memory_path(&facts);
+        log::info!(session = session, peer:% = peer.engine; "session begun with {:?}", facts.name);
+        let conn = Arc::new(ControlConn::new(conn));
+        lock(&self.shared.conns).insert(session, conn.clone());
+        let making = matches!(memory, MemoryPath::Making(_));
+        {
+            let mut book = lock(&self.shared.book);
+            let address = dialled.map(|(_, address)| address);
+            let link = Link { peer, address, asked: false, channels: 0, memory, lease, kept: SESSION_BYTES };
+            book.links.insert(session, link);
+            if let Some((owner, _)) = dialled {
+                book.dials.remove(&owner);
+            }
+        }
+        self.shared.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
+        self.shared.node(|node, now| {
+            node.add_session(established, now);
+            if !early.is_empty() {
+                node.receive(session, early, now);
+            }
+        });
+        self.watch(Conn::Control { session, conn }, Interest::READ);
+        match (opener, making) {
+            (true, true) => self.dial_local(session, &facts.local_name),
+            (true, false) => self.shared.open_channels(session),
+            (false, _) => {}
+        }
+        self.shared.launch_waiting(session);
+    }
+
+    fn memory_path(&self, peer: &Facts) -> MemoryPath {
+        if self.shared.local.facts.local_name.is_empty() {
+            return MemoryPath::No("this engine uses tcp only".into());
+        }
+        if peer.local_name.is_empty() {
+            return MemoryPath::No("the peer uses tcp only".into());
+        }
+        match self.shared.host.why_not_local(&host_facts(peer)) {
+            Some(why) => MemoryPath::No(why.into()),
+            None => MemoryPath::Making(Instant::now() + LOCAL_LINK),
+        }
+    }
+
+    /// Frames have come.
+    pub(super) fn read_control(&mut self, session: u64, conn: &ControlConn) -> Result<()> {
+        for _ in 0..16 {
+            match conn.conn.recv(&mut self.buffer).map_err(|error| from_host(Code::PeerLost, error))? {
+                Io::Done(len) => {
+                    let held = self.shared.node(|node, now| {
+                        node.receive(session, &self.buffer[..len], now);
+                        node.held_for(session)
+                    });
+                    self.shared.charge_peer(session, held + conn.held())?;
+                }
+                Io::Blocked => return Ok(()),
+                Io::Closed => return Err(closed_by_peer()),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! How transfers end, and what is reported of them.
+//!
+//! A transfer that the node knows of ends when the node says so, and no sooner: only then does nothing touch its
+//! memory. One that has not begun is ended here, and taken out of the book in the same moment in which it is seen
+//! that it has not, so that it cannot begin afterwards.
+
+use crate::config::Preference;
+use crate::shared::{Record, Shared, lock};
+use crate::transfer::Report;
+use kvik_core::{Code, Error, Result};
+use kvik_host::clock::boottime;
+use kvik_proto::Finished;
+use kvik_transport::Desk;
+use std::time::Duration;
+
+impl Shared {
+    /// Ends a transfer that has not begun; one that has is the node's to end.
+    pub fn give_up(&self, id: u64, error: Error) {
+        self.finish_unbegun(id, Err(error));
+    }
+
+    pub(crate) fn finish_unbegun(&self, id: u64, outcome: Result<()>) {
+        let record = {
+            let mut book = lock(&self.book);
+            if book.transfers.get(&id).is_none_or(|record| record.key.is_some()) {
+                return;
+            }
+            book.waiting.remove(&id);
+            book.transfers.remove(&id)
+        };
+        if let Some(record) = record {
+            self.finish(id, record, None, outcome);
+        }
+    }
+
+    /// Ends a transfer, begun or not.
+    pub fn cancel(&self, id: u64, error: Error) {
+        self.node(|node, _| {
+            let mut book = lock(&self.book);
+            let Some(record) = book.transfers.get_mut(&id) else { return };
+            // Should the node end it in a way after which it would go over another transport, it does not.
+            record.stopped.get_or_insert_with(|| error.clone());
+            if let Some(key) = record.key {
+                node.cancel(key, error.clone());
+            }
+        });
+        self.give_up(id, error);
+    }
+
+    /// Ends a transfer that nothing works on any more: the threads of a closed engine have gone.
+    pub fn abandon(&self, id: u64, error: Error) {
+        let record = lock(&self.book).transfers.remove(&id);
+        if let Some(record) = record {
+            self.finish(id, record, None, Err(error));
+        }
+    }
+
+    /// The node says that a transfer has ended.
+    pub fn on_finished(&self, finished: Finished) {
+        let Some(id) = lock(&self.book).by_key.remove(&finished.key) else { return };
+        let mut outcome = finished.outcome.clone();
+        if let Err(error) = &mut outcome
+            && error.code == Code::TransportUnavailable
+        {
+            match self.fall_back(id, error) {
+                Ok(()) => return self.take_up(id),
+                Err(Some(stopped)) => *error = stopped,
+                Err(None) => {}
+            }
+        }
+        let record = lock(&self.book).transfers.remove(&id);
+        if let Some(record) = record {
+            self.finish(id, record, Some(finished), outcome);
+        }
+    }
+
+    /// Lets a transfer under `auto` whose copy within the host turned out to be impossible go over TCP. Others are
+    /// not concerned: what one region refuses, another may allow.
+    fn fall_back(&self, id: u64, error: &Error) -> Result<(), Option<Error>> {
+        let mut book = lock(&self.book);
+        let record = book.transfers.get_mut(&id).ok_or(None)?;
+        if let Some(stopped) = &record.stopped {
+            return Err(Some(stopped.clone()));
+        }
+        if record.job.want != Preference::Auto || record.transport != "local" {
+            return Err(None);
+        }
+        log::info!(transfer = id, peer:% = record.job.ticket.engine; "the transfer goes over tcp: {error}");
+        (record.key, record.fence) = (None, None);
+        record.job.want = Preference::Tcp;
+        record.passed_over.push(format!("local: {}", error.text));
+        Ok(())
+    }
+
+    fn finish(&self, id: u64, record: Record, finished: Option<Finished>, outcome: Result<()>) {
+        let outcome = match outcome {
+            Ok(()) => Ok(self.report(&record, finished)),
+            Err(error) => {
+                log::info!(transfer = id, grant:% = record.job.ticket.grant, peer:% = record.job.ticket.engine; "transfer failed: {error}");
+                Err(error)
+            }
+        };
+        let end = record.end.clone();
+        // The memory that the record holds is let go of before anybody hears of the end.
+        drop(record);
+        self.count_end(&outcome);
+        end.set(outcome);
+        self.note_progress();
+    }
+
+    fn report(&self, record: &Record, finished: Option<Finished>) -> Report {
+        let now = boottime();
+        let planned = record.began + record.plan;
+        let way = self.way(record, finished.as_ref());
+        let (bytes, verify, first, extents) = match &finished {
+            Some(end) => (end.bytes, end.verify, end.first.unwrap_or(now), end.extents),
+            None => (0, Duration::ZERO, now, 0),
+        };
+        Report {
+            bytes,
+            extents: if extents == 0 { record.job.extents } else { extents },
+            pages: record.job.pages,
+            transport: record.transport,
+            way,
+            checks: checks(record),
+            plan: record.plan,
+            post: first.saturating_sub(planned),
+            wire: now.saturating_sub(first),
+            verify,
+            total: now.saturating_sub(record.began),
+            passed_over: record.passed_over.clone(),
+        }
+    }
+
+    /// How the bytes went: what was seen, where this side saw it.
+    fn way(&self, record: &Record, finished: Option<&Finished>) -> String {
+        let session = record.key.map(|(session, _)| session);
+        if record.transport == "tcp" {
+            let joined = session.and_then(|session| Some(lock(&self.book).links.get(&session)?.channels));
+            // None have joined yet where nothing had to move.
+            let channels = joined.filter(|joined| *joined > 0).unwrap_or(self.config.channels);
+            return format!("{channels} channel{}", if channels == 1 { "" } else { "s" });
+        }
+        let seen = || {
+            let region = finished?.copied_from?;
+            self.local_link(session?)?.way_of(region)
+        };
+        seen().map_or_else(|| record.way.clone(), str::to_owned)
+    }
+}
+
+/// The checks that a transfer which succeeded has passed.
+fn checks(record: &Record) -> Vec<&'static str> {
+    let mut checks = vec!["grant"];
+    if record.job.moves() {
+        checks.push("counts");
+        if record.transport == "local" {
+            checks.push("generation");
+        }
+        if record.job.verify.sums(record.transport == "tcp") {
+            checks.push("page_checksum");
+        }
+    }
+    checks
+}
