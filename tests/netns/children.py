@@ -51,9 +51,7 @@ def own(host: Host, **arguments: Any) -> Peer:
         return Peer(owner, **arguments)
 
 
-def read(
-    host: Host, ticket: str, *, seed: int = 1, deadline: float = 10.0, **options: Any
-) -> dict[str, Any]:
+def read(host: Host, ticket: str, *, seed: int = 1, deadline: float = 10.0, **options: Any) -> dict[str, Any]:
     """Read a ticket with a fresh engine on a host; its report or its error."""
     with host.inside(), Peer(reader, **options) as peer:
         peer.hear()

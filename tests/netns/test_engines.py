@@ -41,10 +41,12 @@ def test_all_bytes_pass_one_listening_socket(hosts: Hosts, family: str) -> None:
             assert left.listening() == [address]
         print(family, said, *connections, sep="\n")
     assert said["same"] is True
-    assert (said["transport"], said["way"], said["bytes"]) == ("tcp", "tcp x4", PAGES * PAGE)
+    assert (said["transport"], said["bytes"]) == ("tcp", PAGES * PAGE)
+    assert "4" in said["way"]
     assert "page_checksum" in said["checks"]
     assert {connection.local for connection in connections} == {address}
-    assert len(connections) == 4
+    # The one for words between the engines, and the four channels.
+    assert len(connections) == 5
     assert PAGES * PAGE <= sum(connection.acknowledged for connection in connections) < 1.01 * PAGES * PAGE
 
 
@@ -56,7 +58,9 @@ def test_auto_passes_over_local_and_says_why(hosts: Hosts) -> None:
         said = read(right, ticket, secret=SECRET, transport="auto")
         assert said["same"] is True
         assert said["transport"] == "tcp"
-        assert [text for text in said["passed_over"] if "local: " in text and "network namespace" in text], said
+        assert [text for text in said["passed_over"] if "local: " in text and "network namespace" in text], (
+            said
+        )
         refused = read(right, ticket, secret=SECRET, transport="local")
     assert refused["code"] == "transport_unavailable"
     assert "another network namespace" in refused["text"]
@@ -75,17 +79,17 @@ def test_no_listening_beyond_loopback_without_a_secret(hosts: Hosts, family: str
 @pytest.mark.parametrize(
     ("secret", "code"),
     [
-        ({"secret": "another secret, as long"}, "secret_mismatch"),
-        ({"secret": SECRET[:-1]}, "secret_mismatch"),
-        ({}, "secret_required"),
+        ("another secret, as long", "secret_mismatch"),
+        (SECRET[:-1], "secret_mismatch"),
+        (None, "secret_required"),
     ],
 )
-def test_a_stranger_gets_nothing(hosts: Hosts, secret: dict[str, str], code: str) -> None:
+def test_a_stranger_gets_nothing(hosts: Hosts, secret: str | None, code: str) -> None:
     """A wrong secret or none is refused by name, and the right one still works afterwards."""
     left, right = hosts
     with own(left, listen=at(left, "v4"), secret=SECRET) as owner:
         ticket = owner.hear()["ticket"]
-        said = read(right, ticket, **secret)
+        said = read(right, ticket, secret=secret)
         assert said["code"] == code
         assert "give both the same `secret` (KVIK_SECRET)" in said["text"]
         assert said["untouched"] is True
