@@ -1,4 +1,4 @@
-"""Two network namespaces that look to kvik like two hosts: own loopback, own addresses, one cable between them.
+"""Two network namespaces that look to kvik like two hosts: own loopback, own addresses, a cable between.
 
 The namespaces have no name and no file: they live while this process holds them open or a process runs in
 them. So nothing stays behind, however the tests end. To start something on a host, start it while inside:

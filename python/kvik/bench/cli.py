@@ -6,6 +6,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -280,7 +281,9 @@ def transfer(**given: Any) -> None:
 
     try:
         if given["listen"] is not None:
-            listen(given["listen"], target_options(given, say), given["secret"], console.print)
+            # Without markup, or `[fd00::1]:7` would be read as a tag and not be printed.
+            plain = partial(console.print, markup=False, highlight=False)
+            listen(given["listen"], target_options(given, say), given["secret"], plain)
             return
         options = settle(given, say)
     except (BenchError, OSError) as error:
