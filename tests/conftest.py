@@ -13,6 +13,7 @@ NO_NAMESPACES = "network namespaces take root (CAP_SYS_ADMIN) and iproute2"
 MAY_SKIP: dict[str, str] = {
     "tests/netns/test_bench.py": NO_NAMESPACES,
     "tests/netns/test_engines.py": NO_NAMESPACES,
+    "tests/netns/test_hosts.py": NO_NAMESPACES,
     "tests/vllm/test_two_hosts.py": NO_NAMESPACES,
 }
 
