@@ -19,7 +19,9 @@ Hosts = tuple[Host, Host]
 ENGINE_PORT = 7700
 SHORT = ("--page", "16KiB", "--pages", "20,200", "--duration", "0.2", "--buffer", "16MiB", "--seed", "5")
 KVIK = [sys.executable, "-m", "kvik.cli", "bench", "transfer"]
-LIMIT = 40.0
+LIMIT = 40.0  # seconds for one run
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def environment(secret: str | None) -> dict[str, str]:
@@ -28,23 +30,26 @@ def environment(secret: str | None) -> dict[str, str]:
     return {**kept, "PYTHONUNBUFFERED": "1", **({} if secret is None else {"KVIK_SECRET": secret})}
 
 
-def launch(host: Host, *arguments: str, secret: str | None = SECRET) -> "subprocess.Popen[str]":
-    """Start the benchmark on a host."""
+@contextlib.contextmanager
+def launch(host: Host, *arguments: str, secret: str | None = SECRET) -> "Iterator[subprocess.Popen[str]]":
+    """The benchmark on a host; it does not outlive the block."""
     with host.inside():
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*KVIK, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=environment(secret),
         )  # fmt: skip
-
-
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Its exit status and what it printed; it does not outlive this call."""
     try:
-        out, err = process.communicate(timeout=LIMIT)
+        yield process
     finally:
         process.kill()
-        process.wait(timeout=10)
-    return process.returncode, out, err
+        process.communicate(timeout=LIMIT)
+
+
+def run(host: Host, *arguments: str, secret: str | None = SECRET) -> tuple[int, str, str]:
+    """Run the benchmark on a host; its exit status and what it printed."""
+    with launch(host, *arguments, secret=secret) as process:
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
 
 
 @contextlib.contextmanager
@@ -52,23 +57,21 @@ def target(host: Host, family: str) -> Iterator[str]:
     """A target that listens on a host; its control address."""
     address = host.v4 if family == "v4" else f"[{host.v6}]"
     ports = ("--listen", f"{address}:0", "--engine-listen", f"{address}:{ENGINE_PORT}")
-    process = launch(host, *SHORT, *ports)
-    try:
+    with launch(host, *SHORT, *ports) as process:
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], LIMIT)[0], "the target said nothing"
         line = process.stdout.readline()
         assert line.startswith("bench target on "), line
         yield line.split()[-1]
-    finally:
-        process.kill()
-        process.communicate(timeout=10)
 
 
 def watch(
     host: Host, process: "subprocess.Popen[str]", seen: str
 ) -> tuple[list[list[str]], list[Connection]]:
-    """Look at the host's sockets while the benchmark runs: the listening ones at each look, and the
-    connections to an address at the look when they had carried most."""
+    """Look at the host's sockets while the benchmark runs and there are connections to the address `seen`.
+
+    Gives the listening ones of each look, and all connections of the look when they had carried most.
+    """
     listening: list[list[str]] = []
     most: list[Connection] = []
     until = time.monotonic() + LIMIT
@@ -95,11 +98,11 @@ def test_between_two_hosts(hosts: Hosts, family: str) -> None:
     left, right = hosts
     with target(left, family) as control:
         engine = f"{control.rpartition(':')[0]}:{ENGINE_PORT}"
-        process = launch(right, *SHORT, "--target", control, "--json", "-")
-        listening, connections = watch(left, process, engine)
-        status, out, err = finish(process)
+        with launch(right, *SHORT, "--target", control, "--json", "-") as process:
+            listening, connections = watch(left, process, engine)
+            out, err = process.communicate(timeout=LIMIT)
     print(err)
-    assert status == 0, err
+    assert process.returncode == 0, err
     document = json.loads(out)
     assert document["complete"] is True
     assert "transport tcp alone: the target is on another host, which local cannot reach" in err
@@ -125,13 +128,11 @@ def test_local_is_refused_and_auto_explains(hosts: Hosts) -> None:
     left, right = hosts
     few = ("--page", "16KiB", "--pages", "20", "--op", "read", "--duration", "0.05", "--buffer", "16MiB")
     with target(left, "v4") as control:
-        status, out, err = finish(launch(right, *few, "--transport", "local", "--target", control))
+        status, out, err = run(right, *few, "--transport", "local", "--target", control)
         assert status == 1
         assert "transport_unavailable" in out + err
         assert "another network namespace" in " ".join((out + err).split())
-        status, out, err = finish(
-            launch(right, *few, "--transport", "auto", "--target", control, "--json", "-")
-        )
+        status, out, err = run(right, *few, "--transport", "auto", "--target", control, "--json", "-")
     assert status == 0, err
     (path,) = paths(json.loads(out))
     assert list(path["used"]) == ["tcp"]
@@ -144,7 +145,7 @@ def test_local_is_refused_and_auto_explains(hosts: Hosts) -> None:
 def test_secrets_are_demanded(hosts: Hosts) -> None:
     """Without one the target does not listen; a wrong one or none is refused, and the target goes on."""
     left, right = hosts
-    status, _, err = finish(launch(left, *SHORT, "--listen", f"{left.v4}:0", secret=None))
+    status, _, err = run(left, *SHORT, "--listen", f"{left.v4}:0", secret=None)
     assert status == 2
     assert "listening there wants --secret" in " ".join(err.replace("│", " ").split())
     with target(left, "v4") as control:
@@ -152,8 +153,8 @@ def test_secrets_are_demanded(hosts: Hosts) -> None:
             (None, "wants a secret (--secret)"),
             ("another one, as long", "refused the secret"),
         ):
-            status, out, _ = finish(launch(right, *SHORT, "--target", control, secret=secret))
+            status, out, _ = run(right, *SHORT, "--target", control, secret=secret)
             assert status == 1
             assert said in " ".join(out.split())
-        status, out, err = finish(launch(right, *SHORT, "--target", control))
+        status, out, err = run(right, *SHORT, "--target", control)
         assert status == 0, out + err
