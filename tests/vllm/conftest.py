@@ -4,6 +4,7 @@ Starting one takes most of a minute on two cores, so they are shared: one engine
 and one pair (prefill, decode, router) at a time. pytest orders the tests by the pair that they ask for.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvik.demo import client
 from kvik.demo.checkpoint import ensure_checkpoint
 from kvik.demo.engines import EngineSpec
 from kvik.demo.processes import Fleet, HttpServer, free_ports
+from tests.netns.hosts import CannotError, two_hosts
 from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_pair
 
 SPECS = {
@@ -22,6 +24,8 @@ SPECS = {
         PairSpec("no-prefix-cache"),
         PairSpec("prefix-cache", prefix_caching=True),
         PairSpec("tp2", tensor_parallel=2),
+        PairSpec("two-hosts", secrets=("one secret of both", "one secret of both")),
+        PairSpec("two-secrets", secrets=("the secret of prefill", "the secret of decode")),
     )
 }
 Reference = Callable[[list[int], int], list[int]]
@@ -59,12 +63,19 @@ def pair(
 ) -> Iterator[Pair]:
     """The pair whose name is the test's parameter."""
     spec = SPECS[request.param]
-    running = start_pair(spec, model, tmp_path_factory.mktemp("pair") / spec.name)
-    try:
+    folder = tmp_path_factory.mktemp("pair") / spec.name
+    with contextlib.ExitStack() as stack:
+        if spec.secrets is None:
+            running = start_pair(spec, model, folder)
+        else:
+            try:
+                hosts = stack.enter_context(two_hosts())
+            except CannotError as cannot:
+                pytest.skip(str(cannot))
+            running = start_pair(spec, model, folder, hosts)
+        stack.callback(running.fleet.stop)
         alone.wait_ready(time.monotonic() + START_LIMIT)
         yield running
-    finally:
-        running.fleet.stop()
 
 
 @pytest.fixture(scope="session")

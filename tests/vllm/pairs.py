@@ -1,5 +1,6 @@
 """A prefill engine, a decode engine and a router: started together, asked by hand or through the router."""
 
+import contextlib
 import os
 import random
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, start_router
-from kvik.demo.processes import Fleet, HttpServer, Process, free_ports
+from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
+from tests.netns.hosts import Host
 
 BLOCK_BYTES = BLOCK_TOKENS * KV_BYTES_PER_TOKEN
 EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these tests
@@ -27,17 +29,25 @@ ASK_PREFILL = {
 
 @dataclass(frozen=True)
 class PairSpec:
-    """How the engines of a pair differ from the plain ones."""
+    """How the engines of a pair differ from the plain ones.
+
+    With `secrets` they run on two hosts (network namespaces), and have these secrets: prefill's and decode's.
+    """
 
     name: str
     prefix_caching: bool = False
     tensor_parallel: int = 1
     extra: Mapping[str, object] = field(default_factory=dict)
+    secrets: tuple[str, str] | None = None
+
+
+Hosts = tuple[Host | None, Host | None]
+THIS_HOST: Hosts = (None, None)
 
 
 @dataclass
 class Pair:
-    """A running pair."""
+    """A running pair. `hosts` are prefill's and decode's; the router is where prefill is."""
 
     spec: PairSpec
     prefill: HttpServer
@@ -45,6 +55,11 @@ class Pair:
     router: HttpServer
     reports: ReportReader
     fleet: Fleet
+    hosts: Hosts = THIS_HOST
+
+    def near(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block this thread is where the router and both engines can be reached."""
+        return _inside(self.hosts[0])
 
     def engines(self) -> tuple[HttpServer, HttpServer]:
         """Both engines."""
@@ -74,33 +89,52 @@ class Pair:
         return client.metrics(self.decode.url)[COMPUTED]
 
 
-def start_pair(spec: PairSpec, model: Path, folder: Path) -> Pair:
-    """Start the engines side by side, then the router."""
+def start_pair(spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HOST) -> Pair:
+    """Start the engines side by side, each on its host, then the router."""
     folder.mkdir(parents=True)
     report = folder / "loads.jsonl"
-    extra = {"expiry_s": EXPIRY, **spec.extra}
-    engines = [
-        EngineSpec(name, connector, tensor_parallel=spec.tensor_parallel, prefix_caching=spec.prefix_caching)
-        for name, connector in (
-            ("prefill", Connector("kv_producer", extra=extra)),
-            ("decode", Connector("kv_consumer", report, extra=extra)),
-        )
-    ]
     fleet = Fleet()
     try:
         deadline = time.monotonic() + START_LIMIT
-        *ports, router_port = free_ports(3)
-        prefill, decode = (
-            fleet.add(engine.start(model, port, folder)) for engine, port in zip(engines, ports, strict=True)
-        )
-        for engine in (prefill, decode):
-            engine.wait_ready(deadline)
-        router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder))
-        router.wait_ready(time.monotonic() + 30)
-        return Pair(spec, prefill, decode, router, ReportReader(report), fleet)
+        with _inside(hosts[0]):
+            *ports, router_port = free_ports(3)
+            servers = []
+            for engine, host, port in zip(_engines(spec, report, hosts), hosts, ports, strict=True):
+                with _inside(host):
+                    servers.append(fleet.add(engine.start(model, port, folder)))
+            for server in servers:
+                server.wait_ready(deadline)
+            prefill, decode = servers
+            router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder))
+            router.wait_ready(time.monotonic() + 30)
+        return Pair(spec, prefill, decode, router, ReportReader(report), fleet, hosts)
     except BaseException:
         fleet.stop()
         raise
+
+
+def _engines(spec: PairSpec, report: Path, hosts: Hosts) -> list[EngineSpec]:
+    """The prefill and the decode engine."""
+    made = []
+    for name, host, secret in zip(("prefill", "decode"), hosts, spec.secrets or ("", ""), strict=True):
+        address = LOOPBACK if host is None else host.v4
+        extra = {"expiry_s": EXPIRY, "listen": f"{address}:0", **spec.extra}
+        connector = (
+            Connector("kv_producer", extra=extra)
+            if name == "prefill"
+            else Connector("kv_consumer", report, extra=extra)
+        )
+        made.append(
+            EngineSpec(
+                name, connector, tensor_parallel=spec.tensor_parallel, prefix_caching=spec.prefix_caching,
+                host=address, env={"KVIK_SECRET": secret} if secret else {},
+            )
+        )  # fmt: skip
+    return made
+
+
+def _inside(host: Host | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if host is None else host.inside()
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

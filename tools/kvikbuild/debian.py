@@ -12,7 +12,13 @@ from kvikbuild.stage import Context, StageError
 def missing_packages() -> list[str]:
     """Debian packages that are needed and are not here, found by what they provide."""
     missing = []
-    for program, package in (("gcc", "gcc"), ("ld", "binutils"), ("readelf", "binutils")):
+    programs = {"gcc": "gcc", "ld": "binutils", "readelf": "binutils"}
+    if os.geteuid() == 0:
+        programs |= {
+            "ip": "iproute2",
+            "ss": "iproute2",
+        }  # for tests between network namespaces: root makes them
+    for program, package in programs.items():
         if shutil.which(program) is None and package not in missing:
             missing.append(package)
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:

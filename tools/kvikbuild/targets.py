@@ -63,7 +63,17 @@ def packaging(context: Context) -> None:
 
 def python(context: Context) -> None:
     """All tests that need neither a serving engine nor an empty environment."""
-    _pytest(context, "dev", "tests", more=["--ignore=tests/packaging", "--ignore=tests/vllm"])
+    _pytest(
+        context,
+        "dev",
+        "tests",
+        more=["--ignore=tests/packaging", "--ignore=tests/netns", "--ignore=tests/vllm"],
+    )
+
+
+def netns(context: Context) -> None:
+    """Two hosts on this one: network namespaces with their own addresses."""
+    _pytest(context, "dev", "tests/netns", more=["-v"])
 
 
 def vllm(context: Context) -> None:
@@ -95,6 +105,7 @@ STAGES = {
         Stage("wheel", wheel, limit=2400),
         Stage("packaging", packaging, limit=600),
         Stage("python", python, limit=1200),
+        Stage("netns", netns, limit=600),
         Stage("vllm-env", vllm_env, limit=2400),
         Stage("vllm", vllm, output="both", limit=1500),
         Stage("demo", demo, output="terminal", limit=900),
@@ -102,7 +113,18 @@ STAGES = {
 }
 
 TARGETS = {
-    "test": ["toolchain", "dev-env", "lint", "rust", "wheel", "packaging", "python", "vllm-env", "vllm"],
+    "test": [
+        "toolchain",
+        "dev-env",
+        "lint",
+        "rust",
+        "wheel",
+        "packaging",
+        "python",
+        "netns",
+        "vllm-env",
+        "vllm",
+    ],
     "demo": ["toolchain", "dev-env", "wheel", "vllm-env", "demo"],
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],
     "lint": ["toolchain", "dev-env", "lint"],

@@ -224,10 +224,11 @@ pub(crate) const MAX_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 fn wildcard(address: SocketAddr) -> Result<Vec<SocketAddr>> {
     let interfaces =
         interface_addresses().map_err(|e| kvik_transport::from_host(Code::InvalidArgument, e))?;
-    let mut ips: Vec<IpAddr> = interfaces.into_iter().map(|interface| interface.ip).collect();
-    ips.retain(|ip| ip.is_ipv4() == address.is_ipv4());
-    ips.sort_by_key(|ip| !is_routable_off_host(*ip));
-    Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, address.port())).collect())
+    // A link-local IPv6 address is of no use to the reader of a ticket: it needs an interface number of its own.
+    let usable =
+        |ip: &IpAddr| ip.is_ipv4() == address.is_ipv4() && (ip.is_loopback() || is_routable_off_host(*ip));
+    let ips = interfaces.into_iter().filter(|interface| interface.up).map(|interface| interface.ip);
+    Ok(ips.filter(usable).map(|ip| SocketAddr::new(ip, address.port())).collect())
 }
 
 /// The addresses of `HOST` or `HOST:PORT`; without a port that of the first listener of the address's family, or of

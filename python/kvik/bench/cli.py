@@ -6,6 +6,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -255,8 +256,9 @@ def transfer(**given: Any) -> None:
 
     Without --listen and --target, a target is started as a second process on this host. With --listen,
     HOST:PORT is the benchmark's own control connection: over it the initiator gets the ticket for the
-    target's engine, which listens beside it (--engine-listen), and both ports must be reachable. Any address
-    but loopback wants --secret.
+    target's engine, which listens beside it (--engine-listen): one port, for all that kvik moves. The plain
+    TCP stream of the comparison takes a free port of the same host, which is closed again once its one
+    connection stands. All three must be reachable. Any address but loopback wants --secret.
 
     Each row stands beside two limits measured in the same rounds over the same memory: one thread's memcpy of
     the same pages, and one plain TCP stream between the same two processes. A percentile is shown only with
@@ -279,7 +281,9 @@ def transfer(**given: Any) -> None:
 
     try:
         if given["listen"] is not None:
-            listen(given["listen"], target_options(given, say), given["secret"], console.print)
+            # Without markup, or `[fd00::1]:7` would be read as a tag and not be printed.
+            plain = partial(console.print, markup=False, highlight=False)
+            listen(given["listen"], target_options(given, say), given["secret"], plain)
             return
         options = settle(given, say)
     except (BenchError, OSError) as error:

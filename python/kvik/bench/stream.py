@@ -86,6 +86,7 @@ class StreamTarget:
         try:
             self._listener.settimeout(_STALL_SECONDS)
             sock, _ = self._listener.accept()
+            self._listener.close()  # One initiator is all there is; no port stays open for others.
             with sock:
                 self._sock = sock
                 sock.settimeout(_STALL_SECONDS)

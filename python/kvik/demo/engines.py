@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kvik.demo.processes import HttpServer
+from kvik.demo.processes import LOOPBACK, HttpServer
 
 MODEL = "tiny"
 BLOCK_TOKENS = 128  # the CPU backend's own choice
@@ -49,6 +49,7 @@ class EngineSpec:
     block_tokens: int = BLOCK_TOKENS
     max_sequences: int = 16
     kv_gib: int = 1
+    host: str = LOOPBACK
     arguments: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,7 +57,7 @@ class EngineSpec:
         """The server's command line."""
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", MODEL, "--seed", "0"]
-        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--host", self.host, "--port", str(port)]
         # float32: sums differ least between batch sizes, and no CPU lacks it. Eager: nothing to compile at
         # the start.
         command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "4096"]
@@ -79,7 +80,7 @@ class EngineSpec:
             # thread's sums are always taken in the same order.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
-            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_HOST_IP": self.host,
             "PYTHONUNBUFFERED": "1",
             **self.env,
         }
@@ -87,8 +88,9 @@ class EngineSpec:
     def start(self, model: Path, port: int, logs: Path) -> HttpServer:
         """Start it; it is up once `wait_ready` returns."""
         return HttpServer(
-            self.name, self.command(model, port), port, logs / f"{self.name}.log", self.environment()
-        )
+            self.name, self.command(model, port), port, logs / f"{self.name}.log", self.environment(),
+            host=self.host,
+        )  # fmt: skip
 
 
 def start_router(prefill: Sequence[str], decode: Sequence[str], port: int, logs: Path) -> HttpServer:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from kvik.demo import keeper
 
+LOOPBACK = "127.0.0.1"
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.25  # seconds between two looks at a server that is not up yet
 TAIL = 60  # lines of a log that go into an error
@@ -92,17 +93,18 @@ class Process:
 
 
 class HttpServer(Process):
-    """A process that serves HTTP on a loopback port and is ready when its health path answers 200."""
+    """A process that serves HTTP and is ready when its health path answers 200."""
 
     def __init__(
         self, name: str, command: Sequence[str], port: int, log: Path, env: Mapping[str, str] | None = None,
-        health: str = "/health",
+        health: str = "/health", host: str = LOOPBACK,
     ) -> None:  # fmt: skip
-        """Start it; `port` must be the one the command listens on."""
+        """Start it; `host` (an IPv4 address) and `port` must be those that the command listens on."""
         super().__init__(name, command, log, env)
+        self.host = host
         self.port = port
         self.health = health
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{host}:{port}"
 
     def wait_ready(self, deadline: float) -> None:
         """Wait until it answers, at most to `deadline` (monotonic)."""
@@ -110,7 +112,7 @@ class HttpServer(Process):
 
     def healthy(self) -> bool:
         """Whether its health path answers 200 now."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=2.0)
         try:
             connection.request("GET", self.health)
             return connection.getresponse().status == 200
@@ -158,5 +160,5 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
-            one.bind(("127.0.0.1", 0))
+            one.bind((LOOPBACK, 0))
         return [int(one.getsockname()[1]) for one in sockets]

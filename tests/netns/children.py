@@ -1,0 +1,67 @@
+"""What runs on a host for a test: an engine that reads what it is told to, or one that may not start.
+
+They are functions for `tests.python.peers.Peer`, as is `tests.python.peers.owner`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+import kvik
+from tests.netns.hosts import Host
+from tests.python.peers import Peer, Pipe, owner, random_bytes
+
+SECRET = "a secret of two hosts"  # noqa: S105 - of these tests alone
+
+
+def reader(pipe: Pipe, *, pages: int = 8, page_bytes: int = 4096, **options: Any) -> None:
+    """An engine that reads the tickets it hears, and says the report or the error of each."""
+    with kvik.Engine(**options) as engine:
+        region = engine.allocate(pages * page_bytes)
+        view = np.frombuffer(memoryview(region), np.uint8)
+        local = region.pages(kvik.Layout(pages, page_bytes), range(pages))
+        pipe.say(id=engine.id)
+        while (heard := pipe.hear())["do"] != "bye":
+            view[:] = 0
+            try:
+                report = engine.read(local, kvik.Ticket(heard["ticket"]), deadline=heard["deadline"]).wait()
+            except kvik.KvikError as error:
+                pipe.say(code=error.code, text=str(error), untouched=not view.any())
+            else:
+                same = bool((view == random_bytes(view.size, heard["seed"])).all())
+                pipe.say(
+                    same=same, bytes=report.bytes, transport=report.transport, way=report.way,
+                    checks=report.checks, passed_over=report.passed_over,
+                )  # fmt: skip
+        del view
+
+
+def starter(pipe: Pipe, **options: Any) -> None:
+    """An attempt to start an engine."""
+    try:
+        with kvik.Engine(**options) as engine:
+            pipe.say(addresses=engine.addresses)
+    except kvik.KvikError as error:
+        pipe.say(code=error.code, text=str(error))
+
+
+def own(host: Host, **arguments: Any) -> Peer:
+    """Start an owner of pages on a host; its first word has the ticket."""
+    with host.inside():
+        return Peer(owner, **arguments)
+
+
+def read(host: Host, ticket: str, *, seed: int = 1, deadline: float = 10.0, **options: Any) -> dict[str, Any]:
+    """Read a ticket with a fresh engine on a host; its report or its error."""
+    with host.inside(), Peer(reader, **options) as peer:
+        peer.hear()
+        said = peer.ask(do="read", ticket=ticket, seed=seed, deadline=deadline)
+        peer.say(do="bye")
+        assert peer.end() == 0
+        return said
+
+
+def start(host: Host, **options: Any) -> dict[str, Any]:
+    """Try to start an engine on a host; its addresses or its error."""
+    with host.inside(), Peer(starter, **options) as peer:
+        return peer.hear()
