@@ -107,7 +107,10 @@ impl Shared {
         let Some(record) = transfers.get_mut(&id).filter(|record| record.key.is_none()) else { return };
         let Some(link) = links.get(&session) else {
             drop(book);
-            return self.lost_before(id, Error::new(Code::PeerLost, "the connection to the peer broke"));
+            return self.lost_before(id, Error::new(
+                Code::PeerLost,
+                "the connection to the peer broke before the transfer could go on; a new transfer connects again",
+            ));
         };
         match route(record, link) {
             Route::No(error) => {

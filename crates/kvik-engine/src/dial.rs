@@ -10,8 +10,12 @@ use std::time::Duration;
 /// How long one address is tried, from connecting to the end of the handshake.
 pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
 
+/// No more addresses of one peer are tried in a row, however many its tickets name.
+const MOST: usize = 16;
+
 /// A peer that is being reached.
 pub(crate) struct Dial {
+    known: Vec<SocketAddr>,
     left: VecDeque<SocketAddr>,
     /// The one that has not answered yet.
     trying: Option<SocketAddr>,
@@ -41,7 +45,18 @@ impl Dial {
                 ),
             ));
         }
-        Ok(Dial { left, trying: None, tried: Vec::new(), refused: None })
+        let known = left.iter().copied().collect();
+        Ok(Dial { known, left, trying: None, tried: Vec::new(), refused: None })
+    }
+
+    /// Another ticket of the peer may know other ways to it.
+    pub fn also(&mut self, other: Dial) {
+        for address in other.left {
+            if !self.known.contains(&address) && self.known.len() < MOST {
+                self.known.push(address);
+                self.left.push_back(address);
+            }
+        }
     }
 
     /// The next address.

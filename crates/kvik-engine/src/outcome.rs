@@ -63,7 +63,7 @@ impl Shared {
             && error.code == Code::TransportUnavailable
         {
             match self.fall_back(id, error) {
-                Ok(()) => return self.take_up(id),
+                Ok(()) => return self.launch(id, finished.key.0),
                 Err(Some(stopped)) => *error = stopped,
                 Err(None) => {}
             }
@@ -88,6 +88,8 @@ impl Shared {
         log::info!(transfer = id, peer:% = record.job.ticket.engine; "the transfer goes over tcp: {error}");
         (record.key, record.fence) = (None, None);
         record.job.want = Preference::Tcp;
+        // It had begun: should its session be gone too, it is lost as any other.
+        record.lives = 0;
         record.passed_over.push(format!("local: {}", error.text));
         Ok(())
     }

@@ -10,6 +10,7 @@ use kvik_host::event::Interest;
 use kvik_host::socket::{TcpConn, TcpOptions};
 use kvik_proto::{Handshake, Identity, Join, JoinKind};
 use kvik_transport::from_host;
+use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -24,12 +25,14 @@ impl Control {
             Err(error) => return self.shared.fail_waiting(&owner, &error),
         };
         let mut book = lock(&self.shared.book);
-        if book.dials.contains_key(&owner) {
-            return;
+        match book.dials.entry(owner) {
+            Entry::Occupied(mut under_way) => under_way.get_mut().also(dial),
+            Entry::Vacant(place) => {
+                place.insert(dial);
+                drop(book);
+                self.dial_next(owner, None);
+            }
         }
-        book.dials.insert(owner, dial);
-        drop(book);
-        self.dial_next(owner, None);
     }
 
     /// Tries the next address of a peer; the one before failed.

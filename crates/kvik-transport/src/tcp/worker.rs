@@ -193,11 +193,12 @@ fn step(
     writable: bool,
 ) -> Result<bool> {
     let mut blocked = channel.blocked;
-    channel.eager = false;
     if readable {
         channel.incoming.advance(desk, channel.session, &channel.conn, tools, TURNS)?;
     }
+    // A channel that only reads now stays as eager to send as it was.
     if writable && (!blocked || channel.outgoing.is_busy()) {
+        channel.eager = false;
         match channel.outgoing.advance(desk, channel.session, &channel.conn, tools, TURNS)? {
             Progress::Idle => blocked = false,
             Progress::Blocked => blocked = true,

@@ -1,46 +1,10 @@
 //! Two engines in one process move pages over every transport.
 
+use crate::common::*;
 use kvik_core::{Code, Layers, Layout, Right, Use};
-use kvik_engine::{Config, Engine, GrantOptions, PageSet, Preference, Region, TransferOptions, Verify};
+use kvik_engine::{GrantOptions, PageSet, Preference, TransferOptions, Verify};
 use std::sync::Arc;
 use std::time::Duration;
-
-const PAGE: u64 = 16 << 10;
-
-fn engine(transport: Preference) -> Engine {
-    Engine::start(Config { transport, ..Config::default() }).unwrap()
-}
-
-/// A region of `pages` pages whose bytes depend on `seed` and their place.
-fn region(engine: &Engine, pages: u32, seed: u8) -> Region {
-    let region = engine.allocate(u64::from(pages) * PAGE).unwrap();
-    fill(&region, seed);
-    region
-}
-
-fn fill(region: &Region, seed: u8) {
-    let bytes: Vec<u8> = (0..region.bytes()).map(|i| (i * 7 + i / 4096) as u8 ^ seed).collect();
-    region.write_at(0, &bytes).unwrap();
-}
-
-fn bytes(region: &Region) -> Vec<u8> {
-    let mut bytes = vec![0; region.bytes() as usize];
-    region.read_at(0, &mut bytes).unwrap();
-    bytes
-}
-
-fn pages(region: &Region, ids: &[u32]) -> PageSet {
-    let count = (region.bytes() / PAGE) as u32;
-    PageSet::new(region, Arc::new(Layout::contiguous(count, PAGE).unwrap()), ids.into(), None, None).unwrap()
-}
-
-fn check(from: &Region, from_ids: &[u32], to: &Region, to_ids: &[u32]) {
-    let (source, target) = (bytes(from), bytes(to));
-    for (a, b) in from_ids.iter().zip(to_ids) {
-        let (a, b) = (*a as usize * PAGE as usize, *b as usize * PAGE as usize);
-        assert_eq!(source[a..a + PAGE as usize], target[b..b + PAGE as usize]);
-    }
-}
 
 fn both_ways(transport: Preference, verify: Verify, name: &str) {
     let (owner, reader) = (engine(transport), engine(transport));

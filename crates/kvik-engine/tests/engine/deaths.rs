@@ -1,0 +1,235 @@
+//! Peers that are stopped or killed: real processes, which are this test's own program under another name.
+
+use crate::common::*;
+use crate::local::foreign;
+use kvik_core::{Code, Ticket};
+use kvik_engine::{Preference, Region, Transfer, TransferOptions};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "KVIK_TEST_PEER";
+/// 256 MiB: no transfer of it is over before a test has done what it wants to do.
+const PAGES: u32 = 16 << 10;
+const SMALL: u32 = 64;
+
+/// Not a test: the peer. It owns pages until its input ends.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let transport = if role == "tcp" { Preference::Tcp } else { Preference::Auto };
+    let owner = engine(transport);
+    let count = if role == "namespace" { SMALL } else { PAGES };
+    let (readable, writable) =
+        (owner.allocate(u64::from(count) * PAGE).unwrap(), owner.allocate(64 << 20).unwrap());
+    mark(&readable);
+    let kept =
+        [owner.grant(&all(&readable), many()).unwrap(), owner.grant(&all(&writable), to_write()).unwrap(), {
+            let region = foreign(&owner, SMALL, 0);
+            mark(&region);
+            owner.grant(&all(&region), many()).unwrap()
+        }];
+    let tickets: Vec<String> = kept.iter().map(|grant| grant.ticket().to_string()).collect();
+    println!("\npeer: {} {}", std::process::id(), tickets.join(" "));
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// The content of page `id`, whatever the region's size: its number, all over.
+fn mark(region: &Region) {
+    for id in 0..(region.bytes() / PAGE) as u32 {
+        region.write_at(id as usize * PAGE as usize, &id.to_le_bytes().repeat(PAGE as usize / 4)).unwrap();
+    }
+}
+
+/// A peer in a process of its own, killed when dropped.
+pub struct Child {
+    process: std::process::Child,
+    /// Its number as this process sees it.
+    pid: Pid,
+    tickets: Vec<Ticket>,
+    small: bool,
+}
+
+impl Child {
+    fn start(role: &str) -> Child {
+        Child::launch(Command::new(std::env::current_exe().unwrap()), role).unwrap()
+    }
+
+    /// None where this user may not make one.
+    pub fn start_in_pid_namespace() -> Option<Child> {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+            .arg(std::env::current_exe().unwrap());
+        Child::launch(command, "namespace")
+    }
+
+    fn launch(mut command: Command, role: &str) -> Option<Child> {
+        command.args(["--exact", "deaths::peer", "--nocapture"]).env(ROLE, role);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().ok()?;
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let pid = Pid::from_child(&process);
+        // A thread reads on, so that the child never waits for somebody to read its output.
+        let (said, heard) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some(line) = line.strip_prefix("peer: ") {
+                    drop(said.send(line.to_owned()));
+                }
+            }
+        });
+        let mut child = Child { process, pid, tickets: Vec::new(), small: role == "namespace" };
+        let line = match heard.recv_timeout(PATIENCE) {
+            Ok(line) => line,
+            Err(mpsc::RecvTimeoutError::Disconnected) if child.small => return None,
+            Err(error) => panic!("the peer says nothing: {error}"),
+        };
+        child.tickets = line.split(' ').skip(1).map(|text| text.parse().unwrap()).collect();
+        Some(child)
+    }
+
+    pub fn readable(&self) -> &Ticket {
+        &self.tickets[0]
+    }
+    pub fn writable(&self) -> &Ticket {
+        &self.tickets[1]
+    }
+    pub fn foreign(&self) -> &Ticket {
+        &self.tickets[2]
+    }
+    pub fn pages(&self) -> u32 {
+        if self.small { SMALL } else { PAGES }
+    }
+
+    pub fn check(&self, region: &Region) {
+        for (id, page) in bytes(region).chunks(PAGE as usize).enumerate() {
+            assert!(page == (id as u32).to_le_bytes().repeat(PAGE as usize / 4), "page {id}");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid, signal).unwrap();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// Begins to read all of the child's pages, and waits until some have come.
+fn read_under_way(
+    reader: &kvik_engine::Engine,
+    child: &Child,
+    here: &Region,
+    deadline: Duration,
+) -> Transfer {
+    blank(here, 0xEE);
+    let transfer = reader.read(&all(here), child.readable(), None, within(deadline)).unwrap();
+    wait_until("the first page", || byte(here, PAGE) != 0xEE || transfer.is_done());
+    transfer
+}
+
+#[test]
+fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
+    let child = Child::start("tcp");
+    let reader =
+        kvik_engine::Engine::start(kvik_engine::Config { transport: Preference::Tcp, ..Default::default() })
+            .unwrap();
+    let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
+    // The session exists, so that the deadline is the transfer's own.
+    let few = region(&reader, 4, 1);
+    let four = Some([0, 1, 2, 3].as_slice().into());
+    let some = |region: &Region| {
+        reader.read(&pages(region, &[0, 1, 2, 3]), child.readable(), four.clone(), within(PATIENCE)).unwrap()
+    };
+    some(&few).wait(Some(PATIENCE)).unwrap();
+    let transfer = read_under_way(&reader, &child, &here, Duration::from_millis(1200));
+    child.signal(Signal::STOP);
+    let began = Instant::now();
+    let error = transfer.wait(Some(PATIENCE)).unwrap_err();
+    assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+    assert!(began.elapsed() < Duration::from_millis(1400), "{:?}", began.elapsed());
+    let seen = bytes(&here);
+    // What the peer still sends is thrown away: a later transfer on the same channels comes behind it.
+    child.signal(Signal::CONT);
+    some(&few).wait(Some(PATIENCE)).unwrap();
+    assert!(bytes(&here) == seen, "memory of an ended transfer was written");
+    assert!(seen.contains(&0xEE), "the transfer was through before the peer was stopped: nothing was shown");
+}
+
+#[test]
+fn a_killed_peer_ends_transfers_both_ways_and_the_next_one_serves() {
+    for role in ["tcp", "auto"] {
+        let transport = if role == "tcp" { Preference::Tcp } else { Preference::Auto };
+        let child = Child::start(role);
+        let reader = engine(transport);
+        let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
+        let source = reader.allocate(64 << 20).unwrap();
+        let read = read_under_way(&reader, &child, &here, PATIENCE);
+        let wrote: Vec<Transfer> = (0..20)
+            .map(|_| reader.write(&all(&source), child.writable(), None, TransferOptions::default()).unwrap())
+            .collect();
+        child.signal(Signal::KILL);
+        let killed = Instant::now();
+        let mut lost = 0;
+        for transfer in wrote.into_iter().chain([read]) {
+            match transfer.wait(Some(PATIENCE)) {
+                // It was through before, or copied out of memory that outlives its owner.
+                Ok(_) => {}
+                Err(error) if error.code == Code::PeerLost => lost += 1,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(killed.elapsed() < Duration::from_millis(2500), "{:?}", killed.elapsed());
+        }
+        assert!(lost > 0, "nothing was in flight any more");
+        drop(child);
+        let child = Child::start(role);
+        read_with(&reader, &all(&here), child.readable(), within(PATIENCE)).unwrap();
+        child.check(&here);
+    }
+}
+
+#[test]
+fn a_stopped_peer_is_lost_in_time_and_closing_does_not_wait_for_it() {
+    let child = Child::start("tcp");
+    let (reader, other) = (engine(Preference::Tcp), engine(Preference::Tcp));
+    let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
+    let there = other.allocate(u64::from(PAGES) * PAGE).unwrap();
+    let lost = read_under_way(&reader, &child, &here, Duration::from_secs(60));
+    let closed = read_under_way(&other, &child, &there, Duration::from_secs(60));
+    child.signal(Signal::STOP);
+    let stopped = Instant::now();
+    other.close(Duration::from_secs(5)).unwrap();
+    assert!(stopped.elapsed() < Duration::from_millis(1500), "{:?}", stopped.elapsed());
+    assert_eq!(code(closed.result().expect("ended by then")), Code::EngineClosed);
+    let error = lost.wait(Some(PATIENCE)).unwrap_err();
+    assert_eq!(error.code, Code::PeerLost, "{error}");
+    assert!(stopped.elapsed() < Duration::from_millis(2700), "{:?}", stopped.elapsed());
+    // A transfer that now begins finds nobody, within its deadline.
+    let late = reader.read(&all(&here), child.readable(), None, within(Duration::from_secs(1))).unwrap();
+    assert_eq!(code(late.wait(Some(PATIENCE))), Code::PeerUnreachable);
+}
+
+#[test]
+fn an_owner_gets_its_pages_back_from_a_stopped_reader() {
+    // The child is written to by this side's reads; here this side owns, and a stopped peer holds a transfer open.
+    let child = Child::start("auto");
+    let other = engine(Preference::Tcp);
+    let source = other.allocate(64 << 20).unwrap();
+    let deadline = within(Duration::from_millis(1200));
+    let few = pages(&source, &[0]);
+    other.write(&few, child.writable(), Some([0].into()), deadline.clone()).unwrap().wait(None).unwrap();
+    child.signal(Signal::STOP);
+    let began = Instant::now();
+    let wrote = other.write(&all(&source), child.writable(), None, deadline).unwrap();
+    assert_eq!(code(wrote.wait(Some(PATIENCE))), Code::DeadlineExceeded);
+    // Its memory is its own again, without the peer's help.
+    source.close(Duration::from_millis(100)).unwrap();
+    assert!(began.elapsed() < Duration::from_millis(1700), "{:?}", began.elapsed());
+}

@@ -1,0 +1,13 @@
+//! Engines as their users see them: over real sockets and shared memory, in this process and in others.
+//!
+//! Everything is bounded, binds loopback only, and prints the seed of what it draws (`KVIK_SEED` repeats it).
+
+mod addresses;
+mod caps;
+mod common;
+mod deaths;
+mod grants;
+mod local;
+mod peers;
+mod races;
+mod transfers;
