@@ -46,9 +46,11 @@ def lint(context: Context) -> None:
 
 
 def rust(context: Context) -> None:
-    """Tests of the Rust crates."""
+    """Tests of the Rust crates, and their example."""
     hold_cache(context)
-    context.run(["cargo", "test", "--locked", "--workspace"], cargo_env(context))
+    env = cargo_env(context)
+    context.run(["cargo", "test", "--locked", "--workspace"], env)
+    context.run(["cargo", "run", "--locked", "-p", "kvik-engine", "--example", "transfer"], env)
 
 
 def wheel(context: Context) -> None:
