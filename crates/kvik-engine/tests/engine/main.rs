@@ -11,3 +11,4 @@ mod local;
 mod peers;
 mod races;
 mod transfers;
+mod wire;

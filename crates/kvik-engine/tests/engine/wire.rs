@@ -1,0 +1,71 @@
+//! A network that damages data: a proxy between two engines flips one bit of what the owner sends on a channel.
+
+use crate::common::*;
+use kvik_core::{Code, Ticket};
+use kvik_engine::{Preference, TransferOptions, Verify};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread::spawn;
+
+/// Where in the owner's bytes on each channel a bit is flipped: inside the payload of the first chunk.
+const FLIPPED: usize = 50_000;
+
+fn pass(mut from: TcpStream, mut to: TcpStream, flip: Option<usize>) {
+    let (mut buffer, mut passed) = ([0; 16 << 10], 0);
+    while let Ok(len @ 1..) = from.read(&mut buffer) {
+        if let Some(at) = flip.filter(|at| (passed..passed + len).contains(at)) {
+            buffer[at - passed] ^= 1;
+        }
+        passed += len;
+        if to.write_all(&buffer[..len]).is_err() {
+            break;
+        }
+    }
+    for end in [from, to] {
+        // The other direction of the connection may have ended it already.
+        let _ = end.shutdown(Shutdown::Both);
+    }
+}
+
+/// Passes `connections` connections on to `to`; the first is the control connection, and is left as it is.
+fn damaging_proxy(to: SocketAddr, connections: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    spawn(move || {
+        for number in 0..connections {
+            let Ok((near, _)) = listener.accept() else { return };
+            let far = TcpStream::connect(to).unwrap();
+            let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            spawn(move || pass(near, far, None));
+            spawn(move || pass(far_too, near_too, (number > 0).then_some(FLIPPED)));
+        }
+    });
+    address
+}
+
+fn read_through_damage(verify: Verify) -> (Result<kvik_engine::Report, kvik_core::Error>, bool) {
+    let (owner, reader) = (engine(Preference::Tcp), engine(Preference::Tcp));
+    let (there, here) = (region(&owner, 64, 1), region(&reader, 64, 99));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    // The control connection and the four channels that a reader opens by default.
+    let proxy = damaging_proxy(owner.addresses()[0], 5);
+    let ticket = Ticket { addresses: vec![proxy], ..grant.ticket().clone() };
+    let options = TransferOptions { verify: Some(verify), ..within(PATIENCE) };
+    let result = read_with(&reader, &all(&here), &ticket, options);
+    (result, bytes(&there) == bytes(&here))
+}
+
+#[test]
+fn a_bit_that_flips_on_the_way_fails_the_transfer_and_names_the_page() {
+    let (result, _) = read_through_damage(Verify::Auto);
+    let error = result.unwrap_err();
+    assert_eq!(error.code, Code::ChecksumMismatch, "{error}");
+    assert!(error.text.contains("page "), "{error}");
+}
+
+#[test]
+fn without_checksums_the_same_bit_goes_unseen() {
+    let (result, equal) = read_through_damage(Verify::Off);
+    assert!(!result.unwrap().checks.contains(&"page_checksum"));
+    assert!(!equal, "nothing was damaged, so the other test shows nothing");
+}
