@@ -159,6 +159,8 @@ def test_python_counts_during_a_large_transfer() -> None:
 
 def waiting(pipe: Pipe, *, how: str) -> None:
     """Wait for a transfer that hangs until the parent sends SIGINT, and say when that got through."""
+    # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with kvik.Engine() as here, kvik.Engine() as there:
         target = empty(here)
         ticket = never_issued(there, target.layout)

@@ -65,6 +65,7 @@ def packaging(context: Context) -> None:
 
 def python(context: Context) -> None:
     """All tests that need neither a serving engine nor an empty environment."""
+    context.run([overlay_env(context, "dev"), "tools/vllm_base.py"])
     _pytest(
         context,
         "dev",
