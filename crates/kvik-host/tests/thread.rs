@@ -107,3 +107,22 @@ fn a_numa_node_gives_its_cpus_and_a_missing_one_is_named() {
     let refused = spawn_named("kvik-test", &options, || ());
     assert!(matches!(refused, Err(HostError::NodeUnknown { node: 999, .. })), "{refused:?}");
 }
+
+#[test]
+fn a_prompt_thread_is_scheduled_before_ordinary_ones_where_that_is_allowed() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let thread = spawn_named("kvik-prompt", &ThreadOptions::default(), move || {
+        let asked = kvik_host::thread::be_prompt();
+        // SAFETY: 0 is the calling thread.
+        let policy = unsafe { libc::sched_getscheduler(0) };
+        tell.send((asked.map_err(|error| error.to_string()), policy)).unwrap();
+    });
+    thread.unwrap().join().unwrap();
+    match told.recv().unwrap() {
+        (Ok(()), policy) => assert_eq!(policy, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK),
+        (Err(why), policy) => {
+            assert_eq!(policy, libc::SCHED_OTHER);
+            assert!(why.contains("ulimit -r"), "{why}");
+        }
+    }
+}

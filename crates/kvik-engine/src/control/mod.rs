@@ -23,6 +23,7 @@ use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_host::socket::TcpListener;
+use kvik_host::thread::be_prompt;
 use kvik_host::unix::UnixListener;
 use kvik_proto::Identity;
 use kvik_transport::from_host;
@@ -83,6 +84,10 @@ impl Control {
     }
 
     pub fn run(&mut self) {
+        // Heartbeats must not wait for whatever else computes on this machine: a busy peer is not a dead one.
+        if let Err(error) = be_prompt() {
+            log::debug!("heartbeats are sent at ordinary priority: {error}");
+        }
         let mut events = Events::new(64);
         loop {
             let nap = self.shared.sleep_until(|| self.next_deadline());
