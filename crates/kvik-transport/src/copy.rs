@@ -8,7 +8,7 @@ use crate::sums::Summer;
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use kvik_host::{HostError, Memory, RunBuffer};
+use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
 use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome, Source};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -140,21 +140,13 @@ impl Copier {
     ) -> Result<(u64, Duration)> {
         let fence = link.fence(&order.stop)?;
         let region = link.region(source.region, &order.stop)?;
-        let check = || match fence.generation(source.slot) {
-            Ok(generation) if generation == source.generation => Ok(()),
-            Ok(_) => Err(Error::new(
-                Code::StaleGeneration,
-                "the grant ended while its pages were copied; what was copied is thrown away: ask for a new ticket",
-            )),
-            Err(error) => Err(from_host(Code::ProtocolError, error)),
-        };
-        check()?;
+        check_fence(&fence, source)?;
         let copied = match &*region {
             PeerRegion::Mapped(memory) => self.copy_mapped(order, source, memory),
             PeerRegion::Process { .. } => self.copy_process(order, source, &region),
         };
         // A stale source may well be gone: that it was stale is the better reason.
-        check()?;
+        check_fence(&fence, source)?;
         copied
     }
 
@@ -277,4 +269,39 @@ pub(crate) fn mismatch(view: &View, position: u64) -> Error {
              the pages were changed during the transfer, or memory or the network damages data: do not use them"
         ),
     )
+}
+
+/// Whether the source's pages still are what the peer granted.
+fn check_fence(fence: &PeerFence, source: &Source) -> Result<()> {
+    match fence.generation(source.slot) {
+        Ok(generation) if generation == source.generation => Ok(()),
+        Ok(_) => Err(Error::new(
+            Code::StaleGeneration,
+            "the grant ended while its pages were copied; what was copied is thrown away: ask for a new ticket",
+        )),
+        Err(error) => Err(from_host(Code::ProtocolError, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_core::{Layout, Order as Stream, RegionId};
+    use kvik_host::FenceTable;
+
+    #[test]
+    fn a_source_whose_fence_was_raised_or_is_not_there_is_stale() {
+        let table = FenceTable::new(8).unwrap();
+        let fence = PeerFence::map(table.fd().try_clone_to_owned().unwrap()).unwrap();
+        let slot = table.slot().unwrap();
+        let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
+        let view = View::new(layout, [0].into(), 0..1, 0..1, Stream::LayerFirst).unwrap();
+        let generation = slot.generation().unwrap();
+        let source = Source { region: RegionId(1), view, slot: slot.index(), generation };
+        check_fence(&fence, &source).unwrap();
+        slot.raise().unwrap();
+        assert_eq!(check_fence(&fence, &source).unwrap_err().code, Code::StaleGeneration);
+        let beyond = Source { slot: 8, ..source };
+        assert_eq!(check_fence(&fence, &beyond).unwrap_err().code, Code::ProtocolError);
+    }
 }
