@@ -21,7 +21,7 @@ def kvik_vllm() -> Iterator[ModuleType]:
 
 
 def part(name: str) -> Any:
-    return sys.modules[f"kvik.vllm.{name}"]
+    return sys.modules.get(f"kvik.vllm.{name}") or sys.modules[f"kvik.handover.{name}"]
 
 
 def test_options() -> None:

@@ -26,7 +26,7 @@ from tests.python.fake_engine import FakeNative
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
-REPLACED = ("vllm", "torch", "prometheus_client", "kvik.vllm")
+REPLACED = ("vllm", "torch", "prometheus_client", "kvik.vllm", "kvik.handover")
 
 
 def base_tool() -> ModuleType:
@@ -252,7 +252,7 @@ class Server:
         model: str = "tiny",
         dims: Mapping[str, int] | None = None,
     ) -> None:
-        sys.modules["kvik.vllm.native"].load = lambda: native  # type: ignore[attr-defined]
+        sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
         config = vllm_config(role, tp, extra)
         config.model_config.model = model

@@ -23,14 +23,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvik.vllm import native
-from kvik.vllm.config import ConnectorConfig
-from kvik.vllm.holding import HeldBlocks
+from kvik.handover import native
+from kvik.handover.config import ConnectorConfig
+from kvik.handover.holding import HeldBlocks
+from kvik.handover.protocol import RankHello, StepPlan
+from kvik.handover.report import ReportFile
+from kvik.handover.scheduler import Identity, SchedulerSide
+from kvik.handover.worker import WorkerSide
+from kvik.vllm import layout
 from kvik.vllm.observe import KvikPromMetrics, KvikStats
-from kvik.vllm.protocol import RankHello, StepPlan
-from kvik.vllm.report import ReportFile
-from kvik.vllm.scheduler import Identity, SchedulerSide
-from kvik.vllm.worker import WorkerSide
 
 logger = logging.getLogger("vllm.kvik")
 
@@ -94,10 +95,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             held = HeldBlocks(config.park_after_s, identity.tp_size)
             self._scheduler = SchedulerSide(module, identity, config.expiry_s, held, report)
         else:
+            self._tp_size = parallel.tensor_parallel_size
             self._worker = WorkerSide(
                 module,
                 config,
-                role=str(transfer.kv_role).removeprefix("kv_"),
+                role="vllm-" + str(transfer.kv_role).removeprefix("kv_"),
                 tp=_tp_rank(),
                 tp_size=parallel.tensor_parallel_size,
                 dp=parallel.data_parallel_rank,
@@ -159,7 +161,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """The KV tensors are allocated."""
-        self._on_worker().register(kv_caches)
+        self._on_worker().register(layout.inspect(kv_caches, self._tp_size))
 
     def get_handshake_metadata(self) -> KvikHandshake:
         """This rank's hello to the scheduler process."""

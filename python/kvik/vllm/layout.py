@@ -3,46 +3,23 @@
 vLLM hands over one tensor a layer, each seen as [B, H, N, C]: KV blocks, KV heads, token slots, content (K
 and V packed). The physical order is in the strides, and it has changed between releases, so nothing is
 assumed: what is not one contiguous run a block, alike in every layer, and inside one storage is refused by
-    name.
+name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from kvik.vllm.native import Native
-from kvik.vllm.protocol import KvShape
+from kvik.handover.memory import KvMemory
+from kvik.handover.protocol import KvShape
 
 DIMENSIONS = "HNC"
 
 
 class LayoutError(ValueError):
     """KV tensors that this version cannot hand over; the text names what was found."""
-
-
-@dataclass(frozen=True)
-class KvMemory:
-    """The one storage behind all KV tensors, and how blocks lie in it (bytes from its beginning)."""
-
-    address: int
-    nbytes: int
-    num_blocks: int
-    block_stride: int
-    layer_offsets: list[int]
-    shape: KvShape
-
-    def layout(self, native: Native) -> Any:
-        """The kvik layout: a page is a KV block, a run is one block of one layer."""
-        return native.Layout(
-            self.num_blocks,
-            self.shape.block_bytes,
-            page_stride=self.block_stride,
-            layers=len(self.layer_offsets),
-            layer_offsets=self.layer_offsets,
-        )
 
 
 def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
@@ -81,7 +58,15 @@ def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
         order=order,
         block_bytes=heads * slots * content * item,
     )
-    return KvMemory(storage.data_ptr(), storage.nbytes(), blocks, first.stride(0) * item, offsets, shape)
+    return KvMemory(
+        address=storage.data_ptr(),
+        nbytes=storage.nbytes(),
+        num_blocks=blocks,
+        block_stride=first.stride(0) * item,
+        layer_offsets=offsets,
+        shape=shape,
+        owner=kv_caches,
+    )
 
 
 def _check_first(name: str, tensor: Any) -> str:

@@ -31,11 +31,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvik.vllm import digest, protocol
-from kvik.vllm.holding import HeldBlocks
-from kvik.vllm.native import Native
-from kvik.vllm.protocol import Handover, Load, RankHello, RankTicket, RefusedError, Release, Send, StepPlan
-from kvik.vllm.report import LoadRecord, ReportFile
+from kvik.handover import digest, protocol
+from kvik.handover.holding import HeldBlocks
+from kvik.handover.native import Native
+from kvik.handover.protocol import (
+    Handover,
+    Load,
+    RankHello,
+    RankTicket,
+    RefusedError,
+    Release,
+    Send,
+    StepPlan,
+)
+from kvik.handover.report import LoadRecord, ReportFile
 
 logger = logging.getLogger("vllm.kvik")
 

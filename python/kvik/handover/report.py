@@ -11,7 +11,7 @@ import logging
 import os
 from dataclasses import asdict, dataclass
 
-from kvik.vllm.native import Report
+from kvik.handover.native import Report
 
 logger = logging.getLogger("vllm.kvik")
 

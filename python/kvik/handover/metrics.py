@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvik.vllm.native import Report
+from kvik.handover.native import Report
 
 SUMS = ("bytes", "extents", "total_s", "wire_s")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from kvik.vllm.native import Native
-from kvik.vllm.protocol import KvShape, RefusedError
+from kvik.handover.native import Native
+from kvik.handover.protocol import KvShape, RefusedError
 
 NAMESPACE_SCHEMA = 1
 

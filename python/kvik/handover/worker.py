@@ -12,18 +12,17 @@ ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvik.vllm import layout
-from kvik.vllm.config import ConnectorConfig
-from kvik.vllm.metrics import LoadStats
-from kvik.vllm.native import Engine, Grant, Native, Region, Transfer, error_code
-from kvik.vllm.protocol import Load, RankHello, Release, Send, StepPlan
-from kvik.vllm.report import LoadRecord, ReportFile, loaded
+from kvik.handover.config import ConnectorConfig
+from kvik.handover.memory import KvMemory
+from kvik.handover.metrics import LoadStats
+from kvik.handover.native import Engine, Grant, Native, Region, Transfer, error_code
+from kvik.handover.protocol import Load, RankHello, Release, Send, StepPlan
+from kvik.handover.report import LoadRecord, ReportFile, loaded
 
 logger = logging.getLogger("vllm.kvik")
 
@@ -62,14 +61,13 @@ class WorkerSide:
     ) -> None:
         self._native = native
         self._config = config
-        self._name = f"vllm-{role}-rank{tp}"
+        self._name = f"{role}-rank{tp}"
         self._tp, self._tp_size, self._dp = tp, tp_size, dp
         self._report = report
         self._engine: Engine | None = None
         self._region: Region | None = None
         self._layout: Any = None
-        self._memory: layout.KvMemory | None = None
-        self._tensors: Mapping[str, Any] = {}
+        self._memory: KvMemory | None = None
         self._grants: dict[str, Grant] = {}
         self._parked: dict[str, Grant] = {}
         self._parked_ends: list[str] = []
@@ -80,19 +78,17 @@ class WorkerSide:
         self._invalid_blocks: set[int] = set()
         self.stats = LoadStats()
 
-    def register(self, kv_caches: Mapping[str, Any]) -> None:
-        """Check and register the KV tensors, and start this rank's engine. Called once."""
+    def register(self, memory: KvMemory) -> None:
+        """Register this rank's KV memory and start its engine. Called once."""
         if self._engine is not None:
-            raise RuntimeError("kvik: KV tensors were registered twice in one worker")
-        memory = layout.inspect(kv_caches, self._tp_size)
-        self._tensors = kv_caches  # keeps the storage alive for as long as the engine may touch it
+            raise RuntimeError("kvik: KV memory was registered twice in one worker")
         engine = self._native.Engine(
             **self._config.engine_options(self._name, self._dp * self._tp_size + self._tp)
         )
         self._engine = engine
         self._region = engine.register((memory.address, memory.nbytes))
         self._layout = memory.layout(self._native)
-        self._memory = memory
+        self._memory = memory  # keeps the storage alive for as long as the engine may touch it
         logger.info(
             "kvik: %s: engine %s on %s, %d KV blocks of %d layers in one region of %d bytes, shape [%s]",
             self._name, engine.id, ", ".join(engine.addresses), memory.num_blocks, memory.shape.layers,
@@ -103,7 +99,7 @@ class WorkerSide:
         """What the scheduler side needs to compose tickets for this rank."""
         engine, _ = self._ready()
         if self._memory is None:
-            raise RuntimeError("kvik: the worker's KV tensors are not registered")
+            raise RuntimeError("kvik: the worker's KV memory is not registered")
         template = engine.ticket_template(self._layout)
         addresses = template.addresses or engine.addresses
         return RankHello(self._tp, self._dp, str(template), addresses[0], engine.id, self._memory.shape)
@@ -173,7 +169,7 @@ class WorkerSide:
         self._parked.clear()
         self._loads.clear()
         self._releases.clear()
-        self._tensors = {}
+        self._memory = None
         self._report.close()
 
     # Prefill side.
@@ -302,6 +298,6 @@ class WorkerSide:
     def _ready(self) -> tuple[Engine, Region]:
         if self._engine is None or self._region is None:
             raise RuntimeError(
-                "kvik: the worker's KV tensors are not registered (or the connector is shut down)"
+                "kvik: the worker's KV memory is not registered (or the connector is shut down)"
             )
         return self._engine, self._region

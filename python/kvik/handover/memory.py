@@ -1,0 +1,36 @@
+"""Where one rank's KV blocks lie, as an adapter found them: plain numbers that become one kvik layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvik.handover.native import Native
+from kvik.handover.protocol import KvShape
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """The one storage behind all of a rank's KV, and how blocks lie in it (bytes from its beginning).
+
+    address, nbytes: the storage. num_blocks: KV blocks in it. block_stride: bytes from one block of a layer
+    to the next. layer_offsets: where each layer begins. owner: kept for as long as kvik may touch the memory.
+    """
+
+    address: int
+    nbytes: int
+    num_blocks: int
+    block_stride: int
+    layer_offsets: list[int]
+    shape: KvShape
+    owner: Any
+
+    def layout(self, native: Native) -> Any:
+        """The kvik layout: a page is a KV block, a run is one block of one layer."""
+        return native.Layout(
+            self.num_blocks,
+            self.shape.block_bytes,
+            page_stride=self.block_stride,
+            layers=len(self.layer_offsets),
+            layer_offsets=self.layer_offsets,
+        )
