@@ -10,7 +10,7 @@ class Report:
     bytes: int
     """Bytes moved."""
     extents: int
-    """Runs that are contiguous on both sides."""
+    """Contiguous runs of memory, merged: on both sides where this engine copied, else on this side."""
     pages: int
     """Pages of the local page set."""
     transport: str

@@ -27,4 +27,4 @@ pub use layout::{Layers, Layout};
 pub use size::{format_size, parse_size};
 pub use sums::{PageSum, page_sum};
 pub use ticket::{MAX_TICKET_ADDRESSES, MAX_TICKET_TEXT, Ticket};
-pub use view::{Extent, Extents, Order, Run, Runs, Shape, View};
+pub use view::{Extent, Extents, MAX_PARTS, Order, Run, Runs, Shape, View};

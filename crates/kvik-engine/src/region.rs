@@ -179,6 +179,16 @@ impl PageSet {
         Ok(PageSet { region: region.clone(), view })
     }
 
+    /// The same pages with each run seen as `parts` equal parts: the stream takes the first part of all slices of a
+    /// page, then the second of all slices. A page of `[heads][32 tokens][content]` in two parts then matches two
+    /// pages of `[heads][16 tokens][content]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a number that is 0, above 4096, or does not divide a run into whole bytes.
+    pub fn in_parts(self, parts: u32) -> Result<PageSet> {
+        Ok(PageSet { view: self.view.with_parts(parts)?, ..self })
+    }
+
     /// The region.
     pub fn region(&self) -> &Region {
         &self.region

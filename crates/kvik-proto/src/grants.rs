@@ -4,6 +4,10 @@
 //! - a grant is live, ending (no new flow may join; it waits for the flows that have pins) or gone;
 //! - a gone grant leaves a mark that says how it ended, so that a late request gets its own error;
 //! - exactly the live grants are due at their expiry, whatever became of earlier ones;
+//! - a grant for n readers is consumed when n different engines have confirmed, and n only rises: it is the largest
+//!   of what the owner said and of what every request that took part has declared. So no reader that counts on
+//!   others to wait for it loses its pages to one that knows of fewer; where readers disagree or die, the grant
+//!   ends by its expiry;
 //! - pages of a grant are only ever reached through a [`View`] that this module has checked against it.
 
 use crate::frame::{Op, Select};
@@ -44,6 +48,8 @@ struct Entry<R> {
     offer: Offer<R>,
     covered: Vec<u64>,
     layout: [u8; 8],
+    /// How many engines must confirm; none where the grant is not used up.
+    readers: Option<u32>,
     confirmed: BTreeSet<EngineId>,
     flows: BTreeSet<FlowKey>,
     ending: Option<GrantState>,
@@ -83,7 +89,11 @@ impl<R: Clone> Grants<R> {
         }
         let layout = offer.view.layout().digest();
         let (confirmed, flows) = (BTreeSet::new(), BTreeSet::new());
-        let entry = Entry { offer, covered, layout, confirmed, flows, ending: None };
+        let readers = match offer.uses {
+            Use::Once(readers) => Some(readers),
+            Use::Many => None,
+        };
+        let entry = Entry { offer, covered, layout, readers, confirmed, flows, ending: None };
         self.due.insert((entry.offer.expires, id));
         self.entries.insert(id, entry);
         Ok(())
@@ -123,7 +133,7 @@ impl<R: Clone> Grants<R> {
     /// The view of what is asked for, all of it inside the grant.
     ///
     /// # Errors
-    /// `PageNotGranted` that names the page, layers or slices.
+    /// `PageNotGranted` that names the page, layers or slices; `InvalidArgument` for parts that cannot be.
     pub fn select(&self, id: GrantId, select: &Select, order: Order) -> Result<View> {
         let entry = self.entries.get(&id).ok_or_else(|| self.why_gone(id))?;
         let whole = &entry.offer.view;
@@ -156,13 +166,15 @@ impl<R: Clone> Grants<R> {
                 pages
             }
         };
-        View::new(whole.layout().clone(), pages, layers, slices, order)
+        let parts = select.parts.unwrap_or(whole.parts());
+        View::new(whole.layout().clone(), pages, layers, slices, order)?.with_parts(parts)
     }
 
-    /// A flow takes part in the grant.
-    pub fn attach(&mut self, id: GrantId, flow: FlowKey) {
+    /// A flow takes part in the grant, one of so many readers by its own account.
+    pub fn attach(&mut self, id: GrantId, flow: FlowKey, readers: u16) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.flows.insert(flow);
+            entry.readers = entry.readers.map(|known| known.max(readers.into()));
         }
     }
 
@@ -175,7 +187,7 @@ impl<R: Clone> Grants<R> {
     /// A reader has confirmed: true when it was the last one that the grant was for.
     pub fn confirm(&mut self, id: GrantId, reader: EngineId) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
-        let Use::Once(readers) = entry.offer.uses else { return false };
+        let Some(readers) = entry.readers else { return false };
         entry.confirmed.insert(reader);
         entry.ending.is_none() && entry.confirmed.len() >= readers as usize
     }

@@ -73,12 +73,12 @@ impl<R: Clone> Node<R> {
 
     /// Serves a request whose grant is live, or refuses it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration) {
-        let (grant, op, path) = (begin.grant, begin.op, begin.path);
+        let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
         match self.owner_flow(key, begin, now) {
             Err(error) => self.refuse(key, error),
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
-                self.grants.attach(grant, key);
+                self.grants.attach(grant, key, readers);
                 self.enter_session(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
                     self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });

@@ -1,6 +1,6 @@
 //! `kvik.Region` and `kvik.PageSet`.
 
-use crate::args::seconds;
+use crate::args::{Natural, seconds};
 use crate::engine::PyEngine;
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
@@ -118,16 +118,21 @@ impl PyRegion {
     ///     They are copied once into one flat array: what has been checked must not change under the
     ///     transfer. No Python object is made for an element of an array or range.
     /// layers, slices: None for all, or (start, stop) with stop excluded.
+    /// parts: into how many equal parts each run is seen as (1 to 4096). The first part of all slices of a
+    ///     page goes before the second of all slices: so a page of [heads][32 tokens][content] in 2 parts is
+    ///     the same stream as two pages of [heads][16 tokens][content], slices being heads.
     ///
     /// Raises PageOutOfRange (with the position) for what the layout lacks, or a layout beyond the region's
-    /// end; InvalidArgument for an empty set; RegionClosed.
-    #[pyo3(signature = (layout, ids, layers=None, slices=None))]
+    /// end; InvalidArgument for an empty set or parts that do not divide a run; RegionClosed.
+    #[pyo3(signature = (layout, ids, layers=None, slices=None, parts=Natural(1)),
+           text_signature = "($self, layout, ids, layers=None, slices=None, parts=1)")]
     fn pages(
         slf: &Bound<'_, Self>,
         layout: &Bound<'_, PyLayout>,
         ids: &Bound<'_, PyAny>,
         layers: Option<(u32, u32)>,
         slices: Option<(u32, u32)>,
+        parts: Natural,
     ) -> PyResult<PyPageSet> {
         let py = slf.py();
         let region = slf.get().region.get(py)?;
@@ -137,10 +142,10 @@ impl PyRegion {
         }
         let ids = ids::ids(ids)?;
         let (layers, slices) = (layers.map(|(from, to)| from..to), slices.map(|(from, to)| from..to));
-        let arrangement = layout.get().0.clone();
-        let pages = py.detach(|| PageSet::new(region, arrangement, ids, layers, slices)).or_raise(py)?;
+        let (arrangement, parts) = (layout.get().0.clone(), parts.within(py, "parts")?);
+        let pages = py.detach(|| PageSet::new(region, arrangement, ids, layers, slices)?.in_parts(parts));
         Ok(PyPageSet {
-            pages: Owned::new(pages),
+            pages: Owned::new(pages.or_raise(py)?),
             region: slf.clone().unbind(),
             layout: layout.clone().unbind(),
         })
