@@ -12,7 +12,7 @@ class Report:
     extents: int
     """Contiguous runs of memory, merged: on both sides where this engine copied, else on this side."""
     pages: int
-    """Pages of the local page set."""
+    """Pages of the local page set, or parts of pages."""
     transport: str
     """`"tcp"`, `"local"`, or `"self"` for a ticket of the engine itself."""
     way: str

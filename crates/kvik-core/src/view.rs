@@ -4,17 +4,14 @@
 //! stream to its own memory with its own [`View`], by arithmetic: nothing is built per page. [`Extents`] walks two
 //! views at once where one process sees both memories.
 //!
-//! A page goes slice by slice. Seen in *parts*, each run is that many equal parts, and the page goes part by part,
-//! inside a part slice by slice: so a page of `[heads][32 tokens][content]` in two parts is the same stream as two
-//! pages of `[heads][16 tokens][content]`.
+//! A page goes slice by slice. Seen in *parts*, each run is that many equal parts, and part p of a page is part p of
+//! each of its runs, slice by slice: so a page of `[heads][32 tokens][content]` is two parts that are just like two
+//! pages of `[heads][16 tokens][content]`. The ids of a view in k parts count parts: part p of page n is `n * k + p`.
 
 use crate::{Code, Error, Layout, Result};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Runs are not cut into more parts than this: more than any two page sizes in tokens differ by.
-pub const MAX_PARTS: u32 = 4096;
 
 /// Which dimension of a view is outermost in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,29 +34,12 @@ pub struct View {
     pieces: Pieces,
 }
 
-/// The pieces of one page in one layer: what is contiguous for sure, in the order of the stream.
+/// The pieces of one page, or part of a page, in one layer: what is contiguous for sure.
 #[derive(Debug, Clone, Copy)]
 struct Pieces {
-    /// Bytes of one: of a run or a part of it, or of all slices of a page where they touch.
+    /// Bytes of one: a run or a part of it, or all slices of a page where they touch.
     bytes: u64,
-    /// How many parts there are, of so many slices each.
-    parts: u32,
-    slices: u32,
-}
-
-impl Pieces {
-    fn new(layout: &Layout, slices: u32, parts: u32) -> Pieces {
-        let run = layout.run_bytes();
-        // Where one run lies behind the other anyway, the parts of a run need not be told apart.
-        match slices == 1 || (parts == 1 && layout.slice_stride() == run) {
-            true => Pieces { bytes: run * u64::from(slices), parts: 1, slices: 1 },
-            false => Pieces { bytes: run / u64::from(parts), parts, slices },
-        }
-    }
-
-    fn count(&self) -> u64 {
-        u64::from(self.parts) * u64::from(self.slices)
-    }
+    count: u32,
 }
 
 /// What two views must agree in to map the same stream; small enough to travel.
@@ -67,14 +47,12 @@ impl Pieces {
 pub struct Shape {
     /// Layers.
     pub layers: u32,
-    /// Pages.
+    /// Pages, or parts of pages.
     pub pages: u32,
-    /// Bytes of one page in one layer, all its slices together.
+    /// Bytes of one of them in one layer, all its slices together.
     pub row_bytes: u64,
-    /// Bytes of one slice.
+    /// Bytes of one slice of it.
     pub run_bytes: u64,
-    /// Equal parts of a run, of which the first of all slices go before the second of all slices.
-    pub parts: u32,
     /// The order of the stream.
     pub order: Order,
 }
@@ -82,9 +60,9 @@ pub struct Shape {
 impl Shape {
     /// Whether the same stream can be mapped onto both shapes.
     ///
-    /// Both need as many layers and bytes a layer, and one part of a page here must be one part of a page there: then
-    /// no slice is mistaken for another, whatever the sizes of the pages are. Pages of a single slice are plain bytes,
-    /// which only have to divide one another. Page by page goes only what has pages of the same size.
+    /// Both need as many layers and bytes a layer. Their pages, or parts of pages, are of one size: then no slice is
+    /// mistaken for another. Pages of a single slice are plain bytes, which only have to divide one another. Page by
+    /// page goes only what has pages of the same size.
     ///
     /// # Errors
     /// `ShapeMismatch` that names both shapes, and what would help.
@@ -92,49 +70,35 @@ impl Shape {
         let whole = |a: u64, b: u64| a > 0 && b > 0 && (a.is_multiple_of(b) || b.is_multiple_of(a));
         let layer = |shape: &Shape| u64::from(shape.pages).checked_mul(shape.row_bytes);
         let flat = |shape: &Shape| shape.row_bytes == shape.run_bytes;
-        let same_bytes = self.order == there.order
-            && self.layers == there.layers
-            && layer(self).is_some()
-            && layer(self) == layer(there);
-        let same_parts = match (self.part(), there.part()) {
-            (Some((row, run)), Some((their_row, their_run))) => {
-                (row == their_row && whole(run, their_run))
-                    || (flat(self) && flat(there) && whole(self.row_bytes, there.row_bytes))
-            }
-            _ => false,
-        };
-        let same_pages = self.order == Order::LayerFirst || self.row_bytes == there.row_bytes;
-        if same_bytes && same_parts && same_pages {
+        let same_rows = self.row_bytes == there.row_bytes;
+        let help = if self.order != there.order
+            || self.layers != there.layers
+            || layer(self).is_none()
+            || layer(self) != layer(there)
+        {
+            "both need as many layers, and as many bytes a layer"
+        } else if !(same_rows || flat(self) && flat(there)) {
+            "pages of several slices need one size: name parts of the larger ones that are as large as the smaller"
+        } else if !whole(self.row_bytes, there.row_bytes) || !whole(self.run_bytes, there.run_bytes) {
+            "pages and slices here and there have to divide one another"
+        } else if !same_rows && self.order == Order::PageFirst {
+            "pages of unequal size go layer by layer: name the owner's pages, so that this side knows of it"
+        } else {
             return Ok(());
-        }
-        let help = match (same_bytes, same_parts) {
-            (false, _) => "both need as many layers, and as many bytes a layer",
-            (true, false) => {
-                "pages of several slices and unequal size need parts, so that one part of a page here is one there"
-            }
-            (true, true) => {
-                "pages of unequal size go layer by layer: name the owner's pages, so that this side knows of it"
-            }
         };
         let text = format!("the two sides differ in shape: {self} here against {there} there; {help}");
         Err(Error::new(Code::ShapeMismatch, text))
-    }
-
-    /// Bytes of a part of a page with all its slices, and of one slice of it.
-    fn part(&self) -> Option<(u64, u64)> {
-        let parts = u64::from(self.parts);
-        let run = self.run_bytes.checked_div(parts).filter(|run| run * parts == self.run_bytes)?;
-        let row = self.row_bytes.checked_div(parts)?;
-        (run > 0 && self.row_bytes.is_multiple_of(self.run_bytes)).then_some((row, run))
     }
 }
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slices = self.row_bytes.checked_div(self.run_bytes).unwrap_or(0);
-        let (layers, pages, run) = (self.layers, self.pages, self.run_bytes);
-        write!(f, "{layers} layers x {pages} pages x {slices} slices x {run} bytes")?;
-        if self.parts == 1 { Ok(()) } else { write!(f, " in {} parts", self.parts) }
+        write!(
+            f,
+            "{} layers x {} pages x {slices} slices x {} bytes",
+            self.layers, self.pages, self.run_bytes
+        )
     }
 }
 
@@ -171,21 +135,30 @@ impl View {
         slices: Range<u32>,
         order: Order,
     ) -> Result<View> {
-        if pages.is_empty() || layers.is_empty() || slices.is_empty() {
+        View::of_parts(layout, 1, pages, layers, slices, order)
+    }
+
+    /// The view of parts of pages: `ids` of `page * parts + part`, each run seen as so many equal parts.
+    ///
+    /// # Errors
+    /// As for [`View::new`]; `InvalidArgument` also for a number of parts that is 0, above [`MAX_PARTS`], or does not
+    /// divide a run into whole bytes.
+    pub fn of_parts(
+        layout: Arc<Layout>,
+        parts: u32,
+        ids: Arc<[u32]>,
+        layers: Range<u32>,
+        slices: Range<u32>,
+        order: Order,
+    ) -> Result<View> {
+        if ids.is_empty() || layers.is_empty() || slices.is_empty() {
             return Err(Error::new(
                 Code::InvalidArgument,
                 "the page set is empty: it takes at least one page, one layer and one slice",
             ));
         }
-        if let Some((position, page)) = pages.iter().enumerate().find(|(_, page)| **page >= layout.pages()) {
-            return Err(Error::new(
-                Code::PageOutOfRange,
-                format!(
-                    "page id {page} (position {position}) is out of range: the layout has {} pages",
-                    layout.pages()
-                ),
-            ));
-        }
+        let part_bytes = layout.part_bytes(parts)?;
+        check_ids(&layout, parts, &ids)?;
         for (what, range, count) in [("layer", &layers, layout.layers()), ("slice", &slices, layout.slices())]
         {
             if range.end > count {
@@ -198,24 +171,28 @@ impl View {
                 ));
             }
         }
-        let pieces = Pieces::new(&layout, slices.len() as u32, 1);
+        let count = slices.len() as u32;
+        let pieces = match parts == 1 && layout.slice_stride() == part_bytes {
+            true => Pieces { bytes: part_bytes * u64::from(count), count: 1 },
+            false => Pieces { bytes: part_bytes, count },
+        };
         // A source may name a page many times, so the layout's own bound does not bound the stream.
-        let rows = (pages.len() as u64).checked_mul(layers.len() as u64);
-        let row_bytes = pieces.bytes * pieces.count();
+        let rows = (ids.len() as u64).checked_mul(layers.len() as u64);
+        let row_bytes = pieces.bytes * u64::from(pieces.count);
         if rows.and_then(|rows| rows.checked_mul(row_bytes)).is_none_or(|bytes| bytes > i64::MAX as u64) {
             return Err(Error::new(
                 Code::InvalidArgument,
                 "the page set is longer than 2^63 bytes: it names its pages too often",
             ));
         }
-        Ok(View { layout, pages, layers, slices, parts: 1, order, pieces })
+        Ok(View { layout, pages: ids, layers, slices, parts, order, pieces })
     }
 
     /// The layout that places the elements.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
-    /// The page ids in the order of the stream.
+    /// The ids of pages, or of parts of pages, in the order of the stream.
     pub fn pages(&self) -> &Arc<[u32]> {
         &self.pages
     }
@@ -236,32 +213,13 @@ impl View {
         self.order = order;
         self
     }
-    /// How many equal parts a run is seen as.
+    /// How many parts of a page are told apart: 1 where ids are those of pages.
     pub fn parts(&self) -> u32 {
         self.parts
     }
-
-    /// The same elements with each run seen as `parts` equal parts.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a number that is 0, above [`MAX_PARTS`], or does not divide a run into whole bytes.
-    pub fn with_parts(mut self, parts: u32) -> Result<View> {
-        let run = self.layout.run_bytes();
-        if parts == 0 || parts > MAX_PARTS || !run.is_multiple_of(parts.into()) {
-            return Err(Error::new(
-                Code::InvalidArgument,
-                format!(
-                    "{parts} parts of a run of {run} bytes cannot be: take a number from 1 to {MAX_PARTS} that divides it"
-                ),
-            ));
-        }
-        self.parts = parts;
-        self.pieces = Pieces::new(&self.layout, self.slices.len() as u32, parts);
-        Ok(self)
-    }
-    /// Bytes of one page in one layer.
+    /// Bytes of one page, or part of a page, in one layer.
     pub fn row_bytes(&self) -> u64 {
-        self.pieces.bytes * self.pieces.count()
+        self.pieces.bytes * u64::from(self.pieces.count)
     }
     /// Bytes of one layer.
     pub fn layer_bytes(&self) -> u64 {
@@ -278,31 +236,28 @@ impl View {
             layers: self.layers.len() as u32,
             pages: self.pages.len() as u32,
             row_bytes: self.row_bytes(),
-            run_bytes: self.layout.run_bytes(),
-            parts: self.parts,
+            run_bytes: self.layout.run_bytes() / u64::from(self.parts),
             order: self.order,
         }
     }
 
-    /// Whether no page is named twice, which a destination must not.
+    /// Whether no page, or part of one, is named twice, which a destination must not.
     ///
     /// # Errors
     /// `DuplicatePage` that names the page.
     pub fn check_distinct(&self) -> Result<()> {
-        let mut seen = vec![0u64; (self.layout.pages() as usize).div_ceil(64)];
-        for page in self.pages.iter() {
-            let (word, bit) = ((page / 64) as usize, 1u64 << (page % 64));
-            if seen[word] & bit != 0 {
-                return Err(Error::new(
-                    Code::DuplicatePage,
-                    format!(
-                        "page {page} is named twice in the destination: its content would depend on luck"
-                    ),
-                ));
-            }
-            seen[word] |= bit;
+        let mut ids = self.pages.to_vec();
+        ids.sort_unstable();
+        match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            None => Ok(()),
+            Some(pair) => Err(Error::new(
+                Code::DuplicatePage,
+                format!(
+                    "{} is named twice in the destination: its content would depend on luck",
+                    page_name(pair[0], self.parts)
+                ),
+            )),
         }
-        Ok(())
     }
 
     /// Whether some byte of the region belongs to both page sets.
@@ -331,7 +286,7 @@ impl View {
             Order::LayerFirst => (row / self.pages.len(), row % self.pages.len()),
             Order::PageFirst => (row % self.layers.len(), row / self.layers.len()),
         };
-        (self.layers.start + layer as u32, self.pages[page])
+        (self.layers.start + layer as u32, self.pages[page] / self.parts)
     }
 
     /// Whether the bytes before and at a position of the stream touch: then no run begins there.
@@ -343,8 +298,8 @@ impl View {
     pub fn runs(&self, part: Range<u64>) -> Runs<'_> {
         let end = part.end.min(self.bytes());
         let start = part.start.min(end);
-        let (piece, row) = (start / self.pieces.bytes, start / self.row_bytes());
-        let inside = piece % self.pieces.count();
+        let piece = start / self.pieces.bytes;
+        let row = piece / u64::from(self.pieces.count);
         let inner = match self.order {
             Order::LayerFirst => self.pages.len() as u64,
             Order::PageFirst => self.layers.len() as u64,
@@ -353,10 +308,32 @@ impl View {
             view: self,
             outer: (row / inner) as usize,
             inner: (row % inner) as usize,
-            part: (inside / u64::from(self.pieces.slices)) as u32,
-            slice: (inside % u64::from(self.pieces.slices)) as u32,
+            slice: (piece % u64::from(self.pieces.count)) as u32,
             skip: start % self.pieces.bytes,
             left: end - start,
+        }
+    }
+}
+
+/// A page, or part of one, in an error.
+pub fn page_name(id: u32, parts: u32) -> String {
+    match parts {
+        0 | 1 => format!("page {id}"),
+        parts => format!("part {} of {parts} of page {} (id {id})", id % parts, id / parts),
+    }
+}
+
+fn check_ids(layout: &Layout, parts: u32, ids: &[u32]) -> Result<()> {
+    let count = u64::from(layout.pages()) * u64::from(parts);
+    match ids.iter().enumerate().find(|(_, id)| u64::from(**id) >= count) {
+        None => Ok(()),
+        Some((position, id)) => {
+            let name = page_name(*id, parts);
+            let text = format!(
+                "{name}, at position {position}, is out of range: the layout has {} pages",
+                layout.pages()
+            );
+            Err(Error::new(Code::PageOutOfRange, text))
         }
     }
 }
@@ -367,7 +344,6 @@ pub struct Runs<'a> {
     view: &'a View,
     outer: usize,
     inner: usize,
-    part: u32,
     slice: u32,
     skip: u64,
     left: u64,
@@ -381,32 +357,32 @@ impl Runs<'_> {
             Order::LayerFirst => (self.outer, self.inner),
             Order::PageFirst => (self.inner, self.outer),
         };
-        view.layout.at(view.layers.start + layer as u32, view.pages[page], view.slices.start + self.slice)
-            + u64::from(self.part) * view.pieces.bytes
-            + self.skip
+        let (layer, id, slice) =
+            (view.layers.start + layer as u32, view.pages[page], view.slices.start + self.slice);
+        let start = match view.parts {
+            1 => view.layout.at(layer, id, slice),
+            parts => view.layout.at(layer, id / parts, slice) + u64::from(id % parts) * view.pieces.bytes,
+        };
+        start + self.skip
     }
 
     /// Takes the next piece, or what is left of it, and steps past it.
     fn take(&mut self) -> u64 {
-        let Pieces { bytes, parts, slices } = self.view.pieces;
-        let len = (bytes - self.skip).min(self.left);
+        let len = (self.view.pieces.bytes - self.skip).min(self.left);
         self.left -= len;
         self.skip = 0;
         self.slice += 1;
-        if self.slice < slices {
-            return len;
-        }
-        (self.slice, self.part) = (0, self.part + 1);
-        if self.part < parts {
-            return len;
-        }
-        (self.part, self.inner) = (0, self.inner + 1);
-        let inner = match self.view.order {
-            Order::LayerFirst => self.view.pages.len(),
-            Order::PageFirst => self.view.layers.len(),
-        };
-        if self.inner == inner {
-            (self.inner, self.outer) = (0, self.outer + 1);
+        if self.slice == self.view.pieces.count {
+            self.slice = 0;
+            self.inner += 1;
+            let inner = match self.view.order {
+                Order::LayerFirst => self.view.pages.len(),
+                Order::PageFirst => self.view.layers.len(),
+            };
+            if self.inner == inner {
+                self.inner = 0;
+                self.outer += 1;
+            }
         }
         len
     }

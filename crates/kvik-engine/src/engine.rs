@@ -178,7 +178,8 @@ impl Engine {
             check_writable(&memory)?;
         }
         let layout = pages.view.layout();
-        let size = 1024 + 4 * pages.len() as u64 + u64::from(layout.pages()) / 8;
+        let ids = u64::from(layout.pages()) * u64::from(pages.view.parts());
+        let size = 1024 + 4 * pages.len() as u64 + ids / 8;
         let lease = shared.budget.take(size, "a grant")?;
         let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
@@ -234,6 +235,9 @@ impl Engine {
     }
 
     /// Moves the ticket's pages (or those of its owner's ids in `remote`) into `local`.
+    ///
+    /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in parts
+    /// that are as large here as there.
     ///
     /// # Errors
     /// At once for what can be seen from here: `GrantWrongRight`, `DuplicatePage`, `RegionClosed`, `InvalidArgument`

@@ -50,8 +50,8 @@ pub(crate) fn plan(local: &PageSet, remote: Option<Arc<[u32]>>, options: &Transf
         }
         other => (view.pages().clone(), other),
     };
-    let view = View::new(view.layout().clone(), mine, view.layers(), view.slices(), order)?
-        .with_parts(view.parts())?;
+    let (layout, parts) = (view.layout().clone(), view.parts());
+    let view = View::of_parts(layout, parts, mine, view.layers(), view.slices(), order)?;
     let extents = view.runs(0..view.bytes()).count() as u64;
     let select = Select {
         pages: theirs.as_ref().map(PageList::of),

@@ -26,7 +26,8 @@ pub struct TransferOptions {
     pub remote_layers: Option<Range<u32>>,
     /// Slices of the owner's layout, of those that are granted.
     pub remote_slices: Option<Range<u32>>,
-    /// Equal parts that the owner's runs are seen as; see [`PageSet::in_parts`](crate::PageSet::in_parts).
+    /// In how many parts the owner's pages are seen, so that the owner's ids are those of parts; see
+    /// [`PageSet::of_parts`](crate::PageSet::of_parts). Default: as the grant was given.
     pub remote_parts: Option<u32>,
     /// How many engines use the grant together, this one included: a `once` grant is consumed when so many, or as
     /// many as the owner said where that is more, have confirmed. From 1 to 4096; the largest that any of them
@@ -60,7 +61,7 @@ pub struct Report {
     /// Contiguous runs of memory that they took, neighbours merged: on both sides where this side copied, else on
     /// this side.
     pub extents: u64,
-    /// Pages.
+    /// Pages of this side's page set, or parts of pages.
     pub pages: u64,
     /// `"tcp"`, `"local"` or `"self"`.
     pub transport: &'static str,

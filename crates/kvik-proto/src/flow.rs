@@ -229,14 +229,8 @@ mod tests {
     #[test]
     fn cuts_cover_the_stream_in_units_of_pages() {
         for row in [1u64, 100, 4096, 16 << 10, 65_536, 1 << 20, 3 << 20, (5 << 20) + 1] {
-            let shape = Shape {
-                layers: 3,
-                pages: 7,
-                row_bytes: row,
-                run_bytes: row,
-                parts: 1,
-                order: Order::LayerFirst,
-            };
+            let shape =
+                Shape { layers: 3, pages: 7, row_bytes: row, run_bytes: row, order: Order::LayerFirst };
             let huge = Cut::new(&shape, row * 21, u64::MAX, true);
             Cut::from_peer(huge.bytes, huge.unit as u32, huge.chunk as u32, true).unwrap();
             let cut = Cut::new(&shape, row * 21, 512 << 10, true);

@@ -44,13 +44,13 @@ pub enum Path {
 /// The pages of the grant that a transfer is about; what is not named is taken from the grant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Select {
-    /// Page ids of the owner.
+    /// Ids of the owner's pages, or of parts of them.
     pub pages: Option<PageList>,
     /// Layers of the owner's layout.
     pub layers: Option<Range<u32>>,
     /// Slices of the owner's layout.
     pub slices: Option<Range<u32>>,
-    /// Equal parts that the owner's runs are seen as.
+    /// In how many parts the owner's pages are seen: page ids count parts.
     pub parts: Option<u32>,
 }
 
@@ -245,7 +245,7 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
     w.u32(u32::try_from(begin.time.as_millis()).unwrap_or(u32::MAX)).u32(begin.unit).u32(begin.chunk);
     w.u8(begin.shape.is_some().into());
     if let Some(shape) = &begin.shape {
-        w.u32(shape.layers).u32(shape.pages).u64(shape.row_bytes).u64(shape.run_bytes).u32(shape.parts);
+        w.u32(shape.layers).u32(shape.pages).u64(shape.row_bytes).u64(shape.run_bytes);
         encode_order(shape.order, w);
     }
     w.u8(begin.select.pages.is_some().into());
@@ -291,7 +291,6 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
             pages: r.u32()?,
             row_bytes: r.u64()?,
             run_bytes: r.u64()?,
-            parts: r.u32()?,
             order: decode_order(r)?,
         }),
         false => None,

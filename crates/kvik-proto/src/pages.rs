@@ -189,7 +189,7 @@ pub(crate) fn decode_view(input: &mut Reader) -> Result<View> {
     let view = || {
         let layout = Layout::new(offset, pages, run_bytes, page_stride, slices, slice_stride, layers)?;
         // A source may name a page more than once.
-        View::new(Arc::new(layout), list.expand(MAX_PAGES)?, range, slice_range, order)?.with_parts(parts)
+        View::of_parts(Arc::new(layout), parts, list.expand(MAX_PAGES)?, range, slice_range, order)
     };
     // Whatever is wrong with it, the peer sent it: it is no mistake in a layout of this side.
     view().map_err(|error| input.wrong(&error.text))

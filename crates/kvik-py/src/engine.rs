@@ -295,8 +295,8 @@ impl PyEngine {
     ///     each in the grant.
     /// remote_layers, remote_slices: None for all that the grant covers, or (start, stop) of the owner's
     ///     layout with stop excluded, inside the grant: the KV heads of one of several readers, for example.
-    /// remote_parts: into how many equal parts the owner's runs are seen as, as `parts` of `Region.pages`;
-    ///     None for the grant's own.
+    /// remote_parts: in how many parts the owner's pages are seen, as `parts` of `Region.pages`: `remote` then
+    ///     has ids of parts. None: as the grant was given.
     /// deadline: seconds after which it is ended with DeadlineExceeded; None for the engine's.
     /// transport, verify: as for Engine, for this transfer; None for the engine's. A transport is never
     ///     replaced silently.
@@ -308,8 +308,8 @@ impl PyEngine {
     ///     its expiry and not before.
     /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
     ///
-    /// Pages of unequal size are matched as streams of bytes, layer by layer; those of several slices need
-    /// parts, so that one part here is one part there.
+    /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in
+    /// parts that are as large here as there: anything else is a ShapeMismatch.
     ///
     /// Raises at once TicketInvalid, TicketVersion, PageOutOfRange, DuplicatePage (a page of `local` twice),
     /// BufferInvalid (`local` is read-only), UnknownTransport, InvalidArgument, EngineClosed. Everything that

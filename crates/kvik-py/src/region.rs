@@ -118,12 +118,14 @@ impl PyRegion {
     ///     They are copied once into one flat array: what has been checked must not change under the
     ///     transfer. No Python object is made for an element of an array or range.
     /// layers, slices: None for all, or (start, stop) with stop excluded.
-    /// parts: into how many equal parts each run is seen as (1 to 4096). The first part of all slices of a
-    ///     page goes before the second of all slices: so a page of [heads][32 tokens][content] in 2 parts is
-    ///     the same stream as two pages of [heads][16 tokens][content], slices being heads.
+    /// parts: in how many parts a page is seen (1 to 256). Above 1, ids are those of parts: part p of page n
+    ///     is n * parts + p. It is part p of each run of the page, of `run_bytes / parts` bytes: so the two
+    ///     parts of a page of [heads][32 tokens][content] are just like two pages of
+    ///     [heads][16 tokens][content], slices being heads.
     ///
     /// Raises PageOutOfRange (with the position) for what the layout lacks, or a layout beyond the region's
-    /// end; InvalidArgument for an empty set or parts that do not divide a run; RegionClosed.
+    /// end; InvalidArgument for an empty set, or parts that do not divide a run into whole bytes;
+    /// RegionClosed.
     #[pyo3(signature = (layout, ids, layers=None, slices=None, parts=Natural(1)),
            text_signature = "($self, layout, ids, layers=None, slices=None, parts=1)")]
     fn pages(
@@ -143,9 +145,10 @@ impl PyRegion {
         let ids = ids::ids(ids)?;
         let (layers, slices) = (layers.map(|(from, to)| from..to), slices.map(|(from, to)| from..to));
         let (arrangement, parts) = (layout.get().0.clone(), parts.within(py, "parts")?);
-        let pages = py.detach(|| PageSet::new(region, arrangement, ids, layers, slices)?.in_parts(parts));
+        let pages =
+            py.detach(|| PageSet::of_parts(region, arrangement, parts, ids, layers, slices)).or_raise(py)?;
         Ok(PyPageSet {
-            pages: Owned::new(pages.or_raise(py)?),
+            pages: Owned::new(pages),
             region: slf.clone().unbind(),
             layout: layout.clone().unbind(),
         })
@@ -216,7 +219,7 @@ impl PyRegion {
 }
 
 /// Pages of a region, from `Region.pages`: what a grant gives and a transfer moves. `len()` is the number of
-/// pages.
+/// pages, or of parts of pages.
 #[pyclass(name = "PageSet", module = "kvik", frozen)]
 pub struct PyPageSet {
     /// The engine's page set.

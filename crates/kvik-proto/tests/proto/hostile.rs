@@ -242,10 +242,9 @@ fn any_view() -> impl Strategy<Value = View> {
                 false => Layers::Strided { count: layers, stride: layer },
             };
             let layout = Layout::new(5, pages, run, page, slices, run, starts).unwrap();
-            let ids: Vec<u32> = ids.into_iter().map(|id| id % pages).collect();
+            let ids: Vec<u32> = ids.into_iter().map(|id| id % (pages * parts)).collect();
             let order = if page_first { Order::PageFirst } else { Order::LayerFirst };
-            let view = View::new(Arc::new(layout), ids.into(), 0..layers, 0..slices, order).unwrap();
-            view.with_parts(parts).unwrap()
+            View::of_parts(Arc::new(layout), parts, ids.into(), 0..layers, 0..slices, order).unwrap()
         },
     )
 }
@@ -270,7 +269,7 @@ fn any_pages() -> impl Strategy<Value = Option<PageList>> {
 fn any_begin() -> impl Strategy<Value = Frame> {
     let op = prop_oneof![Just(Op::Read), Just(Op::Write), Just(Op::Confirm), Just(Op::Extend)];
     let path = prop_oneof![Just(Path::Channels), Just(Path::Memory)];
-    let shape = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>());
+    let shape = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
     let first = (0u64..40, 0u8..4, op, path, any::<bool>(), any::<bool>(), 1..=MAX_READERS);
     let second = (any::<u32>(), any::<u32>(), any::<u32>(), proptest::option::of(shape));
     let parts = proptest::option::of(any::<u32>());
@@ -278,9 +277,9 @@ fn any_begin() -> impl Strategy<Value = Frame> {
     (first, second, third).prop_map(|(first, second, (pages, layers, slices, parts, source))| {
         let (transfer, grant, op, path, sums, confirm, readers) = first;
         let (time, unit, chunk, shape) = second;
-        let shape = shape.map(|(layers, pages, row_bytes, run_bytes, parts)| {
+        let shape = shape.map(|(layers, pages, row_bytes, run_bytes)| {
             let order = Order::LayerFirst;
-            Shape { layers, pages, row_bytes, run_bytes, parts, order }
+            Shape { layers, pages, row_bytes, run_bytes, order }
         });
         let (grant, time) = (GrantId([grant; 16]), ms(time.into()));
         let select = Select { pages, layers, slices, parts };
