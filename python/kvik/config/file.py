@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvik.config.schema import Option
-from kvik.config.words import meant, shown
+from kvik.config.schema import ENGINE_SECTION, Option
+from kvik.config.words import meant, option_meant, shown
 
 VARIABLE = "KVIK_CONFIG"
 _MOST_BYTES = 1 << 20
@@ -142,32 +142,37 @@ def _check_access(file: File, status: os.stat_result, secret: bool) -> None:
 
 
 def _check_keys(file: File, data: Mapping[str, Any], known: Mapping[str, Option]) -> None:
-    sections = {option.section for option in known.values()}
+    sections = sorted({option.section for option in known.values()})
     for table, content in data.items():
-        if table in sections and not isinstance(content, dict):
+        if table not in sections:
+            file.problems.append(_unknown_at_top(file, table, content, sections, known))
+        elif not isinstance(content, dict):
             file.problems.append(
                 f"{file.at(table)}: {table} is a table: write [{table}], and its options below"
             )
-        if table in sections:
-            continue
-        inner = content if isinstance(content, dict) else {}
-        near = meant(table, sections) if inner else meant(table, known)
-        advice = f"; did you mean {near}?" if near else f"; the tables are {', '.join(sorted(sections))}"
-        what = "table" if inner or isinstance(content, dict) else "option"
-        file.problems.append(f"{file.at(table)}: there is no {what} {shown(table)}{advice}")
-    for section in sorted(sections):
-        content = data.get(section)
-        for name in content if isinstance(content, dict) else ():
-            key = f"{section}.{name}"
-            if key not in known:
-                own = [option.key for option in known.values() if option.section == section]
-                near = meant(key, own) or meant(name, known)
-                advice = f"; did you mean {near}?" if near else f"; [{section}] has {_names(own)}"
-                file.problems.append(f"{file.at(key)}: there is no option {shown(key)}{advice}")
+        else:
+            unknown = (f"{table}.{name}" for name in content)
+            file.problems += [_unknown_key(file, key, known) for key in unknown if key not in known]
 
 
-def _names(keys: list[str]) -> str:
-    return ", ".join(key.partition(".")[2] for key in keys)
+def _unknown_at_top(
+    file: File, name: str, content: object, sections: list[str], known: Mapping[str, Option]
+) -> str:
+    if isinstance(content, dict):
+        near, what = meant(name, sections), "table"
+    else:
+        option = option_meant(name, ENGINE_SECTION, known.values())
+        near, what = option.key if option else None, "option"
+    advice = f"; did you mean {near}?" if near else f"; the tables are {', '.join(sections)}"
+    return f"{file.at(name)}: there is no {what} {shown(name)}{advice}"
+
+
+def _unknown_key(file: File, key: str, known: Mapping[str, Option]) -> str:
+    section, _, name = key.partition(".")
+    option = option_meant(name, section, known.values())
+    own = (one.name for one in known.values() if one.section == section)
+    advice = f"; did you mean {option.key}?" if option else f"; [{section}] has {', '.join(own)}"
+    return f"{file.at(key)}: there is no option {shown(key)}{advice}"
 
 
 def _check_values(file: File, data: Mapping[str, Any], known: Mapping[str, Option]) -> None:

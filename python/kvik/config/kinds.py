@@ -343,13 +343,13 @@ class Cpus(_Several):
 
     def from_value(self, value: object) -> tuple[Any, ...]:
         """Whole numbers, or text."""
-        if isinstance(value, list | tuple) and all(type(cpu) is int for cpu in value):
-            return self._checked([(cpu,) for cpu in value if 0 <= cpu < _MOST_CPUS or _refuse()])
-        return super().from_value(value)
+        if isinstance(value, str):
+            return self.from_text(value)
+        if not isinstance(value, list | tuple):
+            raise ValueError
+        if not all(type(cpu) is int and 0 <= cpu < _MOST_CPUS for cpu in value):
+            raise ValueError
+        return self._checked([(cpu,) for cpu in value])
 
     def _checked(self, parts: list[Any]) -> tuple[Any, ...]:
         return super()._checked([cpu for part in parts for cpu in part])
-
-
-def _refuse() -> bool:
-    raise ValueError

@@ -5,17 +5,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from kvik.config.schema import Option
 
-def meant(word: str, known: Iterable[str]) -> str | None:
+_A_SLIP = 0.8  # of the likeness that difflib finds: a letter or two
+
+
+def meant(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
     """The known word that somebody probably meant."""
-    words = list(known)
-    near = difflib.get_close_matches(word, words, n=1)
-    if near:
-        return near[0]
-    # `engine.chanels` is far from `connector.channels`; but without the table they may be the same word.
-    tails = {known.rpartition(".")[2]: known for known in reversed(words)}
-    near = difflib.get_close_matches(word.rpartition(".")[2], tails, n=1)
-    return tails[near[0]] if near else None
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
+    return near[0] if near else None
+
+
+def slip(word: str, known: Iterable[str]) -> str | None:
+    """The known word that differs by a slip of the finger."""
+    return meant(word, known, _A_SLIP)
+
+
+def option_meant(name: str, section: str, options: Iterable[Option]) -> Option | None:
+    """The option that somebody meant by a name: of another section, like one of this section, or of any."""
+    every = {option.name: option for option in options}
+    own = {name: option for name, option in every.items() if option.section == section}
+    near = name if name in every else meant(name, own) or meant(name, every)
+    return every[near] if near else None
 
 
 def shown(word: str) -> str:
