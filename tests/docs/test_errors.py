@@ -43,15 +43,8 @@ def python_errors() -> set[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name] = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-    roots = {
-        "Exception",
-        "ValueError",
-        "ImportError",
-        "RuntimeError",
-        "OSError",
-        "ClickException",
-        "KvikError",
-    }
+    roots = {"Exception", "ValueError", "ImportError", "RuntimeError", "OSError", "ClickException"}
+    roots |= set(engine_errors())
     errors: set[str] = set()
     while more := {name for name, bases in found.items() if roots & set(bases)} - errors:
         errors |= more
