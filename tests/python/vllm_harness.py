@@ -13,6 +13,7 @@ import enum
 import importlib.util
 import json
 import logging
+import math
 import pickle
 import sys
 from collections import Counter
@@ -149,11 +150,11 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def kv_tensors(
-    blocks: int, layers: int = 3, heads: int = 2, slots: int = 4, content: int = 8
+    blocks: int, layers: int = 3, heads: int | None = 2, slots: int = 4, content: int = 8
 ) -> dict[str, Any]:
-    """KV tensors as vLLM on CPU makes them: one storage, layers after each other."""
-    shape = (blocks, heads, slots, content)
-    per_layer = blocks * heads * slots * content
+    """KV tensors as vLLM on CPU makes them: one storage, layers after each other. No heads: MLA's."""
+    shape = (blocks, slots, content) if heads is None else (blocks, heads, slots, content)
+    per_layer = math.prod(shape)
     storage = _Storage(layers * per_layer * 2)
     return {
         f"model.layers.{layer}.attn": FakeTensor(shape, dense(shape), storage, layer * per_layer)
@@ -184,8 +185,10 @@ def request(request_id: str, tokens: list[int], params: dict[str, Any] | None = 
     return SimpleNamespace(**(values | more))
 
 
-def vllm_config(role: str, tp: int = 1, extra: dict[str, Any] | None = None, **parallel: Any) -> Any:
-    """A VllmConfig, as far as the connector looks at it."""
+def vllm_config(
+    role: str, tp: int = 1, extra: dict[str, Any] | None = None, kv_heads: int = 2, **parallel: Any
+) -> Any:
+    """A VllmConfig, as far as the connector looks at it; `kv_heads` are the model's."""
     sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": 1, "data_parallel_rank": 0}
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(
@@ -197,9 +200,12 @@ def vllm_config(role: str, tp: int = 1, extra: dict[str, Any] | None = None, **p
             kv_load_failure_policy="recompute",
         ),
         parallel_config=SimpleNamespace(**(sizes | parallel)),
-        model_config=SimpleNamespace(model="tiny", revision=None, dtype="bfloat16", quantization=None),
+        model_config=SimpleNamespace(
+            model="tiny", revision=None, dtype="bfloat16", quantization=None,
+            get_total_num_kv_heads=lambda: kv_heads,
+        ),
         cache_config=SimpleNamespace(cache_dtype="auto"),
-    )
+    )  # fmt: skip
 
 
 class FullAttentionSpec:
@@ -250,20 +256,24 @@ class Server:
         blocks: int = 16,
         extra: dict[str, Any] | None = None,
         model: str = "tiny",
-        dims: Mapping[str, int] | None = None,
+        dims: Mapping[str, int | None] | None = None,
+        kv_heads: int | None = None,
+        kind: type = FullAttentionSpec,
     ) -> None:
+        """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies."""
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
-        config = vllm_config(role, tp, extra)
+        sizes: dict[str, Any] = {"heads": 2} | dict(dims or {})
+        config = vllm_config(role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp)
         config.model_config.model = model
         make = kvik_vllm.KvikConnector
-        self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, kv_cache_config())
+        self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, kv_cache_config((kind,)))
         self.workers, self.tensors, hellos = [], [], {}
         for rank in range(tp):
             group = SimpleNamespace(rank_in_group=rank)
             sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda g=group: g  # type: ignore[attr-defined]
-            worker = make(config, base.KVConnectorRole.WORKER, kv_cache_config())
-            self.tensors.append(kv_tensors(blocks, **(dims or {})))
+            worker = make(config, base.KVConnectorRole.WORKER, kv_cache_config((kind,)))
+            self.tensors.append(kv_tensors(blocks, **sizes))
             worker.register_kv_caches(self.tensors[rank])
             hellos[0, rank] = across(worker.get_handshake_metadata())
             self.workers.append(worker)

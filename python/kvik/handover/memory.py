@@ -26,11 +26,14 @@ class KvMemory:
     owner: Any
 
     def layout(self, native: Native) -> Any:
-        """The kvik layout: a page is a KV block, a run is one block of one layer."""
+        """The kvik layout: a page is a KV block, a slice one head of it, or all heads where those lie inside
+        the tokens."""
+        slices = self.shape.heads if self.shape.heads_outermost else 1
         return native.Layout(
             self.num_blocks,
-            self.shape.block_bytes,
+            self.shape.block_bytes // slices,
             page_stride=self.block_stride,
             layers=len(self.layer_offsets),
             layer_offsets=self.layer_offsets,
+            slices=slices,
         )
