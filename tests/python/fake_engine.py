@@ -304,7 +304,10 @@ class FakeEngine:
         ids = Remote(remote, remote_slices, remote_parts)
         return self._open(FakeTransfer(self, local, ticket, ids, deadline, readers))
 
-    def release(self, ticket: FakeTicket, *, deadline: float, readers: int = 1) -> FakeTransfer:
+    def release(
+        self, ticket: FakeTicket, *, deadline: float, readers: int = 1, tag: str = ""
+    ) -> FakeTransfer:
+        assert tag
         return self._open(FakeTransfer(self, None, ticket, Remote(None, None, 1), deadline, readers))
 
     def close(self, _timeout: float = 5.0) -> None:

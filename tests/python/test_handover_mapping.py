@@ -129,10 +129,11 @@ def different(shape: KvShape) -> list[tuple[KvShape, str]]:
         (replace(shape, heads=4, block_bytes=2 * shape.block_bytes), "says that it holds 4 KV heads"),
         (replace(shape, block_bytes=shape.block_bytes + 1), "block_bytes of prefill do not divide"),
         (replace(shape, order="NHC"), "order differs"),
+        (shape_of(2, 4, 1028), "block_tokens differ by more than 256 parts of 4 tokens"),
     ]
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(11))
 def test_other_kv_is_refused_naming_both(number: int) -> None:
     ours = shape_of(2, 4)
     theirs, text = different(ours)[number]

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from kvik.handover.protocol import MAX_PAGE_ID, KvShape, Pages, Read, RefusedError
 
 
+MAX_PARTS = 256  # of one KV block: kvik's own bound on a page
+
+
 @dataclass(frozen=True)
 class RankMap:
     """How two servers' ranks and KV blocks meet.
@@ -159,6 +162,9 @@ def _check_order(prefill: KvShape, decode: KvShape) -> None:
     found = f"a KV block lies as {prefill.order}"
     if prefill.heads != decode.heads and not prefill.heads_outermost:
         raise _refuse(f"{found}: unequal heads a rank need the heads outermost (HNC)", prefill, decode)
+    part = math.gcd(prefill.block_tokens, decode.block_tokens)
+    if max(prefill.block_tokens, decode.block_tokens) > MAX_PARTS * part:
+        raise _refuse(f"block_tokens differ by more than {MAX_PARTS} parts of {part} tokens", prefill, decode)
     if prefill.block_tokens != decode.block_tokens and prefill.order.lstrip("H")[:1] != "N":
         raise _refuse(
             f"{found}: unequal block_tokens need the tokens outside the content (HNC)", prefill, decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvik.handover.native import Native
+from kvik.handover.native import Engine, Native, Region
 from kvik.handover.protocol import KvShape
 
 
@@ -24,6 +24,10 @@ class KvMemory:
     layer_offsets: list[int]
     shape: KvShape
     owner: Any
+
+    def region(self, engine: Engine) -> Region:
+        """The storage as a region of `engine`. An adapter that lets kvik allocate its KV overrides this."""
+        return engine.register((self.address, self.nbytes))
 
     def layout(self, native: Native) -> Any:
         """The kvik layout: a page is a KV block, a slice one head of it, or all heads where those lie inside

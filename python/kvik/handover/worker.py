@@ -127,7 +127,7 @@ class WorkerSide:
             **self._config.engine_options(self._name, self._dp * self._tp_size + self._tp)
         )
         self._engine = engine
-        self._region = engine.register((memory.address, memory.nbytes))
+        self._region = memory.region(engine)
         self._layout = memory.layout(self._native)
         self._memory = memory  # keeps the storage alive for as long as the engine may touch it
         logger.info(
@@ -343,7 +343,10 @@ class WorkerSide:
         engine, _ = self._ready()
         try:
             transfer = engine.release(
-                self._native.Ticket(ticket), deadline=self._config.release_deadline_s, readers=readers
+                self._native.Ticket(ticket),
+                deadline=self._config.release_deadline_s,
+                readers=readers,
+                tag=request_id,
             )
         except self._native.KvikError as error:
             self._release_failed(request_id, error)
