@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from kvik.handover.protocol import MAX_PAGE_ID, KvShape, Pages, Read, RefusedError
 
-
 MAX_PARTS = 256  # of one KV block: kvik's own bound on a page
 
 
