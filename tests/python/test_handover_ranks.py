@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from kvik.handover import digest
 from kvik.handover.mapping import heads_of
-from kvik.handover.native import Native
 from kvik.handover.protocol import KvShape
 from tests.python.fake_engine import FakeNative
 from tests.python.handover_harness import ITEM, Side, Status, prompt, request, shape_of
@@ -275,21 +273,3 @@ def test_abort_while_loading_from_several_ranks(native: FakeNative, tmp_path: Pa
     assert not d.step().received
     assert p.step().sent == {"p-1"}
     assert {line["outcome"] for line in d.records()} == {"failed"}
-
-
-# What must agree.
-
-
-def test_a_namespace_does_not_tell_how_the_kv_is_divided(native: FakeNative) -> None:
-    identity = {"model": "tiny"}
-
-    def of(shape: KvShape) -> str:
-        return digest.namespace_digest(cast(Native, native), digest.namespace_bytes(identity, shape))
-
-    same = {of(shape_of(tp, 4, tokens)) for tp in (1, 2, 4, 8) for tokens in (16, 32)}
-    assert len(same) == 1
-    others = (
-        shape_of(1, 8), shape_of(1, 4, layers=3), shape_of(1, 4, content=4), shape_of(1, 1, kind="mla"),
-        shape_of(1, 1),
-    )  # fmt: skip
-    assert len({*same, *map(of, others)}) == 6

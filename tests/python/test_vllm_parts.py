@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.python.fake_engine import FakeNative
-from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, request, stand_in
+from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, stand_in
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,8 +73,8 @@ def test_layout_of_the_usual_tensors() -> None:
     assert (layout.run_bytes, layout.slices, layout.layers) == (64, 2, 11)  # a slice is one head
 
 
-def gqa(kv_heads: int = 2, tp: int = 1) -> Any:
-    return part("layout").ModelKv("gqa", kv_heads, tp)
+def gqa(kv_heads: int = 2, tp: int = 1, block_tokens: int = 4) -> Any:
+    return part("layout").ModelKv("gqa", kv_heads, tp, block_tokens)
 
 
 def test_layout_of_other_orders() -> None:
@@ -115,6 +115,8 @@ def test_layouts_that_are_refused_by_name() -> None:
         layout.inspect({}, gqa())
     with pytest.raises(layout.LayoutError, match="has 2 KV heads; 6 of the model among 2 ranks are 3"):
         layout.inspect(tensors, gqa(6, tp=2))
+    with pytest.raises(layout.LayoutError, match="blocks of 4 slots, vLLM's scheduler counts blocks of 16"):
+        layout.inspect(tensors, gqa(block_tokens=16))
     with pytest.raises(layout.LayoutError, match="for MLA"):
         layout.inspect(kv_tensors(blocks=16, heads=None), gqa(1))
 
@@ -122,21 +124,7 @@ def test_layouts_that_are_refused_by_name() -> None:
 @pytest.mark.parametrize("heads", [None, 1])
 def test_layout_of_mla(heads: int | None) -> None:
     """One latent that every rank has, with or without a dimension for it."""
-    inspect, model = part("layout").inspect, part("layout").ModelKv("mla", 1, 4)
+    inspect, model = part("layout").inspect, part("layout").ModelKv("mla", 1, 4, 4)
     memory = inspect(kv_tensors(blocks=16, heads=heads, content=24), model)
     assert (memory.shape.heads, memory.shape.kv_heads, memory.shape.order) == (1, 1, "HNC")
     assert memory.shape.block_bytes == memory.block_stride == 4 * 24 * 2
-
-
-def test_digest_is_chained() -> None:
-    digest, native = part("digest"), FakeNative()
-    tokens = list(range(10))
-
-    def of(count: int, prompt: list[int] = tokens, **more: Any) -> str:
-        return str(digest.request_digest(native, b"n", request("r", prompt, **more), count, 4))
-
-    assert of(8) == of(8, tokens[:8]) != of(9) != of(10)
-    assert of(8) != of(8, [1, *tokens[1:]])
-    image = SimpleNamespace(identifier="i", mm_position=SimpleNamespace(offset=8, length=1))
-    assert of(8, mm_features=[image]) == of(8)  # begins behind the prefix
-    assert of(9, mm_features=[image]) != of(9)

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import logging
 import math
-import pickle
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from tests.python.fake_engine import FakeNative
+from tests.python.handover_harness import Status, across, prompt, request
+
+__all__ = ["Status", "across", "prompt", "request"]  # from the harness without an engine
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
@@ -162,29 +164,6 @@ def kv_tensors(
     }
 
 
-def across(thing: Any) -> Any:
-    """What another process gets of an object."""
-    return pickle.loads(pickle.dumps(thing))  # noqa: S301  (our own bytes)
-
-
-class Status(enum.Enum):
-    RUNNING = enum.auto()
-    FINISHED_STOPPED = enum.auto()
-    FINISHED_LENGTH_CAPPED = enum.auto()
-    FINISHED_ABORTED = enum.auto()
-
-
-def request(request_id: str, tokens: list[int], params: dict[str, Any] | None = None, **more: Any) -> Any:
-    """A vLLM request, as far as the connector looks at it."""
-    values = {
-        "request_id": request_id, "prompt_token_ids": tokens, "num_prompt_tokens": len(tokens),
-        "num_tokens": len(tokens), "num_computed_tokens": 0, "kv_transfer_params": params,
-        "status": Status.RUNNING, "cache_salt": None, "lora_request": None, "mm_features": [],
-        "prompt_embeds": None,
-    }  # fmt: skip
-    return SimpleNamespace(**(values | more))
-
-
 def vllm_config(
     role: str, tp: int = 1, extra: dict[str, Any] | None = None, kv_heads: int = 2, **parallel: Any
 ) -> Any:
@@ -212,9 +191,12 @@ class FullAttentionSpec:
     """Stands for vLLM's class of that name, by its name."""
 
 
-def kv_cache_config(kinds: tuple[type, ...] = (FullAttentionSpec,)) -> Any:
+def kv_cache_config(kinds: tuple[type, ...] = (FullAttentionSpec,), block_tokens: int = 4) -> Any:
     """A KVCacheConfig with one group a kind."""
-    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=kind()) for kind in kinds])
+    specs = [kind() for kind in kinds]
+    for spec in specs:
+        spec.block_size = block_tokens
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
 
 
 class FakePool:
@@ -263,16 +245,17 @@ class Server:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies."""
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
-        sizes: dict[str, Any] = {"heads": 2} | dict(dims or {})
+        sizes: dict[str, Any] = {"heads": 2, "slots": 4} | dict(dims or {})
+        cache = kv_cache_config((kind,), sizes["slots"])
         config = vllm_config(role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp)
         config.model_config.model = model
         make = kvik_vllm.KvikConnector
-        self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, kv_cache_config((kind,)))
+        self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, cache)
         self.workers, self.tensors, hellos = [], [], {}
         for rank in range(tp):
             group = SimpleNamespace(rank_in_group=rank)
             sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda g=group: g  # type: ignore[attr-defined]
-            worker = make(config, base.KVConnectorRole.WORKER, kv_cache_config((kind,)))
+            worker = make(config, base.KVConnectorRole.WORKER, cache)
             self.tensors.append(kv_tensors(blocks, **sizes))
             worker.register_kv_caches(self.tensors[rank])
             hellos[0, rank] = across(worker.get_handshake_metadata())
@@ -378,10 +361,6 @@ class Server:
 def allocated(blocks: list[int]) -> Any:
     """vLLM's KVCacheBlocks with one group."""
     return SimpleNamespace(get_block_ids=lambda: (blocks,))
-
-
-def prompt(tokens: int, first: int = 100) -> list[int]:
-    return list(range(first, first + tokens))
 
 
 def offer(

@@ -11,10 +11,10 @@ def test_a_token_lies_within_its_heads_but_is_not_one_run(dtype_name: str, token
     """So a block may be taken apart by heads, and not by tokens."""
     # These take many seconds, which the other tests of this folder need not wait for.
     import torch
-    from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     from kvik.vllm.packing import packing_of
+    from vllm import _custom_ops as ops
 
     dtype = getattr(torch, dtype_name)
     kernel = _get_attn_isa(dtype, TOKENS, HEAD_SIZE)
@@ -29,4 +29,4 @@ def test_a_token_lies_within_its_heads_but_is_not_one_run(dtype_name: str, token
         assert set(written.unique().tolist()) == {0.0, head + 1.0}
         places = written.nonzero().flatten().tolist()
         assert len(places) == 2 * HEAD_SIZE  # K and V of this head, and of no other
-        assert places[-1] - places[0] >= len(places), "the token is one run: blocks could be divided by tokens"
+        assert places[-1] - places[0] >= len(places), "the token is one run: tokens could be told apart"

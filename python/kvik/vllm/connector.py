@@ -298,9 +298,11 @@ def _model_identity(vllm_config: Any, config: ConnectorConfig) -> dict[str, str]
 
 def _model_kv(vllm_config: Any, kv_cache_config: Any) -> layout.ModelKv:
     """How many KV heads the model has, and how they are divided: by ranks, or not at all (MLA)."""
-    kind = KV_SPECS[type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__]
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    kind = KV_SPECS[type(spec).__name__]
     heads = 1 if kind == "mla" else int(vllm_config.model_config.get_total_num_kv_heads())
-    return layout.ModelKv(kind, heads, vllm_config.parallel_config.tensor_parallel_size)
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    return layout.ModelKv(kind, heads, ranks, spec.block_size)
 
 
 def _tp_rank() -> int:

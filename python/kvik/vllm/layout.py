@@ -27,12 +27,13 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class ModelKv:
-    """What vLLM's configuration says of the model's KV: `kind` "gqa" or "mla", its KV heads (1 for MLA), and
-    among how many ranks they are divided."""
+    """What vLLM's configuration says of the model's KV: `kind` "gqa" or "mla", its KV heads (1 for MLA),
+    among how many ranks they are divided, and the tokens of the KV blocks that its scheduler counts."""
 
     kind: str
     kv_heads: int
     tp: int
+    block_tokens: int
 
     @property
     def heads_a_rank(self) -> int:
@@ -55,6 +56,11 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
         raise LayoutError(
             f"KV tensor of {first_name!r} has {sizes['H']} KV heads; {model.kv_heads} of the model among "
             f"{model.tp} ranks are {model.heads_a_rank}"
+        )
+    if sizes["N"] != model.block_tokens:
+        raise LayoutError(
+            f"KV tensor of {first_name!r} has blocks of {sizes['N']} slots, vLLM's scheduler counts blocks "
+            f"of {model.block_tokens} tokens: kvik hands over KV with one slot a token in blocks of one size"
         )
     storage = first.untyped_storage()
     offsets: list[int] = []
