@@ -24,7 +24,11 @@ def native() -> FakeNative:
 
 
 def pair(native: FakeNative, folder: Path, prefill: KvShape, decode: KvShape) -> tuple[Side, Side]:
-    return Side(native, "prefill", prefill, folder), Side(native, "decode", decode, folder)
+    clock = lambda: native.now  # noqa: E731
+    return (
+        Side(native, "prefill", prefill, folder, clock=clock),
+        Side(native, "decode", decode, folder, clock=clock),
+    )
 
 
 def blocks_of(shape: KvShape, tokens: int, first: int = 0) -> list[int]:
