@@ -1,6 +1,6 @@
 //! `kvik.Engine`.
 
-use crate::args::{self, maybe_seconds, seconds};
+use crate::args::{self, Natural, maybe_seconds, seconds};
 use crate::buffers;
 use crate::errors::OrRaise;
 use crate::fork::Owned;
