@@ -95,6 +95,7 @@ impl Shared {
     }
 
     fn finish(&self, id: u64, record: Record, finished: Option<Finished>, outcome: Result<()>) {
+        let bytes = finished.as_ref().map_or(0, |finished| finished.bytes);
         let outcome = match outcome {
             Ok(()) => Ok(self.report(&record, finished)),
             Err(error) => {
@@ -102,6 +103,8 @@ impl Shared {
                 Err(error)
             }
         };
+        self.metrics.transfer_ended(&record, bytes, &outcome);
+        self.stat.tracer.ended(&record, bytes, &outcome, &self.stat.bell);
         let end = record.end.clone();
         // The memory that the record holds is let go of before anybody hears of the end.
         drop(record);

@@ -31,6 +31,7 @@ impl Control {
             Ok(lease) => lease,
             Err(error) => {
                 log::warn!("a session was refused: {error}");
+                self.shared.metrics.handshake_refused(error.code);
                 if let Some((owner, _)) = dialled {
                     lock(&self.shared.book).dials.remove(&owner);
                     self.shared.fail_waiting(&owner, &error);
@@ -53,6 +54,7 @@ impl Control {
             }
         }
         self.shared.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
+        self.shared.metrics.session_begun(peer.engine, &facts.name);
         self.shared.node(|node, now| {
             node.add_session(established, now);
             if !early.is_empty() {

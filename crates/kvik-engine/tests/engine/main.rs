@@ -10,5 +10,6 @@ mod grants;
 mod local;
 mod peers;
 mod races;
+mod stat;
 mod transfers;
 mod wire;
