@@ -61,9 +61,8 @@ fn content_chain<'py>(
 /// Every metric of an engine: name, kind, labels and meaning, in the order of `Engine.metrics`.
 #[pyfunction]
 fn engine_metrics() -> Vec<(&'static str, &'static str, Vec<&'static str>, &'static str)> {
-    let told = |metric: &kvik_engine::Metric| {
-        (metric.name, metric.kind.name(), metric.labels.to_vec(), metric.help)
-    };
+    let told =
+        |metric: &kvik_engine::Metric| (metric.name, metric.kind.name(), metric.labels.to_vec(), metric.help);
     kvik_engine::METRICS.iter().map(told).collect()
 }
 
