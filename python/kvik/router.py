@@ -20,6 +20,7 @@ from typing import Protocol, cast
 import click
 
 import kvik
+from kvik import logs
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ENDED = b"\0"
@@ -265,8 +266,23 @@ def router() -> None:
     show_default=True,
     help="Most requests in progress; more get 503, which a client can retry, instead of a queue.",
 )
-def serve(**given: object) -> None:
+@click.option(
+    "--log-level",
+    type=click.Choice(logs.LEVELS),
+    default="info",
+    show_default=True,
+    help="What is logged to standard error; info is one line a request.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(logs.FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people, or JSON with the request's id in a field of its own.",
+)
+def serve(log_level: logs.Level, log_format: logs.Format, **given: object) -> None:
     """Serve the OpenAI completions API from prefill and decode engines."""
+    logs.to_stderr(log_level, log_format)
     # click hands over exactly the fields of RouterOptions, with the types that the options declare.
     options = RouterOptions(**given)  # type: ignore[arg-type]
     try:

@@ -263,7 +263,7 @@ impl Shared {
                     cell.set(state);
                 }
                 self.metrics.grant_ended(state);
-                log::debug!(grant:% = id; "grant ended: {}", state.name());
+                log::debug!(engine:% = self.local.identity.engine, grant:% = id; "grant ended: {}", state.name());
                 self.note_progress();
             }
             Event::SessionDown(session, error) => self.on_session_down(session, error),
@@ -290,7 +290,8 @@ impl Shared {
         self.with_pools(|pools| pools.tcp.cut(session));
         self.ask(Ask::Forget(session));
         self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
-        log::info!(session = session; "session ended: {error}");
+        let peer = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
+        log::info!(engine:% = self.local.identity.engine, peer:% = peer; "session {session} ended: {error}");
         if let Some(link) = link {
             self.metrics.session_ended(link.peer.engine, error.code);
             self.wait_again(&link.peer, &error);

@@ -13,8 +13,13 @@ use pyo3::types::{PyDict, PyList};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a record may name beside its text; Python gets them as `kvik_peer` and so on.
-const KEYS: [(&str, &str); 3] =
-    [("peer", "kvik_peer"), ("transfer", "kvik_transfer"), ("grant", "kvik_grant")];
+const KEYS: [(&str, &str); 5] = [
+    ("engine", "kvik_engine"),
+    ("peer", "kvik_peer"),
+    ("transfer", "kvik_transfer"),
+    ("grant", "kvik_grant"),
+    ("request", "kvik_request"),
+];
 
 /// One log record, as it waits for Python.
 pub struct Record {

@@ -98,7 +98,9 @@ def _show(wanted: str, interval: float, once: bool, as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Show the rates of one interval, and end.")
 @click.option("--json", "as_json", is_flag=True, help="As --once, or the list of engines, in JSON.")
 @click.option(
-    "--prometheus", is_flag=True, help="Print the metrics themselves; without an engine those of all, labelled."
+    "--prometheus",
+    is_flag=True,
+    help="Print the metrics themselves; without an engine those of all, labelled.",
 )
 def stat(engine: str | None, interval: float, once: bool, as_json: bool, prometheus: bool) -> None:
     """Show what the engines of this user are doing.

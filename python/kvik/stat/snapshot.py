@@ -128,7 +128,9 @@ def _peers(after: Snapshot, rose: Any, seconds: float) -> tuple[PeerRates, ...]:
     well = after.by("kvik_transfers_total", _path, outcome="ok")
     rows = [
         PeerRates(
-            *path,
+            peer=path[0],
+            name=path[1],
+            transport=path[2],
             in_bytes=came.get(path, 0.0) / seconds,
             out_bytes=went.get(path, 0.0) / seconds,
             transfers=count / seconds,
@@ -136,7 +138,9 @@ def _peers(after: Snapshot, rose: Any, seconds: float) -> tuple[PeerRates, ...]:
         )
         for path, count in ended.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-row.in_bytes - row.out_bytes, -row.transfers, row.name, row.peer)))
+    return tuple(
+        sorted(rows, key=lambda row: (-row.in_bytes - row.out_bytes, -row.transfers, row.name, row.peer))
+    )
 
 
 def _counts(snapshot: Snapshot, name: str, label: str) -> dict[str, int]:

@@ -40,7 +40,8 @@ impl Control {
             }
         };
         let memory = self.memory_path(&facts);
-        log::info!(session = session, peer:% = peer.engine; "session begun with {:?}", facts.name);
+        let own = self.shared.local.identity.engine;
+        log::info!(engine:% = own, peer:% = peer.engine; "session {session} begun with {:?}", facts.name);
         let conn = Arc::new(ControlConn::new(conn));
         lock(&self.shared.conns).insert(session, conn.clone());
         let making = matches!(memory, MemoryPath::Making(_));
