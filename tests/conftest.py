@@ -1,8 +1,9 @@
-"""A skipped test is a failure, unless it is named here with its reason; `make test` prints those at its
-end."""
+"""What holds for all tests: they do not see the settings of whoever runs them, and a skipped test is a
+failure, unless it is named here with its reason; `make test` prints those at its end."""
 
 import json
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +20,14 @@ MAY_SKIP: dict[str, str] = {
 
 _unexpected: list[str] = []
 
+# What the build and the tests themselves set. Any other variable of kvik, and a configuration file, would
+# change the engines under test.
+_OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|SCHEDULES|SEED|SKIPS_FILE|UV)")
+for _name in [name for name in os.environ if name.startswith("KVIK_")]:
+    if not _OWN_VARIABLES.fullmatch(_name):
+        del os.environ[_name]
+os.environ["KVIK_CONFIG"] = os.devnull
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -29,7 +38,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         reason = MAY_SKIP.get(name) or MAY_SKIP.get(name.partition("::")[0])
         said = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if reason is not None:
-            _note(report.nodeid, f"{reason} ({said})")
+            note(report.nodeid, f"{reason} ({said})")
         else:
             report.outcome = "failed"
             report.longrepr = f"skipped, and not listed in tests/conftest.py as one that may be: {said}"
@@ -49,7 +58,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _note(name: str, reason: str) -> None:
+def note(name: str, reason: str) -> None:
+    """Say at the end of `make test` that something was left out."""
     file = os.environ.get("KVIK_SKIPS_FILE")
     if file:
         with Path(file).open("a") as out:

@@ -18,6 +18,7 @@ class Entry:
 
 SUBCOMMANDS = {
     "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
+    "config": Entry("kvik.config.cli", "config", "Show each option, its value, and where it comes from."),
     "demo": Entry(
         "kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."
     ),

@@ -17,8 +17,7 @@ from kvik import _logs
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Format: TypeAlias = Literal["text", "json"]
-LEVELS: Final = ("debug", "info", "warning", "error")
-FORMATS: Final = ("text", "json")
+
 
 IDS: Final = ("engine", "peer", "transfer", "grant", "request")
 """The ids that a record may carry, as attributes that begin with `kvik_`."""

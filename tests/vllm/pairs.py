@@ -118,7 +118,7 @@ def _engines(spec: PairSpec, report: Path, hosts: Hosts) -> list[EngineSpec]:
     made = []
     for name, host, secret in zip(("prefill", "decode"), hosts, spec.secrets or ("", ""), strict=True):
         address = LOOPBACK if host is None else host.v4
-        extra = {"expiry_s": EXPIRY, "listen": f"{address}:0", **spec.extra}
+        extra = {"expiry": EXPIRY, "listen": f"{address}:0", **spec.extra}
         connector = (
             Connector("kv_producer", extra=extra)
             if name == "prefill"

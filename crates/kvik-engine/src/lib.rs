@@ -26,6 +26,7 @@ mod planner;
 mod region;
 mod shared;
 mod stat;
+mod tag;
 mod trace;
 mod transfer;
 

@@ -261,9 +261,9 @@ impl Shared {
             Event::GrantEnded(id, state) => {
                 if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
                     cell.set(state);
+                    log::debug!(engine:% = self.local.identity.engine, grant:% = id, request:% = cell.tag; "grant ended: {}", state.name());
                 }
                 self.metrics.grant_ended(state);
-                log::debug!(engine:% = self.local.identity.engine, grant:% = id; "grant ended: {}", state.name());
                 self.note_progress();
             }
             Event::SessionDown(session, error) => self.on_session_down(session, error),

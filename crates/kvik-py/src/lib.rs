@@ -14,6 +14,7 @@ mod grant;
 mod ids;
 mod layout;
 mod logs;
+mod options;
 mod process;
 mod region;
 mod router;
@@ -81,6 +82,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<router::PyRouter>()?;
     module.add_function(wrap_pyfunction!(router::serve_router, module)?)?;
+    module.add_function(wrap_pyfunction!(options::engine_defaults, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(content_chain, module)?)?;
     module.add_function(wrap_pyfunction!(engine_metrics, module)?)?;

@@ -48,6 +48,7 @@ impl Log for ToPython {
             return;
         }
         let id = |name| record.key_values().get(Key::from_str(name)).map(|value| value.to_string());
+        let told = |name| id(name).filter(|id| !id.is_empty());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         process::current().inbox.put_record(Record {
             level: python_level(record.level()),
@@ -57,7 +58,7 @@ impl Log for ToPython {
             thread: std::thread::current().name().unwrap_or("kvik").to_owned(),
             file: record.file_static().unwrap_or("kvik"),
             line: record.line().unwrap_or(0),
-            ids: KEYS.map(|(name, _)| id(name)),
+            ids: KEYS.map(|(name, _)| told(name)),
         });
     }
 

@@ -156,12 +156,12 @@ class WorkerSide:
         return stats
 
     def close(self) -> None:
-        """Cancel loads, end grants and close the engine, within `close_timeout_s`."""
+        """Cancel loads, end grants and close the engine, within `close_timeout`."""
         for open_load in self._loads.values():
             open_load.transfer.cancel()
         if self._engine is not None:
             try:
-                self._engine.close(self._config.close_timeout_s)
+                self._engine.close(self._config.close_timeout)
             except self._native.KvikError as error:
                 logger.warning("kvik: %s: closing: %s", self._name, error)
         self._engine = self._region = None
@@ -183,8 +183,8 @@ class WorkerSide:
                 region.pages(self._layout, np.asarray(send.blocks, dtype=np.uint32)),
                 right="read",
                 use=1,
-                expiry=self._config.expiry_s,
-                max_expiry=self._config.max_expiry_s,
+                expiry=self._config.expiry,
+                max_expiry=self._config.max_expiry,
                 grant_id=grant_id,
             )
         except self._native.KvikError as error:
@@ -217,7 +217,7 @@ class WorkerSide:
                 region.pages(self._layout, np.asarray(load.local_blocks, dtype=np.uint32)),
                 self._native.Ticket(load.tickets[self._tp]),
                 np.asarray(load.remote_blocks, dtype=np.uint32),
-                deadline=self._config.load_deadline_s,
+                deadline=self._config.deadline,
                 confirm=True,
             )
         except self._native.KvikError as error:
@@ -274,7 +274,7 @@ class WorkerSide:
     def _release(self, request_id: str, ticket: str) -> None:
         engine, _ = self._ready()
         try:
-            transfer = engine.release(self._native.Ticket(ticket), deadline=self._config.release_deadline_s)
+            transfer = engine.release(self._native.Ticket(ticket), deadline=self._config.release_deadline)
         except self._native.KvikError as error:
             self._release_failed(request_id, error)
             return

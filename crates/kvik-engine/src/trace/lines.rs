@@ -51,6 +51,7 @@ impl Writer {
             "pages": runs(view.pages().iter().copied()),
             "layers": pair(&view.layers()),
             "slices": pair(&view.slices()),
+            "parts": view.parts(),
             "remote": remote(&entry.layout_there, &entry.select),
             "transport": entry.transport,
             "checksums": entry.sums,
@@ -124,6 +125,7 @@ fn remote(layout: &[u8; 8], select: &Select) -> Value {
         "pages": pages,
         "layers": select.layers.as_ref().map(pair),
         "slices": select.slices.as_ref().map(pair),
+        "parts": select.parts,
     })
 }
 
