@@ -25,6 +25,8 @@ SUBCOMMANDS = {
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),
+    "stat": Entry("kvik.stat.cli", "stat", "Show what the engines on this host are doing."),
+    "trace": Entry("kvik.trace.cli", "trace", "Record which pages an engine moves, and move them again."),
 }
 
 

@@ -20,6 +20,7 @@ from typing import Protocol, cast
 import click
 
 import kvik
+from kvik import logs
 from kvik.config import ROUTER, flags
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -89,12 +90,16 @@ class RouterOptions:
     drain_timeout: float
     max_body: int
     max_inflight: int
+    log_level: logs.Level
+    log_format: logs.Format
 
 
 def start(options: RouterOptions) -> RunningRouter:
     """Start the native router; errors as in :meth:`Native.serve_router`."""
     native = cast("Native", importlib.import_module("kvik._native"))
-    return native.serve_router(**asdict(options))
+    given = asdict(options)
+    logs.to_stderr(given.pop("log_level"), given.pop("log_format"))
+    return native.serve_router(**given)
 
 
 def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bool:

@@ -275,6 +275,20 @@ ROUTER = Entry(
             help="Most requests in progress.",
             reason="More get 503, which a client can retry, instead of a queue that nobody sees.",
         ),
+        _router(
+            name="log_level",
+            kind=Choice(("debug", "info", "warning", "error")),
+            default="info",
+            help="What is logged to standard error.",
+            reason="info is one line a request; warning leaves only trouble.",
+        ),
+        _router(
+            name="log_format",
+            kind=Choice(("text", "json")),
+            default="text",
+            help="Lines for people, or one JSON object a line.",
+            reason="JSON has the request's id in a field of its own, which log collectors can search.",
+        ),
     ),
 )
 

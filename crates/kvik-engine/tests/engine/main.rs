@@ -11,5 +11,6 @@ mod handover;
 mod local;
 mod peers;
 mod races;
+mod stat;
 mod transfers;
 mod wire;
