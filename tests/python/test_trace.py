@@ -18,6 +18,7 @@ from kvik.trace import file
 from kvik.trace.cli import trace
 from kvik.trace.file import Dims, Moved, Trace, TraceError
 from kvik.trace.pattern import Elements
+from kvik.trace.record import record
 from kvik.trace.replay import Replay, ReplayOptions, Results, execute, plan
 from tests.python.peers import LIMIT, engines, random_seed, until
 
@@ -58,24 +59,22 @@ def dims_of(layout: kvik.Layout) -> Dims:
 
 
 class Recording:
-    """A recording of an engine, by the real command in a thread of its own."""
+    """A recording of an engine, in a thread of its own."""
 
     def __init__(self, engine: kvik.Engine, path: Path, seconds: float = 60.0) -> None:
         self._engine, self.path = engine, path
-        self.output: Result | None = None
-        self._thread = threading.Thread(target=self._run, args=(seconds,), daemon=True)
+        self._said: list[str] = []
+        self._thread = threading.Thread(
+            target=record, args=(engine.id, seconds, path, self._said.append), daemon=True
+        )
         self._thread.start()
         assert until(lambda: path.exists() and path.stat().st_size > 0)
-
-    def _run(self, seconds: float) -> None:
-        self.output = command("record", self._engine.id, "--seconds", seconds, "-o", self.path)
 
     def end(self) -> Trace:
         """The engine closes, which ends its recording in order."""
         self._engine.close()
         self._thread.join(LIMIT)
-        assert self.output is not None
-        assert self.output.exit_code == 0, self.output.output
+        assert self._said[-1] == "the engine has ended"
         return file.read(self.path)
 
 
