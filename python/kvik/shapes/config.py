@@ -187,9 +187,9 @@ def _check_whole_context(text: Section, layers: int, context: int) -> None:
         window = text.find(key)
         idle = key == "sliding_window" and text.values.get("use_sliding_window") is False
         if bounded and window and window < context and not idle:
-            which = f"{bounded} of {layers} layers" if kinds is not None else "layers"
+            which = f"{bounded} of {layers} layers" if kinds is not None else "some or all layers"
             raise ShapeError(
                 f"{text.origin}: {which} keep no more than {window} tokens ({text.path}{key}), so KV does "
-                "not grow evenly with the context. Describe it with whole_context to count every token in every "
+                "not grow evenly with the context. With whole_context every token counts in every "
                 "layer, as vLLM does with --disable-hybrid-kv-cache-manager"
             )
