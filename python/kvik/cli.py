@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),
+    "shapes": Entry("kvik.shapes.cli", "shapes", "Show how many bytes of KV models have."),
 }
 
 
