@@ -19,7 +19,7 @@ import yaml
 from kvik.cli import main
 from tests.python.manifests import FOLDER, KINDS, Workload, documents, matches, objects, workloads
 
-VERSIONS = ("1.28", "1.30", "1.32", "1.34", "1.36", "1.37")
+VERSIONS = ("1.28", "1.32", "1.37")
 SECONDS = 30.0
 ALL = [pytest.param(kind, name, id=f"{kind}-{name}") for kind in KINDS for name in workloads(kind)]
 
