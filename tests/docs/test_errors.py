@@ -51,6 +51,7 @@ def python_errors() -> set[str]:
         "OSError",
         "ClickException",
         "KvikError",
+        "InvalidArgument",
     }
     errors: set[str] = set()
     while more := {name for name, bases in found.items() if roots & set(bases)} - errors:
