@@ -78,7 +78,7 @@ def python(context: Context) -> None:
 def docs(context: Context) -> None:
     """The documentation as a site, its links, and every command in it."""
     site = build_site(context)
-    _pytest(context, "dev", "tests/docs", {"KVIK_SITE": str(site)}, more=["-v"])
+    _pytest(context, "dev", "tests/docs", {"KVIK_TEST_SITE": str(site)}, more=["-v"])
     context.note = f"open {site.relative_to(ROOT)}/index.html"
 
 
