@@ -17,7 +17,8 @@ ORDER = (
     "Error catalogue", "What was asked for", "Tickets", "Grants", "Peers and connections", "Time", "Data",
     "Regions and engines", "The vLLM connector", "A server that does not start",
     "A prompt that is recomputed", "A load that failed", "The router", "Wrong requests",
-    "The router's limits and engines",    "A router that does not start", "Exit statuses of kvik", "Errors of the tools",
+    "The router's limits and engines", "A router that does not start", "Exit statuses of kvik",
+    "Errors of the tools",
 )  # fmt: skip
 
 

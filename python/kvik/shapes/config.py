@@ -190,6 +190,6 @@ def _check_whole_context(text: Section, layers: int, context: int) -> None:
             which = f"{bounded} of {layers} layers" if kinds is not None else "layers"
             raise ShapeError(
                 f"{text.origin}: {which} keep no more than {window} tokens ({text.path}{key}), so KV does "
-                "not grow evenly with the context. Describe it with whole_context to count every token in every "
-                "layer, as vLLM does with --disable-hybrid-kv-cache-manager"
+                "not grow evenly with the context. Describe it with whole_context to count every token in "
+                "every layer, as vLLM does with --disable-hybrid-kv-cache-manager"
             )

@@ -7,6 +7,7 @@ mod caps;
 mod common;
 mod deaths;
 mod grants;
+mod handover;
 mod local;
 mod peers;
 mod races;
