@@ -294,7 +294,7 @@ def written(path: Path, *lines: Any) -> Path:
         ([FIRST, "{", FIRST], "line 2"),
         ([FIRST, [1]], "line 2"),
         ([FIRST, "[" * 100_000, FIRST], "line 2"),
-        ([FIRST, {"op": "read"}], "line 2.*remote"),
+        ([FIRST, {"op": "read"}], "line 2.*KeyError"),
         ([FIRST, {"layout": "x", "dims": {"pages": 0}}], "line 2"),
     ],
 )
@@ -319,7 +319,8 @@ def test_what_a_line_may_not_say(recorded: tuple[Path, Trace, list[dict[str, Any
         {"layout": "0" * 16},
         {"op": "erase"},
         {"t": "soon"},
-        {"remote": None},
+        {"remote_pages": []},
+        {"remote_pages": 7},
     ]
     for change in changes:
         path = written(tmp_path / "changed", *head, {**one, **change})
