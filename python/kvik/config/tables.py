@@ -280,7 +280,7 @@ ROUTER = Entry(
             kind=Choice(("debug", "info", "warning", "error")),
             default="info",
             help="What is logged to standard error.",
-            reason="info is one line a request; warning leaves only trouble.",
+            reason="At info it is one line a request; warning leaves only trouble.",
         ),
         _router(
             name="log_format",
