@@ -5,11 +5,11 @@ mix(position_i, token_i) for i <= t)``, mod 2^64. The sum is a prefix sum, so nu
 one pass; ``root`` covers the model's shape and the request's cache salt. One (layer, head, token) row of
 ``words`` 64-bit words is ``w_j = mix(chain[t] ^ C[layer, head]) ^ D_j``.
 
-**Reading.** The digest of some rows is ``sum of mix(sum_j w_j * B_j + C2[layer, head] + P[t])``, mod 2^64. All
-``B_j`` are odd, so a row with one changed word has another inner sum, for certain; ``mix`` is a bijection, so
-one changed row changes the digest, for certain; rows that trade places change it but for a chance of about
-2^-64. A sum over rows can be taken in any order and in any parts, so it does not depend on ranks or on page
-size, and grows token by token.
+**Reading.** The digest of some rows is ``sum of mix(sum_j w_j * B_j + C2[layer, head] + P[t])``, mod 2^64.
+All ``B_j`` are odd, so a row with one changed word has another inner sum, for certain; ``mix`` is a
+bijection, so one changed row changes the digest, for certain; rows that trade places change it but for a
+chance of about 2^-64. A sum over rows can be taken in any order and in any parts, so it does not depend on
+ranks or on page size, and grows token by token.
 
 ``mix`` is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
 OOPSLA 2014). Nothing here resists somebody who wants to fool it; it finds faults.
@@ -21,6 +21,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ def chain_of(root: int, tokens: npt.NDArray[np.uint32], start: int, before: int)
 
 @dataclass(frozen=True)
 class Span:
-    """Pages of which the slots from `begin` to `end` are meant; `token` counts from the first token asked for."""
+    """Pages of which the slots from `begin` to `end` are meant, for the tokens from the `token`th asked for."""
 
     pages: PageNumbers
     begin: int
@@ -118,7 +119,7 @@ def spans(pages: PageNumbers, first: int, last: int, page_tokens: int) -> Iterat
 
 
 class KvFunction:
-    """The KV of some heads of a model: writes and reads pages that lie as ``[layers, pages, heads, tokens, words]``.
+    """Writes and reads the KV of some heads of a model, in ``[layers, pages, heads, tokens, words]``.
 
     heads: their numbers in the whole model, so that ranks agree on what is whose.
     """
@@ -140,7 +141,7 @@ class KvFunction:
         """Write the KV of the tokens from `first` on, which have these chain values, into `pages`."""
         for span in spans(pages, first, first + chain.size, memory.shape[3]):
             values = chain[span.token : span.token + span.tokens]
-            self._by_layers(span, lambda low, high, s=span, v=values: self._fill(memory, s, v, low, high))
+            self._by_layers(span, partial(self._fill, memory, span, values))
 
     def read(self, memory: Words, pages: PageNumbers, first: int, last: int) -> int:
         """The digest of the tokens `first` to `last` (exclusive) that lie in `pages`: every byte of them."""
@@ -148,9 +149,7 @@ class KvFunction:
         for span in spans(pages, first, last, memory.shape[3]):
             at = np.arange(first + span.token, first + span.token + span.tokens, dtype=np.uint64)
             places = mix64(at + np.uint64((_POSITION * _GOLDEN) & MASK))
-            total += self._by_layers(
-                span, lambda low, high, s=span, p=places: self._read(memory, s, p, low, high)
-            )
+            total += self._by_layers(span, partial(self._read, memory, span, places))
         return total & MASK
 
     def _by_layers(self, span: Span, work: Callable[[int, int], int]) -> int:

@@ -1,9 +1,9 @@
 """Which page belongs to whom: reference counts, and full pages that may be found again by their content.
 
-A page is in one of three states: used (``refs > 0``), free and cached (``refs == 0``, found by its key), or free.
-Free pages are handed out in the order in which they became free, so a cached one lives as long as memory
-allows, and requests give back their last pages first, so beginnings outlive ends. `touch` and `free_blocks` are
-what `kvik.handover.holding` asks of a serving engine's pool.
+A page is in one of three states: used (``refs > 0``), free and cached (``refs == 0``, found by its key), or
+free. Free pages are handed out in the order in which they became free, so a cached one lives as long as
+memory allows, and requests give back their last pages first, so beginnings outlive ends. `touch` and
+`free_blocks` are what `kvik.handover.holding` asks of a serving engine's pool.
 """
 
 from __future__ import annotations

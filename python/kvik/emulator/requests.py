@@ -69,9 +69,9 @@ class Times:
 class Request:
     """A prompt, its answer so far, its pages, and how much KV is in them.
 
-    num_computed_tokens: tokens that steps need not compute (vLLM's name and meaning). present: tokens whose KV
-    lies in the pages; one more than computed where a handover brought the last prompt token's KV too, which is
-    read as it came and never written over.
+    num_computed_tokens: tokens that steps need not compute (vLLM's name and meaning). present: tokens whose
+    KV lies in the pages; one more than computed where a handover brought the last prompt token's KV too,
+    which is read as it came and never written over.
     """
 
     # What `kvik.handover` asks of a request and an emulator never has.
@@ -104,7 +104,7 @@ class Request:
         self.restart()
 
     def restart(self) -> None:
-        """Forget pages and KV, as before its admission: another replica begins anew. The answer so far stays."""
+        """Forget pages and KV, as before its admission, for another replica. The answer so far stays."""
         self.status = Status.WAITING
         self.pages: list[Page] = []
         self.keys: list[bytes] = []

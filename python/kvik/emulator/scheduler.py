@@ -33,9 +33,12 @@ class QueueFullError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a replica can hold and do at a time. recompute: whether a failed load is computed here, or ends the
-    request. reread: 0 to read all KV of a request for each token, or N to read all of it for its first token
-    and every Nth, and only what is new in between."""
+    """What a replica can hold and do at a time.
+
+    recompute: whether a failed load is computed here, or ends the request. reread: 0 to read all KV of a
+    request for each token, or N to read all of it for its first token and every Nth, and only what is new in
+    between.
+    """
 
     page_tokens: int
     step_tokens: int
@@ -100,7 +103,13 @@ class Scheduler:
     """One replica's requests and pages. Not thread-safe; never waits."""
 
     def __init__(
-        self, limits: Limits, pool: PagePool, side: SchedulerSide, ranks: int, keys: ContentKeys, observer: Observer
+        self,
+        limits: Limits,
+        pool: PagePool,
+        side: SchedulerSide,
+        ranks: int,
+        keys: ContentKeys,
+        observer: Observer,
     ) -> None:
         self._limits = limits
         self._pool = pool
@@ -209,8 +218,10 @@ class Scheduler:
         request.status = Status.RUNNING
         self.running[request.request_id] = request
 
-    def finish_step(self, step: Step, digests: Sequence[Sequence[int]], weigh: Callable[[Sequence[int]], int]) -> None:
-        """Take a step's results. digests: of each sampling work, one number a rank; `weigh` makes them one."""
+    def finish_step(
+        self, step: Step, digests: Sequence[Sequence[int]], weigh: Callable[[Sequence[int]], int]
+    ) -> None:
+        """Take a step's results. digests: of each sampling work, one a rank; `weigh` makes them one."""
         sums = iter(digests)
         for work in step.works:
             request = work.request
@@ -293,7 +304,7 @@ class Scheduler:
     def on_report(
         self, sent: Iterable[str], received: Iterable[str], parked_ends: Iterable[str], invalid: Iterable[int]
     ) -> None:
-        """One rank's news: request ids whose sends and loads have ended there, and pages that were not filled."""
+        """One rank's news: request ids whose sends and loads have ended there, and pages not filled."""
         self._invalid.update(invalid)
         output = LoadOutput(self._complete(self._sent, sent), self._complete(self._received, received))
         self._side.update_output(output, Counter(parked_ends))

@@ -1,10 +1,13 @@
 """From the digest of a request's KV to its next token, and between text and tokens.
 
-Text is bytes: token 3 + b stands for byte b, as in the tokenizer of `kvik.demo.checkpoint`, so the same prompt
-text has the same token ids here and there. Tokens beyond the bytes are shown as made-up words.
+Text is bytes: token 3 + b stands for byte b, as in the tokenizer of `kvik.demo.checkpoint`, so the same
+prompt text has the same token ids here and there. Tokens beyond the bytes are shown as made-up words.
 """
 
 from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
 
 from kvik.emulator.content import MASK, mix64_int
 
@@ -20,8 +23,8 @@ _SYLLABLES = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWEL
 def next_token(digest: int, tokens: int, vocab_size: int, *, may_end: bool) -> int:
     """The token after `tokens` tokens whose KV has this digest.
 
-    Wrong KV has another digest, for certain (`kvik.emulator.content`), and so another token but for one chance
-    in about `vocab_size`; over several tokens that chance vanishes.
+    Wrong KV has another digest, for certain (`kvik.emulator.content`), and so another token but for one
+    chance in about `vocab_size`; over several tokens that chance vanishes.
     """
     drawn = mix64_int((digest + tokens * 0x9E3779B97F4A7C15) & MASK)
     if may_end and (drawn >> 40) % EOS_ONE_IN == 0:
@@ -34,15 +37,21 @@ def encode(text: str) -> list[int]:
     return [FIRST_BYTE_TOKEN + byte for byte in text.encode()]
 
 
-def decode(tokens: list[int]) -> str:
-    """Tokens as text: bytes where they are bytes, words elsewhere, special tokens left out."""
-    out = bytearray()
-    for token in tokens:
-        if token >= FIRST_WORD_TOKEN:
-            out += f" {_word(token - FIRST_WORD_TOKEN)}".encode()
-        elif token >= FIRST_BYTE_TOKEN:
-            out.append(token - FIRST_BYTE_TOKEN)
-    return out.decode(errors="replace")
+class Detokenizer:
+    """Tokens as text, piece by piece: bytes where they are bytes, else words; special tokens left out."""
+
+    def __init__(self) -> None:
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, tokens: Iterable[int], *, last: bool = False) -> str:
+        """The text of some more tokens; a character that is not complete yet waits for the rest of it."""
+        out = bytearray()
+        for token in tokens:
+            if token >= FIRST_WORD_TOKEN:
+                out += f" {_word(token - FIRST_WORD_TOKEN)}".encode()
+            elif token >= FIRST_BYTE_TOKEN:
+                out.append(token - FIRST_BYTE_TOKEN)
+        return self._bytes.decode(bytes(out), last)
 
 
 def _word(number: int) -> str:

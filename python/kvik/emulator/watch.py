@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from kvik.handover.native import Engine, Grant, Native, Transfer
 
-# A grant has no descriptor to wait for, so its end is looked for: soon after it was issued often, later seldom.
+# A grant has no descriptor to wait for, so its end is looked for: often at first, seldom later.
 YOUNG_S, YOUNG_LOOK_S = 0.25, 0.002
 GROWN_S, GROWN_LOOK_S = 2.0, 0.01
 OLD_LOOK_S = 0.05
@@ -30,11 +30,15 @@ class WatchedEngine:
 
     def read(self, *args: Any, **kwargs: Any) -> Transfer:
         """As the engine's."""
-        return self._watch.transfer(self._engine.read(*args, **kwargs))
+        transfer: Transfer = self._engine.read(*args, **kwargs)
+        self._watch.opened(transfer)
+        return transfer
 
     def release(self, *args: Any, **kwargs: Any) -> Transfer:
         """As the engine's."""
-        return self._watch.transfer(self._engine.release(*args, **kwargs))
+        transfer: Transfer = self._engine.release(*args, **kwargs)
+        self._watch.opened(transfer)
+        return transfer
 
     def grant(self, *args: Any, **kwargs: Any) -> Grant:
         """As the engine's."""
@@ -45,17 +49,12 @@ class Watch:
     """What is open. `opened` is called with each transfer."""
 
     def __init__(self, opened: Callable[[Any], None]) -> None:
-        self._opened = opened
+        self.opened = opened
         self._grants: list[tuple[float, Grant]] = []
 
     def native(self, native: Native) -> Native:
         """The module, with engines that are watched."""
         return cast(Native, WatchedNative(native, self))
-
-    def transfer(self, transfer: Any) -> Any:
-        """A transfer has begun."""
-        self._opened(transfer)
-        return transfer
 
     def grant(self, grant: Grant) -> Grant:
         """A grant was issued."""
@@ -71,12 +70,9 @@ class Watch:
             return YOUNG_LOOK_S
         return GROWN_LOOK_S if age < GROWN_S else OLD_LOOK_S
 
-    def any_grant_ended(self) -> bool:
-        """Whether grants have ended since the last look."""
-        live = [entry for entry in self._grants if entry[1].state == "live"]
-        ended = len(live) < len(self._grants)
-        self._grants = live
-        return ended
+    def forget_ended(self) -> None:
+        """Grants that have ended need no look any more."""
+        self._grants = [entry for entry in self._grants if entry[1].state == "live"]
 
 
 class WatchedNative:

@@ -5,8 +5,8 @@
     u32 bytes of JSON | u32 bytes of arrays | JSON | arrays, one after the other
 
 The JSON's `kind` says what it is, its `arrays` how long each array is. Numbers are little-endian, as the
-machine's own; both ends are processes of one machine and one installation. Nothing is unpickled, and a message
-is at most `LONGEST` bytes.
+machine's own; both ends are processes of one machine and one installation. Nothing is unpickled, and a
+message is at most `LONGEST` bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Message:
         if len(text) + sum(sizes) > LONGEST:
             raise WireError(f"a message {self.kind!r} of {len(text) + sum(sizes)} bytes; most are {LONGEST}")
         head = _HEAD.pack(len(text), sum(sizes)) + text
-        return [memoryview(head), *(memoryview(array).cast("B") for array in self.arrays if array.nbytes)]
+        return [memoryview(head), *(array.data.cast("B") for array in self.arrays if array.nbytes)]
 
 
 def _decode(text: bytes, body: bytes) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvik.handover.native import Native
+from kvik.handover.native import Engine, Native, Region
 from kvik.handover.protocol import KvShape
 
 
@@ -34,3 +34,7 @@ class KvMemory:
             layers=len(self.layer_offsets),
             layer_offsets=self.layer_offsets,
         )
+
+    def region(self, engine: Engine) -> Region:
+        """Make the storage known to the rank's engine; overridden where the engine itself allocates it."""
+        return engine.register((self.address, self.nbytes))

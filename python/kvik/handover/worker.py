@@ -86,7 +86,7 @@ class WorkerSide:
             **self._config.engine_options(self._name, self._dp * self._tp_size + self._tp)
         )
         self._engine = engine
-        self._region = engine.register((memory.address, memory.nbytes))
+        self._region = memory.region(engine)
         self._layout = memory.layout(self._native)
         self._memory = memory  # keeps the storage alive for as long as the engine may touch it
         logger.info(
