@@ -87,7 +87,7 @@ def chain_of(root: int, tokens: npt.NDArray[np.uint32], start: int, before: int)
 
 @dataclass(frozen=True)
 class Span:
-    """Pages of which the slots from `begin` to `end` are meant, for the tokens from the `token`th asked for."""
+    """Pages of which the slots `begin` to `end` are meant; the first holds the `token`th token asked for."""
 
     pages: PageNumbers
     begin: int

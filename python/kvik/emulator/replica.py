@@ -35,7 +35,7 @@ from kvik.handover.scheduler import Identity, SchedulerSide
 logger = logging.getLogger("kvik.emulator")
 
 START_LIMIT_S = 120.0
-END_LIMIT_S = 10.0
+END_LIMIT_S = 6.0
 
 
 class ReplicaError(Exception):
@@ -274,7 +274,7 @@ class Replica:
         self.scheduler.finish_step(step, list(zip(*digests, strict=True)), self._weigh)
 
     def _order_wrong_pages(self, step: Step) -> None:
-        """Faults that strike when a prefill has ended; messages are in order, so before its pages are granted."""
+        """Faults that strike a finished prefill, before its pages are granted: messages are in order."""
         for work in step.works:
             request = work.request
             if not work.sample or request.outputs:

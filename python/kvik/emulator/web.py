@@ -81,9 +81,14 @@ class Web:
 
     async def _models(self, _http: HttpRequest) -> Response:
         card = {
-            "id": self._bounds.model, "object": "model", "created": int(time.time()),
-            "owned_by": "kvik-emulator", "root": self._bounds.model, "parent": None, "max_model_len": self._bounds.max_context,
-        }  # fmt: skip
+            "id": self._bounds.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "kvik-emulator",
+            "root": self._bounds.model,
+            "parent": None,
+            "max_model_len": self._bounds.max_context,
+        }
         return JSONResponse({"object": "list", "data": [card]})
 
     async def _health(self, _http: HttpRequest) -> Response:

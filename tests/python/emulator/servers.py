@@ -80,8 +80,8 @@ def routed(folder: Path, prefill: Sequence[HttpServer], decode: Sequence[HttpSer
     """A router before them."""
     with Fleet() as fleet:
         (port,) = free_ports(1)
-        urls = ([server.url for server in role] for role in (prefill, decode))
-        router = fleet.add(start_router(*urls, port, folder))
+        first, second = ([server.url for server in role] for role in (prefill, decode))
+        router = fleet.add(start_router(first, second, port, folder))
         router.wait_ready(time.monotonic() + START_LIMIT)
         yield router
 
