@@ -3,7 +3,7 @@ PYTHON ?= python3
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: demo test wheel lint env lock clean help
+.PHONY: demo test wheel docs lint env lock clean help
 
 demo:  ## a prefill engine, a decode engine and a router on this machine; shows each handover
 	@$(BUILD) demo
@@ -13,6 +13,9 @@ test:  ## everything this machine can check (STAGES="rust python" runs only thos
 
 wheel:  ## dist/kvik-*.whl, built and checked
 	@$(BUILD) wheel
+
+docs:  ## target/docs/index.html, with every link and command in it checked
+	@$(BUILD) docs
 
 lint:  ## rustfmt, clippy, ruff, mypy
 	@$(BUILD) lint

@@ -29,7 +29,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         reason = MAY_SKIP.get(name) or MAY_SKIP.get(name.partition("::")[0])
         said = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if reason is not None:
-            _note(report.nodeid, f"{reason} ({said})")
+            note(report.nodeid, f"{reason} ({said})")
         else:
             report.outcome = "failed"
             report.longrepr = f"skipped, and not listed in tests/conftest.py as one that may be: {said}"
@@ -49,7 +49,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _note(name: str, reason: str) -> None:
+def note(name: str, reason: str) -> None:
+    """Say at the end of `make test` that something was left out."""
     file = os.environ.get("KVIK_SKIPS_FILE")
     if file:
         with Path(file).open("a") as out:

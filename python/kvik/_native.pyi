@@ -83,6 +83,7 @@ class Engine:
         expiry: float = 120.0,
         max_expiry: float = 600.0,
         grant_id: str | None = None,
+        tag: str = "",
     ) -> Grant: ...
     def ticket_template(self, layout: Layout) -> Ticket: ...
     def read(
@@ -95,6 +96,11 @@ class Engine:
         transport: TransportName | None = None,
         verify: VerifyName | None = None,
         confirm: bool = True,
+        remote_layers: tuple[int, int] | None = None,
+        remote_slices: tuple[int, int] | None = None,
+        remote_parts: SupportsIndex | None = None,
+        readers: SupportsIndex = 1,
+        tag: str = "",
     ) -> Transfer: ...
     def write(
         self,
@@ -106,8 +112,20 @@ class Engine:
         transport: TransportName | None = None,
         verify: VerifyName | None = None,
         confirm: bool = True,
+        remote_layers: tuple[int, int] | None = None,
+        remote_slices: tuple[int, int] | None = None,
+        remote_parts: SupportsIndex | None = None,
+        readers: SupportsIndex = 1,
+        tag: str = "",
     ) -> Transfer: ...
-    def release(self, ticket: Ticket | str, *, deadline: float | None = None) -> Transfer: ...
+    def release(
+        self,
+        ticket: Ticket | str,
+        *,
+        deadline: float | None = None,
+        readers: SupportsIndex = 1,
+        tag: str = "",
+    ) -> Transfer: ...
     def explain(self, ticket: Ticket | str) -> Explanation: ...
     def stats(self) -> dict[str, int]: ...
     def close(self, timeout: float = 5.0) -> None: ...
@@ -140,6 +158,7 @@ class Region(Buffer):
         ids: Ids,
         layers: tuple[int, int] | None = None,
         slices: tuple[int, int] | None = None,
+        parts: SupportsIndex = 1,
     ) -> PageSet: ...
     def close(self, timeout: float = 5.0) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...

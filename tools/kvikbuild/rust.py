@@ -23,7 +23,7 @@ CACHE_LIMIT = 12 << 30  # bytes
 def cargo_env(context: Context) -> dict[str, str]:
     """The environment of every cargo call of the build."""
     return {
-        "CARGO_TARGET_DIR": str(_target_dir(context)),
+        "CARGO_TARGET_DIR": str(target_dir(context)),
         "CARGO_NET_RETRY": "8",
         "CARGO_HTTP_TIMEOUT": "120",
         "CARGO_TERM_COLOR": "never",
@@ -33,7 +33,8 @@ def cargo_env(context: Context) -> dict[str, str]:
     }
 
 
-def _target_dir(context: Context) -> Path:
+def target_dir(context: Context) -> Path:
+    """Where cargo's output is."""
     given = os.environ.get("CARGO_TARGET_DIR")
     if given:
         return Path(given).resolve()
@@ -47,7 +48,7 @@ def _target_dir(context: Context) -> Path:
 def hold_cache(context: Context) -> None:
     """Make room if the cache is too big, then keep it from being removed for as long as this process
     lives."""
-    target = _target_dir(context)
+    target = target_dir(context)
     lock = (cache_dir() / "target.lock").open("w")
     if not _held and _size(target) > CACHE_LIMIT and _try_exclusive(lock):
         context.say(f"the cache of built crates is over {CACHE_LIMIT >> 30} GiB: starting it anew")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from kvikbuild.debian import ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
-from kvikbuild.paths import DIST, LOCKS, TARGET, VENVS
+from kvikbuild.paths import DIST, LOCKS, ROOT, TARGET, VENVS
 from kvikbuild.rust import cargo_env, hold_cache
+from kvikbuild.site import build_site
 from kvikbuild.stage import Context, Stage, StageError, run_stages
 from kvikbuild.wheel import ensure_wheel
 
@@ -70,8 +71,15 @@ def python(context: Context) -> None:
         context,
         "dev",
         "tests",
-        more=["--ignore=tests/packaging", "--ignore=tests/netns", "--ignore=tests/vllm"],
+        more=[f"--ignore=tests/{other}" for other in ("docs", "netns", "packaging", "vllm")],
     )
+
+
+def docs(context: Context) -> None:
+    """The documentation as a site, its links, and every command in it."""
+    site = build_site(context)
+    _pytest(context, "dev", "tests/docs", {"KVIK_SITE": str(site)}, more=["-v"])
+    context.note = f"open {site.relative_to(ROOT)}/index.html"
 
 
 def netns(context: Context) -> None:
@@ -108,6 +116,7 @@ STAGES = {
         Stage("wheel", wheel, limit=2400),
         Stage("packaging", packaging, limit=600),
         Stage("python", python, limit=1200),
+        Stage("docs", docs, limit=900),
         Stage("netns", netns, limit=600),
         Stage("vllm-env", vllm_env, limit=2400),
         Stage("vllm", vllm, output="both", limit=1500),
@@ -124,12 +133,14 @@ TARGETS = {
         "wheel",
         "packaging",
         "python",
+        "docs",
         "netns",
         "vllm-env",
         "vllm",
     ],
     "demo": ["toolchain", "dev-env", "wheel", "vllm-env", "demo"],
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],
+    "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
 }

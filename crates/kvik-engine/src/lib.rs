@@ -24,6 +24,7 @@ mod output;
 mod planner;
 mod region;
 mod shared;
+mod tag;
 mod transfer;
 
 pub use config::{Config, Preference, Verify, parse_listen};

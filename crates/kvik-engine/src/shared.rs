@@ -254,8 +254,8 @@ impl Shared {
             Event::GrantEnded(id, state) => {
                 if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
                     cell.set(state);
+                    log::debug!(grant:% = id, request:% = cell.tag; "grant ended: {}", state.name());
                 }
-                log::debug!(grant:% = id; "grant ended: {}", state.name());
                 self.note_progress();
             }
             Event::SessionDown(session, error) => self.on_session_down(session, error),

@@ -61,7 +61,7 @@ pub enum OrderKind<R> {
 pub enum OrderOutcome {
     /// All of it is done and checked.
     Done {
-        /// Runs of memory that it took.
+        /// Runs of memory that it took, without one that only goes on from the part before.
         extents: u64,
         /// Time spent on checksums.
         verify: Duration,

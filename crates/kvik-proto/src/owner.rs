@@ -73,12 +73,12 @@ impl<R: Clone> Node<R> {
 
     /// Serves a request whose grant is live, or refuses it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration) {
-        let (grant, op, path) = (begin.grant, begin.op, begin.path);
+        let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
         match self.owner_flow(key, begin, now) {
             Err(error) => self.refuse(key, error),
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
-                self.grants.attach(grant, key);
+                self.grants.attach(grant, key, readers);
                 self.enter_session(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
                     self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });
@@ -101,6 +101,7 @@ impl<R: Clone> Node<R> {
         let offer = self.grants.check(begin.grant, begin.op, &begin.layout)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
+        let granted = offer.view.pages().clone();
         let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
         let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
@@ -126,7 +127,7 @@ impl<R: Clone> Node<R> {
         // "Here" is where the error is read: at the initiator.
         shape.check_same_stream(&view.shape())?;
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
-        let own_pages = begin.select.pages.as_ref().map_or(0, |_| view.pages().len() * 4);
+        let own_pages = if Arc::ptr_eq(view.pages(), &granted) { 0 } else { view.pages().len() * 4 };
         flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
         self.check_held(&flow)?;
         let mut accept = None;

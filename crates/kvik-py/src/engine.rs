@@ -236,17 +236,20 @@ impl PyEngine {
     ///
     /// right: "read" or "write". "write" takes writable memory.
     /// use: how many engines may confirm before the grant is consumed, or "many": until it expires. The
-    ///     default, 1, is a handover: one reader, which may retry or read in parts until it confirms.
+    ///     default, 1, is a handover: one reader, which may retry or read in parts until it confirms, or as
+    ///     many as the readers themselves declare (`readers` of `Engine.read`).
     /// expiry, max_expiry: seconds it lives, and the most that extensions can make of it. 120 s outlasts a
     ///     queue in front of the reader; a grant that nobody used must not hold its pages for ever.
     /// grant_id: 32 hexadecimal digits, to issue a grant that a ticket made by `ticket_template` already
     ///     names.
+    /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
     ///
     /// Raises InvalidArgument for an option that cannot be, BufferInvalid for a write grant on read-only
     /// memory, RegionClosed, EngineClosed.
-    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, grant_id=None),
+    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, grant_id=None,
+                        tag=""),
            text_signature = "($self, pages, *, right='read', use=1, expiry=120.0, max_expiry=600.0, \
-                             grant_id=None)")]
+                             grant_id=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn grant(
         &self,
@@ -257,6 +260,7 @@ impl PyEngine {
         expiry: f64,
         max_expiry: f64,
         grant_id: Option<&str>,
+        tag: &str,
     ) -> PyResult<PyGrant> {
         let (engine, set) = (self.0.get(py)?, pages.get().pages.get(py)?);
         let options = GrantOptions {
@@ -265,6 +269,7 @@ impl PyEngine {
             expiry: seconds(py, "expiry", expiry)?,
             max_expiry: seconds(py, "max_expiry", max_expiry)?,
             id: grant_id.map(GrantId::from_hex).transpose().or_raise(py)?,
+            tag: tag.to_owned(),
         };
         if options.right == Right::Write {
             pages.get().region.get().check_writable(py, "the holder of a write grant")?;
@@ -288,19 +293,35 @@ impl PyEngine {
     /// ticket: Ticket or its text, of a read grant.
     /// remote: None for all pages of the grant in its order, or the owner's page ids (as in `Region.pages`),
     ///     each in the grant.
+    /// remote_layers, remote_slices: None for all that the grant covers, or (start, stop) of the owner's
+    ///     layout with stop excluded, inside the grant: the KV heads of one of several readers, for example.
+    /// remote_parts: in how many parts the owner's pages are seen, as `parts` of `Region.pages`: `remote` then
+    ///     has ids of parts. None: as the grant was given.
     /// deadline: seconds after which it is ended with DeadlineExceeded; None for the engine's.
     /// transport, verify: as for Engine, for this transfer; None for the engine's. A transport is never
     ///     replaced silently.
     /// confirm: whether success counts as this engine's use of the grant: False for all but the last part of
     ///     a read in parts.
+    /// readers: how many engines read the grant together, this one included (1 to 4096). It is consumed when
+    ///     so many have confirmed, or as many as its `use` says where that is more. The largest number that
+    ///     any of them declares is what counts: where they disagree, or one of them dies, the grant ends by
+    ///     its expiry and not before.
+    /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
+    ///
+    /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in
+    /// parts that are as large here as there: anything else is a ShapeMismatch.
     ///
     /// Raises at once TicketInvalid, TicketVersion, PageOutOfRange, DuplicatePage (a page of `local` twice),
-    /// BufferInvalid (`local` is read-only), UnknownTransport, EngineClosed. Everything that the owner or the
-    /// network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed, GrantRevoked,
-    /// GrantWrongRight, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted, PeerUnreachable,
-    /// PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
+    /// BufferInvalid (`local` is read-only), UnknownTransport, InvalidArgument, EngineClosed. Everything that
+    /// the owner or the network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed,
+    /// GrantRevoked, GrantWrongRight, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted,
+    /// PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
     #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
-                        confirm=true))]
+                        confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
+                        readers=Natural(1), tag=""),
+           text_signature = "($self, local, ticket, remote=None, *, deadline=None, transport=None, \
+                             verify=None, confirm=True, remote_layers=None, remote_slices=None, \
+                             remote_parts=None, readers=1, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn read(
         slf: &Bound<'_, Self>,
@@ -311,8 +332,15 @@ impl PyEngine {
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
+        remote_layers: Option<(u32, u32)>,
+        remote_slices: Option<(u32, u32)>,
+        remote_parts: Option<Natural>,
+        readers: Natural,
+        tag: &str,
     ) -> PyResult<PyTransfer> {
-        let options = options(slf.py(), deadline, transport, verify, confirm)?;
+        let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
+        let common = common(slf.py(), deadline, readers, tag)?;
+        let options = options(slf.py(), common, transport, verify, confirm, part)?;
         local.get().region.get().check_writable(slf.py(), "a read")?;
         begin(slf, Engine::read, local, ticket, remote, options)
     }
@@ -321,7 +349,11 @@ impl PyEngine {
     ///
     /// Success means that the bytes are in the owner's memory and were checked there.
     #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
-                        confirm=true))]
+                        confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
+                        readers=Natural(1), tag=""),
+           text_signature = "($self, local, ticket, remote=None, *, deadline=None, transport=None, \
+                             verify=None, confirm=True, remote_layers=None, remote_slices=None, \
+                             remote_parts=None, readers=1, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn write(
         slf: &Bound<'_, Self>,
@@ -332,23 +364,36 @@ impl PyEngine {
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
+        remote_layers: Option<(u32, u32)>,
+        remote_slices: Option<(u32, u32)>,
+        remote_parts: Option<Natural>,
+        readers: Natural,
+        tag: &str,
     ) -> PyResult<PyTransfer> {
-        let options = options(slf.py(), deadline, transport, verify, confirm)?;
+        let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
+        let common = common(slf.py(), deadline, readers, tag)?;
+        let options = options(slf.py(), common, transport, verify, confirm, part)?;
         begin(slf, Engine::write, local, ticket, remote, options)
     }
 
     /// Confirm this engine's use of a grant without moving anything, so that its owner has the pages back
     /// early.
-    #[pyo3(signature = (ticket, *, deadline=None))]
+    ///
+    /// readers, tag: as for `read`. A release that declares one reader ends a grant for one, unless another
+    /// engine has declared more.
+    #[pyo3(signature = (ticket, *, deadline=None, readers=Natural(1), tag=""),
+           text_signature = "($self, ticket, *, deadline=None, readers=1, tag='')")]
     fn release(
         slf: &Bound<'_, Self>,
         ticket: &Bound<'_, PyAny>,
         deadline: Option<f64>,
+        readers: Natural,
+        tag: &str,
     ) -> PyResult<PyTransfer> {
         let py = slf.py();
         let (engine, ticket) = (slf.get().0.get(py)?, crate::ticket::ticket(ticket)?);
-        let deadline = maybe_seconds(py, "deadline", deadline)?;
-        let transfer = py.detach(|| engine.release(&ticket, deadline)).or_raise(py)?;
+        let options = common(py, deadline, readers, tag)?;
+        let transfer = py.detach(|| engine.release(&ticket, options)).or_raise(py)?;
         Ok(PyTransfer::new(transfer, slf.clone().unbind(), None))
     }
 
@@ -474,18 +519,39 @@ fn begin(
     Ok(PyTransfer::new(transfer, engine.clone().unbind(), Some(local.clone().unbind())))
 }
 
+/// Which part of the grant, and how it is seen.
+struct Part {
+    layers: Option<(u32, u32)>,
+    slices: Option<(u32, u32)>,
+    parts: Option<Natural>,
+}
+
+/// What every request to an owner has.
+fn common(py: Python<'_>, deadline: Option<f64>, readers: Natural, tag: &str) -> PyResult<TransferOptions> {
+    Ok(TransferOptions {
+        deadline: maybe_seconds(py, "deadline", deadline)?,
+        readers: readers.within(py, "readers")?,
+        tag: tag.to_owned(),
+        ..TransferOptions::default()
+    })
+}
+
 fn options(
     py: Python<'_>,
-    deadline: Option<f64>,
+    common: TransferOptions,
     transport: Option<&str>,
     verify: Option<&str>,
     confirm: bool,
+    part: Part,
 ) -> PyResult<TransferOptions> {
     Ok(TransferOptions {
-        deadline: maybe_seconds(py, "deadline", deadline)?,
         transport: transport.map(|name| args::transport(py, name)).transpose()?,
         verify: verify.map(|name| args::verify(py, name)).transpose()?,
         confirm: Some(confirm),
+        remote_layers: part.layers.map(|(from, to)| from..to),
+        remote_slices: part.slices.map(|(from, to)| from..to),
+        remote_parts: part.parts.map(|parts| parts.within(py, "remote_parts")).transpose()?,
+        ..common
     })
 }
 

@@ -247,6 +247,7 @@ impl World {
             path,
             sums: true,
             confirm: true,
+            readers: 1,
             deadline: self.now + ms(30_000),
             chunk: 8 << 10,
             side,

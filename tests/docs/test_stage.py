@@ -1,0 +1,102 @@
+"""The test of commands can fail: what goes wrong on a page is found, and nothing stays behind."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import command_lines
+from tests.docs.pages import ROOT, PageError, read
+from tests.docs.stage import BlockError, stage
+
+
+def is_running(process: int) -> bool:
+    """Whether it is there, and more than an entry that nobody has collected."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def run(tmp_path: Path, text: str) -> str:
+    """Run a page with this text; returns what the folder's file `out` has at the end."""
+    page = ROOT / "target" / "test-page.md"
+    page.write_text(text)
+    read.cache_clear()
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    with stage(folder) as here:
+        for block in read(page).blocks:
+            here.save(block) if block.file else here.run(block)
+        out = here.folder / "out"
+        return out.read_text() if out.exists() else ""
+
+
+def test_blocks_share_folder_variables_and_files(tmp_path: Path) -> None:
+    """As at a prompt; a Python block is a script, unless it continues the one before."""
+    text = """
+<!-- file: sub/name.txt -->
+```text
+from a file
+```
+
+```sh
+cd sub
+export WORD="two words"
+```
+
+```sh
+cat name.txt > ../out
+echo "$WORD" >> ../out
+```
+
+```python
+import os
+x = os.environ["WORD"]
+```
+
+<!-- run: continues -->
+```python
+print(x.upper(), file=open("../out", "a"))
+```
+"""
+    assert run(tmp_path, text) == "from a file\ntwo words\nTWO WORDS\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```sh\nfalse\n```", "```sh\nfalse\ntrue\n```", "```sh\nfalse | cat\n```", "```python\n1 / 0\n```",
+     "<!-- run: status 3 -->\n```sh\nexit 2\n```",
+     '<!-- run: background until "never" -->\n```sh\necho other\n```'],
+)  # fmt: skip
+def test_a_block_that_fails_is_found(tmp_path: Path, text: str) -> None:
+    """Whichever command of it, and a server that does not come up."""
+    with pytest.raises(BlockError, match=r"test-page\.md:"):
+        run(tmp_path, text)
+
+
+def test_an_expected_status_is_right(tmp_path: Path) -> None:
+    """A page may show an error."""
+    run(tmp_path, "<!-- run: status 3 -->\n```sh\nexit 3\n```")
+
+
+def test_what_runs_in_the_background_ends_with_the_page(tmp_path: Path) -> None:
+    """Also what it started itself."""
+    text = """
+<!-- run: background until "up" -->
+```sh
+sleep 300 & echo $! > out; echo up; wait
+```
+"""
+    assert not is_running(int(run(tmp_path, text)))
+
+
+def test_a_marker_that_nobody_understands_is_found(tmp_path: Path) -> None:
+    """A typing error must not leave a block out."""
+    with pytest.raises(PageError, match="backgrond"):
+        run(tmp_path, '<!-- run: backgrond until "x" -->\n```sh\ntrue\n```')
+
+
+def test_commands_over_several_lines_are_one() -> None:
+    """With backslashes, and within quotes."""
+    found = [line for line in command_lines("a \\\n  b 'c\nd' # no\nKVIK=1 e | f\n") if line]
+    assert found == [["a", "b", "c\nd"], ["KVIK=1", "e"], ["f"]]
