@@ -56,13 +56,13 @@ class PoolMemory(KvMemory):
             memory = np.empty(self.nbytes, dtype=np.uint8)
             region = engine.register(memory)
         else:
-            region = engine.allocate(self.nbytes)
+            region = cast(Any, engine).allocate(self.nbytes)
             memory = np.frombuffer(memoryview(cast(Any, region)), dtype=np.uint8)
         self.owner.append(memory)
         return region
 
 
-def pool_memory(layout: RankLayout, pages: int, dtype: str, *, plain: bool) -> PoolMemory:
+def pool_memory(model: ModelShape, layout: RankLayout, pages: int, *, plain: bool) -> PoolMemory:
     """Describe a rank's memory of so many pages; `InvalidArgument` for rows that are not whole words."""
     row = layout.content * layout.element_bytes
     if row % WORD:
@@ -70,13 +70,15 @@ def pool_memory(layout: RankLayout, pages: int, dtype: str, *, plain: bool) -> P
             f"the KV of one token and head is {row} bytes; the emulator needs a multiple of {WORD}"
         )
     shape = KvShape(
+        kind=model.attention,
+        layers=layout.layers,
+        kv_heads=model.kv_heads,
+        content=layout.content,
+        dtype=model.dtype,
         tp=layout.tp,
         pp=1,
-        layers=layout.layers,
         heads=len(layout.heads),
         block_tokens=layout.page_tokens,
-        content=layout.content,
-        dtype=dtype,
         order="HNC",
         block_bytes=layout.block_bytes,
     )

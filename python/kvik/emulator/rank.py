@@ -58,7 +58,7 @@ class Rank:
         self._selector.register(front, selectors.EVENT_READ)
         self._watch = Watch(self._wait_for)
         layout = setup.shape.of_rank(setup.page_tokens, setup.tp, setup.tp_rank)
-        memory = pool_memory(layout, setup.pages, setup.shape.dtype, plain=setup.plain_memory)
+        memory = pool_memory(setup.shape, layout, setup.pages, plain=setup.plain_memory)
         config = ConnectorConfig.from_extra(setup.connector)
         self._worker = WorkerSide(
             self._watch.native(native.load()),

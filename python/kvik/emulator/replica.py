@@ -119,6 +119,7 @@ class Replica:
         self._ranks: list[RankLink] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._serves = False
         self._ended: str | None = None
         config = ConnectorConfig.from_extra(plan.setup.connector)
         self._report = ReportFile(config.report_file)
@@ -160,6 +161,7 @@ class Replica:
             await self.close(0.0)
             raise
         self._side.set_ranks(hellos)
+        self._serves = True
         self._tasks.append(asyncio.create_task(self._loop()))
 
     async def close(self, limit: float = END_LIMIT_S) -> None:
@@ -175,28 +177,40 @@ class Replica:
         """A rank has ended or said that it cannot go on: so has the replica."""
         if not link.hello.done():
             link.hello.set_exception(ReplicaError(text))
+            link.hello.exception()  # `start` awaits one of them; the others are not forgotten, but the same
         if self._ended is None:
             self._ended = text
             # The others hold shards of KV that is no longer whole; readers of them had better hear of it now.
             for other in self._ranks:
                 other.kill()
-            self._on_death(self, text)
+            if self._serves:
+                self._on_death(self, text)
 
     async def _listen(self, link: RankLink) -> None:
         """Take what a rank says, until it ends."""
-        failed = ""
-        while (message := await link.next()) is not None:
-            if message.kind == "hello":
-                link.hello.set_result(wire.build(RankHello, message.fields["hello"]))
-            elif message.kind == "stepped" and link.stepped is not None:
-                link.stepped.set_result(message)
-            elif message.kind == "report":
-                self._reported(message)
-            elif message.kind == "failed":
-                failed = str(message.fields["text"])
-        status = await asyncio.to_thread(link.process.wait)
-        how = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        self._lost(link, f"dp{self.dp} rank {link.number} {how}" + (f": {failed}" if failed else ""))
+        try:
+            failed = ""
+            while (message := await link.next()) is not None:
+                if message.kind == "failed":
+                    failed = f": {message.fields['text']}"
+                else:
+                    self._heard(link, message)
+            status = await asyncio.to_thread(link.process.wait)
+            how = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            self._lost(link, f"dp{self.dp} rank {link.number} {how}{failed}")
+        except Exception as error:
+            logger.exception("dp%d rank %d: what it said was not understood", self.dp, link.number)
+            self._lost(link, f"dp{self.dp} rank {link.number} was not understood: {error}")
+
+    def _heard(self, link: RankLink, message: Message) -> None:
+        if message.kind == "hello":
+            link.hello.set_result(wire.build(RankHello, message.fields["hello"]))
+        elif message.kind == "stepped" and link.stepped is not None:
+            link.stepped.set_result(message)
+        elif message.kind == "report":
+            self._reported(message)
+        else:
+            raise wire.WireError(f"a message {message.kind!r} that nobody waits for")
 
     def _reported(self, message: Message) -> None:
         news = message.fields
@@ -233,11 +247,9 @@ class Replica:
                     self._send_plan()
                     await self._run(step)
                 self._send_plan()
-        except asyncio.CancelledError:
-            raise
-        except Exception:
+        except Exception as error:
             logger.exception("dp%d: the engine loop has failed", self.dp)
-            self._lost(self._ranks[0], f"dp{self.dp}: its engine loop has failed; its log says how")
+            self._lost(self._ranks[0], f"dp{self.dp}: its engine loop has failed: {error}")
 
     def _send_plan(self) -> None:
         """Hand over what the handover's scheduler side wants of the ranks."""

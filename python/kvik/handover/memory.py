@@ -41,7 +41,3 @@ class KvMemory:
             layer_offsets=self.layer_offsets,
             slices=slices,
         )
-
-    def region(self, engine: Engine) -> Region:
-        """Make the storage known to the rank's engine; overridden where the engine itself allocates it."""
-        return engine.register((self.address, self.nbytes))

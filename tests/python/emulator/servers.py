@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from kvik.demo import client
 from kvik.demo.engines import start_router
 from kvik.demo.processes import Fleet, HttpServer, free_ports
-from kvik.demo.reports import ReportReader
 from kvik.shapes import ModelShape
 
 START_LIMIT = 60.0
@@ -84,11 +83,6 @@ def routed(folder: Path, prefill: Sequence[HttpServer], decode: Sequence[HttpSer
         router = fleet.add(start_router(first, second, port, folder))
         router.wait_ready(time.monotonic() + START_LIMIT)
         yield router
-
-
-def report_reader(path: Path) -> ReportReader:
-    """A reader of a report file, from its present end."""
-    return ReportReader(path)
 
 
 def prompt_of(length: int, seed: int, vocab: int = TINY.vocab_size) -> list[int]:
