@@ -84,8 +84,8 @@ def _hand_over(
     params = servers.prefill_by_hand(prefill, prompt, **more)
     assert tokens_of(decode, prompt, TOKENS, kv_transfer_params=params, **more) == truth
     assert servers.metric(decode, servers.COMPUTED) - computed == 1, decode.tail()
-    sources = max(1, case.prefill[0] // case.decode[0]) if shape.attention == "gqa" else 1
-    loads = reports.wait(case.decode[0] * min(sources, shape.kv_heads))
+    mine, theirs = (len(shape.heads_of_rank(tp, 0)) for tp in (case.decode[0], case.prefill[0]))
+    loads = reports.wait(case.decode[0] * max(1, mine // theirs))
     assert {load.outcome for load in loads} == {"loaded"}
     return loads
 
