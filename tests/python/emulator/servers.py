@@ -7,8 +7,10 @@ import http.client
 import json
 import os
 import random
+import re
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +111,17 @@ def metric(server: HttpServer, name: str) -> float:
     return client.metrics(server.url)[name]
 
 
+def by_engine(server: HttpServer, name: str) -> dict[str, float]:
+    """One metric of each data-parallel replica."""
+    found = {}
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=LIMIT) as answer:  # noqa: S310  (this machine's)
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{name}{{"):
+                labels, value = line.rsplit(" ", 1)
+                found[re.findall(r'engine="(\d+)"', labels)[0]] = float(value)
+    return found
+
+
 def wait_for(look: Callable[[], float], good: Callable[[float], bool], within: float = LIMIT) -> float:
     """Look again and again until the value is good or the time is up; returns the last value."""
     until = time.monotonic() + within
@@ -161,3 +174,11 @@ def _command_line(pid: int) -> bytes:
 def kill(pid: int, number: int) -> None:
     """Send one process a signal."""
     os.kill(pid, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:
+        return False
