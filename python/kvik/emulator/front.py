@@ -39,6 +39,7 @@ class Place:
     replica: Replica | None = None
     why: str = "starting"
     lost_for_good: bool = False
+    given: int = 0
     starts: deque[float] = field(default_factory=deque)
 
 
@@ -88,11 +89,13 @@ class Front:
     # Requests.
 
     def submit(self, request: Request) -> None:
-        """Give a request to the replica with the least to do; `UnavailableError` when there is none."""
-        live = [place.replica for place in self._places if place.replica is not None]
+        """Give a request to the replica with the least to do, of equals to the one that was given the fewest;
+        `UnavailableError` when there is none."""
+        live = [(place, place.replica) for place in self._places if place.replica is not None]
         if not live:
             raise UnavailableError("; ".join(f"{name}: {why}" for name, why in self.health().items()))
-        replica = min(live, key=lambda replica: replica.load)
+        place, replica = min(live, key=lambda entry: (entry[1].load, entry[0].given))
+        place.given += 1
         try:
             replica.submit(request)
         except QueueFullError as error:
