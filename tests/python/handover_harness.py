@@ -1,7 +1,7 @@
 """A server around `kvik.handover` without a serving engine: scheduler side, ranks, and KV in numpy arrays.
 
 Every element of the KV says which layer, head and token it belongs to, so a read that is off by anything is
-seen. The kvik engine underneath is the stand-in of `fake_engine.py`.
+seen. The kvik engine underneath is the real one, or the stand-in of `fake_engine.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import enum
 import json
 import pickle
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +29,6 @@ from kvik.handover.protocol import KvShape
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
-from tests.python.fake_engine import FakeNative
 
 ITEM = 4  # bytes of an element
 
@@ -106,15 +107,15 @@ class Rank:
     """One worker rank and its KV; `kv` is a view of it whatever the order in memory."""
 
     def __init__(
-        self, native: FakeNative, role: str, tp: int, shape: KvShape, blocks: int, report: Path
+        self, native: Native, role: str, tp: int, shape: KvShape, blocks: int, report: Path, transport: str
     ) -> None:
         sizes = {"H": shape.heads, "N": shape.block_tokens, "C": shape.content}
         order = shape.order if len(shape.order) == len(sizes) else "HNC"  # "H[...]": any will do
         self.memory = np.zeros((shape.layers, blocks, *(sizes[letter] for letter in order)), dtype=np.uint32)
         self.kv: Kv = self.memory.transpose(0, 1, *(2 + order.index(letter) for letter in "HNC"))
         self.heads = heads_of(tp, shape.tp, shape.kv_heads)
-        config = ConnectorConfig()
-        self.worker = WorkerSide(cast(Native, native), config, role, tp, shape.tp, 0, ReportFile(str(report)))
+        config = ConnectorConfig(transport=transport)
+        self.worker = WorkerSide(native, config, role, tp, shape.tp, 0, ReportFile(str(report)))
         self.worker.register(
             KvMemory(
                 address=self.memory.ctypes.data,
@@ -129,9 +130,19 @@ class Rank:
 
 
 class Side:
-    """One server. `role` is "prefill" or "decode"."""
+    """One server. `role` is "prefill" or "decode"; `native` the module `kvik` or its stand-in."""
 
-    def __init__(self, native: FakeNative, role: str, shape: KvShape, folder: Path, blocks: int = 24) -> None:
+    def __init__(
+        self,
+        native: Any,
+        role: str,
+        shape: KvShape,
+        folder: Path,
+        *,
+        blocks: int = 24,
+        transport: str = "auto",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.native, self.shape, self.report = native, shape, folder / f"{role}.jsonl"
         identity = Identity(
             engine_id=role,
@@ -140,13 +151,16 @@ class Side:
             is_producer=role == "prefill",
             is_consumer=role == "decode",
         )
-        held = HeldBlocks(2.0, shape.tp, lambda: native.now)
-        self.scheduler = SchedulerSide(
-            cast(Native, native), identity, 120.0, held, ReportFile(str(self.report))
-        )
-        self.ranks = [Rank(native, role, tp, shape, blocks, self.report) for tp in range(shape.tp)]
+        held = HeldBlocks(2.0, shape.tp, clock)
+        self.scheduler = SchedulerSide(native, identity, 120.0, held, ReportFile(str(self.report)))
+        self.ranks = [Rank(native, role, tp, shape, blocks, self.report, transport) for tp in range(shape.tp)]
         self.scheduler.set_ranks({tp: across(rank.worker.hello()) for tp, rank in enumerate(self.ranks)})
         self.reported: Counter[tuple[str, str]] = Counter()
+
+    def close(self) -> None:
+        """End the ranks' engines."""
+        for rank in self.ranks:
+            rank.worker.close()
 
     def step(self) -> StepResult:
         """One engine step; an id counts when all ranks have reported it."""

@@ -24,7 +24,11 @@ def native() -> FakeNative:
 
 
 def pair(native: FakeNative, folder: Path, prefill: KvShape, decode: KvShape) -> tuple[Side, Side]:
-    return Side(native, "prefill", prefill, folder), Side(native, "decode", decode, folder)
+    clock = lambda: native.now  # noqa: E731
+    return (
+        Side(native, "prefill", prefill, folder, clock=clock),
+        Side(native, "decode", decode, folder, clock=clock),
+    )
 
 
 def blocks_of(shape: KvShape, tokens: int, first: int = 0) -> list[int]:
@@ -180,6 +184,15 @@ def test_tickets_that_are_not_one_a_rank(native: FakeNative, tmp_path: Path, spo
     assert [line["reason"] for line in d.records()] == ["params_invalid"]
 
 
+def test_block_ids_without_a_number_for_their_parts(native: FakeNative, tmp_path: Path) -> None:
+    p, d = pair(native, tmp_path, shape_of(1, 2, 8), shape_of(1, 2, 4))
+    params = p.offer(prompt(8), [1])
+    params["remote_block_ids"] = [[2**31]]
+    assert d.admit(request("d-1", prompt(8), params), [5, 6]) == 0
+    d.step()
+    assert [line["reason"] for line in d.records()] == ["params_invalid"]
+
+
 # Ends.
 
 
@@ -221,6 +234,23 @@ def test_one_failed_transfer_fails_the_load_of_its_rank(native: FakeNative, tmp_
     assert p.step().sent == {"p-1"}
     assert [len(grant.confirmed) for grant in grants(p, params)] == [1] * 4
     assert d.reported["received", "d-1"] == 1
+
+
+def test_a_failed_transfer_does_not_wait_for_the_others(native: FakeNative, tmp_path: Path) -> None:
+    """Three of four prefill ranks have not issued their grants yet, the fourth read fails: the load ends now,
+    and they get their blocks back when they have."""
+    p, d = pair(native, tmp_path, shape_of(4, 4), shape_of(1, 4))
+    params = p.offer(prompt(8), [1, 2])
+    plan = p.scheduler.take_plan()
+    p.ranks[0].worker.begin_step(plan)
+    assert d.admit(request("d-1", prompt(8), params), [5, 6]) == 8
+    native.faults = ["checksum_mismatch"]
+    received = d.step().received | d.step().received
+    assert received == {"d-1"}
+    for rank in p.ranks[1:]:
+        rank.worker.begin_step(plan)
+    d.step()
+    assert p.step().sent == {"p-1"}
 
 
 def test_a_rank_that_fails_does_not_end_the_others_grant(native: FakeNative, tmp_path: Path) -> None:

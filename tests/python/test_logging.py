@@ -64,7 +64,7 @@ def test_records_name_their_part_and_carry_ids() -> None:
     assert log.threads == {"kvik-log"}
     fields = {name for record in log.records for name in vars(record) if name.startswith("kvik_")}
     assert fields
-    assert fields <= {"kvik_peer", "kvik_transfer", "kvik_grant"}
+    assert fields <= {"kvik_engine", "kvik_peer", "kvik_transfer", "kvik_grant", "kvik_request"}
     times = [record.created for record in log.records if record.name != "kvik.log"]
     assert max(times) - min(times) < 2 * LIMIT
 

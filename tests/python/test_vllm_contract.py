@@ -92,7 +92,7 @@ def test_unserved_setups_are_refused_by_name(kvik_vllm: ModuleType, native: Fake
         (vllm_config("kv_both", pipeline_parallel_size=2), kv_cache_config(), "pipeline_parallel_size 1"),
         (vllm_config("kv_both"), kv_cache_config((spec, sliding)), "this model has 2"),
         (vllm_config("kv_both"), kv_cache_config((sliding,)), "SlidingWindowSpec"),
-        (vllm_config("kv_both", extra={"expiry": 3}), kv_cache_config(), "did you mean 'expiry_s'"),
+        (vllm_config("kv_both", extra={"expiry_s": 3}), kv_cache_config(), "did you mean 'expiry'"),
     ):
         with pytest.raises(ValueError, match=text):
             kvik_vllm.KvikConnector(config, role, cache)

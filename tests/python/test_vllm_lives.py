@@ -341,7 +341,7 @@ def test_producer_finish(pair: tuple[Server, Server], status: Status, computed: 
 
 
 def test_expiry_gives_blocks_back_and_fails_late_readers(kvik_vllm: ModuleType, native: FakeNative) -> None:
-    p = Server(kvik_vllm, native, "kv_producer", extra={"park_after_s": 200})  # never parked
+    p = Server(kvik_vllm, native, "kv_producer", extra={"park_after": 200})  # never parked
     d = Server(kvik_vllm, native, "kv_consumer")
     params = offer(p, prompt(8), [1, 2])
     assert p.step().sent == set()
@@ -366,7 +366,7 @@ def test_a_grant_that_cannot_be_issued_gives_blocks_back(
     assert p.step().sent == {"p-1"}
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
     assert not d.step().received
-    native.now += 31  # past load_deadline_s
+    native.now += 31  # past the deadline
     result = d.step()
     assert result.received == {"d-1"}
     assert result.invalid == {5, 6}
@@ -380,7 +380,7 @@ def test_parked_handovers_let_an_idle_engine_sleep(
     p, d = (Server(kvik_vllm, native, role, tp=ranks) for role in ("kv_producer", "kv_consumer"))
     params = offer(p, prompt(8), [1, 2])
     assert p.step().sent == set()
-    native.now += 2.5  # past park_after_s
+    native.now += 2.5  # past park_after
     assert p.step().sent == {"p-1"}  # vLLM's request is over: nothing makes an idle engine step any more
     assert p.pool.used() == {1, 2}
     assert grant_of(native, params).state == "live"

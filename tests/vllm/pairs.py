@@ -135,7 +135,7 @@ def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts) -> list[EngineSp
         ("prefill", "decode"), hosts, spec.secrets or ("", ""), spec.ranks, reports, strict=True
     ):
         address = LOOPBACK if host is None else host.v4
-        extra = {"expiry_s": EXPIRY, "listen": f"{address}:0", **spec.extra}
+        extra = {"expiry": EXPIRY, "listen": f"{address}:0", **spec.extra}
         role: Role = "kv_both" if spec.both else "kv_producer" if name == "prefill" else "kv_consumer"
         connector = Connector(role, None if role == "kv_producer" else report, extra=extra)
         made.append(

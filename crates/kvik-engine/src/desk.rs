@@ -178,7 +178,7 @@ impl Shared {
             };
             record.key = Some(key);
             let Job { ticket, tag, .. } = &record.job;
-            log::debug!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer begun");
+            log::debug!(engine:% = self.local.identity.engine, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer begun");
             waiting.remove(&id);
             by_key.insert(key, id);
             Ok(())

@@ -81,7 +81,11 @@ impl Engine {
         }
         let shared = Arc::new(shared);
         drop(shared.addresses.set(advertised));
-        let options = ThreadOptions { cpus: shared.config.cpus.clone(), numa_node: shared.config.numa_node };
+        let options = ThreadOptions {
+            cpus: shared.config.cpus.clone(),
+            numa_node: shared.config.numa_node,
+            times: shared.metrics.threads.clone(),
+        };
         let threads = usize::from(shared.config.io_threads);
         let pools = Pools {
             tcp: TcpPool::start(shared.clone(), threads, &options)?,
@@ -93,11 +97,12 @@ impl Engine {
         let mut control = Control::new(shared.clone(), listeners, unix)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
+        shared.start_stat(&options);
         log::info!(engine:% = shared.local.identity.engine; "engine {:?} listens on {bound:?}", shared.config.name);
         Ok(engine)
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 
@@ -211,7 +216,7 @@ impl Engine {
             pages.region.memory()?;
         }
         shared.counters.grants_given.fetch_add(1, Ordering::Relaxed);
-        log::debug!(grant:% = id, request:% = cell.tag; "grant given: {} pages", pages.len());
+        log::debug!(engine:% = self.id(), grant:% = id, request:% = cell.tag; "grant given: {} pages", pages.len());
         Ok(Grant { shared: shared.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
     }
 
@@ -491,6 +496,7 @@ impl Handle {
         }
         let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
         left.into_iter().for_each(|id| shared.abandon(id, closed()));
+        shared.stop_stat();
         log::info!(engine:% = shared.local.identity.engine; "engine closed");
     }
 }

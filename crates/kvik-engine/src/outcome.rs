@@ -97,16 +97,20 @@ impl Shared {
     }
 
     fn finish(&self, id: u64, record: Record, finished: Option<Finished>, outcome: Result<()>) {
+        let bytes = finished.as_ref().map_or(0, |finished| finished.bytes);
         let outcome = outcome.map(|()| self.report(&record, finished));
         let Job { ticket, tag, .. } = &record.job;
+        let own = self.local.identity.engine;
         match &outcome {
             Ok(report) => {
-                log::debug!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer done: {} bytes over {}", report.bytes, report.transport);
+                log::debug!(engine:% = own, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer done: {} bytes over {}", report.bytes, report.transport);
             }
             Err(error) => {
-                log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer failed: {error}");
+                log::info!(engine:% = own, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer failed: {error}");
             }
         }
+        self.metrics.transfer_ended(&record, bytes, &outcome);
+        self.stat.tracer.ended(&record, bytes, &outcome, &self.stat.bell);
         let end = record.end.clone();
         // The memory that the record holds is let go of before anybody hears of the end.
         drop(record);

@@ -20,7 +20,7 @@ pub const MAX_READERS: u16 = 4096;
 const MAX_TEXT: usize = 1024;
 
 /// What a transfer asks of the owner of the grant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Move the owner's pages to the initiator.
     Read,

@@ -303,6 +303,12 @@ impl<R: Clone> Grants<R> {
         self.entries.keys().copied().collect()
     }
 
+    /// Pages of grants that are ending and that a flow still takes part in.
+    pub fn quarantined(&self) -> u64 {
+        let ending = self.entries.values().filter(|entry| entry.ending.is_some());
+        ending.map(|entry| entry.offer.view.pages().len() as u64).sum()
+    }
+
     /// Number of grants that have not ended.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -18,6 +18,7 @@ mod node;
 mod orders;
 mod owner;
 mod pages;
+mod served;
 mod session;
 mod wire;
 
@@ -35,6 +36,7 @@ pub use initiator::{Open, Side};
 pub use node::{Event, Finished, Node, Timing};
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
 pub use pages::{MAX_PAGES, PageList};
+pub use served::Served;
 pub use session::MAX_CHANNELS;
 
 /// A transfer: its session's number and its own within the session.

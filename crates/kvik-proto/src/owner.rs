@@ -34,13 +34,13 @@ impl<R: Clone> Node<R> {
         session.last_begun = begin.transfer;
         if session.owned_flows >= MAX_FLOWS {
             let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
-            self.refuse(key, Error::new(Code::MemoryCapReached, text));
+            self.refuse(key, (begin.op, begin.path), Error::new(Code::MemoryCapReached, text));
             return Ok(());
         }
         if let Err(error) = self.grants.check(begin.grant, begin.op, &begin.layout) {
             match error.code {
                 Code::GrantUnknown => self.park(key, begin, now),
-                _ => self.refuse(key, error),
+                _ => self.refuse(key, (begin.op, begin.path), error),
             }
             return Ok(());
         }
@@ -57,7 +57,7 @@ impl<R: Clone> Node<R> {
         let held = begin.select.pages.as_ref().map_or(0, PageList::held) + held_by_source(&begin);
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
         if let Err(error) = self.check_held(&flow) {
-            return self.refuse(key, error);
+            return self.refuse(key, (begin.op, begin.path), error);
         }
         self.enter_session(flow);
         self.parked.entry(grant).or_default().push((key, begin));
@@ -75,7 +75,7 @@ impl<R: Clone> Node<R> {
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration) {
         let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
         match self.owner_flow(key, begin, now) {
-            Err(error) => self.refuse(key, error),
+            Err(error) => self.refuse(key, (op, path), error),
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
                 self.grants.attach(grant, key, readers);
@@ -159,7 +159,8 @@ impl<R: Clone> Node<R> {
     }
 
     /// Answers a request that will not be served.
-    fn refuse(&mut self, key: FlowKey, error: Error) {
+    fn refuse(&mut self, key: FlowKey, (op, path): (Op, Path), error: Error) {
+        self.note_refused(key, op, path, error.code);
         self.send_end(key, Err(error));
     }
 

@@ -2,38 +2,23 @@
 
 use crate::args::{self, Natural, maybe_seconds, seconds};
 use crate::buffers;
-use crate::errors::{OrRaise, error};
+use crate::errors::OrRaise;
 use crate::fork::Owned;
 use crate::grant::PyGrant;
 use crate::ids::ids;
 use crate::layout::PyLayout;
+use crate::options;
 use crate::process;
 use crate::region::{PyPageSet, PyRegion};
 use crate::ticket::{PyTicket, ticket};
 use crate::transfer::PyTransfer;
-use kvik_core::{Code, GrantId, GrantState, Result, Right, Ticket};
-use kvik_engine::{Config, Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions, parse_listen};
+use kvik_core::{GrantId, GrantState, Result, Right, Ticket};
+use kvik_engine::{Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType, PyWeakrefMethods, PyWeakrefReference};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// The options, for the suggestion when one is misspelt.
-const OPTIONS: [&str; 12] = [
-    "listen",
-    "advertise",
-    "secret",
-    "transport",
-    "verify",
-    "channels",
-    "io_threads",
-    "deadline",
-    "memory_cap",
-    "cpus",
-    "numa_node",
-    "name",
-];
 
 /// How long an engine that is dropped without `close` may take to close.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,7 +40,11 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 ///     puts them.
 /// name: for logs.
 ///
-/// Raises InvalidArgument (also for an unknown option, with a suggestion), UnknownTransport, SecretRequired,
+/// What is not given, or None, is taken from its variable (KVIK_CHANNELS), else from the configuration file
+/// (the one that KVIK_CONFIG names, or ~/.config/kvik/config.toml), else it is the default. `kvik config engine`
+/// shows what counts.
+///
+/// Raises InvalidArgument (also for an unknown option, variable or key of the file, with a suggestion), UnknownTransport, SecretRequired,
 /// TransportUnavailable. A forked child cannot use it: everything raises EngineForked there, and the parent's
 /// engine goes on untouched.
 #[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
@@ -113,50 +102,16 @@ fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (listen=None, *, advertise=None, secret=None, transport="auto", verify="auto",
-                        channels=Natural(4), io_threads=Natural(2), deadline=30.0, memory_cap=None, cpus=None,
-                        numa_node=None, name="", **unknown),
+    #[pyo3(signature = (listen=None, **given),
            text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, transport='auto', \
                              verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', \
                              cpus=None, numa_node=None, name='')")]
-    #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn new(
         py: Python<'_>,
         listen: Option<&Bound<'_, PyAny>>,
-        advertise: Option<&Bound<'_, PyAny>>,
-        secret: Option<&Bound<'_, PyAny>>,
-        transport: &str,
-        verify: &str,
-        channels: Natural,
-        io_threads: Natural,
-        deadline: f64,
-        memory_cap: Option<&Bound<'_, PyAny>>,
-        cpus: Option<&Bound<'_, PyAny>>,
-        numa_node: Option<Natural>,
-        name: &str,
-        unknown: Option<&Bound<'_, PyDict>>,
+        given: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyEngine> {
-        if let Some(option) = unknown.and_then(|unknown| unknown.keys().get_item(0).ok()) {
-            return Err(unknown_option(&option)?);
-        }
-        let listen = match listen {
-            Some(listen) => args::texts("listen", listen)?,
-            None => vec!["127.0.0.1:0".to_owned()],
-        };
-        let config = Config {
-            listen: listen.iter().map(|text| parse_listen(text)).collect::<Result<_>>().or_raise(py)?,
-            advertise: advertise.map_or(Ok(Vec::new()), |texts| args::texts("advertise", texts))?,
-            secret: secret.map(args::secret).transpose()?,
-            transport: args::transport(py, transport)?,
-            verify: args::verify(py, verify)?,
-            channels: channels.within(py, "channels")?,
-            io_threads: io_threads.within(py, "io_threads")?,
-            deadline: seconds(py, "deadline", deadline)?,
-            memory_cap: memory_cap.map_or(Ok(256 << 20), args::size)?,
-            cpus: cpus.map(cpu_numbers).transpose()?,
-            numa_node: numa_node.map(|node| node.within(py, "numa_node")).transpose()?,
-            name: name.to_owned(),
-        };
+        let config = options::config(py, listen, given)?;
         // Before the engine, so that what it logs at its start is delivered.
         py.import("kvik._logs")?.call_method0("start")?;
         let engine = py.detach(|| Engine::start(config)).or_raise(py)?;
@@ -431,6 +386,15 @@ impl PyEngine {
         Ok(counters)
     }
 
+    /// What the engine has counted and what it holds, in the Prometheus text format (0.0.4).
+    ///
+    /// Every metric with its meaning: docs/reference/metrics.md. Asking is cheap (well under a millisecond) and
+    /// needs nothing of the peers.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let engine = self.0.get(py)?;
+        Ok(py.detach(|| engine.metrics()))
+    }
+
     /// End all transfers and grants, unregister all regions, stop the threads. Closing twice does nothing.
     ///
     /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. Raises
@@ -553,18 +517,4 @@ fn options(
         remote_parts: part.parts.map(|parts| parts.within(py, "remote_parts")).transpose()?,
         ..common
     })
-}
-
-fn cpu_numbers(object: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
-    object.try_iter()?.map(|cpu| cpu?.extract::<Natural>()?.within(object.py(), "cpus")).collect()
-}
-
-fn unknown_option(option: &Bound<'_, PyAny>) -> PyResult<PyErr> {
-    let py = option.py();
-    let near = py.import("difflib")?.call_method1("get_close_matches", (option, OPTIONS, 1))?;
-    let advice = match near.get_item(0) {
-        Ok(best) => format!("did you mean {best}?"),
-        Err(_) => format!("the options are {}", OPTIONS.join(", ")),
-    };
-    Ok(error(py, Code::InvalidArgument, format!("Engine has no option {option}: {advice}")))
 }

@@ -13,7 +13,8 @@ use pyo3::types::{PyDict, PyList};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a record may name beside its text; Python gets them as `kvik_peer` and so on.
-const KEYS: [(&str, &str); 4] = [
+const KEYS: [(&str, &str); 5] = [
+    ("engine", "kvik_engine"),
     ("peer", "kvik_peer"),
     ("transfer", "kvik_transfer"),
     ("grant", "kvik_grant"),

@@ -197,12 +197,12 @@ class WorkerSide:
         return stats
 
     def close(self) -> None:
-        """Cancel loads, end grants and close the engine, within `close_timeout_s`."""
+        """Cancel loads, end grants and close the engine, within `close_timeout`."""
         for open_load in self._loads.values():
             open_load.cancel()
         if self._engine is not None:
             try:
-                self._engine.close(self._config.close_timeout_s)
+                self._engine.close(self._config.close_timeout)
             except self._native.KvikError as error:
                 logger.warning("kvik: %s: closing: %s", self._name, error)
         self._engine = self._region = None
@@ -224,8 +224,8 @@ class WorkerSide:
                 region.pages(self._layout, np.asarray(send.blocks, dtype=np.uint32)),
                 right="read",
                 use=1,
-                expiry=self._config.expiry_s,
-                max_expiry=self._config.max_expiry_s,
+                expiry=self._config.expiry,
+                max_expiry=self._config.max_expiry,
                 grant_id=grant_id,
                 tag=send.request_id,
             )
@@ -269,7 +269,7 @@ class WorkerSide:
                 ),
                 self._native.Ticket(load.tickets[read.rank]),
                 np.asarray(load.remote.ids, dtype=np.uint32),
-                deadline=self._config.load_deadline_s,
+                deadline=self._config.deadline,
                 confirm=True,
                 remote_slices=remote_heads,
                 remote_parts=load.remote.parts,
@@ -344,7 +344,7 @@ class WorkerSide:
         try:
             transfer = engine.release(
                 self._native.Ticket(ticket),
-                deadline=self._config.release_deadline_s,
+                deadline=self._config.release_deadline,
                 readers=readers,
                 tag=request_id,
             )

@@ -93,8 +93,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
             )
-            held = HeldBlocks(config.park_after_s, identity.tp_size)
-            self._scheduler = SchedulerSide(module, identity, config.expiry_s, held, report)
+            held = HeldBlocks(config.park_after, identity.tp_size)
+            self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
         else:
             self._model_kv = _model_kv(vllm_config, kv_cache_config)
             self._worker = WorkerSide(
@@ -216,7 +216,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return KvikStats(data=data) if data else None
 
     def shutdown(self) -> None:
-        """vLLM is going down; bounded by `close_timeout_s`."""
+        """vLLM is going down; bounded by `close_timeout`."""
         if self._worker is not None:
             self._worker.close()
 

@@ -130,6 +130,17 @@ fn readable(world: &mut World) -> GrantId {
 }
 
 #[test]
+fn a_request_of_no_reader_or_too_many_is_no_frame() {
+    let all = view(&layout(2, 8192), &[0, 1]);
+    for (readers, good) in [(0, false), (1, true), (MAX_READERS, true), (MAX_READERS + 1, false)] {
+        let mut bytes = Vec::new();
+        frame(Begin { readers, ..begin(2, GrantId([1; 16]), Op::Read, &all) }).encode(&mut bytes);
+        let decoded = Frame::decode(&bytes).map(drop).map_err(|error| error.code);
+        assert_eq!(decoded, if good { Ok(()) } else { Err(Code::ProtocolError) }, "{readers} readers");
+    }
+}
+
+#[test]
 fn chunks_of_a_byte_are_refused() {
     let (mut world, session) = World::pair(1);
     let (grant, all) = large(&mut world, Right::Write);
