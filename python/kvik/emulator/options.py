@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from kvik.emulator.api import Bounds
 from kvik.emulator.compute import parse_compute
@@ -16,6 +15,7 @@ from kvik.emulator.replica import ReplicaPlan
 from kvik.emulator.scheduler import Limits
 from kvik.emulator.tokens import FIRST_WORD_TOKEN
 from kvik.errors import InvalidArgument
+from kvik.handover.config import ConnectorConfig
 from kvik.handover.digest import canonical
 from kvik.handover.scheduler import Identity
 from kvik.shapes import ModelShape
@@ -26,7 +26,7 @@ FUNCTION = "1"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """As on the command line; sizes in bytes, times in seconds."""
+    """Those of `kvik.config.EMULATOR`; sizes in bytes, times in seconds."""
 
     role: str
     model_shape: str
@@ -39,15 +39,15 @@ class Options:
     plain_memory: bool
     prefix_cache: bool
     transport: str
-    listen: str
+    listen: tuple[str, ...]
+    expiry: float
     report_file: str | None
     compute: str
     load_failure: str
     reread: int
-    connector: dict[str, Any] = field(default_factory=dict)
-    fault: tuple[str, ...] = ()
-    allow_faults: bool = False
-    drain: int = 5
+    fault: tuple[str, ...] | None
+    allow_faults: bool
+    drain: int
 
     def plan(self) -> ReplicaPlan:
         """What each replica is made from; `InvalidArgument` names the option that cannot be."""
@@ -60,16 +60,13 @@ class Options:
         pages = pages_in(shape, self.page_tokens, self.tp, self.kv_memory)
         self._check_memory(shape, pages)
         connector = {
-            **({"namespace": shape.name} | self.connector),
-            "listen": self.listen,
-            "transport": self.transport,
-            "report_file": self.report_file,
+            name: value
+            for name in ("listen", "transport", "expiry", "report_file")
+            if (value := getattr(self, name)) is not None
         }
-        model = {
-            "model": f"kvik-emulator:{connector.pop('namespace')}",
-            "function": FUNCTION,
-            "dtype": shape.dtype,
-        }
+        # The connector's other options are its own, by their variables or the file.
+        namespace = ConnectorConfig.from_extra(connector).namespace or shape.name
+        model = {"model": f"kvik-emulator:{namespace}", "function": FUNCTION, "dtype": shape.dtype}
         compute = parse_compute(self.compute)
         return ReplicaPlan(
             setup=Setup(
@@ -120,4 +117,4 @@ class Options:
 
     def faults(self) -> tuple[Fault, ...]:
         """The faults that are ordered from the start."""
-        return tuple(parse_fault(text) for text in self.fault)
+        return tuple(parse_fault(text) for text in self.fault or ())

@@ -124,9 +124,9 @@ class Replica:
         config = ConnectorConfig.from_extra(plan.setup.connector)
         self._report = ReportFile(config.report_file)
         identity = replace(plan.identity, engine_id=f"{plan.identity.engine_id}_dp{dp}")
-        held = HeldBlocks(config.park_after_s, identity.tp_size)
+        held = HeldBlocks(config.park_after, identity.tp_size)
         self._native = native.load()
-        self._side = SchedulerSide(self._native, identity, config.expiry_s, held, self._report)
+        self._side = SchedulerSide(self._native, identity, config.expiry, held, self._report)
         pool = PagePool(plan.setup.pages)
         held.bind(pool)  # type: ignore[arg-type]  # its blocks are pages, to the handover any object
         self.scheduler = Scheduler(plan.limits, pool, self._side, identity.tp_size, self._keys, metrics)

@@ -56,7 +56,7 @@ class Spec:
             "--role",
             self.role,
         ]
-        command += ["--kv-memory", "16MiB", "--connector", json.dumps({"expiry_s": EXPIRY})]
+        command += ["--kv-memory", "16MiB", "--expiry", str(EXPIRY)]
         if self.report is not None:
             command += ["--report-file", str(self.report)]
         return HttpServer(self.name, [*command, *self.options], port, logs / f"{self.name}.log")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kvik
+from kvik.config import EMULATOR
 from kvik.emulator import wire
 from kvik.emulator.compute import PRESETS, parse_compute
 from kvik.emulator.faults import Fault, Faults, parse_fault
@@ -28,24 +29,7 @@ from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from tests.python.emulator.servers import ASK_PREFILL, TINY, prompt_of
 
-OPTIONS = Options(
-    role="both",
-    model_shape="tiny",
-    host="127.0.0.1",
-    port=0,
-    tp=1,
-    dp=1,
-    page_tokens=16,
-    kv_memory=1 << 20,
-    plain_memory=False,
-    prefix_cache=True,
-    transport="auto",
-    listen="127.0.0.1:0",
-    report_file=None,
-    compute="instant",
-    load_failure="recompute",
-    reread=0,
-)
+OPTIONS = Options(**{**EMULATOR.defaults(), "kv_memory": 1 << 20})
 VLLM_MODEL = {"model": "tiny@None", "dtype": "torch.float32", "quantization": "None", "cache_dtype": "auto"}
 
 
