@@ -22,6 +22,9 @@ SUBCOMMANDS = {
     "demo": Entry(
         "kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."
     ),
+    "emulator": Entry(
+        "kvik.emulator.cli", "emulator", "Serve a model's KV without a model, to try and to test."
+    ),
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),
