@@ -13,6 +13,7 @@ NO_NAMESPACES = "network namespaces take root (CAP_SYS_ADMIN) and iproute2"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
     "tests/netns/test_bench.py": NO_NAMESPACES,
+    "tests/netns/test_demo.py": NO_NAMESPACES,
     "tests/netns/test_engines.py": NO_NAMESPACES,
     "tests/netns/test_hosts.py": NO_NAMESPACES,
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which is not part of the tools here",
