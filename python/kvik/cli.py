@@ -19,12 +19,14 @@ class Entry:
 SUBCOMMANDS = {
     "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
     "config": Entry("kvik.config.cli", "config", "Show each option, its value, and where it comes from."),
-    "demo": Entry(
-        "kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."
+    "demo": Entry("kvik.demo.show", "demo", "Hand KV over between engines on this machine, and show it."),
+    "emulator": Entry(
+        "kvik.emulator.cli", "emulator", "Serve a model's KV without a model, to try and to test."
     ),
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),
+    "shapes": Entry("kvik.shapes.cli", "shapes", "Show how many bytes of KV models have."),
     "stat": Entry("kvik.stat.cli", "stat", "Show what the engines on this host are doing."),
     "trace": Entry("kvik.trace.cli", "trace", "Record which pages an engine moves, and move them again."),
 }

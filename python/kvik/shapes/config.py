@@ -77,19 +77,22 @@ def shape_from_config(
     heads = text.need(*HEADS)
     counted = estimate(text, layers, heads)
     latent = _is_latent(text)
-    return ModelShape(
-        name=name or _name(source, root),
-        layers=layers,
-        kv_heads=1 if latent else _kv_heads(text, heads),
-        head_size=_latent_size(text) if latent else _head_size(text, heads),
-        attention="mla" if latent else "gqa",
-        dtype=dtype or _dtype(root, text),
-        query_heads=heads,
-        vocab_size=text.need(*VOCAB),
-        max_context=context,
-        parameters=counted.total if counted else None,
-        active_parameters=counted.active if counted else None,
-    )
+    fields: dict[str, Any] = {
+        "layers": layers,
+        "kv_heads": 1 if latent else _kv_heads(text, heads),
+        "head_size": _latent_size(text) if latent else _head_size(text, heads),
+        "attention": "mla" if latent else "gqa",
+        "dtype": dtype or _dtype(root, text),
+        "query_heads": heads,
+        "vocab_size": text.need(*VOCAB),
+        "max_context": context,
+        "parameters": counted.total if counted else None,
+        "active_parameters": counted.active if counted else None,
+    }
+    try:
+        return ModelShape(name=name or _name(source, root), **fields)
+    except ShapeError as error:
+        raise ShapeError(f"{root.origin}: {error}") from error
 
 
 def _name(source: Mapping[str, Any] | str | os.PathLike[str], root: Section) -> str:
@@ -187,9 +190,9 @@ def _check_whole_context(text: Section, layers: int, context: int) -> None:
         window = text.find(key)
         idle = key == "sliding_window" and text.values.get("use_sliding_window") is False
         if bounded and window and window < context and not idle:
-            which = f"{bounded} of {layers} layers" if kinds is not None else "layers"
+            which = f"{bounded} of {layers} layers" if kinds is not None else "some or all layers"
             raise ShapeError(
                 f"{text.origin}: {which} keep no more than {window} tokens ({text.path}{key}), so KV does "
-                "not grow evenly with the context. Describe it with whole_context to count every token in every "
+                "not grow evenly with the context. With whole_context every token counts in every "
                 "layer, as vLLM does with --disable-hybrid-kv-cache-manager"
             )

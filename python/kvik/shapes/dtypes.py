@@ -27,6 +27,6 @@ def canonical_dtype(text: str) -> str:
     name = _ALIASES.get(name, name)
     if name not in ELEMENT_BYTES:
         near = difflib.get_close_matches(name, [*ELEMENT_BYTES, *_ALIASES], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ShapeError(f"KV element type {text!r} is not one of {', '.join(ELEMENT_BYTES)}{hint}")
     return name

@@ -135,8 +135,9 @@ class ModelShape:
 
         name: instead of the folder's name. dtype: element type of the KV instead of the weights' type.
         max_context: instead of the configuration's. whole_context: describe layers with a sliding window or
-        chunks as if they kept everything, as vLLM does with `--disable-hybrid-kv-cache-manager`; without it
-        they are refused, because their KV is a group of its own.
+        chunks as if they kept everything, as vLLM keeps them beside whole ones with
+        `--disable-hybrid-kv-cache-manager`; without it they are refused, because their KV is a group of its
+        own.
 
         Raises `ShapeError`, which names the key and the file.
         """

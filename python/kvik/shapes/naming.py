@@ -25,7 +25,7 @@ def resolve_shape(text: str, *, dtype: str | None = None) -> ModelShape:
     if Path(text).exists():
         return shape_from_config(text, dtype=dtype)
     near = difflib.get_close_matches(text, PRESETS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ShapeError(
         f"{text!r} is no preset and no file or folder here{hint}. Presets: {', '.join(PRESETS)}. Else give "
         "the path of a config.json, or layers=N,kv_heads=N,head_size=N"
@@ -39,7 +39,7 @@ def _from_fields(text: str) -> ModelShape:
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ShapeError(f"{key!r} in {text!r} is no field of a model's shape{hint}")
         if key in given and key != "name":
             raise ShapeError(f"{key!r} is given twice in {text!r}")

@@ -233,6 +233,6 @@ def preset_shape(name: str, *, dtype: str | None = None) -> ModelShape:
     preset = PRESETS.get(name)
     if preset is None:
         near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ShapeError(f"no preset {name!r}{hint}. There are: {', '.join(PRESETS)}")
     return shape_from_config(preset.config, name=name, dtype=dtype)

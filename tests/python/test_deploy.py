@@ -1,0 +1,217 @@
+"""The Kubernetes manifests are right: by their schemas, by each other, and by kvik's own command line.
+
+What is not run here: no cluster applies them. `test_deploy_runs.py` runs their commands on this machine, and
+`tests/vllm/test_deploy_vllm.py` gives vLLM's arguments to vLLM.
+"""
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import kubernetes_validate
+import pytest
+import yaml
+
+from kvik.cli import main
+from tests.python.manifests import FOLDER, KINDS, Workload, documents, matches, objects, workloads
+
+VERSIONS = ("1.28", "1.32", "1.37")
+SECONDS = 30.0
+ALL = [pytest.param(kind, name, id=f"{kind}-{name}") for kind in KINDS for name in workloads(kind)]
+
+
+@pytest.mark.parametrize(
+    "file", sorted(FOLDER.rglob("*.yaml")), ids=lambda file: str(file.relative_to(FOLDER))
+)
+def test_schema(file: Path) -> None:
+    """Every object is right for each of these versions of Kubernetes, with no field that it does not know."""
+    for document in documents(file):
+        if document["apiVersion"].startswith("kustomize"):
+            continue
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_schema_finds_mistakes() -> None:
+    """The validation above would find a misspelt field and a wrong type."""
+    router = workloads("emulator")["kvik-router"].manifest
+    for wrong in ({"replica": 2}, {"replicas": "two"}):
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate({**router, "spec": {**router["spec"], **wrong}}, "1.32", strict=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_file_is_used(kind: str) -> None:
+    """A whole has every file of its folder and of the common one, and no two objects of one name."""
+    found = [(item["kind"], item["metadata"]["name"]) for item in objects(FOLDER / kind)]
+    assert len(found) == len(set(found))
+    for folder in (FOLDER / kind, FOLDER / "common"):
+        (kustomization,) = documents(folder / "kustomization.yaml")
+        files = {file.name for file in folder.iterdir()} - {"kustomization.yaml"}
+        assert files <= set(kustomization["resources"])
+    assert not [item for item in found if item[0] == "Secret"], "a secret is not applied from a file"
+
+
+def test_no_secret_has_a_value() -> None:
+    """The template says the name that is asked for, and no value."""
+    (secret,) = documents(FOLDER / "secret.template.yaml")
+    assert not {"data", "stringData"} & secret.keys()
+    for kind in KINDS:
+        for workload in workloads(kind).values():
+            for entry in workload.container["env"]:
+                source = entry.get("valueFrom", {}).get("secretKeyRef")
+                assert "SECRET" not in entry["name"] or source == {
+                    "name": secret["metadata"]["name"],
+                    "key": "KVIK_SECRET",
+                }
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The subcommand of `kvik` that these words name, and the words after its name."""
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        context = click.Context(command)
+        found = command.get_command(context, words[0])
+        assert found is not None, f"kvik has no command {words[0]!r}"
+        command, words = found, words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("name", list(workloads("emulator")))
+def test_arguments(name: str) -> None:
+    """kvik's own command line takes every argument; the ports are those that the container declares."""
+    workload = workloads("emulator")[name]
+    command, words = command_of(workload.arguments({"POD_IP": "10.1.2.3"}))
+    parameters = command.make_context(name, words).params
+    assert parameters["host"] == "10.1.2.3"
+    assert parameters["port"] == workload.ports["http"]
+    if "listen" in parameters:
+        assert parameters["listen"] == f"10.1.2.3:{workload.ports['kvik']}"
+        assert parameters["role"] == workload.labels["app.kubernetes.io/component"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_router_knows_every_engine(kind: str) -> None:
+    """Its URLs are those of all pods of the StatefulSets, by the services that give them names."""
+    found = workloads(kind)
+    services = {
+        item["metadata"]["name"]: item["spec"] for item in objects(FOLDER / kind) if item["kind"] == "Service"
+    }
+    _, words = command_of(found["kvik-router"].arguments({"POD_IP": "10.1.2.3"}))
+    for role in ("prefill", "decode"):
+        engines = found[f"kvik-{role}"]
+        service = engines.manifest["spec"]["serviceName"]
+        (port,) = [port["port"] for port in services[service]["ports"] if port["name"] == "http"]
+        assert services[service]["clusterIP"] == "None"
+        assert [word.partition("=")[2] for word in words if word.startswith(f"--{role}=")] == [
+            f"http://{engines.name}-{number}.{service}:{port}" for number in range(engines.replicas)
+        ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_services(kind: str) -> None:
+    """Each selects the pods of one workload, and its ports are theirs. A headless one does not map ports."""
+    found = workloads(kind)
+    for service in (item for item in objects(FOLDER / kind) if item["kind"] == "Service"):
+        selector = {"matchLabels": service["spec"]["selector"]}
+        (workload,) = [each for each in found.values() if matches(selector, each.labels)]
+        assert workload.name == service["metadata"]["name"]
+        ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+        assert ports == workload.ports
+        assert all(port["targetPort"] == port["name"] for port in service["spec"]["ports"])
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_drain(kind: str, name: str) -> None:
+    """The grace period, which also counts preStop, is longer than preStop and draining with 10 s to spare."""
+    workload = workloads(kind)[name]
+    (drain,) = [
+        int(word.partition("=")[2])
+        for word in workload.container["args"]
+        if word.startswith(("--drain=", "--drain-timeout=", "--shutdown-timeout="))
+    ]
+    program, seconds = workload.container["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    assert workload.pod["terminationGracePeriodSeconds"] == int(seconds) + drain + 10
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_pods_are_confined(kind: str, name: str) -> None:
+    """No root, no privileges, no writable image, no token; bounded memory; probes of all three kinds."""
+    workload = workloads(kind)[name]
+    pod, container = workload.pod, workload.container
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False  # KVIK_ROUTER_PORT=tcp://... is not an option of kvik
+    assert not {"hostNetwork", "hostIPC", "hostPID", "shareProcessNamespace"} & pod.keys()
+    assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+    assert "memory" in container["resources"]["limits"]
+    version = importlib.metadata.version("kvik")
+    assert (
+        container["image"]
+        == ("kvik-vllm" if kind == "vllm" and name != "kvik-router" else "kvik") + f":{version}"
+    )
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        assert container[probe]["httpGet"]["port"] == "http"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health"
+    mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
+    assert mounts == {volume["name"] for volume in pod.get("volumes", [])}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_network_policies(kind: str) -> None:
+    """Who reaches which port, worked out from the rules: engines kvik, routers HTTP, clients the router."""
+    found = workloads(kind)
+    policies = [item["spec"] for item in objects(FOLDER / kind) if item["kind"] == "NetworkPolicy"]
+    reached = {
+        (source, target.name, port)
+        for target in found.values()
+        for port in target.ports
+        for source in (*found, "client")
+        if _reaches(policies, found[source].labels if source in found else {"app": "client"}, target, port)
+    }
+    engines = ("kvik-prefill", "kvik-decode")
+    assert reached == {
+        *((source, target, "kvik") for source in engines for target in engines),
+        *(("kvik-router", target, "http") for target in engines),
+        *((source, "kvik-router", "http") for source in (*found, "client")),
+    }
+
+
+def _reaches(policies: list[dict[str, Any]], source: dict[str, str], target: Workload, port: str) -> bool:
+    """A pod that a policy selects takes what a rule lets in; one that none selects takes everything."""
+    own = [policy for policy in policies if matches(policy["podSelector"], target.labels)]
+    if not own:
+        return True
+    rules = [rule for policy in own for rule in policy["ingress"]]
+    return any(
+        any(entry["port"] == port for entry in rule["ports"])
+        and ("from" not in rule or any(matches(peer["podSelector"], source) for peer in rule["from"]))
+        for rule in rules
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kustomize_builds(kind: str) -> None:
+    """kubectl's kustomize makes the same objects of the files as this test reads."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on the path")
+    argv = [kubectl, "kustomize", str(FOLDER / kind)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=True)
+
+    def order(item: dict[str, Any]) -> str:
+        return json.dumps([item["kind"], item["metadata"]["name"]])
+
+    assert sorted(yaml.safe_load_all(done.stdout), key=order) == sorted(objects(FOLDER / kind), key=order)
