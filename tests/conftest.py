@@ -1,8 +1,9 @@
-"""A skipped test is a failure, unless it is named here with its reason; `make test` prints those at its
-end."""
+"""What holds for all tests: they do not see the settings of whoever runs them, and a skipped test is a
+failure, unless it is named here with its reason; `make test` prints those at its end."""
 
 import json
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +20,14 @@ MAY_SKIP: dict[str, str] = {
 }
 
 _unexpected: list[str] = []
+
+# What the build and the tests themselves set. Any other variable of kvik, and a configuration file, would
+# change the engines under test.
+_OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|SCHEDULES|SEED|SKIPS_FILE|UV)")
+for _name in [name for name in os.environ if name.startswith("KVIK_")]:
+    if not _OWN_VARIABLES.fullmatch(_name):
+        del os.environ[_name]
+os.environ["KVIK_CONFIG"] = os.devnull
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,6 +41,7 @@ from kvik.errors import (
     VersionMismatch,
     WaitTimeout,
 )
+from kvik.logs import JsonFormatter
 from kvik.transfer import (
     Engine,
     Grant,
@@ -75,6 +76,7 @@ __all__ = [
     "GrantUnknown",
     "GrantWrongRight",
     "InvalidArgument",
+    "JsonFormatter",
     "KvikError",
     "Layout",
     "LayoutMismatch",

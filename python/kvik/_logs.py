@@ -3,7 +3,8 @@
 The native threads move data and must not wait for Python, so they never take the GIL: a record goes into a
 bounded queue of 4096 (more are dropped, and the number of those is logged), from which the daemon thread
 `kvik-log` takes it. Loggers are named after kvik's parts: `kvik.engine`, `kvik.proto`, `kvik.transport`, ...
-Ids come along as the extra fields `kvik_peer`, `kvik_transfer` and `kvik_grant`.
+Ids come along as the extra fields `kvik_engine`, `kvik_peer`, `kvik_transfer` and `kvik_grant`, and
+`kvik_request` where a request's id was given as `tag`.
 
 A level that no logger wants costs one atomic load. The native side has that level cached; change levels
 before the first engine is made, or call `refresh_logging()` afterwards.

@@ -48,19 +48,19 @@ class Explanation(TypedDict):
 class Engine:
     def __new__(
         cls,
-        listen: str | Iterable[str] = "127.0.0.1:0",
+        listen: str | Iterable[str] | None = "127.0.0.1:0",
         *,
         advertise: str | Iterable[str] | None = None,
         secret: str | bytes | None = None,
-        transport: TransportName = "auto",
-        verify: VerifyName = "auto",
-        channels: SupportsIndex = 4,
-        io_threads: SupportsIndex = 2,
-        deadline: float = 30.0,
-        memory_cap: Size = "256MiB",
+        transport: TransportName | None = "auto",
+        verify: VerifyName | None = "auto",
+        channels: SupportsIndex | None = 4,
+        io_threads: SupportsIndex | None = 2,
+        deadline: float | None = 30.0,
+        memory_cap: Size | None = "256MiB",
         cpus: Iterable[SupportsIndex] | None = None,
         numa_node: SupportsIndex | None = None,
-        name: str = "",
+        name: str | None = "",
     ) -> Self: ...
     @property
     def id(self) -> str: ...
@@ -83,6 +83,7 @@ class Engine:
         expiry: float = 120.0,
         max_expiry: float = 600.0,
         grant_id: str | None = None,
+        tag: str = "",
     ) -> Grant: ...
     def ticket_template(self, layout: Layout) -> Ticket: ...
     def read(
@@ -95,6 +96,11 @@ class Engine:
         transport: TransportName | None = None,
         verify: VerifyName | None = None,
         confirm: bool = True,
+        remote_layers: tuple[int, int] | None = None,
+        remote_slices: tuple[int, int] | None = None,
+        remote_parts: SupportsIndex | None = None,
+        readers: SupportsIndex = 1,
+        tag: str = "",
     ) -> Transfer: ...
     def write(
         self,
@@ -106,10 +112,23 @@ class Engine:
         transport: TransportName | None = None,
         verify: VerifyName | None = None,
         confirm: bool = True,
+        remote_layers: tuple[int, int] | None = None,
+        remote_slices: tuple[int, int] | None = None,
+        remote_parts: SupportsIndex | None = None,
+        readers: SupportsIndex = 1,
+        tag: str = "",
     ) -> Transfer: ...
-    def release(self, ticket: Ticket | str, *, deadline: float | None = None) -> Transfer: ...
+    def release(
+        self,
+        ticket: Ticket | str,
+        *,
+        deadline: float | None = None,
+        readers: SupportsIndex = 1,
+        tag: str = "",
+    ) -> Transfer: ...
     def explain(self, ticket: Ticket | str) -> Explanation: ...
     def stats(self) -> dict[str, int]: ...
+    def metrics(self) -> str: ...
     def close(self, timeout: float = 5.0) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -140,6 +159,7 @@ class Region(Buffer):
         ids: Ids,
         layers: tuple[int, int] | None = None,
         slices: tuple[int, int] | None = None,
+        parts: SupportsIndex = 1,
     ) -> PageSet: ...
     def close(self, timeout: float = 5.0) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -245,10 +265,12 @@ class Transfer:
     def done_fd(self) -> int: ...
     def __await__(self) -> Generator[Any, None, Report]: ...
 
+def engine_defaults() -> dict[str, str]: ...
 def parse_size(text: str) -> int: ...
 def content_chain(
     namespace: bytes, extra: bytes, tokens: Ids, block_tokens: SupportsIndex
 ) -> list[bytes]: ...
+def engine_metrics() -> list[tuple[str, Literal["counter", "gauge", "histogram"], list[str], str]]: ...
 
 @final
 class RunningRouter:

@@ -10,9 +10,9 @@ class Report:
     bytes: int
     """Bytes moved."""
     extents: int
-    """Runs that are contiguous on both sides."""
+    """Contiguous runs of memory, merged: on both sides where this engine copied, else on this side."""
     pages: int
-    """Pages of the local page set."""
+    """Pages of the local page set, or parts of pages."""
     transport: str
     """`"tcp"`, `"local"`, or `"self"` for a ticket of the engine itself."""
     way: str

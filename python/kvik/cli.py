@@ -18,6 +18,7 @@ class Entry:
 
 SUBCOMMANDS = {
     "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
+    "config": Entry("kvik.config.cli", "config", "Show each option, its value, and where it comes from."),
     "demo": Entry(
         "kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."
     ),
@@ -25,6 +26,8 @@ SUBCOMMANDS = {
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),
     "shapes": Entry("kvik.shapes.cli", "shapes", "Show how many bytes of KV models have."),
+    "stat": Entry("kvik.stat.cli", "stat", "Show what the engines on this host are doing."),
+    "trace": Entry("kvik.trace.cli", "trace", "Record which pages an engine moves, and move them again."),
 }
 
 

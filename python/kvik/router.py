@@ -20,6 +20,8 @@ from typing import Protocol, cast
 import click
 
 import kvik
+from kvik import logs
+from kvik.config import ROUTER, flags
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ENDED = b"\0"
@@ -88,12 +90,16 @@ class RouterOptions:
     drain_timeout: float
     max_body: int
     max_inflight: int
+    log_level: logs.Level
+    log_format: logs.Format
 
 
 def start(options: RouterOptions) -> RunningRouter:
     """Start the native router; errors as in :meth:`Native.serve_router`."""
     native = cast("Native", importlib.import_module("kvik._native"))
-    return native.serve_router(**asdict(options))
+    given = asdict(options)
+    logs.to_stderr(given.pop("log_level"), given.pop("log_format"))
+    return native.serve_router(**given)
 
 
 def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bool:
@@ -165,110 +171,16 @@ def _handling(handler: _Handler) -> Iterator[None]:
             signal.signal(number, handler_before)
 
 
-def _size(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
-    try:
-        return kvik.parse_size(text)
-    except kvik.KvikError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-_SECONDS = click.FloatRange(min=0, min_open=True)
-
-
 @click.group()
 def router() -> None:
     """Route requests to prefill and decode engines."""
 
 
 @router.command()
-@click.option(
-    "--prefill",
-    metavar="URL",
-    multiple=True,
-    required=True,
-    help="Engine that computes prompts, http://HOST:PORT; repeat for several, taken in turn.",
-)
-@click.option(
-    "--decode",
-    metavar="URL",
-    multiple=True,
-    required=True,
-    help="Engine that generates answers, http://HOST:PORT; repeat for several, taken in turn.",
-)
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; clients are not authenticated, so any but loopback is a choice.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one, which the first line of output tells.",
-)
-@click.option(
-    "--connect-timeout",
-    type=_SECONDS,
-    default=5.0,
-    show_default=True,
-    help="Seconds to connect to an engine; then the next one is tried, as nothing was sent.",
-)
-@click.option(
-    "--prefill-timeout",
-    type=_SECONDS,
-    default=300.0,
-    show_default=True,
-    help="Longest silence of a prefill engine in seconds; long prompts in a queue take minutes.",
-)
-@click.option(
-    "--decode-timeout",
-    type=_SECONDS,
-    default=600.0,
-    show_default=True,
-    help="Longest silence of a decode engine in seconds; an answer not streamed is one silence.",
-)
-@click.option(
-    "--client-timeout",
-    type=_SECONDS,
-    default=60.0,
-    show_default=True,
-    help="Longest silence of a client that owes data, in seconds; it holds a place meanwhile.",
-)
-@click.option(
-    "--release-timeout",
-    type=_SECONDS,
-    default=30.0,
-    show_default=True,
-    help="Seconds to give back the KV of a client that left; past its expiry there is none.",
-)
-@click.option(
-    "--drain-timeout",
-    type=_SECONDS,
-    default=30.0,
-    show_default=True,
-    help="Seconds to finish open requests after SIGINT or SIGTERM; supervisors kill soon after.",
-)
-@click.option(
-    "--max-body",
-    metavar="SIZE",
-    default="32MiB",
-    show_default=True,
-    callback=_size,
-    help="Largest request body; images in chats are large, and each is held in memory.",
-)
-@click.option(
-    "--max-inflight",
-    type=click.IntRange(1, 1_000_000),
-    default=1024,
-    show_default=True,
-    help="Most requests in progress; more get 503, which a client can retry, instead of a queue.",
-)
+@flags.options(ROUTER)
 def serve(**given: object) -> None:
     """Serve the OpenAI completions API from prefill and decode engines."""
-    # click hands over exactly the fields of RouterOptions, with the types that the options declare.
-    options = RouterOptions(**given)  # type: ignore[arg-type]
+    options = RouterOptions(**flags.chosen(ROUTER, given))
     try:
         running = start(options)
         if not run_until_signalled(running, lambda: click.echo(f"listening on http://{running.address}")):

@@ -72,7 +72,7 @@ def test_a_block_is_what_it_says(block: Block) -> None:
     [
         "rooter serve",
         "router serve --prefil http://a:1",
-        "router serve --decode http://a:1",
+        "config check",
         "bench transfer --inflight x",
     ],
 )

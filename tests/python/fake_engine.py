@@ -2,7 +2,7 @@
 
 Engines find each other in one `FakeNative`. Bytes are really moved. Nothing ends by itself: a transfer is
 decided when somebody asks whether it is done, so a test can hold one open (`native.held`), break it
-(`native.faults`), or let time pass (`native.now`).
+(`native.faults`: a code for each read to come, "" for none), or let time pass (`native.now`).
 """
 
 from __future__ import annotations
@@ -49,44 +49,70 @@ class FakeLayout:
         page_stride: int | None = None,
         layers: int = 1,
         layer_offsets: list[int] | None = None,
+        slices: int = 1,
+        slice_stride: int | None = None,
         offset: int = 0,
     ) -> None:
-        self.pages, self.run_bytes, self.layers = pages, run_bytes, layers
-        self.page_stride = page_stride or run_bytes
+        self.pages, self.run_bytes, self.layers, self.slices = pages, run_bytes, layers, slices
+        self.slice_stride = slice_stride or run_bytes
+        self.page_stride = page_stride or run_bytes * slices
         self.offsets = [offset + base for base in layer_offsets or [0]]
         assert len(self.offsets) == layers
 
-    @property
-    def content(self) -> tuple[int, int]:
-        """What two sides must agree on; strides, offsets and page counts may differ."""
-        return self.run_bytes, self.layers
+
+Piece = tuple[int, int]  # address, bytes
 
 
 @dataclass(frozen=True)
 class FakePageSet:
+    """Pages by number: number n is part n % parts of page n // parts, as long as a run divided by parts."""
+
     region: FakeRegion
     layout: FakeLayout
     ids: tuple[int, ...]
+    slices: tuple[int, int]
+    parts: int
 
     @property
     def nbytes(self) -> int:
-        return len(self.ids) * self.layout.run_bytes * self.layout.layers
+        return self.layout.layers * sum(size for _, size in self.stream(0))
 
-    def address(self, layer: int, page: int) -> int:
-        return self.region.address + self.layout.offsets[layer] + page * self.layout.page_stride
+    def pages(self) -> set[int]:
+        return {number // self.parts for number in self.ids}
+
+    def stream(self, layer: int) -> list[Piece]:
+        """One layer's bytes in the order of the stream: number by number, and in each slice by slice."""
+        size = self.layout.run_bytes // self.parts
+        base = self.region.address + self.layout.offsets[layer]
+        return [
+            (
+                base
+                + number // self.parts * self.layout.page_stride
+                + slice_ * self.layout.slice_stride
+                + number % self.parts * size,
+                size,
+            )
+            for number in self.ids
+            for slice_ in range(*self.slices)
+        ]
 
 
 class FakeRegion:
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
 
-    def pages(self, layout: FakeLayout, ids: Any) -> FakePageSet:
+    def pages(
+        self, layout: FakeLayout, ids: Any, *, slices: tuple[int, int] | None = None, parts: int = 1
+    ) -> FakePageSet:
         numbers = tuple(int(i) for i in np.asarray(ids))
-        if any(not 0 <= i < layout.pages for i in numbers):
+        first, end = slices or (0, layout.slices)
+        if layout.run_bytes % parts:
+            raise KvikError("invalid_argument")
+        if not 0 <= first < end <= layout.slices or any(not 0 <= i < layout.pages * parts for i in numbers):
             raise KvikError("page_out_of_range")
         if len(set(numbers)) != len(numbers):
             raise KvikError("duplicate_page")
-        return FakePageSet(self, layout, numbers)
+        return FakePageSet(self, layout, numbers, (first, end), parts)
 
     def close(self, _timeout: float = 5.0) -> None:
         return None
@@ -114,12 +140,21 @@ class FakeGrant:
         self._native, self.pages, self.id = native, pages, grant_id
         self._ends = native.now + expiry
         self._state = "live"
+        self.confirmed: list[str] = []  # engine ids, in the order of their confirmations
+        self.declared = 1  # readers, the most that a confirmation has spoken of
 
     @property
     def state(self) -> str:
         if self._state == "live" and self._native.now >= self._ends:
             self._state = "expired"
         return self._state
+
+    def confirm(self, engine_id: str, readers: int) -> None:
+        """Consumed when so many different engines have confirmed."""
+        self.confirmed.append(engine_id)
+        self.declared = max(self.declared, readers)
+        if len(set(self.confirmed)) >= self.declared:
+            self.consume()
 
     def consume(self) -> None:
         self._state = "consumed"
@@ -128,15 +163,30 @@ class FakeGrant:
         self._state = "revoked"
 
 
+@dataclass
+class Remote:
+    """Which of the granted pages a read is about."""
+
+    ids: Any
+    slices: tuple[int, int] | None
+    parts: int
+
+
 class FakeTransfer:
     """Decided when polled. `local` None is a release: it confirms the use and moves nothing."""
 
     def __init__(
-        self, native: FakeNative, local: FakePageSet | None, ticket: FakeTicket, remote: Any, deadline: float
+        self,
+        reader: FakeEngine,
+        local: FakePageSet | None,
+        ticket: FakeTicket,
+        remote: Remote,
+        deadline: float,
+        readers: int,
     ) -> None:
-        self._native, self._local, self.ticket = native, local, ticket
-        self._remote = None if remote is None else tuple(int(i) for i in np.asarray(remote))
-        self._ends = native.now + deadline
+        self._native, self._reader, self._local, self.ticket = reader.native, reader, local, ticket
+        self._remote, self.readers = remote, readers
+        self._ends = self._native.now + deadline
         self._error: KvikError | None = None
         self._report: FakeReport | None = None
         self._cancelled = False
@@ -164,8 +214,8 @@ class FakeTransfer:
             raise KvikError("cancelled")
         if self._native.now >= self._ends:
             raise KvikError("deadline_exceeded")
-        if self._local is not None and self._native.faults:
-            raise KvikError(self._native.faults.pop(0))
+        if self._local is not None and self._native.faults and (code := self._native.faults.pop(0)):
+            raise KvikError(code)
         engine = self._native.engines.get(self.ticket.engine_id)
         if engine is None or engine.closed:
             raise KvikError("peer_unreachable")
@@ -175,28 +225,32 @@ class FakeTransfer:
         if grant.state != "live":
             raise KvikError(f"grant_{grant.state}")
         moved = 0 if self._local is None else self._move(self._local, grant.pages)
-        grant.consume()
+        grant.confirm(self._reader.id, self.readers)
         return FakeReport(moved, len(self._local.ids) if self._local else 0, 1)
 
     def _move(self, local: FakePageSet, granted: FakePageSet) -> int:
-        if local.layout.content != granted.layout.content:
-            raise KvikError("layout_mismatch")
-        remote = granted.ids if self._remote is None else self._remote
-        if len(remote) != len(local.ids):
-            raise KvikError("shape_mismatch")
-        if not set(remote) <= set(granted.ids):
+        """Copy the remote stream into the local one; only the numbers of bytes and layers must agree."""
+        ids = granted.ids if self._remote.ids is None else self._remote.ids
+        remote = granted.region.pages(
+            granted.layout, ids, slices=self._remote.slices, parts=self._remote.parts
+        )
+        if not remote.pages() <= set(granted.ids):
             raise KvikError("page_not_granted")
+        if local.layout.layers != remote.layout.layers:
+            raise KvikError("shape_mismatch")
         for layer in range(local.layout.layers):
-            for here, there in zip(local.ids, remote, strict=True):
-                ctypes.memmove(
-                    local.address(layer, here), granted.address(layer, there), local.layout.run_bytes
-                )
+            here, there = local.stream(layer), remote.stream(layer)
+            sizes = {size for _, size in here} | {size for _, size in there}
+            if len(here) != len(there) or len(sizes) != 1:
+                raise KvikError("shape_mismatch")
+            for (to, size), (source, _) in zip(here, there, strict=True):
+                ctypes.memmove(to, source, size)
         return local.nbytes
 
 
 class FakeEngine:
     def __init__(self, native: FakeNative, number: int, options: dict[str, Any]) -> None:
-        self._native, self.options = native, options
+        self.native, self.options = native, options
         self.id = f"{number:032x}"
         self.addresses = [f"127.0.0.1:{40000 + number}"]
         self.grants: dict[str, FakeGrant] = {}
@@ -220,14 +274,16 @@ class FakeEngine:
         expiry: float,
         max_expiry: float = 600.0,
         grant_id: str | None = None,
+        tag: str = "",
     ) -> FakeGrant:
+        assert tag
         assert (right, use) == ("read", 1)
         assert expiry <= max_expiry
         assert grant_id is not None
-        if self._native.refuse_grants:
+        if self.native.refuse_grants:
             raise KvikError("memory_cap_reached")
         assert grant_id not in self.grants, "a grant id was used twice"
-        self.grants[grant_id] = FakeGrant(self._native, pages, expiry, grant_id)
+        self.grants[grant_id] = FakeGrant(self.native, pages, expiry, grant_id)
         return self.grants[grant_id]
 
     def read(
@@ -238,12 +294,21 @@ class FakeEngine:
         *,
         deadline: float,
         confirm: bool = True,
+        remote_slices: tuple[int, int] | None = None,
+        remote_parts: int = 1,
+        readers: int = 1,
+        tag: str = "",
     ) -> FakeTransfer:
-        assert confirm, "the connector reads in one part"
-        return self._open(FakeTransfer(self._native, local, ticket, remote, deadline))
+        assert confirm, "each ticket is read in one transfer"
+        assert tag
+        ids = Remote(remote, remote_slices, remote_parts)
+        return self._open(FakeTransfer(self, local, ticket, ids, deadline, readers))
 
-    def release(self, ticket: FakeTicket, *, deadline: float) -> FakeTransfer:
-        return self._open(FakeTransfer(self._native, None, ticket, None, deadline))
+    def release(
+        self, ticket: FakeTicket, *, deadline: float, readers: int = 1, tag: str = ""
+    ) -> FakeTransfer:
+        assert tag
+        return self._open(FakeTransfer(self, None, ticket, Remote(None, None, 1), deadline, readers))
 
     def close(self, _timeout: float = 5.0) -> None:
         self.closed = True

@@ -64,9 +64,38 @@ def test_records_name_their_part_and_carry_ids() -> None:
     assert log.threads == {"kvik-log"}
     fields = {name for record in log.records for name in vars(record) if name.startswith("kvik_")}
     assert fields
-    assert fields <= {"kvik_peer", "kvik_transfer", "kvik_grant"}
+    assert fields <= {"kvik_engine", "kvik_peer", "kvik_transfer", "kvik_grant", "kvik_request"}
     times = [record.created for record in log.records if record.name != "kvik.log"]
     assert max(times) - min(times) < 2 * LIMIT
+
+
+def test_a_request_is_named_in_every_record_about_its_grant_and_transfers() -> None:
+    with kept(logging.DEBUG) as log:
+        with engines() as start:
+            here, there = start(), start()
+            source, target = owned(there), empty(here)
+            grant = there.grant(source.of(), tag="request-17\nkvik: all is well")
+            here.read(target.of(), grant.ticket, tag="request-17", confirm=False).wait(LIMIT)
+            with pytest.raises(kvik.PageNotGranted):
+                here.read(target.of(), grant.ticket, remote_slices=(0, 9), tag="request-18").wait(LIMIT)
+            here.release(grant.ticket, tag="request-19").wait(LIMIT)
+            assert grant.wait(LIMIT) == "consumed"
+        assert kvik.flush_logs(LIMIT)
+    told = [
+        (record.getMessage().split(":")[0], vars(record)["kvik_request"])
+        for record in log.records
+        if getattr(record, "kvik_grant", None) == grant.id
+    ]
+    assert sorted(told) == [
+        ("grant ended", "request-17kvik: all is well"),
+        ("grant given", "request-17kvik: all is well"),
+        ("transfer begun", "request-17"),
+        ("transfer begun", "request-18"),
+        ("transfer begun", "request-19"),
+        ("transfer done", "request-17"),
+        ("transfer done", "request-19"),
+        ("transfer failed", "request-18"),
+    ]
 
 
 def test_no_record_holds_the_secret() -> None:

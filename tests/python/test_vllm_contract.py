@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import logging.handlers
+import queue
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -90,7 +92,7 @@ def test_unserved_setups_are_refused_by_name(kvik_vllm: ModuleType, native: Fake
         (vllm_config("kv_both", pipeline_parallel_size=2), kv_cache_config(), "pipeline_parallel_size 1"),
         (vllm_config("kv_both"), kv_cache_config((spec, sliding)), "this model has 2"),
         (vllm_config("kv_both"), kv_cache_config((sliding,)), "SlidingWindowSpec"),
-        (vllm_config("kv_both", extra={"expiry": 3}), kv_cache_config(), "did you mean 'expiry_s'"),
+        (vllm_config("kv_both", extra={"expiry_s": 3}), kv_cache_config(), "did you mean 'expiry'"),
     ):
         with pytest.raises(ValueError, match=text):
             kvik_vllm.KvikConnector(config, role, cache)
@@ -147,6 +149,30 @@ def test_the_policy_that_fails_requests_is_warned_of(
     config.kv_transfer_config.kv_load_failure_policy = "fail"
     kvik_vllm.KvikConnector(config, sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER, kv_cache_config())
     assert '"kv_load_failure_policy": "recompute"' in caplog.text
+
+
+def test_the_handover_speaks_in_vllms_log(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    """At vLLM's level and with its handlers, and once, however many connectors a process has."""
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = logging.handlers.QueueHandler(records)
+    ours, vllm = logging.getLogger("kvik.handover"), logging.getLogger("vllm")
+    before = ours.level, vllm.level
+    ours.setLevel(logging.NOTSET)
+    vllm.setLevel(logging.INFO)
+    vllm.addHandler(handler)
+    try:
+        p, _ = (Server(kvik_vllm, native, role) for role in ("kv_producer", "kv_consumer"))
+        while not records.empty():
+            records.get()
+        offer(p, prompt(8), [1, 2])
+    finally:
+        vllm.removeHandler(handler)
+        ours.setLevel(before[0])
+        vllm.setLevel(before[1])
+    record = records.get_nowait()
+    assert records.empty()
+    assert record.levelno == logging.INFO
+    assert "request p-1: 8 tokens in 2 KV blocks offered" in record.getMessage()
 
 
 def test_shutdown(pair: tuple[Server, Server], native: FakeNative) -> None:

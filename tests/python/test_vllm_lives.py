@@ -198,15 +198,45 @@ def test_other_shape_is_refused_naming_both(
     p.step()
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
     d.step()
-    assert "prefill has [tp=1" in caplog.text
-    assert "decode has [tp=1" in caplog.text
+    for server, shape in (("prefill", p), ("decode", d)):
+        assert f"{server} has [{shape.workers[0].get_handshake_metadata().hello.shape}]" in caplog.text
     assert d.total("recomputed_shape_mismatch") == 1
     assert p.step().sent == {"p-1"}
 
 
-def test_other_rank_count_is_refused_and_all_ranks_are_released(
-    kvik_vllm: ModuleType, native: FakeNative
-) -> None:
+@pytest.mark.parametrize(("p_ranks", "d_ranks"), [(2, 1), (1, 2), (4, 2)])
+def test_unequal_ranks(kvik_vllm: ModuleType, native: FakeNative, p_ranks: int, d_ranks: int) -> None:
+    p, d = (
+        Server(kvik_vllm, native, role, tp=ranks, dims={"heads": 4 // ranks})
+        for role, ranks in (("kv_producer", p_ranks), ("kv_consumer", d_ranks))
+    )
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    assert [d.values(block) for block in (5, 6)] == [{1}, {2}]
+    assert d.total("bytes") == 2 * 3 * (4 * 4 * 8) * 2  # blocks, layers, a block of all heads, bytes
+    assert p.step().sent == {"p-1"}
+
+
+@pytest.mark.parametrize("heads", [None, 1])
+def test_mla(kvik_vllm: ModuleType, native: FakeNative, heads: int | None) -> None:
+    """Every rank has the whole latent; one prefill rank serves each decode rank."""
+    kind = type("MLAAttentionSpec", (), {})
+    p, d = (
+        Server(kvik_vllm, native, role, tp=ranks, dims={"heads": heads}, kind=kind)
+        for role, ranks in (("kv_producer", 4), ("kv_consumer", 2))
+    )
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    assert [d.values(block) for block in (5, 6)] == [{1}, {2}]
+    assert d.total("bytes") == 2 * 2 * 3 * (4 * 8) * 2
+    assert p.step().sent == {"p-1"}
+
+
+def test_a_refused_offer_of_other_ranks_is_released_by_all(kvik_vllm: ModuleType, native: FakeNative) -> None:
     for p_ranks, d_ranks in ((2, 1), (1, 2)):
         p = Server(kvik_vllm, native, "kv_producer", tp=p_ranks)
         d = Server(kvik_vllm, native, "kv_consumer", tp=d_ranks)
@@ -235,7 +265,7 @@ def test_other_model_is_refused(kvik_vllm: ModuleType, native: FakeNative) -> No
     "spoil",
     [
         lambda params: params.pop("kvik"),
-        lambda params: params["kvik"].update(version=2),
+        lambda params: params["kvik"].update(version=1),
         lambda params: params["kvik"].update(tickets=[]),
         lambda params: params["kvik"].update(tickets=[{"tp": 0, "pp": 0, "dp": 0, "ticket": "x" * 300}]),
         lambda params: params["kvik"].update(shape={"tp": 1}),
@@ -311,7 +341,7 @@ def test_producer_finish(pair: tuple[Server, Server], status: Status, computed: 
 
 
 def test_expiry_gives_blocks_back_and_fails_late_readers(kvik_vllm: ModuleType, native: FakeNative) -> None:
-    p = Server(kvik_vllm, native, "kv_producer", extra={"park_after_s": 200})  # never parked
+    p = Server(kvik_vllm, native, "kv_producer", extra={"park_after": 200})  # never parked
     d = Server(kvik_vllm, native, "kv_consumer")
     params = offer(p, prompt(8), [1, 2])
     assert p.step().sent == set()
@@ -336,7 +366,7 @@ def test_a_grant_that_cannot_be_issued_gives_blocks_back(
     assert p.step().sent == {"p-1"}
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
     assert not d.step().received
-    native.now += 31  # past load_deadline_s
+    native.now += 31  # past the deadline
     result = d.step()
     assert result.received == {"d-1"}
     assert result.invalid == {5, 6}
@@ -350,7 +380,7 @@ def test_parked_handovers_let_an_idle_engine_sleep(
     p, d = (Server(kvik_vllm, native, role, tp=ranks) for role in ("kv_producer", "kv_consumer"))
     params = offer(p, prompt(8), [1, 2])
     assert p.step().sent == set()
-    native.now += 2.5  # past park_after_s
+    native.now += 2.5  # past park_after
     assert p.step().sent == {"p-1"}  # vLLM's request is over: nothing makes an idle engine step any more
     assert p.pool.used() == {1, 2}
     assert grant_of(native, params).state == "live"

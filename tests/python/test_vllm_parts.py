@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.python.fake_engine import FakeNative
-from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, request, stand_in
+from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, stand_in
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,23 +27,24 @@ def part(name: str) -> Any:
 
 def test_options() -> None:
     config = part("config")
-    assert len(fields(config.ConnectorConfig)) <= 20
-    made = config.ConnectorConfig.from_extra({"expiry_s": 5, "cpus": [0, 1]}, env={"KVIK_SECRET": "s"})
-    assert (made.expiry_s, made.cpus, made.secret) == (5.0, (0, 1), "s")
-    assert config.ConnectorConfig.from_extra({"secret": "own"}, env={"KVIK_SECRET": "s"}).secret == "own"  # noqa: S105
+    make = config.ConnectorConfig.from_extra
+    made = make({"expiry": 5, "cpus": [0, 1]}, env={"KVIK_SECRET": "a long secret"})
+    assert (made.expiry, made.cpus, made.secret) == (5.0, (0, 1), "a long secret")
+    assert make({"secret": "my own one"}, env={"KVIK_SECRET": "a long secret"}).secret == "my own one"  # noqa: S105
+    assert make({"secret": None}, env={"KVIK_SECRET": "a long secret"}).secret == "a long secret"  # noqa: S105
     for extra, text in (
         ({"lissten": "x"}, "did you mean 'listen'"),
         ({"zzz": 1}, "known: listen"),
-        ({"channels": "4"}, "channels must be int"),
-        ({"channels": True}, "channels must be int"),
-        ({"channels": 0}, "at least 1"),
-        ({"cpus": ["0"]}, "list of int or null"),
-        ({"load_deadline_s": 0}, "load_deadline_s must be a number of seconds above 0"),
-        ({"load_deadline_s": float("nan")}, "above 0"),
-        ({"expiry_s": 700}, "max_expiry_s 600 is below expiry_s 700"),
+        ({"channels": "4"}, "channels is a whole number from 1 to 64, not '4'"),
+        ({"channels": True}, "channels is a whole number"),
+        ({"channels": 0}, "from 1 to 64"),
+        ({"cpus": [0.5]}, "cpus is CPU numbers"),
+        ({"deadline": 0}, "deadline is a number of seconds above 0"),
+        ({"deadline": float("nan")}, "above 0"),
+        ({"expiry": 700}, "max_expiry 600 is below expiry 700"),
     ):
         with pytest.raises(ValueError, match=text):
-            config.ConnectorConfig.from_extra(extra, env={})
+            make(extra, env={})
 
 
 def test_fixed_ports_are_counted_by_rank() -> None:
@@ -54,20 +56,26 @@ def test_fixed_ports_are_counted_by_rank() -> None:
         ("::1", "::1"),
         ("host", "host"),
     ):
-        assert make(listen=listen).engine_options("n", 3)["listen"] == at_rank_3
-        assert make(advertise=listen).engine_options("n", 3)["advertise"] == at_rank_3
+        assert make(listen=(listen,)).engine_options("n", 3)["listen"] == [at_rank_3]
+        assert make(advertise=(listen,)).engine_options("n", 3)["advertise"] == [at_rank_3]
 
 
 def test_layout_of_the_usual_tensors() -> None:
-    memory = part("layout").inspect(kv_tensors(blocks=16, layers=11), tp=2)
+    memory = part("layout").inspect(kv_tensors(blocks=16, layers=11), gqa(4, tp=2))
     assert memory.nbytes == 11 * 16 * 128
     assert memory.num_blocks == 16
     assert memory.layer_offsets == [layer * 16 * 128 for layer in range(11)]  # layer 10 comes after layer 9
     assert memory.block_stride == memory.shape.block_bytes == 128
     assert str(memory.shape) == (
-        "tp=2 pp=1 layers=11 heads=2 block_tokens=4 content=8 dtype=bfloat16 order=HNC block_bytes=128"
+        "kind=gqa layers=11 kv_heads=4 content=8 dtype=bfloat16 tp=2 pp=1 heads=2 block_tokens=4 "
+        f"order=H[cpu {platform.machine()}] block_bytes=128"
     )
-    assert memory.layout(FakeNative()).content == (128, 11)
+    layout = memory.layout(FakeNative())
+    assert (layout.run_bytes, layout.slices, layout.layers) == (64, 2, 11)  # a slice is one head
+
+
+def gqa(kv_heads: int = 2, tp: int = 1, block_tokens: int = 4) -> Any:
+    return part("layout").ModelKv("gqa", kv_heads, tp, block_tokens)
 
 
 def test_layout_of_other_orders() -> None:
@@ -75,15 +83,17 @@ def test_layout_of_other_orders() -> None:
     tensors = kv_tensors(blocks=16)
     shape, storage = (16, 2, 4, 8), next(iter(tensors.values())).storage
     tokens_outside = FakeTensor(shape, (64, 8, 16, 1), storage)
-    assert inspect({"l.0": tokens_outside}, 1).shape.order == "NHC"
+    outside = inspect({"l.0": tokens_outside}, gqa())
+    assert outside.shape.order == f"[NHC cpu {platform.machine()}]"
+    assert outside.layout(FakeNative()).slices == 1  # heads cannot be told apart
     one_head = FakeTensor((16, 1, 4, 8), (32, 12345, 8, 1), storage)
-    assert inspect({"l.0": one_head}, 1).shape.order == "HNC"
+    assert inspect({"l.0": one_head}, gqa(1)).shape.heads_outermost
     packed = {f"l.{layer}": FakeTensor(shape, (192, 32, 8, 1), storage, 64 * layer) for layer in range(3)}
-    memory = inspect(packed, 1)
+    memory = inspect(packed, gqa())
     assert memory.block_stride == 384
     assert memory.layer_offsets == [0, 128, 256]
     shared = dict(tensors) | {"model.layers.9.attn": tensors["model.layers.0.attn"]}
-    assert inspect(shared, 1).shape.layers == 3
+    assert inspect(shared, gqa()).shape.layers == 3
 
 
 def test_layouts_that_are_refused_by_name() -> None:
@@ -101,20 +111,21 @@ def test_layouts_that_are_refused_by_name() -> None:
         (other, "different storages"),
     ):
         with pytest.raises(layout.LayoutError, match=text):
-            layout.inspect({**tensors, "model.layers.0.attn": changed}, 1)
+            layout.inspect({**tensors, "model.layers.0.attn": changed}, gqa())
     with pytest.raises(layout.LayoutError, match="no KV tensors"):
-        layout.inspect({}, 1)
+        layout.inspect({}, gqa())
+    with pytest.raises(layout.LayoutError, match="has 2 KV heads; 6 of the model among 2 ranks are 3"):
+        layout.inspect(tensors, gqa(6, tp=2))
+    with pytest.raises(layout.LayoutError, match="blocks of 4 slots, vLLM's scheduler counts blocks of 16"):
+        layout.inspect(tensors, gqa(block_tokens=16))
+    with pytest.raises(layout.LayoutError, match="for MLA"):
+        layout.inspect(kv_tensors(blocks=16, heads=None), gqa(1))
 
 
-def test_digest_is_chained() -> None:
-    digest, native = part("digest"), FakeNative()
-    tokens = list(range(10))
-
-    def of(count: int, prompt: list[int] = tokens, **more: Any) -> str:
-        return str(digest.request_digest(native, b"n", request("r", prompt, **more), count, 4))
-
-    assert of(8) == of(8, tokens[:8]) != of(9) != of(10)
-    assert of(8) != of(8, [1, *tokens[1:]])
-    image = SimpleNamespace(identifier="i", mm_position=SimpleNamespace(offset=8, length=1))
-    assert of(8, mm_features=[image]) == of(8)  # begins behind the prefix
-    assert of(9, mm_features=[image]) != of(9)
+@pytest.mark.parametrize("heads", [None, 1])
+def test_layout_of_mla(heads: int | None) -> None:
+    """One latent that every rank has, with or without a dimension for it."""
+    inspect, model = part("layout").inspect, part("layout").ModelKv("mla", 1, 4, 4)
+    memory = inspect(kv_tensors(blocks=16, heads=heads, content=24), model)
+    assert (memory.shape.heads, memory.shape.kv_heads, memory.shape.order) == (1, 1, "HNC")
+    assert memory.shape.block_bytes == memory.block_stride == 4 * 24 * 2

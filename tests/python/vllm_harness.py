@@ -13,7 +13,7 @@ import enum
 import importlib.util
 import json
 import logging
-import pickle
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,6 +23,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from tests.python.fake_engine import FakeNative
+from tests.python.handover_harness import Status, across, prompt, request
+
+__all__ = ["Status", "across", "prompt", "request"]  # from the harness without an engine
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
@@ -149,11 +152,11 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def kv_tensors(
-    blocks: int, layers: int = 3, heads: int = 2, slots: int = 4, content: int = 8
+    blocks: int, layers: int = 3, heads: int | None = 2, slots: int = 4, content: int = 8
 ) -> dict[str, Any]:
-    """KV tensors as vLLM on CPU makes them: one storage, layers after each other."""
-    shape = (blocks, heads, slots, content)
-    per_layer = blocks * heads * slots * content
+    """KV tensors as vLLM on CPU makes them: one storage, layers after each other. No heads: MLA's."""
+    shape = (blocks, slots, content) if heads is None else (blocks, heads, slots, content)
+    per_layer = math.prod(shape)
     storage = _Storage(layers * per_layer * 2)
     return {
         f"model.layers.{layer}.attn": FakeTensor(shape, dense(shape), storage, layer * per_layer)
@@ -161,31 +164,10 @@ def kv_tensors(
     }
 
 
-def across(thing: Any) -> Any:
-    """What another process gets of an object."""
-    return pickle.loads(pickle.dumps(thing))  # noqa: S301  (our own bytes)
-
-
-class Status(enum.Enum):
-    RUNNING = enum.auto()
-    FINISHED_STOPPED = enum.auto()
-    FINISHED_LENGTH_CAPPED = enum.auto()
-    FINISHED_ABORTED = enum.auto()
-
-
-def request(request_id: str, tokens: list[int], params: dict[str, Any] | None = None, **more: Any) -> Any:
-    """A vLLM request, as far as the connector looks at it."""
-    values = {
-        "request_id": request_id, "prompt_token_ids": tokens, "num_prompt_tokens": len(tokens),
-        "num_tokens": len(tokens), "num_computed_tokens": 0, "kv_transfer_params": params,
-        "status": Status.RUNNING, "cache_salt": None, "lora_request": None, "mm_features": [],
-        "prompt_embeds": None,
-    }  # fmt: skip
-    return SimpleNamespace(**(values | more))
-
-
-def vllm_config(role: str, tp: int = 1, extra: dict[str, Any] | None = None, **parallel: Any) -> Any:
-    """A VllmConfig, as far as the connector looks at it."""
+def vllm_config(
+    role: str, tp: int = 1, extra: dict[str, Any] | None = None, kv_heads: int = 2, **parallel: Any
+) -> Any:
+    """A VllmConfig, as far as the connector looks at it; `kv_heads` are the model's."""
     sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": 1, "data_parallel_rank": 0}
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(
@@ -197,18 +179,24 @@ def vllm_config(role: str, tp: int = 1, extra: dict[str, Any] | None = None, **p
             kv_load_failure_policy="recompute",
         ),
         parallel_config=SimpleNamespace(**(sizes | parallel)),
-        model_config=SimpleNamespace(model="tiny", revision=None, dtype="bfloat16", quantization=None),
+        model_config=SimpleNamespace(
+            model="tiny", revision=None, dtype="bfloat16", quantization=None,
+            get_total_num_kv_heads=lambda: kv_heads,
+        ),
         cache_config=SimpleNamespace(cache_dtype="auto"),
-    )
+    )  # fmt: skip
 
 
 class FullAttentionSpec:
     """Stands for vLLM's class of that name, by its name."""
 
 
-def kv_cache_config(kinds: tuple[type, ...] = (FullAttentionSpec,)) -> Any:
+def kv_cache_config(kinds: tuple[type, ...] = (FullAttentionSpec,), block_tokens: int = 4) -> Any:
     """A KVCacheConfig with one group a kind."""
-    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=kind()) for kind in kinds])
+    specs = [kind() for kind in kinds]
+    for spec in specs:
+        spec.block_size = block_tokens
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
 
 
 class FakePool:
@@ -250,20 +238,25 @@ class Server:
         blocks: int = 16,
         extra: dict[str, Any] | None = None,
         model: str = "tiny",
-        dims: Mapping[str, int] | None = None,
+        dims: Mapping[str, int | None] | None = None,
+        kv_heads: int | None = None,
+        kind: type = FullAttentionSpec,
     ) -> None:
+        """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies."""
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
-        config = vllm_config(role, tp, extra)
+        sizes: dict[str, Any] = {"heads": 2, "slots": 4} | dict(dims or {})
+        cache = kv_cache_config((kind,), sizes["slots"])
+        config = vllm_config(role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp)
         config.model_config.model = model
         make = kvik_vllm.KvikConnector
-        self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, kv_cache_config())
+        self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, cache)
         self.workers, self.tensors, hellos = [], [], {}
         for rank in range(tp):
             group = SimpleNamespace(rank_in_group=rank)
             sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda g=group: g  # type: ignore[attr-defined]
-            worker = make(config, base.KVConnectorRole.WORKER, kv_cache_config())
-            self.tensors.append(kv_tensors(blocks, **(dims or {})))
+            worker = make(config, base.KVConnectorRole.WORKER, cache)
+            self.tensors.append(kv_tensors(blocks, **sizes))
             worker.register_kv_caches(self.tensors[rank])
             hellos[0, rank] = across(worker.get_handshake_metadata())
             self.workers.append(worker)
@@ -368,10 +361,6 @@ class Server:
 def allocated(blocks: list[int]) -> Any:
     """vLLM's KVCacheBlocks with one group."""
     return SimpleNamespace(get_block_ids=lambda: (blocks,))
-
-
-def prompt(tokens: int, first: int = 100) -> list[int]:
-    return list(range(first, first + tokens))
 
 
 def offer(

@@ -23,7 +23,8 @@ SPECS = {
     for spec in (
         PairSpec("no-prefix-cache"),
         PairSpec("prefix-cache", prefix_caching=True),
-        PairSpec("tp2", tensor_parallel=2),
+        PairSpec("tp2", ranks=(2, 2)),
+        PairSpec("tp1-tp2", ranks=(1, 2), both=True),
         PairSpec("two-hosts", secrets=("one secret of both", "one secret of both")),
         PairSpec("two-secrets", secrets=("the secret of prefill", "the secret of decode")),
     )

@@ -6,12 +6,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN
-from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, start_router
+from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, Role, start_router
 from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 from tests.netns.hosts import Host
@@ -31,12 +31,15 @@ ASK_PREFILL = {
 class PairSpec:
     """How the engines of a pair differ from the plain ones.
 
-    With `secrets` they run on two hosts (network namespaces), and have these secrets: prefill's and decode's.
+    ranks: tensor-parallel ranks of prefill and decode. both: each engine plays both roles, so that the pair
+    can be turned round. With `secrets` they run on two hosts (network namespaces), and have these secrets:
+    prefill's and decode's.
     """
 
     name: str
     prefix_caching: bool = False
-    tensor_parallel: int = 1
+    ranks: tuple[int, int] = (1, 1)
+    both: bool = False
     extra: Mapping[str, object] = field(default_factory=dict)
     secrets: tuple[str, str] | None = None
 
@@ -47,15 +50,26 @@ THIS_HOST: Hosts = (None, None)
 
 @dataclass
 class Pair:
-    """A running pair. `hosts` are prefill's and decode's; the router is where prefill is."""
+    """A running pair. `hosts` are prefill's and decode's; the router is where prefill is. `reports` are of
+    what decode loads, `reverse` of what prefill does where it plays both roles."""
 
     spec: PairSpec
     prefill: HttpServer
     decode: HttpServer
     router: HttpServer
     reports: ReportReader
+    reverse: ReportReader
     fleet: Fleet
     hosts: Hosts = THIS_HOST
+
+    def turned(self) -> "Pair":
+        """The same engines the other way round; not for the router."""
+        assert self.spec.both
+        ranks = (self.spec.ranks[1], self.spec.ranks[0])
+        return replace(
+            self, spec=replace(self.spec, ranks=ranks), prefill=self.decode, decode=self.prefill,
+            reports=self.reverse, reverse=self.reports,
+        )  # fmt: skip
 
     def near(self) -> contextlib.AbstractContextManager[None]:
         """Within the block this thread is where the router and both engines can be reached."""
@@ -92,14 +106,14 @@ class Pair:
 def start_pair(spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HOST) -> Pair:
     """Start the engines side by side, each on its host, then the router."""
     folder.mkdir(parents=True)
-    report = folder / "loads.jsonl"
+    reports = [folder / f"{name}-loads.jsonl" for name in ("prefill", "decode")]
     fleet = Fleet()
     try:
         deadline = time.monotonic() + START_LIMIT
         with _inside(hosts[0]):
             *ports, router_port = free_ports(3)
             servers = []
-            for engine, host, port in zip(_engines(spec, report, hosts), hosts, ports, strict=True):
+            for engine, host, port in zip(_engines(spec, reports, hosts), hosts, ports, strict=True):
                 with _inside(host):
                     servers.append(fleet.add(engine.start(model, port, folder)))
             for server in servers:
@@ -107,26 +121,26 @@ def start_pair(spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HO
             prefill, decode = servers
             router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder))
             router.wait_ready(time.monotonic() + 30)
-        return Pair(spec, prefill, decode, router, ReportReader(report), fleet, hosts)
+        reverse, forward = map(ReportReader, reports)
+        return Pair(spec, prefill, decode, router, forward, reverse, fleet, hosts)
     except BaseException:
         fleet.stop()
         raise
 
 
-def _engines(spec: PairSpec, report: Path, hosts: Hosts) -> list[EngineSpec]:
+def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts) -> list[EngineSpec]:
     """The prefill and the decode engine."""
     made = []
-    for name, host, secret in zip(("prefill", "decode"), hosts, spec.secrets or ("", ""), strict=True):
+    for name, host, secret, ranks, report in zip(
+        ("prefill", "decode"), hosts, spec.secrets or ("", ""), spec.ranks, reports, strict=True
+    ):
         address = LOOPBACK if host is None else host.v4
-        extra = {"expiry_s": EXPIRY, "listen": f"{address}:0", **spec.extra}
-        connector = (
-            Connector("kv_producer", extra=extra)
-            if name == "prefill"
-            else Connector("kv_consumer", report, extra=extra)
-        )
+        extra = {"expiry": EXPIRY, "listen": f"{address}:0", **spec.extra}
+        role: Role = "kv_both" if spec.both else "kv_producer" if name == "prefill" else "kv_consumer"
+        connector = Connector(role, None if role == "kv_producer" else report, extra=extra)
         made.append(
             EngineSpec(
-                name, connector, tensor_parallel=spec.tensor_parallel, prefix_caching=spec.prefix_caching,
+                name, connector, tensor_parallel=ranks, prefix_caching=spec.prefix_caching,
                 host=address, env={"KVIK_SECRET": secret} if secret else {},
             )
         )  # fmt: skip

@@ -7,9 +7,10 @@ import pytest
 from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS
 from tests.vllm.conftest import Reference
-from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of
+from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, used, wait_used
 
 TOKENS = 16
+SLACK = 20.0  # seconds for a busy machine
 # From one token to 3,000, most of them around whole KV blocks.
 LENGTHS = (
     1, 2, 3, 17, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 258, 300, 383, 384, 385, 511, 512,
@@ -42,7 +43,7 @@ def check(pair: Pair, reference: Reference, lengths: tuple[int, ...], seed: int,
     for length, prompt, answer in zip(lengths, prompts, answers, strict=True):
         assert answer == reference(prompt, TOKENS), f"{length} tokens, {at_once} at once: other tokens"
     expected = expected_loads(lengths)
-    ranks = pair.spec.tensor_parallel
+    ranks = pair.spec.ranks[1]
     loads = pair.reports.wait(len(expected) * ranks)
     assert {load.outcome for load in loads} == {"loaded"}, [
         load for load in loads if load.outcome != "loaded"
@@ -71,6 +72,27 @@ def test_eight_at_once(pair: Pair, reference: Reference) -> None:
 def test_two_ranks(pair: Pair, reference: Reference) -> None:
     """Tensor parallelism 2 on both sides: each rank moves its half."""
     check(pair, reference, SMALL, seed=3, at_once=1)
+
+
+@pytest.mark.parametrize("pair", ["tp1-tp2"], indirect=True)
+@pytest.mark.parametrize("turned", [False, True], ids=["1-to-2", "2-to-1"])
+def test_unequal_ranks(pair: Pair, reference: Reference, turned: bool) -> None:
+    """One rank hands over to two, and two to one: each of the two moves its half of the heads."""
+    running = pair.turned() if turned else pair
+    before, computed = used(running.prefill), running.decode_computed()
+    for length in SMALL:
+        prompt = prompt_of(length, seed=7 + turned)
+        params = running.prefill_by_hand(prompt)
+        assert running.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS), f"{length} tokens"
+    lengths = [length for length in SMALL if length > 1]
+    loads = running.reports.wait(2 * len(lengths))
+    print(*loads, sep="\n")
+    assert {load.outcome for load in loads} == {"loaded"}
+    halves = [blocks_of(length) * BLOCK_BYTES // 2 for length in lengths]
+    assert sorted(load.bytes for load in loads) == sorted(2 * halves)
+    assert {load.rank for load in loads} == set(range(running.spec.ranks[1]))
+    assert running.decode_computed() - computed <= len(SMALL), "decode computed more than one token a prompt"
+    wait_used(running.prefill, before, SLACK)
 
 
 @pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)

@@ -37,7 +37,7 @@ def test_one_flipped_byte_is_seen(pair: Pair, reference: Reference, model: Path,
     """Negative control: one byte of the source spoilt, page checks off, and the tokens are others."""
     connector = Connector(
         "kv_producer", module="tests.vllm.flipping_connector", cls="FlippingConnector",
-        extra={"expiry_s": EXPIRY, "verify": "off"},
+        extra={"expiry": EXPIRY, "verify": "off"},
     )  # fmt: skip
     spec = EngineSpec("flipping", connector, prefix_caching=False, env={"PYTHONPATH": str(ROOT)})
     with Fleet() as fleet:

@@ -1,8 +1,9 @@
 """Cargo, and the cache of what it builds.
 
-Its output lies outside the checkout, in a folder for each toolchain, so that a fresh clone finds the
-third-party crates already built. The crates of a clone are keyed by its path and so pile up; when the folder
-has grown past a limit it is removed, unless another build is using it.
+Its output lies outside the checkout, in a folder for each toolchain and checkout: two checkouts may never
+share one, because cargo takes a crate of one for the same crate of the other by the times of their files. A
+checkout that builds for the first time starts from a copy of what another one has built of third-party
+crates. When the cache has grown past a limit it is removed, unless another build is using it.
 """
 
 import fcntl
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from kvikbuild.paths import cache_dir
+from kvikbuild.paths import ROOT, cache_dir
 from kvikbuild.stage import Context
 
 CACHE_LIMIT = 12 << 30  # bytes
@@ -39,23 +40,40 @@ def target_dir(context: Context) -> Path:
     if given:
         return Path(given).resolve()
     version = context.capture(["rustc", "-vV"])
-    key = hashlib.sha256(version.encode()).hexdigest()[:12]
-    target = cache_dir() / "target" / key
-    target.mkdir(parents=True, exist_ok=True)
-    return target
+    return cache_dir() / "target" / f"{_short(version)}-{_short(str(ROOT))}"
 
 
 def hold_cache(context: Context) -> None:
-    """Make room if the cache is too big, then keep it from being removed for as long as this process
-    lives."""
-    target = target_dir(context)
+    """Make room if the cache is too big, fill a new checkout's part of it, and keep it from being removed for
+    as long as this process lives."""
     lock = (cache_dir() / "target.lock").open("w")
-    if not _held and _size(target) > CACHE_LIMIT and _try_exclusive(lock):
-        context.say(f"the cache of built crates is over {CACHE_LIMIT >> 30} GiB: starting it anew")
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True, exist_ok=True)
+    if not _held and _try_exclusive(lock):
+        if _size(cache_dir() / "target") > CACHE_LIMIT:
+            context.say(f"the cache of built crates is over {CACHE_LIMIT >> 30} GiB: starting it anew")
+            shutil.rmtree(cache_dir() / "target", ignore_errors=True)
+        _begin_with_third_parties(context, target_dir(context))
     fcntl.flock(lock, fcntl.LOCK_SH)
     _held.append(lock)
+
+
+def _begin_with_third_parties(context: Context, target: Path) -> None:
+    """Copy what another checkout built with this toolchain, without kvik's own crates."""
+    others = sorted(
+        target.parent.glob(f"{target.name.partition('-')[0]}-*"), key=lambda folder: folder.stat().st_mtime
+    )
+    if target.exists() or not others:
+        return
+    context.say("starting from the third-party crates that another checkout has built")
+    making = target.with_name(f".making-{target.name}")
+    shutil.rmtree(making, ignore_errors=True)
+    # Times are kept: cargo judges by them. Incremental state and documentation are of kvik's crates only.
+    ignore = shutil.ignore_patterns("*kvik*", "incremental", "doc")
+    shutil.copytree(others[-1], making, symlinks=True, ignore=ignore)
+    making.rename(target)
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 _held: list[IO[str]] = []

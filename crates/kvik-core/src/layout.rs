@@ -6,6 +6,9 @@
 
 use crate::{Code, Error, Result};
 
+/// Pages are not seen in more parts than this, which is more than pages of any two engines differ by.
+pub const MAX_PARTS: u32 = 256;
+
 /// Where the layers of a layout start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layers {
@@ -92,6 +95,20 @@ impl Layout {
     /// Contiguous bytes of one element.
     pub fn run_bytes(&self) -> u64 {
         self.run_bytes
+    }
+    /// Bytes of one of `parts` equal parts of an element.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a number that is 0, above [`MAX_PARTS`], or does not divide the element into whole bytes.
+    pub fn part_bytes(&self, parts: u32) -> Result<u64> {
+        let run = self.run_bytes;
+        if parts == 0 || parts > MAX_PARTS || !run.is_multiple_of(parts.into()) {
+            let text = format!(
+                "pages with runs of {run} bytes cannot be seen in {parts} parts: take a number from 1 to {MAX_PARTS} that divides them"
+            );
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        Ok(run / u64::from(parts))
     }
     /// Bytes from one page to the next.
     pub fn page_stride(&self) -> u64 {

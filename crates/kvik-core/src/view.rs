@@ -3,6 +3,10 @@
 //! Both sides of a transfer number the same bytes from 0 to n: the *stream*. Each side maps a position of the
 //! stream to its own memory with its own [`View`], by arithmetic: nothing is built per page. [`Extents`] walks two
 //! views at once where one process sees both memories.
+//!
+//! A page goes slice by slice. Seen in *parts*, each run is that many equal parts, and part p of a page is part p of
+//! each of its runs, slice by slice: so a page of `[heads][32 tokens][content]` is two parts that are just like two
+//! pages of `[heads][16 tokens][content]`. The ids of a view in k parts count parts: part p of page n is `n * k + p`.
 
 use crate::{Code, Error, Layout, Result};
 use std::fmt;
@@ -25,11 +29,17 @@ pub struct View {
     pages: Arc<[u32]>,
     layers: Range<u32>,
     slices: Range<u32>,
+    parts: u32,
     order: Order,
-    /// Bytes of one piece that is contiguous for sure: a run, or all slices of a page where they touch.
-    piece_bytes: u64,
-    /// Pieces of one page in one layer.
-    pieces: u32,
+    pieces: Pieces,
+}
+
+/// The pieces of one page, or part of a page, in one layer: what is contiguous for sure.
+#[derive(Debug, Clone, Copy)]
+struct Pieces {
+    /// Bytes of one: a run or a part of it, or all slices of a page where they touch.
+    bytes: u64,
+    count: u32,
 }
 
 /// What two views must agree in to map the same stream; small enough to travel.
@@ -37,11 +47,11 @@ pub struct View {
 pub struct Shape {
     /// Layers.
     pub layers: u32,
-    /// Pages.
+    /// Pages, or parts of pages.
     pub pages: u32,
-    /// Bytes of one page in one layer, all its slices together.
+    /// Bytes of one of them in one layer, all its slices together.
     pub row_bytes: u64,
-    /// Bytes of one slice.
+    /// Bytes of one slice of it.
     pub run_bytes: u64,
     /// The order of the stream.
     pub order: Order,
@@ -50,28 +60,34 @@ pub struct Shape {
 impl Shape {
     /// Whether the same stream can be mapped onto both shapes.
     ///
+    /// Both need as many layers and bytes a layer. Their pages, or parts of pages, are of one size: then no slice is
+    /// mistaken for another. Pages of a single slice are plain bytes, which only have to divide one another. Page by
+    /// page goes only what has pages of the same size.
+    ///
     /// # Errors
-    /// `ShapeMismatch` that names both shapes.
+    /// `ShapeMismatch` that names both shapes, and what would help.
     pub fn check_same_stream(&self, there: &Shape) -> Result<()> {
         let whole = |a: u64, b: u64| a > 0 && b > 0 && (a.is_multiple_of(b) || b.is_multiple_of(a));
         let layer = |shape: &Shape| u64::from(shape.pages).checked_mul(shape.row_bytes);
-        let fits = self.order == there.order
-            && self.layers == there.layers
-            && layer(self).is_some()
-            && layer(self) == layer(there)
-            && whole(self.row_bytes, there.row_bytes)
-            && whole(self.run_bytes, there.run_bytes)
-            && (self.order == Order::LayerFirst || self.row_bytes == there.row_bytes);
-        if fits {
+        let flat = |shape: &Shape| shape.row_bytes == shape.run_bytes;
+        let same_rows = self.row_bytes == there.row_bytes;
+        let help = if self.order != there.order
+            || self.layers != there.layers
+            || layer(self).is_none()
+            || layer(self) != layer(there)
+        {
+            "both need as many layers, and as many bytes a layer"
+        } else if !(same_rows || flat(self) && flat(there)) {
+            "pages of several slices need one size: name parts of the larger ones that are as large as the smaller"
+        } else if !whole(self.row_bytes, there.row_bytes) || !whole(self.run_bytes, there.run_bytes) {
+            "pages and slices here and there have to divide one another"
+        } else if !same_rows && self.order == Order::PageFirst {
+            "pages of unequal size go layer by layer: name the owner's pages, so that this side knows of it"
+        } else {
             return Ok(());
-        }
-        Err(Error::new(
-            Code::ShapeMismatch,
-            format!(
-                "the two sides differ in shape: {self} here against {there} there; \
-                 both need as many layers, and as many bytes a layer in pages that divide each other"
-            ),
-        ))
+        };
+        let text = format!("the two sides differ in shape: {self} here against {there} there; {help}");
+        Err(Error::new(Code::ShapeMismatch, text))
     }
 }
 
@@ -119,21 +135,30 @@ impl View {
         slices: Range<u32>,
         order: Order,
     ) -> Result<View> {
-        if pages.is_empty() || layers.is_empty() || slices.is_empty() {
+        View::of_parts(layout, 1, pages, layers, slices, order)
+    }
+
+    /// The view of parts of pages: `ids` of `page * parts + part`, each run seen as so many equal parts.
+    ///
+    /// # Errors
+    /// As for [`View::new`]; `InvalidArgument` also for a number of parts that is 0, above [`MAX_PARTS`], or does not
+    /// divide a run into whole bytes.
+    pub fn of_parts(
+        layout: Arc<Layout>,
+        parts: u32,
+        ids: Arc<[u32]>,
+        layers: Range<u32>,
+        slices: Range<u32>,
+        order: Order,
+    ) -> Result<View> {
+        if ids.is_empty() || layers.is_empty() || slices.is_empty() {
             return Err(Error::new(
                 Code::InvalidArgument,
                 "the page set is empty: it takes at least one page, one layer and one slice",
             ));
         }
-        if let Some((position, page)) = pages.iter().enumerate().find(|(_, page)| **page >= layout.pages()) {
-            return Err(Error::new(
-                Code::PageOutOfRange,
-                format!(
-                    "page id {page} (position {position}) is out of range: the layout has {} pages",
-                    layout.pages()
-                ),
-            ));
-        }
+        let part_bytes = layout.part_bytes(parts)?;
+        check_ids(&layout, parts, &ids)?;
         for (what, range, count) in [("layer", &layers, layout.layers()), ("slice", &slices, layout.slices())]
         {
             if range.end > count {
@@ -146,28 +171,28 @@ impl View {
                 ));
             }
         }
-        let touching = layout.slice_stride() == layout.run_bytes() || slices.len() == 1;
-        let (piece_bytes, pieces) = match touching {
-            true => (layout.run_bytes() * slices.len() as u64, 1),
-            false => (layout.run_bytes(), slices.len() as u32),
+        let count = slices.len() as u32;
+        let pieces = match parts == 1 && layout.slice_stride() == part_bytes {
+            true => Pieces { bytes: part_bytes * u64::from(count), count: 1 },
+            false => Pieces { bytes: part_bytes, count },
         };
         // A source may name a page many times, so the layout's own bound does not bound the stream.
-        let rows = (pages.len() as u64).checked_mul(layers.len() as u64);
-        let row_bytes = piece_bytes * u64::from(pieces);
+        let rows = (ids.len() as u64).checked_mul(layers.len() as u64);
+        let row_bytes = pieces.bytes * u64::from(pieces.count);
         if rows.and_then(|rows| rows.checked_mul(row_bytes)).is_none_or(|bytes| bytes > i64::MAX as u64) {
             return Err(Error::new(
                 Code::InvalidArgument,
                 "the page set is longer than 2^63 bytes: it names its pages too often",
             ));
         }
-        Ok(View { layout, pages, layers, slices, order, piece_bytes, pieces })
+        Ok(View { layout, pages: ids, layers, slices, parts, order, pieces })
     }
 
     /// The layout that places the elements.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
-    /// The page ids in the order of the stream.
+    /// The ids of pages, or of parts of pages, in the order of the stream.
     pub fn pages(&self) -> &Arc<[u32]> {
         &self.pages
     }
@@ -188,9 +213,13 @@ impl View {
         self.order = order;
         self
     }
-    /// Bytes of one page in one layer.
+    /// How many parts of a page are told apart: 1 where ids are those of pages.
+    pub fn parts(&self) -> u32 {
+        self.parts
+    }
+    /// Bytes of one page, or part of a page, in one layer.
     pub fn row_bytes(&self) -> u64 {
-        self.piece_bytes * u64::from(self.pieces)
+        self.pieces.bytes * u64::from(self.pieces.count)
     }
     /// Bytes of one layer.
     pub fn layer_bytes(&self) -> u64 {
@@ -207,30 +236,28 @@ impl View {
             layers: self.layers.len() as u32,
             pages: self.pages.len() as u32,
             row_bytes: self.row_bytes(),
-            run_bytes: self.layout.run_bytes(),
+            run_bytes: self.layout.run_bytes() / u64::from(self.parts),
             order: self.order,
         }
     }
 
-    /// Whether no page is named twice, which a destination must not.
+    /// Whether no page, or part of one, is named twice, which a destination must not.
     ///
     /// # Errors
     /// `DuplicatePage` that names the page.
     pub fn check_distinct(&self) -> Result<()> {
-        let mut seen = vec![0u64; (self.layout.pages() as usize).div_ceil(64)];
-        for page in self.pages.iter() {
-            let (word, bit) = ((page / 64) as usize, 1u64 << (page % 64));
-            if seen[word] & bit != 0 {
-                return Err(Error::new(
-                    Code::DuplicatePage,
-                    format!(
-                        "page {page} is named twice in the destination: its content would depend on luck"
-                    ),
-                ));
-            }
-            seen[word] |= bit;
+        let mut ids = self.pages.to_vec();
+        ids.sort_unstable();
+        match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            None => Ok(()),
+            Some(pair) => Err(Error::new(
+                Code::DuplicatePage,
+                format!(
+                    "{} is named twice in the destination: its content would depend on luck",
+                    page_name(pair[0], self.parts)
+                ),
+            )),
         }
-        Ok(())
     }
 
     /// Whether some byte of the region belongs to both page sets.
@@ -259,15 +286,20 @@ impl View {
             Order::LayerFirst => (row / self.pages.len(), row % self.pages.len()),
             Order::PageFirst => (row % self.layers.len(), row / self.layers.len()),
         };
-        (self.layers.start + layer as u32, self.pages[page])
+        (self.layers.start + layer as u32, self.pages[page] / self.parts)
+    }
+
+    /// Whether the bytes before and at a position of the stream touch: then no run begins there.
+    pub fn joins_at(&self, position: u64) -> bool {
+        position > 0 && position < self.bytes() && self.runs(position - 1..position + 1).count() == 1
     }
 
     /// The contiguous runs of a part of the stream, neighbours merged. A part beyond the end is cut off.
     pub fn runs(&self, part: Range<u64>) -> Runs<'_> {
         let end = part.end.min(self.bytes());
         let start = part.start.min(end);
-        let piece = start / self.piece_bytes;
-        let row = piece / u64::from(self.pieces);
+        let piece = start / self.pieces.bytes;
+        let row = piece / u64::from(self.pieces.count);
         let inner = match self.order {
             Order::LayerFirst => self.pages.len() as u64,
             Order::PageFirst => self.layers.len() as u64,
@@ -276,9 +308,32 @@ impl View {
             view: self,
             outer: (row / inner) as usize,
             inner: (row % inner) as usize,
-            slice: (piece % u64::from(self.pieces)) as u32,
-            skip: start % self.piece_bytes,
+            slice: (piece % u64::from(self.pieces.count)) as u32,
+            skip: start % self.pieces.bytes,
             left: end - start,
+        }
+    }
+}
+
+/// A page, or part of one, in an error.
+pub fn page_name(id: u32, parts: u32) -> String {
+    match parts {
+        0 | 1 => format!("page {id}"),
+        parts => format!("part {} of {parts} of page {} (id {id})", id % parts, id / parts),
+    }
+}
+
+fn check_ids(layout: &Layout, parts: u32, ids: &[u32]) -> Result<()> {
+    let count = u64::from(layout.pages()) * u64::from(parts);
+    match ids.iter().enumerate().find(|(_, id)| u64::from(**id) >= count) {
+        None => Ok(()),
+        Some((position, id)) => {
+            let name = page_name(*id, parts);
+            let text = format!(
+                "{name}, at position {position}, is out of range: the layout has {} pages",
+                layout.pages()
+            );
+            Err(Error::new(Code::PageOutOfRange, text))
         }
     }
 }
@@ -302,17 +357,22 @@ impl Runs<'_> {
             Order::LayerFirst => (self.outer, self.inner),
             Order::PageFirst => (self.inner, self.outer),
         };
-        view.layout.at(view.layers.start + layer as u32, view.pages[page], view.slices.start + self.slice)
-            + self.skip
+        let (layer, id, slice) =
+            (view.layers.start + layer as u32, view.pages[page], view.slices.start + self.slice);
+        let start = match view.parts {
+            1 => view.layout.at(layer, id, slice),
+            parts => view.layout.at(layer, id / parts, slice) + u64::from(id % parts) * view.pieces.bytes,
+        };
+        start + self.skip
     }
 
     /// Takes the next piece, or what is left of it, and steps past it.
     fn take(&mut self) -> u64 {
-        let len = (self.view.piece_bytes - self.skip).min(self.left);
+        let len = (self.view.pieces.bytes - self.skip).min(self.left);
         self.left -= len;
         self.skip = 0;
         self.slice += 1;
-        if self.slice == self.view.pieces {
+        if self.slice == self.view.pieces.count {
             self.slice = 0;
             self.inner += 1;
             let inner = match self.view.order {

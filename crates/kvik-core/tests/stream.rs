@@ -1,6 +1,6 @@
 //! The arithmetic of views and extents against a naive model that lists every byte.
 
-use kvik_core::{Extents, Layers, Layout, Order, View};
+use kvik_core::{Code, Extents, Layers, Layout, Order, View};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -8,10 +8,12 @@ use std::sync::Arc;
 fn naive(view: &View) -> Vec<u64> {
     let layout = view.layout();
     let mut bytes = Vec::new();
-    let mut row = |layer: u32, page: u32| {
+    let parts = view.parts();
+    let len = layout.run_bytes() / u64::from(parts);
+    let mut row = |layer: u32, id: u32| {
         for slice in view.slices() {
-            let start = layout.at(layer, page, slice);
-            bytes.extend(start..start + layout.run_bytes());
+            let start = layout.at(layer, id / parts, slice) + u64::from(id % parts) * len;
+            bytes.extend(start..start + len);
         }
     };
     match view.order() {
@@ -36,15 +38,20 @@ prop_compose! {
     }
 }
 
-prop_compose! {
-    fn views(run: u64)(layout in layouts(run))(
-        pages in proptest::sample::subsequence((0..layout.pages()).collect::<Vec<_>>(), 1..=layout.pages() as usize).prop_shuffle(),
-        first_layer in 0..layout.layers(), first_slice in 0..layout.slices(), page_first in any::<bool>(), layout in Just(layout),
-    ) -> View {
+fn views(run: u64) -> impl Strategy<Value = View> {
+    let parts: Vec<u32> = (1..=run as u32).filter(|parts| run.is_multiple_of((*parts).into())).collect();
+    let seen = (layouts(run), proptest::sample::select(parts)).prop_flat_map(|(layout, parts)| {
+        let ids: Vec<u32> = (0..layout.pages() * parts).collect();
+        let some = 1..=ids.len();
+        let (layer, slice) = (0..layout.layers(), 0..layout.slices());
+        let ids = proptest::sample::subsequence(ids, some).prop_shuffle();
+        (Just(layout), Just(parts), ids, layer, slice, any::<bool>())
+    });
+    seen.prop_map(|(layout, parts, ids, layer, slice, page_first)| {
         let order = if page_first { Order::PageFirst } else { Order::LayerFirst };
-        let (layers, slices) = (first_layer..layout.layers(), first_slice..layout.slices());
-        View::new(Arc::new(layout), pages.into(), layers, slices, order).unwrap()
-    }
+        let (layers, slices) = (layer..layout.layers(), slice..layout.slices());
+        View::of_parts(Arc::new(layout), parts, ids.into(), layers, slices, order).unwrap()
+    })
 }
 
 proptest! {
@@ -60,6 +67,8 @@ proptest! {
         for pair in runs.windows(2) {
             prop_assert_ne!(pair[0].offset + pair[0].len, pair[1].offset, "neighbours must be merged");
         }
+        let touching = a > 0 && a < view.bytes() && bytes[a as usize - 1] + 1 == bytes[a as usize];
+        prop_assert_eq!(view.joins_at(a), touching);
     }
 
     #[test]
@@ -112,4 +121,21 @@ fn other_shapes_are_refused_with_both_named() {
     assert!(error.text.contains("16 bytes") && error.text.contains("24 bytes"), "{error}");
     assert!(view(layout(4, 16), vec![3, 3]).check_distinct().is_err());
     assert!(view(layout(4, 16), vec![3, 0]).check_distinct().is_ok());
+}
+
+#[test]
+fn parts_that_cannot_be_are_refused() {
+    let of_parts = |parts, ids: &[u32]| {
+        let layout =
+            Arc::new(Layout::new(0, 4, 12, 24, 2, 12, Layers::Strided { count: 1, stride: 0 }).unwrap());
+        View::of_parts(layout, parts, ids.into(), 0..1, 0..2, Order::LayerFirst).map_err(|error| error.code)
+    };
+    for parts in [0, 5, 24, 257, u32::MAX] {
+        assert_eq!(of_parts(parts, &[0]).unwrap_err(), Code::InvalidArgument, "{parts}");
+    }
+    assert_eq!(of_parts(3, &[11]).unwrap().bytes(), 8);
+    assert_eq!(of_parts(3, &[12]).unwrap_err(), Code::PageOutOfRange);
+    assert!(of_parts(3, &[9, 11, 10]).unwrap().check_distinct().is_ok());
+    let twice = of_parts(3, &[9, 11, 10, 9]).unwrap().check_distinct().unwrap_err();
+    assert!(twice.code == Code::DuplicatePage && twice.text.contains("part 0 of 3 of page 3"), "{twice}");
 }

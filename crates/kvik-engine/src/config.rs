@@ -18,6 +18,17 @@ pub enum Preference {
     Local,
 }
 
+impl Preference {
+    /// The word for it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Preference::Auto => "auto",
+            Preference::Tcp => "tcp",
+            Preference::Local => "local",
+        }
+    }
+}
+
 impl std::str::FromStr for Preference {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {

@@ -5,6 +5,7 @@ use crate::control::Ask;
 use crate::planner::chunk_bytes;
 use crate::region::Region;
 use crate::shared::{Book, Link, MemoryPath, Record, Shared, lock};
+use crate::tag::Tag;
 use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{ChunkHeader, Identity, Node, Op, Open, Order, OrderOutcome, OrderRef, Path, Select, Side};
 use kvik_transport::local::LocalLink;
@@ -22,6 +23,8 @@ pub(crate) struct Job {
     pub _region: Option<Region>,
     pub select: Select,
     pub confirm: bool,
+    pub readers: u16,
+    pub tag: Tag,
     pub extend: Duration,
     pub deadline: Duration,
     pub want: Preference,
@@ -60,6 +63,7 @@ impl Job {
             path,
             sums: self.verify.sums(network),
             confirm: self.confirm,
+            readers: self.readers,
             deadline: self.deadline,
             chunk: chunk_bytes(bytes, network, channels),
             side,
@@ -173,7 +177,8 @@ impl Shared {
                 None => node.begin_own(open, now).map_err(Some)?,
             };
             record.key = Some(key);
-            log::debug!(transfer = id, grant:% = record.job.ticket.grant, peer:% = record.job.ticket.engine; "transfer begun");
+            let Job { ticket, tag, .. } = &record.job;
+            log::debug!(engine:% = self.local.identity.engine, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer begun");
             waiting.remove(&id);
             by_key.insert(key, id);
             Ok(())

@@ -8,6 +8,7 @@ use crate::grant::{Grant, GrantCell, GrantOptions};
 use crate::planner::{Plan, plan};
 use crate::region::{PageSet, Region};
 use crate::shared::{Pools, Record, Shared, lock};
+use crate::tag::Tag;
 use crate::transfer::{Transfer, TransferOptions};
 use kvik_core::{
     Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket,
@@ -17,7 +18,7 @@ use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
-use kvik_proto::{Offer, Op, Select};
+use kvik_proto::{MAX_READERS, Offer, Op, Select};
 use kvik_transport::copy::CopyPool;
 use kvik_transport::from_host;
 use kvik_transport::tcp::TcpPool;
@@ -80,7 +81,11 @@ impl Engine {
         }
         let shared = Arc::new(shared);
         drop(shared.addresses.set(advertised));
-        let options = ThreadOptions { cpus: shared.config.cpus.clone(), numa_node: shared.config.numa_node };
+        let options = ThreadOptions {
+            cpus: shared.config.cpus.clone(),
+            numa_node: shared.config.numa_node,
+            times: shared.metrics.threads.clone(),
+        };
         let threads = usize::from(shared.config.io_threads);
         let pools = Pools {
             tcp: TcpPool::start(shared.clone(), threads, &options)?,
@@ -92,11 +97,12 @@ impl Engine {
         let mut control = Control::new(shared.clone(), listeners, unix)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
+        shared.start_stat(&options);
         log::info!(engine:% = shared.local.identity.engine; "engine {:?} listens on {bound:?}", shared.config.name);
         Ok(engine)
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 
@@ -177,7 +183,8 @@ impl Engine {
             check_writable(&memory)?;
         }
         let layout = pages.view.layout();
-        let size = 1024 + 4 * pages.len() as u64 + u64::from(layout.pages()) / 8;
+        let ids = u64::from(layout.pages()) * u64::from(pages.view.parts());
+        let size = 1024 + 4 * pages.len() as u64 + ids / 8;
         let lease = shared.budget.take(size, "a grant")?;
         let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
@@ -196,7 +203,7 @@ impl Engine {
             slot: slot.index(),
             generation,
         };
-        let cell = Arc::new(GrantCell::new());
+        let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
         shared.node(|node, now| {
             node.grant(id, offer, now)?;
             lock(&shared.book).grants.insert(id, (cell.clone(), slot, lease));
@@ -209,6 +216,7 @@ impl Engine {
             pages.region.memory()?;
         }
         shared.counters.grants_given.fetch_add(1, Ordering::Relaxed);
+        log::debug!(engine:% = self.id(), grant:% = id, request:% = cell.tag; "grant given: {} pages", pages.len());
         Ok(Grant { shared: shared.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
     }
 
@@ -233,9 +241,13 @@ impl Engine {
 
     /// Moves the ticket's pages (or those of its owner's ids in `remote`) into `local`.
     ///
+    /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in parts
+    /// that are as large here as there.
+    ///
     /// # Errors
-    /// At once for what can be seen from here: `GrantWrongRight`, `DuplicatePage`, `RegionClosed`, `PeerRestarted`
-    /// for an own ticket of an earlier start. Everything else is the transfer's outcome.
+    /// At once for what can be seen from here: `GrantWrongRight`, `DuplicatePage`, `RegionClosed`, `InvalidArgument`
+    /// for an option that cannot be, `PeerRestarted` for an own ticket of an earlier start. Everything else is the
+    /// transfer's outcome.
     pub fn read(
         &self,
         local: &PageSet,
@@ -275,7 +287,7 @@ impl Engine {
         check_right(op, ticket)?;
         let began = boottime();
         let memory = local.region.memory()?;
-        let Plan { view, select, extents } = plan(local, remote)?;
+        let Plan { view, select, extents } = plan(local, remote, &options)?;
         let pages = view.pages().len() as u64;
         let memory = Some((memory, local.region.id(), view));
         let _region = Some(local.region.clone());
@@ -284,13 +296,15 @@ impl Engine {
         self.begin(job, began)
     }
 
-    /// Confirms the use of a `once` grant without moving anything: its owner gets the pages back.
+    /// Confirms the use of a `once` grant without moving anything: its owner gets the pages back, once all of its
+    /// readers have confirmed. Of the options the deadline, the number of readers and the tag count.
     ///
     /// # Errors
     /// As for [`Engine::read`].
-    pub fn release(&self, ticket: &Ticket, deadline: Option<Duration>) -> Result<Transfer> {
+    pub fn release(&self, ticket: &Ticket, options: TransferOptions) -> Result<Transfer> {
         self.shared().check()?;
-        let options = TransferOptions { deadline, ..TransferOptions::default() };
+        let TransferOptions { deadline, readers, tag, .. } = options;
+        let options = TransferOptions { deadline, readers, tag, ..TransferOptions::default() };
         let job = Job { op: Some(Op::Confirm), ..self.job(ticket, &options)? };
         self.begin(job, boottime())
     }
@@ -326,6 +340,10 @@ impl Engine {
     }
 
     fn job(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Job> {
+        if options.readers == 0 || options.readers > MAX_READERS {
+            let text = format!("readers is from 1 to {MAX_READERS}, not {}", options.readers);
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
         let config = &self.shared().config;
         let time = options.deadline.unwrap_or(config.deadline);
         if time.is_zero() || time > MAX_DEADLINE {
@@ -341,6 +359,8 @@ impl Engine {
             _region: None,
             select: Select::default(),
             confirm: options.confirm.unwrap_or(true),
+            readers: options.readers,
+            tag: Tag::new(&options.tag),
             extend: Duration::ZERO,
             deadline: boottime() + time,
             want: options.transport.unwrap_or(config.transport),
@@ -476,6 +496,7 @@ impl Handle {
         }
         let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
         left.into_iter().for_each(|id| shared.abandon(id, closed()));
+        shared.stop_stat();
         log::info!(engine:% = shared.local.identity.engine; "engine closed");
     }
 }

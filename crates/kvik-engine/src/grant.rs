@@ -3,6 +3,7 @@
 use crate::config::MAX_DEADLINE;
 use crate::region::Region;
 use crate::shared::Shared;
+use crate::tag::Tag;
 use kvik_core::{Code, Error, GrantId, GrantState, Result, Right, Ticket, Use};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 pub struct GrantOptions {
     /// Read or write. Default: read.
     pub right: Right,
-    /// How often. Default: once, by one reader.
+    /// How often. Default: once, by one reader, or by as many as the readers themselves declare.
     pub uses: Use,
     /// How long it lives if it is not extended. Default 120 s.
     pub expiry: Duration,
@@ -20,6 +21,8 @@ pub struct GrantOptions {
     pub max_expiry: Duration,
     /// Its id, where somebody else has already made the ticket. Default: a new one.
     pub id: Option<GrantId>,
+    /// A request id for this side's log lines; it is never sent.
+    pub tag: String,
 }
 
 impl Default for GrantOptions {
@@ -30,6 +33,7 @@ impl Default for GrantOptions {
             expiry: Duration::from_secs(120),
             max_expiry: Duration::from_secs(600),
             id: None,
+            tag: String::new(),
         }
     }
 }
@@ -68,13 +72,15 @@ pub struct Grant {
 
 /// Where the end of a grant appears.
 pub(crate) struct GrantCell {
+    /// The request that it was given for, for logs.
+    pub tag: Tag,
     state: Mutex<GrantState>,
     changed: Condvar,
 }
 
 impl GrantCell {
-    pub fn new() -> GrantCell {
-        GrantCell { state: Mutex::new(GrantState::Live), changed: Condvar::new() }
+    pub fn new(tag: Tag) -> GrantCell {
+        GrantCell { tag, state: Mutex::new(GrantState::Live), changed: Condvar::new() }
     }
     fn lock(&self) -> MutexGuard<'_, GrantState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

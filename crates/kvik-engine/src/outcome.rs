@@ -5,6 +5,7 @@
 //! that it has not, so that it cannot begin afterwards.
 
 use crate::config::Preference;
+use crate::desk::Job;
 use crate::shared::{Record, Shared, lock};
 use crate::transfer::Report;
 use kvik_core::{Code, Error, Result};
@@ -85,7 +86,8 @@ impl Shared {
         if record.job.want != Preference::Auto || record.transport != "local" {
             return Err(None);
         }
-        log::info!(transfer = id, peer:% = record.job.ticket.engine; "the transfer goes over tcp: {error}");
+        let Job { ticket, tag, .. } = &record.job;
+        log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "the transfer goes over tcp: {error}");
         (record.key, record.fence) = (None, None);
         record.job.want = Preference::Tcp;
         // It had begun: should its session be gone too, it is lost as any other.
@@ -95,13 +97,20 @@ impl Shared {
     }
 
     fn finish(&self, id: u64, record: Record, finished: Option<Finished>, outcome: Result<()>) {
-        let outcome = match outcome {
-            Ok(()) => Ok(self.report(&record, finished)),
-            Err(error) => {
-                log::info!(transfer = id, grant:% = record.job.ticket.grant, peer:% = record.job.ticket.engine; "transfer failed: {error}");
-                Err(error)
+        let bytes = finished.as_ref().map_or(0, |finished| finished.bytes);
+        let outcome = outcome.map(|()| self.report(&record, finished));
+        let Job { ticket, tag, .. } = &record.job;
+        let own = self.local.identity.engine;
+        match &outcome {
+            Ok(report) => {
+                log::debug!(engine:% = own, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer done: {} bytes over {}", report.bytes, report.transport);
             }
-        };
+            Err(error) => {
+                log::info!(engine:% = own, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer failed: {error}");
+            }
+        }
+        self.metrics.transfer_ended(&record, bytes, &outcome);
+        self.stat.tracer.ended(&record, bytes, &outcome, &self.stat.bell);
         let end = record.end.clone();
         // The memory that the record holds is let go of before anybody hears of the end.
         drop(record);

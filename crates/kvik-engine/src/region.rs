@@ -162,6 +162,25 @@ impl PageSet {
         layers: Option<Range<u32>>,
         slices: Option<Range<u32>>,
     ) -> Result<PageSet> {
+        PageSet::of_parts(region, layout, 1, pages, layers, slices)
+    }
+
+    /// Parts of pages: each run is seen as `parts` equal parts, and part p of page n has the id `n * parts + p`.
+    ///
+    /// Part p of a page is part p of each of its slices: so the two parts of a page of `[heads][32 tokens][content]`
+    /// are just like two pages of `[heads][16 tokens][content]`.
+    ///
+    /// # Errors
+    /// As for [`PageSet::new`]; `InvalidArgument` also for a number of parts that is 0, above 256, or does not divide
+    /// a run into whole bytes.
+    pub fn of_parts(
+        region: &Region,
+        layout: Arc<Layout>,
+        parts: u32,
+        ids: Arc<[u32]>,
+        layers: Option<Range<u32>>,
+        slices: Option<Range<u32>>,
+    ) -> Result<PageSet> {
         if layout.end() > region.bytes() {
             return Err(Error::new(
                 Code::PageOutOfRange,
@@ -175,7 +194,7 @@ impl PageSet {
             ));
         }
         let (layers, slices) = (layers.unwrap_or(0..layout.layers()), slices.unwrap_or(0..layout.slices()));
-        let view = View::new(layout, pages, layers, slices, Order::LayerFirst)?;
+        let view = View::of_parts(layout, parts, ids, layers, slices, Order::LayerFirst)?;
         Ok(PageSet { region: region.clone(), view })
     }
 
@@ -187,7 +206,7 @@ impl PageSet {
     pub fn bytes(&self) -> u64 {
         self.view.bytes()
     }
-    /// Number of pages.
+    /// Number of pages, or of parts of pages.
     pub fn len(&self) -> usize {
         self.view.pages().len()
     }

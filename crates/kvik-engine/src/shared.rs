@@ -10,7 +10,9 @@ use crate::config::Config;
 use crate::control::Ask;
 use crate::dial::Dial;
 use crate::grant::GrantCell;
+use crate::metrics::Metrics;
 use crate::output::ControlConn;
+use crate::stat::StatDesk;
 use crate::transfer::{End, Report};
 use kvik_core::{Code, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
@@ -54,6 +56,8 @@ pub(crate) struct Shared {
     progress: (Mutex<u64>, Condvar),
     pub budget: Budget,
     pub counters: Counters,
+    pub metrics: Metrics,
+    pub stat: StatDesk,
 }
 
 pub(crate) struct Pools {
@@ -169,6 +173,8 @@ impl Shared {
             progress: Default::default(),
             budget,
             counters: Counters::default(),
+            metrics: Metrics::new(),
+            stat: StatDesk::new()?,
         })
     }
 
@@ -251,11 +257,13 @@ impl Shared {
             Event::Stop(session) => self.with_pools(|pools| pools.tcp.halt(session)),
             Event::Raise(_) => {}
             Event::Finished(finished) => self.on_finished(finished),
+            Event::Served(served) => self.metrics.served(&served),
             Event::GrantEnded(id, state) => {
                 if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
                     cell.set(state);
+                    log::debug!(engine:% = self.local.identity.engine, grant:% = id, request:% = cell.tag; "grant ended: {}", state.name());
                 }
-                log::debug!(grant:% = id; "grant ended: {}", state.name());
+                self.metrics.grant_ended(state);
                 self.note_progress();
             }
             Event::SessionDown(session, error) => self.on_session_down(session, error),
@@ -282,8 +290,10 @@ impl Shared {
         self.with_pools(|pools| pools.tcp.cut(session));
         self.ask(Ask::Forget(session));
         self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
-        log::info!(session = session; "session ended: {error}");
+        let peer = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
+        log::info!(engine:% = self.local.identity.engine, peer:% = peer; "session {session} ended: {error}");
         if let Some(link) = link {
+            self.metrics.session_ended(link.peer.engine, error.code);
             self.wait_again(&link.peer, &error);
         }
         self.note_progress();

@@ -5,12 +5,13 @@ use crate::shared::Shared;
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::EventFd;
 use kvik_transport::from_host;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What can be chosen for one transfer; what is not chosen is the engine's.
-#[derive(Debug, Clone, Default)]
+/// What can be chosen for one transfer; what is not chosen is the engine's, or the grant's.
+#[derive(Debug, Clone)]
 pub struct TransferOptions {
     /// When it must have ended, from now.
     pub deadline: Option<Duration>,
@@ -21,6 +22,35 @@ pub struct TransferOptions {
     /// Whether success counts as this engine's use of a `once` grant; true unless told. False for all but the last
     /// part of a transfer in parts.
     pub confirm: Option<bool>,
+    /// Layers of the owner's layout, of those that are granted.
+    pub remote_layers: Option<Range<u32>>,
+    /// Slices of the owner's layout, of those that are granted.
+    pub remote_slices: Option<Range<u32>>,
+    /// In how many parts the owner's pages are seen, so that the owner's ids are those of parts; see
+    /// [`PageSet::of_parts`](crate::PageSet::of_parts). Default: as the grant was given.
+    pub remote_parts: Option<u32>,
+    /// How many engines use the grant together, this one included: a `once` grant is consumed when so many, or as
+    /// many as the owner said where that is more, have confirmed. From 1 to 4096; the largest that any of them
+    /// declares is what counts. Default: 1.
+    pub readers: u16,
+    /// A request id for this side's log lines; it is never sent.
+    pub tag: String,
+}
+
+impl Default for TransferOptions {
+    fn default() -> Self {
+        TransferOptions {
+            deadline: None,
+            transport: None,
+            verify: None,
+            confirm: None,
+            remote_layers: None,
+            remote_slices: None,
+            remote_parts: None,
+            readers: 1,
+            tag: String::new(),
+        }
+    }
 }
 
 /// What a transfer that succeeded did.
@@ -28,9 +58,10 @@ pub struct TransferOptions {
 pub struct Report {
     /// Bytes that were moved.
     pub bytes: u64,
-    /// Contiguous runs of memory that they took on this side.
+    /// Contiguous runs of memory that they took, neighbours merged: on both sides where this side copied, else on
+    /// this side.
     pub extents: u64,
-    /// Pages.
+    /// Pages of this side's page set, or parts of pages.
     pub pages: u64,
     /// `"tcp"`, `"local"` or `"self"`.
     pub transport: &'static str,

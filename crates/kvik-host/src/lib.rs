@@ -10,7 +10,7 @@
 //!   [`runs`] (contiguous runs of it, handed to the kernel), [`process_vm`] (reading a peer that shares no
 //!   mapping), [`fence`] (the shared table that says whether what was read still counted);
 //! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd);
-//! * the process: [`thread`](mod@thread), [`fork`], [`clock`];
+//! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`];
 //! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
 //!   here, in words).
 //!
@@ -19,6 +19,7 @@
 
 pub mod addr;
 pub mod clock;
+pub mod cpu;
 pub mod event;
 pub mod fence;
 pub mod fork;

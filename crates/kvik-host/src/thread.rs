@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::cpu::ThreadTimes;
 use crate::error::HostError;
 
 /// What every name begins with.
@@ -31,6 +32,8 @@ pub struct ThreadOptions {
     pub cpus: Option<Vec<usize>>,
     /// NUMA node to prefer for memory that the thread touches first, and to run on if no CPUs are given.
     pub numa_node: Option<u32>,
+    /// Where its CPU time can be read.
+    pub times: ThreadTimes,
 }
 
 /// Starts a thread. Its name begins with `kvik-` and has at most 15 bytes. When this returns, the thread is in
@@ -45,13 +48,14 @@ pub fn spawn_named(
             format!("a thread's name begins with {PREFIX} and has at most {MAX_NAME} bytes, not {name:?}");
         return Err(HostError::InvalidArgument(rule));
     }
-    let options = options.clone();
+    let (options, counted_as) = (options.clone(), name.to_owned());
     // A channel without room: the report is sent only if the caller takes it, so that a thread never runs `f` after
     // its caller was told that it did not start.
     let (report, reported) = mpsc::sync_channel(0);
     let thread = {
         let _blocked = SignalsBlocked::new()?;
         std::thread::Builder::new().name(name.into()).spawn(move || {
+            let _counted = options.times.count(&counted_as);
             let placed = place(&options);
             let run = placed.is_ok();
             if report.send(placed).is_ok() && run {

@@ -79,6 +79,12 @@ impl UnixListener {
             }
         }
     }
+
+    /// Refuses every further connection, also while a forked child still holds the socket.
+    pub fn stop(&self) -> Result<(), HostError> {
+        rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both)
+            .map_err(|e| HostError::os("stopping a UNIX listener", e))
+    }
 }
 
 impl UnixConn {

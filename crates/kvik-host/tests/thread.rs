@@ -62,10 +62,10 @@ fn the_thread_runs_on_the_cpus_it_was_given() {
     let allowed = in_thread(&ThreadOptions::default(), || rustix::thread::sched_getaffinity(None).unwrap());
     let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
     for &cpu in &cpus {
-        let options = ThreadOptions { cpus: Some(vec![cpu]), numa_node: None };
+        let options = ThreadOptions { cpus: Some(vec![cpu]), numa_node: None, ..ThreadOptions::default() };
         assert_eq!(in_thread(&options, || status_line("Cpus_allowed_list:")), cpu.to_string());
     }
-    let options = ThreadOptions { cpus: Some(cpus.clone()), numa_node: None };
+    let options = ThreadOptions { cpus: Some(cpus.clone()), numa_node: None, ..ThreadOptions::default() };
     let inside = in_thread(&options, || rustix::thread::sched_getaffinity(None).unwrap());
     assert_eq!(inside.count() as usize, cpus.len());
 }
@@ -74,7 +74,7 @@ fn the_thread_runs_on_the_cpus_it_was_given() {
 fn a_cpu_that_is_not_there_is_named_and_the_work_not_begun() {
     let begun = Arc::new(AtomicBool::new(false));
     for (cpus, bad) in [(vec![0, 1023], 1023), (vec![1 << 40], 1 << 40)] {
-        let options = ThreadOptions { cpus: Some(cpus), numa_node: None };
+        let options = ThreadOptions { cpus: Some(cpus), numa_node: None, ..ThreadOptions::default() };
         let flag = Arc::clone(&begun);
         match spawn_named("kvik-test", &options, move || flag.store(true, Ordering::Release)) {
             Err(HostError::CpuNotAllowed { cpu, allowed }) => {
@@ -84,7 +84,7 @@ fn a_cpu_that_is_not_there_is_named_and_the_work_not_begun() {
             other => panic!("{other:?}"),
         }
     }
-    let none = ThreadOptions { cpus: Some(vec![]), numa_node: None };
+    let none = ThreadOptions { cpus: Some(vec![]), numa_node: None, ..ThreadOptions::default() };
     assert!(matches!(spawn_named("kvik-test", &none, || ()), Err(HostError::InvalidArgument(_))));
     assert!(!begun.load(Ordering::Acquire));
 }
@@ -92,7 +92,7 @@ fn a_cpu_that_is_not_there_is_named_and_the_work_not_begun() {
 #[test]
 fn a_numa_node_gives_its_cpus_and_a_missing_one_is_named() {
     for node in numa_nodes() {
-        let options = ThreadOptions { cpus: None, numa_node: Some(node) };
+        let options = ThreadOptions { numa_node: Some(node), ..ThreadOptions::default() };
         let policy = in_thread(&options, || {
             let mut mode = -1i32;
             // SAFETY: the kernel writes the mode; no mask is asked for.
@@ -103,7 +103,7 @@ fn a_numa_node_gives_its_cpus_and_a_missing_one_is_named() {
         });
         assert_eq!(policy, (0, libc::MPOL_PREFERRED));
     }
-    let options = ThreadOptions { cpus: None, numa_node: Some(999) };
+    let options = ThreadOptions { numa_node: Some(999), ..ThreadOptions::default() };
     let refused = spawn_named("kvik-test", &options, || ());
     assert!(matches!(refused, Err(HostError::NodeUnknown { node: 999, .. })), "{refused:?}");
 }
@@ -125,4 +125,32 @@ fn a_prompt_thread_is_scheduled_before_ordinary_ones_where_that_is_allowed() {
             assert!(why.contains("ulimit -r"), "{why}");
         }
     }
+}
+
+#[test]
+fn cpu_time_of_a_thread_is_read_from_outside_and_kept_after_its_end() {
+    let options = ThreadOptions::default();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let (worked, did) = std::sync::mpsc::channel();
+    let busy = move || {
+        let mut sum = 0u64;
+        while kvik_host::clock::thread_cpu() < std::time::Duration::from_millis(20) {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        worked.send(()).unwrap();
+        let _ = wait.recv();
+    };
+    let thread = spawn_named("kvik-busy", &options, busy).unwrap();
+    let names = |times: &[(String, std::time::Duration)]| {
+        times.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&options.times.read()), ["kvik-busy"]);
+    did.recv().unwrap();
+    let running = options.times.read();
+    assert!(running[0].1 >= std::time::Duration::from_millis(20), "{running:?}");
+    drop(go);
+    thread.join().unwrap();
+    let ended = options.times.read();
+    assert!(ended[0].1 >= running[0].1, "{ended:?} after {running:?}");
+    assert_eq!(options.times.read(), ended);
 }

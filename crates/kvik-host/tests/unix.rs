@@ -203,3 +203,13 @@ fn names_are_checked_and_errors_name_them() {
     drop(first);
     UnixListener::bind(&taken).unwrap();
 }
+
+#[test]
+fn a_stopped_listener_refuses_although_it_is_still_held() {
+    let name = name("stopped");
+    let listener = UnixListener::bind(&name).unwrap();
+    UnixConn::connect(&name, BOUND).unwrap();
+    listener.stop().unwrap();
+    assert!(matches!(UnixConn::connect(&name, BOUND), Err(HostError::Os { .. })));
+    drop(listener);
+}

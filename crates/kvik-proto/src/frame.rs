@@ -15,10 +15,12 @@ use std::time::Duration;
 pub const FRAME_HEADER: usize = 8;
 /// A longer frame is refused: room for [`crate::MAX_PAGES`] page ids twice over.
 pub const MAX_FRAME: usize = 10 << 20;
+/// A handover is not read by more engines than this.
+pub const MAX_READERS: u16 = 4096;
 const MAX_TEXT: usize = 1024;
 
 /// What a transfer asks of the owner of the grant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Move the owner's pages to the initiator.
     Read,
@@ -42,12 +44,14 @@ pub enum Path {
 /// The pages of the grant that a transfer is about; what is not named is taken from the grant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Select {
-    /// Page ids of the owner.
+    /// Ids of the owner's pages, or of parts of them.
     pub pages: Option<PageList>,
     /// Layers of the owner's layout.
     pub layers: Option<Range<u32>>,
     /// Slices of the owner's layout.
     pub slices: Option<Range<u32>>,
+    /// In how many parts the owner's pages are seen: page ids count parts.
+    pub parts: Option<u32>,
 }
 
 /// Memory that the peer may copy from: the source of a transfer over [`Path::Memory`].
@@ -80,6 +84,8 @@ pub struct Begin {
     pub sums: bool,
     /// Whether success counts as this engine's use of the grant.
     pub confirm: bool,
+    /// How many engines use the grant together, by what the initiator knows: from 1 to [`MAX_READERS`].
+    pub readers: u16,
     /// How long the initiator waits; for `Extend` the time that is asked for.
     pub time: Duration,
     /// Bytes under one checksum.
@@ -235,7 +241,7 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
         Path::Channels => 0,
         Path::Memory => 1,
     });
-    w.u8(begin.sums.into()).u8(begin.confirm.into());
+    w.u8(begin.sums.into()).u8(begin.confirm.into()).u16(begin.readers);
     w.u32(u32::try_from(begin.time.as_millis()).unwrap_or(u32::MAX)).u32(begin.unit).u32(begin.chunk);
     w.u8(begin.shape.is_some().into());
     if let Some(shape) = &begin.shape {
@@ -251,6 +257,10 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
         if let Some(range) = range {
             encode_range(range, w);
         }
+    }
+    w.u8(begin.select.parts.is_some().into());
+    if let Some(parts) = begin.select.parts {
+        w.u32(parts);
     }
     encode_source(begin.source.as_ref(), w);
 }
@@ -269,7 +279,10 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
         1 => Path::Memory,
         _ => return Err(r.wrong("its path is unknown")),
     };
-    let (sums, confirm) = (r.bool()?, r.bool()?);
+    let (sums, confirm, readers) = (r.bool()?, r.bool()?, r.u16()?);
+    if readers == 0 || readers > MAX_READERS {
+        return Err(r.wrong("it is of more readers than a handover has, or of none"));
+    }
     let time = Duration::from_millis(r.u32()?.into());
     let (unit, chunk) = (r.u32()?, r.u32()?);
     let shape = match r.bool()? {
@@ -285,9 +298,25 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
     let pages = if r.bool()? { Some(PageList::decode(r)?) } else { None };
     let layers = if r.bool()? { Some(decode_range(r)?) } else { None };
     let slices = if r.bool()? { Some(decode_range(r)?) } else { None };
+    let parts = if r.bool()? { Some(r.u32()?) } else { None };
     let source = decode_source(r)?;
-    let select = Select { pages, layers, slices };
-    Ok(Begin { transfer, grant, layout, op, path, sums, confirm, time, unit, chunk, shape, select, source })
+    let select = Select { pages, layers, slices, parts };
+    Ok(Begin {
+        transfer,
+        grant,
+        layout,
+        op,
+        path,
+        sums,
+        confirm,
+        readers,
+        time,
+        unit,
+        chunk,
+        shape,
+        select,
+        source,
+    })
 }
 
 fn encode_source(source: Option<&Source>, w: &mut Writer) {

@@ -4,11 +4,17 @@
 //! - a grant is live, ending (no new flow may join; it waits for the flows that have pins) or gone;
 //! - a gone grant leaves a mark that says how it ended, so that a late request gets its own error;
 //! - exactly the live grants are due at their expiry, whatever became of earlier ones;
+//! - a grant for n readers is consumed when n different engines have confirmed, and n only rises: it is the largest
+//!   of what the owner said and of what every request that took part has declared. So no reader that counts on
+//!   others to wait for it loses its pages to one that knows of fewer; where readers disagree or die, the grant
+//!   ends by its expiry;
 //! - pages of a grant are only ever reached through a [`View`] that this module has checked against it.
 
 use crate::frame::{Op, Select};
 use crate::{FlowKey, MAX_PAGES};
-use kvik_core::{Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View};
+use kvik_core::{
+    Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View, page_name,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,11 +48,49 @@ pub struct Offer<R> {
 
 struct Entry<R> {
     offer: Offer<R>,
+    /// A bit for each page, or part of a page where the grant is of parts.
     covered: Vec<u64>,
     layout: [u8; 8],
+    /// How many engines must confirm; none where the grant is not used up.
+    readers: Option<u32>,
     confirmed: BTreeSet<EngineId>,
     flows: BTreeSet<FlowKey>,
     ending: Option<GrantState>,
+}
+
+impl<R> Entry<R> {
+    /// Whether all of a page, or of one of so many parts of it, is granted.
+    fn covers(&self, id: u32, parts: u32) -> bool {
+        let (granted, parts) = (u64::from(self.offer.view.parts()), u64::from(parts));
+        let (first, end) = (u64::from(id) * granted / parts, ((u64::from(id) + 1) * granted).div_ceil(parts));
+        let granted = |bit: u64| {
+            let word = usize::try_from(bit / 64).ok().and_then(|at| self.covered.get(at));
+            word.is_some_and(|word| word & (1 << (bit % 64)) != 0)
+        };
+        (first..end).all(granted)
+    }
+}
+
+/// What a grant covers, in ids of parts that divide its own.
+fn in_parts(whole: &View, parts: u32) -> Result<Arc<[u32]>> {
+    if parts == whole.parts() {
+        return Ok(whole.pages().clone());
+    }
+    let wrong = |why: &str| Err(Error::new(Code::InvalidArgument, why));
+    if !parts.is_multiple_of(whole.parts()) {
+        return wrong(
+            "the grant is of smaller parts of pages than were asked for: name those that are wanted",
+        );
+    }
+    let times = parts / whole.parts();
+    if whole.pages().len() as u64 * u64::from(times) > MAX_PAGES {
+        return wrong("the grant has more parts of pages than one transfer takes: name some of them");
+    }
+    let of = |id: &u32| id.checked_mul(times).and_then(|first| Some(first..first.checked_add(times)?));
+    match whole.pages().iter().map(of).collect::<Option<Vec<_>>>() {
+        Some(ranges) => Ok(ranges.into_iter().flatten().collect()),
+        None => wrong("the layout has too many pages to be seen in so many parts"),
+    }
 }
 
 /// All grants of an engine.
@@ -77,13 +121,18 @@ impl<R: Clone> Grants<R> {
                 format!("grant {id} was already given; every grant takes a new id"),
             ));
         }
-        let mut covered = vec![0u64; (offer.view.layout().pages() as usize).div_ceil(64)];
-        for page in offer.view.pages().iter() {
-            covered[(page / 64) as usize] |= 1 << (page % 64);
+        let ids = offer.view.layout().pages() as usize * offer.view.parts() as usize;
+        let mut covered = vec![0u64; ids.div_ceil(64)];
+        for id in offer.view.pages().iter() {
+            covered[(id / 64) as usize] |= 1 << (id % 64);
         }
         let layout = offer.view.layout().digest();
         let (confirmed, flows) = (BTreeSet::new(), BTreeSet::new());
-        let entry = Entry { offer, covered, layout, confirmed, flows, ending: None };
+        let readers = match offer.uses {
+            Use::Once(readers) => Some(readers),
+            Use::Many => None,
+        };
+        let entry = Entry { offer, covered, layout, readers, confirmed, flows, ending: None };
         self.due.insert((entry.offer.expires, id));
         self.entries.insert(id, entry);
         Ok(())
@@ -123,7 +172,7 @@ impl<R: Clone> Grants<R> {
     /// The view of what is asked for, all of it inside the grant.
     ///
     /// # Errors
-    /// `PageNotGranted` that names the page, layers or slices.
+    /// `PageNotGranted` that names the page, layers or slices; `InvalidArgument` for parts that cannot be.
     pub fn select(&self, id: GrantId, select: &Select, order: Order) -> Result<View> {
         let entry = self.entries.get(&id).ok_or_else(|| self.why_gone(id))?;
         let whole = &entry.offer.view;
@@ -140,29 +189,31 @@ impl<R: Clone> Grants<R> {
         };
         let layers = inside("layers", &select.layers, whole.layers())?;
         let slices = inside("slices", &select.slices, whole.slices())?;
-        let pages: Arc<[u32]> = match &select.pages {
-            None => whole.pages().clone(),
+        let parts = select.parts.unwrap_or(whole.parts());
+        whole.layout().part_bytes(parts)?;
+        let ids = match &select.pages {
+            None => in_parts(whole, parts)?,
             Some(list) => {
-                let pages = list.expand((whole.pages().len() as u64).min(MAX_PAGES))?;
-                let granted = |page: &u32| {
-                    entry.covered.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
-                };
-                if let Some(page) = pages.iter().find(|page| !granted(page)) {
+                let most = (whole.pages().len() as u64 * u64::from(parts)).div_ceil(whole.parts().into());
+                let ids = list.expand(most.min(MAX_PAGES))?;
+                if let Some(missing) = ids.iter().find(|page| !entry.covers(**page, parts)) {
+                    let page = page_name(*missing, parts);
                     return Err(Error::new(
                         Code::PageNotGranted,
-                        format!("page {page} was asked for, which grant {id} does not cover"),
+                        format!("{page} was asked for, which grant {id} does not cover"),
                     ));
                 }
-                pages
+                ids
             }
         };
-        View::new(whole.layout().clone(), pages, layers, slices, order)
+        View::of_parts(whole.layout().clone(), parts, ids, layers, slices, order)
     }
 
-    /// A flow takes part in the grant.
-    pub fn attach(&mut self, id: GrantId, flow: FlowKey) {
+    /// A flow takes part in the grant, one of so many readers by its own account.
+    pub fn attach(&mut self, id: GrantId, flow: FlowKey, readers: u16) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.flows.insert(flow);
+            entry.readers = entry.readers.map(|known| known.max(readers.into()));
         }
     }
 
@@ -175,7 +226,7 @@ impl<R: Clone> Grants<R> {
     /// A reader has confirmed: true when it was the last one that the grant was for.
     pub fn confirm(&mut self, id: GrantId, reader: EngineId) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
-        let Use::Once(readers) = entry.offer.uses else { return false };
+        let Some(readers) = entry.readers else { return false };
         entry.confirmed.insert(reader);
         entry.ending.is_none() && entry.confirmed.len() >= readers as usize
     }
@@ -250,6 +301,12 @@ impl<R: Clone> Grants<R> {
     /// All grants that have not ended.
     pub fn all(&self) -> Vec<GrantId> {
         self.entries.keys().copied().collect()
+    }
+
+    /// Pages of grants that are ending and that a flow still takes part in.
+    pub fn quarantined(&self) -> u64 {
+        let ending = self.entries.values().filter(|entry| entry.ending.is_some());
+        ending.map(|entry| entry.offer.view.pages().len() as u64).sum()
     }
 
     /// Number of grants that have not ended.

@@ -1,7 +1,7 @@
 //! The side that begins a transfer.
 
 use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
-use crate::frame::{Begin, Frame, Op, Path, Select, Source};
+use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source};
 use crate::node::{Event, Node, Timer};
 use crate::pages::check_page_count;
 use crate::session::MAX_UNSENT;
@@ -38,6 +38,8 @@ pub struct Open<R> {
     pub sums: bool,
     /// Whether success counts as a use of the grant.
     pub confirm: bool,
+    /// How many engines use the grant together, as far as this one knows: from 1 to [`MAX_READERS`].
+    pub readers: u16,
     /// When it must have ended.
     pub deadline: Duration,
     /// Bytes of a chunk, about.
@@ -54,6 +56,10 @@ impl<R: Clone> Open<R> {
     /// What can be known to be wrong before anybody is asked.
     fn check(&self) -> Result<()> {
         let wrong = |why: &str| Err(Error::new(Code::InvalidArgument, why));
+        if self.readers == 0 || self.readers > MAX_READERS {
+            let text = format!("{} readers cannot be: a grant has from 1 to {MAX_READERS}", self.readers);
+            return wrong(&text);
+        }
         let moves = matches!(self.op, Op::Read | Op::Write);
         let Some(side) = &self.side else {
             return if moves { wrong("a transfer needs memory on this side") } else { Ok(()) };
@@ -155,6 +161,7 @@ impl<R: Clone> Node<R> {
             path: open.path,
             sums: open.sums,
             confirm: open.confirm,
+            readers: open.readers,
             time: if open.op == Op::Extend { open.extend } else { open.deadline.saturating_sub(now) },
             unit: flow.cut.unit as u32,
             chunk: flow.cut.chunk as u32,
@@ -200,7 +207,7 @@ impl<R: Clone> Node<R> {
             self.grants.extend(open.grant, open.extend)?;
         }
         self.timers.insert((flow.deadline, Timer::Flow(key)));
-        self.grants.attach(open.grant, key);
+        self.grants.attach(open.grant, key, open.readers);
         if flow.source.is_some() {
             self.copying.push_back(key);
             self.events.push_back(Event::Copy);

@@ -18,6 +18,7 @@ mod node;
 mod orders;
 mod owner;
 mod pages;
+mod served;
 mod session;
 mod wire;
 
@@ -25,7 +26,7 @@ pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
 pub use flow::{CopyFrom, Cut};
-pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, Op, Path, Select, Source};
+pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source};
 pub use grants::Offer;
 pub use handshake::{
     Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret, SessionKey,
@@ -35,6 +36,7 @@ pub use initiator::{Open, Side};
 pub use node::{Event, Finished, Node, Timing};
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
 pub use pages::{MAX_PAGES, PageList};
+pub use served::Served;
 pub use session::MAX_CHANNELS;
 
 /// A transfer: its session's number and its own within the session.

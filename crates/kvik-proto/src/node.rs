@@ -8,6 +8,7 @@ use crate::flow::{Flow, Role};
 use crate::frame::Begin;
 use crate::grants::{Grants, Offer};
 use crate::handshake::Identity;
+use crate::served::Served;
 use crate::session::Session;
 use crate::{FlowKey, OWN_SESSION};
 use kvik_core::{Code, Error, GrantId, GrantState, RegionId, Result};
@@ -41,6 +42,8 @@ pub enum Event {
     Stop(u64),
     /// A transfer that this side began has ended; nothing here touches its memory any more.
     Finished(Finished),
+    /// A request of a peer has ended on this side, which owns the grant.
+    Served(Served),
     /// A grant has ended; its pages are the owner's again.
     GrantEnded(GrantId, GrantState),
     /// This fence slot must be raised, at once.
@@ -92,6 +95,8 @@ pub struct Node<R> {
     pub(crate) unsent: Vec<u64>,
     /// The latest time that was heard of.
     pub(crate) clock: Duration,
+    /// Beats that were sent later than half a heartbeat after they were due.
+    pub(crate) late_beats: u64,
 }
 
 impl<R: Clone> Node<R> {
@@ -115,6 +120,7 @@ impl<R: Clone> Node<R> {
             own_transfers: 0,
             unsent: Vec::new(),
             clock: now,
+            late_beats: 0,
         }
     }
 
@@ -191,6 +197,16 @@ impl<R: Clone> Node<R> {
     /// Number of grants that have not ended.
     pub fn grants(&self) -> usize {
         self.grants.len()
+    }
+
+    /// Pages of grants that are over while a transfer may still touch them: they are not the owner's again yet.
+    pub fn quarantined(&self) -> u64 {
+        self.grants.quarantined()
+    }
+
+    /// Beats that were sent later than half a heartbeat after they were due.
+    pub fn late_beats(&self) -> u64 {
+        self.late_beats
     }
 
     // ---- time ----

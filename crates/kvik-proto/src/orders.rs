@@ -61,7 +61,7 @@ pub enum OrderKind<R> {
 pub enum OrderOutcome {
     /// All of it is done and checked.
     Done {
-        /// Runs of memory that it took.
+        /// Runs of memory that it took, without one that only goes on from the part before.
         extents: u64,
         /// Time spent on checksums.
         verify: Duration,
@@ -236,10 +236,12 @@ impl<R: Clone> Node<R> {
         match flow.role {
             Role::Initiator => self.report(&flow, outcome),
             Role::Parked { grant } => {
+                self.note_unserved(&flow, &outcome);
                 self.leave_session(&flow);
                 self.forget_parked(grant, key);
             }
             Role::Owner { grant, reader } => {
+                self.note_served(&flow, reader, &outcome);
                 self.leave_session(&flow);
                 let confirmed = outcome.is_ok() && flow.confirm && self.grants.confirm(grant, reader);
                 self.leave(grant, key, confirmed);

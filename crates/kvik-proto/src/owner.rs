@@ -34,13 +34,13 @@ impl<R: Clone> Node<R> {
         session.last_begun = begin.transfer;
         if session.owned_flows >= MAX_FLOWS {
             let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
-            self.refuse(key, Error::new(Code::MemoryCapReached, text));
+            self.refuse(key, (begin.op, begin.path), Error::new(Code::MemoryCapReached, text));
             return Ok(());
         }
         if let Err(error) = self.grants.check(begin.grant, begin.op, &begin.layout) {
             match error.code {
                 Code::GrantUnknown => self.park(key, begin, now),
-                _ => self.refuse(key, error),
+                _ => self.refuse(key, (begin.op, begin.path), error),
             }
             return Ok(());
         }
@@ -57,7 +57,7 @@ impl<R: Clone> Node<R> {
         let held = begin.select.pages.as_ref().map_or(0, PageList::held) + held_by_source(&begin);
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
         if let Err(error) = self.check_held(&flow) {
-            return self.refuse(key, error);
+            return self.refuse(key, (begin.op, begin.path), error);
         }
         self.enter_session(flow);
         self.parked.entry(grant).or_default().push((key, begin));
@@ -73,12 +73,12 @@ impl<R: Clone> Node<R> {
 
     /// Serves a request whose grant is live, or refuses it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration) {
-        let (grant, op, path) = (begin.grant, begin.op, begin.path);
+        let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
         match self.owner_flow(key, begin, now) {
-            Err(error) => self.refuse(key, error),
+            Err(error) => self.refuse(key, (op, path), error),
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
-                self.grants.attach(grant, key);
+                self.grants.attach(grant, key, readers);
                 self.enter_session(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
                     self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });
@@ -101,6 +101,7 @@ impl<R: Clone> Node<R> {
         let offer = self.grants.check(begin.grant, begin.op, &begin.layout)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
+        let granted = offer.view.pages().clone();
         let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
         let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
@@ -126,7 +127,7 @@ impl<R: Clone> Node<R> {
         // "Here" is where the error is read: at the initiator.
         shape.check_same_stream(&view.shape())?;
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
-        let own_pages = begin.select.pages.as_ref().map_or(0, |_| view.pages().len() * 4);
+        let own_pages = if Arc::ptr_eq(view.pages(), &granted) { 0 } else { view.pages().len() * 4 };
         flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
         self.check_held(&flow)?;
         let mut accept = None;
@@ -158,7 +159,8 @@ impl<R: Clone> Node<R> {
     }
 
     /// Answers a request that will not be served.
-    fn refuse(&mut self, key: FlowKey, error: Error) {
+    fn refuse(&mut self, key: FlowKey, (op, path): (Op, Path), error: Error) {
+        self.note_refused(key, op, path, error.code);
         self.send_end(key, Err(error));
     }
 

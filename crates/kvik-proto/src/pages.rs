@@ -158,6 +158,7 @@ pub(crate) fn encode_view(view: &View, out: &mut Writer) {
     }
     encode_range(&view.layers(), out);
     encode_range(&view.slices(), out);
+    out.u32(view.parts());
     encode_order(view.order(), out);
     PageList::of(view.pages()).encode(out);
 }
@@ -182,12 +183,13 @@ pub(crate) fn decode_view(input: &mut Reader) -> Result<View> {
         }
         _ => return Err(input.wrong("its layers have an unknown encoding")),
     };
-    let (range, slice_range, order) = (decode_range(input)?, decode_range(input)?, decode_order(input)?);
+    let (range, slice_range) = (decode_range(input)?, decode_range(input)?);
+    let (parts, order) = (input.u32()?, decode_order(input)?);
     let list = PageList::decode(input)?;
     let view = || {
         let layout = Layout::new(offset, pages, run_bytes, page_stride, slices, slice_stride, layers)?;
         // A source may name a page more than once.
-        View::new(Arc::new(layout), list.expand(MAX_PAGES)?, range, slice_range, order)
+        View::of_parts(Arc::new(layout), parts, list.expand(MAX_PAGES)?, range, slice_range, order)
     };
     // Whatever is wrong with it, the peer sent it: it is no mistake in a layout of this side.
     view().map_err(|error| input.wrong(&error.text))

@@ -313,6 +313,9 @@ impl<R: Clone> Node<R> {
         let death = session.last_in + dead_after;
         let beat_due = session.last_out + heartbeat;
         let next = if beat_due <= now {
+            if now.saturating_sub(beat_due) > heartbeat / 2 {
+                self.late_beats += 1;
+            }
             self.send(id, &Frame::Beat);
             now + heartbeat
         } else {

@@ -135,7 +135,7 @@ pub fn secret(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
         return Err(PyTypeError::new_err("secret takes a str or bytes"));
     };
     if bytes.is_empty() {
-        let text = "the secret is empty: give the same random text to every engine, or secret=None for none";
+        let text = "the secret is empty: give the same random text to every engine, or leave it out for none";
         return Err(error(object.py(), Code::InvalidArgument, text));
     }
     Ok(bytes)

@@ -2,38 +2,23 @@
 
 use crate::args::{self, Natural, maybe_seconds, seconds};
 use crate::buffers;
-use crate::errors::{OrRaise, error};
+use crate::errors::OrRaise;
 use crate::fork::Owned;
 use crate::grant::PyGrant;
 use crate::ids::ids;
 use crate::layout::PyLayout;
+use crate::options;
 use crate::process;
 use crate::region::{PyPageSet, PyRegion};
 use crate::ticket::{PyTicket, ticket};
 use crate::transfer::PyTransfer;
-use kvik_core::{Code, GrantId, GrantState, Result, Right, Ticket};
-use kvik_engine::{Config, Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions, parse_listen};
+use kvik_core::{GrantId, GrantState, Result, Right, Ticket};
+use kvik_engine::{Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType, PyWeakrefMethods, PyWeakrefReference};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// The options, for the suggestion when one is misspelt.
-const OPTIONS: [&str; 12] = [
-    "listen",
-    "advertise",
-    "secret",
-    "transport",
-    "verify",
-    "channels",
-    "io_threads",
-    "deadline",
-    "memory_cap",
-    "cpus",
-    "numa_node",
-    "name",
-];
 
 /// How long an engine that is dropped without `close` may take to close.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,7 +40,11 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 ///     puts them.
 /// name: for logs.
 ///
-/// Raises InvalidArgument (also for an unknown option, with a suggestion), UnknownTransport, SecretRequired,
+/// What is not given, or None, is taken from its variable (KVIK_CHANNELS), else from the configuration file
+/// (the one that KVIK_CONFIG names, or ~/.config/kvik/config.toml), else it is the default. `kvik config engine`
+/// shows what counts.
+///
+/// Raises InvalidArgument (also for an unknown option, variable or key of the file, with a suggestion), UnknownTransport, SecretRequired,
 /// TransportUnavailable. A forked child cannot use it: everything raises EngineForked there, and the parent's
 /// engine goes on untouched.
 #[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
@@ -113,50 +102,16 @@ fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (listen=None, *, advertise=None, secret=None, transport="auto", verify="auto",
-                        channels=Natural(4), io_threads=Natural(2), deadline=30.0, memory_cap=None, cpus=None,
-                        numa_node=None, name="", **unknown),
+    #[pyo3(signature = (listen=None, **given),
            text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, transport='auto', \
                              verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', \
                              cpus=None, numa_node=None, name='')")]
-    #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn new(
         py: Python<'_>,
         listen: Option<&Bound<'_, PyAny>>,
-        advertise: Option<&Bound<'_, PyAny>>,
-        secret: Option<&Bound<'_, PyAny>>,
-        transport: &str,
-        verify: &str,
-        channels: Natural,
-        io_threads: Natural,
-        deadline: f64,
-        memory_cap: Option<&Bound<'_, PyAny>>,
-        cpus: Option<&Bound<'_, PyAny>>,
-        numa_node: Option<Natural>,
-        name: &str,
-        unknown: Option<&Bound<'_, PyDict>>,
+        given: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyEngine> {
-        if let Some(option) = unknown.and_then(|unknown| unknown.keys().get_item(0).ok()) {
-            return Err(unknown_option(&option)?);
-        }
-        let listen = match listen {
-            Some(listen) => args::texts("listen", listen)?,
-            None => vec!["127.0.0.1:0".to_owned()],
-        };
-        let config = Config {
-            listen: listen.iter().map(|text| parse_listen(text)).collect::<Result<_>>().or_raise(py)?,
-            advertise: advertise.map_or(Ok(Vec::new()), |texts| args::texts("advertise", texts))?,
-            secret: secret.map(args::secret).transpose()?,
-            transport: args::transport(py, transport)?,
-            verify: args::verify(py, verify)?,
-            channels: channels.within(py, "channels")?,
-            io_threads: io_threads.within(py, "io_threads")?,
-            deadline: seconds(py, "deadline", deadline)?,
-            memory_cap: memory_cap.map_or(Ok(256 << 20), args::size)?,
-            cpus: cpus.map(cpu_numbers).transpose()?,
-            numa_node: numa_node.map(|node| node.within(py, "numa_node")).transpose()?,
-            name: name.to_owned(),
-        };
+        let config = options::config(py, listen, given)?;
         // Before the engine, so that what it logs at its start is delivered.
         py.import("kvik._logs")?.call_method0("start")?;
         let engine = py.detach(|| Engine::start(config)).or_raise(py)?;
@@ -236,17 +191,20 @@ impl PyEngine {
     ///
     /// right: "read" or "write". "write" takes writable memory.
     /// use: how many engines may confirm before the grant is consumed, or "many": until it expires. The
-    ///     default, 1, is a handover: one reader, which may retry or read in parts until it confirms.
+    ///     default, 1, is a handover: one reader, which may retry or read in parts until it confirms, or as
+    ///     many as the readers themselves declare (`readers` of `Engine.read`).
     /// expiry, max_expiry: seconds it lives, and the most that extensions can make of it. 120 s outlasts a
     ///     queue in front of the reader; a grant that nobody used must not hold its pages for ever.
     /// grant_id: 32 hexadecimal digits, to issue a grant that a ticket made by `ticket_template` already
     ///     names.
+    /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
     ///
     /// Raises InvalidArgument for an option that cannot be, BufferInvalid for a write grant on read-only
     /// memory, RegionClosed, EngineClosed.
-    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, grant_id=None),
+    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, grant_id=None,
+                        tag=""),
            text_signature = "($self, pages, *, right='read', use=1, expiry=120.0, max_expiry=600.0, \
-                             grant_id=None)")]
+                             grant_id=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn grant(
         &self,
@@ -257,6 +215,7 @@ impl PyEngine {
         expiry: f64,
         max_expiry: f64,
         grant_id: Option<&str>,
+        tag: &str,
     ) -> PyResult<PyGrant> {
         let (engine, set) = (self.0.get(py)?, pages.get().pages.get(py)?);
         let options = GrantOptions {
@@ -265,6 +224,7 @@ impl PyEngine {
             expiry: seconds(py, "expiry", expiry)?,
             max_expiry: seconds(py, "max_expiry", max_expiry)?,
             id: grant_id.map(GrantId::from_hex).transpose().or_raise(py)?,
+            tag: tag.to_owned(),
         };
         if options.right == Right::Write {
             pages.get().region.get().check_writable(py, "the holder of a write grant")?;
@@ -288,19 +248,35 @@ impl PyEngine {
     /// ticket: Ticket or its text, of a read grant.
     /// remote: None for all pages of the grant in its order, or the owner's page ids (as in `Region.pages`),
     ///     each in the grant.
+    /// remote_layers, remote_slices: None for all that the grant covers, or (start, stop) of the owner's
+    ///     layout with stop excluded, inside the grant: the KV heads of one of several readers, for example.
+    /// remote_parts: in how many parts the owner's pages are seen, as `parts` of `Region.pages`: `remote` then
+    ///     has ids of parts. None: as the grant was given.
     /// deadline: seconds after which it is ended with DeadlineExceeded; None for the engine's.
     /// transport, verify: as for Engine, for this transfer; None for the engine's. A transport is never
     ///     replaced silently.
     /// confirm: whether success counts as this engine's use of the grant: False for all but the last part of
     ///     a read in parts.
+    /// readers: how many engines read the grant together, this one included (1 to 4096). It is consumed when
+    ///     so many have confirmed, or as many as its `use` says where that is more. The largest number that
+    ///     any of them declares is what counts: where they disagree, or one of them dies, the grant ends by
+    ///     its expiry and not before.
+    /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
+    ///
+    /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in
+    /// parts that are as large here as there: anything else is a ShapeMismatch.
     ///
     /// Raises at once TicketInvalid, TicketVersion, PageOutOfRange, DuplicatePage (a page of `local` twice),
-    /// BufferInvalid (`local` is read-only), UnknownTransport, EngineClosed. Everything that the owner or the
-    /// network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed, GrantRevoked,
-    /// GrantWrongRight, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted, PeerUnreachable,
-    /// PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
+    /// BufferInvalid (`local` is read-only), UnknownTransport, InvalidArgument, EngineClosed. Everything that
+    /// the owner or the network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed,
+    /// GrantRevoked, GrantWrongRight, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted,
+    /// PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
     #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
-                        confirm=true))]
+                        confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
+                        readers=Natural(1), tag=""),
+           text_signature = "($self, local, ticket, remote=None, *, deadline=None, transport=None, \
+                             verify=None, confirm=True, remote_layers=None, remote_slices=None, \
+                             remote_parts=None, readers=1, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn read(
         slf: &Bound<'_, Self>,
@@ -311,8 +287,15 @@ impl PyEngine {
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
+        remote_layers: Option<(u32, u32)>,
+        remote_slices: Option<(u32, u32)>,
+        remote_parts: Option<Natural>,
+        readers: Natural,
+        tag: &str,
     ) -> PyResult<PyTransfer> {
-        let options = options(slf.py(), deadline, transport, verify, confirm)?;
+        let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
+        let common = common(slf.py(), deadline, readers, tag)?;
+        let options = options(slf.py(), common, transport, verify, confirm, part)?;
         local.get().region.get().check_writable(slf.py(), "a read")?;
         begin(slf, Engine::read, local, ticket, remote, options)
     }
@@ -321,7 +304,11 @@ impl PyEngine {
     ///
     /// Success means that the bytes are in the owner's memory and were checked there.
     #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
-                        confirm=true))]
+                        confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
+                        readers=Natural(1), tag=""),
+           text_signature = "($self, local, ticket, remote=None, *, deadline=None, transport=None, \
+                             verify=None, confirm=True, remote_layers=None, remote_slices=None, \
+                             remote_parts=None, readers=1, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn write(
         slf: &Bound<'_, Self>,
@@ -332,23 +319,36 @@ impl PyEngine {
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
+        remote_layers: Option<(u32, u32)>,
+        remote_slices: Option<(u32, u32)>,
+        remote_parts: Option<Natural>,
+        readers: Natural,
+        tag: &str,
     ) -> PyResult<PyTransfer> {
-        let options = options(slf.py(), deadline, transport, verify, confirm)?;
+        let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
+        let common = common(slf.py(), deadline, readers, tag)?;
+        let options = options(slf.py(), common, transport, verify, confirm, part)?;
         begin(slf, Engine::write, local, ticket, remote, options)
     }
 
     /// Confirm this engine's use of a grant without moving anything, so that its owner has the pages back
     /// early.
-    #[pyo3(signature = (ticket, *, deadline=None))]
+    ///
+    /// readers, tag: as for `read`. A release that declares one reader ends a grant for one, unless another
+    /// engine has declared more.
+    #[pyo3(signature = (ticket, *, deadline=None, readers=Natural(1), tag=""),
+           text_signature = "($self, ticket, *, deadline=None, readers=1, tag='')")]
     fn release(
         slf: &Bound<'_, Self>,
         ticket: &Bound<'_, PyAny>,
         deadline: Option<f64>,
+        readers: Natural,
+        tag: &str,
     ) -> PyResult<PyTransfer> {
         let py = slf.py();
         let (engine, ticket) = (slf.get().0.get(py)?, crate::ticket::ticket(ticket)?);
-        let deadline = maybe_seconds(py, "deadline", deadline)?;
-        let transfer = py.detach(|| engine.release(&ticket, deadline)).or_raise(py)?;
+        let options = common(py, deadline, readers, tag)?;
+        let transfer = py.detach(|| engine.release(&ticket, options)).or_raise(py)?;
         Ok(PyTransfer::new(transfer, slf.clone().unbind(), None))
     }
 
@@ -384,6 +384,15 @@ impl PyEngine {
             counters.set_item(name, value)?;
         }
         Ok(counters)
+    }
+
+    /// What the engine has counted and what it holds, in the Prometheus text format (0.0.4).
+    ///
+    /// Every metric with its meaning: docs/reference/metrics.md. Asking is cheap (well under a millisecond) and
+    /// needs nothing of the peers.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let engine = self.0.get(py)?;
+        Ok(py.detach(|| engine.metrics()))
     }
 
     /// End all transfers and grants, unregister all regions, stop the threads. Closing twice does nothing.
@@ -474,31 +483,38 @@ fn begin(
     Ok(PyTransfer::new(transfer, engine.clone().unbind(), Some(local.clone().unbind())))
 }
 
-fn options(
-    py: Python<'_>,
-    deadline: Option<f64>,
-    transport: Option<&str>,
-    verify: Option<&str>,
-    confirm: bool,
-) -> PyResult<TransferOptions> {
+/// Which part of the grant, and how it is seen.
+struct Part {
+    layers: Option<(u32, u32)>,
+    slices: Option<(u32, u32)>,
+    parts: Option<Natural>,
+}
+
+/// What every request to an owner has.
+fn common(py: Python<'_>, deadline: Option<f64>, readers: Natural, tag: &str) -> PyResult<TransferOptions> {
     Ok(TransferOptions {
         deadline: maybe_seconds(py, "deadline", deadline)?,
-        transport: transport.map(|name| args::transport(py, name)).transpose()?,
-        verify: verify.map(|name| args::verify(py, name)).transpose()?,
-        confirm: Some(confirm),
+        readers: readers.within(py, "readers")?,
+        tag: tag.to_owned(),
+        ..TransferOptions::default()
     })
 }
 
-fn cpu_numbers(object: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
-    object.try_iter()?.map(|cpu| cpu?.extract::<Natural>()?.within(object.py(), "cpus")).collect()
-}
-
-fn unknown_option(option: &Bound<'_, PyAny>) -> PyResult<PyErr> {
-    let py = option.py();
-    let near = py.import("difflib")?.call_method1("get_close_matches", (option, OPTIONS, 1))?;
-    let advice = match near.get_item(0) {
-        Ok(best) => format!("did you mean {best}?"),
-        Err(_) => format!("the options are {}", OPTIONS.join(", ")),
-    };
-    Ok(error(py, Code::InvalidArgument, format!("Engine has no option {option}: {advice}")))
+fn options(
+    py: Python<'_>,
+    common: TransferOptions,
+    transport: Option<&str>,
+    verify: Option<&str>,
+    confirm: bool,
+    part: Part,
+) -> PyResult<TransferOptions> {
+    Ok(TransferOptions {
+        transport: transport.map(|name| args::transport(py, name)).transpose()?,
+        verify: verify.map(|name| args::verify(py, name)).transpose()?,
+        confirm: Some(confirm),
+        remote_layers: part.layers.map(|(from, to)| from..to),
+        remote_slices: part.slices.map(|(from, to)| from..to),
+        remote_parts: part.parts.map(|parts| parts.within(py, "remote_parts")).transpose()?,
+        ..common
+    })
 }

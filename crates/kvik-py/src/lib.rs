@@ -14,6 +14,7 @@ mod grant;
 mod ids;
 mod layout;
 mod logs;
+mod options;
 mod process;
 mod region;
 mod router;
@@ -58,6 +59,14 @@ fn content_chain<'py>(
     PyList::new(py, chain.iter().map(|link| PyBytes::new(py, link)))
 }
 
+/// Every metric of an engine: name, kind, labels and meaning, in the order of `Engine.metrics`.
+#[pyfunction]
+fn engine_metrics() -> Vec<(&'static str, &'static str, Vec<&'static str>, &'static str)> {
+    let told =
+        |metric: &kvik_engine::Metric| (metric.name, metric.kind.name(), metric.labels.to_vec(), metric.help);
+    kvik_engine::METRICS.iter().map(told).collect()
+}
+
 /// The native module.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -73,8 +82,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<router::PyRouter>()?;
     module.add_function(wrap_pyfunction!(router::serve_router, module)?)?;
+    module.add_function(wrap_pyfunction!(options::engine_defaults, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(content_chain, module)?)?;
+    module.add_function(wrap_pyfunction!(engine_metrics, module)?)?;
     module.add_function(wrap_pyfunction!(logs::set_log_level, module)?)?;
     module.add_function(wrap_pyfunction!(logs::next_records, module)?)?;
     module.add_function(wrap_pyfunction!(logs::flush_records, module)?)?;

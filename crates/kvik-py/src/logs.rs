@@ -13,8 +13,13 @@ use pyo3::types::{PyDict, PyList};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a record may name beside its text; Python gets them as `kvik_peer` and so on.
-const KEYS: [(&str, &str); 3] =
-    [("peer", "kvik_peer"), ("transfer", "kvik_transfer"), ("grant", "kvik_grant")];
+const KEYS: [(&str, &str); 5] = [
+    ("engine", "kvik_engine"),
+    ("peer", "kvik_peer"),
+    ("transfer", "kvik_transfer"),
+    ("grant", "kvik_grant"),
+    ("request", "kvik_request"),
+];
 
 /// One log record, as it waits for Python.
 pub struct Record {
@@ -43,6 +48,7 @@ impl Log for ToPython {
             return;
         }
         let id = |name| record.key_values().get(Key::from_str(name)).map(|value| value.to_string());
+        let told = |name| id(name).filter(|id| !id.is_empty());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         process::current().inbox.put_record(Record {
             level: python_level(record.level()),
@@ -52,7 +58,7 @@ impl Log for ToPython {
             thread: std::thread::current().name().unwrap_or("kvik").to_owned(),
             file: record.file_static().unwrap_or("kvik"),
             line: record.line().unwrap_or(0),
-            ids: KEYS.map(|(name, _)| id(name)),
+            ids: KEYS.map(|(name, _)| told(name)),
         });
     }
 

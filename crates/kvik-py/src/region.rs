@@ -1,6 +1,6 @@
 //! `kvik.Region` and `kvik.PageSet`.
 
-use crate::args::seconds;
+use crate::args::{Natural, seconds};
 use crate::engine::PyEngine;
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
@@ -118,16 +118,23 @@ impl PyRegion {
     ///     They are copied once into one flat array: what has been checked must not change under the
     ///     transfer. No Python object is made for an element of an array or range.
     /// layers, slices: None for all, or (start, stop) with stop excluded.
+    /// parts: in how many parts a page is seen (1 to 256). Above 1, ids are those of parts: part p of page n
+    ///     is n * parts + p. It is part p of each run of the page, of `run_bytes / parts` bytes: so the two
+    ///     parts of a page of [heads][32 tokens][content] are just like two pages of
+    ///     [heads][16 tokens][content], slices being heads.
     ///
     /// Raises PageOutOfRange (with the position) for what the layout lacks, or a layout beyond the region's
-    /// end; InvalidArgument for an empty set; RegionClosed.
-    #[pyo3(signature = (layout, ids, layers=None, slices=None))]
+    /// end; InvalidArgument for an empty set, or parts that do not divide a run into whole bytes;
+    /// RegionClosed.
+    #[pyo3(signature = (layout, ids, layers=None, slices=None, parts=Natural(1)),
+           text_signature = "($self, layout, ids, layers=None, slices=None, parts=1)")]
     fn pages(
         slf: &Bound<'_, Self>,
         layout: &Bound<'_, PyLayout>,
         ids: &Bound<'_, PyAny>,
         layers: Option<(u32, u32)>,
         slices: Option<(u32, u32)>,
+        parts: Natural,
     ) -> PyResult<PyPageSet> {
         let py = slf.py();
         let region = slf.get().region.get(py)?;
@@ -137,8 +144,9 @@ impl PyRegion {
         }
         let ids = ids::ids(ids)?;
         let (layers, slices) = (layers.map(|(from, to)| from..to), slices.map(|(from, to)| from..to));
-        let arrangement = layout.get().0.clone();
-        let pages = py.detach(|| PageSet::new(region, arrangement, ids, layers, slices)).or_raise(py)?;
+        let (arrangement, parts) = (layout.get().0.clone(), parts.within(py, "parts")?);
+        let pages =
+            py.detach(|| PageSet::of_parts(region, arrangement, parts, ids, layers, slices)).or_raise(py)?;
         Ok(PyPageSet {
             pages: Owned::new(pages),
             region: slf.clone().unbind(),
@@ -211,7 +219,7 @@ impl PyRegion {
 }
 
 /// Pages of a region, from `Region.pages`: what a grant gives and a transfer moves. `len()` is the number of
-/// pages.
+/// pages, or of parts of pages.
 #[pyclass(name = "PageSet", module = "kvik", frozen)]
 pub struct PyPageSet {
     /// The engine's page set.

@@ -37,7 +37,7 @@ impl Exchange {
     pub(crate) fn begin(shared: &Arc<Shared>, endpoint: Endpoint, id: String) -> Option<Self> {
         let Ok(place) = shared.places.clone().try_acquire_owned() else {
             shared.metrics.request(endpoint, Outcome::Overloaded);
-            log::warn!("request {id}: turned away, {} in progress", shared.config.max_inflight);
+            log::warn!(request:% = id; "request {id}: turned away, {} in progress", shared.config.max_inflight);
             return None;
         };
         shared.metrics.inflight.inc();
@@ -75,6 +75,7 @@ impl Exchange {
     fn log_end(&self, outcome: Outcome) {
         let url = |url: &Option<EngineUrl>| url.as_ref().map_or_else(|| "-".into(), EngineUrl::to_string);
         log::info!(
+            request:% = self.id;
             "request {}: {} {} in stage {} after {:.1} ms (prefill {}, decode {})",
             self.id,
             self.endpoint.name(),

@@ -73,7 +73,7 @@ pub(crate) async fn serve(exchange: &mut Exchange, request: &ClientRequest<'_>) 
 
 fn recompute(exchange: &Exchange, reason: Recompute) {
     exchange.shared.metrics.recomputed(reason);
-    log::debug!("request {}: decode computes the prompt: {}", exchange.id, reason.name());
+    log::debug!(request:% = exchange.id; "request {}: decode computes the prompt: {}", exchange.id, reason.name());
 }
 
 async fn prefill(
@@ -217,7 +217,7 @@ pub(crate) async fn ask(
 
 fn report(shared: &Shared, id: &str, failure: &Failure) {
     shared.metrics.upstream_error(failure.role, failure.kind);
-    log::warn!("request {id}: {} engine {}: {}", failure.role.name(), failure.url, failure.detail);
+    log::warn!(request:% = id; "request {id}: {} engine {}: {}", failure.role.name(), failure.url, failure.detail);
 }
 
 /// An engine that answered, and then failed within its answer.

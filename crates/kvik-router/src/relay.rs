@@ -83,7 +83,7 @@ impl Relay {
     fn broke(&mut self, kind: FailureKind, why: String) -> Option<Result<Frame<Bytes>, io::Error>> {
         let mut exchange = self.exchange.take()?;
         let (role, url) = (self.engine.role.name(), &self.engine.url);
-        log::warn!("request {}: {role} engine {url} broke off its answer: {why}", exchange.id);
+        log::warn!(request:% = exchange.id; "request {}: {role} engine {url} broke off its answer: {why}", exchange.id);
         self.engine.note(Seen::Failed(kind));
         exchange.shared.metrics.upstream_error(self.engine.role, kind);
         exchange.finish(Outcome::Cut);

@@ -35,7 +35,7 @@ pub(crate) struct GrantedKv {
 /// Starts giving back, in the background and within bounds.
 pub(crate) fn start(shared: &Arc<Shared>, granted: GrantedKv, id: &str) {
     let Ok(place) = shared.releases.clone().try_acquire_owned() else {
-        log::warn!("request {id}: its KV is left to expire, {MOST_AT_ONCE} releases are at work");
+        log::warn!(request:% = id; "request {id}: its KV is left to expire, {MOST_AT_ONCE} releases are at work");
         shared.metrics.release(ReleaseOutcome::Skipped);
         return;
     };
@@ -49,11 +49,12 @@ pub(crate) fn start(shared: &Arc<Shared>, granted: GrantedKv, id: &str) {
             let outcome = match released {
                 Ok(Ok(())) => ReleaseOutcome::Released,
                 Ok(Err(why)) => {
-                    log::warn!("request {id}: its KV is left to expire: {why}");
+                    log::warn!(request:% = id; "request {id}: its KV is left to expire: {why}");
                     ReleaseOutcome::Failed
                 }
                 Err(_) => {
                     log::warn!(
+                        request:% = id;
                         "request {id}: its KV is left to expire: no decode engine took it in {limit:?}"
                     );
                     ReleaseOutcome::Failed

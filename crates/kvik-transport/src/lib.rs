@@ -22,7 +22,7 @@ mod sums;
 
 use kvik_core::{Code, Error, Result};
 use kvik_host::{HostError, Memory};
-use kvik_proto::{ChunkHeader, Order, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, CopyFrom, Order, OrderKind, OrderOutcome, OrderRef};
 use std::sync::Arc;
 
 /// Memory as orders name it: it stays registered while any order holds it.
@@ -66,8 +66,23 @@ pub fn from_host(code: Code, error: HostError) -> Error {
 }
 
 /// Reports an order's end, after it has let go of its memory.
-pub(crate) fn finish(desk: &dyn Desk, order: Order<Held>, outcome: OrderOutcome) {
+pub(crate) fn finish(desk: &dyn Desk, order: Order<Held>, mut outcome: OrderOutcome) {
+    if let OrderOutcome::Done { extents, .. } = &mut outcome {
+        *extents = extents.saturating_sub(goes_on(&order).into());
+    }
     let id = order.id;
     drop(order);
     desk.done(id, outcome);
+}
+
+/// Whether an order's first run goes on where that of the chunk before it ended: two chunks of one run are no two
+/// extents.
+fn goes_on(order: &Order<Held>) -> bool {
+    let at = order.part.start;
+    let source = match &order.kind {
+        OrderKind::Copy(CopyFrom::Own(_, view)) => Some(&**view),
+        OrderKind::Copy(CopyFrom::Peer(source)) => Some(&source.view),
+        OrderKind::Send(_) | OrderKind::Place => None,
+    };
+    order.view.joins_at(at) && source.is_none_or(|view| view.joins_at(at))
 }

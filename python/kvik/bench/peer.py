@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Self
 
 from kvik.bench.control import Connection, connect, split_address
 from kvik.bench.errors import BenchError, CheckError
@@ -21,14 +21,14 @@ class Peer:
     """Requests to the target as methods."""
 
     def __init__(self, connection: Connection, child: subprocess.Popen[bytes] | None) -> None:
-        self._connection = connection
+        self.connection = connection
         self._child = child
         hello = connection.request("hello")
         self.facts: dict[str, Any] = hello["facts"]
         self.options = TargetOptions(**hello["options"])
 
     @classmethod
-    def start(cls, options: TargetOptions, secret: str | None) -> Peer:
+    def start(cls, options: TargetOptions, secret: str | None, module: str = "kvik.bench.target") -> Self:
         """Start a child. The socket is its standard input: when this process dies, the child reads EOF."""
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
@@ -36,7 +36,7 @@ class Peer:
             environment[SECRET_VARIABLE] = secret
         with theirs:
             child = subprocess.Popen(
-                [sys.executable, "-m", "kvik.bench.target", options.to_json()],
+                [sys.executable, "-m", module, options.to_json()],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,
@@ -49,7 +49,7 @@ class Peer:
             raise
 
     @classmethod
-    def join(cls, address: str, secret: str | None) -> Peer:
+    def join(cls, address: str, secret: str | None) -> Self:
         """Use a target that was started with ``--listen``."""
         connection = connect(address, secret)
         try:
@@ -60,11 +60,11 @@ class Peer:
 
     def fill(self, salt: int) -> None:
         """Fill the target's buffer with the pattern."""
-        self._connection.request("fill", salt=salt)
+        self.connection.request("fill", salt=salt)
 
     def open(self, cell: Cell, *, buffer: int, layout: str, seed: int, expiry: float) -> str:
         """Grant the pages of a cell; gives the ticket's text."""
-        answer = self._connection.request(
+        answer = self.connection.request(
             "open",
             right=cell.op,
             page_bytes=cell.page_bytes,
@@ -78,31 +78,31 @@ class Peer:
 
     def close_cell(self) -> None:
         """Revoke the grant of the open cell."""
-        self._connection.request("close")
+        self.connection.request("close")
 
     def poison(self, first: int, count: int) -> None:
         """Overwrite the target's pages of some batches."""
-        self._connection.request("poison", first=first, count=count)
+        self.connection.request("poison", first=first, count=count)
 
     def check(self, first: int, count: int, salt: int) -> None:
         """Have the target compare what was written into some batches."""
-        wrong = self._connection.request("check", first=first, count=count, salt=salt)["wrong"]
+        wrong = self.connection.request("check", first=first, count=count, salt=salt)["wrong"]
         if wrong is not None:
             raise CheckError(str(wrong))
 
     def cpu_s(self) -> float:
         """CPU seconds that the target's process has used, all threads."""
-        return float(self._connection.request("cpu")["cpu_s"])
+        return float(self.connection.request("cpu")["cpu_s"])
 
     def stream(self, buffer: memoryview) -> StreamInitiator:
         """Open the plain TCP stream of the comparison."""
-        answer = self._connection.request("stream")
+        answer = self.connection.request("stream")
         host, port = split_address(str(answer["address"]))
         return StreamInitiator(host, port, str(answer["token"]), buffer)
 
     def close(self) -> None:
         """Let the target go; a child that does not end is ended."""
-        self._connection.close()
+        self.connection.close()
         if self._child is not None:
             _end(self._child)
 

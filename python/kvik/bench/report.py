@@ -32,7 +32,8 @@ def percentile_text(samples: list[float], percent: int) -> str:
     return f"n<{NEEDED[percent]}" if value is None else seconds_text(value)
 
 
-def _ratio_text(ratio: Ratio | None) -> str:
+def ratio_text(ratio: Ratio | None) -> str:
+    """The median of the rounds, and how far they lie apart."""
     return "" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
@@ -42,7 +43,8 @@ def path_text(part: KvikResult) -> str:
     return f"kvik {used}" if part.transport != "auto" else f"kvik auto -> {used}"
 
 
-def _row(name: str, series: Series, unit: str, ratios: tuple[str, str]) -> list[str]:
+def row(name: str, series: Series, unit: str, ratios: tuple[str, str]) -> list[str]:
+    """The cells of a contender: name, percentiles, samples, rate, CPU time, and ratios to the limits."""
     samples, cpu, rate = series.latencies_s, series.cpu_per_gib(), series.rate
     latencies = [percentile_text(samples, p) for p in NEEDED] if samples else ["", "", ""]
     return [
@@ -68,15 +70,15 @@ def table(results: Results) -> Table:
         label = f"{cell.op} {cell.pages} x {size_text(cell.page_bytes)}"
         for part in result.kvik:
             ratios = (
-                _ratio_text(part.series.ratio_to(result.memcpy)),
-                _ratio_text(part.series.ratio_to(result.stream)),
+                ratio_text(part.series.ratio_to(result.memcpy)),
+                ratio_text(part.series.ratio_to(result.stream)),
             )
-            grid.add_row(label, *map(escape, _row(path_text(part), part.series, unit, ratios)))
+            grid.add_row(label, *map(escape, row(path_text(part), part.series, unit, ratios)))
             label = ""
         label = "" if result.complete else "not finished"
-        grid.add_row(label, *_row("memcpy", result.memcpy, unit, ("", "")), style="dim")
+        grid.add_row(label, *row("memcpy", result.memcpy, unit, ("", "")), style="dim")
         stream = f"tcp stream, {size_text(result.send_bytes)} sends"
-        grid.add_row("", *_row(stream, result.stream, unit, ("", "")), style="dim", end_section=True)
+        grid.add_row("", *row(stream, result.stream, unit, ("", "")), style="dim", end_section=True)
     return grid
 
 

@@ -70,7 +70,7 @@ class Target:
         self._plan: PagePlan | None = None
         self._grant: kvik.Grant | None = None
         self._stream: StreamTarget | None = None
-        self._orders: dict[str, Callable[[Message], Message]] = {
+        self.orders: dict[str, Callable[[Message], Message]] = {
             "hello": self._hello,
             "fill": self._fill,
             "open": self._open,
@@ -83,7 +83,7 @@ class Target:
 
     def handle(self, request: Message) -> Message:
         """Answer one request; what goes wrong becomes the answer."""
-        order = self._orders.get(str(request.get("op")))
+        order = self.orders.get(str(request.get("op")))
         if order is None:
             return {"error": f"unknown request {request.get('op')!r}"}
         try:
@@ -166,16 +166,24 @@ class Target:
         return {"address": self._stream.address, "token": self._stream.token}
 
 
-def serve(connection: Connection, options: TargetOptions, secret: str | None) -> None:
+def serve(
+    connection: Connection, options: TargetOptions, secret: str | None, kind: type[Target] = Target
+) -> None:
     """Be the target of one initiator until it leaves."""
-    target = Target(options, secret)
+    target = kind(options, secret)
     try:
         connection.serve(target.handle)
     finally:
         target.close()
 
 
-def listen(address: str, options: TargetOptions, secret: str | None, say: Callable[[str], None]) -> None:
+def listen(
+    address: str,
+    options: TargetOptions,
+    secret: str | None,
+    say: Callable[[str], None],
+    kind: type[Target] = Target,
+) -> None:
     """Be the target of one initiator after the other, until interrupted."""
     host, port = split_address(address)
     if host in ("0.0.0.0", "::"):  # noqa: S104 - refused here, not bound
@@ -191,7 +199,7 @@ def listen(address: str, options: TargetOptions, secret: str | None, say: Callab
                 try:
                     connection = accept(sock, secret)
                     say(f"initiator {peer[0]} came")
-                    serve(connection, options, secret)
+                    serve(connection, options, secret, kind)
                     say(f"initiator {peer[0]} left")
                 except (BenchError, kvik.KvikError, OSError) as error:
                     say(f"initiator {peer[0]}: {error}")
@@ -204,12 +212,12 @@ def _leave_soon() -> None:
     watchdog.start()
 
 
-def main() -> int:
+def main(kind: type[Target] = Target) -> int:
     """The child's entry: options in ``argv``, the secret in the environment, the control socket as stdin."""
     # Ctrl-C reaches the whole foreground group; the parent decides when its target ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(socket.socket(fileno=0))
-    target = Target(TargetOptions.from_json(sys.argv[1]), os.environ.get(SECRET_VARIABLE) or None)
+    target = kind(TargetOptions.from_json(sys.argv[1]), os.environ.get(SECRET_VARIABLE) or None)
     try:
         connection.serve(target.handle)
     except (BenchError, OSError) as error:

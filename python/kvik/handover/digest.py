@@ -1,8 +1,9 @@
 """The content digest of a handover: which tokens, under which model, the KV blocks were computed from.
 
-kvik chains one link a KV block: its root covers the namespace and the extra keys, and each link covers the
-one before it and the tokens of its block, the last of which may be partial. So two sides that agree on a link
-agree on everything before it, and a prompt that begins with a shorter prefill's tokens can be checked too.
+kvik chains one link a KV block of the prefill side: its root covers the namespace and the extra keys, and
+each link covers the one before it and the tokens of its block, the last of which may be partial. So two sides
+that agree on a link agree on everything before it, and a prompt that begins with a shorter prefill's tokens
+can be checked too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from kvik.handover.native import Native
 from kvik.handover.protocol import KvShape, RefusedError
 
-NAMESPACE_SCHEMA = 1
+NAMESPACE_SCHEMA = 2
 
 
 def canonical(value: Any) -> bytes:
@@ -25,8 +26,9 @@ def canonical(value: Any) -> bytes:
 
 
 def namespace_bytes(identity: Mapping[str, str], shape: KvShape) -> bytes:
-    """All that KV depends on besides tokens; one differing field is another namespace."""
-    return canonical({"schema": NAMESPACE_SCHEMA, "identity": dict(identity), "shape": str(shape)})
+    """All that KV depends on besides tokens; one differing field is another namespace. How a server divides
+    the model's KV among ranks and blocks is not in it."""
+    return canonical({"schema": NAMESPACE_SCHEMA, "identity": dict(identity), "kv": shape.model_kv()})
 
 
 def namespace_digest(native: Native, namespace: bytes) -> str:
@@ -35,8 +37,9 @@ def namespace_digest(native: Native, namespace: bytes) -> str:
 
 
 def request_digest(native: Native, namespace: bytes, request: Any, num_tokens: int, block_tokens: int) -> str:
-    """Digest of the first `num_tokens` prompt tokens of a vLLM request, with LoRA, cache salt and images.
+    """Digest of the first `num_tokens` prompt tokens of a request, with LoRA, cache salt and images.
 
+    `request` has the attributes of vLLM's; `block_tokens` are the prefill side's, which both sides use.
     Raises `RefusedError` for a request without token ids (prompt embeddings): nothing names its content.
     """
     tokens: Sequence[int] | None = request.prompt_token_ids

@@ -1,12 +1,12 @@
 """How the prefill side's KV blocks are held until their reader has them.
 
-At first by vLLM's own means: the finished request keeps its blocks until the workers report it as sent. That
-is prompt, because vLLM steps all the time while such a request exists; and it is expensive for the same
-reason, several hundred steps a second on an otherwise idle engine. So a handover that nobody has come for
-after a while is parked: the connector takes a reference of its own on the blocks, vLLM's request ends, and an
-idle engine sleeps. A parked handover's end is noticed with the next step of any kind: until then nobody asked
-for blocks, and a request that waits for blocks makes steps. (vLLM's usage gauge, which only steps move, shows
-them as used until then.)
+At first by the serving engine's own means: the finished request keeps its blocks until the workers report it
+as sent. In vLLM that is prompt, because it steps all the time while such a request exists; and it is
+expensive for the same reason, several hundred steps a second on an otherwise idle engine. So a handover that
+nobody has come for after a while is parked: this side takes a reference of its own on the blocks, the
+engine's request ends, and an idle engine sleeps. A parked handover's end is noticed with the next step of any
+kind: until then nobody asked for blocks, and a request that waits for blocks makes steps. (vLLM's usage
+gauge, which only steps move, shows them as used until then.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 class BlockPool(Protocol):
-    """vLLM's pool, as far as it is used here: the same in 0.28 to 0.33."""
+    """A serving engine's pool of KV blocks, as far as it is used here: vLLM's is the same in 0.28 to 0.33."""
 
     blocks: list[object]
 
@@ -28,7 +28,7 @@ class BlockPool(Protocol):
 
 @dataclass
 class Parked:
-    """A handover held by the connector; `ranks` have still to say that their grant has ended."""
+    """A handover held by this side; `ranks` have still to say that their grant has ended."""
 
     blocks: list[int]
     ranks: int
@@ -46,15 +46,15 @@ class HeldBlocks:
         self._parked: dict[str, Parked] = {}
 
     def bind(self, pool: BlockPool) -> None:
-        """Without a pool (a wrapping connector may not hand it on) nothing is ever parked."""
+        """Without a pool (an adapter may not get hold of it) nothing is ever parked."""
         self._pool = pool
 
     def hold(self, request_id: str, blocks: list[int]) -> None:
-        """A finished request's blocks are held by vLLM from now on."""
+        """A finished request's blocks are held by its engine from now on."""
         self._held[request_id] = (self._clock(), blocks)
 
     def sent(self, request_ids: Iterable[str]) -> None:
-        """vLLM has let go of these requests."""
+        """The engine has let go of these requests."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 

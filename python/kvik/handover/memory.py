@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvik.handover.native import Native
+from kvik.handover.native import Engine, Native, Region
 from kvik.handover.protocol import KvShape
 
 
@@ -25,12 +25,19 @@ class KvMemory:
     shape: KvShape
     owner: Any
 
+    def region(self, engine: Engine) -> Region:
+        """The storage as a region of `engine`. An adapter that lets kvik allocate its KV overrides this."""
+        return engine.register((self.address, self.nbytes))
+
     def layout(self, native: Native) -> Any:
-        """The kvik layout: a page is a KV block, a run is one block of one layer."""
+        """The kvik layout: a page is a KV block, a slice one head of it, or all heads where those lie inside
+        the tokens."""
+        slices = self.shape.heads if self.shape.heads_outermost else 1
         return native.Layout(
             self.num_blocks,
-            self.shape.block_bytes,
+            self.shape.block_bytes // slices,
             page_stride=self.block_stride,
             layers=len(self.layer_offsets),
             layer_offsets=self.layer_offsets,
+            slices=slices,
         )

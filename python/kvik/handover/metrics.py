@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvik.handover.native import Report
 
-SUMS = ("bytes", "extents", "total_s", "wire_s")
+SUMS = ("bytes", "extents")
+TIMES = ("total_s", "wire_s")
 
 
 class LoadStats:
-    """`data` holds sums by name and the list `durations` (seconds of each load)."""
+    """`data` holds sums by name and the list `durations` (seconds of each rank's load)."""
 
     def __init__(self, data: Mapping[str, Any] | None = None) -> None:
         self.data: dict[str, Any] = dict(data or {})
@@ -20,12 +21,17 @@ class LoadStats:
         """Add to one sum."""
         self.data[name] = self.data.get(name, 0) + amount
 
-    def add_load(self, report: Report) -> None:
-        """Add one load that succeeded."""
+    def add_load(self, reports: Sequence[Report]) -> None:
+        """Add one rank's load that succeeded. Its transfers ran side by side: the slowest gives the time."""
         self.count("loads")
         for name in SUMS:
-            self.count(name, getattr(report, name))
-        self.data["durations"] = [*self.data.get("durations", ()), report.total_s]
+            self.count(name, sum(getattr(report, name) for report in reports))
+        for name in TIMES:
+            self.count(name, max(getattr(report, name) for report in reports))
+        self.data["durations"] = [
+            *self.data.get("durations", ()),
+            max(report.total_s for report in reports),
+        ]
 
     def add(self, other: Mapping[str, Any]) -> None:
         """Add another rank's or interval's `data`."""

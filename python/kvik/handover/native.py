@@ -1,6 +1,6 @@
-"""What this adapter uses of kvik's public face, as types, and the one place that imports it.
+"""What a handover uses of kvik's public face, as types, and the one place that imports it.
 
-The two sides of the connector get the module handed in, so that tests can give them a stand-in that keeps the
+The two sides of a handover get the module handed in, so that tests can give them a stand-in that keeps the
 same contract. Units: bytes, seconds.
 """
 
@@ -54,7 +54,7 @@ class Transfer(Protocol):
 
 
 class PageSet(Protocol):
-    """Pages of a region by number."""
+    """Pages of a region by number; with `parts` p, number n is part n % p of page n // p."""
 
     @property
     def nbytes(self) -> int: ...
@@ -63,7 +63,9 @@ class PageSet(Protocol):
 class Region(Protocol):
     """Memory that the engine may touch."""
 
-    def pages(self, layout: Any, ids: Any) -> PageSet: ...
+    def pages(
+        self, layout: Any, ids: Any, *, slices: tuple[int, int] | None = None, parts: int = 1
+    ) -> PageSet: ...
     def close(self, timeout: float = ...) -> None: ...
 
 
@@ -77,12 +79,30 @@ class Engine(Protocol):
     def register(self, obj: Any) -> Region: ...
     def ticket_template(self, layout: Any) -> Ticket: ...
     def grant(
-        self, pages: PageSet, *, right: str, use: int, expiry: float, max_expiry: float, grant_id: str
+        self,
+        pages: PageSet,
+        *,
+        right: str,
+        use: int,
+        expiry: float,
+        max_expiry: float,
+        grant_id: str,
+        tag: str,
     ) -> Grant: ...
     def read(
-        self, local: PageSet, ticket: Ticket, remote: Any, *, deadline: float, confirm: bool
+        self,
+        local: PageSet,
+        ticket: Ticket,
+        remote: Any,
+        *,
+        deadline: float,
+        confirm: bool,
+        remote_slices: tuple[int, int] | None,
+        remote_parts: int,
+        readers: int,
+        tag: str,
     ) -> Transfer: ...
-    def release(self, ticket: Ticket, *, deadline: float) -> Transfer: ...
+    def release(self, ticket: Ticket, *, deadline: float, readers: int, tag: str) -> Transfer: ...
     def close(self, timeout: float = ...) -> None: ...
 
 

@@ -1,9 +1,9 @@
-"""What travels: `kv_transfer_params` between servers, and step plans from vLLM's scheduler process to its
+"""What travels: `kv_transfer_params` between servers, and step plans from a server's scheduler process to its
 workers.
 
-`kv_transfer_params` keep the field names of vLLM's pull protocol, because existing proxies read or forward
-them, plus a `kvik` sub-dict that only this connector reads. They come back through clients and proxies, so
-every field is checked and bounded here before anything else sees it.
+`kv_transfer_params` have the field names of vLLM's pull protocol whatever the serving engine, because
+existing proxies read or forward them, plus a `kvik` sub-dict that only this package reads. They come back
+through clients and proxies, so every field is checked and bounded here before anything else sees it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_RANKS = 4096
+MAX_SIZE = 2**40
 MAX_TICKET_TEXT = 256
 MAX_PAGE_ID = 2**32 - 1
 MAX_TOKENS = 2**31
@@ -30,25 +31,47 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class KvShape:
-    """How one rank's KV lies, as far as both sides must agree. Never strides or block counts: those may
-    differ.
+    """A model's KV, and how one rank holds its part of it. Never strides or block counts: nobody else needs
+    those.
 
-    `order` names the dimensions inside one block of one layer from outer to inner: H heads, N tokens, C
-    content.
+    The model's: `kind` ("gqa": K and V of each head, "mla": one latent that all heads share), `layers`,
+    `kv_heads` (1 for mla), `content` (elements a token a head: K and V packed, or the latent), `dtype`, `pp`.
+    The server's: `tp` ranks, KV blocks of `block_tokens`. A rank's: `heads` of the model's, `block_bytes` of
+    one KV block in one layer. `order` names the dimensions in such a block from outer to inner: H heads,
+    N tokens, C content.
+
+    Two servers need the same model's KV; how the rest may differ is in `mapping.py`.
     """
 
-    tp: int
-    pp: int
+    kind: str
     layers: int
-    heads: int
-    block_tokens: int
+    kv_heads: int
     content: int
     dtype: str
+    tp: int
+    pp: int
+    heads: int
+    block_tokens: int
     order: str
     block_bytes: int
 
     def __str__(self) -> str:
         return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one head in one layer."""
+        return self.block_bytes // (self.heads * self.block_tokens)
+
+    @property
+    def heads_outermost(self) -> bool:
+        """Whether each head of a block is one contiguous run."""
+        return self.order.startswith("H")
+
+    def model_kv(self) -> dict[str, str | int]:
+        """What does not depend on how a server divides it: the same for all servers of a model."""
+        names = ("kind", "layers", "kv_heads", "content", "dtype", "token_bytes")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_dict(cls, raw: Any) -> KvShape:
@@ -58,8 +81,11 @@ class KvShape:
         values: dict[str, Any] = {}
         for f in fields(cls):
             value = raw.get(f.name)
-            wanted: type = str if f.type == "str" else int
-            if type(value) is not wanted or (wanted is str and len(str(value)) > 32):
+            if f.type == "str":
+                fits = type(value) is str and len(value) <= 32
+            else:
+                fits = type(value) is int and 0 < value <= (MAX_RANKS if f.name in ("tp", "pp") else MAX_SIZE)
+            if not fits:
                 raise RefusedError(
                     "params_invalid", f"kv_transfer_params.kvik.shape.{f.name} is {str(value)[:80]!r}"
                 )
@@ -93,8 +119,16 @@ class Handover:
     shape: KvShape
     expires_in: float
 
+    def check_ranks(self) -> None:
+        """`RefusedError` unless there is exactly one ticket of each rank that the shape speaks of."""
+        ranks = sorted(ticket.tp for ticket in self.tickets)
+        if ranks != list(range(self.shape.tp)):
+            raise RefusedError(
+                "params_invalid", f"tickets of ranks {ranks[:16]}, the shape says tp={self.shape.tp}"
+            )
+
     def encode(self) -> dict[str, Any]:
-        """The dict that vLLM returns to the client as `kv_transfer_params`."""
+        """The dict that the serving engine returns to its client as `kv_transfer_params`."""
         host, _, port = self.address.rpartition(":")
         return {
             "do_remote_prefill": True,
@@ -127,7 +161,7 @@ def decode(params: Mapping[str, Any]) -> Handover:
     ours = params.get("kvik")
     if not isinstance(ours, Mapping):
         raise RefusedError(
-            "params_not_kvik", "no 'kvik' in kv_transfer_params: the prefill server ran another connector"
+            "params_not_kvik", "no 'kvik' in kv_transfer_params: the prefill server runs without kvik"
         )
     tickets = _tickets(ours.get("tickets"))
     if ours.get("version") != PROTOCOL_VERSION:
@@ -155,15 +189,6 @@ def decode(params: Mapping[str, Any]) -> Handover:
     except RefusedError as refused:
         refused.tickets = tickets
         raise
-
-
-def check_shape(theirs: KvShape, ours: KvShape) -> None:
-    """`RefusedError`, naming both shapes and the fields that differ, unless they are equal."""
-    differ = [f.name for f in fields(KvShape) if getattr(theirs, f.name) != getattr(ours, f.name)]
-    if differ:
-        raise RefusedError(
-            "shape_mismatch", f"{', '.join(differ)} differ: prefill has [{theirs}], decode has [{ours}]"
-        )
 
 
 def _tickets(raw: Any) -> tuple[RankTicket, ...]:
@@ -210,12 +235,33 @@ def _text(raw: Mapping[str, Any], key: str, longest: int) -> str:
     return value
 
 
-# Plans of one engine step, scheduler process to workers; grants and tickets by tensor-parallel rank.
+# Plans of one engine step, scheduler process to workers; ranks are tensor-parallel ones.
+
+
+@dataclass(frozen=True)
+class Pages:
+    """KV blocks in parts: number p * parts + j is the j-th of `parts` equal runs of tokens of block p."""
+
+    ids: list[int]
+    parts: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one decode rank reads from one prefill rank, in every layer.
+
+    rank: the prefill rank. remote_heads, local_heads: from, to (exclusive), counted from the first head of
+    the rank that holds them; equally many.
+    """
+
+    rank: int
+    remote_heads: tuple[int, int]
+    local_heads: tuple[int, int]
 
 
 @dataclass
 class Send:
-    """Prefill: expose these KV blocks of a finished request to one reader."""
+    """Prefill: expose these KV blocks of a finished request; `grants` by prefill rank."""
 
     request_id: str
     blocks: list[int]
@@ -224,18 +270,24 @@ class Send:
 
 @dataclass
 class Load:
-    """Decode: read `remote_blocks` into `local_blocks`, pairwise."""
+    """Decode: read the `remote` pages into the `local` ones, which fill `local_blocks`.
+
+    reads: by decode rank. tickets, readers: by prefill rank, `readers` being how many decode ranks confirm.
+    """
 
     request_id: str
     remote_request_id: str
     local_blocks: list[int]
-    remote_blocks: list[int]
+    local: Pages
+    remote: Pages
+    reads: dict[int, tuple[Read, ...]]
     tickets: dict[int, str]
+    readers: dict[int, int]
 
 
 @dataclass
 class Release:
-    """Decode: tell the prefill ranks that their blocks are not wanted, so that they get them back now."""
+    """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now."""
 
     request_id: str
     tickets: list[RankTicket]
@@ -245,8 +297,8 @@ class Release:
 class StepPlan:
     """Everything the workers shall start with one engine step; `parks` and `cancels` are request ids.
 
-    parks: report these sends to vLLM as finished although their grants live on, and say later when those have
-    ended (`holding.py`).
+    parks: report these sends to the serving engine as finished although their grants live on, and say later
+    when those have ended (`holding.py`).
     """
 
     sends: list[Send] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""One JSON line a finished load or recomputed request, for measurements and tests.
+"""One JSON line a finished transfer, failed load or recomputed request, for measurements and tests.
 
 Several processes append to one file: a line is one `write` on a descriptor opened with O_APPEND, so lines
 never mix.
@@ -12,17 +12,22 @@ import os
 from dataclasses import asdict, dataclass
 
 from kvik.handover.native import Report
+from kvik.handover.protocol import Load
 
-logger = logging.getLogger("vllm.kvik")
+logger = logging.getLogger("kvik.handover")
 
 
 @dataclass(frozen=True)
 class LoadRecord:
     """What became of one request's load on one rank; `rank` is null for a decision of the scheduler.
 
-    outcome: "loaded" (the KV is there), "failed" (a load that ended in an error; vLLM's policy decides),
-    "recomputed" (the offer was refused before any load). Times in seconds; `bytes` on the wire are zero
-    unless loaded.
+    outcome: "loaded" (the KV is there), "failed" (a load that ended in an error; the serving engine
+    recomputes), "recomputed" (the offer was refused before any load). A load of one rank that succeeded is a
+    line for each prefill rank that it read from, and `bytes`, `pages`, `extents` add up over them; one that
+    failed is one line, about the prefill rank that failed it. remote_rank: the prefill rank. blocks: the
+    local KV blocks that the load fills, the same in each line of it. pages: moved by this transfer; parts
+    count as pages where the two sides' KV blocks are unequal. Times in seconds; `bytes` are zero unless
+    loaded.
     """
 
     request_id: str
@@ -30,6 +35,7 @@ class LoadRecord:
     outcome: str
     reason: str | None
     rank: int | None
+    remote_rank: int | None = None
     blocks: int = 0
     bytes: int = 0
     pages: int = 0
@@ -43,8 +49,8 @@ class LoadRecord:
     total_s: float | None = None
 
 
-def loaded(request_id: str, remote_request_id: str, rank: int, blocks: int, report: Report) -> LoadRecord:
-    """The record of a load that succeeded."""
+def loaded(load: Load, rank: int, remote_rank: int, report: Report) -> LoadRecord:
+    """The record of one transfer of a load that succeeded."""
     copied = (
         "bytes",
         "pages",
@@ -58,12 +64,13 @@ def loaded(request_id: str, remote_request_id: str, rank: int, blocks: int, repo
         "total_s",
     )
     return LoadRecord(
-        request_id,
-        remote_request_id,
+        load.request_id,
+        load.remote_request_id,
         "loaded",
         None,
         rank,
-        blocks,
+        remote_rank,
+        len(load.local_blocks),
         **{key: getattr(report, key) for key in copied},
     )
 

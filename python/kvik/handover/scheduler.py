@@ -1,4 +1,4 @@
-"""The half of the connector in vLLM's scheduler process: decides, moves nothing, never waits.
+"""The half in a serving engine's scheduler process: decides, moves nothing, never waits.
 
 Prefill side: a finished request's blocks are kept, and its `kv_transfer_params` are composed from ticket
 templates that the ranks gave at start plus fresh random grant ids. The next engine step carries the ids to
@@ -9,15 +9,15 @@ Decode side: one `Pull` a request, in one of three phases::
 
     OFFERED   the parameters look usable; nothing was taken yet
     LOADING   blocks are allocated, the workers read into them
-    SETTLED   loaded, failed, refused, or not needed; vLLM computes whatever is missing
+    SETTLED   loaded, failed, refused, or not needed; the engine computes whatever is missing
 
 `get_num_new_matched_tokens` may be asked many times and only looks (the digest is computed once and kept). An
 offer that is not taken is released, so that the prefill server gets its blocks back before their expiry.
 
-vLLM keeps stepping, with pauses of 1 ms, while a finished request's blocks are held (`has_finished_requests`,
-the same in 0.28 to 0.33) and while a load is awaited. So grants are issued and ends are noticed without
-help, and `has_pending_push_work` stays False: it would only add stepping when nothing is held. What is done
-about the cost of that stepping is in `holding.py`.
+Grants are issued, and ends noticed, with engine steps. vLLM makes them without help, with pauses of 1 ms,
+while a finished request's blocks are held (`has_finished_requests`, the same in 0.28 to 0.33) and while a
+load is awaited, so its `has_pending_push_work` stays False. What is done about the cost of that stepping is
+in `holding.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 
 from kvik.handover import digest, protocol
 from kvik.handover.holding import HeldBlocks
+from kvik.handover.mapping import RankMap, map_ranks
 from kvik.handover.native import Native
 from kvik.handover.protocol import (
     Handover,
@@ -46,7 +47,7 @@ from kvik.handover.protocol import (
 )
 from kvik.handover.report import LoadRecord, ReportFile
 
-logger = logging.getLogger("vllm.kvik")
+logger = logging.getLogger("kvik.handover")
 
 HANDED_OVER = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"})
 
@@ -61,11 +62,12 @@ class Phase(enum.Enum):
 
 @dataclass
 class Pull:
-    """One decode request that came with an offer. `handover` is None where it could not be read."""
+    """One decode request that came with an offer. `handover` is None where it could not be read, `ranks`
+    until the offer is checked."""
 
     handover: Handover | None
     phase: Phase = Phase.OFFERED
-    checked: bool = False
+    ranks: RankMap | None = None
     local_tokens: int = 0
     asked_at: float | None = None
     waited_s: float | None = None
@@ -73,7 +75,7 @@ class Pull:
 
 @dataclass(frozen=True)
 class Identity:
-    """What this server is: its vLLM engine id, what its KV depends on, and which roles it plays."""
+    """What this server is: its id, what its KV depends on besides tokens and shape, and its roles."""
 
     engine_id: str
     model: Mapping[str, str]
@@ -83,7 +85,8 @@ class Identity:
 
 
 class SchedulerSide:
-    """Scheduler-process half of `KvikConnector`."""
+    """Scheduler-process half of a server. Its methods have the names and arguments of vLLM's connector
+    hooks, which other engines' adapters call at the same points of a request's life."""
 
     def __init__(
         self, native: Native, identity: Identity, expiry_s: float, held: HeldBlocks, report: ReportFile
@@ -126,13 +129,13 @@ class SchedulerSide:
         self._pull_of(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many prompt tokens beyond the local hit a load would bring; (0, False): vLLM computes them."""
+        """How many prompt tokens beyond the local hit a load would bring; (0, False): compute them."""
         pull = self._pull_of(request)
         if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
             return 0, False
-        if not self._verify(request, pull, pull.handover):
+        if self._verify(request, pull, pull.handover) is None:
             return 0, False
-        block_tokens = pull.handover.shape.block_tokens
+        block_tokens = self._ranks[0].shape.block_tokens
         whole_prompt = pull.handover.num_tokens == request.num_tokens
         usable = (
             pull.handover.num_tokens
@@ -151,29 +154,40 @@ class SchedulerSide:
     ) -> None:
         """Blocks are allocated: start the load, or give the offer back when nothing of it is used.
 
-        vLLM calls a second time with 0 once a load is there; the phase tells the two zeros apart.
+        An engine may call a second time with 0 once a load is there, as vLLM does; the phase tells the two
+        zeros apart.
         """
         pull = self._pulls.get(request.request_id)
         if pull is None or pull.phase is not Phase.OFFERED or pull.handover is None:
             return
-        if external == 0:
+        if external == 0 or pull.ranks is None:
             pull.phase = Phase.SETTLED
             self.counters["not_needed"] += 1
             self._release(request.request_id, pull.handover.tickets)
             return
-        block_tokens = pull.handover.shape.block_tokens
-        first = pull.local_tokens // block_tokens
-        last = -(-(pull.local_tokens + external) // block_tokens)
         pull.phase = Phase.LOADING
         pull.asked_at = time.monotonic()
+        end = pull.local_tokens + external
         self._plan.loads.append(
-            Load(
-                request_id=request.request_id,
-                remote_request_id=pull.handover.remote_request_id,
-                local_blocks=list(block_ids[0][first:last]),
-                remote_blocks=pull.handover.blocks[first:last],
-                tickets={ticket.tp: ticket.ticket for ticket in pull.handover.tickets},
-            )
+            self._load(request.request_id, pull.handover, pull.ranks, block_ids[0], (pull.local_tokens, end))
+        )
+        copies = [ticket for ticket in pull.handover.tickets if not pull.ranks.readers[ticket.tp]]
+        self._release(request.request_id, copies)
+
+    def _load(
+        self, request_id: str, offer: Handover, ranks: RankMap, blocks: Sequence[int], tokens: tuple[int, int]
+    ) -> Load:
+        """Prompt tokens from, to (exclusive) of an offer into the request's KV blocks."""
+        block_tokens = self._ranks[0].shape.block_tokens
+        return Load(
+            request_id=request_id,
+            remote_request_id=offer.remote_request_id,
+            local_blocks=list(blocks[tokens[0] // block_tokens : -(-tokens[1] // block_tokens)]),
+            local=ranks.local_pages(blocks, *tokens),
+            remote=ranks.remote_pages(offer.blocks, *tokens),
+            reads=dict(enumerate(ranks.reads)),
+            tickets={ticket.tp: ticket.ticket for ticket in offer.tickets},
+            readers=dict(enumerate(ranks.readers)),
         )
 
     def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
@@ -277,30 +291,23 @@ class SchedulerSide:
             self._pulls[request_id] = pull
         return pull
 
-    def _verify(self, request: Any, pull: Pull, offer: Handover) -> bool:
-        """Compare the offer with this server and this request, once."""
-        if pull.checked:
-            return True
-        try:
-            self._check(request, offer)
-        except RefusedError as refused:
-            refused.tickets = offer.tickets
-            pull.phase = Phase.SETTLED
-            self._refuse(request.request_id, offer.remote_request_id, refused)
-            return False
-        pull.checked = True
-        return True
+    def _verify(self, request: Any, pull: Pull, offer: Handover) -> RankMap | None:
+        """Compare the offer with this server and this request, once. None: refused."""
+        if pull.ranks is None:
+            try:
+                pull.ranks = self._check(request, offer)
+            except RefusedError as refused:
+                refused.tickets = offer.tickets
+                pull.phase = Phase.SETTLED
+                self._refuse(request.request_id, offer.remote_request_id, refused)
+        return pull.ranks
 
-    def _check(self, request: Any, offer: Handover) -> None:
+    def _check(self, request: Any, offer: Handover) -> RankMap:
         if not self._ranks:
-            raise RefusedError("not_ready", "this server's ranks have not registered their KV tensors")
-        ours = self._ranks[0].shape
-        protocol.check_shape(offer.shape, ours)
-        ranks = {ticket.tp for ticket in offer.tickets}
-        if len(offer.tickets) != ours.tp or ranks != set(self._ranks):
-            raise RefusedError(
-                "shape_mismatch", f"tickets for ranks {sorted(ranks)}, this server has {sorted(self._ranks)}"
-            )
+            raise RefusedError("not_ready", "this server's ranks have not registered their KV memory")
+        ranks = map_ranks(offer.shape, self._ranks[0].shape)
+        offer.check_ranks()
+        ranks.check_numbers(offer.blocks)
         if offer.namespace != self._namespace_hex:
             raise RefusedError(
                 "namespace_mismatch",
@@ -312,8 +319,9 @@ class SchedulerSide:
                 "digest_mismatch",
                 f"the offer covers {offer.num_tokens} tokens, the prompt has {request.num_prompt_tokens}",
             )
+        # Links are as long as the blocks of the side that computed the digest.
         content = digest.request_digest(
-            self._native, self._namespace, request, offer.num_tokens, ours.block_tokens
+            self._native, self._namespace, request, offer.num_tokens, offer.shape.block_tokens
         )
         if content != offer.digest:
             raise RefusedError(
@@ -321,6 +329,7 @@ class SchedulerSide:
                 f"content digest of the first {offer.num_tokens} tokens: prefill {offer.digest[:16]}, "
                 f"own prompt {content[:16]}",
             )
+        return ranks
 
     def _refuse(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
         """Say, count and record that an offer is not used, and give it back where its tickets are known."""

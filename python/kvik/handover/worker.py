@@ -1,12 +1,13 @@
-"""The half of the connector in a worker process: one kvik engine, its grants, and its loads.
+"""The half in a worker process: one kvik engine, its grants, and its loads.
 
-Nothing here waits. A step's plan is started when vLLM binds it, before the forward pass: KV of this version
-lies in host memory, where vLLM's own work on fresh blocks is done by then, so a load need not wait for the
-pass to end. What has ended is collected by polling flags once a step; the transfers run in the engine's own
-threads.
+Nothing here waits. A step's plan is started before the step's forward pass: KV of this version lies in host
+memory, where the serving engine's own work on fresh blocks is done by then, so a load need not wait for the
+pass to end. What has ended is collected by polling flags once a step; the transfers run in the kvik engine's
+own threads.
 
 Each request id is reported exactly once: as sent when its grant has ended, as received when its load has
-ended.
+ended. A load is one transfer for each prefill rank that has some of this rank's heads (`mapping.py`): it has
+ended when all of them have, and failed when one of them has, which cancels the others.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from kvik.handover.config import ConnectorConfig
+from kvik.handover.mapping import releaser
 from kvik.handover.memory import KvMemory
 from kvik.handover.metrics import LoadStats
 from kvik.handover.native import Engine, Grant, Native, Region, Transfer, error_code
-from kvik.handover.protocol import Load, RankHello, Release, Send, StepPlan
+from kvik.handover.protocol import Load, RankHello, Read, Release, Send, StepPlan
 from kvik.handover.report import LoadRecord, ReportFile, loaded
 
-logger = logging.getLogger("vllm.kvik")
+logger = logging.getLogger("kvik.handover")
 
 # After these there is nothing left at the owner that a release could end.
 GRANT_GONE = frozenset(
@@ -38,16 +40,55 @@ GRANT_GONE = frozenset(
 
 
 @dataclass
+class OpenRead:
+    """One of a load's transfers; without `transfer` it could not be started, because of `refused`."""
+
+    read: Read
+    transfer: Transfer | None
+    refused: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.transfer is None or self.transfer.done
+
+    def error(self) -> Exception | None:
+        """Why it has failed; None while it runs and when it has succeeded."""
+        if self.transfer is None:
+            return self.refused
+        error = self.transfer.error()
+        if error is None and self.transfer.done and self.transfer.report() is None:
+            return RuntimeError("the transfer ended without a report")
+        return error
+
+
+@dataclass
 class OpenLoad:
-    """A load on its way; `cancelled` when its request was aborted meanwhile."""
+    """A load on its way. `cancelled` when its request was aborted meanwhile; `failed` is the read that failed
+    first."""
 
     load: Load
-    transfer: Transfer
+    reads: list[OpenRead]
     cancelled: bool = False
+    failed: OpenRead | None = None
+
+    def poll(self) -> bool:
+        """Whether all transfers have ended. The first failure cancels the others: nothing of it is used."""
+        ended = [one for one in self.reads if one.done]
+        if self.failed is None:
+            self.failed = next((one for one in ended if one.error() is not None), None)
+            if self.failed is not None:
+                self.cancel()
+        return len(ended) == len(self.reads)
+
+    def cancel(self) -> None:
+        """Stop what still runs."""
+        for one in self.reads:
+            if one.transfer is not None:
+                one.transfer.cancel()
 
 
 class WorkerSide:
-    """Worker-process half of `KvikConnector`, for one rank."""
+    """Worker-process half of a server, for one rank."""
 
     def __init__(
         self,
@@ -86,7 +127,7 @@ class WorkerSide:
             **self._config.engine_options(self._name, self._dp * self._tp_size + self._tp)
         )
         self._engine = engine
-        self._region = engine.register((memory.address, memory.nbytes))
+        self._region = memory.region(engine)
         self._layout = memory.layout(self._native)
         self._memory = memory  # keeps the storage alive for as long as the engine may touch it
         logger.info(
@@ -132,7 +173,7 @@ class WorkerSide:
                 self._parked_ends.append(request_id)
                 self._end_send(request_id, grant.state)
         for request_id, open_load in list(self._loads.items()):
-            if open_load.transfer.done:
+            if open_load.poll():
                 del self._loads[request_id]
                 self._end_load(open_load)
         self._collect_releases()
@@ -156,12 +197,12 @@ class WorkerSide:
         return stats
 
     def close(self) -> None:
-        """Cancel loads, end grants and close the engine, within `close_timeout_s`."""
+        """Cancel loads, end grants and close the engine, within `close_timeout`."""
         for open_load in self._loads.values():
-            open_load.transfer.cancel()
+            open_load.cancel()
         if self._engine is not None:
             try:
-                self._engine.close(self._config.close_timeout_s)
+                self._engine.close(self._config.close_timeout)
             except self._native.KvikError as error:
                 logger.warning("kvik: %s: closing: %s", self._name, error)
         self._engine = self._region = None
@@ -175,7 +216,7 @@ class WorkerSide:
     # Prefill side.
 
     def _issue(self, send: Send) -> None:
-        """Expose a finished request's blocks to one reader."""
+        """Expose a finished request's blocks to one decode server."""
         engine, region = self._ready()
         grant_id = send.grants[self._tp]
         try:
@@ -183,12 +224,13 @@ class WorkerSide:
                 region.pages(self._layout, np.asarray(send.blocks, dtype=np.uint32)),
                 right="read",
                 use=1,
-                expiry=self._config.expiry_s,
-                max_expiry=self._config.max_expiry_s,
+                expiry=self._config.expiry,
+                max_expiry=self._config.max_expiry,
                 grant_id=grant_id,
+                tag=send.request_id,
             )
         except self._native.KvikError as error:
-            # The blocks must go back to vLLM all the same; the reader is told that the grant is unknown.
+            # The blocks must go back all the same; the reader is told that the grant is unknown.
             logger.error("kvik: request %s: grant %s not issued: %s", send.request_id, grant_id, error)
             self.stats.count("sends_failed")
             self._sent.add(send.request_id)
@@ -199,7 +241,7 @@ class WorkerSide:
         self.stats.count(f"sends_{state}")
 
     def _park(self, request_id: str) -> None:
-        """Let vLLM's request end while its grant lives on. A grant that ended first was reported already."""
+        """Let the engine's request end while its grant lives on. One that ended first was reported."""
         grant = self._grants.pop(request_id, None)
         if grant is None:
             self._parked_ends.append(request_id)
@@ -210,71 +252,102 @@ class WorkerSide:
     # Decode side.
 
     def _start(self, load: Load) -> None:
-        """Begin reading the missing blocks of one request from the prefill rank of the same number."""
+        """Begin reading this rank's heads of the missing blocks of one request."""
+        opened = OpenLoad(load, [self._open(load, read) for read in load.reads[self._tp]])
+        self._loads[load.request_id] = opened
+
+    def _open(self, load: Load, read: Read) -> OpenRead:
         engine, region = self._ready()
+        heads, remote_heads = self._slices(read.local_heads), self._slices(read.remote_heads)
         try:
             transfer = engine.read(
-                region.pages(self._layout, np.asarray(load.local_blocks, dtype=np.uint32)),
-                self._native.Ticket(load.tickets[self._tp]),
-                np.asarray(load.remote_blocks, dtype=np.uint32),
-                deadline=self._config.load_deadline_s,
+                region.pages(
+                    self._layout,
+                    np.asarray(load.local.ids, dtype=np.uint32),
+                    slices=heads,
+                    parts=load.local.parts,
+                ),
+                self._native.Ticket(load.tickets[read.rank]),
+                np.asarray(load.remote.ids, dtype=np.uint32),
+                deadline=self._config.deadline,
                 confirm=True,
+                remote_slices=remote_heads,
+                remote_parts=load.remote.parts,
+                readers=load.readers[read.rank],
+                tag=load.request_id,
             )
         except self._native.KvikError as error:
-            self._fail(load, error)
-            self._received.add(load.request_id)
-            return
-        self._loads[load.request_id] = OpenLoad(load, transfer)
+            return OpenRead(read, None, error)
+        return OpenRead(read, transfer)
 
-    def _end_load(self, open_load: OpenLoad) -> None:
-        load, error = open_load.load, open_load.transfer.error()
+    def _slices(self, heads: tuple[int, int]) -> tuple[int, int] | None:
+        """Heads as slices of a layout; None, the whole, where heads lie inside the tokens."""
+        return heads if self._memory is not None and self._memory.shape.heads_outermost else None
+
+    def _end_load(self, ended: OpenLoad) -> None:
+        load = ended.load
         self._received.add(load.request_id)
-        report = open_load.transfer.report()
-        if error is None and report is not None:
-            self.stats.add_load(report)
-            self._report.write(
-                loaded(load.request_id, load.remote_request_id, self._tp, len(load.local_blocks), report)
-            )
-            logger.debug(
-                "kvik: request %s: %d bytes over %s in %.2f ms", load.request_id, report.bytes, report.way,
-                report.total_s * 1e3,
-            )  # fmt: skip
+        if ended.failed is not None:
+            self._fail(ended, ended.failed)
             return
-        self._fail(load, error or RuntimeError("the transfer ended without a report"), open_load.cancelled)
+        reports = []
+        for one in ended.reads:
+            if one.transfer is not None and (report := one.transfer.report()) is not None:
+                reports.append(report)
+                self._report.write(loaded(load, self._tp, one.read.rank, report))
+        self.stats.add_load(reports)
+        logger.debug(
+            "kvik: request %s: %d bytes of %d rank(s) over %s in %.2f ms", load.request_id,
+            sum(report.bytes for report in reports), len(reports), reports[0].way,
+            max(report.total_s for report in reports) * 1e3,
+        )  # fmt: skip
 
-    def _fail(self, load: Load, error: Exception, cancelled: bool = False) -> None:
+    def _fail(self, ended: OpenLoad, cause: OpenRead) -> None:
         """A load has failed: its blocks are invalid; the prefill side is told where that can help."""
-        code = error_code(error)
-        self.stats.count("loads_cancelled" if cancelled else f"loads_failed_{code}")
+        load, error = ended.load, cause.error()
+        code = "" if error is None else error_code(error)
+        self.stats.count("loads_cancelled" if ended.cancelled else f"loads_failed_{code}")
         self._report.write(
             LoadRecord(
-                load.request_id, load.remote_request_id, "failed", code, self._tp, len(load.local_blocks)
+                load.request_id, load.remote_request_id, "failed", code, self._tp, cause.read.rank,
+                len(load.local_blocks),
             )
-        )
-        if not cancelled:
-            # An aborted request's blocks are freed by vLLM; naming them here could hit their next owner.
+        )  # fmt: skip
+        if not ended.cancelled:
+            # An aborted request's blocks are freed by the engine; naming them here could hit the next owner.
             self._invalid_blocks.update(load.local_blocks)
-            logger.warning("kvik: request %s: load failed (%s): %s", load.request_id, code, error)
-        if code not in GRANT_GONE:
-            self._release(load.request_id, load.tickets[self._tp])
+            logger.warning(
+                "kvik: request %s: load from prefill rank %d failed (%s): %s", load.request_id,
+                cause.read.rank, code, error,
+            )  # fmt: skip
+        for one in ended.reads:
+            failed = one.error()
+            if failed is not None and error_code(failed) not in GRANT_GONE:
+                self._release(load.request_id, load.tickets[one.read.rank], load.readers[one.read.rank])
 
     def _cancel(self, request_id: str) -> None:
         """Stop the load of an aborted request; it is reported when it has ended."""
         open_load = self._loads.get(request_id)
         if open_load is not None:
             open_load.cancelled = True
-            open_load.transfer.cancel()
+            open_load.cancel()
 
     def _give_back(self, release: Release) -> None:
-        """Release this rank's share of the tickets: also with unequal rank counts, each has one releaser."""
+        """Release this rank's share of the tickets: each has one releaser."""
         for ticket in release.tickets:
-            if ticket.tp % self._tp_size == self._tp:
-                self._release(release.request_id, ticket.ticket)
+            if releaser(ticket.tp, self._tp_size) == self._tp:
+                self._release(release.request_id, ticket.ticket, readers=1)
 
-    def _release(self, request_id: str, ticket: str) -> None:
+    def _release(self, request_id: str, ticket: str, readers: int) -> None:
+        """Say that this rank has done with a ticket, as one of so many that confirm."""
         engine, _ = self._ready()
         try:
-            transfer = engine.release(self._native.Ticket(ticket), deadline=self._config.release_deadline_s)
+            transfer = engine.release(
+                self._native.Ticket(ticket),
+                deadline=self._config.release_deadline,
+                readers=readers,
+                tag=request_id,
+            )
         except self._native.KvikError as error:
             self._release_failed(request_id, error)
             return

@@ -6,7 +6,8 @@ Load it by module path, on the prefill and on the decode server::
                            "kv_role": "kv_producer", "kv_load_failure_policy": "recompute",
                            "kv_connector_extra_config": {"listen": "127.0.0.1:0"}}'
 
-`connector.py` is what vLLM talks to, `layout.py` looks at its KV tensors, `observe.py` feeds its metrics.
+`connector.py` is what vLLM talks to, `layout.py` and `packing.py` look at its KV tensors, `observe.py` feeds
+its metrics, `log.py` its log.
 All else is `kvik.handover`, which knows no serving engine.
 
 Anything that does not fit is recomputed by the decode server, never used.

@@ -30,12 +30,12 @@ from kvik.handover.protocol import RankHello, StepPlan
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
-from kvik.vllm import layout
+from kvik.vllm import layout, log
 from kvik.vllm.observe import KvikPromMetrics, KvikStats
 
-logger = logging.getLogger("vllm.kvik")
+logger = logging.getLogger(log.NAME)
 
-KV_SPECS = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+KV_SPECS = {"FullAttentionSpec": "gqa", "MLAAttentionSpec": "mla"}
 
 
 class SetupError(ValueError):
@@ -75,6 +75,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        log.adopt()
         transfer = vllm_config.kv_transfer_config
         parallel = vllm_config.parallel_config
         config = ConnectorConfig.from_extra(transfer.kv_connector_extra_config or {})
@@ -92,10 +93,10 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
             )
-            held = HeldBlocks(config.park_after_s, identity.tp_size)
-            self._scheduler = SchedulerSide(module, identity, config.expiry_s, held, report)
+            held = HeldBlocks(config.park_after, identity.tp_size)
+            self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
         else:
-            self._tp_size = parallel.tensor_parallel_size
+            self._model_kv = _model_kv(vllm_config, kv_cache_config)
             self._worker = WorkerSide(
                 module,
                 config,
@@ -161,7 +162,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """The KV tensors are allocated."""
-        self._on_worker().register(layout.inspect(kv_caches, self._tp_size))
+        self._on_worker().register(layout.inspect(kv_caches, self._model_kv))
 
     def get_handshake_metadata(self) -> KvikHandshake:
         """This rank's hello to the scheduler process."""
@@ -215,7 +216,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return KvikStats(data=data) if data else None
 
     def shutdown(self) -> None:
-        """vLLM is going down; bounded by `close_timeout_s`."""
+        """vLLM is going down; bounded by `close_timeout`."""
         if self._worker is not None:
             self._worker.close()
 
@@ -293,6 +294,15 @@ def _model_identity(vllm_config: Any, config: ConnectorConfig) -> dict[str, str]
         "quantization": str(getattr(model, "quantization", None)),
         "cache_dtype": str(cache.cache_dtype),
     }
+
+
+def _model_kv(vllm_config: Any, kv_cache_config: Any) -> layout.ModelKv:
+    """How many KV heads the model has, and how they are divided: by ranks, or not at all (MLA)."""
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    kind = KV_SPECS[type(spec).__name__]
+    heads = 1 if kind == "mla" else int(vllm_config.model_config.get_total_num_kv_heads())
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    return layout.ModelKv(kind, heads, ranks, spec.block_size)
 
 
 def _tp_rank() -> int:

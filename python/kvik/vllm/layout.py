@@ -1,19 +1,22 @@
 """Where vLLM's KV blocks lie, checked and turned into one kvik layout.
 
 vLLM hands over one tensor a layer, each seen as [B, H, N, C]: KV blocks, KV heads, token slots, content (K
-and V packed). The physical order is in the strides, and it has changed between releases, so nothing is
-assumed: what is not one contiguous run a block, alike in every layer, and inside one storage is refused by
-name.
+and V packed), or for MLA as [B, N, C]: one latent that all heads and ranks share. The physical order is in
+the strides, and it has changed between releases, so nothing is assumed: what is not one contiguous run a
+block, alike in every layer, and inside one storage is refused by name. What the strides do not tell is how
+the kernel packs the inside of a head (`packing.py`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvik.handover.memory import KvMemory
 from kvik.handover.protocol import KvShape
+from kvik.vllm.packing import packing_of
 
 DIMENSIONS = "HNC"
 
@@ -22,7 +25,22 @@ class LayoutError(ValueError):
     """KV tensors that this version cannot hand over; the text names what was found."""
 
 
-def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
+@dataclass(frozen=True)
+class ModelKv:
+    """What vLLM's configuration says of the model's KV: `kind` "gqa" or "mla", its KV heads (1 for MLA),
+    among how many ranks they are divided, and the tokens of the KV blocks that its scheduler counts."""
+
+    kind: str
+    kv_heads: int
+    tp: int
+    block_tokens: int
+
+    @property
+    def heads_a_rank(self) -> int:
+        return max(1, self.kv_heads // self.tp)
+
+
+def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
     """Check the tensors of `register_kv_caches` and describe them; `LayoutError` names what does not fit.
 
     Layers that share one tensor (cross-layer KV sharing) count once. Layers are taken in the order of the
@@ -32,7 +50,18 @@ def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
         raise LayoutError("vLLM registered no KV tensors: a model without KV cache has nothing to hand over")
     names = sorted(kv_caches, key=_natural)
     first_name, first = names[0], kv_caches[names[0]]
+    sizes = _sizes(first_name, first, model.kind)
     order = _check_first(first_name, first)
+    if sizes["H"] != model.heads_a_rank:
+        raise LayoutError(
+            f"KV tensor of {first_name!r} has {sizes['H']} KV heads; {model.kv_heads} of the model among "
+            f"{model.tp} ranks are {model.heads_a_rank}"
+        )
+    if sizes["N"] != model.block_tokens:
+        raise LayoutError(
+            f"KV tensor of {first_name!r} has blocks of {sizes['N']} slots, vLLM's scheduler counts blocks "
+            f"of {model.block_tokens} tokens: kvik hands over KV with one slot a token in blocks of one size"
+        )
     storage = first.untyped_storage()
     offsets: list[int] = []
     for name in names:
@@ -45,23 +74,24 @@ def inspect(kv_caches: Mapping[str, Any], tp: int) -> KvMemory:
         offset = tensor.data_ptr() - storage.data_ptr()
         if offset not in offsets:
             offsets.append(offset)
-    blocks, heads, slots, content = first.shape
     item = first.element_size()
     shape = KvShape(
-        tp=tp,
-        pp=1,
+        kind=model.kind,
         layers=len(offsets),
-        heads=heads,
-        block_tokens=slots,
-        content=content,
+        kv_heads=model.kv_heads,
+        content=sizes["C"],
         dtype=str(first.dtype).removeprefix("torch."),
-        order=order,
-        block_bytes=heads * slots * content * item,
+        tp=model.tp,
+        pp=1,
+        heads=sizes["H"],
+        block_tokens=sizes["N"],
+        order=order if model.kind == "mla" else _packed(order, packing_of(first)),
+        block_bytes=sizes["H"] * sizes["N"] * sizes["C"] * item,
     )
     return KvMemory(
         address=storage.data_ptr(),
         nbytes=storage.nbytes(),
-        num_blocks=blocks,
+        num_blocks=first.shape[0],
         block_stride=first.stride(0) * item,
         layer_offsets=offsets,
         shape=shape,
@@ -76,11 +106,8 @@ def _check_first(name: str, tensor: Any) -> str:
             f"KV tensor of {name!r} is on {tensor.device}: this version hands over host memory; "
             "device memory comes later"
         )
-    if tensor.dim() != 4:
-        raise LayoutError(
-            f"KV tensor of {name!r} has shape {tuple(tensor.shape)}; expected [blocks, heads, slots, content]"
-        )
-    inner = [(tensor.stride(1 + i), tensor.shape[1 + i], DIMENSIONS[i]) for i in range(3)]
+    letters = _letters(tensor)
+    inner = [(tensor.stride(1 + i), tensor.shape[1 + i], letter) for i, letter in enumerate(letters)]
     expected = 1
     for stride, size, _ in sorted(inner, key=lambda dim: dim[:2]):
         if size > 1 and stride != expected:
@@ -95,7 +122,28 @@ def _check_first(name: str, tensor: Any) -> str:
         )
     # A dimension of size 1 may have any stride: it says nothing about the order and keeps its usual place.
     known = iter(sorted((dim for dim in inner if dim[1] > 1), key=lambda dim: -dim[0]))
-    return "".join(next(known)[2] if size > 1 else letter for _, size, letter in inner)
+    order = "".join(next(known)[2] if size > 1 else letter for _, size, letter in inner)
+    return order if "H" in order else f"H{order}"
+
+
+def _letters(tensor: Any) -> str:
+    """The dimensions behind the blocks."""
+    return DIMENSIONS if tensor.dim() == 4 else DIMENSIONS.removeprefix("H")
+
+
+def _sizes(name: str, tensor: Any, kind: str) -> dict[str, int]:
+    """Heads, tokens and content of a block by their letters; MLA's latent is one head."""
+    if tensor.dim() not in ((3, 4) if kind == "mla" else (4,)):
+        raise LayoutError(
+            f"KV tensor of {name!r} ({kind}) has shape {tuple(tensor.shape)}; expected "
+            "[blocks, heads, slots, content], or [blocks, slots, content] for MLA"
+        )
+    return {"H": 1} | dict(zip(_letters(tensor), tensor.shape[1:], strict=True))
+
+
+def _packed(order: str, packing: str) -> str:
+    """The order of a block whose heads only one kernel understands: `H[cpu vec]`, heads outermost."""
+    return f"H[{packing}]" if order.startswith("H") else f"[{order} {packing}]"
 
 
 def _check_alike(name: str, tensor: Any, first_name: str, first: Any) -> None:

@@ -43,6 +43,7 @@ impl Control {
                 "more than {MAX_STRANGERS} connections to this engine have not said who they are; try again"
             );
             log::warn!("a connection was refused: {text}");
+            self.shared.metrics.handshake_refused(Code::MemoryCapReached);
             return send_all(&conn, &refusal(&Error::new(Code::MemoryCapReached, text)));
         }
         let shake = Box::new(Handshake::listen(self.shared.local.clone(), nonce()?));

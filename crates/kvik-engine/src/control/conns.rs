@@ -220,12 +220,18 @@ impl Control {
                 self.shared.node(|node, _| node.close_session(session, Error::new(Code::PeerLost, text)));
             }
             Conn::Shaking { dialled: Some((owner, to)), .. } => self.dial_next(owner, Some((to, error))),
-            Conn::Shaking { dialled: None, .. } => log::info!("a connection was refused: {error}"),
+            Conn::Shaking { dialled: None, .. } => {
+                self.shared.metrics.handshake_refused(error.code);
+                log::info!("a connection was refused: {error}");
+            }
             Conn::Control { session, .. } => self.shared.node(|node, _| node.close_session(session, error)),
             Conn::LocalJoining { session, .. } | Conn::Local { session, .. } => {
                 self.no_local_link(session, error)
             }
-            Conn::LocalStranger { .. } => log::info!("a local connection was refused: {error}"),
+            Conn::LocalStranger { .. } => {
+                self.shared.metrics.handshake_refused(error.code);
+                log::info!("a local connection was refused: {error}");
+            }
             Conn::Listener { .. } | Conn::Unix { .. } => {
                 log::error!("an engine does not listen any more: {error}")
             }

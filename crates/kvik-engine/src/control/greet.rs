@@ -50,7 +50,10 @@ impl Control {
         let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
         match send_all(&conn, &answer).and(admitted) {
             Ok(()) => self.add_channel(join.session, conn),
-            Err(error) => log::info!("a channel did not join its session: {error}"),
+            Err(error) => {
+                self.shared.metrics.handshake_refused(error.code);
+                log::info!("a channel did not join its session: {error}");
+            }
         }
     }
 

@@ -31,6 +31,7 @@ impl Control {
             Ok(lease) => lease,
             Err(error) => {
                 log::warn!("a session was refused: {error}");
+                self.shared.metrics.handshake_refused(error.code);
                 if let Some((owner, _)) = dialled {
                     lock(&self.shared.book).dials.remove(&owner);
                     self.shared.fail_waiting(&owner, &error);
@@ -39,7 +40,8 @@ impl Control {
             }
         };
         let memory = self.memory_path(&facts);
-        log::info!(session = session, peer:% = peer.engine; "session begun with {:?}", facts.name);
+        let own = self.shared.local.identity.engine;
+        log::info!(engine:% = own, peer:% = peer.engine; "session {session} begun with {:?}", facts.name);
         let conn = Arc::new(ControlConn::new(conn));
         lock(&self.shared.conns).insert(session, conn.clone());
         let making = matches!(memory, MemoryPath::Making(_));
@@ -53,6 +55,7 @@ impl Control {
             }
         }
         self.shared.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
+        self.shared.metrics.session_begun(peer.engine, &facts.name);
         self.shared.node(|node, now| {
             node.add_session(established, now);
             if !early.is_empty() {

@@ -197,7 +197,8 @@ fn a_use_is_confirmed_and_extended_without_moving_anything() {
     let grant = owner.grant(&all(&there), GrantOptions::default()).unwrap();
     let extended = reader.extend(grant.ticket(), Duration::from_secs(5), None).unwrap();
     assert_eq!(extended.wait(Some(PATIENCE)).unwrap().checks, ["grant"]);
-    let released = reader.release(grant.ticket(), None).unwrap().wait(Some(PATIENCE)).unwrap();
+    let released =
+        reader.release(grant.ticket(), TransferOptions::default()).unwrap().wait(Some(PATIENCE)).unwrap();
     assert_eq!((released.bytes, &released.checks[..]), (0, &["grant"][..]));
     assert_eq!(grant.wait(PATIENCE), Some(GrantState::Consumed));
 }

@@ -290,3 +290,54 @@ fn an_id_is_given_once() {
     assert!(s.world.peers[1].node.grant(grant, offer, s.world.now).is_err());
     s.world.assert_no_leak();
 }
+
+/// What the owner has counted: outcome, whether it was its own answer, and bytes.
+fn served(s: &mut Scene) -> Vec<(Option<Code>, bool, u64)> {
+    s.world.settle();
+    let told = std::mem::take(&mut s.world.peers[1].served);
+    let reader = s.world.peers[0].identity.engine;
+    assert!(told.iter().all(|one| one.peer == reader && one.path == Path::Channels));
+    told.iter().map(|one| (one.outcome.err(), one.refused, one.bytes)).collect()
+}
+
+#[test]
+fn the_owner_counts_every_request_once() {
+    let mut s = scene();
+    let whole = s.side.bytes();
+    let grant = s.grant(Right::Read, Use::Once(1));
+    assert_eq!(s.read(grant), None);
+    assert_eq!(served(&mut s), [(None, false, whole)]);
+    assert_eq!(s.read(grant), Some(Code::GrantConsumed));
+    assert_eq!(served(&mut s), [(Some(Code::GrantConsumed), true, 0)]);
+    // One that waits for its grant: refused by the owner, cancelled by the peer, and cut off with its session.
+    let unknown = s.world.grant_id();
+    let open = s.open(unknown, Op::Read);
+    s.world.begin(0, s.session, open.clone());
+    let cancelled = s.world.begin(0, s.session, open);
+    s.world.settle();
+    s.world.cancel(0, cancelled);
+    assert_eq!(served(&mut s), [(Some(Code::Cancelled), false, 0)]);
+    s.world.advance(ms(27_100));
+    assert_eq!(served(&mut s), [(Some(Code::GrantUnknown), true, 0)]);
+    let open = s.open(unknown, Op::Read);
+    s.world.begin(0, s.session, open);
+    s.world.settle();
+    s.world.cut(1, s.session);
+    assert_eq!(served(&mut s), []);
+}
+
+#[test]
+fn pages_of_an_ended_grant_are_quarantined_while_a_transfer_holds_them() {
+    let mut s = scene();
+    let grant = s.grant(Right::Read, Use::Many);
+    let open = s.open(grant, Op::Read);
+    s.world.begin(0, s.session, open);
+    s.world.peers[1].hold = true;
+    s.world.settle();
+    assert_eq!(s.world.peers[1].node.quarantined(), 0);
+    s.world.end_grant(1, grant, GrantState::Revoked);
+    assert_eq!(s.world.peers[1].node.quarantined(), 4);
+    s.world.peers[1].hold = false;
+    s.world.settle();
+    assert_eq!(s.world.peers[1].node.quarantined(), 0);
+}

@@ -3,7 +3,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View};
-use kvik_proto::{Begin, Frame, MAX_FRAME, MAX_PAGES, Op, PageList, Path, Select, Source};
+use kvik_proto::{Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, Op, PageList, Path, Select, Source};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -39,9 +39,22 @@ fn begin(transfer: u64, grant: GrantId, op: Op, view: &View) -> Begin {
     let shape = Some(view.shape());
     let (unit, chunk) = (8192, 8192);
     let select = Select::default();
-    let (path, sums, confirm, time) = (Path::Channels, false, true, ms(30_000));
-    let layout = view.layout().digest();
-    Begin { transfer, grant, layout, op, path, sums, confirm, time, unit, chunk, shape, select, source: None }
+    Begin {
+        transfer,
+        grant,
+        layout: view.layout().digest(),
+        op,
+        path: Path::Channels,
+        sums: false,
+        confirm: true,
+        readers: 1,
+        time: ms(30_000),
+        unit,
+        chunk,
+        shape,
+        select,
+        source: None,
+    }
 }
 
 fn frame(begin: Begin) -> Frame {
@@ -114,6 +127,17 @@ fn many_requests_are_counted() {
 fn readable(world: &mut World) -> GrantId {
     let mem = Mem::for_layout(&layout(4, 8192), 1);
     world.grant(1, &mem, &view(&layout(4, 8192), &[0]), Right::Read, Use::Many)
+}
+
+#[test]
+fn a_request_of_no_reader_or_too_many_is_no_frame() {
+    let all = view(&layout(2, 8192), &[0, 1]);
+    for (readers, good) in [(0, false), (1, true), (MAX_READERS, true), (MAX_READERS + 1, false)] {
+        let mut bytes = Vec::new();
+        frame(Begin { readers, ..begin(2, GrantId([1; 16]), Op::Read, &all) }).encode(&mut bytes);
+        let decoded = Frame::decode(&bytes).map(drop).map_err(|error| error.code);
+        assert_eq!(decoded, if good { Ok(()) } else { Err(Code::ProtocolError) }, "{readers} readers");
+    }
 }
 
 #[test]
@@ -218,8 +242,10 @@ fn requests_that_are_not_read_are_not_piled_up_without_end() {
 
 fn any_view() -> impl Strategy<Value = View> {
     let dims = (1u32..6, 1u32..20, 1u32..4, 1u64..5000, any::<bool>(), any::<bool>());
-    (dims, proptest::collection::vec(any::<u32>(), 1..12)).prop_map(
-        |((layers, pages, slices, run, apart, page_first), ids)| {
+    let parts = prop_oneof![Just(1u32), Just(2), Just(4)];
+    (dims, parts, proptest::collection::vec(any::<u32>(), 1..12)).prop_map(
+        |((layers, pages, slices, run, apart, page_first), parts, ids)| {
+            let run = run * u64::from(parts);
             let page = run * u64::from(slices) + 3;
             let layer = page * u64::from(pages);
             let starts = match apart {
@@ -227,9 +253,9 @@ fn any_view() -> impl Strategy<Value = View> {
                 false => Layers::Strided { count: layers, stride: layer },
             };
             let layout = Layout::new(5, pages, run, page, slices, run, starts).unwrap();
-            let ids: Vec<u32> = ids.into_iter().map(|id| id % pages).collect();
+            let ids: Vec<u32> = ids.into_iter().map(|id| id % (pages * parts)).collect();
             let order = if page_first { Order::PageFirst } else { Order::LayerFirst };
-            View::new(Arc::new(layout), ids.into(), 0..layers, 0..slices, order).unwrap()
+            View::of_parts(Arc::new(layout), parts, ids.into(), 0..layers, 0..slices, order).unwrap()
         },
     )
 }
@@ -255,18 +281,19 @@ fn any_begin() -> impl Strategy<Value = Frame> {
     let op = prop_oneof![Just(Op::Read), Just(Op::Write), Just(Op::Confirm), Just(Op::Extend)];
     let path = prop_oneof![Just(Path::Channels), Just(Path::Memory)];
     let shape = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
-    let first = (0u64..40, 0u8..4, op, path, any::<bool>(), any::<bool>());
+    let first = (0u64..40, 0u8..4, op, path, any::<bool>(), any::<bool>(), 1..=MAX_READERS);
     let second = (any::<u32>(), any::<u32>(), any::<u32>(), proptest::option::of(shape));
-    let third = (any_pages(), any_range(), any_range(), proptest::option::of(any_source()));
-    (first, second, third).prop_map(|(first, second, (pages, layers, slices, source))| {
-        let (transfer, grant, op, path, sums, confirm) = first;
+    let parts = proptest::option::of(any::<u32>());
+    let third = (any_pages(), any_range(), any_range(), parts, proptest::option::of(any_source()));
+    (first, second, third).prop_map(|(first, second, (pages, layers, slices, parts, source))| {
+        let (transfer, grant, op, path, sums, confirm, readers) = first;
         let (time, unit, chunk, shape) = second;
         let shape = shape.map(|(layers, pages, row_bytes, run_bytes)| {
             let order = Order::LayerFirst;
             Shape { layers, pages, row_bytes, run_bytes, order }
         });
         let (grant, time) = (GrantId([grant; 16]), ms(time.into()));
-        let select = Select { pages, layers, slices };
+        let select = Select { pages, layers, slices, parts };
         let layout = [0; 8];
         frame(Begin {
             transfer,
@@ -276,6 +303,7 @@ fn any_begin() -> impl Strategy<Value = Frame> {
             path,
             sums,
             confirm,
+            readers,
             time,
             unit,
             chunk,

@@ -5,6 +5,8 @@ mod executors;
 mod grants;
 mod hostile;
 mod memory;
+mod parts;
+mod readers;
 mod schedules;
 mod sessions;
 mod shaking;

@@ -86,8 +86,8 @@ fn a_part_of_a_grant_can_be_named() {
         Arc::new(Layout::new(0, 2, 1000, 1000, 1, 0, Layers::Strided { count: 2, stride: 9000 }).unwrap());
     let (here, side) = (Mem::for_layout(&mine, 1), view(&mine, &[0, 1]).with_order(Order::PageFirst));
     let mut open = world.open(0, grant, Op::Read, Path::Channels, Some((&here, &side)));
-    open.select =
-        Select { pages: Some(PageList::of(&[9, 2].into())), layers: Some(1..3), slices: Some(1..2) };
+    let pages = Some(PageList::of(&[9, 2].into()));
+    open.select = Select { pages, layers: Some(1..3), slices: Some(1..2), parts: None };
     world.transfer(0, session, open).unwrap();
     assert_eq!(here.peek(&side, 0..4000), there.peek(&part, 0..4000));
     world.assert_quiet();

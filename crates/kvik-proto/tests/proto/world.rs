@@ -26,6 +26,7 @@ pub struct Peer {
     pub ended: HashMap<GrantId, GrantState>,
     pub downs: Vec<(u64, Error)>,
     pub asked_for_channels: usize,
+    pub served: Vec<Served>,
     /// Its executors do not finish what they have begun.
     pub hold: bool,
     /// The process does not run.
@@ -120,6 +121,7 @@ impl World {
             ended: HashMap::new(),
             downs: Vec::new(),
             asked_for_channels: 0,
+            served: Vec::new(),
             hold: false,
             asleep: false,
             copies: false,
@@ -247,6 +249,7 @@ impl World {
             path,
             sums: true,
             confirm: true,
+            readers: 1,
             deadline: self.now + ms(30_000),
             chunk: 8 << 10,
             side,
@@ -438,6 +441,7 @@ impl World {
                 self.peers[at].downs.push((session, error));
             }
             Event::Copy => self.peers[at].copies = true,
+            Event::Served(served) => self.peers[at].served.push(served),
             Event::OpenChannels(_) => self.peers[at].asked_for_channels += 1,
             Event::Send(_) | Event::Stop(_) => {}
         }

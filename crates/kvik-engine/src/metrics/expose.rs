@@ -1,0 +1,217 @@
+//! Everything that an engine counts and holds, as text.
+
+use super::peers::GONE;
+use super::table::*;
+use super::tables::{BOUNDS, Metrics, Moved, Role, Row, Tables, Times, op_name};
+use super::text::Text;
+use crate::engine::Engine;
+use crate::shared::{Shared, lock};
+use kvik_core::EngineId;
+use kvik_host::Memory;
+use kvik_proto::Op;
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Engine {
+    /// What the engine has counted and what it holds, in the Prometheus text format (0.0.4). In a forked child there
+    /// is nothing.
+    pub fn metrics(&self) -> String {
+        let shared = self.shared();
+        match shared.check_fork() {
+            Ok(()) => shared.metrics_text(),
+            Err(_) => String::new(),
+        }
+    }
+}
+
+/// What is looked at only when somebody asks.
+struct Now {
+    transfers: usize,
+    sessions: usize,
+    regions: Vec<Arc<Memory>>,
+    grants: usize,
+    quarantined: u64,
+    late_beats: u64,
+}
+
+impl Shared {
+    /// See [`Engine::metrics`].
+    pub fn metrics_text(&self) -> String {
+        let mut text = Text::default();
+        let now = self.look();
+        text.family(&INFO);
+        let engine = &self.local.identity.engine;
+        let version = env!("CARGO_PKG_VERSION");
+        text.sample(&INFO, &[engine, &self.config.name, &version, &self.config.transport.name()], 1);
+        text.single(&START, seconds(self.metrics.start));
+        self.metrics.tables(|tables| tables.transfers_text(&mut text, engine, &self.config.name));
+        text.single(&OPEN, now.transfers);
+        self.metrics.tables(|tables| tables.times_text(&mut text));
+        self.metrics.tables(|tables| tables.refusals_text(&mut text));
+        self.grants_text(&mut text, &now);
+        self.sessions_text(&mut text, &now);
+        text.single(&LATE_BEATS, now.late_beats);
+        text.single(&MEMORY_HELD, self.budget.used());
+        text.single(&MEMORY_CAP, self.config.memory_cap);
+        text.single(&REGISTERED, now.regions.iter().map(|memory| memory.len() as u64).sum::<u64>());
+        text.single(&REGIONS, now.regions.len());
+        self.metrics.threads_text(&mut text);
+        text.single(&TRACE_DROPPED, self.stat.tracer.dropped());
+        text.into_string()
+    }
+
+    fn look(&self) -> Now {
+        let (grants, quarantined, late_beats) =
+            self.node(|node, _| (node.grants(), node.quarantined(), node.late_beats()));
+        let book = lock(&self.book);
+        Now {
+            transfers: book.transfers.len(),
+            sessions: book.links.len(),
+            regions: book.regions.values().filter_map(std::sync::Weak::upgrade).collect(),
+            grants,
+            quarantined,
+            late_beats,
+        }
+    }
+
+    fn grants_text(&self, text: &mut Text, now: &Now) {
+        text.single(&GRANTS_GIVEN, self.counters.grants_given.load(Ordering::Relaxed));
+        text.single(&GRANTS_LIVE, now.grants);
+        let ended = self.metrics.tables(|tables| tables.grants_ended.clone());
+        counts(text, &GRANTS_ENDED, ended.iter().map(|(state, count)| (state.name(), *count)));
+        text.single(&QUARANTINED, now.quarantined);
+    }
+
+    fn sessions_text(&self, text: &mut Text, now: &Now) {
+        text.single(&SESSIONS, now.sessions);
+        text.single(&SESSIONS_OPENED, self.counters.sessions_opened.load(Ordering::Relaxed));
+        let (ended, again) = self.metrics.tables(|tables| (tables.sessions_ended.clone(), tables.reconnects));
+        counts(text, &SESSIONS_ENDED, ended.iter().map(|(code, count)| (code.name(), *count)));
+        text.single(&RECONNECTS, again);
+    }
+}
+
+impl Metrics {
+    fn threads_text(&self, text: &mut Text) {
+        text.family(&CPU);
+        for (thread, time) in self.threads.read() {
+            text.sample(&CPU, &[&thread], seconds(time));
+        }
+    }
+}
+
+impl Tables {
+    fn transfers_text(&self, text: &mut Text, own: &EngineId, own_name: &str) {
+        let mut rows: Vec<(&Row, &Moved)> = self.transfers.iter().collect();
+        rows.sort_by_key(|(row, _)| {
+            (row.role, op_name(row.op), row.peer, row.transport, row.outcome.map(|code| code as u16))
+        });
+        let peer = |row: &Row| match row.peer == *own {
+            true => (row.peer.to_string(), own_name.to_owned()),
+            false => self.peer(&row.peer),
+        };
+        text.family(&TRANSFERS);
+        for (row, moved) in &rows {
+            let (id, name) = peer(row);
+            let labels: [&dyn Display; 6] =
+                [&row.role(), &op_name(row.op), &id, &name, &transport(row), &row.outcome()];
+            text.sample(&TRANSFERS, &labels, moved.transfers);
+        }
+        text.family(&BYTES);
+        for (row, moved) in rows {
+            let Some(direction) = row.direction() else { continue };
+            let (id, name) = peer(row);
+            let labels: [&dyn Display; 6] =
+                [&row.role(), &direction, &id, &name, &transport(row), &row.outcome()];
+            text.sample(&BYTES, &labels, moved.bytes);
+        }
+    }
+
+    fn times_text(&self, text: &mut Text) {
+        text.family(&SECONDS);
+        for ((op, transport), times) in &self.times {
+            let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
+            let counts = bounds.zip(times.buckets.iter().copied());
+            text.histogram(&SECONDS, &[op, transport], counts, seconds(times.total));
+        }
+        text.family(&PHASES);
+        for ((op, transport), times) in &self.times {
+            let Times { plan, post, wire, verify, .. } = times;
+            for (phase, time) in [("plan", plan), ("post", post), ("wire", wire), ("verify", verify)] {
+                text.sample(&PHASES, &[op, transport, &phase], seconds(*time));
+            }
+        }
+        text.family(&EXTENTS);
+        for ((op, transport), times) in &self.times {
+            text.sample(&EXTENTS, &[op, transport], times.extents);
+        }
+        text.family(&PAGES);
+        for ((op, transport), times) in &self.times {
+            text.sample(&PAGES, &[op, transport], times.pages);
+        }
+    }
+
+    fn refusals_text(&self, text: &mut Text) {
+        text.family(&REFUSALS);
+        let mut refusals: Vec<_> = self.refusals.iter().collect();
+        refusals.sort_by_key(|((peer, code), _)| (*peer, *code as u16));
+        for ((peer, code), count) in refusals {
+            let (id, name) = self.peer(peer);
+            text.sample(&REFUSALS, &[&id, &name, code], count);
+        }
+        let handshakes: HashMap<_, _> = self.handshakes.clone();
+        counts(text, &HANDSHAKES, handshakes.iter().map(|(code, count)| (code.name(), *count)));
+    }
+
+    /// The values of the labels `peer` and `peer_name`.
+    fn peer(&self, peer: &EngineId) -> (String, String) {
+        match *peer == GONE {
+            true => ("gone".to_owned(), String::new()),
+            false => (peer.to_string(), self.peers.name(peer).to_owned()),
+        }
+    }
+}
+
+impl Row {
+    fn role(&self) -> &'static str {
+        match self.role {
+            Role::Initiator => "initiator",
+            Role::Owner => "owner",
+        }
+    }
+
+    fn outcome(&self) -> &'static str {
+        self.outcome.map_or("ok", kvik_core::Code::name)
+    }
+
+    /// Where the bytes went, as seen from this engine; none for what moves nothing.
+    fn direction(&self) -> Option<&'static str> {
+        match (self.role, self.op) {
+            (Role::Initiator, Op::Read) | (Role::Owner, Op::Write) => Some("in"),
+            (Role::Initiator, Op::Write) | (Role::Owner, Op::Read) => Some("out"),
+            (_, Op::Confirm | Op::Extend) => None,
+        }
+    }
+}
+
+/// A transfer that ended before it had one has none.
+fn transport(row: &Row) -> &'static str {
+    if row.transport.is_empty() { "none" } else { row.transport }
+}
+
+/// A family with one label, in the order of its values.
+fn counts(text: &mut Text, metric: &Metric, counts: impl Iterator<Item = (&'static str, u64)>) {
+    text.family(metric);
+    let mut counts: Vec<_> = counts.collect();
+    counts.sort_unstable();
+    for (value, count) in counts {
+        text.sample(metric, &[&value], count);
+    }
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}

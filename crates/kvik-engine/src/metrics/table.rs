@@ -1,0 +1,103 @@
+//! Every metric of an engine: its name, kind, labels and meaning. The documentation's table is made from this one.
+
+/// How a metric behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It only rises, from 0 at the engine's start.
+    Counter,
+    /// It is what it is now.
+    Gauge,
+    /// Counts of observations below bounds, with their sum.
+    Histogram,
+}
+
+impl Kind {
+    /// The word of the exposition format.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+/// One metric.
+#[derive(Debug, Clone, Copy)]
+pub struct Metric {
+    /// Its name, with the unit.
+    pub name: &'static str,
+    /// How it behaves.
+    pub kind: Kind,
+    /// The labels of its series.
+    pub labels: &'static [&'static str],
+    /// What it counts, in one or two sentences.
+    pub help: &'static str,
+}
+
+macro_rules! metrics {
+    ($($constant:ident $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(
+            pub(super) const $constant: Metric =
+                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+        )*
+        /// Every metric of an engine, in the order of the exposition.
+        pub const METRICS: &[Metric] = &[$($constant),*];
+    };
+}
+
+metrics! {
+    INFO Gauge "kvik_engine_info" ["engine", "engine_name", "version", "transport"]
+        "1; its labels say which engine this is and which transport it was told to use.";
+    START Gauge "kvik_engine_start_time_seconds" []
+        "When the engine started, in seconds since 1970.";
+    TRANSFERS Counter "kvik_transfers_total" ["role", "op", "peer", "peer_name", "transport", "outcome"]
+        "Transfers that have ended: those that this engine began (role initiator) and those that peers asked it for (role owner). Outcome is ok or the code of the error.";
+    BYTES Counter "kvik_transfer_bytes_total"
+        ["role", "direction", "peer", "peer_name", "transport", "outcome"]
+        "Bytes that ended transfers moved: in to this engine's memory, or out of it. A transfer that failed counts what this side knows to have moved until then.";
+    OPEN Gauge "kvik_transfers_open" []
+        "Transfers that this engine has begun and that have not ended.";
+    SECONDS Histogram "kvik_transfer_seconds" ["op", "transport"]
+        "Seconds from the call to the end, of transfers that this engine began and that succeeded.";
+    PHASES Counter "kvik_transfer_phase_seconds_total" ["op", "transport", "phase"]
+        "The same transfers' seconds by phase: plan (in what order), post (until the first byte could move: connecting, asking the owner), wire (from there to the end), verify (checksums on this side, summed over threads; part of wire).";
+    EXTENTS Counter "kvik_transfer_extents_total" ["op", "transport"]
+        "Contiguous runs of this side's memory that the same transfers took.";
+    PAGES Counter "kvik_transfer_pages_total" ["op", "transport"]
+        "Pages of this side that the same transfers moved.";
+    REFUSALS Counter "kvik_refusals_total" ["peer", "peer_name", "code"]
+        "Requests of peers that this engine, as the owner, answered with an error, before or while it served them.";
+    HANDSHAKES Counter "kvik_handshakes_refused_total" ["code"]
+        "Connections that came to this engine and did not become a session or part of one.";
+    GRANTS_GIVEN Counter "kvik_grants_given_total" []
+        "Grants that this engine gave.";
+    GRANTS_LIVE Gauge "kvik_grants_live" []
+        "Grants whose pages are not the owner's again yet.";
+    GRANTS_ENDED Counter "kvik_grants_ended_total" ["state"]
+        "Grants whose pages are the owner's again, by how they ended.";
+    QUARANTINED Gauge "kvik_quarantined_pages" []
+        "Pages of grants that are over while a transfer may still touch them.";
+    SESSIONS Gauge "kvik_sessions_open" []
+        "Sessions with peers that are up.";
+    SESSIONS_OPENED Counter "kvik_sessions_opened_total" []
+        "Sessions that began.";
+    SESSIONS_ENDED Counter "kvik_sessions_ended_total" ["code"]
+        "Sessions that ended, by the code of the reason. A peer that closes in order is peer_lost too; the log has the words.";
+    RECONNECTS Counter "kvik_reconnects_total" []
+        "Sessions that began with a peer that had one before.";
+    LATE_BEATS Counter "kvik_heartbeats_late_total" []
+        "Heartbeats that this engine sent more than half an interval after they were due: its machine was too busy.";
+    MEMORY_HELD Gauge "kvik_memory_held_bytes" []
+        "What kvik itself holds and counts against memory_cap.";
+    MEMORY_CAP Gauge "kvik_memory_cap_bytes" []
+        "The engine's memory_cap.";
+    REGISTERED Gauge "kvik_registered_bytes" []
+        "Bytes of the regions that are registered.";
+    REGIONS Gauge "kvik_regions" []
+        "Regions that are registered.";
+    CPU Counter "kvik_thread_cpu_seconds_total" ["thread"]
+        "CPU seconds of this engine's own threads: kvik-ctl (connections, heartbeats, deadlines), kvik-io (tcp), kvik-copy (local), kvik-stat (this).";
+    TRACE_DROPPED Counter "kvik_trace_dropped_total" []
+        "Transfers that a recording (kvik trace record) lost because they came faster than it was read.";
+}

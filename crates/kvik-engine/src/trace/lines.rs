@@ -1,0 +1,184 @@
+//! The lines of a recording: JSON, one object a line.
+//!
+//! The first names the format. A layout has a line of its own before the first transfer that uses it; a transfer has
+//! one when it has ended. The last says how many there were and how many were dropped; a file without it was cut
+//! off.
+
+use super::Entry;
+use crate::metrics::op_name;
+use kvik_core::{EngineId, Layers, Layout};
+use kvik_proto::{PageList, Select};
+use serde_json::{Value, json};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::time::Duration;
+
+/// The format's name and version. A reader refuses any other.
+pub(crate) const FORMAT: &str = "kvik-trace/1";
+
+/// What the lines of one recording have in common.
+pub(crate) struct Writer {
+    began: Duration,
+    peers: HashMap<EngineId, usize>,
+    layouts: HashSet<[u8; 8]>,
+    transfers: u64,
+    dropped: u64,
+}
+
+impl Writer {
+    /// A recording that began at this time, and its first line.
+    pub fn new(began: Duration, out: &mut Vec<u8>) -> Writer {
+        put(out, json!({ "format": FORMAT, "kvik": env!("CARGO_PKG_VERSION") }));
+        Writer { began, peers: HashMap::new(), layouts: HashSet::new(), transfers: 0, dropped: 0 }
+    }
+
+    /// A transfer, and its layout if it is the first to use it.
+    pub fn transfer(&mut self, entry: &Entry, out: &mut Vec<u8>) {
+        self.transfers += 1;
+        let view = &entry.view;
+        let digest = view.layout().digest();
+        if self.layouts.insert(digest) {
+            put(out, layout(&digest, view.layout()));
+        }
+        let next = self.peers.len() + 1;
+        let peer = *self.peers.entry(entry.owner).or_insert(next);
+        let mut line = json!({
+            "t": seconds(entry.began.saturating_sub(self.began)),
+            "op": op_name(entry.op),
+            "peer": peer,
+            "layout": hex(&digest),
+            "memory": if entry.shared_memory { "shared" } else { "host" },
+            "pages": runs(view.pages().iter().copied()),
+            "layers": pair(&view.layers()),
+            "slices": pair(&view.slices()),
+            "parts": view.parts(),
+            "remote": remote(&entry.layout_there, &entry.select),
+            "transport": entry.transport,
+            "checksums": entry.sums,
+            "bytes": entry.bytes,
+            "outcome": entry.outcome.as_ref().map_or_else(|error| error.code.name(), |_| "ok"),
+        });
+        if let (Ok(report), Some(line)) = (&entry.outcome, line.as_object_mut()) {
+            line.insert("extents".into(), report.extents.into());
+            for (name, time) in [
+                ("plan_s", report.plan),
+                ("post_s", report.post),
+                ("wire_s", report.wire),
+                ("verify_s", report.verify),
+                ("total_s", report.total),
+            ] {
+                line.insert(name.into(), seconds(time).into());
+            }
+        }
+        put(out, line);
+    }
+
+    /// So many transfers are missing here.
+    pub fn dropped(&mut self, count: u64, out: &mut Vec<u8>) {
+        self.dropped += count;
+        put(out, json!({ "dropped": count }));
+    }
+
+    /// The last line.
+    pub fn end(&self, now: Duration, out: &mut Vec<u8>) {
+        let seconds = seconds(now.saturating_sub(self.began));
+        put(
+            out,
+            json!({ "end": { "seconds": seconds, "transfers": self.transfers, "dropped": self.dropped } }),
+        );
+    }
+}
+
+fn put(out: &mut Vec<u8>, line: Value) {
+    out.extend_from_slice(line.to_string().as_bytes());
+    out.push(b'\n');
+}
+
+fn layout(digest: &[u8; 8], layout: &Layout) -> Value {
+    let (stride, offsets) = match layout.layer_starts() {
+        Layers::Strided { stride, .. } => (Some(*stride), None),
+        Layers::At(offsets) => (None, Some(offsets)),
+    };
+    json!({ "layout": hex(digest), "dims": {
+        "pages": layout.pages(),
+        "run_bytes": layout.run_bytes(),
+        "page_stride": layout.page_stride(),
+        "layers": layout.layers(),
+        "layer_stride": stride,
+        "layer_offsets": offsets,
+        "slices": layout.slices(),
+        "slice_stride": layout.slice_stride(),
+        "offset": layout.offset(),
+    } })
+}
+
+/// What was asked of the owner: its layout, and its ids, layers and slices where they were named.
+fn remote(layout: &[u8; 8], select: &Select) -> Value {
+    let pages = select.pages.as_ref().map(|pages| match pages {
+        PageList::Ids(ids) => runs(ids.iter().copied()),
+        PageList::Runs(list) => {
+            runs(list.iter().flat_map(|(first, count)| *first..first.saturating_add(*count)))
+        }
+    });
+    json!({
+        "layout": hex(layout),
+        "pages": pages,
+        "layers": select.layers.as_ref().map(pair),
+        "slices": select.slices.as_ref().map(pair),
+        "parts": select.parts,
+    })
+}
+
+/// Page ids in their order: a number for a page, `[first, count]` for several that follow each other.
+fn runs(ids: impl Iterator<Item = u32>) -> Value {
+    let mut found: Vec<(u32, u32)> = Vec::new();
+    for id in ids {
+        match found.last_mut() {
+            Some((first, count)) if first.checked_add(*count) == Some(id) => *count += 1,
+            _ => found.push((id, 1)),
+        }
+    }
+    let run = |(first, count)| if count == 1 { json!(first) } else { json!([first, count]) };
+    Value::Array(found.into_iter().map(run).collect())
+}
+
+fn pair(range: &Range<u32>) -> Value {
+    json!([range.start, range.end])
+}
+
+/// In microseconds: below that is the noise of reading the clock.
+fn seconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e6
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_become_runs_in_their_order() {
+        assert_eq!(runs([7, 8, 9, 3, 40, 41, 5].into_iter()).to_string(), "[[7,3],3,[40,2],5]");
+        assert_eq!(
+            runs([u32::MAX - 1, u32::MAX, 0].into_iter()).to_string(),
+            format!("[[{},2],0]", u32::MAX - 1)
+        );
+    }
+
+    #[test]
+    fn a_recording_says_what_it_lacks() {
+        let mut out = Vec::new();
+        let mut writer = Writer::new(Duration::from_secs(5), &mut out);
+        writer.dropped(3, &mut out);
+        writer.dropped(4, &mut out);
+        writer.end(Duration::from_millis(7500), &mut out);
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines[0]["format"], FORMAT);
+        assert_eq!(lines[1], json!({ "dropped": 3 }));
+        assert_eq!(lines[3], json!({ "end": { "seconds": 2.5, "transfers": 0, "dropped": 7 } }));
+    }
+}

@@ -1,0 +1,61 @@
+//! What became of the requests of peers, for those who count them.
+
+use crate::FlowKey;
+use crate::flow::Flow;
+use crate::frame::{Op, Path};
+use crate::node::{Event, Node};
+use kvik_core::{Code, EngineId, Result};
+
+/// The end of a peer's request, as the owner of the grant sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Served {
+    /// Whose request it was.
+    pub peer: EngineId,
+    /// What it asked for.
+    pub op: Op,
+    /// How its bytes went, or would have gone.
+    pub path: Path,
+    /// Success, or the kind of the error.
+    pub outcome: Result<(), Code>,
+    /// The error was this side's answer, not the peer's own doing or the end of the session.
+    pub refused: bool,
+    /// Bytes that this side knows to have been moved.
+    pub bytes: u64,
+}
+
+impl<R: Clone> Node<R> {
+    /// A request was answered with an error before it was served.
+    pub(crate) fn note_refused(&mut self, key: FlowKey, op: Op, path: Path, code: Code) {
+        let Some(session) = self.sessions.get(&key.0) else { return };
+        let peer = session.established.peer.engine;
+        self.events.push_back(Event::Served(Served {
+            peer,
+            op,
+            path,
+            outcome: Err(code),
+            refused: true,
+            bytes: 0,
+        }));
+    }
+
+    /// A request that waited for its grant has ended without it. One whose session is gone was never answered.
+    pub(crate) fn note_unserved(&mut self, flow: &Flow<R>, outcome: &Result<()>) {
+        if let Some(session) = self.sessions.get(&flow.key.0) {
+            let peer = session.established.peer.engine;
+            self.note_served(flow, peer, outcome);
+        }
+    }
+
+    /// A request that was served has ended.
+    pub(crate) fn note_served(&mut self, flow: &Flow<R>, peer: EngineId, outcome: &Result<()>) {
+        let outcome = outcome.as_ref().map_err(|error| error.code).copied();
+        self.events.push_back(Event::Served(Served {
+            peer,
+            op: flow.op,
+            path: flow.path,
+            outcome,
+            refused: outcome.is_err() && !flow.peer_ended,
+            bytes: if outcome.is_ok() { flow.cut.bytes } else { flow.bytes_done() },
+        }));
+    }
+}

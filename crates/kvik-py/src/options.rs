@@ -1,0 +1,116 @@
+//! The options of an engine: `kvik.config` decides their values, the engine's [`Config`] takes them.
+//!
+//! What was given as an argument comes as it was given, and is checked here and by the engine; the rest comes
+//! from variables, the configuration file and the defaults of the schema, checked there.
+
+use crate::args::{self, Natural, seconds};
+use crate::errors::OrRaise;
+use kvik_core::Result;
+use kvik_engine::{Config, Preference, Verify, parse_listen};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The engine's configuration, from the arguments that were given.
+pub fn config(
+    py: Python<'_>,
+    listen: Option<&Bound<'_, PyAny>>,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Config> {
+    let arguments = given.map_or_else(|| Ok(PyDict::new(py)), Bound::copy)?;
+    arguments.set_item("listen", listen)?;
+    let decided = py.import("kvik.config")?.call_method1("engine_arguments", (arguments,))?;
+    let told = Told(decided.cast_into::<PyDict>()?);
+    let listen: Vec<String> = told.need("listen", |given| args::texts("listen", given))?;
+    Ok(Config {
+        listen: listen.iter().map(|text| parse_listen(text)).collect::<Result<_>>().or_raise(py)?,
+        advertise: told.may("advertise", |given| args::texts("advertise", given))?.unwrap_or_default(),
+        secret: told.may("secret", args::secret)?,
+        transport: args::transport(py, &told.need("transport", text)?)?,
+        verify: args::verify(py, &told.need("verify", text)?)?,
+        channels: told.need("channels", natural)?.within(py, "channels")?,
+        io_threads: told.need("io_threads", natural)?.within(py, "io_threads")?,
+        deadline: seconds(py, "deadline", told.need("deadline", |given| given.extract::<f64>())?)?,
+        memory_cap: told.need("memory_cap", args::size)?,
+        cpus: told.may("cpus", cpu_numbers)?,
+        numa_node: told.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
+        name: told.need("name", text)?,
+    })
+}
+
+/// The decided value of each option; errors of its type say which option it is.
+struct Told<'py>(Bound<'py, PyDict>);
+
+impl<'py> Told<'py> {
+    fn may<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
+        let value = self.0.get_item(name)?.filter(|value| !value.is_none());
+        value.map(|value| read(&value).map_err(|cause| named(&value, name, cause))).transpose()
+    }
+
+    fn need<T>(&self, name: &str, read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>) -> PyResult<T> {
+        self.may(name, read)?.ok_or_else(|| PyTypeError::new_err(format!("Engine: {name} has no value")))
+    }
+}
+
+/// Says which argument has the wrong type, as Python does.
+fn named(value: &Bound<'_, PyAny>, name: &str, cause: PyErr) -> PyErr {
+    let py = value.py();
+    let text = cause.value(py).to_string();
+    if !cause.get_type(py).is(py.get_type::<PyTypeError>()) || text.starts_with(name) {
+        return cause;
+    }
+    let told = PyTypeError::new_err(format!("argument '{name}': {text}"));
+    told.set_cause(py, Some(cause));
+    told
+}
+
+fn natural(given: &Bound<'_, PyAny>) -> PyResult<Natural> {
+    given.extract::<Natural>()
+}
+
+fn text(given: &Bound<'_, PyAny>) -> PyResult<String> {
+    given.extract::<String>()
+}
+
+fn cpu_numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    given.try_iter()?.map(|cpu| natural(&cpu?)?.within(given.py(), "cpus")).collect()
+}
+
+/// The engine's own defaults by option, as text; "" is no value. A test compares them with the schema's.
+#[pyfunction]
+pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let config = Config::default();
+    let transport = match config.transport {
+        Preference::Auto => "auto",
+        Preference::Tcp => "tcp",
+        Preference::Local => "local",
+    };
+    let verify = match config.verify {
+        Verify::Auto => "auto",
+        Verify::Off => "off",
+        Verify::Full => "full",
+    };
+    let several = |parts: Vec<String>| parts.join(",");
+    let defaults = PyDict::new(py);
+    for (name, value) in [
+        ("listen", several(config.listen.iter().map(ToString::to_string).collect())),
+        ("advertise", several(config.advertise)),
+        ("secret", config.secret.map_or_else(String::new, |_| "set".to_owned())),
+        ("transport", transport.to_owned()),
+        ("verify", verify.to_owned()),
+        ("channels", config.channels.to_string()),
+        ("io_threads", config.io_threads.to_string()),
+        ("deadline", config.deadline.as_secs_f64().to_string()),
+        ("memory_cap", config.memory_cap.to_string()),
+        ("cpus", several(config.cpus.unwrap_or_default().iter().map(ToString::to_string).collect())),
+        ("numa_node", config.numa_node.map_or_else(String::new, |node| node.to_string())),
+        ("name", config.name),
+    ] {
+        defaults.set_item(name, value)?;
+    }
+    Ok(defaults)
+}

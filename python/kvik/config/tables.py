@@ -1,0 +1,305 @@
+"""All options of kvik, each defined once.
+
+The engine's are those of `kvik.Engine`; a test compares them with its signature, with the defaults of the
+Rust side and with its bounds. The connector takes the engine's too, except the name, which it makes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kvik.config.kinds import Addresses, Choice, Cpus, Path, Seconds, Secret, Size, Text, Urls, Whole
+from kvik.config.schema import ENGINE_SECTION, Entry, Option
+
+_LOOPBACK = "127.0.0.1"
+
+_engine = partial(Option, section=ENGINE_SECTION)
+_connector = partial(Option, section="connector")
+_router = partial(Option, section="router")
+
+ENGINE = Entry(
+    name="engine",
+    title="kvik.Engine",
+    where="an argument of `kvik.Engine(...)`",
+    options=(
+        _engine(
+            name="listen",
+            kind=Addresses(),
+            default=(f"{_LOOPBACK}:0",),
+            help="Where peers reach this engine, for control and data; port 0 takes a free one.",
+            reason="Loopback, because nobody gets in unless told; any other address demands a secret.",
+        ),
+        _engine(
+            name="advertise",
+            kind=Addresses(bare=True),
+            default=None,
+            unset="what it listens on",
+            help="What tickets say instead of the addresses listened on.",
+            reason="Behind NAT or in a container, peers reach this host by another address.",
+        ),
+        _engine(
+            name="secret",
+            kind=Secret(8),
+            default=None,
+            help="Shared by all engines that may connect; both sides prove that they know it.",
+            reason="Without one, anybody who reaches a port beyond loopback could read pages. Best given by "
+            "the variable: a command line is visible to every user of the host.",
+        ),
+        _engine(
+            name="transport",
+            kind=Choice(("auto", "tcp", "local")),
+            default="auto",
+            help="How pages move: the best that reaches the peer, or the one that is named.",
+            reason="A named one is used or the transfer fails, so that what was decided holds.",
+        ),
+        _engine(
+            name="verify",
+            kind=Choice(("auto", "off", "full")),
+            default="auto",
+            help="Which bytes have page checksums: on TCP only (auto), none, or all.",
+            reason="Checksums cost time on both sides; off is for who has other checks, full for who doubts.",
+        ),
+        _engine(
+            name="channels",
+            kind=Whole(1, 64),
+            default=4,
+            help="TCP connections to a peer that carry data.",
+            reason="One is bound by one core's copying; more than a fast network needs only costs memory.",
+        ),
+        _engine(
+            name="io_threads",
+            kind=Whole(1, 64),
+            default=2,
+            help="Threads that move data over TCP, and as many that copy.",
+            reason="More for a network that two cores cannot fill; fewer where the model wants the cores.",
+        ),
+        _engine(
+            name="deadline",
+            kind=Seconds(),
+            default=30.0,
+            help="Time that a transfer may take if it is not told.",
+            reason="Nothing waits for ever. At a handover the request is recomputed after it, so it is "
+            "longer than the slowest honest load.",
+        ),
+        _engine(
+            name="memory_cap",
+            kind=Size(1 << 20),
+            default=256 << 20,
+            help="Most memory that kvik holds for itself; registered memory does not count.",
+            reason="Peers and page lists must not take a host's memory; beyond it MemoryCapReached.",
+        ),
+        _engine(
+            name="cpus",
+            kind=Cpus(),
+            default=None,
+            unset="the kernel's choice",
+            help="CPU numbers for kvik's threads.",
+            reason="Keeps them off the cores of the model.",
+        ),
+        _engine(
+            name="numa_node",
+            kind=Whole(0, 4095),
+            default=None,
+            unset="the kernel's choice",
+            help="NUMA node for kvik's threads.",
+            reason="Copies are fastest on the node of the memory and of the network card.",
+        ),
+        _engine(
+            name="name",
+            kind=Text(100),
+            default="",
+            unset="none",
+            help="What the engine is called in logs.",
+            reason="Tells the engines of one host apart.",
+        ),
+    ),
+)
+
+
+def _expiry_order(values: Mapping[str, Any]) -> str | None:
+    expiry, most = values["expiry"], values["max_expiry"]
+    return f"max_expiry {most:g} is below expiry {expiry:g}" if most < expiry else None
+
+
+CONNECTOR = Entry(
+    name="connector",
+    title="The connector of a serving engine",
+    where="a key of `kv_connector_extra_config`",
+    check=_expiry_order,
+    options=(
+        *(option for option in ENGINE.options if option.name != "name"),
+        _connector(
+            name="expiry",
+            kind=Seconds(),
+            default=120.0,
+            help="How long finished prefill KV waits for its reader.",
+            reason="Bounds what a lost client can strand; it outlasts a queue in front of the reader.",
+        ),
+        _connector(
+            name="max_expiry",
+            kind=Seconds(),
+            default=600.0,
+            help="How far holders of a ticket may extend that.",
+            reason="A router keeps KV alive while a request queues, but not for ever.",
+        ),
+        _connector(
+            name="park_after",
+            kind=Seconds(),
+            default=2.0,
+            help="After this time, unread KV is held without keeping the serving engine awake.",
+            reason="Until then vLLM steps some 600 times a second to notice the reader at once; at or above "
+            "expiry: never parked.",
+        ),
+        _connector(
+            name="release_deadline",
+            kind=Seconds(),
+            default=5.0,
+            help="Time to tell the prefill side that its KV is not wanted.",
+            reason="It is a courtesy: past it, the expiry frees the KV.",
+        ),
+        _connector(
+            name="close_timeout",
+            kind=Seconds(),
+            default=5.0,
+            help="Time that a shutdown may take.",
+            reason="Supervisors kill what does not end.",
+        ),
+        _connector(
+            name="namespace",
+            kind=Text(),
+            default=None,
+            unset="model and revision",
+            help="What must be equal on both sides, besides the shape, for KV to be exchanged.",
+            reason="Set it when the same weights lie under two paths, or different ones under one.",
+        ),
+        _connector(
+            name="report_file",
+            kind=Path(),
+            default=None,
+            help="One JSON line for each finished load or recomputed request is appended here.",
+            reason="For measurements, and for finding out why a request was recomputed.",
+        ),
+    ),
+)
+
+ROUTER = Entry(
+    name="router",
+    title="kvik router",
+    where="a flag of `kvik router serve`",
+    options=(
+        _router(
+            name="prefill",
+            kind=Urls(),
+            default=None,
+            required=True,
+            help="Engines that compute prompts, taken in turn.",
+            reason="The router finds no engines by itself.",
+        ),
+        _router(
+            name="decode",
+            kind=Urls(),
+            default=None,
+            required=True,
+            help="Engines that generate answers, taken in turn.",
+            reason="The router finds no engines by itself.",
+        ),
+        _router(
+            name="host",
+            kind=Text(255),
+            default=_LOOPBACK,
+            help="Address to listen on.",
+            reason="Clients are not authenticated, so any address but loopback is a choice.",
+        ),
+        _router(
+            name="port",
+            kind=Whole(0, 65_535),
+            default=8000,
+            help="Port to listen on; 0 takes a free one, which the first line of output tells.",
+            reason="8000 is where OpenAI-compatible servers usually are.",
+        ),
+        _router(
+            name="connect_timeout",
+            kind=Seconds(),
+            default=5.0,
+            help="Time to connect to an engine; then the next one is tried.",
+            reason="Nothing was sent yet, so trying another one is safe.",
+        ),
+        _router(
+            name="prefill_timeout",
+            kind=Seconds(),
+            default=300.0,
+            help="Longest silence of a prefill engine.",
+            reason="Long prompts in a queue take minutes.",
+        ),
+        _router(
+            name="decode_timeout",
+            kind=Seconds(),
+            default=600.0,
+            help="Longest silence of a decode engine.",
+            reason="An answer that is not streamed is one silence.",
+        ),
+        _router(
+            name="client_timeout",
+            kind=Seconds(),
+            default=60.0,
+            help="Longest silence of a client that owes data.",
+            reason="It holds a place meanwhile.",
+        ),
+        _router(
+            name="release_timeout",
+            kind=Seconds(),
+            default=30.0,
+            help="Time to give back the KV of a client that left.",
+            reason="Past its expiry there is nothing to give back.",
+        ),
+        _router(
+            name="drain_timeout",
+            kind=Seconds(),
+            default=30.0,
+            help="Time to finish open requests after SIGINT or SIGTERM.",
+            reason="Supervisors kill soon after.",
+        ),
+        _router(
+            name="max_body",
+            kind=Size(),
+            default=32 << 20,
+            help="Largest request body.",
+            reason="Images in chats are large, and each body is held in memory.",
+        ),
+        _router(
+            name="max_inflight",
+            kind=Whole(1, 1_000_000),
+            default=1024,
+            help="Most requests in progress.",
+            reason="More get 503, which a client can retry, instead of a queue that nobody sees.",
+        ),
+        _router(
+            name="log_level",
+            kind=Choice(("debug", "info", "warning", "error")),
+            default="info",
+            help="What is logged to standard error.",
+            reason="info is one line a request; warning leaves only trouble.",
+        ),
+        _router(
+            name="log_format",
+            kind=Choice(("text", "json")),
+            default="text",
+            help="Lines for people, or one JSON object a line.",
+            reason="JSON has the request's id in a field of its own, which log collectors can search.",
+        ),
+    ),
+)
+
+ENTRIES = (ENGINE, CONNECTOR, ROUTER)
+
+
+def entry(name: str) -> Entry:
+    """The entry point of this name."""
+    return next(entry for entry in ENTRIES if entry.name == name)
+
+
+def all_options() -> dict[str, Option]:
+    """Every option by its key in the TOML file, once."""
+    return {option.key: option for entry in ENTRIES for option in entry.options}

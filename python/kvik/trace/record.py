@@ -1,0 +1,40 @@
+"""Taking a recording from a running engine, over its UNIX socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvik.stat.engines import PROTOCOL, StatError, asking, find
+from kvik.trace.file import TraceError
+
+_LAST_LINES_SECONDS = 10.0
+
+
+def record(wanted: str, seconds: float, path: Path, say: Callable[[str], None]) -> None:
+    """Write an engine's transfers of so many seconds to a file. An interrupt ends it earlier, in order.
+
+    `wanted` is a process number, a name, or the beginning of an id. The lines are written as they come, so
+    what was recorded is in the file whatever happens. Raises TraceError.
+    """
+    try:
+        about = find(wanted)
+        with path.open("xb") as out, asking(about.engine, "trace") as question:
+            say(f"recording engine {about.title} (pid {about.pid}) for {seconds:g} s; Ctrl-C ends it earlier")
+            question.wait_until(time.monotonic() + seconds)
+            try:
+                while piece := question.receive():
+                    out.write(piece)
+                say("the engine has ended")
+                return
+            except (TimeoutError, KeyboardInterrupt):
+                pass
+            question.say(f"{PROTOCOL} end".encode())
+            question.wait_until(time.monotonic() + _LAST_LINES_SECONDS)
+            while piece := question.receive():
+                out.write(piece)
+    except FileExistsError as error:
+        raise TraceError(f"{path} exists; name another file or remove it") from error
+    except (OSError, StatError) as error:
+        raise TraceError(str(error)) from error

@@ -1,0 +1,85 @@
+"""The same handovers through real engines: unequal ranks and KV blocks, over each transport."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kvik
+from kvik.handover.protocol import KvShape
+from tests.python.handover_harness import ITEM, Side, StepResult, prompt, request, shape_of
+
+LIMIT = 20.0  # seconds for a busy machine
+FREE = [9, 4, 13, 2, 7, 11, 5, 14, 3, 12, 21, 0, 18, 6, 23]  # KV blocks in no order
+LENGTH, LOCAL = 45, 16  # tokens of the prompt, and of the prefix that decode has already
+SHAPES = {
+    "1 to 2": (shape_of(1, 8, 8), shape_of(2, 8, 8)),
+    "4 to 2": (shape_of(4, 8, 8), shape_of(2, 8, 8)),
+    "3 to 2": (shape_of(3, 6, 8), shape_of(2, 6, 8)),
+    "8 with copies to 2": (shape_of(8, 4, 8), shape_of(2, 4, 8)),
+    "MLA 4 to 2": (shape_of(4, 1, 8, kind="mla"), shape_of(2, 1, 8, kind="mla")),
+    "MLA 2 to 4": (shape_of(2, 1, 8, kind="mla"), shape_of(4, 1, 8, kind="mla")),
+    "blocks 4 to 8": (shape_of(1, 4, 4), shape_of(1, 4, 8)),
+    "blocks 8 to 4": (shape_of(1, 4, 8), shape_of(1, 4, 4)),
+    "blocks 8 to 4, ranks 2 to 4": (shape_of(2, 4, 8), shape_of(4, 4, 4)),
+    "blocks 4 to 16, ranks 2 to 1": (shape_of(2, 4, 4), shape_of(1, 4, 16)),
+    "heads inside, blocks 8 to 4": (shape_of(2, 4, 8, order="NHC"), shape_of(2, 4, 4, order="NHC")),
+}
+
+
+@contextlib.contextmanager
+def servers(shapes: tuple[KvShape, KvShape], folder: Path, transport: str) -> Iterator[tuple[Side, Side]]:
+    with contextlib.ExitStack() as stack:
+        pair = []
+        for role, shape in zip(("prefill", "decode"), shapes, strict=True):
+            side = Side(kvik, role, shape, folder, transport=transport)
+            stack.callback(side.close)
+            pair.append(side)
+        yield pair[0], pair[1]
+
+
+def until(server: Side, found: Callable[[StepResult], bool]) -> StepResult:
+    """Step as a serving engine does until a step's result is as wanted; fails at the time limit."""
+    end = time.monotonic() + LIMIT
+    while not found(result := server.step()):
+        assert time.monotonic() < end, f"not within {LIMIT} s"
+        time.sleep(0.001)  # the pause of an engine that has only this to wait for
+    return result
+
+
+@pytest.mark.parametrize("transport", ["tcp", "local"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_handover(tmp_path: Path, name: str, transport: str) -> None:
+    with servers(SHAPES[name], tmp_path, transport) as (p, d):
+        theirs = FREE[: -(-LENGTH // p.shape.block_tokens)]
+        ours = FREE[1 : 1 + -(-LENGTH // d.shape.block_tokens)]
+        params = p.offer(prompt(LENGTH), theirs)
+        p.step()
+        d.write(ours, range(LOCAL))
+        assert d.admit(request("d-1", prompt(LENGTH), params), ours, LOCAL) == LENGTH - LOCAL
+        result = until(d, lambda step: step.received == {"d-1"})
+        assert not result.invalid
+        assert d.holds(ours, range(LENGTH))
+        until(p, lambda step: step.sent == {"p-1"})
+        lines = d.records()
+        assert {(line["outcome"], line["transport"]) for line in lines} == {("loaded", transport)}
+        part = min(p.shape.block_tokens, d.shape.block_tokens)
+        tokens = -(-LENGTH // part) * part - LOCAL
+        whole = d.shape.tp * d.shape.layers * d.shape.heads * tokens * d.shape.content * ITEM
+        assert sum(line["bytes"] for line in lines) == whole
+
+
+@pytest.mark.parametrize("name", ["4 to 2", "1 to 2", "8 with copies to 2", "MLA 2 to 4"])
+def test_an_offer_that_is_not_taken_comes_back(tmp_path: Path, name: str) -> None:
+    with servers(SHAPES[name], tmp_path, "tcp") as (p, d):
+        params = p.offer(prompt(LENGTH), FREE[:6])
+        p.step()
+        wanted = request("d-1", prompt(LENGTH), params)
+        d.scheduler.on_new_request(wanted)
+        d.scheduler.request_finished(wanted, ([],))
+        d.step()
+        until(p, lambda step: step.sent == {"p-1"})
