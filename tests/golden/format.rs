@@ -60,8 +60,8 @@ pub fn all(family: &str, formats: &str, today: &[Entry]) -> Vec<Golden> {
 pub fn grown(family: &str, formats: &str, today: &[Entry]) -> Vec<Golden> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let own = root.join(RELEASE).join(family).with_extension("txt");
-    if std::env::var(VARIABLE).is_ok_and(|what| what == "write") {
-        assert!(!own.exists(), "{own:?} exists: what a release sent is written once and never again");
+    // What a release sent is written once and never again: a file that is there stays as it is.
+    if std::env::var(VARIABLE).is_ok_and(|what| what == "write") && !own.exists() {
         std::fs::create_dir_all(own.parent().unwrap()).unwrap();
         std::fs::write(&own, to_text(formats, today)).unwrap();
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvik.demo import links
-from kvik.demo.links import CannotError
+from kvik.demo.links import CannotError as CannotError  # those who ask for hosts have to expect it
 
 
 @dataclass(frozen=True)
