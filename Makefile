@@ -1,12 +1,14 @@
 # Every target is a list of stages; tools/kvikbuild/targets.py has the lists. docs/development.md explains them.
 PYTHON ?= python3
+ENGINE ?= emulator
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
 .PHONY: demo test wheel docs lint env lock clean help
 
-demo:  ## a prefill engine, a decode engine and a router on this machine; shows each handover
-	@$(BUILD) demo
+demo:  ## a prefill engine, a decode engine and a router here; shows each handover (ENGINE=vllm: real vLLM)
+	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
+	@$(BUILD) $(if $(filter vllm,$(ENGINE)),demo-vllm,demo)
 
 test:  ## everything this machine can check (STAGES="rust python" runs only those)
 	@$(BUILD) test $(STAGES)

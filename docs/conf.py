@@ -26,9 +26,9 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(typing|collections\.abc|numpy|npt|asyncio|types|click)\..*"
+        r"(typing|os|collections\.abc|numpy|npt|asyncio|types|click)\..*"
         r"|Self|SupportsIndex|Iterable|Sequence|Buffer|Literal|Any|Protocol|TracebackType"
-        r"|BaseException|_Tensor|_SupportsArray|kvik\._.*",
+        r"|BaseException|_Tensor|_SupportsArray|kvik\._.*|kvik\.shapes\.(model|presets|source)\..*",
     )
 ]
 

@@ -13,6 +13,7 @@ NO_NAMESPACES = "network namespaces take root (CAP_SYS_ADMIN) and iproute2"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
     "tests/netns/test_bench.py": NO_NAMESPACES,
+    "tests/netns/test_demo.py": NO_NAMESPACES,
     "tests/netns/test_engines.py": NO_NAMESPACES,
     "tests/netns/test_hosts.py": NO_NAMESPACES,
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which is not part of the tools here",
@@ -23,7 +24,7 @@ _unexpected: list[str] = []
 
 # What the build and the tests themselves set. Any other variable of kvik, and a configuration file, would
 # change the engines under test.
-_OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|SCHEDULES|SEED|SKIPS_FILE|UV)")
+_OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|SCHEDULES|SEED|SITE|SKIPS_FILE|UV)")
 for _name in [name for name in os.environ if name.startswith("KVIK_")]:
     if not _OWN_VARIABLES.fullmatch(_name):
         del os.environ[_name]

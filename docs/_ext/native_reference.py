@@ -179,9 +179,21 @@ def leave_builtins(_app: Sphinx, tree: nodes.document) -> None:
             link.replace_self(link.children)
 
 
+def read_as_ours(
+    _app: Sphinx, _what: str, _name: str, thing: object, _options: object, lines: list[str]
+) -> None:
+    """Docstrings of Python code are written as those of the native module."""
+    try:
+        names = tuple(inspect.signature(thing).parameters) if callable(thing) else ()
+    except ValueError:
+        names = ()
+    lines[:] = to_rst("\n".join(lines), names)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("doctree-read", leave_builtins)
+    app.connect("autodoc-process-docstring", read_as_ours)
     app.add_directive("native", Native)
     app.add_directive("native-errors", NativeErrors)
     return {"parallel_read_safe": True}

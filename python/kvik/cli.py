@@ -19,8 +19,9 @@ class Entry:
 SUBCOMMANDS = {
     "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
     "config": Entry("kvik.config.cli", "config", "Show each option, its value, and where it comes from."),
-    "demo": Entry(
-        "kvik.demo.show", "demo", "Hand requests over between two real serving engines on this machine."
+    "demo": Entry("kvik.demo.show", "demo", "Hand KV over between engines on this machine, and show it."),
+    "emulator": Entry(
+        "kvik.emulator.cli", "emulator", "Serve a model's KV without a model, to try and to test."
     ),
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."

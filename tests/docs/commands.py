@@ -92,7 +92,7 @@ def check_transfer_config(text: str) -> None:
     unknown = set(config) - set(CONNECTOR) - {"kv_connector_extra_config", "engine_id", "kv_buffer_device"}
     if unknown:
         raise ValueError(f"{TRANSFER_OPTION}: {sorted(unknown)} are no keys that this project uses")
-    ConnectorConfig.from_extra(config.get("kv_connector_extra_config", {}), env={})
+    ConnectorConfig.from_extra(config.get("kv_connector_extra_config", {}), env={"KVIK_CONFIG": "/dev/null"})
 
 
 def check_make(targets: list[str]) -> None:

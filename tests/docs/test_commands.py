@@ -13,6 +13,7 @@ from tests.conftest import note
 from tests.docs import commands
 from tests.docs.pages import RUNNABLE, Block, Page, pages
 from tests.docs.stage import stage
+from tests.docs.test_readmes import OTHERS
 from tests.netns.hosts import CannotError, two_hosts
 
 CHECKED: dict[str, Callable[[str], object]] = {
@@ -21,8 +22,10 @@ CHECKED: dict[str, Callable[[str], object]] = {
     "yaml": lambda text: list(yaml.safe_load_all(text)),
 }
 SHOWN = ("text", "rust", "promql", "dockerfile", "ini", "diff", "markdown")
-BLOCKS = [block for page in pages() for block in page.blocks]
-WITH_COMMANDS = [page for page in pages() if any(block.runs for block in page.blocks)]
+# The translations of the README have its very code, which test_readmes.py compares.
+PAGES = [page for page in pages() if page.name not in OTHERS]
+BLOCKS = [block for page in PAGES for block in page.blocks]
+WITH_COMMANDS = [page for page in PAGES if any(block.runs for block in page.blocks)]
 
 
 def two_hosts_exist() -> bool:

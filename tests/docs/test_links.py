@@ -14,7 +14,7 @@ import pytest
 
 from tests.docs.pages import ROOT, Page, pages, read
 
-SITE = Path(os.environ.get("KVIK_SITE", ROOT / "target" / "docs"))
+SITE = Path(os.environ.get("KVIK_TEST_SITE", ROOT / "target" / "docs"))
 # Made by tools that do not call themselves ours, with links of their own into the world.
 MADE_BY_OTHERS = ("rust", "_static")
 _HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}(:\d+)?")

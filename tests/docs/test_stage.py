@@ -64,7 +64,8 @@ print(x.upper(), file=open("../out", "a"))
 
 @pytest.mark.parametrize(
     "text",
-    ["```sh\nfalse\n```", "```sh\nfalse\ntrue\n```", "```sh\nfalse | cat\n```", "```python\n1 / 0\n```",
+    ["```sh\nfalse\n```", "```sh\nfalse\ntrue\n```", "```sh\nfalse | cat\n```", "```sh\nfalse && true\n```",
+     "```python\n1 / 0\n```",
      "<!-- run: status 3 -->\n```sh\nexit 2\n```",
      '<!-- run: background until "never" -->\n```sh\necho other\n```'],
 )  # fmt: skip

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.netns.hosts import CannotError, Host, two_hosts
+from kvik.demo.links import CannotError
+from tests.netns.hosts import Host, two_hosts
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.hosts import LIMIT, OWN, Host, two_hosts
+from kvik.demo.links import LIMIT, OWN
+from tests.netns.hosts import Host, two_hosts
 
 
 def links() -> str:

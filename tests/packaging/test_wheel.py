@@ -96,6 +96,15 @@ def test_example(empty_env: Path, tmp_path: Path) -> None:
     run(empty_env / "python", example, cwd=tmp_path)
 
 
+def test_demo(empty_env: Path, tmp_path: Path) -> None:
+    """`kvik demo` runs where only the wheel is; what it says is for a log: no control codes."""
+    said = run(empty_env / "kvik", "demo", "--lengths", "1,100,500", "--svg", "demo.svg", cwd=tmp_path)
+    assert "3 of 3 prompts: the same tokens" in said
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", said)
+    assert (tmp_path / "demo.svg").read_text().startswith("<svg ")
+    assert f"{empty_env / 'kvik'} bench transfer" in said  # a hint that can be typed as it stands
+
+
 def test_short_benchmark(empty_env: Path, tmp_path: Path) -> None:
     """`kvik bench transfer` runs where only the wheel is."""
     cell = ("--page", "16KiB", "--pages", "20", "--duration", "0.05")

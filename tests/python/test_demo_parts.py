@@ -9,14 +9,18 @@ from kvik.cli import SUBCOMMANDS, main
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
 from kvik.demo.client import Completion
 from kvik.demo.engines import Connector, EngineSpec
+from kvik.demo.measure import TOKENS, Row
 from kvik.demo.reports import Load, ReportReader
-from kvik.demo.show import TOKENS, Row
+from kvik.demo.scene import KvFacts
+from kvik.demo.timeline import Compute
 
 RECORD: dict[str, object] = {
     "request_id": "a", "remote_request_id": "b", "outcome": "loaded", "reason": None, "rank": 0, "blocks": 1,
     "bytes": 128 * KV_BYTES_PER_TOKEN, "pages": 1, "extents": 4, "transport": "local", "way": "memfd",
     "plan_s": 0.0, "post_s": 0.0, "wire_s": 0.001, "verify_s": 0.0, "total_s": 0.002,
 }  # fmt: skip
+KV = KvFacts(128, 128 * KV_BYTES_PER_TOKEN, range(3, 259))
+NOTHING = Compute(None, None)
 
 
 def load(**more: object) -> Load:
@@ -26,7 +30,9 @@ def load(**more: object) -> Load:
 
 def row(length: int, found: Load | None, handed: int = 5) -> Row:
     """A row whose handed-over answer is `handed`, where 5 is right."""
-    return Row(length, Completion([5] * TOKENS), Completion([handed] * TOKENS), found)
+    loads = () if found is None else (found,)
+    answers = Completion([5] * TOKENS), Completion([handed] * TOKENS)
+    return Row(length, KV, *answers, loads, NOTHING, NOTHING)
 
 
 def test_report_reader_waits_for_whole_lines(tmp_path: Path) -> None:

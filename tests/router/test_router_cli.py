@@ -54,6 +54,7 @@ class StandIn:
 
 def serve(monkeypatch: pytest.MonkeyPatch, native: StandIn, *options: str) -> Result:
     monkeypatch.setattr("importlib.import_module", lambda name: {"kvik._native": native}[name])
+    monkeypatch.setattr("kvik.logs.to_stderr", lambda level, form: native.calls.append(f"{level} {form}"))
     return CliRunner().invoke(router.router, ["serve", *options])
 
 
@@ -62,7 +63,7 @@ def test_a_signal_drains_and_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
     native = StandIn(signals=1)
     result = serve(monkeypatch, native, *ENGINES, "--port", "0", "--max-body", "2MiB")
     assert (result.exit_code, result.output) == (0, "listening on http://127.0.0.1:8000\n")
-    assert native.calls == ["stop"]
+    assert native.calls == ["info text", "stop"]
     assert signal.getsignal(signal.SIGTERM) is before
     assert native.given == {
         "prefill": ("http://p0:1", "http://p1:1"),
@@ -85,7 +86,7 @@ def test_a_second_signal_cuts_off_and_says_so(monkeypatch: pytest.MonkeyPatch) -
     result = serve(monkeypatch, native, *ENGINES)
     assert result.exit_code == 1
     assert "cut off" in result.output
-    assert native.calls == ["stop", "stop_now"]
+    assert native.calls == ["info text", "stop", "stop_now"]
 
 
 def test_a_router_that_ends_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ import pytest
 from kvik.demo import client
 from kvik.demo.checkpoint import ensure_checkpoint
 from kvik.demo.engines import EngineSpec
+from kvik.demo.links import CannotError
 from kvik.demo.processes import Fleet, HttpServer, free_ports
-from tests.netns.hosts import CannotError, two_hosts
+from tests.netns.hosts import two_hosts
 from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_pair
 
 SPECS = {

@@ -14,10 +14,8 @@ def missing_packages() -> list[str]:
     missing = []
     programs = {"gcc": "gcc", "ld": "binutils", "readelf": "binutils"}
     if os.geteuid() == 0:
-        programs |= {
-            "ip": "iproute2",
-            "ss": "iproute2",
-        }  # for tests between network namespaces: root makes them
+        # For tests between network namespaces, which root makes, and for commands in the documentation.
+        programs |= {"ip": "iproute2", "ss": "iproute2", "curl": "curl", "openssl": "openssl"}
     for program, package in programs.items():
         if shutil.which(program) is None and package not in missing:
             missing.append(package)

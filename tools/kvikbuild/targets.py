@@ -1,5 +1,7 @@
 """Which stages make up each target, and what each stage does."""
 
+import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -78,7 +80,7 @@ def python(context: Context) -> None:
 def docs(context: Context) -> None:
     """The documentation as a site, its links, and every command in it."""
     site = build_site(context)
-    _pytest(context, "dev", "tests/docs", {"KVIK_SITE": str(site)}, more=["-v"])
+    _pytest(context, "dev", "tests/docs", {"KVIK_TEST_SITE": str(site)}, more=["-v"])
     context.note = f"open {site.relative_to(ROOT)}/index.html"
 
 
@@ -93,8 +95,18 @@ def vllm(context: Context) -> None:
 
 
 def demo(context: Context) -> None:
-    """Two serving engines and a router, and what passes between them."""
-    context.run([overlay_env(context, "vllm"), "-m", "kvik.demo"])
+    """Emulated engines and a router, and what passes between them."""
+    _demo(context, "dev", "emulator")
+
+
+def demo_vllm(context: Context) -> None:
+    """Real serving engines and a router, and what passes between them."""
+    _demo(context, "vllm", "vllm")
+
+
+def _demo(context: Context, env: str, engine: str) -> None:
+    more = shlex.split(os.environ.get("DEMO", ""))  # such as DEMO="--link-rate 1gbit"
+    context.run([overlay_env(context, env), "-m", "kvik.demo", "--engine", engine, *more])
 
 
 def _pytest(
@@ -120,7 +132,8 @@ STAGES = {
         Stage("netns", netns, limit=600),
         Stage("vllm-env", vllm_env, limit=2400),
         Stage("vllm", vllm, output="both", limit=1500),
-        Stage("demo", demo, output="terminal", limit=900),
+        Stage("demo", demo, output="terminal", limit=300),
+        Stage("demo-vllm", demo_vllm, output="terminal", limit=900),
     )
 }
 
@@ -138,7 +151,8 @@ TARGETS = {
         "vllm-env",
         "vllm",
     ],
-    "demo": ["toolchain", "dev-env", "wheel", "vllm-env", "demo"],
+    "demo": ["toolchain", "dev-env", "wheel", "demo"],
+    "demo-vllm": ["toolchain", "dev-env", "wheel", "vllm-env", "demo-vllm"],
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],

@@ -141,7 +141,7 @@ impl View {
     /// The view of parts of pages: `ids` of `page * parts + part`, each run seen as so many equal parts.
     ///
     /// # Errors
-    /// As for [`View::new`]; `InvalidArgument` also for a number of parts that is 0, above [`MAX_PARTS`], or does not
+    /// As for [`View::new`]; `InvalidArgument` also for a number of parts that is 0, above [`MAX_PARTS`](crate::MAX_PARTS), or does not
     /// divide a run into whole bytes.
     pub fn of_parts(
         layout: Arc<Layout>,

@@ -30,6 +30,8 @@ const PROVE: u8 = 3;
 const READY: u8 = 4;
 const REFUSE: u8 = 5;
 const JOIN: u8 = 6;
+/// All of them: another one is none.
+const KINDS: [u8; 6] = [HELLO, WELCOME, PROVE, READY, REFUSE, JOIN];
 
 /// Random bytes of one side of a handshake.
 pub type Nonce = [u8; 32];
@@ -476,6 +478,12 @@ fn next_message(input: &mut Vec<u8>) -> Result<Option<(u8, Vec<u8>)>> {
     }
     let Some(header) = input.first_chunk::<HEADER>() else { return Ok(None) };
     let (kind, len) = (header[4], usize::from(u16::from_le_bytes([header[6], header[7]])));
+    if !KINDS.contains(&kind) {
+        return Err(Error::new(
+            Code::ProtocolError,
+            format!("the peer sent a greeting of unknown kind {kind}"),
+        ));
+    }
     if len > MAX_BODY {
         return Err(Error::new(Code::ProtocolError, format!("the peer announced a greeting of {len} bytes")));
     }

@@ -140,14 +140,10 @@ impl Copier {
     ) -> Result<(u64, Duration)> {
         let fence = link.fence(&order.stop)?;
         let region = link.region(source.region, &order.stop)?;
-        check_fence(&fence, source)?;
-        let copied = match &*region {
+        within_fence(&fence, source, || match &*region {
             PeerRegion::Mapped(memory) => self.copy_mapped(order, source, memory),
             PeerRegion::Process { .. } => self.copy_process(order, source, &region),
-        };
-        // A stale source may well be gone: that it was stale is the better reason.
-        check_fence(&fence, source)?;
-        copied
+        })
     }
 
     fn copy_mapped(
@@ -271,6 +267,16 @@ pub(crate) fn mismatch(view: &View, position: u64) -> Error {
     )
 }
 
+/// Copies only what the peer still grants, and lets it count only if the peer granted it until the last byte: pages
+/// that changed hands during the copy may have been read half before and half after.
+fn within_fence<T>(fence: &PeerFence, source: &Source, copy: impl FnOnce() -> Result<T>) -> Result<T> {
+    check_fence(fence, source)?;
+    let copied = copy();
+    // A stale source may well be gone: that it was stale is the better reason.
+    check_fence(fence, source)?;
+    copied
+}
+
 /// Whether the source's pages still are what the peer granted.
 fn check_fence(fence: &PeerFence, source: &Source) -> Result<()> {
     match fence.generation(source.slot) {
@@ -289,8 +295,8 @@ mod tests {
     use kvik_core::{Layout, Order as Stream, RegionId};
     use kvik_host::FenceTable;
 
-    #[test]
-    fn a_source_whose_fence_was_raised_or_is_not_there_is_stale() {
+    /// A table of fences, and a source of pages under one of them.
+    fn fenced() -> (Arc<FenceTable>, PeerFence, kvik_host::FenceSlot, Source) {
         let table = FenceTable::new(8).unwrap();
         let fence = PeerFence::map(table.fd().try_clone_to_owned().unwrap()).unwrap();
         let slot = table.slot().unwrap();
@@ -298,10 +304,37 @@ mod tests {
         let view = View::new(layout, [0].into(), 0..1, 0..1, Stream::LayerFirst).unwrap();
         let generation = slot.generation().unwrap();
         let source = Source { region: RegionId(1), view, slot: slot.index(), generation };
+        (table, fence, slot, source)
+    }
+
+    #[test]
+    fn a_source_whose_fence_was_raised_or_is_not_there_is_stale() {
+        let (_table, fence, slot, source) = fenced();
         check_fence(&fence, &source).unwrap();
         slot.raise().unwrap();
         assert_eq!(check_fence(&fence, &source).unwrap_err().code, Code::StaleGeneration);
         let beyond = Source { slot: 8, ..source };
         assert_eq!(check_fence(&fence, &beyond).unwrap_err().code, Code::ProtocolError);
+    }
+
+    #[test]
+    fn what_is_stale_already_is_not_copied_at_all() {
+        let (_table, fence, slot, source) = fenced();
+        slot.raise().unwrap();
+        let stale = within_fence(&fence, &source, || -> Result<()> { panic!("stale pages were copied") });
+        assert_eq!(stale.unwrap_err().code, Code::StaleGeneration);
+    }
+
+    #[test]
+    fn what_becomes_stale_during_the_copy_does_not_count() {
+        for result in [Ok(7), Err(Error::new(Code::PeerLost, "the memory has gone"))] {
+            let (_table, fence, slot, source) = fenced();
+            assert_eq!(within_fence(&fence, &source, || result.clone()), result);
+            let stale = within_fence(&fence, &source, || {
+                slot.raise().unwrap();
+                result.clone()
+            });
+            assert_eq!(stale.unwrap_err().code, Code::StaleGeneration);
+        }
     }
 }

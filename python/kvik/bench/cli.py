@@ -16,6 +16,7 @@ from rich.console import Console
 import kvik
 from kvik import TransportName, VerifyName
 from kvik.bench import facts
+from kvik.bench.context import context
 from kvik.bench.control import is_loopback, join_address, split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.options import (
@@ -116,6 +117,9 @@ def target_options(given: dict[str, Any], say: Say) -> TargetOptions:
 @click.group()
 def bench() -> None:
     """Measure kvik on this machine, beside what the machine does without it."""
+
+
+bench.add_command(context)
 
 
 def _describe(options: Options, say: Say) -> None:

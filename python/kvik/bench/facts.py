@@ -35,6 +35,11 @@ def memory_available() -> int | None:
     return None
 
 
+def cores_usable() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 def kvik_version() -> str:
     """The version of the installed distribution."""
     try:
@@ -48,7 +53,7 @@ def collect() -> dict[str, Any]:
     return {
         "cpu_model": cpu_model(),
         "cores": os.cpu_count(),
-        "cores_usable": len(os.sched_getaffinity(0)),
+        "cores_usable": cores_usable(),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "load_1min": os.getloadavg()[0],

@@ -15,12 +15,13 @@ from typing import Any
 
 from kvik.config.resolve import given_values, settings, values
 from kvik.config.schema import Entry, Option
-from kvik.config.tables import CONNECTOR, ENGINE, ENTRIES, ROUTER
+from kvik.config.tables import CONNECTOR, EMULATOR, ENGINE, ENTRIES, ROUTER
 from kvik.config.words import meant
 from kvik.errors import InvalidArgument
 
 __all__ = [
     "CONNECTOR",
+    "EMULATOR",
     "ENGINE",
     "ENTRIES",
     "ROUTER",

@@ -326,6 +326,33 @@ class Urls(_Several):
 
 
 @dataclass(frozen=True)
+class Texts(_Several):
+    """Any texts, such as may have commas themselves: between semicolons."""
+
+    what: str = "text"
+    metavar: ClassVar[str] = "TEXT"
+
+    @property
+    def accepts(self) -> str:
+        """The form."""
+        return f"{self.what}, or several of them between semicolons"
+
+    def part(self, text: str) -> str:
+        """One of them; nothing is none."""
+        if not text:
+            raise ValueError
+        return text
+
+    def from_text(self, text: str) -> tuple[Any, ...]:
+        """Parts between semicolons."""
+        return self._checked([self.part(part.strip()) for part in text.split(";")])
+
+    def to_text(self, value: Any) -> str:
+        """Parts between semicolons."""
+        return ";".join(value)
+
+
+@dataclass(frozen=True)
 class Cpus(_Several):
     """CPU numbers: as text also ranges (`0,2,4-7`), in TOML and JSON a list of whole numbers."""
 

@@ -44,7 +44,8 @@ def _parts() -> Iterator[list[str]]:
 
 def _shared(shared: list[Option]) -> list[str]:
     names = ", ".join(f"[`{option.name}`](#{option.section}-{option.name})" for option in shared)
-    return [f"It takes these options of the engine, with the same variables and keys: {names}."]
+    owners = " and the ".join(dict.fromkeys(option.section for option in shared))
+    return [f"It takes these options of the {owners}, with the same variables and keys: {names}."]
 
 
 def _option(option: Option) -> list[str]:

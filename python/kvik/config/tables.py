@@ -1,7 +1,8 @@
 """All options of kvik, each defined once.
 
 The engine's are those of `kvik.Engine`; a test compares them with its signature, with the defaults of the
-Rust side and with its bounds. The connector takes the engine's too, except the name, which it makes itself.
+Rust side and with its bounds. The connector takes the engine's too, except the name, which it makes itself;
+the emulator takes those of both that its tests and demos set.
 """
 
 from __future__ import annotations
@@ -10,7 +11,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from kvik.config.kinds import Addresses, Choice, Cpus, Path, Seconds, Secret, Size, Text, Urls, Whole
+from kvik.config.kinds import (
+    Addresses,
+    Choice,
+    Cpus,
+    Flag,
+    Path,
+    Seconds,
+    Secret,
+    Size,
+    Text,
+    Texts,
+    Urls,
+    Whole,
+)
 from kvik.config.schema import ENGINE_SECTION, Entry, Option
 
 _LOOPBACK = "127.0.0.1"
@@ -18,6 +32,7 @@ _LOOPBACK = "127.0.0.1"
 _engine = partial(Option, section=ENGINE_SECTION)
 _connector = partial(Option, section="connector")
 _router = partial(Option, section="router")
+_emulator = partial(Option, section="emulator")
 
 ENGINE = Entry(
     name="engine",
@@ -280,7 +295,7 @@ ROUTER = Entry(
             kind=Choice(("debug", "info", "warning", "error")),
             default="info",
             help="What is logged to standard error.",
-            reason="info is one line a request; warning leaves only trouble.",
+            reason="At info it is one line a request; warning leaves only trouble.",
         ),
         _router(
             name="log_format",
@@ -292,7 +307,132 @@ ROUTER = Entry(
     ),
 )
 
-ENTRIES = (ENGINE, CONNECTOR, ROUTER)
+EMULATOR = Entry(
+    name="emulator",
+    title="kvik emulator",
+    where="a flag of `kvik emulator serve`",
+    options=(
+        _emulator(
+            name="role",
+            kind=Choice(("prefill", "decode", "both")),
+            default="both",
+            help="Whether it offers KV, takes it, or does either; it answers whole requests in any role.",
+            reason="A prefill server that took offers, or a decode server that made them, would be misread.",
+        ),
+        _emulator(
+            name="model_shape",
+            kind=Text(),
+            default="tiny",
+            help="Whose KV it has: a preset, a config.json, or layers=4,kv_heads=2,head_size=64,...",
+            reason="Its name is the model's name; tiny is the model of `kvik demo`.",
+        ),
+        _emulator(
+            name="host",
+            kind=Text(255),
+            default=_LOOPBACK,
+            help="Address to listen on for HTTP.",
+            reason="Clients are not authenticated, so any address but loopback is a choice.",
+        ),
+        _emulator(
+            name="port",
+            kind=Whole(0, 65_535),
+            default=8100,
+            help="Port for HTTP; 0 takes a free one, which the first line of output tells.",
+            reason="8000 is the router's.",
+        ),
+        _emulator(
+            name="tp",
+            kind=Whole(1, 64),
+            default=1,
+            help="Ranks that share the heads of a model; each is a process with an engine of its own.",
+            reason="To try what a split model does: unequal numbers on either side, ranks that die.",
+        ),
+        _emulator(
+            name="dp",
+            kind=Whole(1, 64),
+            default=1,
+            help="Replicas of all that; a request goes to the one with the least to do.",
+            reason="To try what several replicas do, and what happens when one of them dies.",
+        ),
+        _emulator(
+            name="page_tokens",
+            kind=Whole(1, 65_536),
+            default=16,
+            help="Tokens of a KV page.",
+            reason="16 is vLLM's own choice on a GPU.",
+        ),
+        _emulator(
+            name="kv_memory",
+            kind=Size(),
+            default=256 << 20,
+            help="KV memory of each rank.",
+            reason="As large as the contexts that are tried; the machine needs what is written, not more.",
+        ),
+        _emulator(
+            name="plain_memory",
+            kind=Flag(),
+            default=False,
+            help="Own memory that kvik registers, in place of memory that it allocates.",
+            reason="Allocated memory can be mapped by peers on the host; a serving engine's own cannot.",
+        ),
+        _emulator(
+            name="prefix_cache",
+            kind=Flag(),
+            default=True,
+            help="Keep the KV of full pages, and use it for prompts that begin alike.",
+            reason="Off when every handover shall move all of a prompt.",
+        ),
+        ENGINE["transport"],
+        ENGINE["listen"],
+        CONNECTOR["expiry"],
+        CONNECTOR["report_file"],
+        _emulator(
+            name="compute",
+            kind=Text(),
+            default="instant",
+            help="How long steps take: a preset, or fixed=,prefill_token=,decode_token=,context_token= in "
+            "seconds.",
+            reason="instant tests the handover; a preset gives a load the shape of a GPU's.",
+        ),
+        _emulator(
+            name="load_failure",
+            kind=Choice(("recompute", "fail")),
+            default="recompute",
+            help="Compute what could not be loaded, or end the request with an error.",
+            reason="vLLM has the same choice (kv_load_failure_policy), and the other default.",
+        ),
+        _emulator(
+            name="reread",
+            kind=Whole(0, 1_000_000),
+            default=0,
+            help="0: each token reads all KV of its request. N: only each Nth does.",
+            reason="Reading all shows also what changes late; with tens of GiB it takes seconds a token.",
+        ),
+        _emulator(
+            name="fault",
+            kind=Texts("a fault, such as slow:factor=3"),
+            default=None,
+            help="What goes wrong: slow, stalled, wrong-page or dead, with details.",
+            reason="Faults are rare where one looks for what they do.",
+        ),
+        _emulator(
+            name="allow_faults",
+            kind=Flag(),
+            default=False,
+            help="Take further faults by POST /fault.",
+            reason="Off, because clients are not authenticated.",
+        ),
+        _emulator(
+            name="drain",
+            kind=Whole(0, 86_400),
+            default=5,
+            help="Seconds that open requests have after SIGTERM or SIGINT.",
+            reason="Supervisors kill soon after; 0 ends at once.",
+        ),
+    ),
+)
+
+ENTRIES = (ENGINE, CONNECTOR, ROUTER, EMULATOR)
 
 
 def entry(name: str) -> Entry:

@@ -9,7 +9,7 @@ from kvik.config import file
 from kvik.config.schema import ENGINE_SECTION, PREFIX, Option
 from kvik.config.words import option_meant, shown, slip
 
-OTHERS = frozenset({file.VARIABLE, "KVIK_SCHEDULES", "KVIK_SEED", "KVIK_SKIPS_FILE", "KVIK_UV"})
+OTHERS = frozenset({file.VARIABLE, "KVIK_SCHEDULES", "KVIK_SEED", "KVIK_SITE", "KVIK_SKIPS_FILE", "KVIK_UV"})
 """Names that are no options: the configuration file, and what kvik's own build and tests use."""
 TESTS = "KVIK_TEST_"
 

@@ -77,13 +77,22 @@ def complete(
     try:
         if response.status != 200:
             raise RequestError(response.status, response.read().decode(errors="replace"))
-        result = Completion(headers={k.lower(): v for k, v in response.getheaders()})
+        result = Completion(headers=_joined(response.getheaders()))
         for event in _events(response):
             _add(result, event, time.monotonic() - start)
         result.total = time.monotonic() - start
         return result
     finally:
         connection.close()
+
+
+def _joined(headers: list[tuple[str, str]]) -> dict[str, str]:
+    """By name in lower case; a header that came more than once as one list (RFC 9110, section 5.2)."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key = name.lower()
+        found[key] = f"{found[key]}, {value}" if key in found else value
+    return found
 
 
 def _add(result: Completion, event: dict[str, object], now: float) -> None:

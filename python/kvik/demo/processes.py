@@ -28,14 +28,17 @@ class Process:
     """One running command behind a keeper (see `kvik.demo.keeper`); its output goes to `log`."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
-    ) -> None:
-        """Start it. `env` is added to this process's environment."""
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None,
+        grace: float = GRACE,
+    ) -> None:  # fmt: skip
+        """Start it. `env` is added to this process's environment; `grace` is the time in seconds that it gets
+        to end by itself when it is told to."""
         self.name = name
+        self.grace = grace
         self.log = log
         self.command = tuple(command)
         full = {**os.environ, **(env or {})}
-        launcher = [sys.executable, "-S", keeper.__file__, str(GRACE), *command]
+        launcher = [sys.executable, "-S", keeper.__file__, str(grace), *command]
         with log.open("ab") as out:
             self._keeper = subprocess.Popen(
                 launcher, stdin=subprocess.PIPE, stdout=out, stderr=out, env=full, start_new_session=True
@@ -87,7 +90,7 @@ class Process:
     def stop(self) -> None:
         """End it and all its descendants; bounded."""
         self.ask_to_stop()
-        if self.wait(GRACE + keeper.SWEEP_LIMIT + 5.0) is None:
+        if self.wait(self.grace + keeper.SWEEP_LIMIT + 5.0) is None:
             self._keeper.kill()
             self._keeper.wait(5.0)
 
@@ -97,10 +100,10 @@ class HttpServer(Process):
 
     def __init__(
         self, name: str, command: Sequence[str], port: int, log: Path, env: Mapping[str, str] | None = None,
-        health: str = "/health", host: str = LOOPBACK,
+        health: str = "/health", host: str = LOOPBACK, grace: float = GRACE,
     ) -> None:  # fmt: skip
         """Start it; `host` (an IPv4 address) and `port` must be those that the command listens on."""
-        super().__init__(name, command, log, env)
+        super().__init__(name, command, log, env, grace)
         self.host = host
         self.port = port
         self.health = health

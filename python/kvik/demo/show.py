@@ -1,203 +1,242 @@
-"""The demo: prompts of several lengths to one engine alone and through the router, side by side.
+"""`kvik demo`: prompts of several lengths to one engine alone and through the router, side by side.
 
-A row is good when both answers have the same tokens and the decode engine's connector reports that the KV of
-the prompt's KV blocks came over. The exit status is 0 only when every row is good.
+The exit status is 0 only when every row is good (see `kvik.demo.measure`), 1 when one is not or the demo
+failed, and 130 when it was interrupted (128 and the number of the signal). Whatever way it ends, everything
+that it started is gone then.
 """
 
-import importlib.util
-import random
+import contextlib
+import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import click
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
-from kvik.demo import client
-from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN, ensure_checkpoint
-from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, start_router
-from kvik.demo.processes import Fleet, HttpServer, ProcessError, free_ports
-from kvik.demo.reports import Load, ReportReader
+from kvik.demo import client, emulator_scene, table, telling, vllm_scene, words
+from kvik.demo.links import CannotError, Rate
+from kvik.demo.measure import Row, rows, warm_up
+from kvik.demo.processes import Fleet, ProcessError
+from kvik.demo.scene import Cast, KvFacts, Ranks, Scene, SettingError, Settings, place_for
 
-DEFAULT_LENGTHS = "1,100,128,129,500,1000,2000,3000"
-TOKENS = 24
-START_LIMIT = 300.0
-NEEDED_GIB = 13  # three engines of about 4 GiB, and some room
-COLUMNS = (
-    "prompt\ntokens",
-    "KV\nmoved",
-    "TTFT\nalone",
-    "TTFT\nhanded over",
-    "KV\ntransfer",
-    "\nGB/s",
-    "\ntransport",
-    "output\ntokens",
-)
-CAPTION = (
-    "TTFT: time to the first token. KV transfer: from asking the prefill engine to the last byte in place; "
-    "GB/s: while bytes moved. Three engines share this machine, so times say little; equality says all."
-)
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Everything that runs."""
-
-    alone: HttpServer
-    router: HttpServer
-    reports: ReportReader
-
-
-@dataclass(frozen=True)
-class Row:
-    """One prompt, answered twice."""
-
-    length: int
-    alone: client.Completion
-    handed: client.Completion
-    load: Load | None
-
-    @property
-    def expected_bytes(self) -> int:
-        """The bytes of the prompt's KV blocks. Of one token nothing has to move: decode computes the last
-        one."""
-        return 0 if self.length == 1 else -(-self.length // BLOCK_TOKENS) * BLOCK_TOKENS * KV_BYTES_PER_TOKEN
-
-    @property
-    def equal(self) -> bool:
-        """Whether both answers have the same tokens, all of them."""
-        return self.alone.tokens == self.handed.tokens and len(self.handed.tokens) == TOKENS
-
-    @property
-    def moved(self) -> bool:
-        """Whether the prompt's KV really came from the prefill engine."""
-        if self.load is None:
-            return self.expected_bytes == 0
-        expected = self.expected_bytes or BLOCK_TOKENS * KV_BYTES_PER_TOKEN
-        return self.load.outcome == "loaded" and self.load.bytes == expected
-
-    def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
-        load = self.load
-        verdict = "equal" if self.equal else "[red]DIFFERENT[/red]"
-        if not self.moved:
-            verdict += (
-                f", [red]KV not moved ({load.outcome}: {load.reason})[/red]"
-                if load
-                else ", [red]no KV moved[/red]"
-            )
-        measured = ("-", "-", "-", "-")
-        if load is not None and load.total_s is not None:
-            rate = f"{load.bytes / load.wire_s / 1e9:.2f}" if load.wire_s else "-"
-            measured = (
-                f"{load.bytes / (1 << 20):.1f} MiB",
-                f"{load.total_s * 1e3:.1f} ms",
-                rate,
-                load.transport or "-",
-            )
-        size, duration, rate, transport = measured
-        first = (f"{self.alone.ttft * 1e3:.0f} ms", f"{self.handed.ttft * 1e3:.0f} ms")
-        return (f"{self.length:,}", size, *first, duration, rate, transport, verdict)
+ENGINES: dict[str, Cast] = {"emulator": emulator_scene, "vllm": vllm_scene}
+LONGEST_SHOW = 90.0  # seconds that all prompts together may take by the rate of their link alone
+LONGEST_LOAD = 20.0  # and one of them: a load has a deadline of 30 s
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--lengths", default=DEFAULT_LENGTHS, show_default=True, help="Prompt lengths in tokens.")
-@click.option("--transport", default="auto", show_default=True, help="auto, tcp or local.")
 @click.option(
-    "--logs", type=click.Path(path_type=Path), help="Folder for the logs; default: a new one under /tmp."
+    "--engine",
+    type=click.Choice(list(ENGINES)),
+    default="emulator",
+    show_default=True,
+    help="Emulated engines (seconds, no model), or real vLLM on CPU (minutes, 13 GiB of memory).",
 )
-def demo(lengths: str, transport: str, logs: Path | None) -> None:
-    """Start a prefill engine, a decode engine, an engine alone and a router; show what passes between
-    them."""
-    console = Console()
+@click.option(
+    "--model-shape",
+    metavar="SHAPE",
+    default="",
+    help=f"Whose KV the emulators have: a model's name or its config.json. Default: {emulator_scene.SHAPE}.",
+)
+@click.option(
+    "--tp",
+    metavar="N[:M]",
+    default="1",
+    show_default=True,
+    help="Tensor-parallel ranks; 4:2 is four for prefill and two for decode.",
+)
+@click.option("--lengths", metavar="N,N,...", default="", help="Prompt lengths in tokens.")
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "tcp", "local"]),
+    default="auto",
+    show_default=True,
+    help="How KV moves; auto takes the best that works here.",
+)
+@click.option(
+    "--link-rate",
+    metavar="RATE",
+    help="Put the prefill engine on a host of its own (a network namespace), behind a cable of this rate, "
+    "such as 10gbit. Takes root and iproute2.",
+)
+@click.option(
+    "--fault", metavar="SPEC", help="Spoil something in the emulated prefill engine, and see it noticed."
+)
+@click.option(
+    "--svg",
+    "picture",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the picture of where the time went as an SVG file, too.",
+)
+@click.option(
+    "--logs", metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the logs here. Default: they are kept only when something went wrong.",
+)  # fmt: skip
+def demo(
+    engine: str, model_shape: str, tp: str, lengths: str, transport: str, link_rate: str | None,
+    fault: str | None, picture: Path | None, logs: Path | None,
+) -> None:  # fmt: skip
+    """Hand KV over from a prefill engine to a decode engine on this machine, and show what passes.
+
+    Starts both, a router before them, and one engine alone; asks each prompt twice; compares the answers;
+    and stops everything again.
+    """
     try:
-        sizes = [int(part) for part in lengths.split(",")]
+        rate = None if link_rate is None else Rate.parse(link_rate)
+        chosen = _lengths(lengths) or ENGINES[engine].LENGTHS
+        settings = Settings(chosen, model_shape, Ranks.parse(tp), transport, fault)
+        ENGINES[engine].check(settings)
+        if rate is not None:
+            _check_link(rate, settings, ENGINES[engine].facts(settings))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    sys.exit(_with_logs(ENGINES[engine], settings, rate, picture, logs))
+
+
+class _Signalled(BaseException):
+    """SIGINT or SIGTERM came."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+@contextlib.contextmanager
+def _hearing_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise within the block, once: what they end is being stopped, which is bounded."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Signalled(number)
+
+    before = [signal.signal(number, on_signal) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _without_own_settings() -> Iterator[None]:
+    """The user's settings of kvik do not reach what is started here: the demo shows what it says it shows."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("KVIK_")}
+    os.environ["KVIK_CONFIG"] = os.devnull
+    try:
+        yield
+    finally:
+        del os.environ["KVIK_CONFIG"]
+        os.environ.update(kept)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Prompt lengths; empty for an empty text. `SettingError` for what is not a list of them."""
+    if not text:
+        return ()
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise click.BadParameter(f"{lengths!r} is not a list of numbers", param_hint="--lengths") from None
-    _check_machine()
-    folder = logs or Path(tempfile.mkdtemp(prefix="kvik-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with Fleet() as fleet:
-            scene = _start(fleet, transport, folder, console)
-            rows = _show(scene, sizes, console)
-    except (ProcessError, client.RequestError, OSError) as error:
-        console.print(f"the demo failed: {error}", style="red", markup=False)
-        console.print(f"logs are in {folder}")
-        sys.exit(1)
-    ways = sorted({f"{row.load.transport} by {row.load.way}" for row in rows if row.load and row.load.way})
-    console.print(f"\nKV moved over: {', '.join(ways) or 'nothing'}")
-    good = sum(row.equal and row.moved for row in rows)
-    console.print(f"{good} of {len(rows)} prompts: the same tokens, and the KV came from the prefill engine.")
-    if good < len(rows):
-        console.print(f"logs are in {folder}")
-    sys.exit(0 if good == len(rows) else 1)
+        lengths = (0,)
+    if min(lengths) < 1:
+        raise SettingError(f"--lengths: {text!r} is not a list of numbers from 1, such as 100,1000")
+    return lengths
 
 
-def _check_machine() -> None:
-    if importlib.util.find_spec("vllm") is None:
-        raise click.ClickException(
-            "the demo runs real vLLM servers, and vLLM is not installed here; try `make demo`"
+def _check_link(rate: Rate, settings: Settings, kv: KvFacts) -> None:
+    """`SettingError` for what a link of this rate cannot show in bearable time."""
+    if settings.transport == "local":
+        raise SettingError("--transport local stays on one host, and --link-rate makes two")
+    sizes = [kv.bytes_of(length) for length in settings.lengths]
+    each, total = rate.seconds(max(sizes)), rate.seconds(sum(sizes) + max(sizes))  # one goes before, unseen
+    if each > LONGEST_LOAD or total > LONGEST_SHOW:
+        raise SettingError(
+            f"at {rate} the KV of these prompts takes {words.duration(total)}, the longest alone "
+            f"{words.duration(each)}; choose shorter --lengths, a smaller --model-shape or a higher rate"
         )
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable" and int(value.split()[0]) < NEEDED_GIB << 20:
-            have = int(value.split()[0]) / (1 << 20)
-            raise click.ClickException(
-                f"three engines need {NEEDED_GIB} GiB of memory; {have:.1f} GiB are available"
-            )
 
 
-def _start(fleet: Fleet, transport: str, logs: Path, console: Console) -> Scene:
-    model = ensure_checkpoint()
-    report = logs / "loads.jsonl"
-    extra = {"transport": transport}
-    specs = [
-        EngineSpec("prefill", Connector("kv_producer", extra=extra)),
-        EngineSpec("decode", Connector("kv_consumer", report, extra=extra)),
-        EngineSpec("alone"),
+def _with_logs(
+    cast: Cast, settings: Settings, rate: Rate | None, picture: Path | None, logs: Path | None
+) -> int:
+    """Run with a folder for logs, which stays only where it is wanted; returns the exit status."""
+    console = Console(highlight=False)
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+    folder = logs or Path(tempfile.mkdtemp(prefix="kvik-demo-"))
+    status, failed = 0, False
+    try:
+        with _hearing_signals(), _without_own_settings():
+            failed = not _run(cast, settings, rate, picture, folder, console)
+        status = 1 if failed else 0
+    except CannotError as error:
+        raise click.ClickException(f"--link-rate cannot be had here: {error}") from error
+    except _Signalled as signalled:
+        console.print("\nInterrupted; everything that was started is stopped.")
+        status = 128 + signalled.number  # as a shell says it of a command that a signal ended
+    finally:
+        if logs is None and not failed:
+            shutil.rmtree(folder, ignore_errors=True)
+    if logs is not None or failed:
+        console.print(f"Logs are in {folder}", markup=False, soft_wrap=True)
+    return status
+
+
+def _run(
+    cast: Cast, settings: Settings, rate: Rate | None, picture: Path | None, folder: Path, console: Console
+) -> bool:  # fmt: skip
+    """Start, show, stop; whether all was good. Raises `CannotError`."""
+    try:
+        with place_for(rate) as place, Fleet() as fleet:
+            start = time.monotonic()
+            with console.status(f"{cast.STARTING} ..."):
+                scene = cast.start(settings, place, fleet, folder)
+                if settings.fault is None:  # which shall be counted in prompts that are seen
+                    with place.near():
+                        warm_up(scene, max(settings.lengths))
+            telling.introduce(scene, time.monotonic() - start, console)
+            with place.near():
+                found = _show(scene, settings.lengths, rate, console)
+            telling.conclude(scene, found, rate, console)
+        telling.draw(scene, found, console, picture)
+    except (ProcessError, client.RequestError, OSError) as error:
+        console.print(f"The demo failed: {error}", style="red", markup=False)
+        return False
+    telling.hints(_options_used(), console)
+    return all(row.good for row in found)
+
+
+def _options_used() -> list[str]:
+    """The options of the command line, as they are called there."""
+    context = click.get_current_context()
+    given = click.core.ParameterSource.COMMANDLINE
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name and context.get_parameter_source(parameter.name) is given
     ]
-    start = time.monotonic()
-    with console.status("starting three serving engines (about a minute) ..."):
-        *ports, router_port = free_ports(len(specs) + 1)
-        engines = [fleet.add(spec.start(model, port, logs)) for spec, port in zip(specs, ports, strict=True)]
-        for engine in engines:
-            engine.wait_ready(start + START_LIMIT)
-        prefill, decode, alone = engines
-        router = fleet.add(start_router([prefill.url], [decode.url], router_port, logs))
-        router.wait_ready(time.monotonic() + 30)
-    console.print(f"prefill {prefill.url}, decode {decode.url}, alone {alone.url}, router {router.url}")
-    console.print(f"all up after {time.monotonic() - start:.0f} s; logs in {logs}")
-    return Scene(alone, router, ReportReader(report))
 
 
-def _show(scene: Scene, lengths: list[int], console: Console) -> list[Row]:
-    table = Table(
-        *COLUMNS, title="KV handed over from the prefill engine to the decode engine", caption=CAPTION
-    )
-    for column in table.columns[:-2]:
-        column.justify = "right"
-    rows = []
-    with Live(table, console=console, refresh_per_second=4):
-        for row in _rows(scene, lengths):
-            rows.append(row)
-            table.add_row(*row.cells())
-    return rows
-
-
-def _rows(scene: Scene, lengths: list[int]) -> Iterator[Row]:
-    rng = random.Random(2024)  # noqa: S311 - prompts, not secrets
-    for warm_up in (True, False):
-        # The first request of each kind pays for first connections and first-time initialisation: not shown.
-        for length in [300] if warm_up else lengths:
-            prompt = [rng.randrange(FIRST_BYTE_TOKEN, FIRST_BYTE_TOKEN + 256) for _ in range(length)]
-            alone = client.complete(scene.alone.url, prompt, TOKENS)
-            handed = client.complete(scene.router.url, prompt, TOKENS)
-            loads = scene.reports.wait(1, timeout=2.0 if length > 1 else 0.5)
-            if not warm_up:
-                yield Row(length, alone, handed, loads[-1] if loads else None)
+def _show(scene: Scene, lengths: tuple[int, ...], rate: Rate | None, console: Console) -> list[Row]:
+    """The table, row by row where somebody watches, and as a whole where the output goes to a file."""
+    shown = table.empty(rate)
+    found = []
+    live = Live(shown, console=console, refresh_per_second=4) if console.is_terminal else None
+    try:
+        with live or contextlib.nullcontext():
+            for row in rows(scene, lengths):
+                found.append(row)
+                shown.add_row(*table.cells(row, rate))
+    finally:
+        if live is None:
+            console.print(shown)
+    return found

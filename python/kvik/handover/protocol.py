@@ -38,7 +38,7 @@ class KvShape:
     `kv_heads` (1 for mla), `content` (elements a token a head: K and V packed, or the latent), `dtype`, `pp`.
     The server's: `tp` ranks, KV blocks of `block_tokens`. A rank's: `heads` of the model's, `block_bytes` of
     one KV block in one layer. `order` names the dimensions in such a block from outer to inner: H heads,
-    N tokens, C content.
+    N tokens, C content; brackets are around what only a named kernel can read, as in "H[cpu vec]".
 
     Two servers need the same model's KV; how the rest may differ is in `mapping.py`.
     """

@@ -218,7 +218,7 @@ def _dims(digest: str, said: dict[str, Any]) -> Dims:
 def _moved(said: dict[str, Any]) -> Moved:
     if said["op"] not in ("read", "write"):
         raise ValueError(f"the operation {said['op']!r} is unknown")
-    remote = said["remote"]["pages"]
+    remote = said.get("remote_pages")
     return Moved(
         t=float(said["t"]),
         op=said["op"],
@@ -246,7 +246,14 @@ def _ids(runs: list[Any]) -> PageIds:
         raise ValueError("a list of page ids that is empty or out of range")
     if sum(count for _, count in pairs) > MOST_PAGES:
         raise ValueError(f"more than {MOST_PAGES} pages in one transfer")
-    return np.concatenate([np.arange(first, first + count, dtype=np.uint32) for first, count in pairs])
+    return expanded(pairs)
+
+
+def expanded(pairs: list[tuple[int, int]]) -> PageIds:
+    """The ids of pairs of a first one and the count of those that follow each other."""
+    firsts, counts = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    before = np.cumsum(counts) - counts
+    return np.asarray(np.repeat(firsts - before, counts) + np.arange(counts.sum()), dtype=np.uint32)
 
 
 def _range(pair: list[Any]) -> tuple[int, int]:

@@ -47,17 +47,11 @@ class Sparse:
         return self.region.pages(self._layout, ids, layers=elements.layers, slices=elements.slices, **more)
 
 
-def runs_of(ids: PageIds) -> list[list[int]]:
-    """Ids as pairs of the first and the count of those that follow each other."""
+def runs_of(ids: PageIds) -> list[tuple[int, int]]:
+    """The inverse of `expanded`."""
     if ids.size == 0:
         return []
     breaks = np.flatnonzero(np.diff(ids.astype(np.int64)) != 1) + 1
     starts = np.concatenate([[0], breaks])
     counts = np.diff(np.concatenate([starts, [ids.size]]))
-    return [[int(ids[start]), int(count)] for start, count in zip(starts, counts, strict=True)]
-
-
-def ids_of(runs: list[list[int]]) -> PageIds:
-    """The inverse of `runs_of`."""
-    parts = [np.arange(first, first + count, dtype=np.uint32) for first, count in runs]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+    return [(int(ids[start]), int(count)) for start, count in zip(starts, counts, strict=True)]

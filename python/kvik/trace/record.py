@@ -20,7 +20,7 @@ def record(wanted: str, seconds: float, path: Path, say: Callable[[str], None]) 
     """
     try:
         about = find(wanted)
-        with path.open("xb") as out, asking(about.engine, "trace") as question:
+        with path.open("xb", buffering=0) as out, asking(about.engine, "trace") as question:
             say(f"recording engine {about.title} (pid {about.pid}) for {seconds:g} s; Ctrl-C ends it earlier")
             question.wait_until(time.monotonic() + seconds)
             try:

@@ -15,8 +15,8 @@ from kvik.bench.control import Message
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.peer import Peer
 from kvik.bench.target import Target, TargetOptions, main
-from kvik.trace.file import Dims, PageIds
-from kvik.trace.memory import Sparse, ids_of, runs_of
+from kvik.trace.file import Dims, PageIds, expanded
+from kvik.trace.memory import Sparse, runs_of
 from kvik.trace.pattern import Elements
 
 MODULE = "kvik.trace.target"
@@ -56,17 +56,17 @@ class ReplayTarget(Target):
 
     def _paint(self, request: Message) -> Message:
         sparse, elements = self._elements(request)
-        elements.paint(sparse.bytes, ids_of(request["ids"]), int(request["salt"]))
+        elements.paint(sparse.bytes, expanded(request["ids"]), int(request["salt"]))
         return {}
 
     def _blank(self, request: Message) -> Message:
         sparse, elements = self._elements(request)
-        elements.poison(sparse.bytes, ids_of(request["ids"]))
+        elements.poison(sparse.bytes, expanded(request["ids"]))
         return {}
 
     def _compare(self, request: Message) -> Message:
         sparse, elements = self._elements(request)
-        ids, sources = ids_of(request["ids"]), ids_of(request["sources"])
+        ids, sources = expanded(request["ids"]), expanded(request["sources"])
         return {"wrong": elements.check(sparse.bytes, ids, sources, int(request["salt"]))}
 
     def _elements(self, request: Message) -> tuple[Sparse, Elements]:

@@ -10,6 +10,7 @@ use kvik_core::{EngineId, Layers, Layout};
 use kvik_proto::{PageList, Select};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -48,7 +49,6 @@ impl Writer {
             "peer": peer,
             "layout": hex(&digest),
             "memory": if entry.shared_memory { "shared" } else { "host" },
-            "pages": runs(view.pages().iter().copied()),
             "layers": pair(&view.layers()),
             "slices": pair(&view.slices()),
             "parts": view.parts(),
@@ -70,7 +70,20 @@ impl Writer {
                 line.insert(name.into(), seconds(time).into());
             }
         }
-        put(out, line);
+        // Ids are most of a line: they are written without a value for each.
+        let mut text = line.to_string();
+        text.pop();
+        put_ids(&mut text, "pages", view.pages().iter().copied());
+        match &entry.select.pages {
+            Some(PageList::Ids(ids)) => put_ids(&mut text, "remote_pages", ids.iter().copied()),
+            Some(PageList::Runs(runs)) => {
+                let ids = runs.iter().flat_map(|(first, count)| *first..first.saturating_add(*count));
+                put_ids(&mut text, "remote_pages", ids);
+            }
+            None => {}
+        }
+        text.push_str("}\n");
+        out.extend_from_slice(text.as_bytes());
     }
 
     /// So many transfers are missing here.
@@ -112,34 +125,43 @@ fn layout(digest: &[u8; 8], layout: &Layout) -> Value {
     } })
 }
 
-/// What was asked of the owner: its layout, and its ids, layers and slices where they were named.
+/// What was asked of the owner beside its ids: its layout, and layers, slices and parts where they were named.
 fn remote(layout: &[u8; 8], select: &Select) -> Value {
-    let pages = select.pages.as_ref().map(|pages| match pages {
-        PageList::Ids(ids) => runs(ids.iter().copied()),
-        PageList::Runs(list) => {
-            runs(list.iter().flat_map(|(first, count)| *first..first.saturating_add(*count)))
-        }
-    });
     json!({
         "layout": hex(layout),
-        "pages": pages,
         "layers": select.layers.as_ref().map(pair),
         "slices": select.slices.as_ref().map(pair),
         "parts": select.parts,
     })
 }
 
-/// Page ids in their order: a number for a page, `[first, count]` for several that follow each other.
-fn runs(ids: impl Iterator<Item = u32>) -> Value {
-    let mut found: Vec<(u32, u32)> = Vec::new();
+/// Another key of an object: page ids in their order, a number for a page and `[first, count]` for several that
+/// follow each other.
+fn put_ids(text: &mut String, key: &str, ids: impl Iterator<Item = u32>) {
+    // Writing to a string does not fail.
+    let _ = write!(text, ",\"{key}\":[");
+    let mut put = |first: u32, count: u32| {
+        let _ = match count {
+            1 => write!(text, "{first},"),
+            _ => write!(text, "[{first},{count}],"),
+        };
+    };
+    let mut run: Option<(u32, u32)> = None;
     for id in ids {
-        match found.last_mut() {
-            Some((first, count)) if first.checked_add(*count) == Some(id) => *count += 1,
-            _ => found.push((id, 1)),
-        }
+        run = Some(match run {
+            Some((first, count)) if first.checked_add(count) == Some(id) => (first, count + 1),
+            Some((first, count)) => {
+                put(first, count);
+                (id, 1)
+            }
+            None => (id, 1),
+        });
     }
-    let run = |(first, count)| if count == 1 { json!(first) } else { json!([first, count]) };
-    Value::Array(found.into_iter().map(run).collect())
+    if let Some((first, count)) = run {
+        put(first, count);
+        text.pop();
+    }
+    text.push(']');
 }
 
 fn pair(range: &Range<u32>) -> Value {
@@ -161,11 +183,14 @@ mod tests {
 
     #[test]
     fn ids_become_runs_in_their_order() {
-        assert_eq!(runs([7, 8, 9, 3, 40, 41, 5].into_iter()).to_string(), "[[7,3],3,[40,2],5]");
-        assert_eq!(
-            runs([u32::MAX - 1, u32::MAX, 0].into_iter()).to_string(),
-            format!("[[{},2],0]", u32::MAX - 1)
-        );
+        let ids = |ids: &[u32]| {
+            let mut text = String::new();
+            put_ids(&mut text, "k", ids.iter().copied());
+            text
+        };
+        assert_eq!(ids(&[7, 8, 9, 3, 40, 41, 5]), ",\"k\":[[7,3],3,[40,2],5]");
+        assert_eq!(ids(&[u32::MAX - 1, u32::MAX, 0]), format!(",\"k\":[[{},2],0]", u32::MAX - 1));
+        assert_eq!(ids(&[]), ",\"k\":[]");
     }
 
     #[test]

@@ -1,0 +1,61 @@
+"""`kvik demo --link-rate`: the prefill engine on a host of its own, behind a cable of a stated rate."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvik.demo.links import CannotError, Rate, two_hosts
+from tests.netns.hosts import Host
+from tests.python.demo_runs import COLUMNS, running
+
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "ms": 1e-3, "s": 1.0}
+pytestmark = pytest.mark.timeout(120)
+
+
+def value(number: str, unit: str) -> float:
+    """In bytes or seconds."""
+    return float(number.replace(",", "")) * UNITS[unit]
+
+
+def test_the_link_bounds_the_transfer(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """All KV goes through the cable by tcp, and none of it faster than the cable's rate allows."""
+    assert hosts  # skipped by name where there can be none
+    rate = Rate.parse("200mbit")
+    lengths = (100, 1000, 3000)
+    options = ("--model-shape", "tiny", "--lengths", ",".join(map(str, lengths)), "--link-rate", str(rate))
+    with running(*options, "--logs", str(tmp_path)) as run:
+        ended = run.end()
+    print(ended.said)
+    assert ended.status == 0
+    assert ended.left == []
+    assert not [line for line in ended.plain() if len(line) > COLUMNS and str(tmp_path) not in line]
+    assert "…" not in ended.said, "a cell was cut"
+    total = 0.0
+    for length in lengths:
+        # prompt tokens, KV moved, TTFT alone, TTFT handed over, KV transfer, GB/s, link floor, over, tokens
+        words = ended.row(length).split()
+        assert words[-2:] == ["tcp", "equal"]
+        moved, taken, floor = (value(*words[at : at + 2]) for at in (1, 7, 10))
+        assert floor == pytest.approx(rate.floor(int(moved)), rel=0.01)
+        assert taken >= floor * 0.99, "faster than the link"  # three digits are shown
+        total += moved
+    carried = re.search(r"The cable of 200mbit carried ([\d.]+) (\w+)", ended.said)
+    assert carried
+    assert value(carried[1], carried[2]) >= total
+
+
+def test_a_cable_without_the_shaper_is_refused(
+    monkeypatch: pytest.MonkeyPatch, hosts: tuple[Host, Host]
+) -> None:
+    """What the kernel or the installation lacks is named."""
+    assert hosts
+    with two_hosts() as (left, _):
+        left.shape(Rate.parse("1gbit"))
+        with pytest.raises(CannotError, match="shapes no link here"):
+            left.shape(Rate.parse("1gbit"))  # there is one already
+        monkeypatch.setenv("PATH", "/nonexistent")
+        with pytest.raises(CannotError, match=r"`tc` .* is not installed"):
+            left.shape(Rate.parse("1gbit"))
+    with pytest.raises(CannotError, match=r"`ip` .* is not installed"), two_hosts():
+        pass

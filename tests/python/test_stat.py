@@ -1,0 +1,229 @@
+"""`kvik stat`: engines are found and asked over their UNIX sockets, whatever the program around them does."""
+
+import ctypes
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+import kvik
+from kvik.stat import engines as found
+from kvik.stat.cli import stat
+from kvik.stat.engines import PREFIX, StatError
+from kvik.stat.show import WIDTH, duration
+from kvik.stat.snapshot import Snapshot, rates
+from tests.python.peers import LIMIT, Peer, Pipe, empty, engines, owned
+
+
+def ask(*arguments: str, status: int = 0) -> str:
+    """What the command prints."""
+    done = CliRunner().invoke(stat, arguments)
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def waiting(pipe: Pipe, **options: str) -> None:
+    """A peer with an engine, which it keeps until it is told to end."""
+    with kvik.Engine(**options) as engine:  # type: ignore[arg-type]
+        pipe.say(id=engine.id, addresses=engine.addresses)
+        pipe.hear()
+
+
+def test_engines_of_any_transport_are_listed_while_they_run() -> None:
+    with Peer(waiting, name="far", transport="tcp") as far, engines() as start:
+        near = start(name="near", transport="local")
+        told = far.hear()
+        listed = {about["engine"]: about for about in json.loads(ask("--json"))}
+        about = listed[told["id"]]
+        assert (about["name"], about["pid"], about["transport"]) == ("far", far.pid, "tcp")
+        assert about["addresses"] == told["addresses"]
+        assert about["version"] == kvik.__version__
+        assert listed[near.id]["pid"] == os.getpid()
+        table = ask()
+        assert "far" in table
+        assert "near" in table
+        far.say(end=True)
+        assert far.end() == 0
+        assert told["id"] not in found.names()
+    assert near.id not in found.names()
+
+
+def test_an_engine_is_named_by_process_name_or_id() -> None:
+    with Peer(waiting, name="only-me") as peer:
+        told = peer.hear()
+        for wanted in (str(peer.pid), "only-me", told["id"], told["id"][:6]):
+            assert found.find(wanted).engine == told["id"]
+        with pytest.raises(StatError, match=r"those that run: .*only-me"):
+            found.find("nobody")
+        with engines() as start:
+            start(name="only-me")
+            with pytest.raises(StatError, match="fits 2 engines"):
+                found.find("only-me")
+    assert "no engine 'nobody'" in ask("nobody", status=1)
+
+
+def test_rates_are_those_between_two_looks() -> None:
+    with engines() as start:
+        here, there = start(name="a-reader-with-quite-a-long-name"), start(name="owner")
+        source, target = owned(there, 64), empty(here, 64)
+        grant = there.grant(source.of(), use="many")
+        for transport in ("tcp", "local"):
+            here.read(target.of(), grant.ticket, transport=transport).wait(LIMIT)
+        before = found.snapshot(here.id)
+        for _ in range(3):
+            here.read(target.of(), grant.ticket, transport="tcp").wait(LIMIT)
+        now = rates(Snapshot(*before), Snapshot(*found.snapshot(here.id)))
+        tcp, local = (next(row for row in now.peers if row.transport == name) for name in ("tcp", "local"))
+        assert (tcp.name, tcp.peer, tcp.errors) == ("owner", there.id, 0)
+        assert round(tcp.transfers * now.interval_s) == 3
+        assert round(tcp.in_bytes * now.interval_s) == 3 * source.memory.size
+        assert (tcp.out_bytes, local.in_bytes, local.transfers) == (0, 0, 0)
+        assert set(now.seconds) == {"read tcp"}
+        assert now.cpu_percent["kvik-ctl"] >= 0
+        for engine in (here, there):
+            lines = ask(engine.id, "--once", "--interval", "0.1").splitlines()
+            assert lines
+            assert max(map(len, lines)) <= WIDTH, lines
+        told = json.loads(ask(there.id, "--json", "--interval", "0.1"))
+        assert (told["grants_live"], told["sessions"]) == (1, 1)
+
+
+def test_metrics_of_several_engines_make_one_exposition() -> None:
+    with engines() as start:
+        one, two = start(name='the "first"'), start(name="second")
+        raw = ask(one.id, "--prometheus")
+        assert raw.startswith("# HELP kvik_engine_info")
+        text = ask("--prometheus")
+        titles = [line for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(titles) == len(set(titles))
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        assert {sample.labels["engine"] for sample in samples} >= {one.id, two.id}
+        named = {sample.labels["engine_name"] for sample in samples if sample.labels["engine"] == one.id}
+        assert named == {'the "first"'}
+
+
+def hold_the_gil(pipe: Pipe) -> None:
+    """A peer whose Python does nothing for a while, and lets nobody else do anything either."""
+    with kvik.Engine(name="held") as engine:
+        pipe.say(id=engine.id)
+        seconds = int(pipe.hear()["seconds"])
+        pipe.say(held=True)
+        ctypes.PyDLL(None).sleep(seconds)  # Unlike CDLL, it keeps the GIL.
+        pipe.say(held=False)
+
+
+def test_an_engine_answers_while_its_program_holds_the_gil() -> None:
+    with Peer(hold_the_gil) as peer:
+        engine = peer.hear()["id"]
+        assert peer.ask(seconds=6) == {"held": True}
+        about, text = found.snapshot(engine)
+        # The program has said nothing since, so it was held all the time.
+        assert peer.process.stdout is not None
+        assert not select.select([peer.process.stdout], [], [], 0)[0]
+        assert about.pid == peer.pid
+        assert "kvik_grants_live 0" in text
+
+
+def test_a_stopped_program_is_said_to_be_silent() -> None:
+    with Peer(waiting, name="stopped") as peer:
+        engine = peer.hear()["id"]
+        os.kill(peer.pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(StatError, match=r"does not answer: no answer within 3 s.*stopped"):
+            found.snapshot(engine)
+        assert time.monotonic() - begun < LIMIT
+        os.kill(peer.pid, signal.SIGCONT)
+        assert found.snapshot(engine)[0].name == "stopped"
+
+
+def test_a_forked_child_does_not_keep_its_parents_engine_listed() -> None:
+    with engines() as start:
+        engine = start()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            os.read(reader, 1)  # Until the parent closes its end.
+            os._exit(0)
+        os.close(reader)
+        engine.close()
+        try:
+            with pytest.raises(StatError):
+                found.snapshot(engine.id)
+        finally:
+            os.close(writer)
+            os.waitpid(child, 0)
+
+
+def test_a_listener_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engines() as start:
+        engine = start()
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+        with pytest.raises(StatError, match="belongs to user"):
+            found.snapshot(engine.id)
+
+
+def test_an_engine_that_refuses_says_why() -> None:
+    with engines() as start:
+        engine = start()
+        with pytest.raises(StatError, match="snapshot, trace"), found.asking(engine.id, "everything"):
+            pass
+
+
+def test_what_listens_is_found_in_the_kernels_list() -> None:
+    listed = Path("/proc/net/unix").read_text()
+    with engines() as start:
+        engine = start(transport="tcp")
+        assert f"@{PREFIX}{engine.id}" not in listed
+        assert engine.id in found.names()
+
+
+def read_until(terminal: int, text: str) -> str:
+    """What a program writes to its terminal, until it has written this or has ended."""
+    seen, end = "", time.monotonic() + LIMIT
+    while text not in seen and select.select([terminal], [], [], max(end - time.monotonic(), 0))[0]:
+        try:
+            seen += os.read(terminal, 1 << 16).decode(errors="replace")
+        except OSError:  # Nobody has the other end any more.
+            break
+    return seen
+
+
+def test_the_live_view_ends_with_its_engine() -> None:
+    with Peer(waiting, name="brief") as peer:
+        engine = peer.hear()["id"]
+        terminal, theirs = pty.openpty()
+        argv = [sys.executable, "-m", "kvik.cli", "stat", engine, "--interval", "0.1"]
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": str(WIDTH)}
+        with subprocess.Popen(argv, stdout=theirs, stderr=theirs, env=env) as live:
+            os.close(theirs)
+            try:
+                assert "nothing was moved yet" in read_until(terminal, "nothing was moved yet")
+                peer.say(end=True)
+                assert peer.end() == 0
+                assert "engine brief has ended" in read_until(terminal, "has ended")
+                assert live.wait(LIMIT) == 0
+            finally:
+                live.kill()
+                os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (185, "3m05s"), (7805, "2h10m"), (356_400, "4d03h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    assert "goes without" in ask("--prometheus", "--json", status=2)
+    assert "name it" in ask("--once", status=2)
