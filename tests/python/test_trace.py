@@ -211,24 +211,27 @@ def test_the_commands_show_and_replay(
 
 
 def test_what_comes_too_fast_is_dropped_and_said(tmp_path: Path) -> None:
-    pages = 200_000
+    pages, moves = 1 << 20, 5
     with engines() as start:
         engine = start()
         layout = kvik.Layout(pages, 8)
         source, target = engine.allocate(layout.nbytes), engine.allocate(layout.nbytes)
         grant = engine.grant(source.pages(layout, range(pages)), use="many")
-        ids = np.random.default_rng(1).permutation(pages).astype(np.uint32)
+        scattered = np.random.default_rng(1).permutation(100_000).astype(np.uint32)
         with asking(engine.id, "trace") as question:
-            # Nothing is read meanwhile: the engine keeps what its bounds allow, and drops the rest.
-            for _ in range(16):
-                engine.read(target.pages(layout, ids), grant.ticket).wait(LIMIT)
+            # Nothing is read meanwhile: one long line fills the socket, and then the engine keeps as many
+            # page ids as its bound allows, and drops the rest.
+            few = engine.grant(source.pages(layout, scattered))
+            engine.read(target.pages(layout, scattered), few.ticket).wait(LIMIT)
+            for _ in range(moves - 1):
+                engine.read(target.pages(layout, range(pages)), grant.ticket).wait(LIMIT)
             question.wait_until(time.monotonic() + LIMIT)
             question.say(b"kvik-stat/1 end")
             path = tmp_path / "fast"
             path.write_bytes(b"".join(iter(question.receive, b"")))
         found = file.read(path)
         assert found.dropped > 0
-        assert found.dropped + len(found.moved) == 16
+        assert found.dropped + len(found.moved) == moves
         assert not found.complete
         assert any("missing" in notice for notice in found.notices)
         assert f"kvik_trace_dropped_total {found.dropped}" in engine.metrics()
