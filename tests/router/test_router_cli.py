@@ -53,8 +53,9 @@ class StandIn:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, native: StandIn, *options: str) -> Result:
-    monkeypatch.setattr("importlib.import_module", lambda name: {"kvik._native": native}[name])
+    # In this order: the second takes away what the first is looked up with.
     monkeypatch.setattr("kvik.logs.to_stderr", lambda level, form: native.calls.append(f"{level} {form}"))
+    monkeypatch.setattr("importlib.import_module", lambda name: {"kvik._native": native}[name])
     return CliRunner().invoke(router.router, ["serve", *options])
 
 
