@@ -208,6 +208,7 @@ def test_a_file_that_others_can_change_or_that_shows_a_secret_is_refused(tmp_pat
         ("KVIK_ROUTER_PROT", "KVIK_ROUTER_PORT"),
         ("KVIK_ROUTR_PORT", "KVIK_ROUTER_PORT"),
         ("KVIK_PORT", "KVIK_ROUTER_PORT"),
+        ("KVIK_MAX_BODY", "KVIK_ROUTER_MAX_BODY"),
         ("KVIK_EMULATOR_PROT", "KVIK_EMULATOR_PORT"),
         ("KVIK_EXPIRY", "KVIK_CONNECTOR_EXPIRY"),
         ("KVIK_CONFIGS", "KVIK_CONFIG"),
