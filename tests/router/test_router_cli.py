@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kvik import router
+from kvik import logs, router
 
 ENGINES = ["--prefill", "http://p0:1", "--prefill", "http://p1:1", "--decode", "http://d0:2"]
 BOUND = 10.0
@@ -53,8 +53,7 @@ class StandIn:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, native: StandIn, *options: str) -> Result:
-    # In this order: the second takes away what the first is looked up with.
-    monkeypatch.setattr("kvik.logs.to_stderr", lambda level, form: native.calls.append(f"{level} {form}"))
+    monkeypatch.setattr(logs, "to_stderr", lambda level, form: native.calls.append(f"{level} {form}"))
     monkeypatch.setattr("importlib.import_module", lambda name: {"kvik._native": native}[name])
     return CliRunner().invoke(router.router, ["serve", *options])
 
