@@ -66,6 +66,8 @@ def _answer(config: dict[str, Any], engine: dict[str, Any], tp: int) -> dict[str
     from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
+    from kvik.vllm.connector import _model_kv
+
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
         vllm_config = EngineArgs(
@@ -95,7 +97,7 @@ def _answer(config: dict[str, Any], engine: dict[str, Any], tp: int) -> dict[str
         "page_size_bytes": spec.page_size_bytes,
         "layout": layout.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **_memory(plan, layout, tp),
+        **_memory(plan, layout, _model_kv(vllm_config, plan)),
     }
 
 
@@ -114,14 +116,14 @@ def _plan(vllm_config: Any, specs: dict[str, Any]) -> tuple[Any, Any]:
     return plan, layout
 
 
-def _memory(plan: Any, layout: Any, tp: int) -> dict[str, Any]:
+def _memory(plan: Any, layout: Any, model: Any) -> dict[str, Any]:
     """What kvik's connector finds in the tensors that vLLM allocates for a KV-cache configuration."""
     import torch
     from vllm.v1.worker.utils import allocate_kv_cache
 
     from kvik.vllm.layout import inspect
 
-    memory = inspect(allocate_kv_cache(plan, torch.device("cpu"), layout), tp)
+    memory = inspect(allocate_kv_cache(plan, torch.device("cpu"), layout), model)
     return {
         "blocks": memory.num_blocks,
         "nbytes": memory.nbytes,

@@ -28,4 +28,4 @@ def test_arguments(role: str, kv_role: str) -> None:
     assert (transfer.kv_connector, transfer.kv_connector_module_path) == ("KvikConnector", "kvik.vllm")
     assert (transfer.kv_role, transfer.kv_load_failure_policy) == (kv_role, "recompute")
     config = ConnectorConfig.from_extra(transfer.kv_connector_extra_config)
-    assert config.listen == f"10.1.2.3:{workload.ports['kvik']}"
+    assert config.listen == (f"10.1.2.3:{workload.ports['kvik']}",)

@@ -23,7 +23,8 @@ from kvik.shapes import ModelShape, ShapeError, presets
 from tests.vllm.kv_specs import HEADS
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 240.0
+LIMIT = 900.0  # seconds; 20 where nothing else runs
+pytestmark = pytest.mark.timeout(LIMIT + 60)
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,8 @@ def test_memory(answers: Answers, index: int, tp: int) -> None:
         stride = ours.layer_stride(vllm["blocks"])
         # With one head, heads before tokens and tokens before heads are the same bytes.
         assert vllm["layout"] in ("LBHNC", "LBNHC" if len(ours.heads) == 1 else "")
+        assert vllm["order"].startswith("H")  # heads outermost; inside of one, each kernel has its order
         check = {
-            "order": "HNC",
             "tensor_heads": len(ours.heads),
             "tensor_tokens": ours.page_tokens,
             "tensor_content": ours.content,
