@@ -26,7 +26,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(typing|os|collections\.abc|numpy|npt|asyncio|types|click)\..*"
+        r"(typing|os|logging|collections\.abc|numpy|npt|asyncio|types|click)\..*"
         r"|Self|SupportsIndex|Iterable|Sequence|Buffer|Literal|Any|Protocol|TracebackType"
         r"|BaseException|_Tensor|_SupportsArray|kvik\._.*|kvik\.shapes\.(model|presets|source)\..*",
     )

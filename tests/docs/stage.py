@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvik.demo.links import CannotError
 from tests.docs.pages import Block
-from tests.netns.hosts import CannotError, Host, two_hosts
+from tests.netns.hosts import Host, two_hosts
 
 HERE, THERE = "192.0.2.10", "192.0.2.11"  # for documentation (RFC 5737), and used by it
 # One that leaves before its input has ended may, by luck, end the writer with an error: these read all of it.

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvik.demo.links import CannotError
 from tests.conftest import note
 from tests.docs import commands
 from tests.docs.pages import RUNNABLE, Block, Page, pages
 from tests.docs.stage import stage
 from tests.docs.test_readmes import OTHERS
-from tests.netns.hosts import CannotError, two_hosts
+from tests.netns.hosts import two_hosts
 
 CHECKED: dict[str, Callable[[str], object]] = {
     "json": json.loads,

@@ -207,7 +207,7 @@ def test_a_file_that_others_can_change_or_that_shows_a_secret_is_refused(tmp_pat
         ("KVIK_ENGINE_LISTEN", "KVIK_LISTEN"),
         ("KVIK_ROUTER_PROT", "KVIK_ROUTER_PORT"),
         ("KVIK_ROUTR_PORT", "KVIK_ROUTER_PORT"),
-        ("KVIK_PORT", "KVIK_ROUTER_PORT"),
+        ("KVIK_MAX_BODY", "KVIK_ROUTER_MAX_BODY"),
         ("KVIK_EXPIRY", "KVIK_CONNECTOR_EXPIRY"),
         ("KVIK_CONFIGS", "KVIK_CONFIG"),
         ("KVIK_SECRETS", "KVIK_SECRET"),
@@ -261,7 +261,7 @@ def test_variables_of_others_are_left_alone() -> None:
         ("[connector]\nchannels = 4", "there is no option connector.channels; did you mean engine.channels?"),
         ("[engine]\nqqqq = 4", "there is no option engine.qqqq; [engine] has listen, advertise"),
         ("[engin]\nchannels = 4", ":1: there is no table engin; did you mean engine?"),
-        ("[qqqq]\nchannels = 4", "there is no table qqqq; the tables are connector, engine"),
+        ("[qqqq]\nchannels = 4", "there is no table qqqq; the tables are connector, emulator, engine"),
         ("channels = 4", ":1: there is no option channels; did you mean engine.channels?"),
         ("engine = 4", ":1: engine is a table: write [engine]"),
         ("[[engine]]\nchannels = 4", "engine is a table"),
@@ -340,7 +340,7 @@ def test_the_command_shows_values_and_sources(tmp_path: Path) -> None:
     assert wanted <= rows
     told = json.loads(command("config", "--json", env=env).stdout)
     assert told["file"] == path
-    assert set(told["options"]) == {"engine", "connector", "router"}
+    assert set(told["options"]) == {"engine", "connector", "router", "emulator"}
     assert told["options"]["engine"]["channels"] == {
         "value": 8, "source": f"{path}:2", "variable": "KVIK_CHANNELS", "key": "engine.channels", "unit": "",
     }  # fmt: skip

@@ -319,8 +319,8 @@ def test_what_a_line_may_not_say(recorded: tuple[Path, Trace, list[dict[str, Any
         {"layout": "0" * 16},
         {"op": "erase"},
         {"t": "soon"},
-        {"remote_pages": []},
-        {"remote_pages": 7},
+        {"remote": None},
+        {"remote": {"pages": []}},
     ]
     for change in changes:
         path = written(tmp_path / "changed", *head, {**one, **change})

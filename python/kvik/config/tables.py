@@ -392,14 +392,14 @@ EMULATOR = Entry(
             default="instant",
             help="How long steps take: a preset, or fixed=,prefill_token=,decode_token=,context_token= in "
             "seconds.",
-            reason="instant tests the handover; a preset gives a load the shape of a GPU's.",
+            reason="Without times the handover is tested; a preset gives a load the shape of a GPU's.",
         ),
         _emulator(
             name="load_failure",
             kind=Choice(("recompute", "fail")),
             default="recompute",
             help="Compute what could not be loaded, or end the request with an error.",
-            reason="vLLM has the same choice (kv_load_failure_policy), and the other default.",
+            reason="The choice is also vLLM's (kv_load_failure_policy), which has the other default.",
         ),
         _emulator(
             name="reread",

@@ -46,7 +46,7 @@ def introduce(scene: Scene, seconds: float, console: Console) -> None:
     console.print(f"Here: {scene.what}.", markup=False)
     servers = (scene.router, scene.prefill, scene.decode, scene.alone)
     said = ", ".join(f"{server.name} {server.host}:{server.port}" for server in servers)
-    console.print(f"Up after {words.duration(seconds)}: {said}.", style="dim", markup=False)
+    console.print(f"Up and warm after {words.duration(seconds)}: {said}.", style="dim", markup=False)
     console.print(
         "\nEach prompt is answered twice: by one engine alone, and handed over by the pair. The outputs must "
         f"be equal, token by token: {scene.proof}.",

@@ -218,7 +218,7 @@ def _dims(digest: str, said: dict[str, Any]) -> Dims:
 def _moved(said: dict[str, Any]) -> Moved:
     if said["op"] not in ("read", "write"):
         raise ValueError(f"the operation {said['op']!r} is unknown")
-    remote = said.get("remote_pages")
+    remote = said["remote"]["pages"]
     return Moved(
         t=float(said["t"]),
         op=said["op"],

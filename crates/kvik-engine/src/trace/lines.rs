@@ -52,7 +52,6 @@ impl Writer {
             "layers": pair(&view.layers()),
             "slices": pair(&view.slices()),
             "parts": view.parts(),
-            "remote": remote(&entry.layout_there, &entry.select),
             "transport": entry.transport,
             "checksums": entry.sums,
             "bytes": entry.bytes,
@@ -73,15 +72,9 @@ impl Writer {
         // Ids are most of a line: they are written without a value for each.
         let mut text = line.to_string();
         text.pop();
-        put_ids(&mut text, "pages", view.pages().iter().copied());
-        match &entry.select.pages {
-            Some(PageList::Ids(ids)) => put_ids(&mut text, "remote_pages", ids.iter().copied()),
-            Some(PageList::Runs(runs)) => {
-                let ids = runs.iter().flat_map(|(first, count)| *first..first.saturating_add(*count));
-                put_ids(&mut text, "remote_pages", ids);
-            }
-            None => {}
-        }
+        put_ids(&mut text, view.pages().iter().copied());
+        text.push_str(",\"remote\":");
+        put_remote(&mut text, &entry.layout_there, &entry.select);
         text.push_str("}\n");
         out.extend_from_slice(text.as_bytes());
     }
@@ -125,22 +118,33 @@ fn layout(digest: &[u8; 8], layout: &Layout) -> Value {
     } })
 }
 
-/// What was asked of the owner beside its ids: its layout, and layers, slices and parts where they were named.
-fn remote(layout: &[u8; 8], select: &Select) -> Value {
-    json!({
+/// What was asked of the owner: its layout, and its ids, layers, slices and parts where they were named.
+fn put_remote(text: &mut String, layout: &[u8; 8], select: &Select) {
+    let named = json!({
         "layout": hex(layout),
         "layers": select.layers.as_ref().map(pair),
         "slices": select.slices.as_ref().map(pair),
         "parts": select.parts,
-    })
+    });
+    text.push_str(&named.to_string());
+    text.pop();
+    match &select.pages {
+        Some(PageList::Ids(ids)) => put_ids(text, ids.iter().copied()),
+        Some(PageList::Runs(runs)) => {
+            let ids = runs.iter().flat_map(|(first, count)| *first..first.saturating_add(*count));
+            put_ids(text, ids);
+        }
+        None => text.push_str(",\"pages\":null"),
+    }
+    text.push('}');
 }
 
-/// Another key of an object: page ids in their order, a number for a page and `[first, count]` for several that
-/// follow each other.
-fn put_ids(text: &mut String, key: &str, ids: impl Iterator<Item = u32>) {
-    // Writing to a string does not fail.
-    let _ = write!(text, ",\"{key}\":[");
+/// Puts `pages` into an object that has keys already: page ids in their order, a number for a page and
+/// `[first, count]` for several that follow each other.
+fn put_ids(text: &mut String, ids: impl Iterator<Item = u32>) {
+    text.push_str(",\"pages\":[");
     let mut put = |first: u32, count: u32| {
+        // Writing to a string does not fail.
         let _ = match count {
             1 => write!(text, "{first},"),
             _ => write!(text, "[{first},{count}],"),
@@ -185,12 +189,12 @@ mod tests {
     fn ids_become_runs_in_their_order() {
         let ids = |ids: &[u32]| {
             let mut text = String::new();
-            put_ids(&mut text, "k", ids.iter().copied());
+            put_ids(&mut text, ids.iter().copied());
             text
         };
-        assert_eq!(ids(&[7, 8, 9, 3, 40, 41, 5]), ",\"k\":[[7,3],3,[40,2],5]");
-        assert_eq!(ids(&[u32::MAX - 1, u32::MAX, 0]), format!(",\"k\":[[{},2],0]", u32::MAX - 1));
-        assert_eq!(ids(&[]), ",\"k\":[]");
+        assert_eq!(ids(&[7, 8, 9, 3, 40, 41, 5]), ",\"pages\":[[7,3],3,[40,2],5]");
+        assert_eq!(ids(&[u32::MAX - 1, u32::MAX, 0]), format!(",\"pages\":[[{},2],0]", u32::MAX - 1));
+        assert_eq!(ids(&[]), ",\"pages\":[]");
     }
 
     #[test]

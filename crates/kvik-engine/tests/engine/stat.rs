@@ -150,7 +150,7 @@ fn a_recording_has_every_transfer_and_says_how_it_ended() {
     for (line, transport) in lines[1..3].iter().zip(["tcp", "local"]) {
         assert_eq!(line["transport"], transport);
         // In the owner's order, as they were moved.
-        assert_eq!(line["remote_pages"].to_string(), "[3,[6,2]]");
+        assert_eq!(line["remote"]["pages"].to_string(), "[3,[6,2]]");
         assert_eq!(line["pages"].to_string(), "[2,1,0]");
         assert_eq!(line["outcome"], "ok");
     }
