@@ -18,6 +18,8 @@ CONNECTOR = {
     "kv_load_failure_policy": {"recompute", "fail"},
 }
 TRANSFER_OPTION = "--kv-transfer-config"
+_REDIRECTION = re.compile(r"\d?[<>]{1,2}.*")
+_REDIRECTION_TO = re.compile(r"\d?[<>]{1,2}")  # what it leads to is the next word
 _SEPARATORS = {"|", "||", "&", "&&", ";", "\\\n"}
 
 
@@ -36,7 +38,9 @@ def command_lines(text: str) -> Iterator[list[str]]:
             continue
         pending = ""
         command: list[str] = []
-        for word in words:
+        for before, word in zip(["", *words], words, strict=False):
+            if _REDIRECTION.fullmatch(word) or _REDIRECTION_TO.fullmatch(before):
+                continue
             if word in _SEPARATORS:
                 yield command
                 command = []

@@ -99,5 +99,5 @@ def test_a_marker_that_nobody_understands_is_found(tmp_path: Path) -> None:
 
 def test_commands_over_several_lines_are_one() -> None:
     """With backslashes, and within quotes."""
-    found = [line for line in command_lines("a \\\n  b 'c\nd' # no\nKVIK=1 e | f\n") if line]
+    found = [line for line in command_lines("a \\\n  b 'c\nd' > g # no\nKVIK=1 e 2>&1 | f\n") if line]
     assert found == [["a", "b", "c\nd"], ["KVIK=1", "e"], ["f"]]

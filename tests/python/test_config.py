@@ -13,11 +13,26 @@ import pytest
 import kvik
 from kvik import _native
 from kvik import router as router_command
-from kvik.config import CONNECTOR, ENGINE, ENTRIES, ROUTER, Entry, Option, flags, page
+from kvik.config import CONNECTOR, EMULATOR, ENGINE, ENTRIES, ROUTER, Entry, Option, flags, page
 from kvik.config.file import load
-from kvik.config.kinds import Addresses, Choice, Cpus, Flag, Kind, Seconds, Secret, Size, Text, Urls, Whole
+from kvik.config.kinds import (
+    Addresses,
+    Choice,
+    Cpus,
+    Flag,
+    Kind,
+    Seconds,
+    Secret,
+    Size,
+    Text,
+    Texts,
+    Urls,
+    Whole,
+)
 from kvik.config.schema import MOST_OPTIONS
 from kvik.config.tables import all_options
+from kvik.emulator import cli as emulator
+from kvik.emulator.options import Options as EmulatorOptions
 from kvik.handover.config import ConnectorConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +161,14 @@ def test_the_router_takes_its_table() -> None:
         assert option.required or f"default {option.shown(option.default)}" in " ".join(told.split())
 
 
+def test_the_emulator_takes_its_table() -> None:
+    names = {option.name for option in EMULATOR.options}
+    assert {field.name for field in fields(EmulatorOptions)} == names
+    assert {parameter.name for parameter in emulator.serve.params} == names
+    assert EMULATOR["listen"] is ENGINE["listen"]
+    assert EMULATOR["report_file"] is CONNECTOR["report_file"]
+
+
 def test_flags_of_every_kind() -> None:
     kinds: dict[str, tuple[Kind, list[str], Any]] = {
         "flag": (Flag(), ["--no-flag"], False),
@@ -153,6 +176,7 @@ def test_flags_of_every_kind() -> None:
         "hosts": (Addresses(bare=True), ["--hosts", "a,b:1", "--hosts", "::1"], ("a", "b:1", "::1")),
         "cpus": (Cpus(), ["--cpus", "0,2-4"], (0, 2, 3, 4)),
         "size": (Size(), ["--size", "1kB"], 1000),
+        "specs": (Texts("spec"), ["--specs", "a:b=1,c=2", "--specs", "d;e"], ("a:b=1,c=2", "d", "e")),
     }
     table = Entry(
         name="engine", title="", where="",
@@ -193,6 +217,7 @@ READS: list[tuple[Kind, str, Any]] = [
     (Addresses(bare=True), "host,::1,[fe80::1],10.1.1.1:5", ("host", "::1", "[fe80::1]", "10.1.1.1:5")),
     (Urls(), "http://a:1,http://b:2", ("http://a:1", "http://b:2")),
     (Cpus(), "0,4-6", (0, 4, 5, 6)),
+    (Texts("spec"), "slow:after=3,times=1;dead", ("slow:after=3,times=1", "dead")),
 ]
 REFUSES: list[tuple[Kind, str]] = [
     (Flag(), "maybe"),
@@ -224,6 +249,7 @@ REFUSES: list[tuple[Kind, str]] = [
     (Addresses(bare=True), "http://host"),
     (Urls(), "ftp://host"),
     (Urls(), "host:80"),
+    (Texts("spec"), "dead;"),
     (Cpus(), "3-1"),
     (Cpus(), "-1"),
     (Cpus(), "0-99999999"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import kvik
-from kvik.config import CONNECTOR, ENGINE, ROUTER, settings, values
+from kvik.config import CONNECTOR, ENGINE, ENTRIES, ROUTER, settings, values
 from kvik.config.resolve import look_around
 from kvik.handover.config import ConnectorConfig
 
@@ -207,7 +207,9 @@ def test_a_file_that_others_can_change_or_that_shows_a_secret_is_refused(tmp_pat
         ("KVIK_ENGINE_LISTEN", "KVIK_LISTEN"),
         ("KVIK_ROUTER_PROT", "KVIK_ROUTER_PORT"),
         ("KVIK_ROUTR_PORT", "KVIK_ROUTER_PORT"),
+        ("KVIK_PORT", "KVIK_ROUTER_PORT"),
         ("KVIK_MAX_BODY", "KVIK_ROUTER_MAX_BODY"),
+        ("KVIK_EMULATOR_PROT", "KVIK_EMULATOR_PORT"),
         ("KVIK_EXPIRY", "KVIK_CONNECTOR_EXPIRY"),
         ("KVIK_CONFIGS", "KVIK_CONFIG"),
         ("KVIK_SECRETS", "KVIK_SECRET"),
@@ -340,7 +342,7 @@ def test_the_command_shows_values_and_sources(tmp_path: Path) -> None:
     assert wanted <= rows
     told = json.loads(command("config", "--json", env=env).stdout)
     assert told["file"] == path
-    assert set(told["options"]) == {"engine", "connector", "router", "emulator"}
+    assert set(told["options"]) == {entry.name for entry in ENTRIES}
     assert told["options"]["engine"]["channels"] == {
         "value": 8, "source": f"{path}:2", "variable": "KVIK_CHANNELS", "key": "engine.channels", "unit": "",
     }  # fmt: skip

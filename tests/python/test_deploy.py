@@ -86,7 +86,7 @@ def test_arguments(name: str) -> None:
     """kvik's own command line takes every argument; the ports are those that the container declares."""
     workload = workloads("emulator")[name]
     command, words = command_of(workload.arguments({"POD_IP": "10.1.2.3"}))
-    command.make_context(name, words)  # refuses what it does not know, and values that cannot be
+    command.make_context(name, list(words))  # refuses what it does not know, and values that cannot be
     given = {option: value for option, _, value in (word.partition("=") for word in words)}
     assert given["--host"] == "10.1.2.3"
     assert given["--port"] == str(workload.ports["http"])
@@ -154,7 +154,7 @@ def test_pods_are_confined(kind: str, name: str) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert pod["automountServiceAccountToken"] is False
-    assert pod["enableServiceLinks"] is False  # KVIK_ROUTER_PORT=tcp://... is not an option of kvik
+    assert pod["enableServiceLinks"] is False
     assert not {"hostNetwork", "hostIPC", "hostPID", "shareProcessNamespace"} & pod.keys()
     assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
     assert "memory" in container["resources"]["limits"]

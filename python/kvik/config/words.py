@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from kvik.config.schema import Option
 
@@ -21,12 +21,14 @@ def slip(word: str, known: Iterable[str]) -> str | None:
     return meant(word, known, _A_SLIP)
 
 
-def option_meant(name: str, section: str, options: Iterable[Option]) -> Option | None:
+def option_meant(name: str, section: str, options: Collection[Option]) -> Option | None:
     """The option that somebody meant by a name: of another section, like one of this section, or of any."""
-    every = {option.name: option for option in options}
-    own = {name: option for name, option in every.items() if option.section == section}
+    every: dict[str, Option] = {}
+    for option in options:
+        every.setdefault(option.name, option)  # two sections may have the same name; the first one is meant
+    own = {option.name: option for option in options if option.section == section}
     near = name if name in every else meant(name, own) or meant(name, every)
-    return every[near] if near else None
+    return own.get(near, every[near]) if near else None
 
 
 def shown(word: str) -> str:

@@ -209,7 +209,7 @@ def _run(
             telling.conclude(scene, found, rate, console)
         telling.draw(scene, found, console, picture)
     except (ProcessError, client.RequestError, OSError) as error:
-        console.print(f"The demo failed: {error}", style="red", markup=False)
+        console.print(f"The demo failed: {error}", style="red", markup=False, soft_wrap=True)
         return False
     telling.hints(_options_used(), console)
     return all(row.good for row in found)

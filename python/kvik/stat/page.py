@@ -19,8 +19,8 @@ _HEAD = """\
 What `Engine.metrics()` and `kvik stat --prometheus` print, in the Prometheus text format 0.0.4.
 [Watching an engine](../observability.md) says how to get at them. Counters begin at 0 when the engine starts.
 
-Series are bounded. A peer is labelled by its engine id and by its name if it has one. A peer that has a session
-is kept; of all others the 256 that were heard of last are. What was counted for any other goes on as
+Series are bounded. A peer is labelled by its engine id and by its name if it has one. A peer that has a
+session is kept; of all others the 256 that were heard of last are. What was counted for any other goes on as
 `peer="gone"`, so totals never fall; but a rate of `peer="gone"` means nothing, as it rises when a peer is
 forgotten.
 """

@@ -1,0 +1,47 @@
+"""`kvik bench context`: a context in pieces between two processes, and its digest as one piece has it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvik.bench.context_side import PROMPT_SEED
+from kvik.emulator.content import KvFunction, chain_of, root_of
+from tests.python.emulator.servers import LIMIT, TINY
+
+TOKENS, PAGE_TOKENS = 1000, 16
+
+
+def _run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvik.cli", "bench", "context", "--shape", "tiny", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_context_in_pieces(tmp_path: Path, transport: str) -> None:
+    """Its pages' bytes over the transport asked for, and the digest of the same tokens in one piece."""
+    file = tmp_path / "out.json"
+    done = _run("--tokens", str(TOKENS), "--memory", "1MiB", "--transport", transport, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(file.read_text())["outcome"]
+    pages = -(-TOKENS // PAGE_TOKENS)
+    assert told["bytes"] == pages * TINY.page_bytes(PAGE_TOKENS)
+    assert told["transport"] == transport
+    assert told["pieces"] == -(-pages // ((1 << 19) // TINY.page_bytes(PAGE_TOKENS))) > 1
+    tokens = np.random.default_rng(PROMPT_SEED).integers(3, TINY.vocab_size, size=TOKENS, dtype=np.uint32)
+    chain, _ = chain_of(root_of(TINY.name, None), tokens, 0, 0)
+    words = TINY.content * TINY.element_bytes // 8
+    memory = np.zeros((TINY.layers, pages, TINY.kv_heads, PAGE_TOKENS, words), dtype=np.uint64)
+    function = KvFunction(TINY.layers, range(TINY.kv_heads), words)
+    numbers = np.arange(pages, dtype=np.uint32)
+    function.fill(memory, numbers, 0, chain)
+    assert told["digest"] == function.read(memory, numbers, 0, TOKENS)
+
+
+def test_memory_that_holds_no_page_is_refused() -> None:
+    done = _run("--memory", "8KiB")
+    assert done.returncode == 1
+    assert "hold none" in done.stderr
