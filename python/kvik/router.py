@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import select
 import signal
 import socket
 import threading
@@ -132,16 +131,11 @@ def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bo
         ready()
         # Both a signal (its number, written by the interpreter) and the end of the router make `reader`
         # readable, so nothing has to be asked in intervals.
-        while _ENDED not in _read(reader):
+        while _ENDED not in reader.recv(64):
             pass
         teller.join()
     running.wait(0.0)
     return received < 2
-
-
-def _read(reader: socket.socket) -> bytes:
-    select.select([reader], [], [])
-    return reader.recv(64)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ never mix.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 
 from kvik.handover.native import Report
@@ -79,22 +79,21 @@ class ReportFile:
     """Appends records; a file that cannot be written is said once and never fails a request."""
 
     def __init__(self, path: str | None) -> None:
-        self._fd: int | None = None
-        if path is not None:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Unbuffered, so that one record is one `write`; closed with its holder at the latest.
+        self._file = None if path is None else io.FileIO(path, "ab")
 
     def write(self, record: LoadRecord) -> None:
         """Append one line."""
-        if self._fd is None:
+        if self._file is None:
             return
         try:
-            os.write(self._fd, json.dumps(asdict(record)).encode() + b"\n")
+            self._file.write(json.dumps(asdict(record)).encode() + b"\n")
         except OSError as error:
             logger.warning("kvik: report_file is not written any more: %s", error)
             self.close()
 
     def close(self) -> None:
         """Close the file; later records are dropped."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
