@@ -10,6 +10,7 @@ import json
 import os
 import random
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -86,8 +87,28 @@ def until(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.01)
+        time.sleep(0.01)  # what a condition looks at says nothing of its changes
     return True
+
+
+def stop(pid: int, within: float = LIMIT) -> None:
+    """Stop a process (SIGSTOP), and come back when none of its threads runs any more.
+
+    The kernel stops each thread when that one next looks at its signals: on a busy machine some still run,
+    and answer, after `os.kill` has returned.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    if not until(lambda: all(state in "TZX" for state in thread_states(pid)), within):
+        raise TimeoutError(f"process {pid} was told to stop and still runs after {within} s")
+
+
+def thread_states(pid: int) -> list[str]:
+    """The state letter of each thread of a process, as in proc(5)."""
+    states = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # A thread that has just ended.
+            states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 class Pipe:

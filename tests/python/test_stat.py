@@ -21,7 +21,7 @@ from kvik.stat.cli import stat
 from kvik.stat.engines import PREFIX, StatError
 from kvik.stat.show import WIDTH, duration
 from kvik.stat.snapshot import Snapshot, rates
-from tests.python.peers import LIMIT, Peer, Pipe, empty, engines, owned
+from tests.python.peers import LIMIT, Peer, Pipe, empty, engines, owned, stop
 
 
 def ask(*arguments: str, status: int = 0) -> str:
@@ -136,7 +136,7 @@ def test_an_engine_answers_while_its_program_holds_the_gil() -> None:
 def test_a_stopped_program_is_said_to_be_silent() -> None:
     with Peer(waiting, name="stopped") as peer:
         engine = peer.hear()["id"]
-        os.kill(peer.pid, signal.SIGSTOP)
+        stop(peer.pid)
         begun = time.monotonic()
         with pytest.raises(StatError, match=r"does not answer: no answer within 3 s.*stopped"):
             found.snapshot(engine)

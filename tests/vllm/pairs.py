@@ -15,6 +15,7 @@ from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, Role, start_r
 from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 from tests.netns.hosts import Host
+from tests.python.peers import stop
 
 BLOCK_BYTES = BLOCK_TOKENS * KV_BYTES_PER_TOKEN
 EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these tests
@@ -194,7 +195,7 @@ def freeze(process: Process) -> Callable[[], None]:
     """Stop a server and all its descendants; returns what lets them go on."""
     pids = _tree(process.pid)
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
 
     def thaw() -> None:
         for pid in pids:

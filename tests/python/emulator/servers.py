@@ -21,6 +21,7 @@ from kvik.demo import client
 from kvik.demo.engines import start_router
 from kvik.demo.processes import Fleet, HttpServer, free_ports
 from kvik.shapes import ModelShape
+from tests.python.peers import thread_states
 
 START_LIMIT = 60.0
 LIMIT = 30.0  # seconds that something which should take a moment may take on a busy machine
@@ -177,8 +178,9 @@ def kill(pid: int, number: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal."""
+    """Whether a process was stopped by a signal: no thread of it runs."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        states = thread_states(pid)
     except FileNotFoundError:
         return False
+    return bool(states) and all(state == "T" for state in states)

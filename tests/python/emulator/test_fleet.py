@@ -14,6 +14,7 @@ from kvik.demo.processes import HttpServer
 from kvik.demo.reports import Load
 from tests.python.emulator import servers
 from tests.python.emulator.servers import TINY, Spec, prompt_of, tokens_of
+from tests.python.peers import stop
 
 TP, DP = 2, 2
 PROMPTS, IN_FLIGHT, TOKENS = 200, 16, 8
@@ -119,7 +120,7 @@ def test_a_stopped_rank_is_somebody_elses_recomputation(group: Group) -> None:
     params = servers.prefill_by_hand(victim, prompt)
     ranks = servers.ranks_of(victim)
     for pid in ranks:
-        servers.kill(pid, signal.SIGSTOP)
+        stop(pid)
     try:
         answer = tokens_of(group.decode[0], prompt, TOKENS, kv_transfer_params=params)
         assert answer == truth

@@ -21,6 +21,7 @@ from kvik.demo.processes import HttpServer
 from kvik.demo.reports import ReportReader
 from tests.python.emulator import servers
 from tests.python.emulator.servers import Spec, ask, metric, prefill_by_hand, prompt_of, tokens_of
+from tests.python.peers import stop
 
 TOKENS = 8
 RUNNING = "vllm:num_requests_running"
@@ -134,7 +135,7 @@ def test_clients_leave(pair: list[HttpServer]) -> None:
     ranks = servers.ranks_of(prefill)
     params = prefill_by_hand(prefill, prompt)
     for pid in ranks:
-        servers.kill(pid, signal.SIGSTOP)
+        stop(pid)
     try:
         _ask_and_leave(
             decode, client.body(prompt, TOKENS, kv_transfer_params=params), lambda: _loading(decode)
