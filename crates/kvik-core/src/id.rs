@@ -2,6 +2,7 @@
 
 use crate::{Code, Error, Result};
 use std::fmt;
+use std::net::SocketAddr;
 
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -40,9 +41,29 @@ macro_rules! random_id {
 }
 
 random_id! {
-    /// Names one engine. New at every start, so two engines never share one.
+    /// Names one engine by its place: an engine that is started again at the same addresses of a host keeps it,
+    /// and has another [`Incarnation`]. No two engines that run share one.
     EngineId
 }
+
+impl EngineId {
+    /// The id of the engine at these addresses, in one boot of a host (the kernel's `boot_id`) and one network
+    /// namespace (its inode number): there, only one engine at a time can listen on an address.
+    pub fn at(boot_id: &[u8; 16], network_namespace: u64, addresses: &[SocketAddr]) -> EngineId {
+        let mut hasher = blake3::Hasher::new_derive_key("kvik engine id v1");
+        hasher.update(boot_id);
+        hasher.update(&network_namespace.to_le_bytes());
+        for address in addresses {
+            let text = address.to_string();
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(text.as_bytes());
+        }
+        let mut id = [0; 16];
+        hasher.finalize_xof().fill(&mut id);
+        EngineId(id)
+    }
+}
+
 random_id! {
     /// Names one grant: 128 random bits, so that it cannot be guessed.
     GrantId
@@ -112,6 +133,17 @@ mod tests {
         assert_eq!(GrantId::from_hex(&id.to_string()).unwrap(), id);
         assert!(GrantId::from_hex("xyz").is_err());
         assert!(GrantId::from_hex(&"é".repeat(16)).is_err());
+    }
+
+    #[test]
+    fn an_engine_is_where_it_listens() {
+        let address = |port| vec![SocketAddr::from(([10, 0, 0, 1], port))];
+        let here = EngineId::at(&[1; 16], 1, &address(5000));
+        assert_eq!(here, EngineId::at(&[1; 16], 1, &address(5000)));
+        assert_ne!(here, EngineId::at(&[1; 16], 1, &address(5001)));
+        assert_ne!(here, EngineId::at(&[2; 16], 1, &address(5000)));
+        assert_ne!(here, EngineId::at(&[1; 16], 2, &address(5000)));
+        assert_ne!(here, EngineId::at(&[1; 16], 1, &[address(5000), address(5000)].concat()));
     }
 
     #[test]

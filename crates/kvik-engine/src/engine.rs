@@ -65,7 +65,7 @@ impl Engine {
             listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(fail)?;
         config.listen = bound.clone();
         let advertised = config.advertised(&bound)?;
-        let mut shared = Shared::new(config)?;
+        let mut shared = Shared::new(config, &advertised)?;
         let unix = match shared.config.transport {
             Preference::Tcp => None,
             _ => match UnixListener::bind(&shared.local.facts.local_name) {
@@ -106,7 +106,7 @@ impl Engine {
         &self.handle.shared
     }
 
-    /// Its id, new at every start.
+    /// Its id, which an engine that is started again at the same addresses keeps.
     pub fn id(&self) -> EngineId {
         self.shared().local.identity.engine
     }

@@ -14,7 +14,7 @@ use crate::metrics::Metrics;
 use crate::output::ControlConn;
 use crate::stat::StatDesk;
 use crate::transfer::{End, Report};
-use kvik_core::{Code, Error, GrantId, GrantState, HostTag, RegionId, Result};
+use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts, Memory};
@@ -136,11 +136,11 @@ pub(crate) struct Counters {
 }
 
 impl Shared {
-    pub fn new(config: Config) -> Result<Shared> {
+    pub fn new(config: Config, advertised: &[SocketAddr]) -> Result<Shared> {
         let fail = |error| from_host(Code::InvalidArgument, error);
         let host = HostFacts::read().map_err(fail)?;
         let identity = Identity {
-            engine: kvik_core::EngineId::random()?,
+            engine: EngineId::at(&host.boot_id, host.net_namespace, &[&config.listen, advertised].concat()),
             incarnation: kvik_core::Incarnation::random()?,
         };
         let facts = Facts {
@@ -150,7 +150,8 @@ impl Shared {
             network_namespace: host.net_namespace,
             uid: host.uid,
             pid: host.pid,
-            local_name: format!("kvik-{}", identity.engine),
+            // Of this start alone: a forked child of an earlier one may still hold that one's socket.
+            local_name: format!("kvik-{}-{:016x}", identity.engine, identity.incarnation.0),
             name: config.name.clone(),
         };
         let local = Local { identity, secret: Secret::new(config.secret.as_deref()), facts };

@@ -444,8 +444,8 @@ fn check_wanted(want: &Identity, found: &Identity) -> Result<()> {
         return Err(Error::new(
             Code::TicketForeign,
             format!(
-                "the ticket is of engine {}, but engine {} listens there now; if it was restarted, \
-                 its earlier tickets are void: ask for a new one",
+                "the ticket is of engine {}, but engine {} listens at its address now: the ticket is of an earlier \
+                 boot or container, or the address leads elsewhere; ask for a new one",
                 want.engine, found.engine
             ),
         ));

@@ -119,7 +119,7 @@ impl PyEngine {
         Ok(PyEngine(Owned::new(engine), Owned::new(Kept::default())))
     }
 
-    /// 32 hexadecimal digits, new for each engine.
+    /// 32 hexadecimal digits. An engine that is started again at the same addresses of this host keeps them.
     #[getter]
     fn id(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.0.get(py)?.id().to_string())

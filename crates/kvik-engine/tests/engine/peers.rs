@@ -62,6 +62,28 @@ fn another_engine_and_another_start_at_the_address() {
 }
 
 #[test]
+fn an_engine_that_is_started_again_is_known_and_its_old_tickets_are_void() {
+    let reader = engine(Preference::Auto);
+    let here = region(&reader, 1, 2);
+    let start = |listen| Engine::start(Config { listen: vec![listen], ..Config::default() }).unwrap();
+    let first = start(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let (there, place, id) = (region(&first, 1, 1), first.addresses()[0], first.id());
+    let old = first.grant(&all(&there), many()).unwrap().ticket().clone();
+    read(&reader, &all(&here), &old).unwrap();
+    first.close(Duration::from_secs(5)).unwrap();
+    let second = start(place);
+    assert_eq!((second.id(), second.addresses()), (id, vec![place]));
+    assert_ne!(second.incarnation(), old.incarnation);
+    let there = region(&second, 1, 3);
+    let new = second.grant(&all(&there), many()).unwrap().ticket().clone();
+    for _ in 0..2 {
+        assert_eq!(code(read(&reader, &all(&here), &old)), Code::PeerRestarted);
+        read(&reader, &all(&here), &new).unwrap();
+    }
+    assert_eq!(bytes(&here), bytes(&there));
+}
+
+#[test]
 fn an_own_ticket_of_an_earlier_start_is_void() {
     let owner = engine(Preference::Auto);
     let here = region(&owner, 1, 2);
