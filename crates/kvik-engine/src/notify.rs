@@ -75,10 +75,13 @@ impl Notice {
     }
 }
 
+/// By session and number.
+type Ends = HashMap<(u64, u64), Arc<End<()>>>;
+
 /// What waits for a place in a window, and the ends of what has one.
 #[derive(Default)]
 pub(crate) struct NoteDesk {
-    ends: Mutex<HashMap<(u64, u64), Arc<End<()>>>>,
+    ends: Mutex<Ends>,
     /// Rises whenever a window may have got room, or a session came or went.
     moves: Mutex<u64>,
     moved: Condvar,

@@ -116,6 +116,9 @@ struct Entry {
     lost: Option<Error>,
     restarted: bool,
     redial: Option<Redial>,
+    /// When the latest session began, and whether it came of dialling again.
+    begun_at: Duration,
+    tried: Option<Redial>,
     moved: u64,
 }
 
@@ -154,6 +157,14 @@ impl Known {
     }
 }
 
+impl Redial {
+    /// The next one, if there is to be one.
+    fn later(self, now: Duration) -> Option<Redial> {
+        let pause = (2 * self.pause).min(SLOWEST);
+        (now < self.until).then(|| Redial { at: now + about(pause), pause, until: self.until })
+    }
+}
+
 /// So long, or up to half longer or shorter.
 fn about(pause: Duration) -> Duration {
     let die = Incarnation::random().map_or(0, |die| die.0 % 1024) as u32;
@@ -173,10 +184,13 @@ impl Roster {
         session: u64,
         name: &str,
         at: Option<(SocketAddr, Vec<SocketAddr>)>,
+        now: Duration,
     ) -> bool {
         let mut known = lock(&self.known);
         known.clock += 1;
         let clock = known.clock;
+        let entry = known.peers.entry(peer).or_default();
+        (entry.begun_at, entry.tried) = (now, entry.redial);
         known.schedule(peer, None);
         let entry = known.peers.entry(peer).or_default();
         name.clone_into(&mut entry.name);
@@ -190,18 +204,21 @@ impl Roster {
     }
 
     /// A session has ended: true when it was the peer's last one. With `again` the peer is dialled again.
-    fn ended(&self, peer: Identity, session: u64, error: &Error, again: bool) -> bool {
+    fn ended(&self, peer: Identity, session: u64, error: &Error, again: bool, now: Duration) -> bool {
         let mut known = lock(&self.known);
         known.clock += 1;
         let clock = known.clock;
-        let now = boottime();
         let Some(entry) = known.peers.get_mut(&peer) else { return false };
         if !entry.sessions.remove(&session) || !entry.sessions.is_empty() {
             return false;
         }
         (entry.moved, entry.lost_at, entry.suspect, entry.lost) = (clock, now, false, Some(error.clone()));
         if again && !entry.goodbye && !entry.addresses.is_empty() {
-            known.schedule(peer, Some(Redial { at: now + about(FIRST), pause: FIRST, until: now + AS_LONG }));
+            // One that takes us in and drops us at once is as good as one that does not answer.
+            let short = entry.tried.filter(|_| now.saturating_sub(entry.begun_at) < SLOWEST);
+            let first = Redial { at: now + about(FIRST), pause: FIRST, until: now + AS_LONG };
+            let redial = short.map_or(Some(first), |before| before.later(now));
+            known.schedule(peer, redial);
         }
         known.forget_one();
         true
@@ -265,9 +282,9 @@ impl Roster {
         peer: Identity,
         error: &Error,
         elsewhere: impl Fn(&SocketAddr) -> Option<Error>,
+        now: Duration,
     ) -> (Option<Error>, bool) {
         let mut known = lock(&self.known);
-        let now = boottime();
         let Some(entry) = known.peers.get_mut(&peer) else { return (None, false) };
         if let Some(found) = entry.reached.as_ref().and_then(elsewhere)
             && entry.sessions.is_empty()
@@ -279,15 +296,10 @@ impl Roster {
             known.schedule(peer, None);
             return (Some(error), news);
         }
-        let next = entry.redial.filter(|redial| {
+        let next = entry.redial.filter(|_| {
             matches!(error.code, Code::PeerUnreachable | Code::PeerLost | Code::MemoryCapReached)
-                && now < redial.until
         });
-        let next = next.map(|Redial { pause, until, .. }| {
-            let pause = (2 * pause).min(SLOWEST);
-            Redial { at: now + about(pause), pause, until }
-        });
-        known.schedule(peer, next);
+        known.schedule(peer, next.and_then(|redial| redial.later(now)));
         (None, false)
     }
 }
@@ -318,7 +330,7 @@ impl Shared {
         name: &str,
         at: Option<(SocketAddr, Vec<SocketAddr>)>,
     ) {
-        if self.roster.begun(peer, session, name, at) {
+        if self.roster.begun(peer, session, name, at, boottime()) {
             self.hub.say(Event::PeerUp(self.roster.who(&peer), "connected"));
         }
     }
@@ -326,7 +338,7 @@ impl Shared {
     /// A session has ended.
     pub(crate) fn on_peer_gone(&self, session: u64, peer: Identity, dialled: bool, error: &Error) {
         let again = dialled && error.code == Code::PeerLost && !self.is_closed();
-        if self.roster.ended(peer, session, error, again) && !self.is_closed() {
+        if self.roster.ended(peer, session, error, again, boottime()) && !self.is_closed() {
             self.hub.say(Event::PeerLost(self.roster.who(&peer), error.clone()));
         }
         self.hub.forget(session);
@@ -339,7 +351,7 @@ impl Shared {
     /// Dialling has come to nothing: the error for those who waited.
     pub(crate) fn on_not_reached(&self, peer: Identity, dial: &crate::dial::Dial) -> Error {
         let error = dial.error(&peer);
-        let (restarted, news) = self.roster.not_reached(peer, &error, |at| dial.found_at(at));
+        let (restarted, news) = self.roster.not_reached(peer, &error, |at| dial.found_at(at), boottime());
         if let Some(error) = &restarted
             && news
         {
@@ -439,5 +451,117 @@ impl Engine {
             Ok(()) => shared.peers(),
             Err(_) => Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn peer(number: usize) -> Identity {
+        Identity { engine: EngineId((number as u128).to_le_bytes()), incarnation: Incarnation(1) }
+    }
+
+    fn at() -> Option<(SocketAddr, Vec<SocketAddr>)> {
+        let address = SocketAddr::from(([127, 0, 0, 1], 7));
+        Some((address, vec![address]))
+    }
+
+    fn error(code: Code) -> Error {
+        Error::new(code, "in a test")
+    }
+
+    /// A peer that was met at time 0 s after boot, and lost after an hour.
+    fn lost(roster: &Roster, again: bool) {
+        assert!(roster.begun(peer(1), 1, "one", at(), Duration::ZERO));
+        assert!(!roster.begun(peer(1), 2, "one", None, Duration::ZERO));
+        assert!(!roster.ended(peer(1), 1, &error(Code::PeerLost), again, HOUR));
+        assert!(roster.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
+        assert!(!roster.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
+    }
+
+    #[test]
+    fn pauses_grow_to_their_limit_and_the_attempts_end() {
+        let roster = Roster::default();
+        lost(&roster, true);
+        let (mut now, mut most) = (HOUR, FIRST);
+        let mut attempts = 0;
+        while let Some(next) = roster.next_redial() {
+            let pause = next - now;
+            assert!(pause >= most / 2 && pause <= most * 3 / 2, "{pause:?} of {most:?}");
+            assert!(roster.due(next - Duration::from_nanos(1)).is_none());
+            assert_eq!(roster.due(next).map(|(peer, _)| peer), Some(peer(1)));
+            assert!(roster.due(next).is_none(), "one attempt at a time");
+            let told = roster.not_reached(peer(1), &error(Code::PeerUnreachable), |_| None, next);
+            assert_eq!(told, (None, false));
+            (now, most, attempts) = (next, (2 * most).min(SLOWEST), attempts + 1);
+        }
+        assert!(now - HOUR >= AS_LONG && now - HOUR < AS_LONG + 2 * SLOWEST, "{:?}", now - HOUR);
+        assert!((14..32).contains(&attempts), "{attempts}");
+        assert!(!roster.comes_back(&peer(1)));
+    }
+
+    #[test]
+    fn a_peer_that_drops_us_at_once_is_not_dialled_faster_for_it() {
+        let roster = Roster::default();
+        lost(&roster, true);
+        let (mut now, mut attempts) = (HOUR, 0);
+        while let Some(next) = roster.next_redial() {
+            assert!(roster.due(next).is_some());
+            assert!(roster.begun(peer(1), 9, "one", at(), next));
+            assert_eq!(roster.next_redial(), None);
+            assert!(roster.ended(peer(1), 9, &error(Code::PeerLost), true, next));
+            (now, attempts) = (next, attempts + 1);
+        }
+        assert!((14..32).contains(&attempts) && now - HOUR < AS_LONG + 2 * SLOWEST, "{attempts}");
+    }
+
+    #[test]
+    fn goodbyes_other_errors_and_other_engines_end_it() {
+        let roster = Roster::default();
+        lost(&roster, false);
+        assert_eq!(roster.next_redial(), None);
+        let roster = Roster::default();
+        roster.begun(peer(1), 1, "", at(), HOUR);
+        roster.goodbye(&peer(1));
+        assert!(roster.ended(peer(1), 1, &error(Code::PeerLost), true, HOUR));
+        assert_eq!(roster.next_redial(), None);
+        let roster = Roster::default();
+        lost(&roster, true);
+        roster.not_reached(peer(1), &error(Code::SecretMismatch), |_| None, HOUR);
+        assert_eq!(roster.next_redial(), None);
+        // Another engine at another address than where it was reached says nothing.
+        let roster = Roster::default();
+        lost(&roster, true);
+        let foreign = error(Code::TicketForeign);
+        let there =
+            |address: SocketAddr| move |at: &SocketAddr| (*at == address).then(|| error(Code::TicketForeign));
+        let other = SocketAddr::from(([127, 0, 0, 1], 8));
+        assert_eq!(roster.not_reached(peer(1), &foreign, there(other), HOUR), (None, false));
+        roster.check(&peer(1)).unwrap();
+        let (told, news) = roster.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
+        assert_eq!((told.unwrap().code, news), (Code::PeerRestarted, true));
+        assert_eq!(roster.check(&peer(1)).unwrap_err().code, Code::PeerRestarted);
+        let (told, news) = roster.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
+        assert_eq!((told.unwrap().code, news), (Code::PeerRestarted, false));
+        // It was not so after all.
+        roster.begun(peer(1), 3, "", None, HOUR);
+        roster.check(&peer(1)).unwrap();
+    }
+
+    #[test]
+    fn the_oldest_of_those_that_are_gone_are_forgotten() {
+        let roster = Roster::default();
+        roster.begun(peer(0), 1, "stays", at(), HOUR);
+        for number in 1..=MOST_GONE + 10 {
+            roster.begun(peer(number), 1, "", at(), HOUR);
+            roster.ended(peer(number), 1, &error(Code::PeerLost), true, HOUR);
+        }
+        let known = lock(&roster.known);
+        assert_eq!((known.peers.len(), known.redials.len()), (MOST_GONE + 1, MOST_GONE));
+        assert!(known.peers.contains_key(&peer(0)) && known.peers.contains_key(&peer(MOST_GONE + 10)));
+        assert!((1..=10).all(|number| !known.peers.contains_key(&peer(number))));
     }
 }
