@@ -1,18 +1,19 @@
-"""`await transfer`: the end of a transfer as an event of the running asyncio loop.
+"""`await transfer`, `await notice`, `async for event in events`: what is native, in the running asyncio loop.
 
-The native module gives a descriptor (an eventfd) that becomes readable when the transfer ends. The loop
-watches it as it watches sockets, so a waiting task costs neither a thread nor a poll. Each await has its own
-descriptor: several tasks may wait for one transfer.
+The native module gives a descriptor (an eventfd) that becomes readable when what is awaited is there. The
+loop watches it as it watches sockets, so a waiting task costs neither a thread nor a poll. Each await has
+its own descriptor: several tasks may wait for the same.
 """
 
 import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from kvik._events import Event
 from kvik._report import Report
 
 if TYPE_CHECKING:
-    from kvik._native import Transfer
+    from kvik._native import Events, Notice, Transfer
 
 
 async def result_of(transfer: "Transfer") -> Report:
@@ -37,6 +38,36 @@ async def _end_of(transfer: "Transfer") -> None:
             # it. A second cancellation does not wait; the transfer still ends by itself.
             await ended.wait()
             raise
+        finally:
+            loop.remove_reader(fd)
+    finally:
+        os.close(fd)
+
+
+async def taken(notice: "Notice") -> None:
+    """The end of the notification, or its error. Cancelling the task does not recall what was sent."""
+    if not notice.done:
+        await _readable(notice.done_fd())
+    notice.wait()
+
+
+async def next_event(events: "Events") -> Event:
+    """The next event, or the end of the iteration."""
+    while (event := events.poll()) is None:
+        if events.closed:
+            raise StopAsyncIteration
+        await _readable(events.fd())
+    return event
+
+
+async def _readable(fd: int) -> None:
+    """Wait for the descriptor, and close it."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(fd, ready.set)
+        try:
+            await ready.wait()
         finally:
             loop.remove_reader(fd)
     finally:

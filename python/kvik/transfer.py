@@ -4,12 +4,15 @@ owner: grant = engine.grant(region.pages(layout, ids)); send str(grant.ticket)
 other: report = engine.read(local_pages, ticket).wait()
 """
 
+from kvik._events import Event, EventKind, Peer, PeerStateName, Subscription
 from kvik._logs import flush_logs, refresh_logging
 from kvik._names import RightName, TransportName, VerifyName
 from kvik._native import (
     Engine,
+    Events,
     Grant,
     Layout,
+    Notice,
     PageSet,
     Region,
     Ticket,
@@ -21,12 +24,19 @@ from kvik._report import Report
 
 __all__ = [
     "Engine",
+    "Event",
+    "EventKind",
+    "Events",
     "Grant",
     "Layout",
+    "Notice",
     "PageSet",
+    "Peer",
+    "PeerStateName",
     "Region",
     "Report",
     "RightName",
+    "Subscription",
     "Ticket",
     "Transfer",
     "TransportName",

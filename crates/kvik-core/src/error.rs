@@ -99,6 +99,7 @@ codes! {
     35 MemoryCapReached "memory_cap_reached" "kvik would hold more memory for itself than its cap allows.";
     36 SealMissing "seal_missing" "Shared memory of a peer lacks the seals or the size that make it safe to map.";
     37 PagesQuarantined "pages_quarantined" "A peer may still touch the pages; they are not free yet.";
+    40 NotificationsFull "notifications_full" "The peer has not taken the notifications that were sent to it before.";
 }
 
 impl fmt::Display for Code {

@@ -95,6 +95,9 @@ impl Shared {
     }
 
     fn wait_for_session(&self, id: u64, owner: Identity) {
+        if let Err(error) = self.roster.check(&owner) {
+            return self.give_up(id, error);
+        }
         let mut book = lock(&self.book);
         let Some(record) = book.transfers.get(&id) else { return };
         let (ticket, deadline) = (record.job.ticket.clone(), record.job.deadline);

@@ -22,6 +22,11 @@ pub(crate) struct Dial {
     tried: Vec<String>,
     /// What a handshake said, which tells more than an address that did not answer.
     refused: Option<Error>,
+    /// Where somebody else listens instead.
+    elsewhere: Vec<(SocketAddr, Error)>,
+    /// Nobody waits for it, or nobody did when it began.
+    background: bool,
+    joined: bool,
 }
 
 impl Dial {
@@ -46,11 +51,39 @@ impl Dial {
             ));
         }
         let known = left.iter().copied().collect();
-        Ok(Dial { known, left, trying: None, tried: Vec::new(), refused: None })
+        Ok(Dial { known, left, ..Dial::again(Vec::new()) })
+    }
+
+    /// The addresses of a peer that was reached before, for nobody in particular.
+    pub fn again(known: Vec<SocketAddr>) -> Dial {
+        let left = known.iter().copied().collect();
+        let (tried, elsewhere) = (Vec::new(), Vec::new());
+        Dial { known, left, trying: None, tried, refused: None, elsewhere, background: false, joined: false }
+    }
+
+    /// The same in the background: should somebody come to wait for it, it is not his attempt that fails.
+    pub fn in_background(known: Vec<SocketAddr>) -> Dial {
+        Dial { background: true, ..Dial::again(known) }
+    }
+
+    /// An attempt of his own for whoever has joined one in the background that found nobody.
+    pub fn for_the_joined(&self) -> Option<Dial> {
+        (self.background && self.joined && self.refused.is_none()).then(|| Dial::again(self.known.clone()))
+    }
+
+    /// Every address that it knows.
+    pub fn known(&self) -> &[SocketAddr] {
+        &self.known
+    }
+
+    /// Who was found at an address instead of the peer.
+    pub fn found_at(&self, address: &SocketAddr) -> Option<Error> {
+        self.elsewhere.iter().find(|(at, _)| at == address).map(|(_, error)| error.clone())
     }
 
     /// Another ticket of the peer may know other ways to it.
     pub fn also(&mut self, other: Dial) {
+        self.joined = true;
         for address in other.left {
             if !self.known.contains(&address) && self.known.len() < MOST {
                 self.known.push(address);
@@ -69,6 +102,9 @@ impl Dial {
     pub fn failed(&mut self, address: SocketAddr, error: Error) {
         self.trying = None;
         self.tried.push(format!("{address}: {error}"));
+        if matches!(error.code, Code::TicketForeign | Code::PeerRestarted) {
+            self.elsewhere.push((address, error.clone()));
+        }
         if error.code != Code::PeerUnreachable {
             self.refused = Some(error);
         }

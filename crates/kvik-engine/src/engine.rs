@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 const DROP_LIMIT: Duration = Duration::from_secs(5);
 /// How many sessions may break before a transfer begins.
 const LIVES: u8 = 3;
+/// How long a closing engine waits for whoever is just handling one of its events.
+const LAST_EVENT: Duration = Duration::from_secs(1);
 /// How long a closing engine waits for its peers' last answers.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -339,19 +341,32 @@ impl Engine {
         })
     }
 
+    /// Sees to it that there is a session with the ticket's owner.
+    pub(crate) fn reach(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Transfer> {
+        self.begin(self.job(ticket, options)?, boottime())
+    }
+
+    /// How long something may take.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for none, or more than a day.
+    pub(crate) fn time(&self, deadline: Option<Duration>) -> Result<Duration> {
+        match deadline.unwrap_or(self.shared().config.deadline) {
+            time if time.is_zero() || time > MAX_DEADLINE => Err(Error::new(
+                Code::InvalidArgument,
+                format!("a deadline is more than 0 s and at most {MAX_DEADLINE:?}, not {time:?}"),
+            )),
+            time => Ok(time),
+        }
+    }
+
     fn job(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Job> {
         if options.readers == 0 || options.readers > MAX_READERS {
             let text = format!("readers is from 1 to {MAX_READERS}, not {}", options.readers);
             return Err(Error::new(Code::InvalidArgument, text));
         }
         let config = &self.shared().config;
-        let time = options.deadline.unwrap_or(config.deadline);
-        if time.is_zero() || time > MAX_DEADLINE {
-            return Err(Error::new(
-                Code::InvalidArgument,
-                format!("a deadline is more than 0 s and at most {MAX_DEADLINE:?}, not {time:?}"),
-            ));
-        }
+        let time = self.time(options.deadline)?;
         Ok(Job {
             ticket: Arc::new(ticket.clone()),
             op: None,
@@ -497,6 +512,8 @@ impl Handle {
         let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
         left.into_iter().for_each(|id| shared.abandon(id, closed()));
         shared.stop_stat();
+        shared.notes.note_move();
+        shared.hub.close(Instant::now() + timeout.min(LAST_EVENT));
         log::info!(engine:% = shared.local.identity.engine; "engine closed");
     }
 }

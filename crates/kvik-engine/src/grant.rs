@@ -114,13 +114,16 @@ impl Grant {
         self.shared.end_grant(self.id(), GrantState::Revoked);
         match self.wait(timeout) {
             Some(_) => Ok(()),
-            None => Err(Error::new(
-                Code::PagesQuarantined,
-                format!(
-                    "pages of grant {} may still be touched by a transfer; wait for the grant before you use them",
-                    self.id()
-                ),
-            )),
+            None => {
+                self.shared.tell_quarantine_of(self.id());
+                Err(Error::new(
+                    Code::PagesQuarantined,
+                    format!(
+                        "pages of grant {} may still be touched by a transfer; wait for the grant before you use them",
+                        self.id()
+                    ),
+                ))
+            }
         }
     }
 

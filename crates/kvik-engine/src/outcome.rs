@@ -6,6 +6,7 @@
 
 use crate::config::Preference;
 use crate::desk::Job;
+use crate::events::Event;
 use crate::shared::{Record, Shared, lock};
 use crate::transfer::Report;
 use kvik_core::{Code, Error, Result};
@@ -88,11 +89,14 @@ impl Shared {
         }
         let Job { ticket, tag, .. } = &record.job;
         log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "the transfer goes over tcp: {error}");
+        let owner = record.job.owner();
         (record.key, record.fence) = (None, None);
         record.job.want = Preference::Tcp;
         // It had begun: should its session be gone too, it is lost as any other.
         record.lives = 0;
         record.passed_over.push(format!("local: {}", error.text));
+        let (peer, reason) = (self.roster.who(&owner), error.text.clone());
+        self.hub.say(Event::TransportChanged { peer, from: "local", to: "tcp", reason });
         Ok(())
     }
 

@@ -9,11 +9,15 @@ pub(crate) use crate::budget::{CHANNEL_BYTES, SESSION_BYTES};
 use crate::config::Config;
 use crate::control::Ask;
 use crate::dial::Dial;
+use crate::end::End;
+use crate::events::{Hub, Quarantine};
 use crate::grant::GrantCell;
 use crate::metrics::Metrics;
+use crate::notify::NoteDesk;
 use crate::output::ControlConn;
+use crate::peers::Roster;
 use crate::stat::StatDesk;
-use crate::transfer::{End, Report};
+use crate::transfer::Report;
 use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
@@ -58,6 +62,10 @@ pub(crate) struct Shared {
     pub counters: Counters,
     pub metrics: Metrics,
     pub stat: StatDesk,
+    pub roster: Roster,
+    pub hub: Hub,
+    pub notes: NoteDesk,
+    pub quarantine: Quarantine,
 }
 
 pub(crate) struct Pools {
@@ -108,7 +116,7 @@ pub(crate) enum MemoryPath {
 
 /// A transfer that this side began.
 pub(crate) struct Record {
-    pub end: Arc<End>,
+    pub end: Arc<End<Report>>,
     pub job: crate::desk::Job,
     pub began: Duration,
     pub plan: Duration,
@@ -176,6 +184,10 @@ impl Shared {
             counters: Counters::default(),
             metrics: Metrics::new(),
             stat: StatDesk::new()?,
+            roster: Roster::default(),
+            hub: Hub::default(),
+            notes: NoteDesk::default(),
+            quarantine: Quarantine::default(),
         })
     }
 
@@ -251,7 +263,7 @@ impl Shared {
         lock(&self.node).take_output(session, buffer);
     }
 
-    fn on_event(&self, event: Event) {
+    pub fn on_event(&self, event: Event) {
         match event {
             Event::Send(session) => self.with_pools(|pools| pools.tcp.wake(session)),
             Event::Copy => self.with_pools(|pools| pools.copy.wake()),
@@ -265,10 +277,19 @@ impl Shared {
                     log::debug!(engine:% = self.local.identity.engine, grant:% = id, request:% = cell.tag; "grant ended: {}", state.name());
                 }
                 self.metrics.grant_ended(state);
+                self.end_quarantine(id);
+                self.hub.say(crate::events::Event::GrantEnded(id, state));
                 self.note_progress();
             }
             Event::SessionDown(session, error) => self.on_session_down(session, error),
             Event::OpenChannels(session) => self.open_channels(session),
+            Event::Ending(id, pages) => self.begin_quarantine(id, pages),
+            Event::Silent(session) | Event::Heard(session) | Event::Goodbye(session) => {
+                self.on_life(session, &event);
+            }
+            Event::Notified(note) => self.on_notified(note),
+            Event::NoteEnded { session, number, outcome } => self.notes.ended(session, number, outcome),
+            Event::NoteRoom(_) => self.notes.note_move(),
         }
     }
 
@@ -295,6 +316,7 @@ impl Shared {
         log::info!(engine:% = self.local.identity.engine, peer:% = peer; "session {session} ended: {error}");
         if let Some(link) = link {
             self.metrics.session_ended(link.peer.engine, error.code);
+            self.on_peer_gone(session, link.peer, link.address.is_some(), &error);
             self.wait_again(&link.peer, &error);
         }
         self.note_progress();

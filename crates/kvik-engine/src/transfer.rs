@@ -1,14 +1,13 @@
 //! The handle of a transfer, and what it reports.
 
 use crate::config::{Preference, Verify};
+use crate::end::End;
 use crate::shared::Shared;
 use kvik_core::{Code, Error, Result};
-use kvik_host::event::EventFd;
-use kvik_transport::from_host;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What can be chosen for one transfer; what is not chosen is the engine's, or the grant's.
 #[derive(Debug, Clone)]
@@ -88,52 +87,18 @@ pub struct Report {
 pub struct Transfer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: u64,
-    pub(crate) end: Arc<End>,
-}
-
-/// Where the outcome of a transfer appears.
-#[derive(Default)]
-pub(crate) struct End {
-    state: Mutex<EndState>,
-    arrived: Condvar,
-}
-
-#[derive(Default)]
-struct EndState {
-    outcome: Option<Result<Report>>,
-    watchers: Vec<EventFd>,
-}
-
-impl End {
-    fn lock(&self) -> MutexGuard<'_, EndState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sets the outcome, once, and wakes everybody.
-    pub fn set(&self, outcome: Result<Report>) {
-        let mut state = self.lock();
-        if state.outcome.is_none() {
-            state.outcome = Some(outcome);
-            for watcher in state.watchers.drain(..) {
-                if let Err(error) = watcher.signal() {
-                    log::error!("the waiter of a transfer cannot be woken: {error}");
-                }
-            }
-        }
-        drop(state);
-        self.arrived.notify_all();
-    }
+    pub(crate) end: Arc<End<Report>>,
 }
 
 impl Transfer {
     /// Whether it has ended.
     pub fn is_done(&self) -> bool {
-        self.end.lock().outcome.is_some()
+        self.end.is_there()
     }
 
     /// The outcome, if it has ended.
     pub fn result(&self) -> Option<Result<Report>> {
-        self.end.lock().outcome.clone()
+        self.end.outcome()
     }
 
     /// Waits for the end; with `None` as long as its deadline takes.
@@ -144,26 +109,8 @@ impl Transfer {
     /// Why it failed; `WaitTimeout` when `timeout` passes first, and the transfer goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Report> {
         self.shared.check_fork()?;
-        let until = timeout.map(|timeout| Instant::now() + timeout.min(crate::config::MAX_DEADLINE));
-        let mut state = self.end.lock();
-        loop {
-            if let Some(outcome) = &state.outcome {
-                return outcome.clone();
-            }
-            state = match until {
-                None => self.end.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(Error::new(
-                            Code::WaitTimeout,
-                            "the transfer had not ended when the wait did; it goes on until its deadline: wait again, or cancel it",
-                        ));
-                    }
-                    self.end.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
+        let late = "the transfer had not ended when the wait did; it goes on until its deadline: wait again, or cancel it";
+        self.end.wait(timeout, late)
     }
 
     /// Asks for the end. The outcome is `Cancelled`, unless another one was faster.
@@ -185,19 +132,6 @@ impl Transfer {
     /// `InvalidArgument` when the process has too many descriptors.
     pub fn done_fd(&self) -> Result<OwnedFd> {
         self.shared.check_fork()?;
-        let fail = |error| from_host(Code::InvalidArgument, error);
-        let event = EventFd::new().map_err(fail)?;
-        let fd = event.as_fd().try_clone_to_owned().map_err(|error| {
-            Error::new(
-                Code::InvalidArgument,
-                format!("a descriptor cannot be duplicated ({error}); raise ulimit -n"),
-            )
-        })?;
-        let mut state = self.end.lock();
-        match state.outcome {
-            Some(_) => event.signal().map_err(fail)?,
-            None => state.watchers.push(event),
-        }
-        Ok(fd)
+        self.end.fd()
     }
 }

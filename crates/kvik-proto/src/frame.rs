@@ -3,12 +3,14 @@
 //! A frame is `len u32, kind u16, 0 u16` and then `len` bytes. Unknown kinds are a protocol error: a peer sends only
 //! what the agreed version has.
 
+use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{
     PageList, decode_order, decode_range, decode_view, encode_order, encode_range, encode_view,
 };
 use crate::wire::{Reader, Writer};
 use kvik_core::{Code, Error, GrantId, RegionId, Result, Shape, View};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of a frame's header.
@@ -130,6 +132,18 @@ pub enum Frame {
     OpenChannels,
     /// The sender closes the session in order.
     Goodbye,
+    /// Something for the peer's program.
+    Notify {
+        /// Its number, from 1 without gaps in each direction of a session.
+        number: u64,
+        /// At most [`crate::MAX_NOTIFICATION`] bytes.
+        payload: Arc<[u8]>,
+    },
+    /// The program has taken all notifications up to this one.
+    Noted {
+        /// The number of the latest.
+        upto: u64,
+    },
 }
 
 impl Frame {
@@ -154,6 +168,12 @@ impl Frame {
             }
             Frame::Ended { transfer } => {
                 w.u64(*transfer);
+            }
+            Frame::Notify { number, payload } => {
+                w.u64(*number).u32(payload.len() as u32).bytes(payload);
+            }
+            Frame::Noted { upto } => {
+                w.u64(*upto);
             }
         }
         *out = w.0;
@@ -188,6 +208,8 @@ impl Frame {
             Frame::Ended { .. } => 5,
             Frame::OpenChannels => 6,
             Frame::Goodbye => 7,
+            Frame::Notify { .. } => 8,
+            Frame::Noted { .. } => 9,
         }
     }
 }
@@ -201,6 +223,8 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         5 => "ended",
         6 => "open-channels",
         7 => "goodbye",
+        8 => "notify",
+        9 => "noted",
         _ => {
             return Err(Error::new(
                 Code::ProtocolError,
@@ -223,6 +247,8 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         }
         5 => Frame::Ended { transfer: r.u64()? },
         6 => Frame::OpenChannels,
+        8 => Frame::Notify { number: r.u64()?, payload: decode_payload(&mut r)? },
+        9 => Frame::Noted { upto: r.u64()? },
         _ => Frame::Goodbye,
     };
     r.end()?;
@@ -317,6 +343,13 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
         select,
         source,
     })
+}
+
+fn decode_payload(r: &mut Reader) -> Result<Arc<[u8]>> {
+    match r.count(1)? {
+        len if len <= MAX_NOTIFICATION => Ok(r.take(len)?.into()),
+        _ => Err(r.wrong("it is longer than a notification may be")),
+    }
 }
 
 fn encode_source(source: Option<&Source>, w: &mut Writer) {

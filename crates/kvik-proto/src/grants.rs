@@ -309,6 +309,12 @@ impl<R: Clone> Grants<R> {
         ending.map(|entry| entry.offer.view.pages().len() as u64).sum()
     }
 
+    /// Pages of a grant that is ending and that a flow still takes part in.
+    pub fn ending(&self, id: GrantId) -> Option<u64> {
+        let entry = self.entries.get(&id).filter(|entry| entry.ending.is_some())?;
+        Some(entry.offer.view.pages().len() as u64)
+    }
+
     /// Number of grants that have not ended.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -37,7 +37,7 @@ const KINDS: [u8; 6] = [HELLO, WELCOME, PROVE, READY, REFUSE, JOIN];
 pub type Nonce = [u8; 32];
 
 /// Who an engine is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     /// Its id.
     pub engine: EngineId,

@@ -15,9 +15,11 @@ mod grants;
 mod handshake;
 mod initiator;
 mod node;
+mod notify;
 mod orders;
 mod owner;
 mod pages;
+mod peers;
 mod served;
 mod session;
 mod wire;
@@ -34,8 +36,10 @@ pub use handshake::{
 };
 pub use initiator::{Open, Side};
 pub use node::{Event, Finished, Node, Timing};
+pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
 pub use pages::{MAX_PAGES, PageList};
+pub use peers::SessionState;
 pub use served::Served;
 pub use session::MAX_CHANNELS;
 

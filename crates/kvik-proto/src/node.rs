@@ -8,6 +8,7 @@ use crate::flow::{Flow, Role};
 use crate::frame::Begin;
 use crate::grants::{Grants, Offer};
 use crate::handshake::Identity;
+use crate::notify::Notification;
 use crate::served::Served;
 use crate::session::Session;
 use crate::{FlowKey, OWN_SESSION};
@@ -46,12 +47,33 @@ pub enum Event {
     Served(Served),
     /// A grant has ended; its pages are the owner's again.
     GrantEnded(GrantId, GrantState),
+    /// A grant is over while a transfer takes part in it: so many pages are not the owner's yet. `GrantEnded` follows.
+    Ending(GrantId, u64),
     /// This fence slot must be raised, at once.
     Raise(u32),
     /// The session is over: its connections must be cut.
     SessionDown(u64, Error),
     /// The peer asks for data channels.
     OpenChannels(u64),
+    /// Nothing was heard on the session for half of the time after which its peer is dead.
+    Silent(u64),
+    /// Something was heard again on a session that was silent.
+    Heard(u64),
+    /// The peer closes the session in order; `SessionDown` follows.
+    Goodbye(u64),
+    /// A notification has come.
+    Notified(Notification),
+    /// A notification that this side sent has ended: acknowledged, or why not.
+    NoteEnded {
+        /// On which session.
+        session: u64,
+        /// Its number.
+        number: u64,
+        /// Acknowledged, or why not.
+        outcome: Result<()>,
+    },
+    /// The window of notifications has room again.
+    NoteRoom(u64),
 }
 
 /// The end of a transfer.
@@ -77,6 +99,7 @@ pub struct Finished {
 pub(crate) enum Timer {
     Flow(FlowKey),
     Session(u64),
+    Note(u64, u64),
 }
 
 /// See the module's text. `R` names memory of this process; the node only hands it back.
@@ -158,6 +181,9 @@ impl<R: Clone> Node<R> {
             self.stop_flow(key, crate::grants::ended(id, state));
         }
         self.note_settled(id);
+        if let Some(pages) = self.grants.ending(id) {
+            self.events.push_back(Event::Ending(id, pages));
+        }
     }
 
     pub(crate) fn note_settled(&mut self, id: GrantId) {
@@ -221,6 +247,7 @@ impl<R: Clone> Node<R> {
             match timer {
                 Timer::Session(id) => self.session_timer(id, at, now),
                 Timer::Flow(key) => self.flow_timer(key, now),
+                Timer::Note(session, number) => self.note_timer(session, number),
             }
         }
     }

@@ -5,6 +5,7 @@ use crate::flow::Flow;
 use crate::frame::Frame;
 use crate::handshake::{Established, Identity, Join, JoinKind};
 use crate::node::{Event, Node, Timer, Timing};
+use crate::notify::Notes;
 use kvik_core::{Code, EngineId, Error, Result};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::Duration;
@@ -28,7 +29,7 @@ pub(crate) struct Session {
     pub established: Established,
     input: Vec<u8>,
     pub output: Vec<u8>,
-    last_in: Duration,
+    pub last_in: Duration,
     last_out: Duration,
     pub next_transfer: u64,
     /// The peer's latest transfer.
@@ -44,7 +45,10 @@ pub(crate) struct Session {
     /// Since when another session is preferred and nothing goes on in this one.
     spare_since: Option<Duration>,
     /// This side has said goodbye in it.
-    leaving: bool,
+    pub leaving: bool,
+    /// Nothing was heard for so long that the peer may be dead.
+    pub suspect: bool,
+    pub notes: Notes,
 }
 
 impl Session {
@@ -65,6 +69,8 @@ impl Session {
             held: 0,
             spare_since: None,
             leaving: false,
+            suspect: false,
+            notes: Notes::default(),
         }
     }
 }
@@ -121,15 +127,15 @@ impl<R: Clone> Node<R> {
         if join.index >= MAX_CHANNELS || !session.joined.insert((join.kind, join.index)) {
             return refuse("its channel number is taken");
         }
-        session.last_in = now;
+        self.heard(join.session, now);
         Ok(())
     }
 
     /// Bytes have come on the session's control connection.
     pub fn receive(&mut self, id: u64, bytes: &[u8], now: Duration) {
         self.expire(now);
+        self.heard(id, now);
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.last_in = now;
         let mut input = std::mem::take(&mut session.input);
         input.extend_from_slice(bytes);
         let mut taken = 0;
@@ -162,9 +168,7 @@ impl<R: Clone> Node<R> {
 
     /// Some of a chunk has come on one of the session's channels: the peer lives.
     pub fn touch(&mut self, id: u64, now: Duration) {
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.last_in = now;
-        }
+        self.heard(id, now);
     }
 
     /// Sessions that have had something to send since they were last asked for.
@@ -187,7 +191,8 @@ impl<R: Clone> Node<R> {
         self.sessions.get(&id).map_or(0, |session| {
             let flows = session.owned_flows * size_of::<Flow<R>>() + session.held;
             let closing = session.closing.len() * 4 * size_of::<u64>();
-            (session.input.capacity() + session.output.capacity() + flows + closing) as u64
+            let buffers = session.input.capacity() + session.output.capacity();
+            (buffers + flows + closing + session.notes.held()) as u64
         })
     }
 
@@ -211,6 +216,7 @@ impl<R: Clone> Node<R> {
             }
             self.stop_flow(key, error.clone());
         }
+        self.lose_notes(id, session.notes, &error);
     }
 
     /// Deals with the next frame.
@@ -230,10 +236,15 @@ impl<R: Clone> Node<R> {
                 self.events.push_back(Event::OpenChannels(id));
                 Ok(())
             }
-            Frame::Goodbye => Err(Error::new(
-                Code::PeerLost,
-                format!("{} closed the connection in order", self.peer_text(id)),
-            )),
+            Frame::Notify { number, payload } => self.on_notify(id, number, payload),
+            Frame::Noted { upto } => self.on_noted(id, upto),
+            Frame::Goodbye => {
+                self.events.push_back(Event::Goodbye(id));
+                Err(Error::new(
+                    Code::PeerLost,
+                    format!("{} closed the connection in order", self.peer_text(id)),
+                ))
+            }
         }
     }
 
@@ -281,7 +292,7 @@ impl<R: Clone> Node<R> {
     pub fn is_quiet(&self) -> bool {
         self.flows.is_empty()
             && self.parked.is_empty()
-            && self.sessions.values().all(|session| session.closing.is_empty())
+            && self.sessions.values().all(|session| session.closing.is_empty() && session.notes.is_quiet())
     }
 
     /// The peer of a session in words, for errors.
@@ -310,7 +321,12 @@ impl<R: Clone> Node<R> {
             );
             return self.close_session(id, Error::new(Code::PeerLost, text));
         }
-        let death = session.last_in + dead_after;
+        let half = session.last_in + dead_after / 2;
+        let soonest = if silent >= dead_after / 2 { session.last_in + dead_after } else { half };
+        if silent >= dead_after / 2 && !session.suspect {
+            session.suspect = true;
+            self.events.push_back(Event::Silent(id));
+        }
         let beat_due = session.last_out + heartbeat;
         let next = if beat_due <= now {
             if now.saturating_sub(beat_due) > heartbeat / 2 {
@@ -323,7 +339,7 @@ impl<R: Clone> Node<R> {
         };
         self.leave_spare(id, now);
         if self.sessions.contains_key(&id) {
-            self.timers.insert((next.min(death), Timer::Session(id)));
+            self.timers.insert((next.min(soonest), Timer::Session(id)));
         }
     }
 

@@ -3,10 +3,12 @@
 use crate::args::{self, Natural, maybe_seconds, seconds};
 use crate::buffers;
 use crate::errors::OrRaise;
+use crate::events::{self, PyEvents};
 use crate::fork::Owned;
 use crate::grant::PyGrant;
 use crate::ids::ids;
 use crate::layout::PyLayout;
+use crate::notice::{self, PyNotice};
 use crate::options;
 use crate::process;
 use crate::region::{PyPageSet, PyRegion};
@@ -16,6 +18,7 @@ use kvik_core::{GrantId, GrantState, Result, Right, Ticket};
 use kvik_engine::{Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType, PyWeakrefMethods, PyWeakrefReference};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -375,6 +378,58 @@ impl PyEngine {
         }
         told.set_item("probes", probes)?;
         Ok(told)
+    }
+
+    /// Notify a peer's program, which finds the notification among its events.
+    ///
+    /// to: a ticket of the peer (it is connected to if that is not done yet), the ticket's text, or the id of an
+    ///     engine that is connected to this one.
+    /// payload: bytes, 65,536 at most: it shares the control connection with heartbeats. What is larger belongs
+    ///     into pages.
+    /// deadline: seconds until the peer's program must have taken it; None for the engine's.
+    ///
+    /// Returns when the notification is on its way, which takes a moment, or, while the peer has not taken the
+    /// 1024 before it or 1 MiB of them, until it does. From asyncio, use a thread for a peer that may be slow
+    /// (`asyncio.to_thread`). Notifications of one thread to one peer come in order. While the connection lives
+    /// each comes exactly once; when it ends, those that were not acknowledged end with PeerLost, and may have
+    /// come or not.
+    ///
+    /// Raises NotificationsFull when there was no place for it by the deadline, InvalidArgument, PeerUnreachable,
+    /// PeerLost, PeerRestarted, EngineClosed.
+    #[pyo3(signature = (to, payload, *, deadline=None))]
+    fn notify(
+        &self,
+        py: Python<'_>,
+        to: &Bound<'_, PyAny>,
+        payload: std::borrow::Cow<'_, [u8]>,
+        deadline: Option<f64>,
+    ) -> PyResult<PyNotice> {
+        notice::notify(py, self.0.get(py)?, to, &payload, maybe_seconds(py, "deadline", deadline)?)
+    }
+
+    /// What happens from now on, and the notifications that waited for somebody: an iterator, also in asyncio.
+    ///
+    /// Kinds: docs/events.md. Close it when it is not read any more.
+    fn events(&self, py: Python<'_>) -> PyResult<PyEvents> {
+        Ok(PyEvents::new(self.0.get(py)?.events().or_raise(py)?))
+    }
+
+    /// Call `callback(event)` for every event from now on, from a Python thread of its own (`kvik-events`).
+    ///
+    /// An exception in it is logged (`kvik.events`), and the next event comes all the same. It is called under no
+    /// lock of kvik and may use the engine. `remove()` of what this returns ends it, as closing the engine does;
+    /// both wait, for up to 1 s, for a call that is under way.
+    fn on_event<'py>(&self, py: Python<'py>, callback: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        static LISTEN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let events = self.events(py)?;
+        LISTEN.import(py, "kvik._events", "Subscription")?.call1((events, callback))
+    }
+
+    /// The peers of this engine: those it is connected to, those being reached, and those lost last (256 at most).
+    fn peers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let engine = self.0.get(py)?;
+        let found = py.detach(|| engine.peers());
+        events::peers(py, found)
     }
 
     /// Counters since the start, by name.

@@ -76,7 +76,8 @@ def _lines(rates: Rates) -> list[str]:
     lines = [
         f"transfers  {rates.open} open{_times(rates.seconds)}",
         f"grants     {grants}",
-        f"sessions   {rates.sessions} open, {rates.reconnects} reconnects, "
+        f"sessions   {rates.sessions} open{_counted(', peers: ', rates.peer_states)}, "
+        f"{rates.reconnects} reconnects, "
         f"{rates.late_heartbeats} late heartbeats",
         f"memory     {_size(rates.memory_held)} of {_size(rates.memory_cap)} held, "
         f"{_size(rates.registered)} in {rates.regions} region{'' if rates.regions == 1 else 's'}",

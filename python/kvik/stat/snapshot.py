@@ -64,6 +64,7 @@ class Rates:
     grants_ended: dict[str, int]
     quarantined_pages: int
     sessions: int
+    peer_states: dict[str, int]
     reconnects: int
     late_heartbeats: int
     refusals: dict[str, int]
@@ -100,6 +101,7 @@ def rates(before: Snapshot, after: Snapshot) -> Rates:
         grants_ended=_counts(after, "kvik_grants_ended_total", "state"),
         quarantined_pages=int(after.total("kvik_quarantined_pages")),
         sessions=int(after.total("kvik_sessions_open")),
+        peer_states=_counts(after, "kvik_peers", "state"),
         reconnects=int(after.total("kvik_reconnects_total")),
         late_heartbeats=int(after.total("kvik_heartbeats_late_total")),
         refusals=_counts(after, "kvik_refusals_total", "code"),

@@ -161,7 +161,9 @@ impl Control {
         });
         let soonest = conns.chain(links).min().map(|until| boot + until.saturating_duration_since(now));
         let waiting = book.waiting.iter().filter_map(|id| Some(book.transfers.get(id)?.job.deadline)).min();
-        soonest.into_iter().chain(waiting).min()
+        drop(book);
+        let told = self.shared.roster.next_redial().into_iter().chain(self.shared.next_quarantine());
+        soonest.into_iter().chain(waiting).chain(told).min()
     }
 
     fn pass_time(&mut self) {
@@ -190,6 +192,8 @@ impl Control {
             self.shared.give_up(id, error);
         }
         self.shared.node(|node, now| node.tick(now));
+        self.shared.tell_quarantine(boottime());
+        self.dial_again();
     }
 
     /// A connection's time is over.

@@ -6,6 +6,7 @@ use super::greet::{nonce, send_all};
 use crate::dial::{ATTEMPT, Dial};
 use crate::shared::lock;
 use kvik_core::{Code, Error, Result, Ticket};
+use kvik_host::clock::boottime;
 use kvik_host::event::Interest;
 use kvik_host::socket::{TcpConn, TcpOptions};
 use kvik_proto::{Handshake, Identity, Join, JoinKind};
@@ -35,6 +36,18 @@ impl Control {
         }
     }
 
+    /// Dials the peers whose turn it is to be dialled again.
+    pub(super) fn dial_again(&mut self) {
+        while let Some((peer, addresses)) = self.shared.roster.due(boottime()) {
+            let mut book = lock(&self.shared.book);
+            if let Entry::Vacant(place) = book.dials.entry(peer) {
+                place.insert(Dial::in_background(addresses));
+                drop(book);
+                self.dial_next(peer, None);
+            }
+        }
+    }
+
     /// Tries the next address of a peer; the one before failed.
     pub(super) fn dial_next(&mut self, owner: Identity, mut failed: Option<(SocketAddr, Error)>) {
         loop {
@@ -44,9 +57,14 @@ impl Control {
                 dial.failed(address, error);
             }
             let Some(to) = dial.next() else {
-                let error = dial.error(&owner);
-                book.dials.remove(&owner);
+                let fresh = dial.for_the_joined();
+                let over = match fresh {
+                    Some(fresh) => book.dials.insert(owner, fresh).filter(|_| false),
+                    None => book.dials.remove(&owner),
+                };
                 drop(book);
+                let Some(over) = over else { continue };
+                let error = self.shared.on_not_reached(owner, &over);
                 return self.shared.fail_waiting(&owner, &error);
             };
             drop(book);

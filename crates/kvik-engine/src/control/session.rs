@@ -3,6 +3,7 @@
 use super::Control;
 use super::conns::Conn;
 use super::local::{LOCAL_LINK, host_facts};
+use crate::dial::Dial;
 use crate::output::{ControlConn, closed_by_peer};
 use crate::shared::{Link, MemoryPath, SESSION_BYTES, lock};
 use kvik_core::{Code, Result};
@@ -32,8 +33,11 @@ impl Control {
             Err(error) => {
                 log::warn!("a session was refused: {error}");
                 self.shared.metrics.handshake_refused(error.code);
-                if let Some((owner, _)) = dialled {
-                    lock(&self.shared.book).dials.remove(&owner);
+                if let Some((owner, at)) = dialled {
+                    let mut dial =
+                        lock(&self.shared.book).dials.remove(&owner).unwrap_or_else(|| Dial::again(vec![at]));
+                    dial.failed(at, error);
+                    let error = self.shared.on_not_reached(owner, &dial);
                     self.shared.fail_waiting(&owner, &error);
                 }
                 return;
@@ -45,17 +49,18 @@ impl Control {
         let conn = Arc::new(ControlConn::new(conn));
         lock(&self.shared.conns).insert(session, conn.clone());
         let making = matches!(memory, MemoryPath::Making(_));
+        let dial;
         {
             let mut book = lock(&self.shared.book);
             let address = dialled.map(|(_, address)| address);
             let link = Link { peer, address, asked: false, channels: 0, memory, lease, kept: SESSION_BYTES };
             book.links.insert(session, link);
-            if let Some((owner, _)) = dialled {
-                book.dials.remove(&owner);
-            }
+            dial = dialled.and_then(|(owner, _)| book.dials.remove(&owner));
         }
         self.shared.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
         self.shared.metrics.session_begun(peer.engine, &facts.name);
+        let at = dialled.map(|(_, at)| (at, dial.map_or_else(|| vec![at], |dial| dial.known().to_vec())));
+        self.shared.on_peer_come(session, peer, &facts.name, at);
         self.shared.node(|node, now| {
             node.add_session(established, now);
             if !early.is_empty() {
@@ -69,6 +74,7 @@ impl Control {
             (false, _) => {}
         }
         self.shared.launch_waiting(session);
+        self.shared.notes.note_move();
     }
 
     fn memory_path(&self, peer: &Facts) -> MemoryPath {

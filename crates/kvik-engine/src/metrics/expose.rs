@@ -5,6 +5,7 @@ use super::table::*;
 use super::tables::{BOUNDS, Metrics, Moved, Role, Row, Tables, Times, op_name};
 use super::text::Text;
 use crate::engine::Engine;
+use crate::peers::PeerState;
 use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
 use kvik_host::Memory;
@@ -90,6 +91,11 @@ impl Shared {
         text.single(&SESSIONS_OPENED, self.counters.sessions_opened.load(Ordering::Relaxed));
         let (ended, again) = self.metrics.tables(|tables| (tables.sessions_ended.clone(), tables.reconnects));
         counts(text, &SESSIONS_ENDED, ended.iter().map(|(code, count)| (code.name(), *count)));
+        let peers = self.peers();
+        text.family(&PEERS);
+        for state in PeerState::ALL {
+            text.sample(&PEERS, &[&state.name()], peers.iter().filter(|peer| peer.state == state).count());
+        }
         text.single(&RECONNECTS, again);
     }
 }

@@ -84,6 +84,8 @@ metrics! {
         "Sessions that began.";
     SESSIONS_ENDED Counter "kvik_sessions_ended_total" ["code"]
         "Sessions that ended, by the code of the reason. A peer that closes in order is peer_lost too; the log has the words.";
+    PEERS Gauge "kvik_peers" ["state"]
+        "Peers by state: connecting (being reached for the first time), up, suspect (silent for more than half of the time until it is taken for dead), draining (closing in order), dead (the last 256 that were lost).";
     RECONNECTS Counter "kvik_reconnects_total" []
         "Sessions that began with a peer that had one before.";
     LATE_BEATS Counter "kvik_heartbeats_late_total" []

@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::deaths::Child;
 use kvik_core::Code;
-use kvik_engine::{Engine, Memory, Preference, Region, Report, TransferOptions, Verify};
+use kvik_engine::{Engine, Event, Memory, Preference, Region, Report, TransferOptions, Verify};
 use std::ptr::NonNull;
 
 /// A region of ordinary memory, which no other process can map.
@@ -82,8 +82,14 @@ fn memory_that_turns_out_to_be_unreadable_goes_over_tcp_under_auto_only() {
     let error = read_with(&reader, &all(&here), child.foreign(), only.clone()).unwrap_err();
     assert_eq!(error.code, Code::TransportUnavailable);
     assert!(error.text.contains("PID namespace"), "{error}");
+    let events = reader.events().unwrap();
     let report = read(&reader, &all(&here), child.foreign()).unwrap();
     assert_eq!(report.transport, "tcp");
+    let told = events.next(PATIENCE).unwrap();
+    let Some(Event::TransportChanged { from: "local", to: "tcp", reason, .. }) = told else {
+        panic!("{told:?}")
+    };
+    assert!(reason.contains("PID namespace"), "{reason}");
     assert!(report.passed_over[0].starts_with("local: ") && report.passed_over.len() == 1, "{report:?}");
     child.check(&here);
     // The other way, the child is the one who cannot read.

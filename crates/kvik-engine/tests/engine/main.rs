@@ -6,6 +6,7 @@ mod addresses;
 mod caps;
 mod common;
 mod deaths;
+mod events;
 mod grants;
 mod handover;
 mod local;

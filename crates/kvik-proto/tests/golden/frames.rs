@@ -77,6 +77,9 @@ fn today() -> Vec<(&'static str, Frame)> {
         ("ended", Frame::Ended { transfer: 6 }),
         ("open-channels", Frame::OpenChannels),
         ("goodbye", Frame::Goodbye),
+        ("notify", Frame::Notify { number: 1 << 33, payload: b"KV of request 7 is there".as_slice().into() }),
+        ("notify/empty", Frame::Notify { number: 1, payload: [].into() }),
+        ("noted", Frame::Noted { upto: u64::MAX }),
     ]
 }
 
@@ -173,6 +176,12 @@ fn describe(frame: &Frame) -> Fields {
         Frame::Ended { transfer } => vec![named("ended"), ("transfer", transfer.to_string())],
         Frame::OpenChannels => vec![named("open-channels")],
         Frame::Goodbye => vec![named("goodbye")],
+        Frame::Notify { number, payload } => vec![
+            named("notify"),
+            ("number", number.to_string()),
+            ("payload", format!("{:?}", String::from_utf8_lossy(payload))),
+        ],
+        Frame::Noted { upto } => vec![named("noted"), ("upto", upto.to_string())],
     }
 }
 

@@ -328,6 +328,9 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (0u64..40).prop_map(|transfer| Frame::Ended { transfer }),
         Just(Frame::OpenChannels),
         Just(Frame::Goodbye),
+        (0u64..4, proptest::collection::vec(any::<u8>(), 0..40))
+            .prop_map(|(number, payload)| Frame::Notify { number, payload: payload.into() }),
+        (0u64..4).prop_map(|upto| Frame::Noted { upto }),
     ]
 }
 
@@ -350,7 +353,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_frames_never_panic(kind in 0u16..9, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn garbage_frames_never_panic(kind in 0u16..11, body in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
         bytes.extend(kind.to_le_bytes());
         bytes.extend([0, 0]);

@@ -5,6 +5,7 @@ mod executors;
 mod grants;
 mod hostile;
 mod memory;
+mod notes;
 mod parts;
 mod readers;
 mod schedules;

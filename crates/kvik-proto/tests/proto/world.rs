@@ -27,6 +27,10 @@ pub struct Peer {
     pub downs: Vec<(u64, Error)>,
     pub asked_for_channels: usize,
     pub served: Vec<Served>,
+    /// Notifications that came, how those that were sent ended, and what was heard of the peers' lives.
+    pub notes: VecDeque<Notification>,
+    pub note_ends: HashMap<(u64, u64), Result<()>>,
+    pub lives: Vec<&'static str>,
     /// Its executors do not finish what they have begun.
     pub hold: bool,
     /// The process does not run.
@@ -122,6 +126,9 @@ impl World {
             downs: Vec::new(),
             asked_for_channels: 0,
             served: Vec::new(),
+            notes: VecDeque::new(),
+            note_ends: HashMap::new(),
+            lives: Vec::new(),
             hold: false,
             asleep: false,
             copies: false,
@@ -443,7 +450,16 @@ impl World {
             Event::Copy => self.peers[at].copies = true,
             Event::Served(served) => self.peers[at].served.push(served),
             Event::OpenChannels(_) => self.peers[at].asked_for_channels += 1,
-            Event::Send(_) | Event::Stop(_) => {}
+            Event::Notified(note) => self.peers[at].notes.push_back(note),
+            Event::NoteEnded { session, number, outcome } => {
+                let before = self.peers[at].note_ends.insert((session, number), outcome);
+                assert!(before.is_none(), "a notification ended twice");
+            }
+            Event::Silent(_) => self.peers[at].lives.push("silent"),
+            Event::Heard(_) => self.peers[at].lives.push("heard"),
+            Event::Goodbye(_) => self.peers[at].lives.push("goodbye"),
+            Event::Ending(id, pages) => assert!(pages > 0 && self.peers[at].grants.contains_key(&id)),
+            Event::Send(_) | Event::Stop(_) | Event::NoteRoom(_) => {}
         }
     }
 

@@ -1,0 +1,286 @@
+//! Notifications to peers.
+//!
+//! The caller waits until its notification is in the peer's window: so there is no queue here that could grow, and
+//! notifications of one thread go in the order of its calls. What comes of it appears in the [`Notice`].
+
+use crate::config::MAX_DEADLINE;
+use crate::end::End;
+use crate::engine::Engine;
+use crate::shared::{Shared, lock};
+use crate::transfer::{Transfer, TransferOptions};
+use kvik_core::{Code, EngineId, Error, Result, Ticket};
+use kvik_host::clock::boottime;
+use kvik_proto::{Identity, Notification, check_payload};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Whom to notify.
+#[derive(Debug, Clone)]
+pub enum To {
+    /// The engine that gave this ticket; it is connected to if that is not done yet.
+    Ticket(Arc<Ticket>),
+    /// An engine that this one is connected to, or connects to again.
+    Peer(EngineId),
+}
+
+impl From<&Ticket> for To {
+    fn from(ticket: &Ticket) -> To {
+        To::Ticket(Arc::new(ticket.clone()))
+    }
+}
+
+impl From<EngineId> for To {
+    fn from(peer: EngineId) -> To {
+        To::Peer(peer)
+    }
+}
+
+/// A notification that was sent.
+#[derive(Clone)]
+pub struct Notice {
+    shared: Arc<Shared>,
+    end: Arc<End<()>>,
+}
+
+impl Notice {
+    /// Whether its end is known.
+    pub fn is_done(&self) -> bool {
+        self.end.is_there()
+    }
+
+    /// Its end, if that is known.
+    pub fn result(&self) -> Option<Result<()>> {
+        self.end.outcome()
+    }
+
+    /// Waits until the peer's program has taken it; with `None` as long as its deadline takes.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` when it was not taken by its deadline, `PeerLost` when the session ended first: it may have
+    /// been taken all the same. `WaitTimeout` when `timeout` passes first.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        self.shared.check_fork()?;
+        self.end.wait(timeout, "the notification was not taken yet; it has until its deadline: wait again")
+    }
+
+    /// A descriptor that becomes readable at its end, for event loops.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the process has too many descriptors.
+    pub fn done_fd(&self) -> Result<OwnedFd> {
+        self.shared.check_fork()?;
+        self.end.fd()
+    }
+}
+
+/// By session and number.
+type Ends = HashMap<(u64, u64), Arc<End<()>>>;
+
+/// What waits for a place in a window, and the ends of what has one.
+#[derive(Default)]
+pub(crate) struct NoteDesk {
+    ends: Mutex<Ends>,
+    /// Rises whenever a window may have got room, or a session came or went.
+    moves: Mutex<u64>,
+    moved: Condvar,
+}
+
+impl NoteDesk {
+    /// A notification has ended.
+    pub fn ended(&self, session: u64, number: u64, outcome: Result<()>) {
+        let end = lock(&self.ends).remove(&(session, number));
+        if let Some(end) = end {
+            end.set(outcome);
+        }
+    }
+
+    /// Those who wait look again.
+    pub fn note_move(&self) {
+        *lock(&self.moves) += 1;
+        self.moved.notify_all();
+    }
+}
+
+/// A notification that waits for its place in the peer's window.
+pub struct Notifying {
+    engine: Engine,
+    to: To,
+    payload: Arc<[u8]>,
+    deadline: Duration,
+    /// Where the peer is being connected to.
+    connecting: Mutex<Option<Transfer>>,
+}
+
+impl Engine {
+    /// Sends `payload` (at most 64 KiB) to the program of a peer, which finds it among its events. Returns when it
+    /// is on its way; the deadline (the engine's, if none is given) is for that and for the peer's program to take it.
+    ///
+    /// Notifications of one thread to one peer come in their order, each exactly once while the session lives, and
+    /// at most once when it ends meanwhile.
+    ///
+    /// # Errors
+    /// `NotificationsFull` when the peer has not taken what was sent before by the deadline; `InvalidArgument` for
+    /// more than 64 KiB, a bad deadline or this engine itself; `PeerUnreachable`, `PeerRestarted` and what else
+    /// connecting can say.
+    pub fn notify(&self, to: impl Into<To>, payload: &[u8], deadline: Option<Duration>) -> Result<Notice> {
+        let notifying = self.begin_notify(to, payload, deadline)?;
+        loop {
+            if let Some(notice) = notifying.wait(MAX_DEADLINE)? {
+                return Ok(notice);
+            }
+        }
+    }
+
+    /// As [`Engine::notify`], for a caller that waits in steps.
+    ///
+    /// # Errors
+    /// What can be seen at once.
+    pub fn begin_notify(
+        &self,
+        to: impl Into<To>,
+        payload: &[u8],
+        deadline: Option<Duration>,
+    ) -> Result<Notifying> {
+        self.shared().check()?;
+        check_payload(payload)?;
+        let to = to.into();
+        let engine = match &to {
+            To::Ticket(ticket) => ticket.engine,
+            To::Peer(peer) => *peer,
+        };
+        if engine == self.id() {
+            let text = "a notification is for another engine: this one is the caller's own";
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        let time = self.time(deadline)?;
+        Ok(Notifying {
+            engine: self.clone(),
+            to,
+            payload: payload.into(),
+            deadline: boottime() + time,
+            connecting: Mutex::default(),
+        })
+    }
+}
+
+impl Notifying {
+    /// Goes on for at most so long; `None` when it must go on after that.
+    ///
+    /// # Errors
+    /// As for [`Engine::notify`].
+    pub fn wait(&self, most: Duration) -> Result<Option<Notice>> {
+        let shared = self.engine.shared();
+        let pause = boottime() + most;
+        loop {
+            shared.check()?;
+            let moves = *lock(&shared.notes.moves);
+            let full = match self.try_now()? {
+                Ok(notice) => return Ok(Some(notice)),
+                Err(full) => full,
+            };
+            let now = boottime();
+            if now >= self.deadline {
+                return Err(full);
+            }
+            let left = self.deadline.min(pause).saturating_sub(now);
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let connecting = lock(&self.connecting).clone();
+            if let Some(connecting) = connecting {
+                drop(connecting.wait(Some(left)));
+                continue;
+            }
+            let guard = lock(&shared.notes.moves);
+            if *guard == moves {
+                drop(shared.notes.moved.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+
+    /// The notice; or, inside, why it is not there yet.
+    fn try_now(&self) -> Result<Result<Notice, Error>> {
+        let shared = self.engine.shared();
+        let peer = match &self.to {
+            To::Ticket(ticket) => Identity { engine: ticket.engine, incarnation: ticket.incarnation },
+            To::Peer(engine) => match shared.roster.find(engine) {
+                Some(peer) => peer,
+                None => {
+                    let text = format!(
+                        "engine {engine} is not connected to this one: notify it by one of its tickets"
+                    );
+                    return Err(Error::new(Code::PeerUnreachable, text));
+                }
+            },
+        };
+        let end = Arc::new(End::default());
+        let sent = shared.node(|node, _| {
+            let session = node.session_with(&peer)?;
+            let number = node.notify(session, &self.payload, self.deadline);
+            if let Ok(number) = number {
+                lock(&shared.notes.ends).insert((session, number), end.clone());
+            }
+            Some(number)
+        });
+        if sent.is_some() {
+            *lock(&self.connecting) = None;
+        }
+        match sent {
+            Some(Ok(_)) => Ok(Ok(Notice { shared: shared.clone(), end })),
+            Some(Err(error)) if matches!(error.code, Code::NotificationsFull | Code::PeerLost) => {
+                Ok(Err(error))
+            }
+            Some(Err(error)) => Err(error),
+            None => self.connect(&peer).map(Err),
+        }
+    }
+
+    /// Sees to it that there will be a session. Gives what to say should it not come in time.
+    fn connect(&self, peer: &Identity) -> Result<Error> {
+        let shared = self.engine.shared();
+        shared.roster.check(peer)?;
+        let late =
+            || Error::new(Code::PeerUnreachable, format!("engine {} was not reached in time", peer.engine));
+        let To::Ticket(ticket) = &self.to else {
+            return match shared.roster.comes_back(peer) {
+                true => Ok(late()),
+                false => Err(Error::new(
+                    Code::PeerLost,
+                    format!(
+                        "the connection to engine {} is gone: notify it by one of its tickets",
+                        peer.engine
+                    ),
+                )),
+            };
+        };
+        let mut connecting = lock(&self.connecting);
+        if let Some(error) = connecting.as_ref().and_then(Transfer::result) {
+            // It was connected to, and lost again: another attempt, until the deadline.
+            error?;
+            *connecting = None;
+        }
+        if connecting.is_none() {
+            let left = self.deadline.saturating_sub(boottime());
+            if left.is_zero() {
+                return Ok(late());
+            }
+            let options = TransferOptions { deadline: Some(left), ..TransferOptions::default() };
+            *connecting = Some(self.engine.reach(ticket, &options)?);
+        }
+        Ok(late())
+    }
+}
+
+impl Shared {
+    /// A notification has come.
+    pub(crate) fn on_notified(&self, note: Notification) {
+        let session = note.session;
+        self.hub.notified(self.roster.who(&note.peer), note);
+        // Should its session have ended meanwhile, nobody would take it back any more.
+        if !lock(&self.book).links.contains_key(&session) {
+            self.hub.forget(session);
+        }
+    }
+}

@@ -1,0 +1,567 @@
+//! The peers that an engine has met: how each stands, and when one that was lost is dialled again.
+//!
+//! A peer that this side had dialled, and whose session broke unexpectedly, is dialled again in the background: after
+//! [`FIRST`], then after twice as long each time up to [`SLOWEST`], each time longer or shorter by up to half so that
+//! many engines do not come at once, for [`AS_LONG`]. A goodbye, a protocol error, or another engine at its address
+//! ends that. A request for the peer does not wait for it: it dials at once.
+//!
+//! Where another start of it, or another engine, listens at the very address at which a peer was reached before, that
+//! peer is gone: an address belongs to one engine for its life. Its older tickets then fail here without a dial, until
+//! it is heard of again after all.
+//!
+//! Peers without a session are forgotten beyond [`MOST_GONE`], those that were lost first before the others.
+
+use crate::engine::Engine;
+use crate::events::{Event, Who};
+use crate::shared::{Link, MemoryPath, Shared, lock};
+use kvik_core::{Code, EngineId, Error, Incarnation, Result};
+use kvik_host::clock::boottime;
+use kvik_proto::Identity;
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::time::Duration;
+
+const FIRST: Duration = Duration::from_millis(100);
+const SLOWEST: Duration = Duration::from_secs(5);
+const AS_LONG: Duration = Duration::from_secs(60);
+const MOST_GONE: usize = 256;
+
+/// How a peer stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PeerState {
+    /// It is being reached for the first time.
+    Connecting,
+    /// There is a session, and the peer is heard.
+    Up,
+    /// There is a session, and nothing was heard for half of the time after which the peer is dead.
+    Suspect,
+    /// The session is ending in order: by the peer's goodbye, or because this engine closes.
+    Draining,
+    /// There is no session any more.
+    Dead,
+}
+
+impl PeerState {
+    /// Every state.
+    pub const ALL: [PeerState; 5] =
+        [PeerState::Connecting, PeerState::Up, PeerState::Suspect, PeerState::Draining, PeerState::Dead];
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            PeerState::Connecting => "connecting",
+            PeerState::Up => "up",
+            PeerState::Suspect => "suspect",
+            PeerState::Draining => "draining",
+            PeerState::Dead => "dead",
+        }
+    }
+}
+
+/// A peer, as it stands now.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Its id.
+    pub engine: EngineId,
+    /// Its start.
+    pub incarnation: Incarnation,
+    /// What it calls itself; empty when it does not, or was not met yet.
+    pub name: String,
+    /// Where this side reached it; none when it came by itself.
+    pub address: Option<SocketAddr>,
+    /// How it stands.
+    pub state: PeerState,
+    /// Since something was heard from it; of a dead one, since its session ended. None when it was never met.
+    pub silent: Option<Duration>,
+    /// What transfers with it can go over: `"local"`, `"tcp"`.
+    pub transports: Vec<&'static str>,
+    /// Data channels that have joined.
+    pub channels: u16,
+    /// Transfers with it that are open, of either side.
+    pub transfers: usize,
+    /// It was lost, and is dialled again in the background.
+    pub reconnecting: bool,
+    /// Why it is dead; empty when it is not.
+    pub reason: String,
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(crate) struct Roster {
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    peers: HashMap<Identity, Entry>,
+    /// Rises whenever a peer comes or goes.
+    clock: u64,
+    /// Those that are to be dialled again, and when.
+    redials: BTreeSet<(Duration, Identity)>,
+}
+
+#[derive(Default)]
+struct Entry {
+    name: String,
+    addresses: Vec<SocketAddr>,
+    /// At which of them it was reached last.
+    reached: Option<SocketAddr>,
+    sessions: BTreeSet<u64>,
+    last_session: u64,
+    suspect: bool,
+    goodbye: bool,
+    /// When the last session ended.
+    lost_at: Duration,
+    lost: Option<Error>,
+    restarted: bool,
+    redial: Option<Redial>,
+    /// When the latest session began, and whether it came of dialling again.
+    begun_at: Duration,
+    tried: Option<Redial>,
+    moved: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Redial {
+    at: Duration,
+    pause: Duration,
+    until: Duration,
+}
+
+impl Known {
+    fn schedule(&mut self, peer: Identity, redial: Option<Redial>) {
+        let Some(entry) = self.peers.get_mut(&peer) else { return };
+        if let Some(old) = std::mem::replace(&mut entry.redial, redial) {
+            self.redials.remove(&(old.at, peer));
+        }
+        if let Some(new) = redial {
+            self.redials.insert((new.at, peer));
+        }
+    }
+
+    fn who(&self, peer: &Identity) -> Who {
+        let name = self.peers.get(peer).map_or_else(String::new, |entry| entry.name.clone());
+        Who { engine: peer.engine, incarnation: peer.incarnation, name }
+    }
+
+    fn forget_one(&mut self) {
+        let gone = || self.peers.iter().filter(|(_, entry)| entry.sessions.is_empty());
+        if gone().count() <= MOST_GONE {
+            return;
+        }
+        if let Some(oldest) = gone().min_by_key(|(_, entry)| entry.moved).map(|(peer, _)| *peer) {
+            self.schedule(oldest, None);
+            self.peers.remove(&oldest);
+        }
+    }
+}
+
+impl Redial {
+    /// The next one, if there is to be one.
+    fn later(self, now: Duration) -> Option<Redial> {
+        let pause = (2 * self.pause).min(SLOWEST);
+        (now < self.until).then(|| Redial { at: now + about(pause), pause, until: self.until })
+    }
+}
+
+/// So long, or up to half longer or shorter.
+fn about(pause: Duration) -> Duration {
+    let die = Incarnation::random().map_or(0, |die| die.0 % 1024) as u32;
+    pause / 2 + pause * die / 1024
+}
+
+impl Roster {
+    /// What is known of a peer's name.
+    pub fn who(&self, peer: &Identity) -> Who {
+        lock(&self.known).who(peer)
+    }
+
+    /// A session has begun: true when it is the peer's only one.
+    pub fn begun(
+        &self,
+        peer: Identity,
+        session: u64,
+        name: &str,
+        at: Option<(SocketAddr, Vec<SocketAddr>)>,
+        now: Duration,
+    ) -> bool {
+        let mut known = lock(&self.known);
+        known.clock += 1;
+        let clock = known.clock;
+        let entry = known.peers.entry(peer).or_default();
+        (entry.begun_at, entry.tried) = (now, entry.redial);
+        known.schedule(peer, None);
+        let entry = known.peers.entry(peer).or_default();
+        name.clone_into(&mut entry.name);
+        if let Some((reached, addresses)) = at {
+            (entry.reached, entry.addresses) = (Some(reached), addresses);
+        }
+        (entry.moved, entry.last_session) = (clock, session);
+        (entry.suspect, entry.goodbye, entry.restarted, entry.lost) = (false, false, false, None);
+        entry.sessions.insert(session);
+        entry.sessions.len() == 1
+    }
+
+    /// A session has ended: true when it was the peer's last one. With `again` the peer is dialled again.
+    fn ended(&self, peer: Identity, session: u64, error: &Error, again: bool, now: Duration) -> bool {
+        let mut known = lock(&self.known);
+        known.clock += 1;
+        let clock = known.clock;
+        let Some(entry) = known.peers.get_mut(&peer) else { return false };
+        if !entry.sessions.remove(&session) || !entry.sessions.is_empty() {
+            return false;
+        }
+        (entry.moved, entry.lost_at, entry.suspect, entry.lost) = (clock, now, false, Some(error.clone()));
+        if again && !entry.goodbye && !entry.addresses.is_empty() {
+            // One that takes us in and drops us at once is as good as one that does not answer.
+            let short = entry.tried.filter(|_| now.saturating_sub(entry.begun_at) < SLOWEST);
+            let first = Redial { at: now + about(FIRST), pause: FIRST, until: now + AS_LONG };
+            let redial = short.map_or(Some(first), |before| before.later(now));
+            known.schedule(peer, redial);
+        }
+        known.forget_one();
+        true
+    }
+
+    /// Notes that a peer is silent, or was heard again: true when that is news.
+    fn suspect(&self, peer: &Identity, suspect: bool) -> bool {
+        let mut known = lock(&self.known);
+        let Some(entry) = known.peers.get_mut(peer) else { return false };
+        std::mem::replace(&mut entry.suspect, suspect) != suspect
+    }
+
+    fn goodbye(&self, peer: &Identity) {
+        if let Some(entry) = lock(&self.known).peers.get_mut(peer) {
+            entry.goodbye = true;
+        }
+    }
+
+    /// The start of an engine that was met last.
+    pub fn find(&self, engine: &EngineId) -> Option<Identity> {
+        let known = lock(&self.known);
+        let starts = known.peers.iter().filter(|(peer, _)| peer.engine == *engine);
+        starts.max_by_key(|(_, entry)| (!entry.sessions.is_empty(), entry.moved)).map(|(peer, _)| *peer)
+    }
+
+    /// Whether a peer is dialled again in the background.
+    pub fn comes_back(&self, peer: &Identity) -> bool {
+        lock(&self.known).peers.get(peer).is_some_and(|entry| entry.redial.is_some())
+    }
+
+    /// # Errors
+    /// `PeerRestarted` when it is known that this start of the peer is over.
+    pub fn check(&self, peer: &Identity) -> Result<()> {
+        match lock(&self.known).peers.get(peer) {
+            Some(Entry { restarted: true, lost: Some(error), .. }) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    // ---- dialling again ----
+
+    /// When the next peer is to be dialled again.
+    pub fn next_redial(&self) -> Option<Duration> {
+        lock(&self.known).redials.first().map(|(at, _)| *at)
+    }
+
+    /// A peer that is to be dialled now, and where. It is due again later, should nothing come of it.
+    pub fn due(&self, now: Duration) -> Option<(Identity, Vec<SocketAddr>)> {
+        let mut known = lock(&self.known);
+        let peer = known.redials.first().filter(|(at, _)| *at <= now)?.1;
+        let addresses = known.peers.get(&peer)?.addresses.clone();
+        let redial = known.peers.get(&peer)?.redial?;
+        known.schedule(peer, Some(Redial { at: now + Duration::from_secs(3600), ..redial }));
+        Some((peer, addresses))
+    }
+
+    /// Dialling a peer has come to nothing: why its tickets are refused from now on, when it is known that it was
+    /// started anew, and whether that is news. `elsewhere` says what listens at an address instead of the peer.
+    pub fn not_reached(
+        &self,
+        peer: Identity,
+        error: &Error,
+        elsewhere: impl Fn(&SocketAddr) -> Option<Error>,
+        now: Duration,
+    ) -> (Option<Error>, bool) {
+        let mut known = lock(&self.known);
+        let Some(entry) = known.peers.get_mut(&peer) else { return (None, false) };
+        if let Some(found) = entry.reached.as_ref().and_then(elsewhere)
+            && entry.sessions.is_empty()
+        {
+            let text = format!("engine {} was started anew: {}", peer.engine, found.text);
+            let error = Error::new(Code::PeerRestarted, text);
+            entry.lost = Some(error.clone());
+            let news = !std::mem::replace(&mut entry.restarted, true);
+            known.schedule(peer, None);
+            return (Some(error), news);
+        }
+        let next = entry.redial.filter(|_| {
+            matches!(error.code, Code::PeerUnreachable | Code::PeerLost | Code::MemoryCapReached)
+        });
+        known.schedule(peer, next.and_then(|redial| redial.later(now)));
+        (None, false)
+    }
+}
+
+impl Shared {
+    /// The user hears of a session's life.
+    pub(crate) fn on_life(&self, session: u64, event: &kvik_proto::Event) {
+        use kvik_proto::Event as Proto;
+        let Some(peer) = lock(&self.book).links.get(&session).map(|link| link.peer) else { return };
+        match event {
+            Proto::Silent(_) if self.roster.suspect(&peer, true) => {
+                log::info!(engine:% = self.local.identity.engine, peer:% = peer.engine; "the peer is silent");
+                self.hub.say(Event::PeerSuspect(self.roster.who(&peer)));
+            }
+            Proto::Heard(_) if self.roster.suspect(&peer, false) => {
+                self.hub.say(Event::PeerUp(self.roster.who(&peer), "heard again"));
+            }
+            Proto::Goodbye(_) => self.roster.goodbye(&peer),
+            _ => {}
+        }
+    }
+
+    /// A session has begun.
+    pub(crate) fn on_peer_come(
+        &self,
+        session: u64,
+        peer: Identity,
+        name: &str,
+        at: Option<(SocketAddr, Vec<SocketAddr>)>,
+    ) {
+        if self.roster.begun(peer, session, name, at, boottime()) {
+            self.hub.say(Event::PeerUp(self.roster.who(&peer), "connected"));
+        }
+    }
+
+    /// A session has ended.
+    pub(crate) fn on_peer_gone(&self, session: u64, peer: Identity, dialled: bool, error: &Error) {
+        let again = dialled && error.code == Code::PeerLost && !self.is_closed();
+        if self.roster.ended(peer, session, error, again, boottime()) && !self.is_closed() {
+            self.hub.say(Event::PeerLost(self.roster.who(&peer), error.clone()));
+        }
+        self.hub.forget(session);
+        self.notes.note_move();
+        if let Some(at) = self.roster.next_redial() {
+            self.wake_by(at);
+        }
+    }
+
+    /// Dialling has come to nothing: the error for those who waited.
+    pub(crate) fn on_not_reached(&self, peer: Identity, dial: &crate::dial::Dial) -> Error {
+        let error = dial.error(&peer);
+        let (restarted, news) = self.roster.not_reached(peer, &error, |at| dial.found_at(at), boottime());
+        if let Some(error) = &restarted
+            && news
+        {
+            log::info!(engine:% = self.local.identity.engine, peer:% = peer.engine; "{error}");
+            self.hub.say(Event::PeerRestarted(self.roster.who(&peer), error.clone()));
+        }
+        self.notes.note_move();
+        restarted.unwrap_or(error)
+    }
+
+    /// Every peer that is known.
+    pub(crate) fn peers(&self) -> Vec<Peer> {
+        let now = boottime();
+        let (states, gone) = self.node(|node, now| {
+            let known = lock(&self.roster.known);
+            let gone = known.peers.iter().filter(|(_, entry)| entry.sessions.is_empty());
+            let gone: HashMap<Identity, usize> =
+                gone.map(|(peer, entry)| (*peer, node.transfers_in(entry.last_session))).collect();
+            (node.session_states(now), gone)
+        });
+        let book = lock(&self.book);
+        let known = lock(&self.roster.known);
+        let mut peers: HashMap<Identity, Peer> = HashMap::new();
+        for state in states {
+            let one = match (self.is_closed() || state.leaving, state.suspect) {
+                (true, _) => PeerState::Draining,
+                (_, true) => PeerState::Suspect,
+                _ => PeerState::Up,
+            };
+            let silent = Some(state.silent);
+            let first = || Peer { state: one, silent, ..known.peer(&state.peer, now) };
+            let peer = peers.entry(state.peer).or_insert_with(first);
+            (peer.state, peer.silent) = (peer.state.min(one), peer.silent.min(silent));
+            peer.transfers += state.transfers;
+            if let Some(link) = book.links.get(&state.session) {
+                peer.add(link);
+            }
+        }
+        for identity in book.dials.keys() {
+            peers.entry(*identity).or_insert_with(|| known.peer(identity, now));
+        }
+        for (identity, transfers) in gone {
+            let peer = peers.entry(identity).or_insert_with(|| known.peer(&identity, now));
+            if peer.state == PeerState::Dead {
+                peer.transfers = transfers;
+                let goodbye = known.peers.get(&identity).is_some_and(|entry| entry.goodbye);
+                peer.state = if goodbye && transfers > 0 { PeerState::Draining } else { PeerState::Dead };
+            }
+        }
+        let mut peers: Vec<Peer> = peers.into_values().collect();
+        peers.sort_by_key(|peer| (peer.state, peer.engine));
+        peers
+    }
+}
+
+impl Peer {
+    /// One of its sessions.
+    fn add(&mut self, link: &Link) {
+        self.channels += link.channels;
+        let local = matches!(link.memory, MemoryPath::Up(_));
+        for transport in local.then_some("local").into_iter().chain(["tcp"]) {
+            if !self.transports.contains(&transport) {
+                self.transports.push(transport);
+            }
+        }
+    }
+}
+
+impl Known {
+    /// A peer without a session.
+    fn peer(&self, identity: &Identity, now: Duration) -> Peer {
+        let entry = self.peers.get(identity);
+        Peer {
+            engine: identity.engine,
+            incarnation: identity.incarnation,
+            name: entry.map_or_else(String::new, |entry| entry.name.clone()),
+            address: entry.and_then(|entry| entry.reached),
+            state: if entry.is_some() { PeerState::Dead } else { PeerState::Connecting },
+            silent: entry.filter(|entry| entry.lost.is_some()).map(|entry| now.saturating_sub(entry.lost_at)),
+            transports: Vec::new(),
+            channels: 0,
+            transfers: 0,
+            reconnecting: entry.is_some_and(|entry| entry.redial.is_some()),
+            reason: entry
+                .and_then(|entry| entry.lost.as_ref())
+                .map_or_else(String::new, |lost| lost.text.clone()),
+        }
+    }
+}
+
+impl Engine {
+    /// Every peer that is known: those with a session, those that are being reached, and the last of those that were
+    /// lost (256 at most). In a forked child there is none.
+    pub fn peers(&self) -> Vec<Peer> {
+        let shared = self.shared();
+        match shared.check_fork() {
+            Ok(()) => shared.peers(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn peer(number: usize) -> Identity {
+        Identity { engine: EngineId((number as u128).to_le_bytes()), incarnation: Incarnation(1) }
+    }
+
+    fn at() -> Option<(SocketAddr, Vec<SocketAddr>)> {
+        let address = SocketAddr::from(([127, 0, 0, 1], 7));
+        Some((address, vec![address]))
+    }
+
+    fn error(code: Code) -> Error {
+        Error::new(code, "in a test")
+    }
+
+    /// A peer that was met at time 0 s after boot, and lost after an hour.
+    fn lost(roster: &Roster, again: bool) {
+        assert!(roster.begun(peer(1), 1, "one", at(), Duration::ZERO));
+        assert!(!roster.begun(peer(1), 2, "one", None, Duration::ZERO));
+        assert!(!roster.ended(peer(1), 1, &error(Code::PeerLost), again, HOUR));
+        assert!(roster.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
+        assert!(!roster.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
+    }
+
+    #[test]
+    fn pauses_grow_to_their_limit_and_the_attempts_end() {
+        let roster = Roster::default();
+        lost(&roster, true);
+        let (mut now, mut most) = (HOUR, FIRST);
+        let mut attempts = 0;
+        while let Some(next) = roster.next_redial() {
+            let pause = next - now;
+            assert!(pause >= most / 2 && pause <= most * 3 / 2, "{pause:?} of {most:?}");
+            assert!(roster.due(next - Duration::from_nanos(1)).is_none());
+            assert_eq!(roster.due(next).map(|(peer, _)| peer), Some(peer(1)));
+            assert!(roster.due(next).is_none(), "one attempt at a time");
+            let told = roster.not_reached(peer(1), &error(Code::PeerUnreachable), |_| None, next);
+            assert_eq!(told, (None, false));
+            (now, most, attempts) = (next, (2 * most).min(SLOWEST), attempts + 1);
+        }
+        assert!(now - HOUR >= AS_LONG && now - HOUR < AS_LONG + 2 * SLOWEST, "{:?}", now - HOUR);
+        assert!((14..32).contains(&attempts), "{attempts}");
+        assert!(!roster.comes_back(&peer(1)));
+    }
+
+    #[test]
+    fn a_peer_that_drops_us_at_once_is_not_dialled_faster_for_it() {
+        let roster = Roster::default();
+        lost(&roster, true);
+        let (mut now, mut attempts) = (HOUR, 0);
+        while let Some(next) = roster.next_redial() {
+            assert!(roster.due(next).is_some());
+            assert!(roster.begun(peer(1), 9, "one", at(), next));
+            assert_eq!(roster.next_redial(), None);
+            assert!(roster.ended(peer(1), 9, &error(Code::PeerLost), true, next));
+            (now, attempts) = (next, attempts + 1);
+        }
+        assert!((14..32).contains(&attempts) && now - HOUR < AS_LONG + 2 * SLOWEST, "{attempts}");
+    }
+
+    #[test]
+    fn goodbyes_other_errors_and_other_engines_end_it() {
+        let roster = Roster::default();
+        lost(&roster, false);
+        assert_eq!(roster.next_redial(), None);
+        let roster = Roster::default();
+        roster.begun(peer(1), 1, "", at(), HOUR);
+        roster.goodbye(&peer(1));
+        assert!(roster.ended(peer(1), 1, &error(Code::PeerLost), true, HOUR));
+        assert_eq!(roster.next_redial(), None);
+        let roster = Roster::default();
+        lost(&roster, true);
+        roster.not_reached(peer(1), &error(Code::SecretMismatch), |_| None, HOUR);
+        assert_eq!(roster.next_redial(), None);
+        // Another engine at another address than where it was reached says nothing.
+        let roster = Roster::default();
+        lost(&roster, true);
+        let foreign = error(Code::TicketForeign);
+        let there =
+            |address: SocketAddr| move |at: &SocketAddr| (*at == address).then(|| error(Code::TicketForeign));
+        let other = SocketAddr::from(([127, 0, 0, 1], 8));
+        assert_eq!(roster.not_reached(peer(1), &foreign, there(other), HOUR), (None, false));
+        roster.check(&peer(1)).unwrap();
+        let (told, news) = roster.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
+        assert_eq!((told.unwrap().code, news), (Code::PeerRestarted, true));
+        assert_eq!(roster.check(&peer(1)).unwrap_err().code, Code::PeerRestarted);
+        let (told, news) = roster.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
+        assert_eq!((told.unwrap().code, news), (Code::PeerRestarted, false));
+        // It was not so after all.
+        roster.begun(peer(1), 3, "", None, HOUR);
+        roster.check(&peer(1)).unwrap();
+    }
+
+    #[test]
+    fn the_oldest_of_those_that_are_gone_are_forgotten() {
+        let roster = Roster::default();
+        roster.begun(peer(0), 1, "stays", at(), HOUR);
+        for number in 1..=MOST_GONE + 10 {
+            roster.begun(peer(number), 1, "", at(), HOUR);
+            roster.ended(peer(number), 1, &error(Code::PeerLost), true, HOUR);
+        }
+        let known = lock(&roster.known);
+        assert_eq!((known.peers.len(), known.redials.len()), (MOST_GONE + 1, MOST_GONE));
+        assert!(known.peers.contains_key(&peer(0)) && known.peers.contains_key(&peer(MOST_GONE + 10)));
+        assert!((1..=10).all(|number| !known.peers.contains_key(&peer(number))));
+    }
+}
