@@ -35,6 +35,7 @@ pub use engine::Engine;
 pub use explain::Explanation;
 pub use grant::{Grant, GrantOptions};
 pub use kvik_host::Memory;
+pub use kvik_transport::tls::TlsFiles;
 pub use metrics::{Kind, METRICS, Metric};
 pub use region::{PageSet, Region};
 pub use transfer::{Report, Transfer, TransferOptions};
