@@ -1,6 +1,7 @@
 # ruff: noqa: N818 - the names of errors are those of the Rust codes; KvikError is their common suffix
 """Types of the native module. What everything does and raises is in its docstrings: `help(kvik.Engine)`."""
 
+import os
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, final
@@ -52,6 +53,7 @@ class Engine:
         *,
         advertise: str | Iterable[str] | None = None,
         secret: str | bytes | None = None,
+        tls: str | os.PathLike[str] | None = None,
         transport: TransportName | None = "auto",
         verify: VerifyName | None = "auto",
         channels: SupportsIndex | None = 4,
@@ -342,3 +344,5 @@ class TransportUnavailable(KvikError): ...
 class MemoryCapReached(KvikError): ...
 class SealMissing(KvikError): ...
 class PagesQuarantined(KvikError): ...
+class TlsRequired(KvikError): ...
+class TlsFailed(KvikError): ...

@@ -163,7 +163,7 @@ fn records_split_anywhere_are_one_stream_and_a_cut_in_the_middle_is_a_loss() {
     });
     result.unwrap();
     assert!(equal);
-    for at in [3, 700, 60_000] {
+    for at in [3_usize, 700, 60_000] {
         let (result, _) = through(true, false, move |bytes, before| {
             (vec![bytes.len().min(at.saturating_sub(before))], before + bytes.len() < at)
         });
