@@ -66,9 +66,9 @@ ENGINE = Entry(
             name="tls",
             kind=Path(what="the path of a directory"),
             default=None,
-            help="A directory with `tls.crt`, `tls.key` and `ca.crt`: every TCP connection is then under TLS.",
-            reason="Where others can read or change what is on the wire. Both sides present a certificate of the "
-            "authority in `ca.crt`. Read at the start; the names are those of a Kubernetes TLS secret.",
+            help="A directory with `tls.crt`, `tls.key` and `ca.crt`: puts TCP connections under TLS.",
+            reason="Where others can read or change what is on the wire. Both sides present a certificate of "
+            "the authority in `ca.crt`. Read at the start; the names are those of a Kubernetes TLS secret.",
         ),
         _engine(
             name="transport",

@@ -2,6 +2,7 @@
 
 use super::reason;
 use kvik_core::{Code, Error, Result};
+use rustls::CipherSuite::TLS13_AES_128_GCM_SHA256;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, verify_tls13_signature};
@@ -55,7 +56,10 @@ impl Tls {
     /// # Errors
     /// `InvalidArgument`: which file, what is wrong with it, and what to do.
     pub fn load(files: &TlsFiles) -> Result<Tls> {
-        Tls::load_with(files, rustls::crypto::ring::default_provider())
+        let mut provider = rustls::crypto::ring::default_provider();
+        // Of the suites that are all strong enough, the one that costs least goes first.
+        provider.cipher_suites.sort_by_key(|suite| suite.suite() != TLS13_AES_128_GCM_SHA256);
+        Tls::load_with(files, provider)
     }
 
     pub(super) fn load_with(files: &TlsFiles, provider: CryptoProvider) -> Result<Tls> {

@@ -20,7 +20,7 @@ use std::io::{BufRead, ErrorKind, IoSlice, Write};
 use std::net::SocketAddr;
 
 /// Plain bytes that are encrypted before the socket has taken those before them.
-const OUT: usize = 64 << 10;
+pub(super) const OUT: usize = 64 << 10;
 /// The stage while a connection says who it is, and of a control connection.
 const STAGE: usize = 16 << 10;
 /// The stage of a data channel.
@@ -195,8 +195,7 @@ impl TlsLink {
     fn receive(&mut self, conn: &TcpConn, take: &mut dyn FnMut(&[u8]) -> usize) -> Result<Io> {
         let (mut total, mut reads) = (0, 0);
         loop {
-            let (taken, full) = self.take_plain(take)?;
-            total += taken;
+            let full = self.take_plain(take, &mut total)?;
             if full {
                 return Ok(Io::Done(total));
             }
@@ -223,12 +222,13 @@ impl TlsLink {
         }
     }
 
-    /// Hands decrypted bytes over: how many, and whether no more are wanted.
-    fn take_plain(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> Result<(usize, bool)> {
-        let mut total = 0;
+    /// Hands decrypted bytes over, and counts them: whether to come back later, because no more are wanted now, or
+    /// because the end comes after what was taken.
+    fn take_plain(&mut self, take: &mut dyn FnMut(&[u8]) -> usize, total: &mut usize) -> Result<bool> {
         while self.plain {
             let mut reader = self.tls.reader();
             let (taken, all) = match reader.fill_buf() {
+                Ok([]) if *total > 0 => return Ok(true),
                 Ok([]) => return Err(Error::new(Code::PeerLost, "the peer closed the connection")),
                 Ok(bytes) => {
                     let taken = take(bytes);
@@ -241,12 +241,12 @@ impl TlsLink {
                 Err(error) => return Err(Error::new(Code::PeerLost, error.to_string())),
             };
             reader.consume(taken);
-            total += taken;
+            *total += taken;
             if !all {
-                return Ok((total, true));
+                return Ok(true);
             }
         }
-        Ok((total, false))
+        Ok(false)
     }
 
     /// Gives rustls some of the stage.
