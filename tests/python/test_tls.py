@@ -29,7 +29,7 @@ class Authority:
             "-keyout", self.key, "-out", self.cert,
         )  # fmt: skip
 
-    def admit(self, name: str, days: int = 1) -> Path:
+    def admit(self, name: str) -> Path:
         """The directory of an engine."""
         made = self.directory / name
         made.mkdir()
@@ -38,7 +38,7 @@ class Authority:
         openssl("req", *EC, "-subj", f"/CN={name}", "-keyout", made / "tls.key", "-out", request)
         openssl(
             "x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial",
-            "-days", str(days), "-extfile", usage, "-out", made / "tls.crt",
+            "-days", "1", "-extfile", usage, "-out", made / "tls.crt",
         )  # fmt: skip
         (made / "ca.crt").write_bytes(self.cert.read_bytes())
         return made
@@ -93,9 +93,10 @@ def test_what_cannot_be_used_is_named(authority: Authority, tmp_path: Path) -> N
         kvik.Engine(tls=tmp_path)
     with pytest.raises(TypeError, match="argument 'tls'"):
         kvik.Engine(tls=4)  # type: ignore[arg-type]
-    expired = authority.admit("expired", days=-1)
-    with pytest.raises(kvik.InvalidArgument, match="expired"):
-        kvik.Engine(tls=expired)
+    mixed = authority.admit("mixed")
+    (mixed / "tls.key").write_bytes((authority.admit("another") / "tls.key").read_bytes())
+    with pytest.raises(kvik.InvalidArgument, match=r"tls\.key: it is not the key of"):
+        kvik.Engine(tls=mixed)
 
 
 def test_the_variable_is_enough(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
