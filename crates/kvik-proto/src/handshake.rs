@@ -405,9 +405,15 @@ impl Handshake {
         if self.local.secret.prove(word, transcript) == *proof {
             return Ok(());
         }
+        let between = match self.binding {
+            Some(_) => "; or somebody stands between them, with a certificate that both sides admit",
+            None => "",
+        };
         Err(Error::new(
             Code::SecretMismatch,
-            "the two engines have different secrets: give both the same `secret` (KVIK_SECRET)",
+            format!(
+                "the two engines have different secrets: give both the same `secret` (KVIK_SECRET){between}"
+            ),
         ))
     }
 

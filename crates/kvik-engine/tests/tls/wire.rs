@@ -4,11 +4,16 @@ use crate::certs::{Authority, config};
 use crate::common::*;
 use kvik_core::{Code, Error, Ticket};
 use kvik_engine::{Config, Engine, Region, Report, TransferOptions, Verify};
+use kvik_host::Io;
+use kvik_host::event::{Interest, wait_ready};
+use kvik_host::socket::{TcpConn, TcpOptions};
+use kvik_transport::tls::{Tls, TlsLink};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::spawn;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SECRET: &[u8] = b"a secret that must not be seen";
 const PATTERN: &[u8] = b"pages of keys and values, in plain";
@@ -169,4 +174,59 @@ fn records_split_anywhere_are_one_stream_and_a_cut_in_the_middle_is_a_loss() {
         });
         assert_eq!(result.unwrap_err().code, Code::PeerLost, "cut after {at} bytes");
     }
+}
+
+/// Ends both TLS connections itself, and passes on in plain what comes on either.
+fn splice(tls: &Tls, near: TcpConn, far: TcpConn, seen: &AtomicUsize) {
+    let at = near.peer_addr().unwrap();
+    let mut ends = [(TlsLink::server(tls, at).unwrap(), near), (TlsLink::client(tls, at).unwrap(), far)];
+    ends[1].0.flush(&ends[1].1).unwrap();
+    let (until, mut buffer) = (Instant::now() + PATIENCE, vec![0; 64 << 10]);
+    while Instant::now() < until {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let (link, conn) = &mut ends[from];
+            wait_ready(&*conn, Interest::READ, Duration::from_millis(5)).unwrap();
+            let mut left = match link.recv(conn, &mut buffer) {
+                Ok(Io::Done(len)) => &buffer[..len],
+                Ok(Io::Blocked) => continue,
+                Ok(Io::Closed) | Err(_) => return,
+            };
+            seen.fetch_add(left.len(), Ordering::Relaxed);
+            let (link, conn) = &mut ends[to];
+            while !left.is_empty() {
+                match link.send(conn, left) {
+                    Ok(Io::Done(sent)) => left = &left[sent..],
+                    Ok(_) => std::thread::yield_now(),
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stolen_certificate_without_the_secret_gets_nobody_between_two_engines() {
+    let authority = Authority::new();
+    let (owner, reader) = (start(Some(&authority.admit())), start(Some(&authority.admit())));
+    let stolen = Tls::load(&authority.admit().files()).unwrap();
+    let (there, here) = (written(&owner), region(&reader, 64, 99));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    let options = TcpOptions::default();
+    let listener = kvik_host::socket::TcpListener::bind("127.0.0.1:0".parse().unwrap(), 4, &options).unwrap();
+    let (at, to) = (listener.local_addr().unwrap(), owner.addresses()[0]);
+    let seen = Arc::new(AtomicUsize::new(0));
+    let heard = seen.clone();
+    let between = spawn(move || {
+        wait_ready(&listener, Interest::READ, PATIENCE).unwrap();
+        let (near, _) = listener.accept().unwrap().unwrap();
+        splice(&stolen, near, TcpConn::connect_within(to, &options, PATIENCE).unwrap(), &heard);
+    });
+    let ticket = Ticket { addresses: vec![at], ..grant.ticket().clone() };
+    let error = read(&reader, &all(&here), &ticket).unwrap_err();
+    assert_eq!(error.code, Code::SecretMismatch, "{error}");
+    assert!(error.text.contains("between"), "{error}");
+    between.join().unwrap();
+    assert!(seen.load(Ordering::Relaxed) > 100, "nothing went through it, so it shows nothing");
+    // The same two engines, with nobody between them.
+    read(&reader, &all(&here), grant.ticket()).unwrap();
 }
