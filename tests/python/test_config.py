@@ -145,7 +145,7 @@ def test_an_argument_of_the_wrong_type_is_named() -> None:
 def test_the_connector_takes_its_table() -> None:
     assert {field.name: field.default for field in fields(ConnectorConfig)} == CONNECTOR.defaults()
     assert ConnectorConfig.from_extra({}, env={}) == ConnectorConfig()
-    told = ConnectorConfig(secret="a long secret", advertise=("h",), cpus=(0,), numa_node=0)  # noqa: S106
+    told = ConnectorConfig(secret="a long secret", advertise=("h",), cpus=(0,), numa_node=0, tls="/t")  # noqa: S106
     assert list(told.engine_options("n", 0)) == [option.name for option in ENGINE.options]
 
 

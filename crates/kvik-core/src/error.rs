@@ -99,6 +99,8 @@ codes! {
     35 MemoryCapReached "memory_cap_reached" "kvik would hold more memory for itself than its cap allows.";
     36 SealMissing "seal_missing" "Shared memory of a peer lacks the seals or the size that make it safe to map.";
     37 PagesQuarantined "pages_quarantined" "A peer may still touch the pages; they are not free yet.";
+    38 TlsRequired "tls_required" "One side has TLS and the other has none.";
+    39 TlsFailed "tls_failed" "A TLS handshake failed, or a record was altered on the way.";
     40 NotificationsFull "notifications_full" "The peer has not taken the notifications that were sent to it before.";
 }
 

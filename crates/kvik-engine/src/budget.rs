@@ -2,13 +2,14 @@
 
 use crate::shared::{Shared, lock};
 use kvik_core::{Code, Error, Result};
+use kvik_transport::tls::{TLS_CONTROL_BYTES, TLS_DATA_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a session is charged from its start: its part of the tables, and buffers as they are without load.
-pub(crate) const SESSION_BYTES: u64 = 128 << 10;
+const SESSION_BYTES: u64 = 128 << 10;
 /// What a data channel is charged: both directions' trailers.
-pub(crate) const CHANNEL_BYTES: u64 = 24 << 10;
+const CHANNEL_BYTES: u64 = 24 << 10;
 
 /// The cap, and how much of it is used.
 pub(crate) struct Budget {
@@ -70,8 +71,14 @@ impl Drop for Lease {
 }
 
 impl Shared {
-    /// Charges a session for one thing more that it keeps to its end.
-    pub fn charge(&self, session: u64, more: u64) -> Result<()> {
+    /// What a session is charged to its end.
+    pub fn session_bytes(&self) -> u64 {
+        SESSION_BYTES + if self.tls.is_some() { TLS_CONTROL_BYTES } else { 0 }
+    }
+
+    /// Charges a session for one data channel more, which it keeps to its end.
+    pub fn charge_channel(&self, session: u64) -> Result<()> {
+        let more = CHANNEL_BYTES + if self.tls.is_some() { TLS_DATA_BYTES } else { 0 };
         let mut book = lock(&self.book);
         let Some(link) = book.links.get_mut(&session) else { return Ok(()) };
         let bytes = link.lease.bytes + more;

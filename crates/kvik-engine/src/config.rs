@@ -2,6 +2,7 @@
 
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
+use kvik_transport::tls::TlsFiles;
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -89,8 +90,10 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// What its tickets say instead: `HOST` or `HOST:PORT`. Default: the addresses that it listens on.
     pub advertise: Vec<String>,
-    /// Shared by all engines that may connect. Demanded when it listens beyond loopback.
+    /// Shared by all engines that may connect. This or TLS is demanded when it listens beyond loopback.
     pub secret: Option<Vec<u8>>,
+    /// Puts every TCP connection under TLS, with a certificate on both sides. Read when the engine starts.
+    pub tls: Option<TlsFiles>,
     /// Which transport. Default: auto.
     pub transport: Preference,
     /// Which checks. Default: auto.
@@ -103,12 +106,14 @@ pub struct Config {
     pub deadline: Duration,
     /// Most bytes that kvik holds for itself. Default 256 MiB.
     ///
-    /// Counted are grants, transfers, sessions (128 KiB each) and data channels (24 KiB each), and beyond that
+    /// Counted are grants, transfers, sessions (128 KiB each; 272 KiB under TLS) and data channels (24 KiB each; 216 KiB
+    /// under TLS), and beyond that
     /// whatever peers have sent, asked for and left unread: a session whose peer takes it past the cap is cut, and
     /// `MemoryCapReached` is the error. A session's part is looked at after every 64 KiB of its peer's
     /// frames, and at least twice a second; what they can make it grow by until then is bounded by the protocol: 32 MiB
     /// of page lists and 32 MiB of answers. Not counted are what is fixed (under 8 MiB: tables
-    /// of fences and ended grants, scratch memory of the threads, connections that have not said who they are) and
+    /// of fences and ended grants, scratch memory of the threads, connections that have not said who they are; under
+    /// TLS up to 36 MiB for those) and
     /// what is not kvik's own: registered memory, regions of peers on this host that are mapped here, and the
     /// kernel's socket buffers.
     pub memory_cap: u64,
@@ -126,6 +131,7 @@ impl Default for Config {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             advertise: Vec::new(),
             secret: None,
+            tls: None,
             transport: Preference::Auto,
             verify: Verify::Auto,
             channels: 4,
@@ -146,6 +152,7 @@ impl std::fmt::Debug for Config {
             .field("listen", &self.listen)
             .field("advertise", &self.advertise)
             .field("secret", &self.secret.as_ref().map(|_| "set"))
+            .field("tls", &self.tls)
             .field("transport", &self.transport)
             .field("verify", &self.verify)
             .field("channels", &self.channels)
@@ -162,11 +169,13 @@ impl Config {
         }
         if let Some(open) = self.listen.iter().find(|address| !address.ip().is_loopback())
             && self.secret.is_none()
+            && self.tls.is_none()
         {
             return Err(Error::new(
                 Code::SecretRequired,
                 format!(
-                    "listening on {open}, beyond loopback, takes a `secret` (KVIK_SECRET): without one anybody could read the pages"
+                    "listening on {open}, beyond loopback, takes a `secret` (KVIK_SECRET) or `tls` (KVIK_TLS): \
+                     without one anybody could read the pages"
                 ),
             ));
         }

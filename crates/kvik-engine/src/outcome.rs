@@ -154,7 +154,8 @@ impl Shared {
             let joined = session.and_then(|session| Some(lock(&self.book).links.get(&session)?.channels));
             // None have joined yet where nothing had to move.
             let channels = joined.filter(|joined| *joined > 0).unwrap_or(self.config.channels);
-            return format!("{channels} channel{}", if channels == 1 { "" } else { "s" });
+            let tls = if self.tls.is_some() { ", tls" } else { "" };
+            return format!("{channels} channel{}{tls}", if channels == 1 { "" } else { "s" });
         }
         let seen = || {
             let region = finished?.copied_from?;

@@ -1,4 +1,6 @@
 //! Control connections' output: any thread may send what waits.
+//!
+//! Under TLS, who sends and who receives share its state, one short call after the other.
 
 use crate::control::Ask;
 use crate::shared::{Shared, lock};
@@ -6,6 +8,8 @@ use kvik_core::{Code, Error, Result};
 use kvik_host::Io;
 use kvik_host::socket::TcpConn;
 use kvik_transport::from_host;
+use kvik_transport::tcp::Stream;
+use kvik_transport::tls::TlsLink;
 use std::sync::Mutex;
 
 /// A buffer that was needed once is not kept beyond this.
@@ -14,6 +18,7 @@ const KEPT: usize = 64 << 10;
 /// A session's control connection.
 pub(crate) struct ControlConn {
     pub conn: TcpConn,
+    tls: Option<Mutex<Box<TlsLink>>>,
     out: Mutex<Out>,
 }
 
@@ -26,8 +31,34 @@ struct Out {
 }
 
 impl ControlConn {
-    pub fn new(conn: TcpConn) -> ControlConn {
-        ControlConn { conn, out: Mutex::default() }
+    pub fn new(stream: Stream) -> ControlConn {
+        let (conn, tls) = stream.into_parts();
+        ControlConn { conn, tls: tls.map(Mutex::new), out: Mutex::default() }
+    }
+
+    /// Receives what is there.
+    pub fn recv(&self, into: &mut [u8]) -> Result<Io> {
+        match &self.tls {
+            None => self.conn.recv(into).map_err(|error| from_host(Code::PeerLost, error)),
+            Some(tls) => lock(tls).recv(&self.conn, into),
+        }
+    }
+
+    /// Whether something that came waits here, which no event of the socket will tell.
+    pub fn has_input(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| lock(tls).has_input())
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<Io> {
+        match &self.tls {
+            None => self.conn.send(bytes).map_err(|error| from_host(Code::PeerLost, error)),
+            Some(tls) => lock(tls).send(&self.conn, bytes),
+        }
+    }
+
+    /// Sends what TLS has taken: true when nothing waits any more.
+    fn flush(&self) -> Result<bool> {
+        self.tls.as_ref().map_or(Ok(true), |tls| lock(tls).flush(&self.conn))
     }
 
     /// Bytes that are held because the peer has not read them.
@@ -59,11 +90,11 @@ impl Shared {
                 buffer.shrink_to(KEPT);
                 *sent = 0;
                 self.take_output(session, buffer);
-                if buffer.is_empty() {
+                if buffer.is_empty() && conn.flush()? {
                     return Ok(());
                 }
             }
-            match conn.conn.send(&buffer[*sent..]).map_err(|error| from_host(Code::PeerLost, error))? {
+            match conn.send(&buffer[*sent..])? {
                 Io::Done(moved) => *sent += moved,
                 Io::Blocked => {
                     *full = true;

@@ -5,7 +5,6 @@
 //! for raised fences, which happen under it: nobody may learn that pages are free before their fence is up.
 
 use crate::budget::{Budget, Lease};
-pub(crate) use crate::budget::{CHANNEL_BYTES, SESSION_BYTES};
 use crate::config::Config;
 use crate::control::Ask;
 use crate::dial::Dial;
@@ -26,6 +25,7 @@ use kvik_proto::{Event, Facts, FlowKey, Identity, Local, Node, Secret, Timing};
 use kvik_transport::copy::CopyPool;
 use kvik_transport::local::LocalLink;
 use kvik_transport::tcp::TcpPool;
+use kvik_transport::tls::Tls;
 use kvik_transport::{Held, from_host};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -44,6 +44,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Shared {
     pub config: Config,
     pub local: Local,
+    /// Every TCP connection is under it, or none is.
+    pub tls: Option<Tls>,
     pub host: HostFacts,
     guard: ForkGuard,
     closed: AtomicBool,
@@ -163,10 +165,12 @@ impl Shared {
             name: config.name.clone(),
         };
         let local = Local { identity, secret: Secret::new(config.secret.as_deref()), facts };
+        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let budget = Budget::new(config.memory_cap);
         Ok(Shared {
             config,
             local,
+            tls,
             host,
             guard: ForkGuard::new().map_err(fail)?,
             closed: AtomicBool::new(false),

@@ -30,6 +30,7 @@
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
 
 use crate::error::HostError;
 
@@ -221,6 +222,21 @@ impl<'m> SendBatch<'_, 'm> {
         self.queue.bytes() == 0
     }
 
+    /// Copies the batch's first bytes, as many as `into` has room for, and says how many. They stay in the batch.
+    pub fn copy_out(&self, into: &mut [u8]) -> usize {
+        let mut done = 0;
+        for run in self.queue.pending() {
+            let Some(room) = into.get_mut(done..).filter(|room| !room.is_empty()) else { break };
+            let len = run.iov_len.min(room.len());
+            // SAFETY: the run's memory is borrowed by this batch and readable for `iov_len` bytes; `room` is a live
+            // slice, and by the rule of `Span` no slice lies in registered memory, so the two do not overlap. Where
+            // the run is of a slice, nothing else of it is borrowed mutably while the batch lives.
+            unsafe { ptr::copy_nonoverlapping(run.iov_base.cast::<u8>(), room.as_mut_ptr(), len) };
+            done += len;
+        }
+        done
+    }
+
     /// Sends as much as the socket takes in one call, and takes it off the front. Never raises SIGPIPE.
     pub fn send(&mut self, socket: impl AsFd) -> Result<Io, HostError> {
         if self.is_empty() {
@@ -257,6 +273,22 @@ impl<'m> RecvBatch<'_, 'm> {
     /// Whether all has come.
     pub fn is_empty(&self) -> bool {
         self.queue.bytes() == 0
+    }
+
+    /// Places the first of `from`, as many bytes as the batch has room for, takes that room off the front, and says
+    /// how many.
+    pub fn copy_in(&mut self, from: &[u8]) -> usize {
+        let mut done = 0;
+        for run in self.queue.pending() {
+            let Some(left) = from.get(done..).filter(|left| !left.is_empty()) else { break };
+            let len = run.iov_len.min(left.len());
+            // SAFETY: the run's memory is borrowed by this batch, exclusively where it is a slice, and writable for
+            // `iov_len` bytes; so `from`, another live slice, does not overlap it.
+            unsafe { ptr::copy_nonoverlapping(left.as_ptr(), run.iov_base.cast::<u8>(), len) };
+            done += len;
+        }
+        self.queue.advance(done);
+        done
     }
 
     /// Receives as much as is there in one call, and takes it off the front.
@@ -333,6 +365,30 @@ mod tests {
         assert_eq!(pending[0].iov_base as usize, bytes.as_ptr() as usize + 15);
         batch.queue.advance(1000);
         assert!(batch.is_empty() && batch.queue.pending().is_empty());
+    }
+
+    #[test]
+    fn batches_copy_out_of_and_into_their_runs() {
+        let (a, b): (Vec<u8>, Vec<u8>) = ((0..10).collect(), (10..30).collect());
+        let mut buffer = RunBuffer::new(4);
+        let mut batch = buffer.begin_send();
+        assert!(batch.push(SendRun::from(&a[..])) && batch.push(SendRun::from(&b[..])));
+        for room in [0, 5, 10, 17, 30, 40] {
+            let mut into = vec![255; room];
+            let copied = batch.copy_out(&mut into);
+            assert_eq!((copied, batch.bytes()), (room.min(30), 30));
+            assert!(into[..copied].iter().copied().eq(0..copied as u8));
+            assert!(into[copied..].iter().all(|byte| *byte == 255));
+        }
+
+        let from: Vec<u8> = (0..40).collect();
+        let (mut x, mut y) = ([0u8; 7], [0u8; 11]);
+        let mut batch = buffer.begin_recv();
+        assert!(batch.push(RecvRun::from(&mut x[..])) && batch.push(RecvRun::from(&mut y[..])));
+        assert_eq!((batch.copy_in(&[]), batch.copy_in(&from[..3]), batch.bytes()), (0, 3, 15));
+        assert_eq!((batch.copy_in(&from[3..9]), batch.copy_in(&from[9..]), batch.copy_in(&from)), (6, 9, 0));
+        assert!(batch.is_empty());
+        assert!(x.iter().chain(&y).copied().eq(0..18));
     }
 
     #[test]

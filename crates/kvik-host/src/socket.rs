@@ -3,12 +3,16 @@
 //! Bulk data moves by [`SendBatch`](crate::SendBatch) and [`RecvBatch`](crate::RecvBatch), which take any of these.
 //! A path is cut by [`TcpConn::shutdown_both`] and never only by closing: a forked child can hold the socket open.
 
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, ipproto,
+    sockopt,
+};
 
 use crate::error::HostError;
 use crate::event::{Interest, wait_ready};
@@ -142,6 +146,16 @@ impl TcpConn {
     /// Sends some of `bytes`. Never raises SIGPIPE.
     pub fn send(&self, bytes: &[u8]) -> Result<Io, HostError> {
         match retry_on_intr(|| rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL)) {
+            Ok(moved) => Ok(Io::Done(moved)),
+            Err(Errno::AGAIN) => Ok(Io::Blocked),
+            Err(e) => Err(HostError::connection("sending", e)),
+        }
+    }
+
+    /// Sends some of `parts`, one after the other, in one call. Never raises SIGPIPE.
+    pub fn send_parts(&self, parts: &[IoSlice<'_>]) -> Result<Io, HostError> {
+        let mut control = SendAncillaryBuffer::default();
+        match retry_on_intr(|| rustix::net::sendmsg(&self.fd, parts, &mut control, SendFlags::NOSIGNAL)) {
             Ok(moved) => Ok(Io::Done(moved)),
             Err(Errno::AGAIN) => Ok(Io::Blocked),
             Err(e) => Err(HostError::connection("sending", e)),

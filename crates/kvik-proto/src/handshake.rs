@@ -12,6 +12,10 @@
 //! word for each side, so it can be neither replayed nor reflected. Without a secret the same exchange runs under an
 //! empty key: it then proves nothing, and listeners allow it on loopback only. The session's number and key
 //! come from the same transcript; a data channel joins a session by a proof under that key.
+//!
+//! Where a connection runs under TLS, both sides mix what only its two ends can derive (a [`Binding`]) into the
+//! transcript and into the proof of a join: whoever passes greetings from one TLS connection to another, with a
+//! certificate that both sides admit, proves nothing on either without the secret.
 
 use crate::OWN_SESSION;
 use crate::wire::{Reader, Writer};
@@ -35,6 +39,9 @@ const KINDS: [u8; 6] = [HELLO, WELCOME, PROVE, READY, REFUSE, JOIN];
 
 /// Random bytes of one side of a handshake.
 pub type Nonce = [u8; 32];
+
+/// What only the two ends of one TLS connection know: exported keying material.
+pub type Binding = [u8; 32];
 
 /// Who an engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,19 +140,39 @@ pub struct Join {
     /// What for.
     pub kind: JoinKind,
     nonce: Nonce,
+    /// Of the connection that asks; it does not travel.
+    binding: Option<Binding>,
     proof: [u8; 32],
 }
 
 impl Join {
     /// A request to join, signed with the session's key.
     pub fn new(session: u64, index: u16, kind: JoinKind, key: &SessionKey, nonce: Nonce) -> Join {
-        let proof = join_proof(key, session, index, kind, &nonce).into();
-        Join { session, index, kind, nonce, proof }
+        Join { session, index, kind, nonce, binding: None, proof: [0; 32] }.signed(key)
     }
 
-    /// Whether it was signed with this key.
+    /// The same request for a connection under TLS: it is worth nothing on any other.
+    pub fn bound(self, key: &SessionKey, binding: Binding) -> Join {
+        Join { binding: Some(binding), ..self }.signed(key)
+    }
+
+    fn signed(self, key: &SessionKey) -> Join {
+        Join { proof: self.prove(key).into(), ..self }
+    }
+
+    /// Whether it was signed with this key, for the connection that it came on.
     pub fn is_signed_with(&self, key: &SessionKey) -> bool {
-        join_proof(key, self.session, self.index, self.kind, &self.nonce) == self.proof
+        self.prove(key) == self.proof
+    }
+
+    fn prove(&self, key: &SessionKey) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&key.0);
+        hasher.update(b"join").update(&self.session.to_le_bytes()).update(&self.index.to_le_bytes());
+        hasher.update(&[kind_number(self.kind)]).update(&self.nonce);
+        if let Some(binding) = &self.binding {
+            hasher.update(b"tls").update(binding);
+        }
+        hasher.finalize()
     }
 
     /// Its message.
@@ -161,13 +188,6 @@ fn kind_number(kind: JoinKind) -> u8 {
         JoinKind::Data => 0,
         JoinKind::Local => 1,
     }
-}
-
-fn join_proof(key: &SessionKey, session: u64, index: u16, kind: JoinKind, nonce: &Nonce) -> blake3::Hash {
-    let mut hasher = blake3::Hasher::new_keyed(&key.0);
-    hasher.update(b"join").update(&session.to_le_bytes()).update(&index.to_le_bytes());
-    hasher.update(&[kind_number(kind)]).update(nonce);
-    hasher.finalize()
 }
 
 /// The answer to a [`Join`] or the end of a handshake that is refused.
@@ -241,6 +261,7 @@ enum State {
 pub struct Handshake {
     local: Local,
     nonce: Nonce,
+    binding: Option<Binding>,
     state: State,
 }
 
@@ -255,12 +276,18 @@ impl Handshake {
             write_identity(want, &mut w);
         }
         let hello = message(HELLO, &w.0);
-        (Handshake { local, nonce, state: State::Welcome { hello: hello.clone(), want } }, hello)
+        let state = State::Welcome { hello: hello.clone(), want };
+        (Handshake { local, nonce, binding: None, state }, hello)
     }
 
     /// The listener's side.
     pub fn listen(local: Local, nonce: Nonce) -> Handshake {
-        Handshake { local, nonce, state: State::First }
+        Handshake { local, nonce, binding: None, state: State::First }
+    }
+
+    /// Ties the handshake to the TLS connection that it runs on; before anything is received.
+    pub fn bind(&mut self, binding: Binding) {
+        self.binding = Some(binding);
     }
 
     /// Takes what has arrived off the front of `input` and appends to `output` what must be sent, a refusal too.
@@ -297,7 +324,7 @@ impl Handshake {
                 Ok(Some(Greeting::Control(self.established(transcript, version, peer, facts, true))))
             }
             (State::First, HELLO) => self.on_hello(body, output).map(|()| None),
-            (State::First, JOIN) => read_join(body).map(|join| Some(Greeting::Join(join))),
+            (State::First, JOIN) => read_join(body, self.binding).map(|join| Some(Greeting::Join(join))),
             (State::Prove { transcript, version, peer }, PROVE) => {
                 let mut r = Reader::new(body, "prove");
                 let proof: [u8; 32] = r.array()?;
@@ -334,7 +361,7 @@ impl Handshake {
         w.u16(version).u8(self.local.secret.is_set().into());
         write_identity(&self.local.identity, &mut w);
         w.bytes(&self.nonce);
-        let transcript = transcript(body, &w.0);
+        let transcript = transcript(body, &w.0, self.binding.as_ref());
         w.bytes(self.local.secret.prove(b"listener", &transcript).as_bytes());
         output.extend_from_slice(&message(WELCOME, &w.0));
         self.state = State::Prove { transcript, version, peer };
@@ -363,7 +390,7 @@ impl Handshake {
             check_wanted(&want, &peer)?;
         }
         let signed = body.len() - proof.len();
-        let transcript = transcript(&hello[HEADER..], &body[..signed]);
+        let transcript = transcript(&hello[HEADER..], &body[..signed], self.binding.as_ref());
         self.check_proof(b"listener", &transcript, &proof)?;
         let mut w = Writer::default();
         w.bytes(self.local.secret.prove(b"opener", &transcript).as_bytes());
@@ -378,9 +405,15 @@ impl Handshake {
         if self.local.secret.prove(word, transcript) == *proof {
             return Ok(());
         }
+        let between = match self.binding {
+            Some(_) => "; or somebody stands between them, with a certificate that both sides admit",
+            None => "",
+        };
         Err(Error::new(
             Code::SecretMismatch,
-            "the two engines have different secrets: give both the same `secret` (KVIK_SECRET)",
+            format!(
+                "the two engines have different secrets: give both the same `secret` (KVIK_SECRET){between}"
+            ),
         ))
     }
 
@@ -407,9 +440,9 @@ impl Handshake {
     }
 }
 
-fn transcript(hello: &[u8], welcome: &[u8]) -> [u8; 32] {
+fn transcript(hello: &[u8], welcome: &[u8], binding: Option<&Binding>) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("kvik v1 transcript");
-    for part in [hello, welcome] {
+    for part in [hello, welcome].into_iter().chain(binding.map(|binding| &binding[..])) {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     }
     hasher.finalize().into()
@@ -505,7 +538,7 @@ fn read_refusal(body: &[u8]) -> Error {
     refused.unwrap_or_else(|error| error)
 }
 
-fn read_join(body: &[u8]) -> Result<Join> {
+fn read_join(body: &[u8], binding: Option<Binding>) -> Result<Join> {
     let mut r = Reader::new(body, "join");
     let (session, index) = (r.u64()?, r.u16()?);
     let kind = match r.u8()? {
@@ -515,7 +548,7 @@ fn read_join(body: &[u8]) -> Result<Join> {
     };
     let (nonce, proof) = (r.array()?, r.array()?);
     r.end()?;
-    Ok(Join { session, index, kind, nonce, proof })
+    Ok(Join { session, index, kind, nonce, binding, proof })
 }
 
 fn write_identity(identity: &Identity, w: &mut Writer) {

@@ -31,8 +31,8 @@ pub use flow::{CopyFrom, Cut};
 pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source};
 pub use grants::Offer;
 pub use handshake::{
-    Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret, SessionKey,
-    VERSIONS, joined, read_joined, refusal,
+    Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
+    SessionKey, VERSIONS, joined, read_joined, refusal,
 };
 pub use initiator::{Open, Side};
 pub use node::{Event, Finished, Node, Timing};

@@ -30,8 +30,10 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// listen: where peers reach it: "HOST:PORT" or a list of them, "[::1]:0" for IPv6; port 0 takes a free one.
 /// advertise: hosts or "HOST:PORT" to put into tickets, when peers see other addresses than it listens on.
-/// secret: str or bytes that all engines share. Demanded (SecretRequired) when an address is not loopback.
-///     Never logged.
+/// secret: str or bytes that all engines share. This or `tls` is demanded (SecretRequired) when an address is not
+///     loopback. Never logged.
+/// tls: a directory with tls.crt, tls.key and ca.crt, in PEM: every TCP connection is then under TLS, and both sides
+///     present a certificate that chains to ca.crt.
 /// transport: "auto" (the best that reaches the peer), "tcp" or "local" (same host). What is asked for is
 ///     used, or the transfer fails: nothing is substituted.
 /// verify: "auto" (page checksums on tcp, none on local), "off" or "full".
@@ -106,7 +108,7 @@ fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (listen=None, **given),
-           text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, transport='auto', \
+           text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, tls=None, transport='auto', \
                              verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', \
                              cpus=None, numa_node=None, name='')")]
     fn new(

@@ -6,10 +6,11 @@
 use crate::args::{self, Natural, seconds};
 use crate::errors::OrRaise;
 use kvik_core::Result;
-use kvik_engine::{Config, Preference, Verify, parse_listen};
+use kvik_engine::{Config, Preference, TlsFiles, Verify, parse_listen};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::path::PathBuf;
 
 /// The engine's configuration, from the arguments that were given.
 pub fn config(
@@ -26,6 +27,7 @@ pub fn config(
         listen: listen.iter().map(|text| parse_listen(text)).collect::<Result<_>>().or_raise(py)?,
         advertise: told.may("advertise", |given| args::texts("advertise", given))?.unwrap_or_default(),
         secret: told.may("secret", args::secret)?,
+        tls: told.may("tls", |given| given.extract::<PathBuf>())?.map(TlsFiles::within),
         transport: args::transport(py, &told.need("transport", text)?)?,
         verify: args::verify(py, &told.need("verify", text)?)?,
         channels: told.need("channels", natural)?.within(py, "channels")?,
@@ -100,6 +102,7 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("listen", several(config.listen.iter().map(ToString::to_string).collect())),
         ("advertise", several(config.advertise)),
         ("secret", config.secret.map_or_else(String::new, |_| "set".to_owned())),
+        ("tls", config.tls.map_or_else(String::new, |_| "set".to_owned())),
         ("transport", transport.to_owned()),
         ("verify", verify.to_owned()),
         ("channels", config.channels.to_string()),

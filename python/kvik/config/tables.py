@@ -44,7 +44,7 @@ ENGINE = Entry(
             kind=Addresses(),
             default=(f"{_LOOPBACK}:0",),
             help="Where peers reach this engine, for control and data; port 0 takes a free one.",
-            reason="Loopback, because nobody gets in unless told; any other address demands a secret.",
+            reason="Loopback, because nobody gets in unless told; any other address demands a secret or TLS.",
         ),
         _engine(
             name="advertise",
@@ -61,6 +61,14 @@ ENGINE = Entry(
             help="Shared by all engines that may connect; both sides prove that they know it.",
             reason="Without one, anybody who reaches a port beyond loopback could read pages. Best given by "
             "the variable: a command line is visible to every user of the host.",
+        ),
+        _engine(
+            name="tls",
+            kind=Path(what="the path of a directory"),
+            default=None,
+            help="A directory with `tls.crt`, `tls.key` and `ca.crt`: puts TCP connections under TLS.",
+            reason="Where others can read or change what is on the wire. Both sides present a certificate of "
+            "the authority in `ca.crt`. Read at the start; the names are those of a Kubernetes TLS secret.",
         ),
         _engine(
             name="transport",

@@ -25,6 +25,7 @@ class ConnectorConfig:
     listen: tuple[str, ...] = _DEFAULTS["listen"]
     advertise: tuple[str, ...] | None = None
     secret: str | None = field(default=None, repr=False)
+    tls: str | None = None
     transport: str = _DEFAULTS["transport"]
     verify: str = _DEFAULTS["verify"]
     channels: int = _DEFAULTS["channels"]
@@ -58,6 +59,7 @@ class ConnectorConfig:
             "listen": [_port_for_rank(address, rank_offset) for address in self.listen],
             "advertise": [_port_for_rank(address, rank_offset) for address in self.advertise or ()],
             "secret": self.secret,
+            "tls": self.tls,
             "transport": self.transport,
             "verify": self.verify,
             "channels": self.channels,

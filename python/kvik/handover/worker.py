@@ -34,7 +34,7 @@ GRANT_GONE = frozenset(
         "grant_unknown", "grant_expired", "grant_consumed", "grant_revoked", "stale_generation",
         "ticket_invalid", "ticket_version", "ticket_foreign",
         "peer_unreachable", "peer_not_kvik", "peer_restarted", "peer_lost", "version_mismatch",
-        "secret_required", "secret_mismatch", "engine_closed", "engine_forked",
+        "secret_required", "secret_mismatch", "tls_required", "engine_closed", "engine_forked",
     }
 )  # fmt: skip
 

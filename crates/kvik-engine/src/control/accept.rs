@@ -10,6 +10,9 @@ use kvik_host::event::Interest;
 use kvik_host::socket::TcpConn;
 use kvik_proto::{Handshake, refusal};
 use kvik_transport::from_host;
+use kvik_transport::tcp::Stream;
+use kvik_transport::tls::TlsLink;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Connections whose handshake is not over; more are refused.
@@ -25,7 +28,7 @@ impl Control {
         for _ in 0..IN_ONE_GO {
             let Some(Conn::Listener { listener, .. }) = self.conns.get(&token) else { return };
             let welcomed = match listener.accept() {
-                Ok(Some((conn, _))) => self.welcome(conn),
+                Ok(Some((conn, from))) => self.welcome(conn, from),
                 Ok(None) => return,
                 Err(error) => Err(from_host(Code::PeerLost, error)),
             };
@@ -36,7 +39,7 @@ impl Control {
         }
     }
 
-    fn welcome(&mut self, conn: TcpConn) -> Result<()> {
+    fn welcome(&mut self, conn: TcpConn, from: SocketAddr) -> Result<()> {
         let stranger = |conn: &Conn| matches!(conn, Conn::Shaking { dialled: None, .. });
         if self.tokens(stranger).len() >= MAX_STRANGERS {
             let text = format!(
@@ -44,8 +47,15 @@ impl Control {
             );
             log::warn!("a connection was refused: {text}");
             self.shared.metrics.handshake_refused(Code::MemoryCapReached);
-            return send_all(&conn, &refusal(&Error::new(Code::MemoryCapReached, text)));
+            return send_all(&mut conn.into(), &refusal(&Error::new(Code::MemoryCapReached, text)));
         }
+        let conn = match &self.shared.tls {
+            None => Stream::from(conn),
+            Some(tls) => {
+                let link = TlsLink::server(tls, from)?;
+                Stream::tls(conn, link)
+            }
+        };
         let shake = Box::new(Handshake::listen(self.shared.local.clone(), nonce()?));
         let until = Instant::now() + ATTEMPT;
         let input = Vec::new();

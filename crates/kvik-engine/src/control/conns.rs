@@ -10,9 +10,10 @@ use kvik_host::HostError;
 use kvik_host::event::{Epoll, Interest};
 use kvik_host::socket::{TcpConn, TcpListener};
 use kvik_host::unix::{UnixConn, UnixListener};
-use kvik_proto::{Handshake, Identity};
+use kvik_proto::{Handshake, Identity, Join, SessionKey};
 use kvik_transport::from_host;
 use kvik_transport::local::LocalLink;
+use kvik_transport::tcp::Stream;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,7 +35,7 @@ pub(super) enum Conn {
         until: Instant,
     },
     Shaking {
-        conn: TcpConn,
+        conn: Stream,
         shake: Box<Handshake>,
         input: Vec<u8>,
         /// The other side has said something.
@@ -43,7 +44,9 @@ pub(super) enum Conn {
         until: Instant,
     },
     Joining {
-        conn: TcpConn,
+        conn: Stream,
+        /// What is asked as soon as TLS is up.
+        ask: Option<(Join, SessionKey)>,
         session: u64,
         input: Vec<u8>,
         until: Instant,
@@ -92,9 +95,8 @@ impl Conn {
         match self {
             Conn::Listener { listener, .. } => epoll.add(listener, token, interest),
             Conn::Unix { listener, .. } => epoll.add(listener, token, interest),
-            Conn::Dialing { conn, .. } | Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => {
-                epoll.add(conn, token, interest)
-            }
+            Conn::Dialing { conn, .. } => epoll.add(conn, token, interest),
+            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => epoll.add(conn, token, interest),
             Conn::Control { conn, .. } => epoll.add(&conn.conn, token, interest),
             Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => {
                 epoll.add(conn, token, interest)
@@ -107,9 +109,8 @@ impl Conn {
         match self {
             Conn::Listener { listener, .. } => epoll.delete(listener),
             Conn::Unix { listener, .. } => epoll.delete(listener),
-            Conn::Dialing { conn, .. } | Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => {
-                epoll.delete(conn)
-            }
+            Conn::Dialing { conn, .. } => epoll.delete(conn),
+            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => epoll.delete(conn),
             Conn::Control { conn, .. } => epoll.delete(&conn.conn),
             Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => epoll.delete(conn),
             Conn::Local { link, .. } => epoll.delete(&**link),
@@ -120,9 +121,8 @@ impl Conn {
     pub fn cut(&self) {
         let cut = match self {
             Conn::Listener { listener, .. } => listener.stop(),
-            Conn::Dialing { conn, .. } | Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => {
-                conn.shutdown_both()
-            }
+            Conn::Dialing { conn, .. } => conn.shutdown_both(),
+            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => return note(conn.cut()),
             Conn::Control { conn, .. } => conn.conn.shutdown_both(),
             Conn::Local { link, .. } => {
                 link.cut();
@@ -130,9 +130,13 @@ impl Conn {
             }
             Conn::Unix { .. } | Conn::LocalJoining { .. } | Conn::LocalStranger { .. } => Ok(()),
         };
-        if let Err(error) = cut {
-            log::debug!("a connection could not be cut: {error}");
-        }
+        note(cut);
+    }
+}
+
+fn note<E: std::fmt::Display>(cut: Result<(), E>) {
+    if let Err(error) = cut {
+        log::debug!("a connection could not be cut: {error}");
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::Control;
 use super::conns::Conn;
-use crate::shared::CHANNEL_BYTES;
 use kvik_core::{Code, Error, Result};
-use kvik_host::socket::TcpConn;
 use kvik_host::{Io, identity};
 use kvik_proto::{Greeting, Join, JoinKind, joined, read_joined, refusal};
 use kvik_transport::from_host;
+use kvik_transport::tcp::Stream;
+use kvik_transport::tls::began_with_tls;
 
 /// Bytes of an answer that welcomes a channel.
 const WELCOME: usize = 8;
@@ -15,14 +15,24 @@ const WELCOME: usize = 8;
 impl Control {
     /// Something has come on a connection whose handshake is not over.
     pub(super) fn shake(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::Shaking { conn, shake, input, heard, .. }) = self.conns.get_mut(&token) else {
+        let Some(Conn::Shaking { conn, shake, input, heard, dialled, .. }) = self.conns.get_mut(&token)
+        else {
             return Ok(());
         };
         let mut bytes = [0; 4096];
-        match conn.recv(&mut bytes).map_err(|error| from_host(Code::PeerUnreachable, error))? {
+        match conn.recv(&mut bytes).map_err(unreachable)? {
             Io::Done(len) => input.extend_from_slice(&bytes[..len]),
             Io::Blocked => return Ok(()),
-            Io::Closed => return Err(hung_up(*heard)),
+            Io::Closed => return Err(hung_up(*heard || conn.has_heard())),
+        }
+        if let Some(binding) = conn.binding() {
+            shake.bind(binding);
+        } else if dialled.is_none() && !*heard && began_with_tls(input) {
+            let error = Error::new(
+                Code::TlsRequired,
+                "who connects uses TLS, and this engine has none: set `tls` (KVIK_TLS)",
+            );
+            return send_all(conn, &refusal(&error)).and(Err(error));
         }
         let mut output = Vec::new();
         let result = shake.receive(input, &mut output);
@@ -39,16 +49,16 @@ impl Control {
     }
 
     /// A connection asks to be a data channel of a session.
-    fn join(&mut self, join: &Join, conn: TcpConn) {
+    fn join(&mut self, join: &Join, mut conn: Stream) {
         let admitted = match join.kind {
             JoinKind::Data => self.shared.node(|node, now| node.join(join, now)),
             JoinKind::Local => {
                 Err(Error::new(Code::ProtocolError, "a local link joins over the UNIX socket"))
             }
         };
-        let admitted = admitted.and_then(|()| self.shared.charge(join.session, CHANNEL_BYTES));
+        let admitted = admitted.and_then(|()| self.shared.charge_channel(join.session));
         let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
-        match send_all(&conn, &answer).and(admitted) {
+        match send_all(&mut conn, &answer).and(admitted) {
             Ok(()) => self.add_channel(join.session, conn),
             Err(error) => {
                 self.shared.metrics.handshake_refused(error.code);
@@ -59,14 +69,20 @@ impl Control {
 
     /// The answer to this side's wish to join.
     pub(super) fn join_answer(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::Joining { conn, input, session, .. }) = self.conns.get_mut(&token) else {
+        let Some(Conn::Joining { conn, ask, input, session, .. }) = self.conns.get_mut(&token) else {
             return Ok(());
         };
         let session = *session;
         let mut bytes = [0; WELCOME];
         // Only the answer is taken: what follows it is for the data threads.
         let want = WELCOME.saturating_sub(input.len()).max(1);
-        match conn.recv(&mut bytes[..want]).map_err(|error| from_host(Code::PeerLost, error))? {
+        let moved = conn.recv(&mut bytes[..want])?;
+        if let Some(binding) = conn.binding()
+            && let Some((join, key)) = ask.take()
+        {
+            return send_all(conn, &join.bound(&key, binding).encode());
+        }
+        match moved {
             Io::Done(len) => input.extend_from_slice(&bytes[..len]),
             Io::Blocked => return Ok(()),
             Io::Closed => {
@@ -74,7 +90,7 @@ impl Control {
             }
         }
         if read_joined(input)?.is_some() {
-            self.shared.charge(session, CHANNEL_BYTES)?;
+            self.shared.charge_channel(session)?;
             if let Some(Conn::Joining { conn, .. }) = self.remove(token) {
                 self.add_channel(session, conn);
             }
@@ -82,12 +98,18 @@ impl Control {
         Ok(())
     }
 
-    fn add_channel(&mut self, session: u64, conn: TcpConn) {
+    fn add_channel(&mut self, session: u64, conn: Stream) {
         self.shared.count_channel(session);
         if let Some(pools) = self.shared.pools.get() {
             pools.tcp.add(session, conn);
         }
     }
+}
+
+/// A connection that breaks before it is one.
+fn unreachable(error: Error) -> Error {
+    let code = if error.code == Code::PeerLost { Code::PeerUnreachable } else { error.code };
+    Error::new(code, error.text)
 }
 
 fn hung_up(heard: bool) -> Error {
@@ -107,10 +129,10 @@ pub(super) fn nonce() -> Result<[u8; 32]> {
     identity::nonce().map_err(|error| from_host(Code::InvalidArgument, error))
 }
 
-/// Sends a greeting: a fresh connection has room for it.
-pub(super) fn send_all(conn: &TcpConn, mut bytes: &[u8]) -> Result<()> {
+/// Sends a greeting: a fresh connection has room for it. Under TLS it goes when the connection is up.
+pub(super) fn send_all(conn: &mut Stream, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
-        match conn.send(bytes).map_err(|error| from_host(Code::PeerUnreachable, error))? {
+        match conn.send(bytes).map_err(unreachable)? {
             Io::Done(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
             Io::Blocked | Io::Closed => {
                 return Err(Error::new(Code::PeerUnreachable, "the other side does not take a greeting"));

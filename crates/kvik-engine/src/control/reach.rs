@@ -11,6 +11,8 @@ use kvik_host::event::Interest;
 use kvik_host::socket::{TcpConn, TcpOptions};
 use kvik_proto::{Handshake, Identity, Join, JoinKind};
 use kvik_transport::from_host;
+use kvik_transport::tcp::Stream;
+use kvik_transport::tls::TlsLink;
 use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -101,11 +103,16 @@ impl Control {
         let Some(Conn::Dialing { conn, to, .. }) = self.conns.get(&token) else { return Ok(()) };
         conn.connected(*to).map_err(|error| Error::new(Code::PeerUnreachable, error.to_string()))?;
         let nonce = nonce()?;
+        let link = self.shared.tls.as_ref().map(|tls| TlsLink::client(tls, *to)).transpose()?;
         let Some(Conn::Dialing { conn, to, why, until }) = self.remove(token) else { return Ok(()) };
+        let mut conn = match link {
+            None => Stream::from(conn),
+            Some(link) => Stream::tls(conn, link),
+        };
         match why {
             Why::Session(owner) => {
                 let (shake, hello) = Handshake::open(self.shared.local.clone(), nonce, Some(owner));
-                let sent = send_all(&conn, &hello);
+                let sent = send_all(&mut conn, &hello);
                 let (shake, dialled) = (Box::new(shake), Some((owner, to)));
                 let input = Vec::new();
                 let conn = Conn::Shaking { conn, shake, input, heard: false, dialled, until };
@@ -115,8 +122,12 @@ impl Control {
                 let key = self.shared.node(|node, _| node.established(session).map(|session| session.key));
                 let Some(key) = key else { return Ok(()) };
                 let join = Join::new(session, index, JoinKind::Data, &key, nonce);
-                let sent = send_all(&conn, &join.encode());
-                self.watch_sent(Conn::Joining { conn, session, input: Vec::new(), until }, sent);
+                let (ask, sent) = match self.shared.tls {
+                    None => (None, send_all(&mut conn, &join.encode())),
+                    // It is asked for this very TLS connection, once that is up.
+                    Some(_) => (Some((join, key)), conn.flush().map(drop)),
+                };
+                self.watch_sent(Conn::Joining { conn, ask, session, input: Vec::new(), until }, sent);
             }
         }
         Ok(())

@@ -5,13 +5,12 @@ use super::conns::Conn;
 use super::local::{LOCAL_LINK, host_facts};
 use crate::dial::Dial;
 use crate::output::{ControlConn, closed_by_peer};
-use crate::shared::{Link, MemoryPath, SESSION_BYTES, lock};
-use kvik_core::{Code, Result};
+use crate::shared::{Link, MemoryPath, lock};
+use kvik_core::Result;
 use kvik_host::Io;
 use kvik_host::event::Interest;
-use kvik_host::socket::TcpConn;
 use kvik_proto::{Established, Facts, Identity};
-use kvik_transport::from_host;
+use kvik_transport::tcp::Stream;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,13 +21,14 @@ impl Control {
     pub(super) fn start_session(
         &mut self,
         established: Established,
-        conn: TcpConn,
+        conn: Stream,
         dialled: Option<(Identity, SocketAddr)>,
         early: &[u8],
     ) {
         let (session, opener) = (established.session, established.opener);
         let (peer, facts) = (established.peer, established.facts.clone());
-        let lease = match self.shared.budget.take(SESSION_BYTES, "a session") {
+        let kept = self.shared.session_bytes();
+        let lease = match self.shared.budget.take(kept, "a session") {
             Ok(lease) => lease,
             Err(error) => {
                 log::warn!("a session was refused: {error}");
@@ -53,7 +53,7 @@ impl Control {
         {
             let mut book = lock(&self.shared.book);
             let address = dialled.map(|(_, address)| address);
-            let link = Link { peer, address, asked: false, channels: 0, memory, lease, kept: SESSION_BYTES };
+            let link = Link { peer, address, asked: false, channels: 0, memory, lease, kept };
             book.links.insert(session, link);
             dial = dialled.and_then(|(owner, _)| book.dials.remove(&owner));
         }
@@ -92,8 +92,10 @@ impl Control {
 
     /// Frames have come.
     pub(super) fn read_control(&mut self, session: u64, conn: &ControlConn) -> Result<()> {
-        for _ in 0..16 {
-            match conn.conn.recv(&mut self.buffer).map_err(|error| from_host(Code::PeerLost, error))? {
+        let mut turns = 0..16;
+        // What waits under TLS is taken in any case: no event would tell of it.
+        while turns.next().is_some() || conn.has_input() {
+            match conn.recv(&mut self.buffer)? {
                 Io::Done(len) => {
                     let held = self.shared.node(|node, now| {
                         node.receive(session, &self.buffer[..len], now);

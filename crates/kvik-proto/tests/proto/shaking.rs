@@ -34,6 +34,44 @@ fn secrets_are_compared_without_being_told() {
     }
 }
 
+/// Somebody with a certificate that both sides admit passes greetings from one TLS connection to another. Whose
+/// bindings differ has no session, and a join is worth nothing on another connection.
+#[test]
+fn greetings_passed_on_between_two_tls_connections_prove_nothing() {
+    let greet = |bindings: [Option<[u8; 32]>; 2]| {
+        let (mut opener, mut hello) = Handshake::open(local(1, Some(b"s")), [1; 32], None);
+        let mut listener = Handshake::listen(local(2, Some(b"s")), [2; 32]);
+        for (side, binding) in [&mut opener, &mut listener].into_iter().zip(bindings) {
+            binding.into_iter().for_each(|binding| side.bind(binding));
+        }
+        let mut welcome = Vec::new();
+        listener.receive(&mut hello, &mut welcome).unwrap();
+        opener.receive(&mut welcome, &mut Vec::new()).map(drop)
+    };
+    assert_eq!(greet([Some([7; 32]), Some([7; 32])]), Ok(()));
+    assert_eq!(greet([None, None]), Ok(()));
+    for bindings in [[Some([7; 32]), Some([8; 32])], [Some([7; 32]), None], [None, Some([7; 32])]] {
+        assert_eq!(greet(bindings).unwrap_err().code, Code::SecretMismatch);
+    }
+
+    let (opener, _) = shake(local(1, None), local(2, None), None, 3);
+    let key = opener.unwrap().key;
+    let came_on = |join: &Join, binding: Option<[u8; 32]>| {
+        let mut listener = Handshake::listen(local(2, None), [2; 32]);
+        binding.into_iter().for_each(|binding| listener.bind(binding));
+        match listener.receive(&mut join.encode(), &mut Vec::new()) {
+            Ok(Some(Greeting::Join(join))) => join.is_signed_with(&key),
+            _ => panic!("no join"),
+        }
+    };
+    let plain = Join::new(5, 1, JoinKind::Data, &key, [4; 32]);
+    let bound = plain.clone().bound(&key, [7; 32]);
+    assert!(came_on(&plain, None) && came_on(&bound, Some([7; 32])));
+    for (join, binding) in [(&plain, Some([7; 32])), (&bound, Some([8; 32])), (&bound, None)] {
+        assert!(!came_on(join, binding));
+    }
+}
+
 #[test]
 fn another_engine_or_start_than_wanted_is_named_on_both_sides() {
     let other = Identity { engine: EngineId([9; 16]), ..identity(2) };

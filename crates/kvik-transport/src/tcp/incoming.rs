@@ -4,10 +4,10 @@
 
 use crate::copy::mismatch;
 use crate::local::stopped;
+use crate::tcp::Stream;
 use crate::tcp::outgoing::Tools;
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
-use kvik_host::socket::TcpConn;
 use kvik_host::{Io, RecvRun};
 use kvik_proto::{
     CHUNK_HEADER, ChunkHeader, MAX_SUMS, Order, OrderOutcome, STATUS_VOID, STATUS_WHOLE, SUM_BYTES,
@@ -67,18 +67,15 @@ impl Incoming {
         &mut self,
         desk: &dyn Desk,
         session: u64,
-        conn: &TcpConn,
+        stream: &mut Stream,
         tools: &mut Tools,
         turns: usize,
     ) -> Result<bool> {
         for _ in 0..turns {
             self.leave_if_stopped(desk);
             let moved = match &mut self.state {
-                State::Header(got) => {
-                    let moved = conn.recv(&mut self.tail[*got..CHUNK_HEADER]);
-                    moved.map_err(|error| from_host(Code::PeerLost, error))?
-                }
-                State::Chunk(chunk) => receive(chunk, &mut self.tail, conn, tools)?,
+                State::Header(got) => stream.recv(&mut self.tail[*got..CHUNK_HEADER])?,
+                State::Chunk(chunk) => receive(chunk, &mut self.tail, stream, tools)?,
             };
             match moved {
                 Io::Blocked => return Ok(false),
@@ -143,7 +140,7 @@ impl Incoming {
 }
 
 /// One call for the rest of the payload, the trailer, and the header that may follow.
-fn receive(chunk: &mut Chunk, tail: &mut [u8], conn: &TcpConn, tools: &mut Tools) -> Result<Io> {
+fn receive(chunk: &mut Chunk, tail: &mut [u8], stream: &mut Stream, tools: &mut Tools) -> Result<Io> {
     let payload = chunk.payload();
     let mut at = chunk.got.min(payload);
     let mut batch = tools.runs.begin_recv();
@@ -177,7 +174,7 @@ fn receive(chunk: &mut Chunk, tail: &mut [u8], conn: &TcpConn, tools: &mut Tools
         // Without room it is taken in the next turn.
         let _ = batch.push(RecvRun::from(&mut tail[got..end]));
     }
-    batch.recv(conn).map_err(|error| from_host(Code::PeerLost, error))
+    stream.recv_batch(&mut batch)
 }
 
 /// Compares what was placed with what was sent.

@@ -2,17 +2,20 @@
 //!
 //! Each channel belongs to one thread. Both directions of a channel are small state machines over a non-blocking
 //! socket ([`outgoing`], [`incoming`]); a thread serves many channels with one epoll set. Channels of a session take
-//! chunks from its transfers as they can, so a slow channel slows no other.
+//! chunks from its transfers as they can, so a slow channel slows no other. Whether a channel is plain or under TLS
+//! is the affair of its [`Stream`].
 
 mod incoming;
 mod outgoing;
+mod stream;
 mod worker;
+
+pub use stream::Stream;
 
 use crate::local::lock;
 use crate::{Desk, from_host};
 use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;
-use kvik_host::socket::TcpConn;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +32,7 @@ pub struct TcpPool {
 /// What a thread is told.
 pub(crate) enum Command {
     /// Serve this channel.
-    Add { session: u64, conn: TcpConn },
+    Add { session: u64, stream: Stream },
     /// The session may have something to send.
     Send(u64),
     /// A transfer of the session must stop: look at the orders in hand.
@@ -101,10 +104,10 @@ impl TcpPool {
     }
 
     /// Takes over a channel whose join was accepted.
-    pub fn add(&self, session: u64, conn: TcpConn) {
+    pub fn add(&self, session: u64, stream: impl Into<Stream>) {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         if let Some(worker) = self.workers.get(turn % self.workers.len()) {
-            worker.put(Command::Add { session, conn });
+            worker.put(Command::Add { session, stream: stream.into().for_data() });
         }
     }
 

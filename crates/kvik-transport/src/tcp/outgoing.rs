@@ -2,9 +2,9 @@
 
 use crate::local::stopped;
 use crate::sums::Summer;
+use crate::tcp::Stream;
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
-use kvik_host::socket::TcpConn;
 use kvik_host::{Io, RunBuffer, SendBatch, SendRun};
 use kvik_proto::{
     CHUNK_HEADER, MAX_SUMS, Order, OrderKind, OrderOutcome, STATUS_VOID, STATUS_WHOLE, SUM_BYTES,
@@ -64,7 +64,7 @@ impl Outgoing {
         &mut self,
         desk: &dyn Desk,
         session: u64,
-        conn: &TcpConn,
+        stream: &mut Stream,
         tools: &mut Tools,
         turns: usize,
     ) -> Result<Progress> {
@@ -73,7 +73,7 @@ impl Outgoing {
                 let Some(order) = desk.next_send(session) else { return Ok(Progress::Idle) };
                 self.begin(desk, order, tools);
             }
-            if !self.send(desk, conn, tools)? {
+            if !self.send(desk, stream, tools)? {
                 return Ok(Progress::Blocked);
             }
         }
@@ -113,7 +113,7 @@ impl Outgoing {
     }
 
     /// Sends what is left of the chunk: true when all of it went.
-    fn send(&mut self, desk: &dyn Desk, conn: &TcpConn, tools: &mut Tools) -> Result<bool> {
+    fn send(&mut self, desk: &dyn Desk, stream: &mut Stream, tools: &mut Tools) -> Result<bool> {
         self.leave_if_stopped(desk);
         while let Some(chunk) = &mut self.chunk {
             let total = CHUNK_HEADER as u64 + chunk.payload + self.trailer.len() as u64;
@@ -127,7 +127,7 @@ impl Outgoing {
             }
             let mut batch = tools.runs.begin_send();
             fill(chunk, &self.trailer, &mut batch)?;
-            match batch.send(conn).map_err(|error| from_host(Code::PeerLost, error))? {
+            match stream.send_batch(&mut batch, &mut tools.scratch)? {
                 Io::Done(moved) => chunk.sent += moved as u64,
                 Io::Blocked => return Ok(false),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),

@@ -3,12 +3,11 @@
 use crate::sums::Summer;
 use crate::tcp::incoming::Incoming;
 use crate::tcp::outgoing::{Outgoing, Progress, Tools};
-use crate::tcp::{Command, Inbox};
+use crate::tcp::{Command, Inbox, Stream};
 use crate::{Desk, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::RunBuffer;
 use kvik_host::event::{Epoll, Events, Interest};
-use kvik_host::socket::TcpConn;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +20,20 @@ const NAP: Duration = Duration::from_secs(3600);
 
 struct Channel {
     session: u64,
-    conn: TcpConn,
+    stream: Stream,
     outgoing: Outgoing,
     incoming: Incoming,
     /// It waits for room in the socket.
     blocked: bool,
     /// It has more to do than its turn allowed.
     eager: bool,
+}
+
+impl Channel {
+    /// It has more to do than its turn allowed, or than an event will tell.
+    fn has_work(&self) -> bool {
+        self.eager || self.stream.has_input()
+    }
 }
 
 pub(crate) struct Worker {
@@ -53,7 +59,7 @@ impl Worker {
         let mut events = Events::new(64);
         let mut commands = Vec::new();
         loop {
-            let eager = self.channels.values().any(|channel| channel.eager);
+            let eager = self.channels.values().any(Channel::has_work);
             let nap = if eager { Duration::ZERO } else { NAP };
             if let Err(error) = self.epoll.wait(&mut events, nap) {
                 log::error!("a data thread cannot wait for its channels and ends: {error}");
@@ -76,20 +82,18 @@ impl Worker {
                 }
             }
             if eager {
-                let eager: Vec<u64> = self
-                    .channels
-                    .iter()
-                    .filter(|(_, channel)| channel.eager)
-                    .map(|(token, _)| *token)
+                let eager = self.channels.iter().filter(|(_, channel)| channel.has_work());
+                let eager: Vec<_> = eager
+                    .map(|(token, channel)| (*token, channel.stream.has_input(), channel.eager))
                     .collect();
-                eager.into_iter().for_each(|token| self.serve(token, false, true));
+                eager.into_iter().for_each(|(token, input, output)| self.serve(token, input, output));
             }
         }
     }
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Add { session, conn } => self.add(session, conn),
+            Command::Add { session, stream } => self.add(session, stream),
             Command::Send(session) => {
                 let idle: Vec<u64> = self.of(session, |channel| !channel.blocked);
                 idle.into_iter().for_each(|token| self.serve(token, false, true));
@@ -114,19 +118,19 @@ impl Worker {
         mine.map(|(token, _)| *token).collect()
     }
 
-    fn add(&mut self, session: u64, conn: TcpConn) {
+    fn add(&mut self, session: u64, stream: Stream) {
         // The session may have ended since: then its `Cut` has been here before, and nobody would ever cut this one.
         if !self.desk.alive(session) {
-            return shut_down(&conn);
+            return shut_down(stream.cut());
         }
         let token = self.next_token;
         self.next_token += 1;
-        if let Err(error) = self.epoll.add(&conn, token, Interest::READ) {
+        if let Err(error) = self.epoll.add(&stream, token, Interest::READ) {
             return self.desk.channel_lost(session, from_host(Code::PeerLost, error));
         }
         let channel = Channel {
             session,
-            conn,
+            stream,
             outgoing: Outgoing::new(),
             incoming: Incoming::new(),
             blocked: false,
@@ -143,7 +147,7 @@ impl Worker {
                 if blocked != channel.blocked {
                     let interest = if blocked { Interest::BOTH } else { Interest::READ };
                     channel.blocked = blocked;
-                    if let Err(error) = self.epoll.modify(&channel.conn, token, interest) {
+                    if let Err(error) = self.epoll.modify(&channel.stream, token, interest) {
                         self.lose(token, from_host(Code::PeerLost, error));
                     }
                 }
@@ -164,10 +168,10 @@ impl Worker {
     fn remove(&mut self, token: u64) {
         let Some(mut channel) = self.channels.remove(&token) else { return };
         // While a forked child holds the socket, its events would keep coming.
-        if let Err(error) = self.epoll.delete(&channel.conn) {
+        if let Err(error) = self.epoll.delete(&channel.stream) {
             log::debug!("a channel could not be taken out of the epoll set: {error}");
         }
-        shut_down(&channel.conn);
+        shut_down(channel.stream.close());
         channel.outgoing.abandon(&*self.desk);
         channel.incoming.abandon(&*self.desk);
     }
@@ -178,8 +182,8 @@ impl Worker {
     }
 }
 
-fn shut_down(conn: &TcpConn) {
-    if let Err(error) = conn.shutdown_both() {
+fn shut_down(result: Result<()>) {
+    if let Err(error) = result {
         log::debug!("a channel could not be shut down: {error}");
     }
 }
@@ -194,13 +198,13 @@ fn step(
 ) -> Result<bool> {
     let mut blocked = channel.blocked;
     if readable {
-        channel.incoming.advance(desk, channel.session, &channel.conn, tools, TURNS)?;
+        channel.incoming.advance(desk, channel.session, &mut channel.stream, tools, TURNS)?;
     }
     // A channel that only reads now stays as eager to send as it was.
-    if writable && (!blocked || channel.outgoing.is_busy()) {
+    if writable && (!blocked || channel.outgoing.is_busy() || channel.stream.is_behind()) {
         channel.eager = false;
-        match channel.outgoing.advance(desk, channel.session, &channel.conn, tools, TURNS)? {
-            Progress::Idle => blocked = false,
+        match channel.outgoing.advance(desk, channel.session, &mut channel.stream, tools, TURNS)? {
+            Progress::Idle => blocked = !channel.stream.flush()?,
             Progress::Blocked => blocked = true,
             Progress::Yield => {
                 blocked = false;
@@ -208,5 +212,6 @@ fn step(
             }
         }
     }
-    Ok(blocked)
+    // What came may have to be answered, under TLS.
+    Ok(blocked || channel.stream.is_behind())
 }

@@ -1,0 +1,10 @@
+//! Engines under TLS, with certificates that the tests make: what moves, who is refused and with what words, and what
+//! somebody on the wire sees and can do.
+
+mod certs;
+#[allow(dead_code)]
+#[path = "../engine/common.rs"]
+mod common;
+mod moves;
+mod refused;
+mod wire;
