@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a session is charged from its start: its part of the tables, and buffers as they are without load.
 pub(crate) const SESSION_BYTES: u64 = 128 << 10;
-/// What a data channel is charged: both directions' trailers.
-pub(crate) const CHANNEL_BYTES: u64 = 24 << 10;
+/// What a data channel is charged: both directions' trailers, and the checksums of what was placed.
+pub(crate) const CHANNEL_BYTES: u64 = 32 << 10;
 
 /// The cap, and how much of it is used.
 pub(crate) struct Budget {

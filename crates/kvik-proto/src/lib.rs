@@ -13,6 +13,7 @@ mod flow;
 mod frame;
 mod grants;
 mod handshake;
+mod holding;
 mod initiator;
 mod node;
 mod orders;
@@ -32,8 +33,9 @@ pub use handshake::{
     Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret, SessionKey,
     VERSIONS, joined, read_joined, refusal,
 };
+pub use holding::Holding;
 pub use initiator::{Open, Side};
-pub use node::{Event, Finished, Node, Timing};
+pub use node::{Event, Finished, Node, Timing, WINDOW};
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
 pub use pages::{MAX_PAGES, PageList};
 pub use served::Served;

@@ -36,6 +36,8 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// io_threads: threads that move data.
 /// deadline: seconds that a transfer may take when it says nothing else. There is no "for ever".
 /// memory_cap: bytes, or text such as "256MiB", that kvik may hold for itself; beyond it MemoryCapReached.
+/// window: bytes, or text, that one peer's channels may have in hand to send, so that a peer that takes nothing
+///     holds no more.
 /// cpus, numa_node: CPU numbers, or a node's number, for kvik's threads; left out they go where the kernel
 ///     puts them.
 /// name: for logs.
@@ -104,7 +106,7 @@ impl PyEngine {
     #[new]
     #[pyo3(signature = (listen=None, **given),
            text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, transport='auto', \
-                             verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', \
+                             verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', window='32MiB', \
                              cpus=None, numa_node=None, name='')")]
     fn new(
         py: Python<'_>,

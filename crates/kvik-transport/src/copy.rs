@@ -2,14 +2,17 @@
 //!
 //! The owner of the destination copies, whoever began the transfer. A copy from another process counts only if the
 //! source's fence had the agreed generation before it and still has it afterwards.
+//!
+//! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
 use crate::local::{LocalLink, PeerRegion, lock, stopped};
-use crate::sums::Summer;
+use crate::sums::{PIECE, Summer};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
 use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome, Source};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -118,18 +121,24 @@ impl Copier {
     }
 
     fn copy_own(&mut self, order: &Order<Held>, memory: &Held, view: &View) -> Result<(u64, Duration)> {
-        let mut extents = 0;
-        for e in Extents::new(view, &order.view, order.part.clone()) {
-            Memory::copy_between(&order.region, e.right as usize, memory, e.left as usize, e.len as usize)
+        let mut verify = Duration::ZERO;
+        for piece in pieces(order) {
+            for e in Extents::new(view, &order.view, piece.clone()) {
+                Memory::copy_between(
+                    &order.region,
+                    e.right as usize,
+                    memory,
+                    e.left as usize,
+                    e.len as usize,
+                )
                 .map_err(|error| from_host(Code::PageOutOfRange, error))?;
-            extents += 1;
+            }
+            let read = |offset, len, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
+                memory.for_each_chunk(offset, len, scratch, f)
+            };
+            verify += self.compare(order, piece, read, view)?;
         }
-        let verify = self.compare(
-            order,
-            |offset, len, scratch, f| memory.for_each_chunk(offset, len, scratch, f),
-            view,
-        )?;
-        Ok((extents, verify))
+        Ok((Extents::new(view, &order.view, order.part.clone()).count() as u64, verify))
     }
 
     fn copy_peer(
@@ -152,17 +161,19 @@ impl Copier {
         source: &Source,
         memory: &kvik_host::PeerMemory,
     ) -> Result<(u64, Duration)> {
-        let mut extents = 0;
-        for e in Extents::new(&source.view, &order.view, order.part.clone()) {
-            memory
-                .copy_into(e.left as usize, &order.region, e.right as usize, e.len as usize)
-                .map_err(|error| from_host(Code::PageOutOfRange, error))?;
-            extents += 1;
+        let mut verify = Duration::ZERO;
+        for piece in pieces(order) {
+            for e in Extents::new(&source.view, &order.view, piece.clone()) {
+                memory
+                    .copy_into(e.left as usize, &order.region, e.right as usize, e.len as usize)
+                    .map_err(|error| from_host(Code::PageOutOfRange, error))?;
+            }
+            let read = |offset, len, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
+                memory.for_each_chunk(offset, len, scratch, f)
+            };
+            verify += self.compare(order, piece, read, &source.view)?;
         }
-        let read = |offset, len, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
-            memory.for_each_chunk(offset, len, scratch, f)
-        };
-        Ok((extents, self.compare(order, read, &source.view)?))
+        Ok((Extents::new(&source.view, &order.view, order.part.clone()).count() as u64, verify))
     }
 
     /// Reads through the kernel, many extents a call. With checksums wanted the source is read twice, since what is
@@ -173,10 +184,23 @@ impl Copier {
         source: &Source,
         region: &PeerRegion,
     ) -> Result<(u64, Duration)> {
-        let PeerRegion::Process { process, addr, len } = region else { return Ok((0, Duration::ZERO)) };
+        let mut verify = Duration::ZERO;
+        for piece in pieces(order) {
+            verify += self.copy_process_piece(order, source, region, piece)?;
+        }
+        Ok((Extents::new(&source.view, &order.view, order.part.clone()).count() as u64, verify))
+    }
+
+    fn copy_process_piece(
+        &mut self,
+        order: &Order<Held>,
+        source: &Source,
+        region: &PeerRegion,
+        piece: Range<u64>,
+    ) -> Result<Duration> {
+        let PeerRegion::Process { process, addr, len } = region else { return Ok(Duration::ZERO) };
         let broken = |error| from_host(Code::PeerLost, error);
-        let mut extents = Extents::new(&source.view, &order.view, order.part.clone()).peekable();
-        let mut count = 0;
+        let mut extents = Extents::new(&source.view, &order.view, piece.clone()).peekable();
         while extents.peek().is_some() {
             let (mut local, mut remote) = (self.local.begin_recv(), self.remote.begin_remote());
             while let Some(e) = extents.peek() {
@@ -195,7 +219,6 @@ impl Copier {
                         "the peer's region has an address that cannot be",
                     ));
                 }
-                count += 1;
                 extents.next();
             }
             process.read(&mut remote, &mut local).map_err(broken)?;
@@ -203,13 +226,14 @@ impl Copier {
         let read = |offset: usize, len: usize, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
             read_through(process, addr + offset as u64, len, scratch, f)
         };
-        Ok((count, self.compare(order, read, &source.view)?))
+        self.compare(order, piece, read, &source.view)
     }
 
     /// Compares checksums of source and destination, unit by unit, where they are wanted.
     fn compare(
         &mut self,
         order: &Order<Held>,
+        piece: Range<u64>,
         read: impl Fn(usize, usize, &mut [u8], &mut dyn FnMut(&[u8])) -> Result<(), HostError>,
         source: &View,
     ) -> Result<Duration> {
@@ -217,9 +241,9 @@ impl Copier {
             return Ok(Duration::ZERO);
         }
         let began = Instant::now();
-        let mut start = order.part.start;
-        while start < order.part.end {
-            let end = (start + order.unit).min(order.part.end);
+        let mut start = piece.start;
+        while start < piece.end {
+            let end = (start + order.unit).min(piece.end);
             let there = self.summer.sum_of(source, start..end, &read)?;
             let here = self.summer.sum_of(&order.view, start..end, |offset, len, scratch, f| {
                 order.region.for_each_chunk(offset, len, scratch, f)
@@ -231,6 +255,14 @@ impl Copier {
         }
         Ok(began.elapsed())
     }
+}
+
+/// An order's part in pieces of whole units that are copied and compared before the next ones: all of it at once
+/// where nothing is compared.
+fn pieces(order: &Order<Held>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (part, unit) = (order.part.clone(), order.unit.max(1));
+    let step = if order.sums { unit * (PIECE / unit).max(1) } else { (part.end - part.start).max(1) };
+    part.clone().step_by(step as usize).map(move |start| start..(start + step).min(part.end))
 }
 
 fn read_through(
