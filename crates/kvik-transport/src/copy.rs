@@ -6,7 +6,7 @@
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
 use crate::local::{LocalLink, PeerRegion, lock, stopped};
-use crate::sums::{PIECE, Summer};
+use crate::sums::{Bytes, PIECE, Summer};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::thread::{ThreadOptions, spawn_named};
@@ -133,10 +133,7 @@ impl Copier {
                 )
                 .map_err(|error| from_host(Code::PageOutOfRange, error))?;
             }
-            let read = |offset, len, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
-                memory.for_each_chunk(offset, len, scratch, f)
-            };
-            verify += self.compare(order, piece, read, view)?;
+            verify += self.compare(order, piece, &**memory, view)?;
         }
         Ok((Extents::new(view, &order.view, order.part.clone()).count() as u64, verify))
     }
@@ -168,10 +165,7 @@ impl Copier {
                     .copy_into(e.left as usize, &order.region, e.right as usize, e.len as usize)
                     .map_err(|error| from_host(Code::PageOutOfRange, error))?;
             }
-            let read = |offset, len, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
-                memory.for_each_chunk(offset, len, scratch, f)
-            };
-            verify += self.compare(order, piece, read, &source.view)?;
+            verify += self.compare(order, piece, memory, &source.view)?;
         }
         Ok((Extents::new(&source.view, &order.view, order.part.clone()).count() as u64, verify))
     }
@@ -223,10 +217,7 @@ impl Copier {
             }
             process.read(&mut remote, &mut local).map_err(broken)?;
         }
-        let read = |offset: usize, len: usize, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
-            read_through(process, addr + offset as u64, len, scratch, f)
-        };
-        self.compare(order, piece, read, &source.view)
+        self.compare(order, piece, &Elsewhere { process, addr: *addr }, &source.view)
     }
 
     /// Compares checksums of source and destination, unit by unit, where they are wanted.
@@ -234,7 +225,7 @@ impl Copier {
         &mut self,
         order: &Order<Held>,
         piece: Range<u64>,
-        read: impl Fn(usize, usize, &mut [u8], &mut dyn FnMut(&[u8])) -> Result<(), HostError>,
+        bytes: &impl Bytes,
         source: &View,
     ) -> Result<Duration> {
         if !order.sums {
@@ -244,10 +235,8 @@ impl Copier {
         let mut start = piece.start;
         while start < piece.end {
             let end = (start + order.unit).min(piece.end);
-            let there = self.summer.sum_of(source, start..end, &read)?;
-            let here = self.summer.sum_of(&order.view, start..end, |offset, len, scratch, f| {
-                order.region.for_each_chunk(offset, len, scratch, f)
-            })?;
+            let there = self.summer.sum_of(bytes, source, start..end)?;
+            let here = self.summer.sum_of(&*order.region, &order.view, start..end)?;
             if there != here {
                 return Err(mismatch(&order.view, start));
             }
@@ -265,26 +254,38 @@ fn pieces(order: &Order<Held>) -> impl Iterator<Item = Range<u64>> + use<> {
     part.clone().step_by(step as usize).map(move |start| start..(start + step).min(part.end))
 }
 
-fn read_through(
-    process: &kvik_host::ProcessMemory,
+/// Memory of another process, which is read through the kernel.
+struct Elsewhere<'a> {
+    process: &'a kvik_host::ProcessMemory,
     addr: u64,
-    len: usize,
-    scratch: &mut [u8],
-    f: &mut dyn FnMut(&[u8]),
-) -> Result<(), HostError> {
-    let (mut local, mut remote) = (RunBuffer::new(1), RunBuffer::new(1));
-    let mut at = 0;
-    while at < len {
-        let step = (len - at).min(scratch.len());
-        let (mut to, mut from) = (local.begin_recv(), remote.begin_remote());
-        if !to.push((&mut scratch[..step]).into()) || !from.push(addr + at as u64, step) {
-            return Err(HostError::InvalidArgument("an address that cannot be".into()));
-        }
-        process.read(&mut from, &mut to)?;
-        f(&scratch[..step]);
-        at += step;
+}
+
+impl Bytes for Elsewhere<'_> {
+    fn sum(&self, _offset: usize, _len: usize) -> Result<Option<u64>, HostError> {
+        Ok(None)
     }
-    Ok(())
+
+    fn each(
+        &self,
+        offset: usize,
+        len: usize,
+        scratch: &mut [u8],
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), HostError> {
+        let (mut local, mut remote) = (RunBuffer::new(1), RunBuffer::new(1));
+        let (start, mut at) = (self.addr + offset as u64, 0);
+        while at < len {
+            let step = (len - at).min(scratch.len());
+            let (mut to, mut from) = (local.begin_recv(), remote.begin_remote());
+            if !to.push((&mut scratch[..step]).into()) || !from.push(start + at as u64, step) {
+                return Err(HostError::InvalidArgument("an address that cannot be".into()));
+            }
+            self.process.read(&mut from, &mut to)?;
+            f(&scratch[..step]);
+            at += step;
+        }
+        Ok(())
+    }
 }
 
 /// The error for bytes that are not what was sent.

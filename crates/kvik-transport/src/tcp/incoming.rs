@@ -76,8 +76,8 @@ impl Chunk {
             return Ok(());
         }
         let began = Instant::now();
-        let side = (&*order.region, &*order.view);
-        running.go_on(&mut tools.summer, side, &order.part, order.unit, got, |_, sum| sums.push(sum))?;
+        let (side, part) = ((&*order.region, &*order.view), (&order.part, order.unit));
+        running.go_on(&mut tools.summer, side, part, (got, got), |sum| sums.push(sum))?;
         self.verify += began.elapsed();
         Ok(())
     }

@@ -187,16 +187,10 @@ impl Chunk {
             return Ok(());
         }
         let began = Instant::now();
-        running.go_on(
-            summer,
-            (&order.region, &order.view),
-            &order.part,
-            order.unit,
-            at + PIECE,
-            |_, sum| {
-                trailer.extend_from_slice(&sum.to_le_bytes());
-            },
-        )?;
+        let (part, have) = ((&order.part, order.unit), (at + PIECE, self.payload));
+        running.go_on(summer, (&order.region, &order.view), part, have, |sum| {
+            trailer.extend_from_slice(&sum.to_le_bytes());
+        })?;
         self.verify += began.elapsed();
         Ok(())
     }
