@@ -16,6 +16,7 @@ mod death;
 mod ends;
 mod layouts;
 mod pair;
+mod windows;
 mod wire;
 mod wires;
 

@@ -11,4 +11,5 @@ mod schedules;
 mod sessions;
 mod shaking;
 mod transfers;
+mod windows;
 mod world;
