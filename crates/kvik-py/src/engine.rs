@@ -399,9 +399,10 @@ impl PyEngine {
 
     /// End all transfers and grants, unregister all regions, stop the threads. Closing twice does nothing.
     ///
-    /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. Raises
-    /// PagesQuarantined if a peer may still touch pages. The end of the interpreter does this for every open
-    /// engine, within 5 s together.
+    /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. It takes
+    /// that long at most, or half a second. Raises PagesQuarantined if a thread still has memory in hand then;
+    /// the text says of which grants, and transfers that have not ended end when it lets go. The end of the
+    /// interpreter does this for every open engine, within 5 s together.
     #[pyo3(signature = (timeout=5.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (engine, timeout) = (self.0.get(py)?, seconds(py, "timeout", timeout)?);

@@ -24,13 +24,14 @@ from kvik.bench.errors import BenchError
 from kvik.bench.figures import Series
 from kvik.bench.limits import Memcpy
 from kvik.bench.memory import Memory
-from kvik.bench.options import BUFFER_FLOOR, BUFFER_STEP, BUFFERS_HELD, size_text
+from kvik.bench.options import BUFFER_STEP, BUFFERS_HELD, size_text
 from kvik.bench.pages import Cell, Op, PagePlan
 from kvik.bench.peer import Peer
 from kvik.bench.run import Say, salts
 from kvik.bench.target import CLOSE_SECONDS, TargetOptions
 
 LONGEST_S = 600.0
+FLOOR = 32 << 20
 PAIRS: tuple[tuple[kvik.TransportName, kvik.VerifyName], ...] = (("tcp", "auto"), ("local", "full"))
 """Transports, and what turns their checksums on."""
 
@@ -49,7 +50,7 @@ class Plan:
     @property
     def buffer(self) -> int:
         """Bytes of either side: twice a batch, so that a batch finds little of its pages in a cache."""
-        wanted = max(2 * self.page_bytes * self.pages, BUFFER_FLOOR)
+        wanted = max(2 * self.page_bytes * self.pages, FLOOR)
         return -(-wanted // BUFFER_STEP) * BUFFER_STEP
 
 
