@@ -61,6 +61,7 @@ class Engine:
         io_threads: SupportsIndex | None = 2,
         deadline: float | None = 30.0,
         memory_cap: Size | None = "256MiB",
+        window: Size | None = "32MiB",
         cpus: Iterable[SupportsIndex] | None = None,
         numa_node: SupportsIndex | None = None,
         name: str | None = "",

@@ -114,6 +114,7 @@ BOUNDS: list[tuple[str, Any, Any]] = [
     ("deadline", 86_400.0, 86_401.0),
     ("deadline", 0.001, 0.0),
     ("memory_cap", 1 << 20, (1 << 20) - 1),
+    ("window", 64 << 10, (64 << 10) - 1),
     ("name", "n" * 100, "n" * 101),
     ("secret", "8 bytes.", "7 bytes"),
 ]

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a session is charged from its start: its part of the tables, and buffers as they are without load.
 const SESSION_BYTES: u64 = 128 << 10;
-/// What a data channel is charged: both directions' trailers.
-const CHANNEL_BYTES: u64 = 24 << 10;
+/// What a data channel is charged: both directions' trailers, and the checksums of what was placed.
+const CHANNEL_BYTES: u64 = 32 << 10;
 
 /// The cap, and how much of it is used.
 pub(crate) struct Budget {

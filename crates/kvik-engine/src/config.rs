@@ -2,9 +2,11 @@
 
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
+use kvik_transport::faulty::Faults;
 use kvik_transport::tls::TlsFiles;
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Which transport transfers use.
@@ -106,7 +108,7 @@ pub struct Config {
     pub deadline: Duration,
     /// Most bytes that kvik holds for itself. Default 256 MiB.
     ///
-    /// Counted are grants, transfers, sessions (128 KiB each; 272 KiB under TLS) and data channels (24 KiB each; 216 KiB
+    /// Counted are grants, transfers, sessions (128 KiB each; 272 KiB under TLS) and data channels (32 KiB each; 224 KiB
     /// under TLS), and beyond that
     /// whatever peers have sent, asked for and left unread: a session whose peer takes it past the cap is cut, and
     /// `MemoryCapReached` is the error. A session's part is looked at after every 64 KiB of its peer's
@@ -117,12 +119,21 @@ pub struct Config {
     /// what is not kvik's own: registered memory, regions of peers on this host that are mapped here, and the
     /// kernel's socket buffers.
     pub memory_cap: u64,
+    /// Bytes that the data channels of one peer have in hand to send at most. Default 32 MiB; one chunk, up to 4 MiB,
+    /// is always allowed.
+    ///
+    /// A peer that takes nothing off its channels holds so much of what this side began to send, and whatever the
+    /// kernel buffers for it, and no more: what is not in hand yet is neither read nor locked.
+    pub window: u64,
     /// CPUs for kvik's threads.
     pub cpus: Option<Vec<usize>>,
     /// NUMA node for kvik's threads.
     pub numa_node: Option<u32>,
     /// What it is called in logs.
     pub name: String,
+    /// What goes wrong between the engine and its transports: for tests.
+    #[doc(hidden)]
+    pub faults: Option<Arc<Faults>>,
 }
 
 impl Default for Config {
@@ -138,9 +149,11 @@ impl Default for Config {
             io_threads: 2,
             deadline: Duration::from_secs(30),
             memory_cap: 256 << 20,
+            window: kvik_proto::WINDOW,
             cpus: None,
             numa_node: None,
             name: String::new(),
+            faults: None,
         }
     }
 }
@@ -199,6 +212,12 @@ impl Config {
             return wrong(
                 "memory_cap is below 1 MiB; kvik needs some memory for page lists and buffers".into(),
             );
+        }
+        if self.window < 64 << 10 {
+            return wrong(format!(
+                "window is {} bytes; it takes at least 64 KiB, a small chunk",
+                self.window
+            ));
         }
         if self.name.len() > 100 {
             return wrong("the name is longer than 100 bytes".into());

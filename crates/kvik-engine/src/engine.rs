@@ -4,14 +4,14 @@ use crate::config::{Config, MAX_DEADLINE, Preference};
 use crate::control::{Ask, Control};
 use crate::desk::Job;
 use crate::explain::{Explanation, probes};
-use crate::grant::{Grant, GrantCell, GrantOptions};
+use crate::grant::{Grant, GrantCell, GrantOptions, describe};
 use crate::planner::{Plan, plan};
 use crate::region::{PageSet, Region};
 use crate::shared::{Pools, Record, Shared, lock};
 use crate::tag::Tag;
 use crate::transfer::{Transfer, TransferOptions};
 use kvik_core::{
-    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket,
+    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket, View,
 };
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
@@ -20,11 +20,11 @@ use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{MAX_READERS, Offer, Op, Select};
 use kvik_transport::copy::CopyPool;
-use kvik_transport::from_host;
 use kvik_transport::tcp::TcpPool;
+use kvik_transport::{Desk, from_host};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ pub struct Engine {
 
 struct Handle {
     shared: Arc<Shared>,
-    control: Mutex<Option<JoinHandle<()>>>,
+    control: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
 impl Engine {
@@ -89,13 +89,16 @@ impl Engine {
             times: shared.metrics.threads.clone(),
         };
         let threads = usize::from(shared.config.io_threads);
+        let desk: Arc<dyn Desk> = match &shared.config.faults {
+            Some(faults) => faults.stand_before(shared.clone()),
+            None => shared.clone(),
+        };
         let pools = Pools {
-            tcp: TcpPool::start(shared.clone(), threads, &options)?,
-            copy: CopyPool::start(shared.clone(), threads, &options)?,
+            tcp: TcpPool::start(desk.clone(), threads, &options)?,
+            copy: CopyPool::start(desk, threads, &options)?,
         };
         drop(shared.pools.set(pools));
-        let engine =
-            Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Mutex::new(None) }) };
+        let engine = Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Arc::default() }) };
         let mut control = Control::new(shared.clone(), listeners, unix)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
@@ -119,6 +122,10 @@ impl Engine {
     /// The addresses in its tickets.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.shared().addresses.get().cloned().unwrap_or_default()
+    }
+    /// The addresses that it listens on, with the ports that were chosen for 0, whatever its tickets say.
+    pub fn listening(&self) -> &[SocketAddr] {
+        &self.shared().config.listen
     }
     /// What it is called in logs.
     pub fn name(&self) -> &str {
@@ -185,9 +192,7 @@ impl Engine {
             check_writable(&memory)?;
         }
         let layout = pages.view.layout();
-        let ids = u64::from(layout.pages()) * u64::from(pages.view.parts());
-        let size = 1024 + 4 * pages.len() as u64 + ids / 8;
-        let lease = shared.budget.take(size, "a grant")?;
+        let lease = shared.budget.take(grant_bytes(&pages.view), "a grant")?;
         let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
@@ -473,21 +478,25 @@ impl Engine {
 
     /// Ends its transfers and grants, says goodbye, and ends its threads. In a forked child it does nothing.
     ///
+    /// It takes as long as `timeout` at most, or half a second where that is longer: what has not answered by then is
+    /// cut.
+    ///
     /// # Errors
-    /// None at present: whatever has not answered by the timeout is cut.
+    /// `PagesQuarantined` when a thread of this engine still has memory in hand then (the text says which): it is let
+    /// go of as soon as the thread goes on, and only then its transfers are reported to have ended.
     pub fn close(&self, timeout: Duration) -> Result<()> {
-        self.handle.close(timeout);
-        Ok(())
+        self.handle.close(timeout)
     }
 }
 
 impl Handle {
-    fn close(&self, timeout: Duration) {
+    fn close(&self, timeout: Duration) -> Result<()> {
         let shared = &self.shared;
         if shared.check_fork().is_err() || !shared.set_closed() {
-            return;
+            return Ok(());
         }
-        let until = Instant::now() + timeout.min(LAST_WORDS);
+        let began = Instant::now();
+        let until = began + timeout.min(LAST_WORDS);
         // What was confirmed a moment ago reaches its owner before the connection goes.
         let open: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
         open.into_iter().for_each(|id| shared.cancel(id, closed()));
@@ -500,22 +509,74 @@ impl Handle {
             shared.node(|node, _| node.close_session(session, closed()));
         }
         shared.ask(Ask::Stop);
-        if let Some(pools) = shared.pools.get() {
-            pools.tcp.stop();
-            pools.copy.stop();
-        }
-        if let Some(thread) = lock(&self.control).take()
-            && thread.join().is_err()
-        {
-            log::error!("the control thread panicked");
-        }
-        let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
-        left.into_iter().for_each(|id| shared.abandon(id, closed()));
-        shared.stop_stat();
+        let ended = self.end_threads(began + timeout.clamp(LAST_WORDS, MAX_DEADLINE));
         shared.notes.note_move();
         shared.hub.close(Instant::now() + timeout.min(LAST_EVENT));
-        log::info!(engine:% = shared.local.identity.engine; "engine closed");
+        ended
     }
+
+    /// Waits for the engine's threads; one that has memory in hand and does not come back is left behind, with what
+    /// it holds.
+    fn end_threads(&self, until: Instant) -> Result<()> {
+        let (said, heard) = mpsc::sync_channel(1);
+        let (shared, control) = (self.shared.clone(), self.control.clone());
+        let waits = spawn_named("kvik-end", &ThreadOptions::default(), move || {
+            join_all(&shared, &control);
+            // Nobody listens where it took too long.
+            let _ = said.send(());
+        });
+        match waits {
+            Ok(_) if heard.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() => Ok(()),
+            Ok(_) => {
+                let stuck = stuck(&self.shared);
+                let text = stuck.as_deref().unwrap_or("they have no memory in hand");
+                log::warn!(engine:% = self.shared.local.identity.engine; "the engine's threads have not ended: {text}");
+                stuck.map_or(Ok(()), |text| Err(Error::new(Code::PagesQuarantined, text)))
+            }
+            Err(error) => {
+                log::warn!("closing without a limit, since no thread can be started: {error}");
+                join_all(&self.shared, &self.control);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Waits for the engine's threads, and ends what only they could have ended.
+fn join_all(shared: &Arc<Shared>, control: &Mutex<Option<JoinHandle<()>>>) {
+    if let Some(pools) = shared.pools.get() {
+        pools.tcp.stop();
+        pools.copy.stop();
+    }
+    if let Some(thread) = lock(control).take()
+        && thread.join().is_err()
+    {
+        log::error!("the control thread panicked");
+    }
+    let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
+    left.into_iter().for_each(|id| shared.abandon(id, closed()));
+    shared.stop_stat();
+    log::info!(engine:% = shared.local.identity.engine; "engine closed");
+}
+
+/// What threads that have not ended have in hand.
+fn stuck(shared: &Shared) -> Option<String> {
+    let (flows, holdings) = shared.node(|node, _| (node.open_flows(), node.holdings()));
+    if flows == 0 && holdings.is_empty() {
+        return None;
+    }
+    let granted: Vec<String> = holdings.iter().map(describe).collect();
+    let granted = if granted.is_empty() { String::new() } else { format!(": {}", granted.join("; ")) };
+    Some(format!(
+        "the engine was closed, but {flows} transfer(s) still have memory in hand{granted}; do not use or free pages \
+         of unfinished transfers and grants until `wait` on them returns"
+    ))
+}
+
+/// What a grant takes: its page list, and a bit for every page or part of a page of the layout.
+fn grant_bytes(view: &View) -> u64 {
+    let ids = u64::from(view.layout().pages()) * u64::from(view.parts());
+    1024 + 4 * view.pages().len() as u64 + ids.div_ceil(64) * 8
 }
 
 fn closed() -> Error {
@@ -524,7 +585,9 @@ fn closed() -> Error {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.close(DROP_LIMIT);
+        if let Err(error) = self.close(DROP_LIMIT) {
+            log::warn!("an engine was dropped: {error}");
+        }
     }
 }
 

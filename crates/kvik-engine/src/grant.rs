@@ -5,6 +5,7 @@ use crate::region::Region;
 use crate::shared::Shared;
 use crate::tag::Tag;
 use kvik_core::{Code, Error, GrantId, GrantState, Result, Right, Ticket, Use};
+use kvik_proto::Holding;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -108,22 +109,24 @@ impl Grant {
     /// Takes it back. When this returns, the pages are the owner's again.
     ///
     /// # Errors
-    /// `PagesQuarantined` when that could not be brought about by the timeout; wait for the grant then.
+    /// `PagesQuarantined` when that could not be brought about by the timeout: the text names the pages and who may
+    /// still touch them, and [`Grant::wait`] returns when nobody does any more.
     pub fn revoke(&self, timeout: Duration) -> Result<()> {
         self.shared.check_fork()?;
         self.shared.end_grant(self.id(), GrantState::Revoked);
-        match self.wait(timeout) {
-            Some(_) => Ok(()),
-            None => {
-                self.shared.tell_quarantine_of(self.id());
-                Err(Error::new(
-                    Code::PagesQuarantined,
-                    format!(
-                        "pages of grant {} may still be touched by a transfer; wait for the grant before you use them",
-                        self.id()
-                    ),
-                ))
-            }
+        if self.wait(timeout).is_some() {
+            return Ok(());
+        }
+        self.shared.tell_quarantine_of(self.id());
+        match self.shared.node(|node, _| node.holding(self.id())) {
+            None => Ok(()),
+            Some(holding) => Err(Error::new(
+                Code::PagesQuarantined,
+                format!(
+                    "{}; do not use them before `wait` on the grant returns, when the last transfer has let go",
+                    describe(&holding)
+                ),
+            )),
         }
     }
 
@@ -148,5 +151,44 @@ impl Grant {
             state = self.cell.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Some(*state)
+    }
+}
+
+/// What keeps a grant's pages from their owner, in words.
+pub(crate) fn describe(holding: &Holding) -> String {
+    let what = if holding.parts > 1 { "parts of pages" } else { "pages" };
+    let by: Vec<&str> = holding.by.iter().map(String::as_str).collect();
+    let by = if by.is_empty() { "nobody any more".to_owned() } else { by.join(", ") };
+    format!("{what} {} of grant {} may still be touched by {by}", ranges(&holding.pages), holding.grant)
+}
+
+/// Ids in few words: runs, and no more of them than a person reads.
+fn ranges(ids: &[u32]) -> String {
+    const MOST: usize = 8;
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let runs: Vec<&[u32]> = sorted.chunk_by(|a, b| b - a == 1).collect();
+    let shown = runs.iter().take(MOST).map(|run| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    });
+    let shown: Vec<String> = shown.collect();
+    let more = if runs.len() > MOST { format!(", ... ({} in all)", sorted.len()) } else { String::new() };
+    format!("{}{more}", shown.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_named_in_few_words() {
+        assert_eq!(ranges(&[7]), "7");
+        assert_eq!(ranges(&[9, 3, 4, 5, 5, 11, 10]), "3-5, 9-11");
+        let many: Vec<u32> = (0..100).map(|i| i * 2).collect();
+        assert_eq!(ranges(&many), "0, 2, 4, 6, 8, 10, 12, 14, ... (100 in all)");
+        assert_eq!(ranges(&[u32::MAX, u32::MAX - 1]), "4294967294-4294967295");
     }
 }

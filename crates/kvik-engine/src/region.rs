@@ -1,7 +1,8 @@
 //! Registered memory, and pages of it.
 
 use crate::config::MAX_DEADLINE;
-use crate::shared::Shared;
+use crate::grant::describe;
+use crate::shared::{Shared, lock};
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
 use kvik_host::Memory;
 use kvik_transport::{Held, from_host};
@@ -66,7 +67,12 @@ impl Region {
     /// Ends its grants, waits for the transfers that use it, and lets go of the memory.
     ///
     /// # Errors
-    /// `RegionBusy` when a transfer still uses it at the timeout; it is then as open as before, without its grants.
+    /// `RegionBusy` when a transfer that this side began still uses it at the timeout, which says with whom: wait for
+    /// it or cancel it. The region is then as open as before, without its grants.
+    ///
+    /// `PagesQuarantined` when nothing does but requests of peers, over grants that have ended: nobody here can do
+    /// anything about those. The text names the peers and the pages. The region is closed for all that is new, and
+    /// lets go of its memory by itself with the last of them; closing it again waits for that.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         let shared = &self.inner.shared;
         shared.check_fork()?;
@@ -79,22 +85,44 @@ impl Region {
         // Whoever closes a region that somebody else is closing waits with him.
         while let Some(memory) = self.inner.weak.upgrade() {
             if Instant::now() >= until {
-                if first {
-                    *self.inner.lock() = Some(memory.clone());
-                    shared.show_region(self.id(), &memory);
-                }
-                return Err(Error::new(
-                    Code::RegionBusy,
-                    format!(
-                        "region {} is still used by a transfer: wait for it or cancel it, and close the region again",
-                        self.id().0
-                    ),
-                ));
+                return Err(self.still_used(memory, first));
             }
             drop(memory);
             shared.wait_progress(LOOK);
         }
         Ok(())
+    }
+
+    /// Why the region could not be closed in time. Who closes it first opens it again, unless peers are the reason.
+    fn still_used(&self, memory: Held, first: bool) -> Error {
+        let (shared, id) = (&self.inner.shared, self.id());
+        let own = shared.own_transfers(id);
+        let held = shared.node(|node, _| node.holdings_of(id));
+        if own.is_empty() && !held.is_empty() {
+            let held: Vec<String> = held.iter().map(describe).collect();
+            let text = format!(
+                "region {} is closed, but its memory is not free yet: {}; it is when the last of these transfers \
+                 has let go, which closing the region again waits for",
+                id.0,
+                held.join("; ")
+            );
+            return Error::new(Code::PagesQuarantined, text);
+        }
+        if first {
+            *self.inner.lock() = Some(memory.clone());
+            shared.show_region(id, &memory);
+        }
+        let by = match own.as_slice() {
+            [] => "a call that is reading or writing it".to_owned(),
+            some => {
+                format!("{} transfer(s) of this side: {}", some.len(), some[..some.len().min(4)].join(", "))
+            }
+        };
+        let text = format!(
+            "region {} is still used by {by}; wait for them or cancel them, and close the region again",
+            id.0
+        );
+        Error::new(Code::RegionBusy, text)
     }
 
     /// Copies `from` to `offset`.
@@ -120,6 +148,16 @@ impl Region {
                 format!("region {} was closed; register the memory again", self.id().0),
             )
         })
+    }
+}
+
+impl Shared {
+    /// Transfers that this side began and that use a region, in words.
+    fn own_transfers(&self, region: RegionId) -> Vec<String> {
+        let book = lock(&self.book);
+        let uses = book.transfers.values().map(|record| &record.job);
+        let uses = uses.filter(|job| job.memory.as_ref().is_some_and(|(_, id, _)| *id == region));
+        uses.map(|job| format!("with engine {} over grant {}", job.ticket.engine, job.ticket.grant)).collect()
     }
 }
 

@@ -167,6 +167,8 @@ impl Shared {
         let local = Local { identity, secret: Secret::new(config.secret.as_deref()), facts };
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let budget = Budget::new(config.memory_cap);
+        let mut node = Node::new(identity, Timing::default(), boottime());
+        node.set_window(config.window);
         Ok(Shared {
             config,
             local,
@@ -174,7 +176,7 @@ impl Shared {
             host,
             guard: ForkGuard::new().map_err(fail)?,
             closed: AtomicBool::new(false),
-            node: Mutex::new(Node::new(identity, Timing::default(), boottime())),
+            node: Mutex::new(node),
             book: Mutex::default(),
             conns: Mutex::default(),
             fence: FenceTable::new(FENCE_SLOTS).map_err(fail)?,

@@ -38,6 +38,7 @@ mod error;
 mod mapping;
 mod sealed;
 mod span;
+mod sum;
 
 pub use error::HostError;
 pub use fence::{FenceSlot, FenceTable, PeerFence};

@@ -68,6 +68,12 @@ impl PeerMemory {
         dst.writable_span()?.copy_from(dst_off, &self.span, offset, len)
     }
 
+    /// The checksum (XXH3, 64 bits) of a range, in one pass; `None` where it takes [`Self::for_each_chunk`]: short
+    /// ranges, and processors without wide vectors.
+    pub fn sum(&self, offset: usize, len: usize) -> Result<Option<u64>, HostError> {
+        self.span.sum(offset, len)
+    }
+
     /// Copies a range out through `scratch` in pieces of at most 16 KiB and hands each to `f`, for checksums.
     pub fn for_each_chunk(
         &self,

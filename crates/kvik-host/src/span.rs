@@ -102,4 +102,11 @@ impl Span {
         }
         Ok(())
     }
+
+    /// The XXH3 sum of a range, in one pass; `None` where that needs a copy first (see [`crate::sum`]).
+    pub(crate) fn sum(&self, offset: usize, len: usize) -> Result<Option<u64>, HostError> {
+        let at = self.at(offset, len)?;
+        // SAFETY: `at` is mapped for `len` bytes while `self`'s owner lives; no slice is made of them.
+        Ok(unsafe { crate::sum::xxh3(at, len) })
+    }
 }

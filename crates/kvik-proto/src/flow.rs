@@ -171,6 +171,12 @@ impl<R> Flow<R> {
         Some(part)
     }
 
+    /// Bytes of the chunk that [`Flow::claim`] would give.
+    pub fn ahead(&self) -> u64 {
+        let part = self.cut.part(self.next.min(self.cut.chunks()));
+        part.end.saturating_sub(part.start)
+    }
+
     /// Takes a chunk that arrived: its part of the stream.
     ///
     /// # Errors

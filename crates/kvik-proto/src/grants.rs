@@ -303,6 +303,11 @@ impl<R: Clone> Grants<R> {
         self.entries.keys().copied().collect()
     }
 
+    /// The pages of a grant that has not ended, and the flows that take part in it.
+    pub fn held(&self, id: GrantId) -> Option<(&View, &BTreeSet<FlowKey>)> {
+        self.entries.get(&id).map(|entry| (&entry.offer.view, &entry.flows))
+    }
+
     /// Pages of grants that are ending and that a flow still takes part in.
     pub fn quarantined(&self) -> u64 {
         let ending = self.entries.values().filter(|entry| entry.ending.is_some());

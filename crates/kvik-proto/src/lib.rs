@@ -13,6 +13,7 @@ mod flow;
 mod frame;
 mod grants;
 mod handshake;
+mod holding;
 mod initiator;
 mod node;
 mod notify;
@@ -34,8 +35,9 @@ pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
     SessionKey, VERSIONS, joined, read_joined, refusal,
 };
+pub use holding::Holding;
 pub use initiator::{Open, Side};
-pub use node::{Event, Finished, Node, Timing};
+pub use node::{Event, Finished, Node, Timing, WINDOW};
 pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
 pub use pages::{MAX_PAGES, PageList};

@@ -32,6 +32,10 @@ impl Default for Timing {
     }
 }
 
+/// Bytes that a session's channels have in hand at most, unless the engine says otherwise: more than so many channels
+/// as a peer usually has ever take, so that it bounds and does not slow.
+pub const WINDOW: u64 = 32 << 20;
+
 /// What happened, for the engine around the node.
 #[derive(Debug)]
 pub enum Event {
@@ -106,6 +110,7 @@ pub(crate) enum Timer {
 pub struct Node<R> {
     pub(crate) identity: Identity,
     pub(crate) timing: Timing,
+    pub(crate) window: u64,
     pub(crate) sessions: BTreeMap<u64, Session>,
     pub(crate) preferred: HashMap<Identity, u64>,
     pub(crate) grants: Grants<R>,
@@ -132,6 +137,7 @@ impl<R: Clone> Node<R> {
                 heartbeat: timing.heartbeat.max(Duration::from_millis(1)),
                 dead_after: timing.dead_after.max(Duration::from_millis(1)),
             },
+            window: WINDOW,
             sessions: BTreeMap::new(),
             preferred: HashMap::new(),
             grants: Grants::default(),
@@ -145,6 +151,11 @@ impl<R: Clone> Node<R> {
             clock: now,
             late_beats: 0,
         }
+    }
+
+    /// How many bytes the channels of one session may have in hand to send; one chunk is always allowed.
+    pub fn set_window(&mut self, bytes: u64) {
+        self.window = bytes;
     }
 
     /// The next thing that happened.

@@ -15,6 +15,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrderRef {
     key: FlowKey,
+    /// Bytes of the session's window that it takes.
+    window: u64,
 }
 
 impl OrderRef {
@@ -74,6 +76,8 @@ pub enum OrderOutcome {
 
 impl<R: Clone> Node<R> {
     /// The next chunk to send on a channel of the session. Transfers take turns.
+    ///
+    /// None also while the session's window is full: then `Event::Send` follows when there is room.
     pub fn next_send(&mut self, session_id: u64, now: Duration) -> Option<Order<R>> {
         self.expire(now);
         let turns = self.sessions.get(&session_id)?.sending.len();
@@ -82,7 +86,13 @@ impl<R: Clone> Node<R> {
             let transfer = session.sending.pop_front()?;
             let key = (session_id, transfer);
             let Some(flow) = self.flows.get_mut(&key) else { continue };
+            if session.in_flight > 0 && session.in_flight + flow.ahead() > self.window {
+                session.full = true;
+                session.sending.push_front(transfer);
+                return None;
+            }
             let Some(part) = flow.claim() else { continue };
+            session.in_flight += part.end - part.start;
             session.sending.push_back(transfer);
             let header = ChunkHeader {
                 session: session_id,
@@ -145,6 +155,7 @@ impl<R: Clone> Node<R> {
 
     /// An order has ended; whoever executed it does not touch its memory any more.
     pub fn order_done(&mut self, id: OrderRef, outcome: OrderOutcome) {
+        self.make_room(id);
         let Some(flow) = self.flows.get_mut(&id.key) else { return };
         flow.pins = flow.pins.saturating_sub(1);
         match outcome {
@@ -156,9 +167,43 @@ impl<R: Clone> Node<R> {
             OrderOutcome::Void => {}
             // What the peer has called a success is in place there.
             OrderOutcome::Failed(_) if flow.peer_done => {}
-            OrderOutcome::Failed(error) => self.stop_flow(id.key, error),
+            OrderOutcome::Failed(error) => {
+                let error = self.name_peer(id.key, error);
+                self.stop_flow(id.key, error);
+            }
         }
         self.settle_flow(id.key);
+    }
+
+    /// Damage is somewhere between two engines: which ones is for both to know.
+    fn name_peer(&self, key: FlowKey, error: Error) -> Error {
+        if error.code != Code::ChecksumMismatch {
+            return error;
+        }
+        let text = match Self::is_own(key) {
+            true => format!("{} (found by this engine within itself)", error.text),
+            false => format!(
+                "{} (found by engine {} in a transfer with {})",
+                error.text,
+                self.identity.engine,
+                self.peer_text(key.0)
+            ),
+        };
+        Error::new(error.code, text)
+    }
+
+    /// What an order took of its session's window is free again.
+    fn make_room(&mut self, id: OrderRef) {
+        let Some(session) = self.sessions.get_mut(&id.key.0).filter(|_| id.window > 0) else { return };
+        session.in_flight = session.in_flight.saturating_sub(id.window);
+        if std::mem::take(&mut session.full) {
+            self.events.push_back(Event::Send(id.key.0));
+        }
+    }
+
+    /// Bytes of chunks that a session's channels have in hand to send.
+    pub fn in_flight(&self, session_id: u64) -> u64 {
+        self.sessions.get(&session_id).map_or(0, |session| session.in_flight)
     }
 
     /// The transfer has something to send, and takes its turn.
@@ -296,8 +341,9 @@ fn order<R: Clone>(
 ) -> Option<Order<R>> {
     flow.first.get_or_insert(now);
     let (region, view) = flow.memory.clone()?;
+    let window = if matches!(kind, OrderKind::Send(_)) { part.end - part.start } else { 0 };
     Some(Order {
-        id: OrderRef { key: flow.key },
+        id: OrderRef { key: flow.key, window },
         stop: flow.stop_flag.clone(),
         region,
         view,

@@ -37,6 +37,9 @@ pub(crate) struct Session {
     joined: HashSet<(JoinKind, u16)>,
     /// Transfers with something to send, in turn.
     pub sending: VecDeque<u64>,
+    /// Bytes of chunks that its channels have in hand, and whether they are all that the window allows.
+    pub in_flight: u64,
+    pub full: bool,
     /// Transfers whose `End` was sent and not yet answered.
     pub closing: BTreeSet<u64>,
     /// Transfers that the peer began and that are open, and bytes held for them.
@@ -64,6 +67,8 @@ impl Session {
             last_begun: 0,
             joined: HashSet::new(),
             sending: VecDeque::new(),
+            in_flight: 0,
+            full: false,
             closing: BTreeSet::new(),
             owned_flows: 0,
             held: 0,

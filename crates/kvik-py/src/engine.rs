@@ -41,6 +41,8 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// io_threads: threads that move data.
 /// deadline: seconds that a transfer may take when it says nothing else. There is no "for ever".
 /// memory_cap: bytes, or text such as "256MiB", that kvik may hold for itself; beyond it MemoryCapReached.
+/// window: bytes, or text, that one peer's channels may have in hand to send, so that a peer that takes nothing
+///     holds no more.
 /// cpus, numa_node: CPU numbers, or a node's number, for kvik's threads; left out they go where the kernel
 ///     puts them.
 /// name: for logs.
@@ -109,7 +111,7 @@ impl PyEngine {
     #[new]
     #[pyo3(signature = (listen=None, **given),
            text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, tls=None, transport='auto', \
-                             verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', \
+                             verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', window='32MiB', \
                              cpus=None, numa_node=None, name='')")]
     fn new(
         py: Python<'_>,
@@ -454,9 +456,10 @@ impl PyEngine {
 
     /// End all transfers and grants, unregister all regions, stop the threads. Closing twice does nothing.
     ///
-    /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. Raises
-    /// PagesQuarantined if a peer may still touch pages. The end of the interpreter does this for every open
-    /// engine, within 5 s together.
+    /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. It takes
+    /// that long at most, or half a second. Raises PagesQuarantined if a thread still has memory in hand then;
+    /// the text says of which grants, and transfers that have not ended end when it lets go. The end of the
+    /// interpreter does this for every open engine, within 5 s together.
     #[pyo3(signature = (timeout=5.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (engine, timeout) = (self.0.get(py)?, seconds(py, "timeout", timeout)?);

@@ -34,9 +34,11 @@ pub fn config(
         io_threads: told.need("io_threads", natural)?.within(py, "io_threads")?,
         deadline: seconds(py, "deadline", told.need("deadline", |given| given.extract::<f64>())?)?,
         memory_cap: told.need("memory_cap", args::size)?,
+        window: told.need("window", args::size)?,
         cpus: told.may("cpus", cpu_numbers)?,
         numa_node: told.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
         name: told.need("name", text)?,
+        faults: None,
     })
 }
 
@@ -109,6 +111,7 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("io_threads", config.io_threads.to_string()),
         ("deadline", config.deadline.as_secs_f64().to_string()),
         ("memory_cap", config.memory_cap.to_string()),
+        ("window", config.window.to_string()),
         ("cpus", several(config.cpus.unwrap_or_default().iter().map(ToString::to_string).collect())),
         ("numa_node", config.numa_node.map_or_else(String::new, |node| node.to_string())),
         ("name", config.name),

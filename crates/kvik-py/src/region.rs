@@ -156,9 +156,11 @@ impl PyRegion {
 
     /// Give the memory back: it is unregistered, and a registered buffer may be resized or freed again.
     ///
-    /// timeout: seconds to wait for transfers that use it. Raises RegionBusy if one still does then, or at
-    /// once if Python has views (memoryview, NumPy arrays) of allocated memory; the region stays open then.
-    /// Closing twice does nothing.
+    /// timeout: seconds to wait for transfers that use it. Raises RegionBusy if one of this side's still does
+    /// then, or at once if Python has views (memoryview, NumPy arrays) of allocated memory; the region stays
+    /// open then. Raises PagesQuarantined if only transfers of peers do, over grants that have ended: the
+    /// region is closed for all that is new, and its memory is given back with the last of them, which
+    /// closing it again waits for. Closing twice does nothing else.
     #[pyo3(signature = (timeout=5.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (region, timeout) = (self.region.get(py)?, seconds(py, "timeout", timeout)?);

@@ -2,14 +2,17 @@
 //!
 //! The owner of the destination copies, whoever began the transfer. A copy from another process counts only if the
 //! source's fence had the agreed generation before it and still has it afterwards.
+//!
+//! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
 use crate::local::{LocalLink, PeerRegion, lock, stopped};
-use crate::sums::Summer;
+use crate::sums::{Bytes, PIECE, Summer};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
 use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome, Source};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -118,18 +121,21 @@ impl Copier {
     }
 
     fn copy_own(&mut self, order: &Order<Held>, memory: &Held, view: &View) -> Result<(u64, Duration)> {
-        let mut extents = 0;
-        for e in Extents::new(view, &order.view, order.part.clone()) {
-            Memory::copy_between(&order.region, e.right as usize, memory, e.left as usize, e.len as usize)
+        let mut verify = Duration::ZERO;
+        for piece in pieces(order) {
+            for e in Extents::new(view, &order.view, piece.clone()) {
+                Memory::copy_between(
+                    &order.region,
+                    e.right as usize,
+                    memory,
+                    e.left as usize,
+                    e.len as usize,
+                )
                 .map_err(|error| from_host(Code::PageOutOfRange, error))?;
-            extents += 1;
+            }
+            verify += self.compare(order, piece, &**memory, view)?;
         }
-        let verify = self.compare(
-            order,
-            |offset, len, scratch, f| memory.for_each_chunk(offset, len, scratch, f),
-            view,
-        )?;
-        Ok((extents, verify))
+        Ok((Extents::new(view, &order.view, order.part.clone()).count() as u64, verify))
     }
 
     fn copy_peer(
@@ -152,17 +158,16 @@ impl Copier {
         source: &Source,
         memory: &kvik_host::PeerMemory,
     ) -> Result<(u64, Duration)> {
-        let mut extents = 0;
-        for e in Extents::new(&source.view, &order.view, order.part.clone()) {
-            memory
-                .copy_into(e.left as usize, &order.region, e.right as usize, e.len as usize)
-                .map_err(|error| from_host(Code::PageOutOfRange, error))?;
-            extents += 1;
+        let mut verify = Duration::ZERO;
+        for piece in pieces(order) {
+            for e in Extents::new(&source.view, &order.view, piece.clone()) {
+                memory
+                    .copy_into(e.left as usize, &order.region, e.right as usize, e.len as usize)
+                    .map_err(|error| from_host(Code::PageOutOfRange, error))?;
+            }
+            verify += self.compare(order, piece, memory, &source.view)?;
         }
-        let read = |offset, len, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
-            memory.for_each_chunk(offset, len, scratch, f)
-        };
-        Ok((extents, self.compare(order, read, &source.view)?))
+        Ok((Extents::new(&source.view, &order.view, order.part.clone()).count() as u64, verify))
     }
 
     /// Reads through the kernel, many extents a call. With checksums wanted the source is read twice, since what is
@@ -173,10 +178,23 @@ impl Copier {
         source: &Source,
         region: &PeerRegion,
     ) -> Result<(u64, Duration)> {
-        let PeerRegion::Process { process, addr, len } = region else { return Ok((0, Duration::ZERO)) };
+        let mut verify = Duration::ZERO;
+        for piece in pieces(order) {
+            verify += self.copy_process_piece(order, source, region, piece)?;
+        }
+        Ok((Extents::new(&source.view, &order.view, order.part.clone()).count() as u64, verify))
+    }
+
+    fn copy_process_piece(
+        &mut self,
+        order: &Order<Held>,
+        source: &Source,
+        region: &PeerRegion,
+        piece: Range<u64>,
+    ) -> Result<Duration> {
+        let PeerRegion::Process { process, addr, len } = region else { return Ok(Duration::ZERO) };
         let broken = |error| from_host(Code::PeerLost, error);
-        let mut extents = Extents::new(&source.view, &order.view, order.part.clone()).peekable();
-        let mut count = 0;
+        let mut extents = Extents::new(&source.view, &order.view, piece.clone()).peekable();
         while extents.peek().is_some() {
             let (mut local, mut remote) = (self.local.begin_recv(), self.remote.begin_remote());
             while let Some(e) = extents.peek() {
@@ -195,35 +213,30 @@ impl Copier {
                         "the peer's region has an address that cannot be",
                     ));
                 }
-                count += 1;
                 extents.next();
             }
             process.read(&mut remote, &mut local).map_err(broken)?;
         }
-        let read = |offset: usize, len: usize, scratch: &mut [u8], f: &mut dyn FnMut(&[u8])| {
-            read_through(process, addr + offset as u64, len, scratch, f)
-        };
-        Ok((count, self.compare(order, read, &source.view)?))
+        self.compare(order, piece, &Elsewhere { process, addr: *addr }, &source.view)
     }
 
     /// Compares checksums of source and destination, unit by unit, where they are wanted.
     fn compare(
         &mut self,
         order: &Order<Held>,
-        read: impl Fn(usize, usize, &mut [u8], &mut dyn FnMut(&[u8])) -> Result<(), HostError>,
+        piece: Range<u64>,
+        bytes: &impl Bytes,
         source: &View,
     ) -> Result<Duration> {
         if !order.sums {
             return Ok(Duration::ZERO);
         }
         let began = Instant::now();
-        let mut start = order.part.start;
-        while start < order.part.end {
-            let end = (start + order.unit).min(order.part.end);
-            let there = self.summer.sum_of(source, start..end, &read)?;
-            let here = self.summer.sum_of(&order.view, start..end, |offset, len, scratch, f| {
-                order.region.for_each_chunk(offset, len, scratch, f)
-            })?;
+        let mut start = piece.start;
+        while start < piece.end {
+            let end = (start + order.unit).min(piece.end);
+            let there = self.summer.sum_of(bytes, source, start..end)?;
+            let here = self.summer.sum_of(&*order.region, &order.view, start..end)?;
             if there != here {
                 return Err(mismatch(&order.view, start));
             }
@@ -233,26 +246,46 @@ impl Copier {
     }
 }
 
-fn read_through(
-    process: &kvik_host::ProcessMemory,
+/// An order's part in pieces of whole units that are copied and compared before the next ones: all of it at once
+/// where nothing is compared.
+fn pieces(order: &Order<Held>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (part, unit) = (order.part.clone(), order.unit.max(1));
+    let step = if order.sums { unit * (PIECE / unit).max(1) } else { (part.end - part.start).max(1) };
+    part.clone().step_by(step as usize).map(move |start| start..(start + step).min(part.end))
+}
+
+/// Memory of another process, which is read through the kernel.
+struct Elsewhere<'a> {
+    process: &'a kvik_host::ProcessMemory,
     addr: u64,
-    len: usize,
-    scratch: &mut [u8],
-    f: &mut dyn FnMut(&[u8]),
-) -> Result<(), HostError> {
-    let (mut local, mut remote) = (RunBuffer::new(1), RunBuffer::new(1));
-    let mut at = 0;
-    while at < len {
-        let step = (len - at).min(scratch.len());
-        let (mut to, mut from) = (local.begin_recv(), remote.begin_remote());
-        if !to.push((&mut scratch[..step]).into()) || !from.push(addr + at as u64, step) {
-            return Err(HostError::InvalidArgument("an address that cannot be".into()));
-        }
-        process.read(&mut from, &mut to)?;
-        f(&scratch[..step]);
-        at += step;
+}
+
+impl Bytes for Elsewhere<'_> {
+    fn sum(&self, _offset: usize, _len: usize) -> Result<Option<u64>, HostError> {
+        Ok(None)
     }
-    Ok(())
+
+    fn each(
+        &self,
+        offset: usize,
+        len: usize,
+        scratch: &mut [u8],
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), HostError> {
+        let (mut local, mut remote) = (RunBuffer::new(1), RunBuffer::new(1));
+        let (start, mut at) = (self.addr + offset as u64, 0);
+        while at < len {
+            let step = (len - at).min(scratch.len());
+            let (mut to, mut from) = (local.begin_recv(), remote.begin_remote());
+            if !to.push((&mut scratch[..step]).into()) || !from.push(start + at as u64, step) {
+                return Err(HostError::InvalidArgument("an address that cannot be".into()));
+            }
+            self.process.read(&mut from, &mut to)?;
+            f(&scratch[..step]);
+            at += step;
+        }
+        Ok(())
+    }
 }
 
 /// The error for bytes that are not what was sent.

@@ -8,6 +8,7 @@
 //!   memory.
 //! - [`copy`]: threads that copy into this process's memory, from itself or from a process on the same host.
 //! - [`local`]: what another process on this host has shown of its memory.
+//! - [`faulty`]: what can go wrong with any of them, on demand, for tests.
 //! - [`tls`]: TLS for TCP connections.
 //!
 //! Threads here never block while they hold an order, so an order that must stop is left at once: that is how a
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
+pub mod faulty;
 pub mod local;
 pub mod tcp;
 pub mod tls;

@@ -16,6 +16,7 @@ from rich.console import Console
 import kvik
 from kvik import TransportName, VerifyName
 from kvik.bench import facts
+from kvik.bench.checks import checks
 from kvik.bench.context import context
 from kvik.bench.control import is_loopback, join_address, split_address
 from kvik.bench.errors import BenchError
@@ -119,6 +120,7 @@ def bench() -> None:
     """Measure kvik on this machine, beside what the machine does without it."""
 
 
+bench.add_command(checks)
 bench.add_command(context)
 
 

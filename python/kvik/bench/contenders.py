@@ -50,9 +50,11 @@ class Kvik:
         memory: Memory,
         peer: Peer,
         inflight: int,
+        verify: kvik.VerifyName | None = None,
     ) -> None:
         self.name = f"kvik {transport}"
         self.transport = transport
+        self.verify = verify
         self.used = Used()
         self._cell = cell
         self._plan = plan
@@ -141,7 +143,8 @@ class Kvik:
             raise CheckError("no cell is open")
         local = self._memory.pages(self._layout, self._plan.initiator_ids(batch))
         call = self._engine.read if self._cell.op == "read" else self._engine.write
-        return call(local, ticket, self._plan.target_ids(batch), transport=self.transport)
+        ids = self._plan.target_ids(batch)
+        return call(local, ticket, ids, transport=self.transport, verify=self.verify)
 
     def _judge(self, reports: list[kvik.Report]) -> None:
         for report in reports:

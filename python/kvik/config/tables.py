@@ -114,6 +114,14 @@ ENGINE = Entry(
             reason="Peers and page lists must not take a host's memory; beyond it MemoryCapReached.",
         ),
         _engine(
+            name="window",
+            kind=Size(64 << 10),
+            default=32 << 20,
+            help="Most bytes that one peer's channels have in hand to send; one chunk is always allowed.",
+            reason="A peer that takes nothing holds no more than this; fewer bytes than the channels have in "
+            "hand at full speed would slow every peer.",
+        ),
+        _engine(
             name="cpus",
             kind=Cpus(),
             default=None,

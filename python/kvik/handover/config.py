@@ -32,6 +32,7 @@ class ConnectorConfig:
     io_threads: int = _DEFAULTS["io_threads"]
     deadline: float = _DEFAULTS["deadline"]
     memory_cap: int = _DEFAULTS["memory_cap"]
+    window: int = _DEFAULTS["window"]
     cpus: tuple[int, ...] | None = None
     numa_node: int | None = None
     expiry: float = _DEFAULTS["expiry"]
@@ -66,6 +67,7 @@ class ConnectorConfig:
             "io_threads": self.io_threads,
             "deadline": self.deadline,
             "memory_cap": self.memory_cap,
+            "window": self.window,
             "cpus": self.cpus,
             "numa_node": self.numa_node,
             "name": name,

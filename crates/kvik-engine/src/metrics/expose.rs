@@ -10,7 +10,7 @@ use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
 use kvik_host::Memory;
 use kvik_proto::Op;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,6 +36,7 @@ struct Now {
     grants: usize,
     quarantined: u64,
     late_beats: u64,
+    in_flight: BTreeMap<EngineId, u64>,
 }
 
 impl Shared {
@@ -65,8 +66,15 @@ impl Shared {
     }
 
     fn look(&self) -> Now {
-        let (grants, quarantined, late_beats) =
-            self.node(|node, _| (node.grants(), node.quarantined(), node.late_beats()));
+        let (grants, quarantined, late_beats, in_flight) = self.node(|node, _| {
+            let mut in_flight = BTreeMap::new();
+            for session in node.sessions() {
+                if let Some(peer) = node.established(session).map(|session| session.peer.engine) {
+                    *in_flight.entry(peer).or_default() += node.in_flight(session);
+                }
+            }
+            (node.grants(), node.quarantined(), node.late_beats(), in_flight)
+        });
         let book = lock(&self.book);
         Now {
             transfers: book.transfers.len(),
@@ -75,6 +83,7 @@ impl Shared {
             grants,
             quarantined,
             late_beats,
+            in_flight,
         }
     }
 
@@ -87,6 +96,11 @@ impl Shared {
     }
 
     fn sessions_text(&self, text: &mut Text, now: &Now) {
+        text.family(&IN_FLIGHT);
+        for (peer, bytes) in &now.in_flight {
+            let (id, name) = self.metrics.tables(|tables| tables.peer(peer));
+            text.sample(&IN_FLIGHT, &[&id, &name], bytes);
+        }
         text.single(&SESSIONS, now.sessions);
         text.single(&SESSIONS_OPENED, self.counters.sessions_opened.load(Ordering::Relaxed));
         let (ended, again) = self.metrics.tables(|tables| (tables.sessions_ended.clone(), tables.reconnects));

@@ -78,6 +78,8 @@ metrics! {
         "Grants whose pages are the owner's again, by how they ended.";
     QUARANTINED Gauge "kvik_quarantined_pages" []
         "Pages of grants that are over while a transfer may still touch them.";
+    IN_FLIGHT Gauge "kvik_in_flight_bytes" ["peer", "peer_name"]
+        "Bytes that the data channels of a peer that has a session have in hand to send: at most the engine's window.";
     SESSIONS Gauge "kvik_sessions_open" []
         "Sessions with peers that are up.";
     SESSIONS_OPENED Counter "kvik_sessions_opened_total" []

@@ -120,6 +120,10 @@ impl Random {
             Err(_) => kvik_core::Incarnation::random().unwrap().0,
         };
         println!("KVIK_SEED={seed}");
+        Random::of(seed)
+    }
+
+    pub fn of(seed: u64) -> Random {
         Random(seed | 1)
     }
 

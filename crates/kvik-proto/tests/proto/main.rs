@@ -12,4 +12,5 @@ mod schedules;
 mod sessions;
 mod shaking;
 mod transfers;
+mod windows;
 mod world;

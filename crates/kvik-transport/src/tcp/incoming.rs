@@ -1,9 +1,11 @@
 //! The receiving direction of a channel: each chunk goes straight to where it belongs.
 //!
-//! One call takes the rest of a payload, its trailer and the next chunk's header where they have come.
+//! One call takes the rest of a payload, its trailer and the next chunk's header where they have come. With checksums
+//! it takes a piece of the payload, which is summed at once, while it is in the cache.
 
 use crate::copy::mismatch;
 use crate::local::stopped;
+use crate::sums::{PIECE, Running};
 use crate::tcp::Stream;
 use crate::tcp::outgoing::Tools;
 use crate::{Desk, Held, finish, from_host};
@@ -25,6 +27,8 @@ const TELL: Duration = Duration::from_millis(10);
 pub(crate) struct Incoming {
     state: State,
     tail: Vec<u8>,
+    /// The checksums of what was placed, of the chunk in hand.
+    sums: Vec<u64>,
     /// When the desk was last told that the peer lives.
     told: Instant,
 }
@@ -43,6 +47,9 @@ struct Chunk {
     got: u64,
     counted: u64,
     extents: u64,
+    /// Checksums that are being made; none are wanted without.
+    running: Option<Running>,
+    verify: Duration,
 }
 
 impl Chunk {
@@ -52,11 +59,38 @@ impl Chunk {
     fn total(&self) -> u64 {
         self.payload() + self.header.trailer_bytes() as u64
     }
+
+    /// Up to where the payload is received in this call.
+    fn upto(&self) -> u64 {
+        match (&self.order, &self.running) {
+            (Some(_), Some(_)) => self.payload().min(self.got + PIECE),
+            _ => self.payload(),
+        }
+    }
+
+    /// Sums what has come.
+    fn sum_up(&mut self, sums: &mut Vec<u64>, tools: &mut Tools) -> Result<()> {
+        let got = self.got.min(self.payload());
+        let (Some(order), Some(running)) = (&self.order, &mut self.running) else { return Ok(()) };
+        if running.done == got {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let (side, part) = ((&*order.region, &*order.view), (&order.part, order.unit));
+        running.go_on(&mut tools.summer, side, part, (got, got), |sum| sums.push(sum))?;
+        self.verify += began.elapsed();
+        Ok(())
+    }
 }
 
 impl Incoming {
     pub fn new() -> Incoming {
-        Incoming { state: State::Header(0), tail: vec![0; TAIL], told: Instant::now() }
+        Incoming {
+            state: State::Header(0),
+            tail: vec![0; TAIL],
+            sums: Vec::with_capacity(MAX_SUMS as usize),
+            told: Instant::now(),
+        }
     }
 
     /// Takes what has come, for at most `turns` calls. True when there may be more.
@@ -97,13 +131,18 @@ impl Incoming {
                     desk.alive(session);
                 }
                 chunk.got += moved as u64;
+                if let Err(error) = chunk.sum_up(&mut self.sums, tools)
+                    && let Some(order) = chunk.order.take()
+                {
+                    finish(desk, order, OrderOutcome::Failed(error));
+                }
                 if chunk.got < chunk.total() {
                     return Ok(());
                 }
                 let ahead = (chunk.got - chunk.total()) as usize;
                 let trailer = chunk.header.trailer_bytes();
                 if let Some(order) = chunk.order.take() {
-                    let outcome = check(chunk, &order, &self.tail[..trailer], tools);
+                    let outcome = check(chunk, &order, &self.tail[..trailer], &self.sums);
                     finish(desk, order, outcome);
                 }
                 self.tail.copy_within(trailer..trailer + ahead, 0);
@@ -115,7 +154,11 @@ impl Incoming {
             bytes.copy_from_slice(&self.tail[..CHUNK_HEADER]);
             let header = ChunkHeader::decode(&bytes)?;
             let order = desk.place(session, &header)?;
-            self.state = State::Chunk(Chunk { header, order, got: 0, counted: 0, extents: 0 });
+            self.sums.clear();
+            let running = order.as_ref().filter(|order| order.sums).map(|_| Running::default());
+            let verify = Duration::ZERO;
+            self.state =
+                State::Chunk(Chunk { header, order, got: 0, counted: 0, extents: 0, running, verify });
         }
         Ok(())
     }
@@ -143,13 +186,14 @@ impl Incoming {
 fn receive(chunk: &mut Chunk, tail: &mut [u8], stream: &mut Stream, tools: &mut Tools) -> Result<Io> {
     let payload = chunk.payload();
     let mut at = chunk.got.min(payload);
+    let upto = chunk.upto();
     let mut batch = tools.runs.begin_recv();
     let mut whole = true;
     if at < payload {
         match &chunk.order {
             Some(order) => {
                 let start = order.part.start;
-                for run in order.view.runs(start + at..start + payload) {
+                for run in order.view.runs(start + at..start + upto) {
                     let into = order.region.recv_run(run.offset as usize, run.len as usize);
                     if !batch.push(into.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
                         whole = false;
@@ -168,7 +212,7 @@ fn receive(chunk: &mut Chunk, tail: &mut [u8], stream: &mut Stream, tools: &mut 
             }
         }
     }
-    if whole {
+    if whole && upto == payload {
         let got = chunk.got.saturating_sub(payload) as usize;
         let end = chunk.header.trailer_bytes() + CHUNK_HEADER;
         // Without room it is taken in the next turn.
@@ -178,7 +222,7 @@ fn receive(chunk: &mut Chunk, tail: &mut [u8], stream: &mut Stream, tools: &mut 
 }
 
 /// Compares what was placed with what was sent.
-fn check(chunk: &Chunk, order: &Order<Held>, trailer: &[u8], tools: &mut Tools) -> OrderOutcome {
+fn check(chunk: &Chunk, order: &Order<Held>, trailer: &[u8], placed: &[u64]) -> OrderOutcome {
     let (status, sums) = trailer.split_at(TRAILER_STATUS);
     if status == STATUS_VOID.to_le_bytes() {
         return OrderOutcome::Void;
@@ -190,18 +234,16 @@ fn check(chunk: &Chunk, order: &Order<Held>, trailer: &[u8], tools: &mut Tools) 
     if !order.sums {
         return OrderOutcome::Done { extents: chunk.extents, verify: Duration::ZERO };
     }
-    let began = Instant::now();
-    let mut sent = sums.chunks_exact(SUM_BYTES);
-    let mut wrong = None;
-    let summed =
-        tools.summer.units(&order.region, &order.view, order.part.clone(), order.unit, |start, sum| {
-            if sent.next() != Some(&sum.to_le_bytes()[..]) {
-                wrong.get_or_insert(start);
-            }
-        });
-    match (summed, wrong) {
-        (Err(error), _) => OrderOutcome::Failed(error),
-        (Ok(()), Some(position)) => OrderOutcome::Failed(mismatch(&order.view, position)),
-        (Ok(()), None) => OrderOutcome::Done { extents: chunk.extents, verify: began.elapsed() },
+    let mut wrong =
+        sums.chunks_exact(SUM_BYTES).zip(placed).position(|(sent, sum)| sent != sum.to_le_bytes());
+    if placed.len() * SUM_BYTES != sums.len() {
+        wrong.get_or_insert(placed.len().min(sums.len() / SUM_BYTES));
+    }
+    match wrong {
+        Some(unit) => {
+            let position = order.part.start + unit as u64 * order.unit;
+            OrderOutcome::Failed(mismatch(&order.view, position))
+        }
+        None => OrderOutcome::Done { extents: chunk.extents, verify: chunk.verify },
     }
 }

@@ -1,7 +1,10 @@
 //! The sending direction of a channel: one chunk at a time, header, payload and trailer in as few calls as possible.
+//!
+//! With checksums a payload goes piece by piece: each is summed right before it is sent, so that the kernel's copy
+//! finds it in the cache, and the other side receives one piece while the next is summed.
 
 use crate::local::stopped;
-use crate::sums::Summer;
+use crate::sums::{PIECE, Running, Summer};
 use crate::tcp::Stream;
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
@@ -28,6 +31,10 @@ struct Chunk {
     header: [u8; CHUNK_HEADER],
     payload: u64,
     start: u64,
+    /// Bytes of the whole trailer.
+    trailing: usize,
+    /// Checksums that are being made; none are wanted without.
+    running: Option<Running>,
     /// Bytes of header, payload and trailer that went.
     sent: u64,
     /// Position in the payload up to which runs were counted.
@@ -71,7 +78,7 @@ impl Outgoing {
         for _ in 0..turns {
             if self.chunk.is_none() {
                 let Some(order) = desk.next_send(session) else { return Ok(Progress::Idle) };
-                self.begin(desk, order, tools);
+                self.begin(desk, order);
             }
             if !self.send(desk, stream, tools)? {
                 return Ok(Progress::Blocked);
@@ -80,35 +87,25 @@ impl Outgoing {
         Ok(Progress::Yield)
     }
 
-    fn begin(&mut self, desk: &dyn Desk, order: Order<Held>, tools: &mut Tools) {
+    fn begin(&mut self, desk: &dyn Desk, order: Order<Held>) {
         let OrderKind::Send(header) = &order.kind else {
             let error =
                 Error::new(Code::ProtocolError, "an order to copy or place was given to a sending channel");
             return finish(desk, order, OrderOutcome::Failed(error));
         };
-        let began = Instant::now();
         self.trailer.clear();
         self.trailer.extend_from_slice(&STATUS_WHOLE.to_le_bytes());
-        if order.sums {
-            let trailer = &mut self.trailer;
-            let summed =
-                tools.summer.units(&order.region, &order.view, order.part.clone(), order.unit, |_, sum| {
-                    trailer.extend_from_slice(&sum.to_le_bytes());
-                });
-            if let Err(error) = summed {
-                return finish(desk, order, OrderOutcome::Failed(error));
-            }
-        }
-        let verify = if order.sums { began.elapsed() } else { Duration::ZERO };
         self.chunk = Some(Chunk {
             header: header.encode(),
             payload: u64::from(header.len),
             start: order.part.start,
+            trailing: header.trailer_bytes(),
+            running: order.sums.then(Running::default),
             order: Some(order),
             sent: 0,
             counted: 0,
             extents: 0,
-            verify,
+            verify: Duration::ZERO,
         });
     }
 
@@ -116,7 +113,7 @@ impl Outgoing {
     fn send(&mut self, desk: &dyn Desk, stream: &mut Stream, tools: &mut Tools) -> Result<bool> {
         self.leave_if_stopped(desk);
         while let Some(chunk) = &mut self.chunk {
-            let total = CHUNK_HEADER as u64 + chunk.payload + self.trailer.len() as u64;
+            let total = CHUNK_HEADER as u64 + chunk.payload + chunk.trailing as u64;
             if chunk.sent == total {
                 if let Some(order) = chunk.order.take() {
                     let (extents, verify) = (chunk.extents, chunk.verify);
@@ -124,6 +121,10 @@ impl Outgoing {
                 }
                 self.chunk = None;
                 break;
+            }
+            if let Err(error) = chunk.sum_next(&mut self.trailer, &mut tools.summer) {
+                self.give_up(desk, OrderOutcome::Failed(error));
+                continue;
             }
             let mut batch = tools.runs.begin_send();
             fill(chunk, &self.trailer, &mut batch)?;
@@ -140,13 +141,22 @@ impl Outgoing {
     /// Leaves the order in hand when it must stop: its memory is not read any more.
     pub fn leave_if_stopped(&mut self, desk: &dyn Desk) {
         let Some(chunk) = &mut self.chunk else { return };
-        if let Some(order) = chunk.order.take_if(|order| stopped(&order.stop)) {
+        if chunk.order.as_ref().is_some_and(|order| stopped(&order.stop)) {
+            self.give_up(desk, OrderOutcome::Void);
+        }
+    }
+
+    /// Fills up what is left of the chunk, without its order.
+    fn give_up(&mut self, desk: &dyn Desk, outcome: OrderOutcome) {
+        let Some(chunk) = &mut self.chunk else { return };
+        if let Some(order) = chunk.order.take() {
             // Where all of the payload went, it is what the header says; and a status of which a part went must
             // not change under way.
             if chunk.sent < CHUNK_HEADER as u64 + chunk.payload {
                 self.trailer[..TRAILER_STATUS].copy_from_slice(&STATUS_VOID.to_le_bytes());
             }
-            finish(desk, order, OrderOutcome::Void);
+            self.trailer.resize(chunk.trailing, 0);
+            finish(desk, order, outcome);
         }
     }
 
@@ -163,17 +173,49 @@ impl Outgoing {
     }
 }
 
-/// Puts what is left of the chunk into the batch, as far as it has room.
+impl Chunk {
+    /// Bytes of payload that went.
+    fn at(&self) -> u64 {
+        self.sent.saturating_sub(CHUNK_HEADER as u64).min(self.payload)
+    }
+
+    /// Sums the next piece, if all that is summed went already.
+    fn sum_next(&mut self, trailer: &mut Vec<u8>, summer: &mut Summer) -> Result<()> {
+        let at = self.at();
+        let (Some(order), Some(running)) = (&self.order, &mut self.running) else { return Ok(()) };
+        if running.done > at || running.done == self.payload {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let (part, have) = ((&order.part, order.unit), (at + PIECE, self.payload));
+        running.go_on(summer, (&order.region, &order.view), part, have, |sum| {
+            trailer.extend_from_slice(&sum.to_le_bytes());
+        })?;
+        self.verify += began.elapsed();
+        Ok(())
+    }
+
+    /// How much of the payload may go: what is summed, where sums are wanted.
+    fn ready(&self) -> u64 {
+        match (&self.order, &self.running) {
+            (Some(_), Some(running)) => running.done,
+            _ => self.payload,
+        }
+    }
+}
+
+/// Puts what is left of the chunk into the batch, as far as it has room and is summed.
 fn fill<'m>(chunk: &'m mut Chunk, trailer: &'m [u8], batch: &mut SendBatch<'_, 'm>) -> Result<()> {
     let head = CHUNK_HEADER as u64;
     if chunk.sent < head && !batch.push(SendRun::from(&chunk.header[chunk.sent as usize..])) {
         return Ok(());
     }
-    let mut at = chunk.sent.saturating_sub(head);
+    let mut at = chunk.at();
+    let ready = chunk.ready();
     if at < chunk.payload {
         match &chunk.order {
             Some(order) => {
-                let left = chunk.start + at..chunk.start + chunk.payload;
+                let left = chunk.start + at..chunk.start + ready;
                 for run in order.view.runs(left) {
                     let bytes = order.region.send_run(run.offset as usize, run.len as usize);
                     if !batch.push(bytes.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
@@ -196,6 +238,9 @@ fn fill<'m>(chunk: &'m mut Chunk, trailer: &'m [u8], batch: &mut SendBatch<'_, '
                 }
             }
         }
+    }
+    if ready < chunk.payload {
+        return Ok(());
     }
     let trailing = chunk.sent.saturating_sub(head + chunk.payload);
     // A batch without room for the trailer sends it in the next turn.

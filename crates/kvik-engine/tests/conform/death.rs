@@ -1,0 +1,106 @@
+//! The peer dies in the middle: a real process, which is this test's own program under another name.
+
+use crate::TABLE;
+use crate::common::*;
+use crate::pair::{Kind, OPS, Op, options, whole};
+use kvik_core::{Code, Ticket};
+use kvik_engine::{TransferOptions, Verify};
+use kvik_transport::faulty::Faults;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "KVIK_TEST_CONFORM_PEER";
+const PAGES: u32 = 128;
+const PAGE: u64 = 64 << 10;
+
+/// Not a test: the peer. It owns pages until its input ends.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (_, kind) = TABLE.iter().find(|(name, _)| *name == role).unwrap();
+    let engine = kind.engine(&Faults::new(1), None);
+    let region = kind.region(&engine, u64::from(PAGES) * PAGE, 1);
+    let kept = OPS.map(|op| engine.grant(&whole(&region, PAGE), options(op)).unwrap());
+    println!("\npeer: {} {}", kept[0].ticket(), kept[1].ticket());
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+struct Owner {
+    process: Child,
+    tickets: Vec<Ticket>,
+}
+
+impl Owner {
+    fn start(kind: &Kind) -> Owner {
+        let same = |other: &&(&str, Kind)| {
+            (other.1.transport, other.1.way, other.1.late) == (kind.transport, kind.way, kind.late)
+        };
+        let (name, _) = TABLE.iter().find(same).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "death::peer", "--nocapture"]).env(ROLE, name);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut told = lines.map_while(Result::ok).filter_map(|line| {
+            Some(line.strip_prefix("peer: ")?.split(' ').map(|text| text.parse().unwrap()).collect())
+        });
+        let tickets = told.next().expect("the peer's tickets");
+        Owner { process, tickets }
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kind) {
+    // Who serves itself does not outlive its peer.
+    if kind.own() {
+        return;
+    }
+    let ours = Faults::new(1);
+    let engine = kind.engine(&ours, None);
+    let here = kind.region(&engine, u64::from(PAGES) * PAGE, 9);
+    let mut owner = Owner::start(kind);
+    for op in OPS {
+        let (set, deadline) = (
+            whole(&here, PAGE),
+            TransferOptions { deadline: Some(PATIENCE), verify: Some(Verify::Full), ..Default::default() },
+        );
+        let begin = |owner: &Owner| match op {
+            Op::Read => engine.read(&set, &owner.tickets[0], None, deadline.clone()).unwrap(),
+            Op::Write => engine.write(&set, &owner.tickets[1], None, deadline.clone()).unwrap(),
+        };
+        let moved = |owner: &Owner| begin(owner).wait(Some(PATIENCE)).unwrap();
+        assert_eq!(moved(&owner).transport, kind.transport);
+        // Here a read's destination is written, or a write's source sent; within a host the owner does the latter.
+        let held = op == Op::Read || kind.transport == "tcp";
+        if held {
+            ours.hold_from(ours.given() + 1);
+        }
+        let transfer = begin(&owner);
+        assert!(!held || ours.wait_held(1, PATIENCE));
+        owner.kill();
+        let killed = Instant::now();
+        let lost = |(name, count): &(&str, u64)| *name == "sessions_open" && *count == 0;
+        wait_until("the death to be noticed", || engine.stats().iter().any(lost));
+        assert!(killed.elapsed() < Duration::from_millis(2300), "noticed after {:?}", killed.elapsed());
+        ours.release();
+        match transfer.wait(Some(PATIENCE)) {
+            Err(error) => assert_eq!(error.code, Code::PeerLost, "{error}"),
+            Ok(report) => assert!(!held, "a transfer in hand ended well: {report:?}"),
+        }
+        here.read_at(0, &mut [0]).unwrap();
+        owner = Owner::start(kind);
+        moved(&owner);
+    }
+    here.close(PATIENCE).unwrap();
+}

@@ -1,0 +1,291 @@
+//! Ends in the middle: whatever ends a transfer, it has ended only when nobody here touches its memory any more.
+//!
+//! "In the middle" is held: one part is through, and the threads that write the destination are stuck with the next
+//! ones in hand. That is the worst moment for every end, and the same one for every transport.
+
+use crate::common::*;
+use crate::pair::{Kind, Memories, OPS, Op, Pair, foreign, metric, options, whole};
+use kvik_core::{Code, GrantState};
+use kvik_engine::{Grant, GrantOptions, PageSet, Region, Transfer, Verify};
+use kvik_transport::faulty::End;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGES: u32 = 128;
+const PAGE: u64 = 64 << 10;
+const SHORT: Duration = Duration::from_millis(80);
+
+/// A transfer of 8 MiB of which one part is through, while the writing threads are stuck.
+struct Middle {
+    there: Region,
+    here: Region,
+    theirs: PageSet,
+    grant: Grant,
+    transfer: Transfer,
+}
+
+impl Middle {
+    fn reach(pair: &Pair, op: Op, deadline: Duration) -> Middle {
+        Middle::with(pair, op, deadline, options(op))
+    }
+
+    fn with(pair: &Pair, op: Op, deadline: Duration, options: GrantOptions) -> Middle {
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let (theirs, mine) = (whole(&there, PAGE), whole(&here, PAGE));
+        let grant = pair.owner.grant(&theirs, options).unwrap();
+        pair.mover(op).hold_from(pair.mover(op).given() + 1);
+        let transfer = pair.begin(op, &mine, &grant, deadline);
+        assert!(pair.mover(op).wait_held(1, PATIENCE), "nothing was ever in hand");
+        Middle { there, here, theirs, grant, transfer }
+    }
+
+    fn destination(&self, op: Op) -> &Region {
+        if op == Op::Read { &self.here } else { &self.there }
+    }
+
+    /// Threads go on, and what moves afterwards writes nothing of this transfer.
+    fn release_and_check(&self, pair: &Pair, op: Op, expected: &[Code]) {
+        // Whoever began it waits for its own stuck thread, and for nobody else's.
+        let pinned = op == Op::Read || pair.kind.own();
+        if pinned {
+            assert_eq!(
+                code(self.transfer.wait(Some(SHORT))),
+                Code::WaitTimeout,
+                "{op:?}: ended while in hand"
+            );
+        }
+        pair.mover(op).release();
+        let error = self.transfer.wait(Some(PATIENCE)).unwrap_err();
+        assert!(expected.contains(&error.code), "{op:?}: {error}");
+        if op == Op::Write {
+            // The owner's pages are its own when the grant has ended.
+            self.grant.revoke(PATIENCE).unwrap();
+        }
+        let seen = self.destination(op);
+        if seen.is_closed() {
+            return pair.pass();
+        }
+        blank(seen, 0xEE);
+        pair.pass();
+        assert!(bytes(seen).iter().all(|byte| *byte == 0xEE), "{op:?}: memory was written after the end");
+    }
+}
+
+pub fn a_cancelled_transfer_waits_for_the_order_in_hand(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    for op in OPS {
+        let middle = Middle::reach(&pair, op, PATIENCE);
+        middle.transfer.cancel();
+        middle.release_and_check(&pair, op, &[Code::Cancelled]);
+        // Nothing of it is left that a region would have to wait for.
+        middle.here.close(PATIENCE).unwrap();
+    }
+}
+
+pub fn a_deadline_ends_what_makes_no_progress(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    for op in OPS {
+        let middle = Middle::reach(&pair, op, Duration::from_millis(400));
+        std::thread::sleep(Duration::from_millis(450));
+        middle.release_and_check(&pair, op, &[Code::DeadlineExceeded]);
+        // An order that is lost: nobody ever says that it failed.
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.grant(op, &whole(&there, PAGE));
+        let fresh = Pair::new(kind);
+        drop((there, here, grant));
+        let (there, here) = fresh.regions(PAGES, PAGE);
+        let grant = fresh.grant(op, &whole(&there, PAGE));
+        fresh.mover(op).end_at(2, End::Lost);
+        let began = Instant::now();
+        let lost = fresh.begin(op, &whole(&here, PAGE), &grant, Duration::from_millis(700));
+        assert_eq!(code(lost.wait(Some(PATIENCE))), Code::DeadlineExceeded);
+        let took = began.elapsed();
+        assert!(took >= Duration::from_millis(690) && took < Duration::from_millis(2500), "{took:?}");
+        fresh.pass();
+    }
+}
+
+pub fn revoking_waits_for_whoever_writes_or_says_who_it_is(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    for op in OPS {
+        let middle = Middle::reach(&pair, op, PATIENCE);
+        let began = Instant::now();
+        let revoked = middle.grant.revoke(SHORT);
+        assert!(began.elapsed() < Duration::from_secs(2), "{op:?}: {:?}", began.elapsed());
+        // A stuck reader elsewhere does not keep an owner from its pages; a stuck thread of its own does.
+        if op == Op::Write || kind.own() {
+            quarantined(&pair, &middle, revoked.unwrap_err());
+            assert_eq!(middle.grant.state(), GrantState::Live);
+            assert_eq!(middle.grant.wait(SHORT), None);
+            middle.release_and_check(&pair, op, &[Code::GrantRevoked]);
+            assert_eq!(middle.grant.wait(PATIENCE), Some(GrantState::Revoked));
+        } else {
+            revoked.unwrap();
+            assert_eq!(middle.grant.state(), GrantState::Revoked);
+            middle.release_and_check(&pair, op, &[Code::GrantRevoked, Code::StaleGeneration]);
+        }
+        assert_eq!(metric(&pair.owner, "kvik_quarantined_pages"), 0.0);
+    }
+}
+
+/// The error names pages and holder, and the metric counts the pages.
+fn quarantined(pair: &Pair, middle: &Middle, error: kvik_core::Error) {
+    assert_eq!(error.code, Code::PagesQuarantined, "{error}");
+    let holder = if pair.kind.own() { "this engine".into() } else { pair.other.id().to_string() };
+    assert!(error.text.contains(&holder), "{error} does not name {holder}");
+    assert!(error.text.contains(&format!("pages 0-{}", PAGES - 1)), "{error}");
+    assert!(error.text.contains(&middle.grant.id().to_string()), "{error}");
+    assert_eq!(metric(&pair.owner, "kvik_quarantined_pages"), f64::from(PAGES));
+}
+
+pub fn expiry_in_the_middle_ends_the_transfer(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    for op in OPS {
+        let brief = GrantOptions { expiry: Duration::from_millis(600), ..options(op) };
+        let middle = Middle::with(&pair, op, PATIENCE, brief);
+        if op == Op::Write || kind.own() {
+            wait_until("the expiry", || metric(&pair.owner, "kvik_quarantined_pages") > 0.0);
+            assert_eq!(middle.grant.state(), GrantState::Live, "pages were called free");
+        } else {
+            assert_eq!(middle.grant.wait(PATIENCE), Some(GrantState::Expired));
+        }
+        middle.release_and_check(&pair, op, &[Code::GrantExpired, Code::StaleGeneration]);
+        assert_eq!(middle.grant.wait(PATIENCE), Some(GrantState::Expired));
+    }
+}
+
+pub fn closing_a_region_in_the_middle_says_who_holds_it(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    for op in OPS {
+        let middle = Middle::reach(&pair, op, PATIENCE);
+        // The initiator's region: its own transfer is its own affair, and it stays open.
+        let error = middle.here.close(SHORT).unwrap_err();
+        assert_eq!(error.code, Code::RegionBusy, "{error}");
+        assert!(error.text.contains(&pair.owner.id().to_string()), "{error}");
+        assert!(!middle.here.is_closed());
+        let closed = middle.there.close(SHORT);
+        if op == Op::Write && !kind.own() {
+            quarantined(&pair, &middle, closed.unwrap_err());
+            assert!(middle.there.is_closed(), "peers do not open it again");
+            assert_eq!(code(pair.owner.grant(&middle.theirs, options(op)).map(drop)), Code::RegionClosed);
+        } else if kind.own() {
+            assert!([Code::RegionBusy, Code::PagesQuarantined].contains(&code(closed)));
+        } else {
+            closed.unwrap();
+        }
+        middle.release_and_check(&pair, op, &[Code::RegionClosed, Code::StaleGeneration]);
+        middle.there.close(PATIENCE).unwrap();
+        middle.here.close(PATIENCE).unwrap();
+        assert_eq!(metric(&pair.owner, "kvik_quarantined_pages"), 0.0);
+    }
+}
+
+pub fn closing_an_engine_is_bounded_and_says_what_it_left(kind: &'static Kind) {
+    for op in OPS {
+        let pair = Pair::new(kind);
+        let middle = Middle::reach(&pair, op, PATIENCE);
+        let mover = if op == Op::Read { &pair.other } else { &pair.owner };
+        let began = Instant::now();
+        let error = mover.close(Duration::from_millis(700)).unwrap_err();
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(3), "{op:?}: {took:?}");
+        assert_eq!(error.code, Code::PagesQuarantined, "{error}");
+        if op == Op::Read || kind.own() {
+            assert!(!middle.transfer.is_done(), "{op:?}: ended while a thread has it in hand");
+        }
+        pair.mover(op).release();
+        let ended = middle.transfer.wait(Some(PATIENCE)).unwrap_err();
+        assert!([Code::EngineClosed, Code::RegionClosed, Code::PeerLost].contains(&ended.code), "{ended}");
+        // With the thread gone on, everything is let go of.
+        middle.here.close(PATIENCE).unwrap();
+        middle.there.close(PATIENCE).unwrap();
+        assert!(middle.grant.wait(PATIENCE).is_some());
+    }
+}
+
+pub fn a_grant_that_ended_before_serves_nothing(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    for op in OPS {
+        let (there, here) = pair.regions(4, 16 << 10);
+        let grant = pair.grant(op, &whole(&there, 16 << 10));
+        grant.revoke(PATIENCE).unwrap();
+        let before = (bytes(&there), bytes(&here));
+        let late = pair.begin(op, &whole(&here, 16 << 10), &grant, PATIENCE).wait(Some(PATIENCE));
+        assert_eq!(code(late), Code::GrantRevoked);
+        assert!((bytes(&there), bytes(&here)) == before, "{op:?}: something moved");
+    }
+}
+
+pub fn a_failed_order_fails_its_transfer_alone(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    for op in OPS {
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.grant(op, &whole(&there, PAGE));
+        let fresh = Pair::new(kind);
+        drop((grant, there, here));
+        let (there, here) = fresh.regions(PAGES, PAGE);
+        let grant = fresh.grant(op, &whole(&there, PAGE));
+        fresh.mover(op).end_at(1, End::Failed);
+        let failed = fresh.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+        assert_eq!(code(failed.wait(Some(PATIENCE))), Code::ChecksumMismatch);
+        // The grant and the session are as good as before.
+        let again = fresh.run(op, &whole(&here, PAGE), &grant, Verify::Full).unwrap();
+        assert_eq!(again.bytes, u64::from(PAGES) * PAGE);
+        assert!(bytes(&there) == bytes(&here));
+    }
+    pair.pass();
+}
+
+pub fn a_lost_channel_ends_its_transfers_and_the_next_one_works(kind: &'static Kind) {
+    // Within an engine there is none.
+    if kind.own() {
+        return;
+    }
+    for op in OPS {
+        let pair = Pair::new(kind);
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.grant(op, &whole(&there, PAGE));
+        pair.mover(op).lose_channel_at(2);
+        let lost = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+        assert_eq!(code(lost.wait(Some(PATIENCE))), Code::PeerLost);
+        blank(if op == Op::Read { &here } else { &there }, 0);
+        pair.run(op, &whole(&here, PAGE), &grant, Verify::Full).unwrap();
+        assert!(bytes(&there) == bytes(&here), "{op:?}");
+    }
+}
+
+pub fn memory_is_let_go_of_before_the_end_is_told(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    let (there, back) = pair.regions(16, PAGE);
+    for round in 0..40 {
+        let op = OPS[round % 2];
+        let gone = Arc::new(AtomicBool::new(false));
+        let flag = OnDrop(gone.clone());
+        let here = match kind.memory {
+            Memories::Foreign => {
+                let memory = foreign(16 * PAGE, |buffer| Box::new((buffer, flag)));
+                pair.other.register(memory).unwrap()
+            }
+            Memories::Shared => pair.other.allocate(16 * PAGE).unwrap(),
+        };
+        let grant = pair.grant(op, &whole(&there, PAGE));
+        let transfer = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+        if round % 3 == 2 {
+            transfer.cancel();
+        }
+        drop(transfer.wait(Some(PATIENCE)));
+        // Nothing is waited for: whatever is still held now would be held while its owner uses it.
+        here.close(Duration::ZERO).unwrap();
+        assert!(kind.memory == Memories::Shared || gone.load(Ordering::SeqCst), "round {round}: still held");
+    }
+    drop(back);
+}
+
+struct OnDrop(Arc<AtomicBool>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}

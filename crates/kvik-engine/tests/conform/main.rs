@@ -1,0 +1,70 @@
+//! What every transport keeps, written once.
+//!
+//! The table at the end of this file has a line for each transport; whoever adds a transport adds a line, and every
+//! check runs over it. The checks use the engine's public face, since what they ask about (deadlines, revocation,
+//! death) is decided there; what goes wrong is injected between the engine and the transport's threads
+//! ([`kvik_transport::faulty`]), so that "in the middle" is a state that a test holds, not a race that it may lose.
+//! What happens to bytes on a wire is injected by a proxy ([`wire`]).
+//!
+//! Seeds are printed; `KVIK_SEED` repeats one.
+
+#[path = "../engine/common.rs"]
+#[allow(dead_code)]
+mod common;
+mod crowds;
+mod death;
+mod ends;
+mod layouts;
+mod pair;
+mod windows;
+mod wire;
+mod wires;
+
+use pair::{Kind, Memories};
+
+/// The checks, for every line of the table.
+macro_rules! conform {
+    ($($name:ident: $kind:expr;)*) => {
+        /// Every transport, by the name that its tests have.
+        const TABLE: &[(&str, Kind)] = &[$((stringify!($name), $kind)),*];
+        $(mod $name {
+            use super::*;
+            const KIND: &Kind = &$kind;
+            conform!(@checks KIND: layouts::every_byte_lands_where_it_belongs
+                layouts::unequal_streams_are_refused_and_nothing_is_written
+                layouts::what_was_changed_on_the_way_is_found
+                ends::a_cancelled_transfer_waits_for_the_order_in_hand
+                ends::a_deadline_ends_what_makes_no_progress
+                ends::revoking_waits_for_whoever_writes_or_says_who_it_is
+                ends::expiry_in_the_middle_ends_the_transfer
+                ends::closing_a_region_in_the_middle_says_who_holds_it
+                ends::closing_an_engine_is_bounded_and_says_what_it_left
+                ends::a_grant_that_ended_before_serves_nothing
+                ends::a_failed_order_fails_its_transfer_alone
+                ends::a_lost_channel_ends_its_transfers_and_the_next_one_works
+                ends::memory_is_let_go_of_before_the_end_is_told
+                crowds::many_transfers_both_ways_at_once
+                crowds::nothing_runs_when_nothing_moves
+                death::a_killed_peer_ends_the_transfer_and_another_one_serves);
+        })*
+    };
+    (@checks $kind:ident: $($file:ident::$check:ident)*) => {
+        $(#[test]
+        fn $check() {
+            crate::$file::$check($kind);
+        })*
+    };
+}
+
+conform! {
+    tcp: Kind { transport: "tcp", way: "channel", ..Kind::NEW };
+    memfd: Kind { transport: "local", way: "memfd", ..Kind::NEW };
+    process_vm: Kind { transport: "local", way: "process_vm_readv", memory: Memories::Foreign, ..Kind::NEW };
+    own: Kind { transport: "self", way: "copy", ..Kind::NEW };
+    faulty_tcp: Kind { transport: "tcp", way: "channel", late: true, wire: true, ..Kind::NEW };
+    faulty_memfd: Kind { transport: "local", way: "memfd", late: true, ..Kind::NEW };
+    faulty_process_vm: Kind {
+        transport: "local", way: "process_vm_readv", memory: Memories::Foreign, late: true, ..Kind::NEW
+    };
+    faulty_own: Kind { transport: "self", way: "copy", late: true, ..Kind::NEW };
+}

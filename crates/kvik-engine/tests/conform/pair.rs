@@ -1,0 +1,204 @@
+//! Two engines over one transport, with faults between each and its transport.
+
+use crate::common::{PATIENCE, Random};
+use crate::wire::Wire;
+use kvik_core::{Error, Layout, Right, Use};
+use kvik_engine::{Config, Engine, Grant, GrantOptions, Memory, PageSet, Preference, Region, Report};
+use kvik_engine::{Transfer, TransferOptions, Verify};
+use kvik_transport::faulty::Faults;
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which memory the regions are of.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Memories {
+    Shared,
+    Foreign,
+}
+
+/// A line of the table.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    /// What reports call it.
+    pub transport: &'static str,
+    /// What reports call its way, in part.
+    pub way: &'static str,
+    pub memory: Memories,
+    /// Orders come late at random, and so in another sequence.
+    pub late: bool,
+    /// Bytes go through a proxy that divides and delays them at random.
+    pub wire: bool,
+}
+
+/// Which way the bytes go, as the initiator sees it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Op {
+    Read,
+    Write,
+}
+
+pub const OPS: [Op; 2] = [Op::Read, Op::Write];
+
+impl Kind {
+    pub const NEW: Kind = Kind { transport: "", way: "", memory: Memories::Shared, late: false, wire: false };
+
+    /// Owner and initiator are one engine.
+    pub fn own(&self) -> bool {
+        self.transport == "self"
+    }
+
+    pub fn preference(&self) -> Preference {
+        match self.transport {
+            "tcp" => Preference::Tcp,
+            "local" => Preference::Local,
+            _ => Preference::Auto,
+        }
+    }
+
+    /// An engine whose orders go through the faults.
+    pub fn engine(&self, faults: &Arc<Faults>, wire: Option<&Wire>) -> Engine {
+        let advertise = wire.map(|wire| wire.address().to_string()).into_iter().collect();
+        let config = Config {
+            transport: self.preference(),
+            advertise,
+            faults: Some(faults.clone()),
+            ..Config::default()
+        };
+        Engine::start(config).unwrap()
+    }
+
+    pub fn region(&self, engine: &Engine, bytes: u64, seed: u8) -> Region {
+        let region = match self.memory {
+            Memories::Shared => engine.allocate(bytes).unwrap(),
+            Memories::Foreign => engine.register(foreign(bytes, |buffer| Box::new(buffer))).unwrap(),
+        };
+        crate::common::fill(&region, seed);
+        region
+    }
+}
+
+/// Ordinary memory, which no process can map, kept by what `keep` makes of it.
+pub fn foreign(bytes: u64, keep: impl FnOnce(Box<[u8]>) -> Box<dyn Any + Send + Sync>) -> Memory {
+    let mut buffer = vec![0u8; bytes as usize].into_boxed_slice();
+    let start = NonNull::new(buffer.as_mut_ptr()).unwrap();
+    let len = buffer.len();
+    // SAFETY: the box keeps the memory where it is until the region drops it, and nobody else looks into it.
+    unsafe { Memory::foreign(start, len, keep(buffer)) }
+}
+
+/// An owner of pages, and who reads or writes them.
+pub struct Pair {
+    pub kind: &'static Kind,
+    pub owner: Engine,
+    pub other: Engine,
+    /// What goes wrong at the owner, and at the other.
+    pub theirs: Arc<Faults>,
+    pub ours: Arc<Faults>,
+    pub wire: Option<Wire>,
+}
+
+impl Pair {
+    pub fn new(kind: &'static Kind) -> Pair {
+        let mut random = Random::new();
+        let mut seed = || u64::from(random.below(u32::MAX));
+        let wire = kind.wire.then(|| Wire::start(seed()));
+        let (theirs, ours) = (Faults::new(seed()), Faults::new(seed()));
+        let owner = kind.engine(&theirs, wire.as_ref());
+        if let Some(wire) = &wire {
+            wire.lead_to(listening(&owner));
+            wire.dawdle();
+        }
+        let (other, ours) = match kind.own() {
+            true => (owner.clone(), theirs.clone()),
+            false => (kind.engine(&ours, None), ours),
+        };
+        if kind.late {
+            [&theirs, &ours].into_iter().for_each(|faults| faults.delay(300, Duration::from_millis(2)));
+        }
+        Pair { kind, owner, other, theirs, ours, wire }
+    }
+
+    /// The faults of the side that writes the destination.
+    pub fn mover(&self, op: Op) -> &Arc<Faults> {
+        if op == Op::Read { &self.ours } else { &self.theirs }
+    }
+
+    /// A region at the owner, and one at the other, each of so many pages.
+    pub fn regions(&self, pages: u32, page: u64) -> (Region, Region) {
+        let bytes = u64::from(pages) * page;
+        (self.kind.region(&self.owner, bytes, 1), self.kind.region(&self.other, bytes, 0x5A))
+    }
+
+    pub fn grant(&self, op: Op, pages: &PageSet) -> Grant {
+        self.owner.grant(pages, options(op)).unwrap()
+    }
+
+    pub fn begin(&self, op: Op, local: &PageSet, grant: &Grant, deadline: Duration) -> Transfer {
+        self.begin_with(op, local, grant, TransferOptions { deadline: Some(deadline), ..Default::default() })
+    }
+
+    pub fn begin_with(&self, op: Op, local: &PageSet, grant: &Grant, options: TransferOptions) -> Transfer {
+        match op {
+            Op::Read => self.other.read(local, grant.ticket(), None, options).unwrap(),
+            Op::Write => self.other.write(local, grant.ticket(), None, options).unwrap(),
+        }
+    }
+
+    /// A whole transfer, over the transport that it is meant to take.
+    pub fn run(&self, op: Op, local: &PageSet, grant: &Grant, verify: Verify) -> Result<Report, Error> {
+        let options =
+            TransferOptions { deadline: Some(PATIENCE), verify: Some(verify), ..Default::default() };
+        let report = self.begin_with(op, local, grant, options).wait(Some(PATIENCE))?;
+        assert_eq!(report.transport, self.kind.transport);
+        assert!(report.way.contains(self.kind.way), "{report:?}");
+        Ok(report)
+    }
+
+    /// Something moves once more between the two: everything that was under way before is through then.
+    pub fn pass(&self) {
+        let (there, here) = self.regions(64, 16 << 10);
+        let (theirs, mine) = (whole(&there, 16 << 10), whole(&here, 16 << 10));
+        for op in OPS {
+            let grant = self.grant(op, &theirs);
+            self.run(op, &mine, &grant, Verify::Full).unwrap();
+        }
+    }
+}
+
+impl Drop for Pair {
+    /// No thread stays stuck where a check has failed.
+    fn drop(&mut self) {
+        self.theirs.release();
+        self.ours.release();
+    }
+}
+
+/// Where an engine listens itself, whatever its tickets say.
+fn listening(engine: &Engine) -> std::net::SocketAddr {
+    engine.listening()[0]
+}
+
+pub fn options(op: Op) -> GrantOptions {
+    let right = if op == Op::Read { Right::Read } else { Right::Write };
+    GrantOptions { right, uses: Use::Many, ..GrantOptions::default() }
+}
+
+pub use crate::common::paged as paged_set;
+
+/// All of a region, in pages of this size.
+pub fn whole(region: &Region, page: u64) -> PageSet {
+    let count = (region.bytes() / page) as u32;
+    let layout = Arc::new(Layout::contiguous(count, page).unwrap());
+    let ids: Vec<u32> = (0..count).collect();
+    PageSet::new(region, layout, ids.into(), None, None).unwrap()
+}
+
+/// A value of the engine's metrics, over all labels.
+pub fn metric(engine: &Engine, name: &str) -> f64 {
+    let text = engine.metrics();
+    let values = text.lines().filter(|line| line.starts_with(name));
+    let values = values.filter(|line| matches!(line.as_bytes().get(name.len()), Some(b' ' | b'{')));
+    values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}

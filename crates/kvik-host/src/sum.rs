@@ -1,0 +1,250 @@
+//! XXH3 with 64 bits over registered memory: one pass, straight into vector registers.
+//!
+//! Registered memory is never a slice, so a hash that takes slices needs a copy first, which costs as much as the
+//! hash. This one reads through a raw pointer as every copy in [`crate::span`] does: another thread may change the
+//! bytes meanwhile, and then the sum is that of some mix, which the comparison above finds. What is read is each
+//! byte once (the last 64 twice), and the sum is bit for bit that of the XXH3 specification, version 0.8.
+//!
+//! Only what pays: inputs longer than 240 bytes, on processors with AVX2 or AVX-512, which is found out at run time.
+
+/// Inputs up to here take another algorithm, in which there is nothing to gain.
+const SHORT: usize = 240;
+/// Bytes that are taken at once.
+const STRIPE: usize = 64;
+/// Stripes before the accumulators are scrambled.
+const BLOCK: usize = 16;
+const PRIME32_1: u32 = 0x9E37_79B1;
+const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
+
+/// The start of the accumulators, as the specification has it.
+const START: [u64; 8] = [
+    0xC2B2_AE3D,
+    PRIME64_1,
+    0xC2B2_AE3D_27D4_EB4F,
+    0x1656_67B1_9E37_79F9,
+    0x85EB_CA77_C2B2_AE63,
+    0x85EB_CA77,
+    0x27D4_EB2F_1656_67C5,
+    PRIME32_1 as u64,
+];
+
+/// The default secret of the specification.
+#[rustfmt::skip]
+static SECRET: [u8; 192] = [
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+    0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+    0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+    0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+    0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+    0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+    0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+    0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+    0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+];
+
+/// The sum of `len` bytes at `at`; `None` where this module has nothing to offer.
+///
+/// # Safety
+/// `at` is mapped and readable for `len` bytes during the call.
+pub(crate) unsafe fn xxh3(at: *const u8, len: usize) -> Option<u64> {
+    if len <= SHORT {
+        return None;
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has AVX-512F, and the rest is the caller's promise.
+            return Some(finish(unsafe { wide::accumulate(at, len) }, len));
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has AVX2, and the rest is the caller's promise.
+            return Some(finish(unsafe { narrow::accumulate(at, len) }, len));
+        }
+    }
+    None
+}
+
+fn secret(at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&SECRET[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// Folds the accumulators into the sum.
+fn finish(acc: [u64; 8], len: usize) -> u64 {
+    let mut sum = (len as u64).wrapping_mul(PRIME64_1);
+    for (i, pair) in acc.chunks_exact(2).enumerate() {
+        let (left, right) = (pair[0] ^ secret(11 + 16 * i), pair[1] ^ secret(19 + 16 * i));
+        let product = u128::from(left) * u128::from(right);
+        sum = sum.wrapping_add(product as u64 ^ (product >> 64) as u64);
+    }
+    sum ^= sum >> 37;
+    sum = sum.wrapping_mul(0x1656_6791_9E37_79F9);
+    sum ^ sum >> 32
+}
+
+/// The walk over the input, for vectors of either width: `$stripe` takes 64 bytes with the secret at an offset,
+/// `$scramble` ends a block.
+macro_rules! walk {
+    ($at:ident, $len:ident, $acc:ident, $stripe:ident, $scramble:ident) => {{
+        let whole = ($len - 1) / STRIPE;
+        for stripe in 0..whole {
+            let within = stripe % BLOCK;
+            let from = $at.add(stripe * STRIPE);
+            // Far enough ahead that memory has answered by then; beyond the end it is ignored.
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(1024).cast());
+            $acc = $stripe($acc, from, SECRET.as_ptr().add(within * 8));
+            if within == BLOCK - 1 {
+                $acc = $scramble($acc, SECRET.as_ptr().add(128));
+            }
+        }
+        $acc = $stripe($acc, $at.add($len - STRIPE), SECRET.as_ptr().add(121));
+    }};
+}
+
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use super::*;
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// The processor has AVX-512F; `at` is readable for `len` bytes, more than [`SHORT`].
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn accumulate(at: *const u8, len: usize) -> [u64; 8] {
+        let mut out = [0u64; 8];
+        // SAFETY: stripes lie within `len` bytes of `at`: the last whole one ends at or before len - 1, the very last
+        // at len, and len > 64. Of the secret the offsets 0..=120, 121 and 128 are read, 64 bytes each, of 192.
+        unsafe {
+            let mut acc = _mm512_loadu_si512(START.as_ptr().cast());
+            walk!(at, len, acc, stripe, scramble);
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), acc);
+        }
+        out
+    }
+
+    /// # Safety
+    /// `from` and `secret` are readable for 64 bytes.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn stripe(acc: __m512i, from: *const u8, secret: *const u8) -> __m512i {
+        // SAFETY: the caller's promise; unaligned loads.
+        let (data, key) = unsafe { (_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(secret.cast())) };
+        let mixed = _mm512_xor_si512(data, key);
+        let product = _mm512_mul_epu32(mixed, _mm512_shuffle_epi32::<0x31>(mixed));
+        _mm512_add_epi64(product, _mm512_add_epi64(acc, _mm512_shuffle_epi32::<0x4E>(data)))
+    }
+
+    /// # Safety
+    /// `secret` is readable for 64 bytes.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn scramble(acc: __m512i, secret: *const u8) -> __m512i {
+        // SAFETY: the caller's promise; an unaligned load.
+        let key = unsafe { _mm512_loadu_si512(secret.cast()) };
+        let mixed = _mm512_xor_si512(_mm512_xor_si512(acc, _mm512_srli_epi64::<47>(acc)), key);
+        let prime = _mm512_set1_epi64(i64::from(PRIME32_1));
+        let low = _mm512_mul_epu32(mixed, prime);
+        let high = _mm512_mul_epu32(_mm512_shuffle_epi32::<0x31>(mixed), prime);
+        _mm512_add_epi64(low, _mm512_slli_epi64::<32>(high))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod narrow {
+    use super::*;
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// The processor has AVX2; `at` is readable for `len` bytes, more than [`SHORT`].
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn accumulate(at: *const u8, len: usize) -> [u64; 8] {
+        let mut out = [0u64; 8];
+        // SAFETY: as for the wider vectors.
+        unsafe {
+            let start = START.as_ptr();
+            let mut acc = (_mm256_loadu_si256(start.cast()), _mm256_loadu_si256(start.add(4).cast()));
+            walk!(at, len, acc, stripe, scramble);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), acc.0);
+            _mm256_storeu_si256(out.as_mut_ptr().add(4).cast(), acc.1);
+        }
+        out
+    }
+
+    type Pair = (__m256i, __m256i);
+
+    /// # Safety
+    /// `from` and `secret` are readable for 64 bytes.
+    #[target_feature(enable = "avx2")]
+    unsafe fn stripe(acc: Pair, from: *const u8, secret: *const u8) -> Pair {
+        // SAFETY: the caller's promise, half by half.
+        unsafe { (half(acc.0, from, secret), half(acc.1, from.add(32), secret.add(32))) }
+    }
+
+    /// # Safety
+    /// `from` and `secret` are readable for 32 bytes.
+    #[target_feature(enable = "avx2")]
+    unsafe fn half(acc: __m256i, from: *const u8, secret: *const u8) -> __m256i {
+        // SAFETY: the caller's promise; unaligned loads.
+        let (data, key) = unsafe { (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(secret.cast())) };
+        let mixed = _mm256_xor_si256(data, key);
+        let product = _mm256_mul_epu32(mixed, _mm256_shuffle_epi32::<0x31>(mixed));
+        _mm256_add_epi64(product, _mm256_add_epi64(acc, _mm256_shuffle_epi32::<0x4E>(data)))
+    }
+
+    /// # Safety
+    /// `secret` is readable for 64 bytes.
+    #[target_feature(enable = "avx2")]
+    unsafe fn scramble(acc: Pair, secret: *const u8) -> Pair {
+        // SAFETY: the caller's promise, half by half.
+        unsafe { (scramble_half(acc.0, secret), scramble_half(acc.1, secret.add(32))) }
+    }
+
+    /// # Safety
+    /// `secret` is readable for 32 bytes.
+    #[target_feature(enable = "avx2")]
+    unsafe fn scramble_half(acc: __m256i, secret: *const u8) -> __m256i {
+        // SAFETY: the caller's promise; an unaligned load.
+        let key = unsafe { _mm256_loadu_si256(secret.cast()) };
+        let mixed = _mm256_xor_si256(_mm256_xor_si256(acc, _mm256_srli_epi64::<47>(acc)), key);
+        let prime = _mm256_set1_epi64x(i64::from(PRIME32_1));
+        let low = _mm256_mul_epu32(mixed, prime);
+        let high = _mm256_mul_epu32(_mm256_shuffle_epi32::<0x31>(mixed), prime);
+        _mm256_add_epi64(low, _mm256_slli_epi64::<32>(high))
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use twox_hash::XxHash3_64;
+
+    #[test]
+    fn every_width_gives_the_sum_of_the_specification() {
+        let bytes: Vec<u8> = (0..200_000u32).map(|i| (i * 31 + i / 253) as u8).collect();
+        // Around the ends of stripes and blocks, and what pages are.
+        let lens =
+            (241..700).chain(960..1090).chain(2000..2120).chain([4096, 4097, 65_536, 131_072, 199_000]);
+        for len in lens {
+            for start in [0, 1, 7] {
+                let part = &bytes[start..start + len];
+                let expected = XxHash3_64::oneshot(part);
+                if std::arch::is_x86_feature_detected!("avx2") {
+                    // SAFETY: the processor has it, and the slice lives.
+                    let narrow = unsafe { narrow::accumulate(part.as_ptr(), len) };
+                    assert_eq!(finish(narrow, len), expected, "{len} bytes from {start}, 256 bits");
+                }
+                if std::arch::is_x86_feature_detected!("avx512f") {
+                    // SAFETY: the processor has it, and the slice lives.
+                    let wide = unsafe { wide::accumulate(part.as_ptr(), len) };
+                    assert_eq!(finish(wide, len), expected, "{len} bytes from {start}, 512 bits");
+                }
+                // SAFETY: the slice lives.
+                let sum = unsafe { xxh3(part.as_ptr(), len) };
+                assert!(sum.is_none_or(|sum| sum == expected));
+            }
+        }
+        // SAFETY: the slice lives.
+        assert_eq!(unsafe { xxh3(bytes.as_ptr(), SHORT) }, None, "short inputs take another algorithm");
+    }
+}

@@ -1,0 +1,229 @@
+//! The fault-injecting transport: it stands between the desk and the threads of any other transport.
+//!
+//! Every order passes through it, so what it does happens to every transport alike: orders come late and therefore
+//! in another order than other channels' ones, threads are stuck with an order in hand, an order is lost or reported
+//! as failed, a chunk comes twice, a channel breaks. What is random is drawn from a seed, which the test prints.
+//! What happens on a wire (bytes that are changed, lost, repeated) is a proxy's business, beside the tests.
+//!
+//! Orders are counted from 0 in the sequence in which they are given, over all threads of the engine.
+
+use crate::local::{LocalLink, lock};
+use crate::{Desk, Held};
+use kvik_core::{Code, Error, Result};
+use kvik_proto::{ChunkHeader, Order, OrderOutcome, OrderRef};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What is to go wrong. Everything is off until it is asked for, and can be changed under way.
+pub struct Faults {
+    seed: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    random: u64,
+    given: u64,
+    held: u64,
+    hold_from: Option<u64>,
+    delays: Option<(u32, Duration)>,
+    lose_at: Option<u64>,
+    repeat_at: Option<u64>,
+    end_at: Option<(u64, End)>,
+    ended: u64,
+}
+
+/// How an order is reported that its thread has executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It has failed.
+    Failed,
+    /// It was left, although nobody had asked for it: the transfer never becomes complete.
+    Lost,
+}
+
+impl State {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) % limit.max(1)
+    }
+
+    fn draw_delay(&mut self) -> Option<Duration> {
+        let (per_mille, most) = self.delays?;
+        let late = self.below(1000) < u64::from(per_mille);
+        late.then(|| Duration::from_micros(self.below(most.as_micros() as u64 + 1)))
+    }
+}
+
+impl Faults {
+    /// None yet.
+    pub fn new(seed: u64) -> Arc<Faults> {
+        let state = State { random: seed | 1, ..State::default() };
+        Arc::new(Faults { seed, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// What repeats the same draws.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A desk whose orders pass through these faults.
+    pub fn stand_before(self: &Arc<Self>, desk: Arc<dyn Desk>) -> Arc<dyn Desk> {
+        Arc::new(Faulty { desk, faults: self.clone() })
+    }
+
+    /// So many of a thousand orders come late, by `most` at most.
+    pub fn delay(&self, per_mille: u32, most: Duration) {
+        lock(&self.state).delays = Some((per_mille, most));
+    }
+
+    /// Threads are stuck with every order from this one on, until [`Faults::release`].
+    pub fn hold_from(&self, order: u64) {
+        lock(&self.state).hold_from = Some(order);
+    }
+
+    /// Threads go on with what they have in hand.
+    pub fn release(&self) {
+        lock(&self.state).hold_from = None;
+        self.changed.notify_all();
+    }
+
+    /// Whether so many threads are stuck, after at most this time.
+    pub fn wait_held(&self, count: u64, patience: Duration) -> bool {
+        self.wait(patience, |state| state.held >= count)
+    }
+
+    /// The session of this order loses a channel, when it is asked for the order.
+    pub fn lose_channel_at(&self, order: u64) {
+        lock(&self.state).lose_at = Some(order);
+    }
+
+    /// The chunk that this order places is announced once more.
+    pub fn repeat_at(&self, order: u64) {
+        lock(&self.state).repeat_at = Some(order);
+    }
+
+    /// The order that is reported as this one (from 0) is reported so, whatever became of it.
+    pub fn end_at(&self, order: u64, how: End) {
+        lock(&self.state).end_at = Some((order, how));
+    }
+
+    /// Orders that were given.
+    pub fn given(&self) -> u64 {
+        lock(&self.state).given
+    }
+
+    fn wait(&self, patience: Duration, done: impl Fn(&State) -> bool) -> bool {
+        let until = Instant::now() + patience;
+        let mut state = lock(&self.state);
+        while !done(&state) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// An order is about to be given: what happens to it and its thread first. Gives its number.
+    fn meet(&self, desk: &dyn Desk, session: u64) -> u64 {
+        let mut state = lock(&self.state);
+        let number = state.given;
+        state.given += 1;
+        let delay = state.draw_delay();
+        let lost = state.lose_at.take_if(|at| *at == number).is_some();
+        if state.hold_from.is_some_and(|from| number >= from) {
+            state.held += 1;
+            self.changed.notify_all();
+            while state.hold_from.is_some_and(|from| number >= from) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            state.held -= 1;
+        }
+        drop(state);
+        if let Some(delay) = delay {
+            std::thread::sleep(delay);
+        }
+        if lost {
+            let text = "a channel broke: a fault that was injected";
+            desk.channel_lost(session, Error::new(Code::PeerLost, text));
+        }
+        number
+    }
+
+    fn repeats(&self, number: u64) -> bool {
+        lock(&self.state).repeat_at.take_if(|at| *at == number).is_some()
+    }
+
+    fn ends(&self, outcome: OrderOutcome) -> OrderOutcome {
+        let mut state = lock(&self.state);
+        let number = state.ended;
+        state.ended += 1;
+        match state.end_at.take_if(|(at, _)| *at == number) {
+            Some((_, End::Lost)) => OrderOutcome::Void,
+            Some((_, End::Failed)) => {
+                let text = "an order failed: a fault that was injected";
+                OrderOutcome::Failed(Error::new(Code::ChecksumMismatch, text))
+            }
+            None => outcome,
+        }
+    }
+}
+
+struct Faulty {
+    desk: Arc<dyn Desk>,
+    faults: Arc<Faults>,
+}
+
+impl Faulty {
+    fn give(&self, order: Option<Order<Held>>) -> Option<Order<Held>> {
+        let order = order?;
+        self.faults.meet(&*self.desk, order.id.session());
+        Some(order)
+    }
+}
+
+impl Desk for Faulty {
+    fn next_send(&self, session: u64) -> Option<Order<Held>> {
+        self.give(self.desk.next_send(session))
+    }
+
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
+        let Some(order) = self.desk.place(session, header)? else { return Ok(None) };
+        let number = self.faults.meet(&*self.desk, session);
+        if self.faults.repeats(number)
+            && let Err(error) = self.desk.place(session, header).map(drop)
+        {
+            let id = order.id;
+            drop(order);
+            self.desk.done(id, OrderOutcome::Void);
+            return Err(error);
+        }
+        Ok(Some(order))
+    }
+
+    fn next_copy(&self) -> Option<Order<Held>> {
+        self.give(self.desk.next_copy())
+    }
+
+    fn done(&self, id: OrderRef, outcome: OrderOutcome) {
+        let outcome = self.faults.ends(outcome);
+        self.desk.done(id, outcome);
+    }
+
+    fn alive(&self, session: u64) -> bool {
+        self.desk.alive(session)
+    }
+
+    fn channel_lost(&self, session: u64, error: Error) {
+        self.desk.channel_lost(session, error);
+    }
+
+    fn local_link(&self, session: u64) -> Option<Arc<LocalLink>> {
+        self.desk.local_link(session)
+    }
+}
