@@ -15,7 +15,7 @@ use crate::{FlowKey, MAX_PAGES};
 use kvik_core::{
     Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View, page_name,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -303,10 +303,15 @@ impl<R: Clone> Grants<R> {
         self.entries.keys().copied().collect()
     }
 
-    /// Pages of grants that are ending and that a flow still takes part in.
+    /// Pages of grants that are ending and that a flow still takes part in, each counted once, whatever part of it
+    /// is meant and in however many grants it is.
     pub fn quarantined(&self) -> u64 {
         let ending = self.entries.values().filter(|entry| entry.ending.is_some());
-        ending.map(|entry| entry.offer.view.pages().len() as u64).sum()
+        let pages = ending.flat_map(|entry| {
+            let (view, place) = (&entry.offer.view, (entry.offer.region_id.0, entry.layout));
+            view.pages().iter().map(move |id| (place, id / view.parts()))
+        });
+        pages.collect::<HashSet<_>>().len() as u64
     }
 
     /// Number of grants that have not ended.

@@ -15,6 +15,7 @@ mod grants;
 mod handshake;
 mod initiator;
 mod node;
+mod onesided;
 mod orders;
 mod owner;
 mod pages;

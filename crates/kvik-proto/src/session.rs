@@ -36,6 +36,9 @@ pub(crate) struct Session {
     joined: HashSet<(JoinKind, u16)>,
     /// Transfers with something to send, in turn.
     pub sending: VecDeque<u64>,
+    /// There is a one-sided link to the peer, and transfers with something to post on it, in turn.
+    pub one_sided: bool,
+    pub posting: VecDeque<u64>,
     /// Transfers whose `End` was sent and not yet answered.
     pub closing: BTreeSet<u64>,
     /// Transfers that the peer began and that are open, and bytes held for them.
@@ -60,6 +63,8 @@ impl Session {
             last_begun: 0,
             joined: HashSet::new(),
             sending: VecDeque::new(),
+            one_sided: false,
+            posting: VecDeque::new(),
             closing: BTreeSet::new(),
             owned_flows: 0,
             held: 0,
@@ -211,6 +216,7 @@ impl<R: Clone> Node<R> {
             }
             self.stop_flow(key, error.clone());
         }
+        self.ask_for_fence(id);
     }
 
     /// Deals with the next frame.
@@ -224,7 +230,7 @@ impl<R: Clone> Node<R> {
                 if let Some(session) = self.sessions.get_mut(&id) {
                     session.closing.remove(&transfer);
                 }
-                Ok(())
+                self.on_answered(id, transfer)
             }
             Frame::OpenChannels => {
                 self.events.push_back(Event::OpenChannels(id));

@@ -27,6 +27,7 @@ pub struct Peer {
     pub downs: Vec<(u64, Error)>,
     pub asked_for_channels: usize,
     pub served: Vec<Served>,
+    pub asked_to_fence: Vec<u64>,
     /// Its executors do not finish what they have begun.
     pub hold: bool,
     /// The process does not run.
@@ -122,6 +123,7 @@ impl World {
             downs: Vec::new(),
             asked_for_channels: 0,
             served: Vec::new(),
+            asked_to_fence: Vec::new(),
             hold: false,
             asleep: false,
             copies: false,
@@ -443,7 +445,8 @@ impl World {
             Event::Copy => self.peers[at].copies = true,
             Event::Served(served) => self.peers[at].served.push(served),
             Event::OpenChannels(_) => self.peers[at].asked_for_channels += 1,
-            Event::Send(_) | Event::Stop(_) => {}
+            Event::Fence(session) => self.peers[at].asked_to_fence.push(session),
+            Event::Send(_) | Event::Stop(_) | Event::Post(_) => {}
         }
     }
 
