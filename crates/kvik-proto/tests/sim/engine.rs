@@ -89,6 +89,8 @@ pub struct Engine {
     pub copies: bool,
     /// Indices of its links.
     pub links: Vec<usize>,
+    /// Grants that it gave and whose pages are not its own again: indices of their tickets.
+    pub given: Vec<usize>,
 }
 
 impl Engine {
@@ -109,6 +111,7 @@ impl Engine {
             asleep: false,
             copies: false,
             links: Vec::new(),
+            given: Vec::new(),
         }
     }
 

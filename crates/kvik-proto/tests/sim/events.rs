@@ -77,6 +77,7 @@ impl World {
         let ticket = &mut self.tickets[index];
         assert!(ticket.state.is_none(), "grant {id} ended twice");
         ticket.state = Some(state);
+        self.engines[at].given.retain(|other| *other != index);
         let last = ticket.arena.snapshot();
         if ticket.right == Right::Read {
             let now = ticket.arena.peek(&ticket.view, 0..ticket.view.bytes());

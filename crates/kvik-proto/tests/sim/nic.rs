@@ -66,8 +66,8 @@ impl World {
         let Some(order) = self.engines[engine].node.next_post(session, now) else { return engine };
         let OrderKind::Post(op, source) = &order.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());
-        let begun = self.begun.iter().find(|begun| begun.lease == order.region.lease);
-        let ticket = &self.tickets[begun.expect("a post without a transfer").ticket];
+        let begun = self.begun.binary_search_by_key(&order.region.lease, |begun| begun.lease);
+        let ticket = &self.tickets[self.begun[begun.expect("a post without a transfer")].ticket];
         let owner = Mem { arena: ticket.arena.clone(), lease: ticket.lease };
         let exposed = self.links[at].processes[1 - side].arena(source.region);
         assert!(Rc::ptr_eq(&exposed, &owner.arena), "P5: another region was exposed than was granted");

@@ -43,10 +43,7 @@ impl World {
             }
         }
         let mut pages = BTreeSet::new();
-        let given = self.tickets.iter().enumerate().filter(|(_, ticket)| {
-            ticket.identity == engine.identity && ticket.issued && ticket.state.is_none()
-        });
-        for (_, ticket) in given {
+        for ticket in engine.given.iter().map(|at| &self.tickets[*at]) {
             let state = engine.node.grant_state(ticket.id);
             assert!(state.is_some(), "P4: grant {} was forgotten with its pages", ticket.id);
             if state != Some(GrantState::Live) {

@@ -99,6 +99,7 @@ impl World {
             generation,
         };
         engine.node.grant(ticket.id, offer, now).unwrap();
+        engine.given.push(index);
         let owner = ticket.owner;
         self.pump(owner);
     }
@@ -160,7 +161,7 @@ impl World {
             (Right::Write, _) => Op::Write,
         };
         let path = [Path::Channels, Path::Memory, Path::OneSided, Path::OneSided][self.rng.below(4)];
-        let patience = if self.rng.once_in(4) { 150 } else { 8000 };
+        let patience = if self.rng.once_in(4) { 150 } else { 4000 };
         let now = self.engines[engine].now(self.now);
         let (lease, deadline) = (self.next_lease(), now + ms(patience));
         let confirm = !self.rng.once_in(3);

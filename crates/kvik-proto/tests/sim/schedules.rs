@@ -117,7 +117,7 @@ impl Schedule {
         }
         self.complete();
         self.world.let_go();
-        self.world.advance(ms(14_000));
+        self.world.advance(ms(9000));
         self.world.check_quiet();
         self.world.check_leaks();
         self.world.coverage

@@ -131,8 +131,10 @@ impl World {
         let right = Handshake::listen(local(&self.engines[listener]), other);
         let at = self.links.len();
         // What befell the pair before is what this session comes after.
-        let pair = |link: &&Link| link.ends.contains(&opener) && link.ends.contains(&listener);
-        let faults = self.links.iter().rev().find(pair).map_or(0, |link| link.faults);
+        let known = [opener, listener].map(|end| &self.engines[end].links).into_iter().flatten();
+        let ends = [opener, listener];
+        let last = known.filter(|at| self.links[**at].ends.iter().all(|end| ends.contains(end))).max();
+        let faults = last.map_or(0, |at| self.links[*at].faults);
         self.links.push(Link {
             session: None,
             ends: [opener, listener],
