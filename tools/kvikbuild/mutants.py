@@ -2,12 +2,14 @@
 
 A patch lies in `tests/mutants/NAME.patch`. Its first line says what it breaks and which tests must catch it:
 
-    A grant is served after its expiry. Caught by: kvik-proto/proto grants::expiry_...; python tests/x.py::test_y
+    A grant is served after its expiry. Caught by: kvik-proto/proto grants::expiry; python tests/x.py::test_y
 
-A test is `CRATE/TARGET NAME` (a Rust test by its full name; the target `lib` is the crate itself) or `python ID`.
-Each patch is applied to a copy of the tree, and every test that it names has to pass before and fail after it.
+A test is `CRATE/TARGET NAME` (a Rust test by its full name; the target `lib` is the crate itself) or
+`python ID`. Each patch is applied to a copy of the tree, and every test that it names has to pass before and
+to fail after it.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -114,9 +116,11 @@ class Bench:
         """The tree with a patch in it."""
         changed = re.findall(r"^\+\+\+ b/(.+)$", mutant.patch.read_text(), re.MULTILINE)
         try:
+            # The copy is no repository, and must not be taken for a part of one around it.
+            env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(self.tree.parent)}
             done = subprocess.run(
-                ["git", "apply", str(mutant.patch)], cwd=self.tree, capture_output=True, text=True,
-                timeout=60, check=False, env={"PATH": "/usr/bin:/bin", "GIT_CEILING_DIRECTORIES": str(self.tree.parent)},
+                ["git", "apply", str(mutant.patch)], cwd=self.tree, env=env, capture_output=True, text=True,
+                timeout=60, check=False,
             )  # fmt: skip
             if done.returncode != 0:
                 raise StageError(f"{mutant.name} does not apply any more: {done.stderr.strip()}")
@@ -134,12 +138,21 @@ class Bench:
         if where == "python":
             return self._python(name) != 0
         crate, _, target = where.partition("/")
-        cargo = ["cargo", "test", "--locked", "-p", crate, *(["--lib"] if target == "lib" else ["--test", target])]
+        cargo = [
+            "cargo",
+            "test",
+            "--locked",
+            "-p",
+            crate,
+            *(["--lib"] if target == "lib" else ["--test", target]),
+        ]
         if where not in self.built:
             if self.context.status([*cargo, "--no-run"], self.env, self.tree) != 0:
                 raise StageError(f"{where} does not build")
             self.built.add(where)
-        return self.context.status(["timeout", LIMIT, *cargo, "--", "--exact", name], self.env, self.tree) != 0
+        return (
+            self.context.status(["timeout", LIMIT, *cargo, "--", "--exact", name], self.env, self.tree) != 0
+        )
 
     def _python(self, name: str) -> int:
         """Run a Python test against the copy's sources, beside the native module of the dev environment."""

@@ -118,7 +118,7 @@ _SOAK_SIM = {"KVIK_SCHEDULES": "1000000", "KVIK_SEED": "1000000"}
 
 
 def mutants(context: Context) -> None:
-    """Break each promise in a copy of the tree; its tests must notice (MUTANTS=part-of-a-name: only those)."""
+    """Break each promise in a copy of the tree; its tests must notice (MUTANTS=name: only those)."""
     run_mutants(context, os.environ.get("MUTANTS", ""))
 
 

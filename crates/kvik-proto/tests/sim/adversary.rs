@@ -9,7 +9,7 @@ impl World {
     /// Does one bad thing, if it finds somewhere to do it.
     pub fn injure(&mut self) -> bool {
         let engine = self.rng.below(self.engines.len());
-        match self.rng.below(19) {
+        match self.rng.below(20) {
             0..2 => self.on_link(Fault::Delay, |link, _| link.stalled = true),
             2 => self.on_link(Fault::Drop, |link, side| link.lost[side] = true),
             3 => self.double(),
@@ -28,7 +28,8 @@ impl World {
                 true
             }
             17 => self.say_goodbye(engine),
-            _ => self.double_piece(),
+            18 => self.double_piece(),
+            _ => self.corrupt(),
         }
     }
 
@@ -117,19 +118,9 @@ impl World {
         true
     }
 
-    /// Flips a bit of a chunk that somebody reads.
+    /// The connection flips a bit on the way.
     fn corrupt(&mut self) -> bool {
-        let Some(at) = self.some_link() else { return false };
-        for side in 0..2 {
-            let reads = |header: &kvik_proto::ChunkHeader| header.transfer.is_multiple_of(2) == (side == 1);
-            let link = &mut self.links[at];
-            if let Some(chunk) = link.chunks[side].iter_mut().find(|chunk| reads(&chunk.header)) {
-                chunk.payload[0] ^= 1;
-                link.faults |= Fault::Corrupt.bit();
-                return true;
-            }
-        }
-        false
+        self.on_link(Fault::Corrupt, |link, _| link.flips = true)
     }
 
     /// An engine is cut off from everybody, and nobody is told.
@@ -179,6 +170,39 @@ impl World {
         let (opener, listener) = if self.rng.once_in(2) { (a, b) } else { (b, a) };
         self.dial(opener, listener, self.engines[listener].identity);
         false
+    }
+
+    /// A listener says something before the opener knows that the handshake is over: it all comes at once.
+    pub fn speak_early(&mut self) {
+        let Some(old) = self.some_link() else { return };
+        let [opener, listener] = self.links[old].ends;
+        if self.engines[opener].asleep || self.engines[listener].asleep {
+            return;
+        }
+        self.dial(opener, listener, self.engines[listener].identity);
+        let at = self.links.len() - 1;
+        for from in [0, 1, 0] {
+            while !self.links[at].control[from].is_empty() {
+                let to = self.deliver(at, from);
+                self.pump(to);
+            }
+        }
+        let Some(session) = self.links[at].session else { return };
+        match self.rng.below(4) {
+            0 => self.engines[listener].node.ask_for_channels(session),
+            1 => self.engines[listener].node.goodbye(),
+            2 => self.now += ms(600),
+            _ => {
+                let of_opener = |ticket: &crate::world::Ticket| ticket.owner == opener;
+                if let Some(ticket) = self.tickets.iter().rposition(of_opener)
+                    && self.begin(listener, ticket)
+                {
+                    self.cancel();
+                }
+            }
+        }
+        self.pump(listener);
+        self.tick();
     }
 
     fn flip(&mut self, engine: usize, fault: Fault) -> bool {

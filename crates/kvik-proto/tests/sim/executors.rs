@@ -151,7 +151,13 @@ impl World {
         let status = if left { STATUS_VOID } else { STATUS_WHOLE };
         if let Some(at) = running.link {
             let side = self.links[at].side(running.engine);
-            self.links[at].chunks[side].push_back(Chunk { header, payload, sums, status });
+            let link = &mut self.links[at];
+            // What is written stays as it was: other writers bring the same, and count on it.
+            if link.flips && header.transfer.is_multiple_of(2) == (side == 1) {
+                payload[0] ^= 1;
+                link.flips = false;
+            }
+            link.chunks[side].push_back(Chunk { header, payload, sums, status });
             self.busy.insert(at);
         }
         !left

@@ -31,6 +31,8 @@ pub struct Link {
     pub gone: [bool; 2],
     /// Nothing arrives any more in this direction, and nobody is told.
     pub lost: [bool; 2],
+    /// The next chunk that somebody reads has a flipped bit.
+    pub flips: bool,
     /// Nothing arrives for a while.
     pub stalled: bool,
     /// It has a one-sided link beside its channels.

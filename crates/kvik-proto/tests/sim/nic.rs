@@ -87,17 +87,16 @@ impl World {
         }
         let post = &mut self.posts[at];
         let count = |what: Piece| post.pieces.iter().filter(|(_, piece)| *piece == what).count();
-        let (done, lost) = (count(Piece::Done), count(Piece::Lost));
-        let outcome = if done == post.pieces.len() {
-            Some(OrderOutcome::Done { extents: 1, verify: Duration::ZERO })
-        } else if lost > 0 && done + lost == post.pieces.len() && self.rng.once_in(2) {
-            Some(OrderOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up")))
+        // One that gave up knows nothing of what is on the wire.
+        let done = OrderOutcome::Done { extents: 1, verify: Duration::ZERO };
+        let (order, outcome) = if count(Piece::Done) == post.pieces.len() {
+            (post.order.take(), done)
+        } else if count(Piece::Lost) > 0 && self.rng.once_in(3) {
+            (post.orphan(), OrderOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up")))
         } else {
-            None
+            (None, done)
         };
-        if let Some(outcome) = outcome
-            && let Some(order) = self.posts[at].order.take()
-        {
+        if let Some(order) = order {
             self.engines[engine].node.order_done(order.id, outcome);
         }
         self.drop_posts();

@@ -87,7 +87,7 @@ struct Schedule {
     world: World,
     actions: Vec<Action>,
     injuries: usize,
-    /// This many steps without any fault come first: the plain cells of the table are met too.
+    /// This many steps without any fault come first, so that the plain cells of the table are met too.
     quiet: usize,
 }
 
@@ -172,6 +172,7 @@ impl Schedule {
             17..21 if injure => self.injuries += usize::from(world.injure()),
             21..26 => world.relent(),
             26 => world.ask_for_channels(engine),
+            39 => world.speak_early(),
             27 => {
                 world.now += ms(900);
                 world.tick();

@@ -147,6 +147,7 @@ impl World {
             closed: [false; 2],
             gone: [false; 2],
             lost: [false; 2],
+            flips: false,
             stalled: false,
             one_sided: !self.rng.once_in(5),
             fenced: [false; 2],
@@ -291,7 +292,7 @@ impl World {
         engine
     }
 
-    fn deliver(&mut self, at: usize, from: usize) -> usize {
+    pub fn deliver(&mut self, at: usize, from: usize) -> usize {
         let most = if self.rng.once_in(4) { 40 } else { 4000 };
         let piece = 1 + self.rng.below(most);
         let link = &mut self.links[at];
