@@ -172,7 +172,7 @@ impl Schedule {
             17..21 if injure => self.injuries += usize::from(world.injure()),
             21..26 => world.relent(),
             26 => world.ask_for_channels(engine),
-            39 => world.speak_early(),
+            38 => world.speak_early(),
             27 => {
                 world.now += ms(900);
                 world.tick();
