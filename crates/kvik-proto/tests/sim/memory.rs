@@ -114,14 +114,21 @@ impl Mem {
 
 /// Bytes that depend on a seed in every word.
 pub fn pattern(seed: u64, len: u64) -> Vec<u8> {
-    let mut rng = Rng(seed);
-    (0..len.div_ceil(8)).flat_map(|_| rng.next().to_le_bytes()).take(len as usize).collect()
+    let (mut rng, mut bytes) = (Rng(seed), vec![0; len.next_multiple_of(8) as usize]);
+    for word in bytes.chunks_exact_mut(8) {
+        word.copy_from_slice(&rng.next().to_le_bytes());
+    }
+    bytes.truncate(len as usize);
+    bytes
 }
 
 /// What a view's stream holds in these bytes of its region.
 pub fn pick(bytes: &[u8], view: &View) -> Vec<u8> {
-    let runs = view.runs(0..view.bytes());
-    runs.flat_map(|run| bytes[run.offset as usize..][..run.len as usize].to_vec()).collect()
+    let mut out = Vec::with_capacity(view.bytes() as usize);
+    for run in view.runs(0..view.bytes()) {
+        out.extend_from_slice(&bytes[run.offset as usize..][..run.len as usize]);
+    }
+    out
 }
 
 /// What a view's stream holds over memory that was filled from a seed.
