@@ -4,7 +4,7 @@ ENGINE ?= emulator
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: demo test wheel docs lint env lock clean help
+.PHONY: demo test soak mutants wheel docs lint env lock clean help
 
 demo:  ## a prefill engine, a decode engine and a router here; shows each handover (ENGINE=vllm: real vLLM)
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
@@ -12,6 +12,12 @@ demo:  ## a prefill engine, a decode engine and a router here; shows each handov
 
 test:  ## everything this machine can check (STAGES="rust python" runs only those)
 	@$(BUILD) test $(STAGES)
+
+soak:  ## the same with larger counts: schedules of the simulator (STAGES="soak-sim" runs only that)
+	@$(BUILD) soak $(STAGES)
+
+mutants:  ## break each promise on purpose; its tests must notice (MUTANTS=part-of-a-name runs only those)
+	@$(BUILD) mutants
 
 wheel:  ## dist/kvik-*.whl, built and checked
 	@$(BUILD) wheel

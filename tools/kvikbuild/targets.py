@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kvikbuild.debian import ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
+from kvikbuild.mutants import run_mutants
 from kvikbuild.paths import DIST, LOCKS, ROOT, TARGET, VENVS
 from kvikbuild.rust import cargo_env, hold_cache
 from kvikbuild.site import build_site
@@ -104,6 +105,23 @@ def demo_vllm(context: Context) -> None:
     _demo(context, "vllm", "vllm")
 
 
+def soak_sim(context: Context) -> None:
+    """Many more schedules of the protocol's simulator (KVIK_SCHEDULES, KVIK_SEED: how many, from which)."""
+    hold_cache(context)
+    schedules = {name: os.environ.get(name, usual) for name, usual in _SOAK_SIM.items()}
+    env = {**cargo_env(context), **schedules}
+    context.run(["cargo", "test", "--locked", "-p", "kvik-proto", "--test", "sim", "--", "--nocapture"], env)
+
+
+# Other seeds than those of `make test`.
+_SOAK_SIM = {"KVIK_SCHEDULES": "1000000", "KVIK_SEED": "1000000"}
+
+
+def mutants(context: Context) -> None:
+    """Break each promise in a copy of the tree; its tests must notice (MUTANTS=name: only those)."""
+    run_mutants(context, os.environ.get("MUTANTS", ""))
+
+
 def _demo(context: Context, env: str, engine: str) -> None:
     more = shlex.split(os.environ.get("DEMO", ""))  # such as DEMO="--link-rate 1gbit"
     context.run([overlay_env(context, env), "-m", "kvik.demo", "--engine", engine, *more])
@@ -134,6 +152,8 @@ STAGES = {
         Stage("vllm", vllm, output="both", limit=1500),
         Stage("demo", demo, output="terminal", limit=300),
         Stage("demo-vllm", demo_vllm, output="terminal", limit=900),
+        Stage("mutants", mutants, limit=3600),
+        Stage("soak-sim", soak_sim, output="both", limit=7200),
     )
 }
 
@@ -156,6 +176,8 @@ TARGETS = {
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
+    "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
+    "soak": ["toolchain", "dev-env", "soak-sim"],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
 }
 

@@ -274,7 +274,8 @@ impl Shared {
             Event::Send(session) => self.with_pools(|pools| pools.tcp.wake(session)),
             Event::Copy => self.with_pools(|pools| pools.copy.wake()),
             Event::Stop(session) => self.with_pools(|pools| pools.tcp.halt(session)),
-            Event::Raise(_) => {}
+            // No engine has a one-sided link yet, so nothing asks for one.
+            Event::Raise(_) | Event::Post(_) | Event::Fence(_) => {}
             Event::Finished(finished) => self.on_finished(finished),
             Event::Served(served) => self.metrics.served(&served),
             Event::GrantEnded(id, state) => {

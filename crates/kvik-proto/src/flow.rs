@@ -4,7 +4,9 @@
 //! - an order pins its flow from issue to done; a flow concludes only at zero pins, so once a transfer is reported
 //!   to have ended, nothing in this process touches its memory;
 //! - after `stop` is set no order is issued, and executors see the flag before their next copy;
-//! - every chunk is issued at most once on each side.
+//! - every chunk is issued at most once on each side;
+//! - a flow whose pages the peer's NIC can reach ([`Work::Expose`]) concludes only when the peer has answered that
+//!   nothing of it is under way any more, or when the path was cut: zero pins say nothing about it.
 
 use crate::frame::{Op, Path, Source};
 use crate::{FlowKey, MAX_CHUNK};
@@ -97,6 +99,21 @@ pub(crate) enum Work {
     Place,
     /// Copies from the other side's memory.
     Copy,
+    /// Has its NIC move chunks to or from the memory that the owner exposes.
+    Post,
+    /// Exposes its pages to the peer's NIC.
+    Expose(Reach),
+}
+
+/// Whether the peer's NIC can still reach exposed pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It may, as long as it likes.
+    Open,
+    /// It may, but was told to stop; the answer has not come.
+    Told,
+    /// It cannot: the peer has no operation under way any more, or the path was cut.
+    Over,
 }
 
 /// Which side of the transfer this is.
@@ -133,6 +150,8 @@ pub(crate) struct Flow<R> {
     pub peer_ended: bool,
     /// And called the transfer a success: the flow concludes as one as soon as its pins are gone.
     pub peer_done: bool,
+    /// This side has sent its `End` ahead of the conclusion, so that the peer may answer it.
+    pub end_sent: bool,
     /// Bytes that this flow holds because the peer asked for them.
     pub held: usize,
     /// Fence slot of this side's source memory, raised when the flow concludes.
@@ -152,12 +171,14 @@ pub enum CopyFrom<R> {
 }
 
 impl<R> Flow<R> {
-    /// No order is issued any more; executors are told.
-    pub fn set_stop(&mut self, error: Error) {
-        if self.stop.is_none() {
-            self.stop = Some(error);
-            self.stop_flag.store(true, Ordering::Release);
+    /// No order is issued any more; executors are told. False when that was so before.
+    pub fn set_stop(&mut self, error: Error) -> bool {
+        if self.stop.is_some() {
+            return false;
         }
+        self.stop = Some(error);
+        self.stop_flag.store(true, Ordering::Release);
+        true
     }
 
     /// The next chunk to send or copy.
@@ -208,12 +229,34 @@ impl<R> Flow<R> {
     /// Whether the peer can know that the transfer is a success.
     pub fn can_be_done(&self) -> bool {
         let all_sent = self.work == Work::Send && self.next >= self.cut.chunks();
+        // Only the initiator's completions tell when all is in place.
+        if let Work::Expose(_) = self.work {
+            return true;
+        }
         let peer_copies = self.work == Work::Wait && self.path == Path::Memory;
         match (&self.role, self.op) {
             (Role::Owner { .. }, Op::Read) | (Role::Initiator, Op::Write) => all_sent || peer_copies,
             (Role::Initiator, Op::Confirm | Op::Extend) => true,
             _ => false,
         }
+    }
+
+    /// The peer has no operation under way on this side's pages any more, or cannot have any.
+    pub fn close_reach(&mut self) {
+        if let Work::Expose(reach) = &mut self.work {
+            *reach = Reach::Over;
+        }
+    }
+
+    /// Whether something can still touch this side's memory for the transfer: an order of this process, or the
+    /// peer's NIC.
+    pub fn is_touched(&self) -> bool {
+        self.pins > 0 || matches!(self.work, Work::Expose(Reach::Open | Reach::Told))
+    }
+
+    /// Whether it is a NIC that can touch the memory of either side.
+    pub fn is_under_way(&self) -> bool {
+        self.is_touched() && matches!(self.work, Work::Post | Work::Expose(_))
     }
 
     /// All chunks are done.

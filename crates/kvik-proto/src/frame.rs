@@ -41,6 +41,9 @@ pub enum Path {
     Channels,
     /// The owner of the destination copies from the other process's memory.
     Memory,
+    /// The initiator's NIC moves the bytes into or out of the owner's pages, late and in any order, after the grant
+    /// was checked; no code of the owner sees them pass.
+    OneSided,
 }
 
 /// The pages of the grant that a transfer is about; what is not named is taken from the grant.
@@ -56,7 +59,8 @@ pub struct Select {
     pub parts: Option<u32>,
 }
 
-/// Memory that the peer may copy from: the source of a transfer over [`Path::Memory`].
+/// Memory that the peer may reach: the source of a transfer over [`Path::Memory`], or what the owner exposes for one
+/// over [`Path::OneSided`].
 #[derive(Debug, Clone)]
 pub struct Source {
     /// The region, known to the peer from the local link.
@@ -109,7 +113,8 @@ pub enum Frame {
     Beat,
     /// Opens a transfer.
     Begin(Box<Begin>),
-    /// The owner takes part: go on. Carries the owner's memory for a read over [`Path::Memory`].
+    /// The owner takes part: go on. Carries the owner's memory for a read over [`Path::Memory`], and
+    /// for both operations over [`Path::OneSided`].
     Accept {
         /// The transfer.
         transfer: u64,
@@ -266,6 +271,7 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
     w.u8(match begin.path {
         Path::Channels => 0,
         Path::Memory => 1,
+        Path::OneSided => 2,
     });
     w.u8(begin.sums.into()).u8(begin.confirm.into()).u16(begin.readers);
     w.u32(u32::try_from(begin.time.as_millis()).unwrap_or(u32::MAX)).u32(begin.unit).u32(begin.chunk);
@@ -303,6 +309,7 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
     let path = match r.u8()? {
         0 => Path::Channels,
         1 => Path::Memory,
+        2 => Path::OneSided,
         _ => return Err(r.wrong("its path is unknown")),
     };
     let (sums, confirm, readers) = (r.bool()?, r.bool()?, r.u16()?);

@@ -15,7 +15,7 @@ use crate::{FlowKey, MAX_PAGES};
 use kvik_core::{
     Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View, page_name,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -308,16 +308,22 @@ impl<R: Clone> Grants<R> {
         self.entries.get(&id).map(|entry| (&entry.offer.view, &entry.flows))
     }
 
-    /// Pages of grants that are ending and that a flow still takes part in.
+    /// Pages of grants that are ending and that a flow still takes part in, each counted once, whatever part of it
+    /// is meant and in however many grants it is.
     pub fn quarantined(&self) -> u64 {
         let ending = self.entries.values().filter(|entry| entry.ending.is_some());
-        ending.map(|entry| entry.offer.view.pages().len() as u64).sum()
+        let pages = ending.flat_map(|entry| {
+            let (view, place) = (&entry.offer.view, (entry.offer.region_id.0, entry.layout));
+            view.pages().iter().map(move |id| (place, id / view.parts()))
+        });
+        pages.collect::<HashSet<_>>().len() as u64
     }
 
-    /// Pages of a grant that is ending and that a flow still takes part in.
+    /// Pages of a grant that is ending and that a flow still takes part in, counted likewise.
     pub fn ending(&self, id: GrantId) -> Option<u64> {
-        let entry = self.entries.get(&id).filter(|entry| entry.ending.is_some())?;
-        Some(entry.offer.view.pages().len() as u64)
+        let view = &self.entries.get(&id).filter(|entry| entry.ending.is_some())?.offer.view;
+        let pages: HashSet<u32> = view.pages().iter().map(|id| id / view.parts()).collect();
+        Some(pages.len() as u64)
     }
 
     /// Number of grants that have not ended.

@@ -102,6 +102,7 @@ impl<R: Clone> Open<R> {
             stop_flag: Arc::default(),
             peer_ended: false,
             peer_done: false,
+            end_sent: false,
             held: 0,
             slot: self.side.as_ref().and_then(|side| side.fence).map(|(slot, _)| slot),
             first: None,
@@ -116,7 +117,8 @@ impl<R: Clone> Node<R> {
     ///
     /// # Errors
     /// `PeerLost` when the session is gone, `InvalidArgument` or `DuplicatePage` for a side that cannot be moved,
-    /// `MemoryCapReached` while too much waits to be sent.
+    /// `MemoryCapReached` while too much waits to be sent, `TransportUnavailable` for [`Path::OneSided`] without a
+    /// one-sided link to the peer.
     pub fn begin(&mut self, session_id: u64, open: Open<R>, now: Duration) -> Result<FlowKey> {
         open.check()?;
         if open.op == Op::Write
@@ -136,6 +138,9 @@ impl<R: Clone> Node<R> {
                 Code::MemoryCapReached,
                 "too many requests to this peer wait to be sent; begin fewer at once",
             ));
+        }
+        if open.path == Path::OneSided && !session.one_sided {
+            return Err(self.no_one_sided(session_id));
         }
         let key = (session_id, session.next_transfer);
         session.next_transfer += 2;
@@ -240,7 +245,13 @@ impl<R: Clone> Node<R> {
                 self.queue_send(key);
                 Ok(())
             }
-            (Role::Initiator, Op::Read, Path::Memory, Work::Wait, Some(source)) => {
+            (
+                Role::Initiator,
+                Op::Read | Op::Write,
+                Path::Memory | Path::OneSided,
+                Work::Wait,
+                Some(source),
+            ) if (flow.op, flow.path) != (Op::Write, Path::Memory) => {
                 let fits = flow
                     .memory
                     .as_ref()
@@ -249,10 +260,15 @@ impl<R: Clone> Node<R> {
                     self.stop_flow(key, error);
                     return Ok(());
                 }
-                flow.work = Work::Copy;
                 flow.source = Some(CopyFrom::Peer(Arc::from(source)));
-                self.copying.push_back(key);
-                self.events.push_back(Event::Copy);
+                if flow.path == Path::OneSided {
+                    flow.work = Work::Post;
+                    self.queue_post(key);
+                } else {
+                    flow.work = Work::Copy;
+                    self.copying.push_back(key);
+                    self.events.push_back(Event::Copy);
+                }
                 Ok(())
             }
             _ => Err(Error::new(

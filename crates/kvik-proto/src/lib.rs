@@ -17,6 +17,7 @@ mod holding;
 mod initiator;
 mod node;
 mod notify;
+mod onesided;
 mod orders;
 mod owner;
 mod pages;

@@ -78,6 +78,11 @@ pub enum Event {
     },
     /// The window of notifications has room again.
     NoteRoom(u64),
+    /// There may be something to post on the session's one-sided link.
+    Post(u64),
+    /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
+    /// endpoint closed), its posted orders be reported, and then [`Node::fenced`] be called.
+    Fence(u64),
 }
 
 /// The end of a transfer.
@@ -291,7 +296,12 @@ impl<R: Clone> Node<R> {
                 ),
             ),
         };
+        // Without an answer, or a completion in time, only a cut path gives the memory back.
+        let (told, initiator) = (flow.stop.is_some(), matches!(flow.role, Role::Initiator));
         self.stop_flow(key, error);
+        if (told || initiator) && self.flows.get(&key).is_some_and(Flow::is_under_way) {
+            self.break_link(key.0);
+        }
     }
 
     /// The session number of transfers inside the engine, which no peer has.

@@ -3,7 +3,7 @@
 use crate::FlowKey;
 use crate::channel::ChunkHeader;
 use crate::flow::{CopyFrom, Flow, Role, Work};
-use crate::frame::Frame;
+use crate::frame::{Frame, Op, Source};
 use crate::node::{Event, Finished, Node, Timer};
 use kvik_core::{Code, Error, Result, View};
 use std::ops::Range;
@@ -56,6 +56,10 @@ pub enum OrderKind<R> {
     Place,
     /// Copy it from there.
     Copy(CopyFrom<R>),
+    /// Have the NIC move it to (a write) or from (a read) the owner's memory. `Done` means delivery-complete: the
+    /// bytes are in place and nothing of them is under way. `Void` means that nothing was posted. `Failed` means
+    /// that something may be under way: the link is not used any more.
+    Post(Op, Arc<Source>),
 }
 
 /// How an order ended.
@@ -168,8 +172,12 @@ impl<R: Clone> Node<R> {
             // What the peer has called a success is in place there.
             OrderOutcome::Failed(_) if flow.peer_done => {}
             OrderOutcome::Failed(error) => {
+                let posted = flow.work == Work::Post;
                 let error = self.name_peer(id.key, error);
                 self.stop_flow(id.key, error);
+                if posted {
+                    self.break_link(id.key.0);
+                }
             }
         }
         self.settle_flow(id.key);
@@ -217,9 +225,12 @@ impl<R: Clone> Node<R> {
     /// Ends a flow as soon as its orders are done.
     pub(crate) fn stop_flow(&mut self, key: FlowKey, error: Error) {
         let Some(flow) = self.flows.get_mut(&key) else { return };
-        flow.set_stop(error);
+        let first = flow.set_stop(error);
         if flow.pins > 0 {
             self.events.push_back(Event::Stop(key.0));
+        }
+        if first && flow.is_under_way() && self.sessions.contains_key(&key.0) {
+            self.tell_to_stop(key);
         }
         self.settle_flow(key);
     }
@@ -234,12 +245,14 @@ impl<R: Clone> Node<R> {
         match outcome {
             Err(error) => {
                 flow.peer_ended = true;
+                flow.close_reach();
                 self.stop_flow(key, error);
             }
             // The reader has all its bytes, or the writer's bytes are all in place. The executor of the last order
             // here may not have said so yet, and touches its memory until it has.
             Ok(()) if flow.can_be_done() => {
                 (flow.peer_ended, flow.peer_done) = (true, true);
+                flow.close_reach();
                 self.settle_flow(key);
             }
             Ok(()) => {
@@ -253,7 +266,7 @@ impl<R: Clone> Node<R> {
     /// Looks whether a flow has come to its end.
     pub(crate) fn settle_flow(&mut self, key: FlowKey) {
         let Some(flow) = self.flows.get(&key) else { return };
-        if flow.pins > 0 {
+        if flow.is_touched() {
             return;
         }
         if flow.peer_done {
@@ -263,7 +276,7 @@ impl<R: Clone> Node<R> {
             return self.conclude(key, Err(error));
         }
         // Who sends waits for the other side to say that it is in place.
-        if flow.is_complete() && matches!(flow.work, Work::Place | Work::Copy) {
+        if flow.is_complete() && matches!(flow.work, Work::Place | Work::Copy | Work::Post) {
             self.conclude(key, Ok(()));
         }
     }
@@ -276,7 +289,7 @@ impl<R: Clone> Node<R> {
             self.events.push_back(Event::Raise(slot));
         }
         if !Self::is_own(key) {
-            self.tell_end(key, flow.peer_ended, &outcome);
+            self.tell_end(&flow, &outcome);
         }
         match flow.role {
             Role::Initiator => self.report(&flow, outcome),
@@ -309,11 +322,13 @@ impl<R: Clone> Node<R> {
         }
     }
 
-    fn tell_end(&mut self, key: FlowKey, peer_ended: bool, outcome: &Result<()>) {
-        if peer_ended {
-            return self.send(key.0, &Frame::Ended { transfer: key.1 });
+    fn tell_end(&mut self, flow: &Flow<R>, outcome: &Result<()>) {
+        let key = flow.key;
+        match (flow.peer_ended, flow.end_sent) {
+            (true, _) => self.send(key.0, &Frame::Ended { transfer: key.1 }),
+            (false, true) => {}
+            (false, false) => self.send_end(key, outcome.clone()),
         }
-        self.send_end(key, outcome.clone());
     }
 
     fn report(&mut self, flow: &Flow<R>, outcome: Result<()>) {
@@ -333,7 +348,7 @@ impl<R: Clone> Node<R> {
     }
 }
 
-fn order<R: Clone>(
+pub(crate) fn order<R: Clone>(
     flow: &mut Flow<R>,
     part: Range<u64>,
     kind: OrderKind<R>,

@@ -1,7 +1,7 @@
 //! The side that owns the grant: it checks every request before it touches a page.
 
 use crate::FlowKey;
-use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
+use crate::flow::{CopyFrom, Cut, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
 use crate::node::{Event, Node, Timer};
 use crate::pages::{PageList, check_page_count, held_by_view};
@@ -35,6 +35,11 @@ impl<R: Clone> Node<R> {
         if session.owned_flows >= MAX_FLOWS {
             let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
             self.refuse(key, (begin.op, begin.path), Error::new(Code::MemoryCapReached, text));
+            return Ok(());
+        }
+        if begin.path == Path::OneSided && !self.has_one_sided(session_id) {
+            let error = self.no_one_sided(session_id);
+            self.refuse(key, (begin.op, begin.path), error);
             return Ok(());
         }
         if let Err(error) = self.grants.check(begin.grant, begin.op, &begin.layout) {
@@ -89,7 +94,7 @@ impl<R: Clone> Node<R> {
                         self.copying.push_back(key);
                         self.events.push_back(Event::Copy);
                     }
-                    Work::Place | Work::Copy | Work::Wait => {}
+                    Work::Place | Work::Copy | Work::Wait | Work::Post | Work::Expose(_) => {}
                 }
                 self.settle_flow(key);
             }
@@ -149,6 +154,13 @@ impl<R: Clone> Node<R> {
                 source.view.shape().check_same_stream(&view.shape())?;
                 flow.source = Some(CopyFrom::Peer(Arc::new(source)));
                 flow.work = Work::Copy;
+            }
+            (Op::Read | Op::Write, Path::OneSided) => {
+                if begin.op == Op::Write {
+                    view.check_distinct()?;
+                }
+                accept = Some(Source { region: region_id, view: view.clone(), slot, generation });
+                flow.work = Work::Expose(Reach::Open);
             }
             (Op::Confirm | Op::Extend, _) => {
                 return Err(Error::new(Code::ProtocolError, "a confirmation with a shape"));
@@ -234,6 +246,7 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         stop_flag: Arc::default(),
         peer_ended: false,
         peer_done: false,
+        end_sent: false,
         held: 0,
         slot: None,
         first: None,

@@ -40,6 +40,9 @@ pub(crate) struct Session {
     /// Bytes of chunks that its channels have in hand, and whether they are all that the window allows.
     pub in_flight: u64,
     pub full: bool,
+    /// There is a one-sided link to the peer, and transfers with something to post on it, in turn.
+    pub one_sided: bool,
+    pub posting: VecDeque<u64>,
     /// Transfers whose `End` was sent and not yet answered.
     pub closing: BTreeSet<u64>,
     /// Transfers that the peer began and that are open, and bytes held for them.
@@ -69,6 +72,8 @@ impl Session {
             sending: VecDeque::new(),
             in_flight: 0,
             full: false,
+            one_sided: false,
+            posting: VecDeque::new(),
             closing: BTreeSet::new(),
             owned_flows: 0,
             held: 0,
@@ -222,6 +227,7 @@ impl<R: Clone> Node<R> {
             self.stop_flow(key, error.clone());
         }
         self.lose_notes(id, session.notes, &error);
+        self.ask_for_fence(id);
     }
 
     /// Deals with the next frame.
@@ -235,7 +241,7 @@ impl<R: Clone> Node<R> {
                 if let Some(session) = self.sessions.get_mut(&id) {
                     session.closing.remove(&transfer);
                 }
-                Ok(())
+                self.on_answered(id, transfer)
             }
             Frame::OpenChannels => {
                 self.events.push_back(Event::OpenChannels(id));

@@ -110,7 +110,7 @@ impl Copier {
                 Some(link) => self.copy_peer(order, source, &link),
                 None => Err(Error::new(Code::TransportUnavailable, "there is no local link to the peer")),
             },
-            OrderKind::Send(_) | OrderKind::Place => {
+            OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) => {
                 Err(Error::new(Code::ProtocolError, "an order for a channel was given to a copying thread"))
             }
         };

@@ -112,6 +112,8 @@ impl Metrics {
         let transport = match served.path {
             Path::Channels => "tcp",
             Path::Memory => "local",
+            // Always refused: no engine has such a link yet.
+            Path::OneSided => "one-sided",
         };
         let outcome = served.outcome.err();
         let row = Row { role: Role::Owner, op: served.op, peer: served.peer, transport, outcome };

@@ -10,7 +10,6 @@ use std::sync::Arc;
 pub struct Block {
     bytes: RefCell<Vec<u8>>,
     free: Cell<bool>,
-    scribble: Cell<bool>,
 }
 
 /// A handle on memory, as nodes hold it.
@@ -28,7 +27,7 @@ impl Mem {
     pub fn for_layout(layout: &Layout, seed: u64) -> Mem {
         let mut rng = Rng(seed);
         let bytes = (0..layout.end()).map(|_| rng.next() as u8).collect();
-        Mem(Rc::new(Block { bytes: RefCell::new(bytes), free: Cell::new(false), scribble: Cell::new(false) }))
+        Mem(Rc::new(Block { bytes: RefCell::new(bytes), free: Cell::new(false) }))
     }
 
     pub fn is(&self, other: &Mem) -> bool {
@@ -38,14 +37,6 @@ impl Mem {
     /// Its owner has it back.
     pub fn set_free(&self) {
         self.0.free.set(true);
-        if self.0.scribble.get() {
-            self.0.bytes.borrow_mut().fill(0xEE);
-        }
-    }
-
-    /// Its owner will use it for something else as soon as it has it back.
-    pub fn scribble_when_free(&self) {
-        self.0.scribble.set(true);
     }
 
     pub fn all(&self) -> Vec<u8> {
@@ -100,10 +91,5 @@ impl Rng {
     /// A number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
-    }
-
-    /// True once in `times`.
-    pub fn once_in(&mut self, times: usize) -> bool {
-        self.below(times) == 0
     }
 }

@@ -96,6 +96,25 @@ fn the_owner_may_know_of_more_readers_than_they_do() {
     h.over(GrantState::Live);
 }
 
+#[test]
+fn a_revoked_grant_stops_every_reader() {
+    let mut h = handover(3, 6, Use::Once(2));
+    for reader in [1, 2] {
+        h.world.peers[reader].hold = true;
+    }
+    let reading = [1, 2].map(|reader| (reader, h.begin(reader, 2)));
+    h.world.settle();
+    h.world.end_grant(0, h.grant, GrantState::Revoked);
+    for reader in [1, 2] {
+        h.world.peers[reader].hold = false;
+    }
+    h.world.settle();
+    for (reader, key) in reading {
+        assert_eq!(h.world.code(reader, key), Some(Code::GrantRevoked), "reader {reader} was not stopped");
+    }
+    h.over(GrantState::Revoked);
+}
+
 /// A reader that counts on others to wait has begun: who knows of no other reader cannot free its pages.
 #[test]
 fn the_pages_of_a_reader_under_way_stay_whoever_else_confirms() {

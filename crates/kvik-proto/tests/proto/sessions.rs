@@ -182,3 +182,20 @@ fn goodbye_and_channel_requests_arrive() {
     assert_eq!(world.peers[1].downs.len(), 1);
     assert!(world.peers[0].node.session_with(&world.peers[1].identity).is_none());
 }
+
+#[test]
+fn bytes_of_a_dead_session_keep_nobody_alive() {
+    let (mut world, old) = World::pair(3);
+    world.cut(1, old);
+    world.settle();
+    let new = world.connect(0, 1);
+    world.link(new).lost = true;
+    let mut beat = Vec::new();
+    kvik_proto::Frame::Beat.encode(&mut beat);
+    for _ in 0..6 {
+        let now = world.now;
+        world.peers[1].node.receive(old, &beat, now);
+        world.advance(ms(400));
+    }
+    assert!(world.peers[1].node.established(new).is_none(), "a session that was silent is held for alive");
+}

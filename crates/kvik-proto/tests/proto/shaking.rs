@@ -86,6 +86,21 @@ fn another_engine_or_start_than_wanted_is_named_on_both_sides() {
     assert_eq!(listener.unwrap_err().code, Code::ProtocolError);
 }
 
+/// What was proven in one handshake proves nothing in the next: the listener's nonce is another.
+#[test]
+fn a_recorded_handshake_cannot_be_played_again() {
+    let (mut opener, hello) = Handshake::open(local(1, Some(b"s")), [1; 32], None);
+    let mut listener = Handshake::listen(local(2, Some(b"s")), [2; 32]);
+    let (mut welcome, mut prove) = (Vec::new(), Vec::new());
+    assert!(listener.receive(&mut hello.clone(), &mut welcome).unwrap().is_none());
+    assert!(opener.receive(&mut welcome, &mut prove).unwrap().is_none());
+    assert!(listener.receive(&mut prove.clone(), &mut Vec::new()).unwrap().is_some());
+    let mut again = Handshake::listen(local(2, Some(b"s")), [3; 32]);
+    assert!(again.receive(&mut hello.clone(), &mut Vec::new()).unwrap().is_none());
+    let error = again.receive(&mut prove, &mut Vec::new()).err().unwrap();
+    assert_eq!(error.code, Code::SecretMismatch);
+}
+
 /// The versions stand first in the greeting, so that all else may change behind them.
 #[test]
 fn no_common_version_is_refused_with_both_ranges() {

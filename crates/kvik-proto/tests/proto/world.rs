@@ -31,6 +31,7 @@ pub struct Peer {
     pub notes: VecDeque<Notification>,
     pub note_ends: HashMap<(u64, u64), Result<()>>,
     pub lives: Vec<&'static str>,
+    pub asked_to_fence: Vec<u64>,
     /// Its executors do not finish what they have begun.
     pub hold: bool,
     /// The process does not run.
@@ -129,6 +130,7 @@ impl World {
             notes: VecDeque::new(),
             note_ends: HashMap::new(),
             lives: Vec::new(),
+            asked_to_fence: Vec::new(),
             hold: false,
             asleep: false,
             copies: false,
@@ -459,7 +461,8 @@ impl World {
             Event::Heard(_) => self.peers[at].lives.push("heard"),
             Event::Goodbye(_) => self.peers[at].lives.push("goodbye"),
             Event::Ending(id, pages) => assert!(pages > 0 && self.peers[at].grants.contains_key(&id)),
-            Event::Send(_) | Event::Stop(_) | Event::NoteRoom(_) => {}
+            Event::Fence(session) => self.peers[at].asked_to_fence.push(session),
+            Event::Send(_) | Event::Stop(_) | Event::NoteRoom(_) | Event::Post(_) => {}
         }
     }
 

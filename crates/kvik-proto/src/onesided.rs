@@ -1,0 +1,137 @@
+//! Links on which a NIC moves the bytes: what that asks of both sides before memory is its owner's again.
+//!
+//! The owner's code is not in the path: bytes land late and in any order, after the grant was checked, and may land
+//! after the session has died. So its pages are its own again at the first rung of the ladder that succeeds:
+//! 1. the initiator has answered. It ends a transfer, or answers an end, only when each of its posted operations
+//!    was delivered or never left;
+//! 2. the path was cut: [`Event::Fence`] asks for it, [`Node::fenced`] tells that it is done. An operation that was
+//!    posted and did not complete can vouch for nothing, not even after the initiator has cut its own side (what is
+//!    on the wire still lands): so it ends the session, and with it both sides cut;
+//! 3. else they stay in quarantine: the flow stays, and the grant waits for it.
+
+use crate::FlowKey;
+use crate::flow::{CopyFrom, Reach, Work};
+use crate::node::{Event, Node, Timer};
+use crate::orders::{Order, OrderKind, order};
+use kvik_core::{Code, Error, Result};
+use std::time::Duration;
+
+impl<R: Clone> Node<R> {
+    /// The engine has a one-sided link to the session's peer, for as long as the session lives.
+    pub fn add_one_sided(&mut self, session: u64) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.one_sided = true;
+        }
+    }
+
+    /// The next chunk to post on the session's one-sided link. Transfers take turns.
+    pub fn next_post(&mut self, session_id: u64, now: Duration) -> Option<Order<R>> {
+        self.expire(now);
+        let turns = self.sessions.get(&session_id)?.posting.len();
+        for _ in 0..turns {
+            let session = self.sessions.get_mut(&session_id)?;
+            let transfer = session.posting.pop_front()?;
+            let Some(flow) = self.flows.get_mut(&(session_id, transfer)) else { continue };
+            let Some(CopyFrom::Peer(exposed)) = flow.source.clone() else { continue };
+            let Some(part) = flow.claim() else { continue };
+            session.posting.push_back(transfer);
+            let kind = OrderKind::Post(flow.op, exposed);
+            return order(flow, part, kind, now);
+        }
+        None
+    }
+
+    /// Whether the session has something to post.
+    pub fn wants_to_post(&self, session_id: u64) -> bool {
+        self.sessions.get(&session_id).is_some_and(|session| !session.posting.is_empty())
+    }
+
+    /// No NIC can touch memory for this session any more: [`Event::Fence`] was done. Not taken of a live session.
+    pub fn fenced(&mut self, session_id: u64) {
+        if self.sessions.contains_key(&session_id) {
+            return;
+        }
+        for key in self.flows_of(session_id) {
+            if let Some(flow) = self.flows.get_mut(&key) {
+                flow.close_reach();
+            }
+            self.settle_flow(key);
+        }
+    }
+
+    pub(crate) fn has_one_sided(&self, session: u64) -> bool {
+        self.sessions.get(&session).is_some_and(|session| session.one_sided)
+    }
+
+    pub(crate) fn no_one_sided(&self, session: u64) -> Error {
+        let text = format!(
+            "there is no one-sided link between this engine and {}; use another transport, or \"auto\"",
+            self.peer_text(session)
+        );
+        Error::new(Code::TransportUnavailable, text)
+    }
+
+    /// The transfer has something to post, and takes its turn.
+    pub(crate) fn queue_post(&mut self, key: FlowKey) {
+        if let Some(session) = self.sessions.get_mut(&key.0) {
+            session.posting.push_back(key.1);
+            self.events.push_back(Event::Post(key.0));
+        }
+    }
+
+    /// A flow with a NIC under way stops: the owner asks the initiator to stop too, and whoever it is waits no longer
+    /// than for a peer that is silent.
+    pub(crate) fn tell_to_stop(&mut self, key: FlowKey) {
+        let patience = self.clock + self.timing.dead_after;
+        let clock = self.clock;
+        let Some(flow) = self.flows.get_mut(&key) else { return };
+        let Some(error) = flow.stop.clone() else { return };
+        self.timers.remove(&(flow.deadline, Timer::Flow(key)));
+        flow.deadline = if flow.deadline > clock { flow.deadline.min(patience) } else { patience };
+        self.timers.insert((flow.deadline, Timer::Flow(key)));
+        if flow.work == Work::Expose(Reach::Open) {
+            flow.work = Work::Expose(Reach::Told);
+            flow.end_sent = true;
+            self.send_end(key, Err(error));
+        }
+    }
+
+    /// The peer has answered an end: nothing that it posted for the transfer is under way any more.
+    pub(crate) fn on_answered(&mut self, session: u64, transfer: u64) -> Result<()> {
+        let key = (session, transfer);
+        let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
+        match flow.work {
+            Work::Expose(Reach::Told) => {
+                flow.close_reach();
+                self.settle_flow(key);
+                Ok(())
+            }
+            Work::Expose(Reach::Open) => {
+                let text = format!("the peer answered an end of transfer {transfer} that was not sent");
+                Err(Error::new(Code::ProtocolError, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Something was posted and cannot be waited for: the session ends, so that both sides cut the path.
+    pub(crate) fn break_link(&mut self, session: u64) {
+        let text = format!(
+            "the one-sided link to {} was cut: an operation on it did not end in time, or failed",
+            self.peer_text(session)
+        );
+        self.close_session(session, Error::new(Code::PeerLost, text));
+    }
+
+    /// The session has ended: where a NIC may still touch memory for it, its path must be cut.
+    pub(crate) fn ask_for_fence(&mut self, session: u64) {
+        let under_way = |key: &FlowKey| self.flows.get(key).is_some_and(crate::flow::Flow::is_under_way);
+        if self.flows_of(session).iter().any(under_way) {
+            self.events.push_back(Event::Fence(session));
+        }
+    }
+
+    pub(crate) fn flows_of(&self, session: u64) -> Vec<FlowKey> {
+        self.flows.range((session, 0)..=(session, u64::MAX)).map(|(key, _)| *key).collect()
+    }
+}

@@ -1,0 +1,226 @@
+//! Links on which a NIC moves the bytes: pages are the owner's again when nothing can land in them any more, and not
+//! because nothing here holds them.
+
+use crate::memory::{Mem, view};
+use crate::world::{World, layout, ms};
+use kvik_core::{Code, Error, GrantId, GrantState, Right, Use};
+use kvik_proto::{FlowKey, Op, Order, OrderKind, OrderOutcome, Path};
+use std::time::Duration;
+
+/// A transfer of three chunks; the first is posted, and the NIC has said nothing of it yet.
+struct Posted {
+    world: World,
+    session: u64,
+    grant: GrantId,
+    key: FlowKey,
+    order: Order<Mem>,
+}
+
+const DONE: OrderOutcome = OrderOutcome::Done { extents: 1, verify: Duration::ZERO };
+
+fn posted(op: Op) -> Posted {
+    let (mut world, session) = World::pair(3);
+    for peer in &mut world.peers {
+        peer.node.add_one_sided(session);
+    }
+    let layout = layout(3, 8192);
+    let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
+    let all = view(&layout, &[0, 1, 2]);
+    let right = if op == Op::Write { Right::Write } else { Right::Read };
+    let grant = world.grant(1, &there, &all, right, Use::Once(1));
+    let open = world.open(0, grant, op, Path::OneSided, Some((&here, &all)));
+    let key = world.begin(0, session, open);
+    world.settle();
+    let order = world.peers[0].node.next_post(session, world.now).unwrap();
+    Posted { world, session, grant, key, order }
+}
+
+impl Posted {
+    fn is_free(&self) -> bool {
+        self.world.peers[1].ended.contains_key(&self.grant)
+    }
+
+    fn done(&mut self, outcome: OrderOutcome) {
+        self.world.peers[0].node.order_done(self.order.id, outcome);
+        self.world.pump(0);
+        self.world.settle();
+    }
+
+    fn fenced(&mut self, peer: usize) {
+        self.world.peers[peer].node.fenced(self.session);
+        self.world.pump(peer);
+        self.world.settle();
+    }
+}
+
+#[test]
+fn what_was_delivered_is_a_success_on_both_sides() {
+    for op in [Op::Read, Op::Write] {
+        let mut p = posted(op);
+        for _ in 0..2 {
+            let order = p.world.peers[0].node.next_post(p.session, p.world.now).unwrap();
+            assert!(matches!(&order.kind, OrderKind::Post(posted, _) if *posted == op));
+            p.world.peers[0].node.order_done(order.id, DONE);
+        }
+        assert!(p.world.peers[0].node.next_post(p.session, p.world.now).is_none());
+        assert!(p.world.outcome(0, p.key).is_none(), "a chunk is under way");
+        p.done(DONE);
+        assert_eq!(p.world.outcome(0, p.key), Some(Ok(())));
+        assert_eq!(p.world.peers[1].ended[&p.grant], GrantState::Consumed);
+        p.world.assert_quiet();
+        p.world.assert_no_leak();
+    }
+}
+
+/// The first rung: the initiator answers, and not before its NIC has.
+#[test]
+fn a_revoked_grant_waits_for_the_initiator_to_answer() {
+    for op in [Op::Read, Op::Write] {
+        let mut p = posted(op);
+        p.world.end_grant(1, p.grant, GrantState::Revoked);
+        p.world.settle();
+        assert!(!p.is_free(), "its pages were called free under a NIC");
+        assert_eq!(p.world.peers[1].node.quarantined(), 3);
+        assert!(p.world.peers[0].node.next_post(p.session, p.world.now).is_none());
+        p.done(DONE);
+        assert!(p.is_free());
+        assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
+        assert_eq!(p.world.peers[1].node.quarantined(), 0);
+        p.world.assert_quiet();
+        p.world.assert_no_leak();
+    }
+}
+
+/// The second: no answer, so the owner cuts. The third: until that is done, the pages are in quarantine.
+#[test]
+fn a_silent_initiator_is_cut_off_and_its_pages_wait_for_the_cut() {
+    let mut p = posted(Op::Write);
+    p.world.end_grant(1, p.grant, GrantState::Revoked);
+    p.world.advance(ms(2500));
+    assert_eq!(p.world.peers[1].asked_to_fence, [p.session]);
+    p.world.advance(ms(600_000));
+    assert!(!p.is_free(), "time alone makes no page free");
+    assert_eq!(p.world.peers[1].node.quarantined(), 3);
+    p.fenced(1);
+    assert!(p.is_free());
+    assert!(p.world.outcome(0, p.key).is_none(), "its own NIC has not answered yet");
+    p.done(OrderOutcome::Void);
+    p.fenced(0);
+    assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
+    p.world.assert_no_leak();
+}
+
+#[test]
+fn a_dead_session_frees_nothing_that_a_nic_may_reach() {
+    let mut p = posted(Op::Write);
+    p.world.cut(1, p.session);
+    p.world.end_grant(1, p.grant, GrantState::Closed);
+    p.world.settle();
+    assert!(!p.is_free());
+    assert_eq!(p.world.peers[1].asked_to_fence, [p.session]);
+    // Another session with the same peer changes nothing about it, nor does a report of a live one.
+    let other = p.world.connect(0, 1);
+    p.world.peers[1].node.fenced(other);
+    p.world.pump(1);
+    assert!(!p.is_free());
+    p.fenced(1);
+    assert!(p.is_free());
+    p.done(OrderOutcome::Void);
+    p.world.assert_no_leak();
+}
+
+/// What is on the wire lands even after the initiator has cut its own side: it can vouch for nothing.
+#[test]
+fn an_operation_without_completion_ends_the_session() {
+    for failed in [false, true] {
+        let mut p = posted(Op::Write);
+        match failed {
+            true => p.done(OrderOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up"))),
+            false => p.world.advance(ms(30_001)),
+        }
+        if !failed {
+            assert_eq!(p.world.peers[0].asked_to_fence, [p.session], "its own NIC has to be stopped");
+            assert!(p.world.outcome(0, p.key).is_none(), "its memory was called free under a NIC");
+            p.done(OrderOutcome::Void);
+        }
+        let code = if failed { Code::PeerLost } else { Code::DeadlineExceeded };
+        assert_eq!(p.world.code(0, p.key), Some(code));
+        assert_eq!(p.world.peers[1].asked_to_fence, [p.session], "the owner has to cut its side too");
+        p.world.end_grant(1, p.grant, GrantState::Revoked);
+        assert!(!p.is_free());
+        p.fenced(1);
+        assert!(p.is_free());
+        p.world.assert_no_leak();
+    }
+}
+
+#[test]
+fn who_has_no_such_link_says_so() {
+    for (here, there) in [(false, true), (true, false)] {
+        let (mut world, session) = World::pair(3);
+        for (peer, has) in [(0, here), (1, there)] {
+            if has {
+                world.peers[peer].node.add_one_sided(session);
+            }
+        }
+        let layout = layout(3, 8192);
+        let (mine, theirs) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
+        let all = view(&layout, &[0, 1, 2]);
+        let grant = world.grant(1, &theirs, &all, Right::Read, Use::Many);
+        let open = world.open(0, grant, Op::Read, Path::OneSided, Some((&mine, &all)));
+        let code = match world.try_begin(0, session, open) {
+            Err(error) => error.code,
+            Ok(key) => {
+                world.settle();
+                world.code(0, key).unwrap()
+            }
+        };
+        assert_eq!(code, Code::TransportUnavailable);
+        world.assert_quiet();
+    }
+}
+
+#[test]
+fn an_answer_that_nobody_asked_for_frees_nothing() {
+    let mut p = posted(Op::Write);
+    let mut bytes = Vec::new();
+    kvik_proto::Frame::Ended { transfer: p.key.1 }.encode(&mut bytes);
+    p.world.peers[1].node.receive(p.session, &bytes, p.world.now);
+    p.world.pump(1);
+    assert_eq!(p.world.peers[1].downs[0].1.code, Code::ProtocolError);
+    p.world.end_grant(1, p.grant, GrantState::Revoked);
+    assert!(!p.is_free());
+    p.fenced(1);
+    p.done(OrderOutcome::Void);
+    p.world.assert_no_leak();
+}
+
+/// A page that is given in parts, or twice, is one page.
+#[test]
+fn quarantine_counts_pages() {
+    let (mut world, session) = World::pair(3);
+    for peer in &mut world.peers {
+        peer.node.add_one_sided(session);
+    }
+    let layout = layout(3, 8192);
+    let theirs = Mem::for_layout(&layout, 2);
+    let halves = |ids: &[u32]| {
+        kvik_core::View::of_parts(layout.clone(), 2, ids.into(), 0..1, 0..1, kvik_core::Order::LayerFirst)
+            .unwrap()
+    };
+    let first = world.offer(1, &theirs, &halves(&[0, 1, 2]), Right::Read, Use::Many);
+    let mut second = world.offer(1, &theirs, &halves(&[3, 4]), Right::Read, Use::Many);
+    second.region_id = first.region_id;
+    for (offer, ids) in [(first, 3), (second, 2)] {
+        let mine = Mem::for_layout(&layout, 1);
+        let id = world.grant_id();
+        world.issue(1, id, offer);
+        let here = halves(&(0..ids).collect::<Vec<u32>>());
+        let open = world.open(0, id, Op::Read, Path::OneSided, Some((&mine, &here)));
+        world.begin(0, session, open);
+        world.settle();
+        assert!(world.peers[0].node.next_post(session, world.now).is_some());
+        world.end_grant(1, id, GrantState::Revoked);
+    }
+    assert_eq!(world.peers[1].node.quarantined(), 3);
+}

@@ -1,0 +1,81 @@
+//! One connection between two engines, with its channels: bytes that come in pieces, late, or not at all.
+
+use crate::engine::Process;
+use kvik_proto::{ChunkHeader, Handshake};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// A chunk on its way.
+#[derive(Clone)]
+pub struct Chunk {
+    pub header: ChunkHeader,
+    pub payload: Vec<u8>,
+    pub sums: Vec<u64>,
+    pub status: u64,
+}
+
+/// One session's connections. Direction and side 0 are the opener's.
+pub struct Link {
+    pub session: Option<u64>,
+    pub ends: [usize; 2],
+    /// The processes that shook hands: a restarted one is another.
+    pub processes: [Rc<Process>; 2],
+    pub shake: [Option<Handshake>; 2],
+    pub greeting: [Vec<u8>; 2],
+    pub control: [VecDeque<u8>; 2],
+    pub chunks: [VecDeque<Chunk>; 2],
+    pub frames: [Frames; 2],
+    /// Which ends have cut it.
+    pub closed: [bool; 2],
+    /// Which ends have died.
+    pub gone: [bool; 2],
+    /// Nothing arrives any more in this direction, and nobody is told.
+    pub lost: [bool; 2],
+    /// The next chunk that somebody reads has a flipped bit.
+    pub flips: bool,
+    /// Nothing arrives for a while.
+    pub stalled: bool,
+    /// It has a one-sided link beside its channels.
+    pub one_sided: bool,
+    /// Which ends have closed their endpoint of it.
+    pub fenced: [bool; 2],
+    /// The faults that have struck it or its engines.
+    pub faults: u32,
+}
+
+impl Link {
+    pub fn side(&self, engine: usize) -> usize {
+        usize::from(self.ends[0] != engine)
+    }
+}
+
+/// Finds out which frames have arrived, by their headers alone.
+#[derive(Default)]
+pub struct Frames {
+    header: Vec<u8>,
+    rest: usize,
+}
+
+impl Frames {
+    /// The kinds of frames that these bytes complete.
+    pub fn feed(&mut self, mut bytes: &[u8], kinds: &mut Vec<u16>) {
+        while !bytes.is_empty() {
+            if self.header.len() < kvik_proto::FRAME_HEADER {
+                self.header.push(bytes[0]);
+                bytes = &bytes[1..];
+                if self.header.len() == kvik_proto::FRAME_HEADER {
+                    let len = [self.header[0], self.header[1], self.header[2], self.header[3]];
+                    self.rest = u32::from_le_bytes(len) as usize;
+                }
+            } else {
+                let take = self.rest.min(bytes.len());
+                self.rest -= take;
+                bytes = &bytes[take..];
+            }
+            if self.header.len() == kvik_proto::FRAME_HEADER && self.rest == 0 {
+                kinds.push(u16::from_le_bytes([self.header[4], self.header[5]]));
+                self.header.clear();
+            }
+        }
+    }
+}

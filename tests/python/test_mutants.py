@@ -1,0 +1,42 @@
+"""Every mutant of `make mutants` still applies, and says what it breaks and which tests must notice."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
+
+
+def test_there_are_mutants() -> None:
+    assert len(PATCHES) >= 12
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+def test_a_mutant_applies_and_names_tests_that_are_there(patch: Path) -> None:
+    done = subprocess.run(
+        ["git", "apply", "--check", str(patch)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    head = re.fullmatch(r".+\. Caught by: (.+)", patch.read_text().splitlines()[0])
+    assert head is not None
+    for test in head[1].split("; "):
+        where, _, name = test.partition(" ")
+        if where == "python":
+            file, _, function = name.partition("::")
+            assert f"def {function}(" in (ROOT / file).read_text(), test
+            continue
+        crate, _, target = where.partition("/")
+        modules = name.split("::")
+        folder = ROOT / "crates" / crate
+        file_of = folder / ("src" if target == "lib" else f"tests/{target}") / f"{modules[0]}.rs"
+        assert f"fn {modules[-1]}()" in file_of.read_text(), test
