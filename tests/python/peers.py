@@ -10,6 +10,7 @@ import json
 import os
 import random
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,22 @@ def until(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
         if time.monotonic() > end:
             return False
         time.sleep(0.01)
+    return True
+
+
+def stop(pid: int, within: float = LIMIT) -> None:
+    """SIGSTOP a process, and wait until every thread of it stands still: the signal only asks for that."""
+    os.kill(pid, signal.SIGSTOP)
+    assert until(lambda: _stands_still(pid), within), f"process {pid} did not stop within {within} s"
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether every thread of a process is stopped, or has ended."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            # The state comes behind the name, which is in brackets and may hold any character.
+            if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
     return True
 
 
