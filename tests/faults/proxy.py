@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.sheets import MARK
+from tests.faults.starter import end_with_starter
 from tests.python.peers import Peer, Pipe
 
 SLICE = 256 << 10  # bytes at once
@@ -193,6 +194,7 @@ _running: set["asyncio.Task[None]"] = set()
 
 def proxy(pipe: Pipe) -> None:
     """The process; it ends with its starter."""
+    end_with_starter()
     asyncio.run(_obey(pipe))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 import kvik
 from tests.faults.sheets import BLANK, REFILL, Bytes, Mapped, new, old, shuffled
+from tests.faults.starter import end_with_starter
 from tests.python.peers import Peer, Pipe
 
 Reply = dict[str, Any]
@@ -145,11 +146,25 @@ class Side:
         memory.mapped.use_again(path)
         return self.fill(name, what, seed)
 
+    def forget(self, name: str) -> Reply:
+        """Unmap memory whose region is closed."""
+        mapped = self.memory.pop(name).mapped
+        assert mapped is not None
+        mapped.unmap()
+        return {}
+
     def pull_away(self, name: str) -> Reply:
         """Unmap registered memory without a word to the engine."""
         mapped = self.memory[name].mapped
         assert mapped is not None
         mapped.unmap()
+        return {}
+
+    def come_back(self, name: str, path: str) -> Reply:
+        """Put memory where it was pulled away."""
+        mapped = self.memory[name].mapped
+        assert mapped is not None
+        mapped.use_again(path)
         return {}
 
     def counts(self) -> Reply:
@@ -171,6 +186,7 @@ def _metric(engine: kvik.Engine, name: str) -> int:
 
 def side(pipe: Pipe, **options: Any) -> None:
     """The process: it obeys until it hears `bye`."""
+    end_with_starter()
     with kvik.Engine(**options) as engine:
         obeys = Side(engine)
         pipe.say(id=engine.id, incarnation=engine.incarnation)
