@@ -27,7 +27,9 @@ class Plan:
     transfers: int
     page_bytes: int
     order: int
-    part: float  # of the first transfer's bytes that are in place when it happens; below 0 it happens before
+    early: bool  # it happens before the transfers begin
+    part: float  # of the first transfer's bytes that are in place when it happens, else
+    verify: str
     deadline: float
     rules: dict[str, Any]
 
@@ -66,7 +68,8 @@ def draw(seed: int, number: int, faults: tuple[str, ...]) -> Plan:
     return Plan(
         number, fault, transport, memory, op, initiator,
         transfers=dice.randint(1, 3), page_bytes=dice.choice(PAGES), order=dice.randrange(1, 1 << 30),
-        part=dice.uniform(-0.2, 0.8), deadline=dice.uniform(0.8, 4.0), rules=_rules(fault, dice),
+        early=fault in OF_THE_WAY and dice.random() < 0.25, part=dice.uniform(0.0, 0.7),
+        verify=dice.choice(("auto", "full")), deadline=dice.uniform(0.8, 4.0), rules=_rules(fault, dice),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Where a run of the fault lab takes place: two sides with their memory, and a way between that can be harmed."""
+"""Where a run of the fault lab takes place: two sides with memory, and a way between that can be harmed."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ class Scene:
         return handle
 
     def hold(self, side: str) -> None:
-        """Give a side its memory: what it allocates itself and what it has from here, and a little for later."""
+        """Give a side its memory: what it allocates itself, what it has from here, and a little for later."""
         handle = self.side(side)
         for name in [f"{kind}{i}" for kind in "am" for i in range(MOST)]:
             self._hold(side, handle, name)
