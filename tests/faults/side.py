@@ -90,6 +90,11 @@ class Side:
         self.grants[grant.id] = grant
         return {"ticket": str(grant.ticket), "grant": grant.id}
 
+    def promise(self, expiry: float = 60.0) -> Reply:
+        """A ticket of a grant that is never given: who reads it waits as long as this side lives."""
+        template = self.engine.ticket_template(kvik.Layout(8, 4096))
+        return {"ticket": str(template.with_grant(os.urandom(16).hex(), expiry))}
+
     def begin(
         self, name: str, ticket: str, op: str, page_bytes: int, order: int = 0, **options: Any
     ) -> Reply:
@@ -99,6 +104,12 @@ class Side:
         call = self.engine.read if op == "read" else self.engine.write
         self.endings.append(Ending(call(pages, ticket, **options)))
         return {"began": began}
+
+    def begin_part(self, name: str, ticket: str, deadline: float) -> Reply:
+        """Begin to read what was promised."""
+        pages = self.memory[name].region.pages(kvik.Layout(8, 4096), range(8))
+        self.endings.append(Ending(self.engine.read(pages, ticket, deadline=deadline)))
+        return {}
 
     def ends(self, timeout: float) -> Reply:
         """How the transfers that were begun ended, in their order; those that did not by then are `None`."""
@@ -189,7 +200,7 @@ def side(pipe: Pipe, **options: Any) -> None:
     end_with_starter()
     with kvik.Engine(**options) as engine:
         obeys = Side(engine)
-        pipe.say(id=engine.id, incarnation=engine.incarnation)
+        pipe.say(id=engine.id, at=time.monotonic())
         while (call := (heard := pipe.hear()).pop("call")) != "bye":
             try:
                 pipe.say(**getattr(obeys, call)(**heard))
@@ -203,11 +214,12 @@ class Handle:
     def __init__(self, **options: Any) -> None:
         self.peer = Peer(side, **options)
         self.pid = self.peer.pid
-        self.id = ""
+        self.id, self.up_at = "", 0.0
 
     def ready(self) -> "Handle":
         """Wait until its engine runs."""
-        self.id = self.peer.hear()["id"]
+        said = self.peer.hear(60.0)
+        self.id, self.up_at = said["id"], said["at"]
         return self
 
     def tell(self, call: str, **arguments: Any) -> None:

@@ -67,7 +67,7 @@ class Trial:
         }  # fmt: skip
 
     def harm(self) -> None:
-        """Make it happen; the clock runs from when it is there, and from the start of what takes time itself."""
+        """Make it happen; the clock runs from when it is there, or from the start of what takes time."""
         before = time.monotonic()
         self.scene.harm(self.plan, self.grants)
         self.happened = before if self.plan.fault in ("pause", "unmap") else time.monotonic()
