@@ -35,7 +35,9 @@ class Rules:
     delay: float = 0.0  # seconds before each slice goes on
     rate: float = 0.0  # bytes a second and direction; 0 is as fast as can be
     stalled: bool = False  # nothing is read any more
-    silent: bool = False  # what comes is thrown away, and new connections are taken but not led on
+    # What comes is thrown away, and new connections are taken but not led on. A connection that lost
+    # something is reset when this is over, as by a gateway that has forgotten it.
+    silent: bool = False
     flip: int = 0  # bits to flip, in so many slices from now on
     cut_after: int = -1  # close after so many more bytes
 
@@ -46,6 +48,7 @@ class Wire:
 
     ends: tuple[socket.socket, socket.socket]
     kind: str = "control"
+    lost: bool = False
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
     def close(self, reset: bool) -> None:
@@ -140,6 +143,7 @@ class Door:
             await self._turn(way, len(data) / rules.rate)
         rules = self.harmed(wire)
         if rules.silent:
+            wire.lost = True
             return
         if rules.flip > 0:
             rules.flip -= 1
@@ -176,6 +180,8 @@ class Door:
     def set(self, **rules: Any) -> None:
         """From now on, these rules hold and no others."""
         self.rules = dataclasses.replace(Rules(), **rules)
+        for wire in [wire for wire in self.wires if wire.lost]:
+            self._drop(wire, reset=True)
         self.changed.set()
         self.changed = asyncio.Event()
 
