@@ -126,16 +126,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--lanes", type=int, default=2, help="pairs at the same time")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", type=int, default=None, help="only the run of this number")
+    parser.add_argument("--only", type=int, nargs="+", help="only the runs of these numbers, and say each")
     parser.add_argument("--fault", choices=FAULTS, action="append")
     options = parser.parse_args(arguments)
     seed = random_seed() if options.seed is None else options.seed
     faults = options.fault or list(FAULTS)
-    numbers = range(options.runs) if options.only is None else [options.only]
+    numbers = range(options.runs) if options.only is None else options.only
     jobs = [{"number": number} for number in numbers]
     results: list[Job] = []
     for result in run("tests.faults.lab.worker", jobs, options.lanes, 90.0, seed=seed, faults=faults):
         results.append(result)
+        if options.only and "say" in result:
+            print(f"{result['say']}: {', '.join(result['codes'])}", flush=True)
         for text in violations([result], seed):
             print(text, flush=True)
     report(results)

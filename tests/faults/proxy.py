@@ -52,9 +52,12 @@ class Wire:
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
     def close(self, reset: bool) -> None:
-        """Close both ends, with a RST or in order."""
+        """Close both ends, with a RST or in order, once nothing here waits for them any more."""
         for task in self.tasks:
             task.cancel()
+        asyncio.get_running_loop().call_later(0.001, self._close, reset)
+
+    def _close(self, reset: bool) -> None:
         for end in self.ends:
             with contextlib.suppress(OSError):
                 if reset:

@@ -154,6 +154,8 @@ class Trial:
                 self.ends.append({"code": "never"})
                 continue
             self.ends.append(end)
+            if end["code"] == "checksum_mismatch" and self.plan.fault != "flip":
+                self.wrong.append(f"no byte was changed, but: {end['text']}")
             if latest is not None and end["at"] > latest:
                 self.wrong.append(f"a transfer ended {end['at'] - latest:.2f} s too late: {end}")
             # What was written is looked at before its owner uses the pages again, which may be before this.
