@@ -4,7 +4,7 @@ ENGINE ?= emulator
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: demo test wheel docs lint env lock clean help
+.PHONY: demo test soak wheel docs lint env lock clean help
 
 demo:  ## a prefill engine, a decode engine and a router here; shows each handover (ENGINE=vllm: real vLLM)
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
@@ -12,6 +12,9 @@ demo:  ## a prefill engine, a decode engine and a router here; shows each handov
 
 test:  ## everything this machine can check (STAGES="rust python" runs only those)
 	@$(BUILD) test $(STAGES)
+
+soak:  ## the same checks at length: hours
+	@$(BUILD) soak $(STAGES)
 
 wheel:  ## dist/kvik-*.whl, built and checked
 	@$(BUILD) wheel

@@ -232,7 +232,8 @@ def wrong(case: tuple[str, ...], results: list[Job]) -> list[str]:
         if bad:
             found.append(f"{' '.join(case)} run {result['number']}: {bad}")
     inside = sum(result.get("inside", False) for result in results)
-    if inside < INSIDE * len(results):
+    # Of a few runs nothing can be said but that it happens at all.
+    if inside < (INSIDE * len(results) if len(results) >= 20 else 1):
         found.append(f"{' '.join(case)}: only {inside} of {len(results)} stops fell inside the transfer")
     return found
 
