@@ -48,10 +48,36 @@ impl Summer {
         read: impl Fn(usize, usize, &mut [u8], &mut dyn FnMut(&[u8])) -> Result<(), kvik_host::HostError>,
     ) -> Result<u64> {
         let Summer { scratch, sum } = self;
-        for run in view.runs(part) {
+        let read = view.runs(part).try_for_each(|run| {
             read(run.offset as usize, run.len as usize, scratch, &mut |bytes| sum.update(bytes))
-                .map_err(|error| from_host(Code::InvalidArgument, error))?;
-        }
-        Ok(sum.finish())
+        });
+        // Also after an error: what was summed until then must not be in the next one.
+        let sum = sum.finish();
+        read.map_err(|error| from_host(Code::InvalidArgument, error))?;
+        Ok(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_core::{Layout, Order};
+    use kvik_host::HostError;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_read_that_failed_is_not_in_the_next_sum() {
+        let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
+        let view = View::new(layout, [0].into(), 0..1, 0..1, Order::LayerFirst).unwrap();
+        let mut summer = Summer::default();
+        let mut sum = |fail: bool| {
+            summer.sum_of(&view, 0..4096, |_, _, _, take| {
+                take(b"what is there");
+                if fail { Err(HostError::InvalidArgument("the source has gone".into())) } else { Ok(()) }
+            })
+        };
+        let whole = sum(false).unwrap();
+        sum(true).unwrap_err();
+        assert_eq!(sum(false).unwrap(), whole);
     }
 }
