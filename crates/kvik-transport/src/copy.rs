@@ -3,7 +3,7 @@
 //! The owner of the destination copies, whoever began the transfer. A copy from another process counts only if the
 //! source's fence had the agreed generation before it and still has it afterwards.
 
-use crate::local::{LocalLink, PeerRegion, lock, stopped};
+use crate::local::{LocalLink, PeerRegion, link_broke, lock, stopped};
 use crate::sums::Summer;
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
@@ -105,7 +105,8 @@ impl Copier {
             OrderKind::Copy(CopyFrom::Own(memory, view)) => self.copy_own(order, memory, view),
             OrderKind::Copy(CopyFrom::Peer(source)) => match desk.local_link(order.id.session()) {
                 Some(link) => self.copy_peer(order, source, &link),
-                None => Err(Error::new(Code::TransportUnavailable, "there is no local link to the peer")),
+                // There was one when the transfer began.
+                None => Err(link_broke()),
             },
             OrderKind::Send(_) | OrderKind::Place => {
                 Err(Error::new(Code::ProtocolError, "an order for a channel was given to a copying thread"))
