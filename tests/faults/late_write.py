@@ -36,7 +36,7 @@ NBYTES = 32 << 20
 PAGE = 2048  # small, and shuffled, so that copies within the host take their time
 RATE = 96 << 20  # bytes a second over TCP: a transfer takes a third of a second
 DEADLINE = {"tcp": 0.7, "local": 0.5, "memfd": 0.5}  # seconds
-LATE_END = 0.5  # seconds after its deadline by which a transfer must have ended
+LATE_END = 0.5  # seconds after its deadline by which a transfer has ended, and in which a grant is taken back
 SETTLE = 0.1  # seconds in which what is still under way arrives
 INSIDE = 0.75  # of the runs, for a table to count
 VARIANTS = ("refill", "remap", "kill")
@@ -138,7 +138,7 @@ class Case:
         time.sleep(max(0.0, due - time.monotonic()))
         said = here.ask("revoke", grant=grant, timeout=LATE_END)
         code = "PagesQuarantined" if said["quarantined"] else "revoked"
-        return {"code": code, "over": said["at"] - due, "quarantined": int(bool(said["quarantined"]))}
+        return {"code": code, "over": said["took"], "quarantined": int(bool(said["quarantined"]))}
 
     def use_again(self) -> None:
         """The running side closes its region, and other memory comes to the address."""
