@@ -13,7 +13,7 @@ demo:  ## a prefill engine, a decode engine and a router here; shows each handov
 test:  ## everything this machine can check (STAGES="rust python" runs only those)
 	@$(BUILD) test $(STAGES)
 
-soak:  ## the same with larger counts: schedules of the simulator (STAGES="soak-sim" runs only that)
+soak:  ## the same checks at length, for hours (STAGES="soak-sim" runs only that)
 	@$(BUILD) soak $(STAGES)
 
 mutants:  ## break each promise on purpose; its tests must notice (MUTANTS=part-of-a-name runs only those)

@@ -74,7 +74,7 @@ def python(context: Context) -> None:
         context,
         "dev",
         "tests",
-        more=[f"--ignore=tests/{other}" for other in ("docs", "netns", "packaging", "vllm")],
+        more=[f"--ignore=tests/{other}" for other in ("docs", "faults", "netns", "packaging", "vllm")],
     )
 
 
@@ -88,6 +88,30 @@ def docs(context: Context) -> None:
 def netns(context: Context) -> None:
     """Two hosts on this one: network namespaces with their own addresses."""
     _pytest(context, "dev", "tests/netns", more=["-v"])
+
+
+def faults(context: Context) -> None:
+    """Processes that are killed, stopped, cut off and lied to: a small share of the fault lab."""
+    _pytest(context, "dev", "tests/faults", more=["-v", "-s"])
+
+
+def soak_faults(context: Context) -> None:
+    """The fault lab at length: each of its tools as a table."""
+    python = overlay_env(context, "dev")
+    failed = []
+    for tool in (
+        ["lab", "--runs", "600", "--lanes", "2"],
+        ["late_write", "--runs", "25", "--lanes", "2"],
+        ["detection", "--kills", "200", "--stops", "200"],
+        ["false_deaths", "--minutes", "4", "--peers", "50"],
+        ["idle", "--peers", "200"],
+    ):
+        try:
+            context.run([python, "-m", f"tests.faults.{tool[0]}", *tool[1:]])
+        except StageError as error:
+            failed.append(str(error))
+    if failed:
+        raise StageError("; ".join(failed))
 
 
 def vllm(context: Context) -> None:
@@ -148,12 +172,14 @@ STAGES = {
         Stage("python", python, limit=1200),
         Stage("docs", docs, limit=900),
         Stage("netns", netns, limit=600),
+        Stage("faults", faults, limit=600),
         Stage("vllm-env", vllm_env, limit=2400),
         Stage("vllm", vllm, output="both", limit=1500),
         Stage("demo", demo, output="terminal", limit=300),
         Stage("demo-vllm", demo_vllm, output="terminal", limit=900),
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
+        Stage("soak-faults", soak_faults, output="both", limit=7200),
     )
 }
 
@@ -168,6 +194,7 @@ TARGETS = {
         "python",
         "docs",
         "netns",
+        "faults",
         "vllm-env",
         "vllm",
     ],
@@ -177,7 +204,7 @@ TARGETS = {
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
     "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
-    "soak": ["toolchain", "dev-env", "soak-sim"],
+    "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults"],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
 }
 

@@ -5,7 +5,7 @@
 //!
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
-use crate::local::{LocalLink, PeerRegion, lock, stopped};
+use crate::local::{LocalLink, PeerRegion, link_broke, lock, stopped};
 use crate::sums::{Bytes, PIECE, Summer};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
@@ -108,7 +108,8 @@ impl Copier {
             OrderKind::Copy(CopyFrom::Own(memory, view)) => self.copy_own(order, memory, view),
             OrderKind::Copy(CopyFrom::Peer(source)) => match desk.local_link(order.id.session()) {
                 Some(link) => self.copy_peer(order, source, &link),
-                None => Err(Error::new(Code::TransportUnavailable, "there is no local link to the peer")),
+                // There was one when the transfer began.
+                None => Err(link_broke()),
             },
             OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) => {
                 Err(Error::new(Code::ProtocolError, "an order for a channel was given to a copying thread"))

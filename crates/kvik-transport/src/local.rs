@@ -260,10 +260,9 @@ impl LocalLink {
     /// The peer's fence table.
     ///
     /// # Errors
-    /// `TransportUnavailable` when it does not come, or `stop` is set first.
+    /// `TransportUnavailable` when it does not come, or `stop` is set first; `PeerLost` when the link is over.
     pub fn fence(&self, stop: &AtomicBool) -> Result<Arc<PeerFence>> {
-        let not_there = || Error::new(Code::TransportUnavailable, "the peer has not shown its fence table");
-        self.wait(stop, |shown| shown.fence.clone()).ok_or_else(not_there)
+        self.wait(stop, |shown| shown.fence.clone()).ok_or_else(|| self.not_shown("its fence table"))
     }
 
     /// A region of the peer, which may still be on its way.
@@ -271,9 +270,15 @@ impl LocalLink {
     /// # Errors
     /// Why it cannot be read from here.
     pub fn region(&self, id: RegionId, stop: &AtomicBool) -> Result<Arc<PeerRegion>> {
-        self.wait(stop, |shown| shown.regions.get(&id).cloned()).unwrap_or_else(|| {
-            Err(Error::new(Code::TransportUnavailable, format!("the peer has not shown its region {}", id.0)))
-        })
+        let region = self.wait(stop, |shown| shown.regions.get(&id).cloned());
+        region.unwrap_or_else(|| Err(self.not_shown(&format!("its region {}", id.0))))
+    }
+
+    fn not_shown(&self, what: &str) -> Error {
+        match lock(&self.shown).down {
+            true => link_broke(),
+            false => Error::new(Code::TransportUnavailable, format!("the peer has not shown {what}")),
+        }
     }
 
     /// Waits, within bounds, until something is shown, the order in hand must stop, or the link is over.
@@ -311,6 +316,14 @@ impl AsFd for LocalLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.conn.as_fd()
     }
+}
+
+/// The error for a transfer whose local link is over before the transfer is.
+pub(crate) fn link_broke() -> Error {
+    Error::new(
+        Code::PeerLost,
+        "the local link to the peer broke under the transfer: it ended, or closed it; a new transfer connects again",
+    )
 }
 
 /// Whether a stop was asked for.

@@ -68,12 +68,13 @@ impl Summer {
             return Ok(sum);
         }
         let Summer { scratch, sum } = self;
-        for run in view.runs(part) {
-            bytes
-                .each(run.offset as usize, run.len as usize, scratch, &mut |bytes| sum.update(bytes))
-                .map_err(broken)?;
-        }
-        Ok(sum.finish())
+        let read = view.runs(part).try_for_each(|run| {
+            bytes.each(run.offset as usize, run.len as usize, scratch, &mut |bytes| sum.update(bytes))
+        });
+        // Also after an error: what was summed until then must not be in the next one.
+        let sum = sum.finish();
+        read.map_err(broken)?;
+        Ok(sum)
     }
 }
 
@@ -185,6 +186,36 @@ mod tests {
                 assert_eq!(got, units.map(page_sum).collect::<Vec<_>>(), "pieces of {piece}");
             }
         }
+    }
+
+    /// Memory that goes away while it is read.
+    struct Going(bool);
+
+    impl Bytes for Going {
+        fn sum(&self, _: usize, _: usize) -> Result<Option<u64>, HostError> {
+            Ok(None)
+        }
+        fn each(
+            &self,
+            _: usize,
+            _: usize,
+            _: &mut [u8],
+            f: &mut dyn FnMut(&[u8]),
+        ) -> Result<(), HostError> {
+            f(b"what is there");
+            if self.0 { Err(HostError::InvalidArgument("the source has gone".into())) } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn a_read_that_failed_is_not_in_the_next_sum() {
+        let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
+        let view = View::new(layout, [0].into(), 0..1, 0..1, Order::LayerFirst).unwrap();
+        let mut summer = Summer::default();
+        let mut sum = |going| summer.sum_of(&Going(going), &view, 0..4096);
+        let whole = sum(false).unwrap();
+        sum(true).unwrap_err();
+        assert_eq!(sum(false).unwrap(), whole);
     }
 
     #[test]

@@ -105,8 +105,10 @@ fn a_copy_that_waits_for_a_region_leaves_when_it_must_stop() {
     let began = Instant::now();
     assert_eq!(link.region(RegionId(1), &stop).unwrap_err().code, Code::TransportUnavailable);
     assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+    // What ends the link is the reason, and not that something was never shown.
     link.cut();
-    assert_eq!(link.fence(&GO).unwrap_err().code, Code::TransportUnavailable);
+    assert_eq!(link.fence(&GO).unwrap_err().code, Code::PeerLost);
+    assert_eq!(link.region(RegionId(1), &GO).unwrap_err().code, Code::PeerLost);
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
 }
 

@@ -68,10 +68,9 @@ impl Control {
             }
         });
         self.watch(Conn::Control { session, conn }, Interest::READ);
-        match (opener, making) {
-            (true, true) => self.dial_local(session, &facts.local_name),
-            (true, false) => self.shared.open_channels(session),
-            (false, _) => {}
+        // Data channels are opened by the first transfer that goes over them.
+        if opener && making {
+            self.dial_local(session, &facts.local_name);
         }
         self.shared.launch_waiting(session);
         self.shared.notes.note_move();
@@ -102,6 +101,10 @@ impl Control {
                         node.held_for(session)
                     });
                     self.shared.charge_peer(session, held + conn.held())?;
+                    // That was all; what comes from now on wakes this thread again.
+                    if len < self.buffer.len() {
+                        return Ok(());
+                    }
                 }
                 Io::Blocked => return Ok(()),
                 Io::Closed => return Err(closed_by_peer()),

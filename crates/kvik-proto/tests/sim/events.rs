@@ -50,9 +50,9 @@ impl World {
             Event::Send(session) | Event::Post(session) | Event::OpenChannels(session) => {
                 self.busy.insert(self.by_session[&session]);
             }
-            Event::Served(_) | Event::Stop(_) => {}
-            #[allow(unreachable_patterns)]
-            _ => {}
+            Event::Served(_) | Event::Stop(_) | Event::Ending(..) => {}
+            Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) => {}
+            Event::Notified(_) | Event::NoteEnded { .. } | Event::NoteRoom(_) => {}
         }
     }
 

@@ -1,0 +1,63 @@
+"""What an engine costs that has many peers and nothing to do.
+
+    python -m tests.faults.idle --peers 200
+
+Every peer is connected, heartbeats go both ways, and nothing is moved. Measured is the processor time of the
+engine's process, by the kernel's count, over a minute.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from tests.faults.crowd import start
+from tests.faults.side import Handle
+from tests.faults.tables import print_table
+
+MOST = 0.01  # of one core
+SETTLE = 6.0  # seconds in which the connecting ends
+
+
+def cpu_seconds(pid: int) -> float:
+    """Time that the threads of a process have run, in seconds, as the scheduler counts it."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure; 0 if it is below 1 % of a core."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=10, help="processes that the peers are in")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--transport", choices=("tcp", "auto"), default="tcp")
+    options = parser.parse_args(arguments)
+    hub = Handle(name="hub", transport=options.transport).ready()
+    peers = start(min(options.processes, options.peers), options.peers, options.transport)
+    try:
+        hub.ask("hold", name="m", nbytes=65536)
+        ticket = hub.ask("grant", name="m", page_bytes=16384, right="read")["ticket"]
+        for peer in peers:
+            peer.say(call="connect", ticket=ticket)
+        for peer in peers:
+            peer.hear(120.0)
+        time.sleep(SETTLE)
+        before, began = cpu_seconds(hub.pid), time.monotonic()
+        time.sleep(options.seconds)
+        used, took = cpu_seconds(hub.pid) - before, time.monotonic() - began
+        counts = hub.ask("counts")
+    finally:
+        hub.close()
+        for peer in peers:
+            peer.__exit__()
+    stats = counts["stats"]
+    heads = ["peers", "seconds", "core %", "descriptors", "threads", "sessions lost"]
+    lost, part = stats["sessions_lost"], used / took
+    print_table(heads, [[stats["sessions_open"], took, 100 * part, counts["fds"], counts["threads"], lost]])
+    good = part < MOST and stats["sessions_open"] == options.peers and not lost
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

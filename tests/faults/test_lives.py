@@ -1,0 +1,22 @@
+"""Shares of the measurements of life and death: noticed in time, never invented, free while nothing moves."""
+
+import pytest
+
+from tests.faults import detection, false_deaths, idle
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_a_death_is_noticed_in_time() -> None:
+    """Killed and stopped peers, and their return."""
+    assert detection.main(["--kills", "6", "--stops", "6", "--peers", "6"]) == 0
+
+
+def test_a_busy_peer_is_not_a_dead_one() -> None:
+    """Every core is busy, locks are held, processes stop for a second."""
+    assert false_deaths.main(["--minutes", "0.25", "--peers", "12", "--processes", "4"]) == 0
+
+
+def test_an_idle_engine_costs_nothing() -> None:
+    """Peers that are connected and move nothing."""
+    assert idle.main(["--peers", "20", "--processes", "2", "--seconds", "5"]) == 0
