@@ -81,7 +81,7 @@ mod tests {
 
     /// An engine without threads, that gave a grant.
     fn shared(id: GrantId) -> Shared {
-        let shared = Shared::new(Config::default()).unwrap();
+        let shared = Shared::new(Config::default(), &[]).unwrap();
         let cell = Arc::new(GrantCell::new(Tag::new("")));
         let (slot, lease) = (shared.fence.slot().unwrap(), shared.budget.take(1, "a grant").unwrap());
         lock(&shared.book).grants.insert(id, (cell, slot, lease));
