@@ -105,6 +105,8 @@ fn a_revoked_grant_stops_every_reader() {
     let reading = [1, 2].map(|reader| (reader, h.begin(reader, 2)));
     h.world.settle();
     h.world.end_grant(0, h.grant, GrantState::Revoked);
+    // They hear of it before their executors go on, or all of it may be there by then.
+    h.world.settle();
     for reader in [1, 2] {
         h.world.peers[reader].hold = false;
     }
