@@ -57,6 +57,9 @@ impl World {
             self.busy.insert(at);
         }
         self.fences_hang &= !self.rng.once_in(3);
+        if self.rng.once_in(4) {
+            self.posts.iter_mut().for_each(|post| post.late = false);
+        }
         let engine = &mut self.engines[engine];
         (engine.hold, engine.asleep) = (false, false);
         self.busy.extend(engine.links.iter());
@@ -70,6 +73,7 @@ impl World {
         self.links.iter_mut().for_each(|link| link.stalled = false);
         self.busy.extend(0..self.links.len());
         self.fences_hang = false;
+        self.posts.iter_mut().for_each(|post| post.late = false);
     }
 
     fn double(&mut self) -> bool {

@@ -18,10 +18,22 @@ pub enum State {
 
 pub const STATES: [&str; 5] = ["new", "up", "spare", "silent", "dead"];
 /// Kinds of frames by their number, then what is no frame.
-pub const KINDS: [&str; 10] =
-    ["(none)", "beat", "begin", "accept", "end", "ended", "open-channels", "goodbye", "chunk", "nic"];
-pub const CHUNK: usize = 8;
-pub const NIC: usize = 9;
+pub const KINDS: [&str; 12] = [
+    "(none)",
+    "beat",
+    "begin",
+    "accept",
+    "end",
+    "ended",
+    "open-channels",
+    "goodbye",
+    "(8)",
+    "(9)",
+    "chunk",
+    "nic",
+];
+pub const CHUNK: usize = 10;
+pub const NIC: usize = 11;
 
 /// What the adversary does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,6 +144,7 @@ impl Coverage {
 /// Why a cell cannot be reached.
 fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
     match (state, kind) {
+        (_, "(8)" | "(9)") => Some("no engine of the simulator sends these kinds"),
         ("new", "accept" | "ended" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),

@@ -30,6 +30,8 @@ pub struct Post {
     pub link: usize,
     /// None once its process or its endpoint is gone.
     pub order: Option<Order<Mem>>,
+    /// What is on the wire takes a detour, until the adversary relents.
+    pub late: bool,
     op: Op,
     source: Arc<Source>,
     owner: Mem,
@@ -39,6 +41,7 @@ pub struct Post {
 impl Post {
     /// Its process or endpoint is gone: what is on the wire stays there.
     pub fn orphan(&mut self) -> Option<Order<Mem>> {
+        self.late = true;
         for (_, piece) in &mut self.pieces {
             if matches!(piece, Piece::Queued | Piece::Back(_)) {
                 *piece = Piece::Lost;
@@ -74,7 +77,16 @@ impl World {
         let third = (order.part.end - order.part.start).div_ceil(3);
         let cuts = order.part.clone().step_by(third as usize);
         let pieces = cuts.map(|from| (from..(from + third).min(order.part.end), Piece::Queued)).collect();
-        self.posts.push(Post { engine, link: at, order: Some(order), op, source, owner, pieces });
+        self.posts.push(Post {
+            engine,
+            link: at,
+            order: Some(order),
+            late: false,
+            op,
+            source,
+            owner,
+            pieces,
+        });
         engine
     }
 

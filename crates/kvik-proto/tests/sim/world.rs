@@ -223,7 +223,7 @@ impl World {
         actions.extend(running.map(|(at, _)| Action::Finish(at)));
         let moves = |post: &Post| {
             let link = &self.links[post.link];
-            !link.stalled && link.lost == [false; 2] && post.moves()
+            !link.stalled && link.lost == [false; 2] && !post.late && post.moves()
         };
         actions.extend((0..self.posts.len()).filter(|at| moves(&self.posts[*at])).map(Action::Nic));
         if !self.fences_hang {
