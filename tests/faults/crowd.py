@@ -74,7 +74,7 @@ def _counts(members: list[Member]) -> dict[str, Any]:
 
 
 def _late_beats(engine: kvik.Engine) -> int:
-    lines = [line for line in engine.metrics().splitlines() if line.startswith("kvik_late_beats_total ")]
+    lines = [line for line in engine.metrics().splitlines() if line.startswith("kvik_heartbeats_late_total ")]
     return int(float(lines[0].split()[1])) if lines else 0
 
 
