@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 from kvikbuild.debian import ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
+from kvikbuild.fuzz import soak_fuzz
 from kvikbuild.paths import DIST, LOCKS, ROOT, TARGET, VENVS
 from kvikbuild.rust import cargo_env, hold_cache
 from kvikbuild.site import build_site
+from kvikbuild.soundness import soak_miri, soak_sanitizers
 from kvikbuild.stage import Context, Stage, StageError, run_stages
 from kvikbuild.wheel import ensure_wheel
 
@@ -104,6 +106,11 @@ def demo_vllm(context: Context) -> None:
     _demo(context, "vllm", "vllm")
 
 
+def hostile(context: Context) -> None:
+    """Peers that misbehave, for a while each: the victim's memory, and its transfers with an honest peer."""
+    context.run([overlay_env(context, "dev"), "-m", "tests.hostile.run", "--full"])
+
+
 def _demo(context: Context, env: str, engine: str) -> None:
     more = shlex.split(os.environ.get("DEMO", ""))  # such as DEMO="--link-rate 1gbit"
     context.run([overlay_env(context, env), "-m", "kvik.demo", "--engine", engine, *more])
@@ -134,6 +141,10 @@ STAGES = {
         Stage("vllm", vllm, output="both", limit=1500),
         Stage("demo", demo, output="terminal", limit=300),
         Stage("demo-vllm", demo_vllm, output="terminal", limit=900),
+        Stage("soak-fuzz", soak_fuzz, limit=24 * 3600),
+        Stage("soak-hostile", hostile, output="both", limit=1800),
+        Stage("soak-miri", soak_miri, limit=3600),
+        Stage("soak-sanitizers", soak_sanitizers, limit=7200),
     )
 }
 
@@ -157,6 +168,10 @@ TARGETS = {
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
+    "soak-fuzz": ["toolchain", "soak-fuzz"],
+    "soak-hostile": ["toolchain", "dev-env", "wheel", "soak-hostile"],
+    "soak-miri": ["toolchain", "soak-miri"],
+    "soak-sanitizers": ["toolchain", "soak-sanitizers"],
 }
 
 
