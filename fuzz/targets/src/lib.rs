@@ -18,8 +18,11 @@ mod tickets;
 
 pub use counting::most_held;
 
+/// Takes any bytes, and panics if they break a promise.
+pub type Target = fn(&[u8]);
+
 /// Every target by name, in the order in which they are run.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[(&str, Target)] = &[
     ("frame", frames::frame),
     ("node", node::node),
     ("greeting", greetings::greeting),
