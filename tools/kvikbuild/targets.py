@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 
 from kvikbuild.debian import ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
+from kvikbuild.fuzz import soak_fuzz
 from kvikbuild.mutants import run_mutants
 from kvikbuild.paths import DIST, LOCKS, ROOT, TARGET, VENVS
 from kvikbuild.rust import cargo_env, hold_cache
 from kvikbuild.site import build_site
+from kvikbuild.soundness import soak_miri, soak_sanitizers
 from kvikbuild.stage import Context, Stage, StageError, run_stages
 from kvikbuild.wheel import ensure_wheel
 
@@ -144,6 +146,9 @@ _SOAK_SIM = {"KVIK_SCHEDULES": "1000000", "KVIK_SEED": "1000000"}
 def mutants(context: Context) -> None:
     """Break each promise in a copy of the tree; its tests must notice (MUTANTS=name: only those)."""
     run_mutants(context, os.environ.get("MUTANTS", ""))
+def hostile(context: Context) -> None:
+    """Peers that misbehave, for a while each: the victim's memory, and its transfers with an honest peer."""
+    context.run([overlay_env(context, "dev"), "-m", "tests.hostile.run", "--full"])
 
 
 def _demo(context: Context, env: str, engine: str) -> None:
@@ -180,6 +185,10 @@ STAGES = {
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
         Stage("soak-faults", soak_faults, output="both", limit=7200),
+        Stage("soak-fuzz", soak_fuzz, limit=24 * 3600),
+        Stage("soak-hostile", hostile, output="both", limit=1800),
+        Stage("soak-miri", soak_miri, limit=3600),
+        Stage("soak-sanitizers", soak_sanitizers, limit=7200),
     )
 }
 
@@ -206,6 +215,10 @@ TARGETS = {
     "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
     "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults"],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
+    "soak-fuzz": ["toolchain", "soak-fuzz"],
+    "soak-hostile": ["toolchain", "dev-env", "wheel", "soak-hostile"],
+    "soak-miri": ["toolchain", "soak-miri"],
+    "soak-sanitizers": ["toolchain", "soak-sanitizers"],
 }
 
 

@@ -28,7 +28,10 @@ pub(crate) struct Plan {
 /// Where both lists name pages one to one, they are sorted by the owner's ids: neighbours there that are neighbours
 /// here too become one extent.
 pub(crate) fn plan(local: &PageSet, remote: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
-    let view = &local.view;
+    plan_view(&local.view, remote, options)
+}
+
+fn plan_view(view: &View, remote: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
     for (what, pages) in [("local", Some(view.pages())), ("remote", remote.as_ref())] {
         match pages.map(|pages| pages.len() as u64) {
             Some(0) => {
@@ -107,4 +110,89 @@ fn sorted(mine: &[u32], theirs: &[u32]) -> (Arc<[u32]>, Option<Arc<[u32]>>) {
     let mine = pairs.iter().map(|(_, mine)| *mine).collect();
     let theirs = pairs.iter().map(|(theirs, _)| *theirs).collect();
     (mine, Some(theirs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_core::{Extents, Layers, Layout};
+    use proptest::prelude::*;
+
+    /// A layout of pages of `slices` runs: all of a page's layers together, or all of a layer's pages.
+    fn layout(pages: u32, layers: u32, slices: u32, run: u64, page_first: bool) -> Arc<Layout> {
+        let row = u64::from(slices) * run + 1;
+        let (page, layer) = match page_first {
+            true => (row * u64::from(layers), row),
+            false => (row, row * u64::from(pages)),
+        };
+        let layers = Layers::Strided { count: layers, stride: layer };
+        Arc::new(Layout::new(3, pages, run, page, slices, run, layers).unwrap())
+    }
+
+    fn side(pages: u32) -> impl Strategy<Value = (Vec<u32>, bool)> {
+        (Just((0..pages).collect::<Vec<u32>>()).prop_shuffle(), any::<bool>())
+    }
+
+    /// All pairs of bytes that move, one by one: page i of one list belongs to page i of the other.
+    fn one_by_one(mine: (&Layout, &[u32]), theirs: (&Layout, &[u32])) -> Vec<(u64, u64)> {
+        let mut pairs = Vec::new();
+        for layer in 0..mine.0.layers() {
+            for (here, there) in mine.1.iter().zip(theirs.1) {
+                for slice in 0..mine.0.slices() {
+                    let (a, b) = (mine.0.at(layer, *here, slice), theirs.0.at(layer, *there, slice));
+                    pairs.extend((0..mine.0.run_bytes()).map(|byte| (a + byte, b + byte)));
+                }
+            }
+        }
+        pairs.sort_unstable();
+        pairs
+    }
+
+    proptest! {
+        #[test]
+        fn each_page_goes_where_it_was_said_to(
+            (mine, theirs) in (side(9), side(9)), count in 1usize..10, layers in 1u32..4, slices in 1u32..3,
+            run in 1u64..5, named in any::<bool>(),
+        ) {
+            let (here, there) =
+                (layout(9, layers, slices, run, mine.1), layout(9, layers, slices, run, theirs.1));
+            let (ours, asked) = (&mine.0[..count], &theirs.0[..count]);
+            let view = View::new(here.clone(), ours.into(), 0..layers, 0..slices, Order::LayerFirst).unwrap();
+            let remote: Option<Arc<[u32]>> = named.then(|| asked.into());
+            let plan = plan_view(&view, remote, &TransferOptions::default()).unwrap();
+            // What the owner makes of it, which knows the pages that it granted.
+            let list = plan.select.pages.as_ref().map_or(asked.into(), |list| list.expand(MAX_PAGES).unwrap());
+            let owners = View::new(there.clone(), list, 0..layers, 0..slices, plan.view.order()).unwrap();
+            plan.view.shape().check_same_stream(&owners.shape()).unwrap();
+            let moved = Extents::new(&plan.view, &owners, 0..plan.view.bytes());
+            let mut moved: Vec<(u64, u64)> =
+                moved.flat_map(|e| (0..e.len).map(move |byte| (e.left + byte, e.right + byte))).collect();
+            moved.sort_unstable();
+            prop_assert_eq!(moved, one_by_one((&here, ours), (&there, asked)));
+            prop_assert_eq!(plan.extents, plan.view.runs(0..plan.view.bytes()).count() as u64);
+        }
+
+        #[test]
+        fn pages_of_other_sizes_stay_in_their_order(ids in side(8), times in 1u32..4, page_first in any::<bool>()) {
+            // As many bytes in fewer pages there: nothing may be sorted, or positions would pair wrongly.
+            let here = layout(8 * times, 2, 1, 4, page_first);
+            let ours: Vec<u32> = ids.0.iter().flat_map(|id| (0..times).map(move |part| id * times + part)).collect();
+            let view = View::new(here, ours.as_slice().into(), 0..2, 0..1, Order::LayerFirst).unwrap();
+            let plan = plan_view(&view, Some(ids.0.as_slice().into()), &TransferOptions::default()).unwrap();
+            let list = plan.select.pages.unwrap().expand(MAX_PAGES).unwrap();
+            let pairs: Vec<(u32, u32)> =
+                plan.view.pages().chunks(times as usize).zip(list.iter()).map(|(a, b)| (a[0], *b)).collect();
+            prop_assert!(pairs.iter().all(|(mine, theirs)| *mine == theirs * times), "{:?}", pairs);
+            prop_assert!(times == 1 || plan.view.order() == Order::LayerFirst);
+        }
+
+        #[test]
+        fn chunks_are_of_a_sensible_size(bytes in any::<u64>(), network in any::<bool>(), channels in any::<u16>()) {
+            let chunk = chunk_bytes(bytes, network, channels);
+            prop_assert!((64 << 10..=1 << 20).contains(&chunk));
+            // Every channel has a part, unless the parts would be too small or too large.
+            let share = bytes.div_ceil(channels.max(1).into());
+            prop_assert!(chunk <= share.max(64 << 10) && (chunk >= share.min(CHUNK)));
+        }
+    }
 }

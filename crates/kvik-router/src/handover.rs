@@ -105,7 +105,7 @@ async fn prefill(
 }
 
 /// The params in a prefill answer; `null` is the same as none. What is in them is the engines' affair.
-fn params_of(answer: &[u8]) -> Result<Option<Box<RawValue>>, serde_json::Error> {
+pub(crate) fn params_of(answer: &[u8]) -> Result<Option<Box<RawValue>>, serde_json::Error> {
     #[derive(Deserialize)]
     struct PrefillAnswer {
         kv_transfer_params: Option<Box<RawValue>>,

@@ -25,6 +25,8 @@ mod collect;
 mod config;
 mod connector;
 mod exchange;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handover;
 mod headers;
 mod health;

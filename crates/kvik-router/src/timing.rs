@@ -135,7 +135,7 @@ fn kv_wait_in_headers(headers: &HeaderMap) -> Option<f64> {
 }
 
 /// Reads the seam field from a whole JSON answer or from the first event of a stream.
-fn kv_wait_in_answer(answer: &[u8]) -> Option<f64> {
+pub(crate) fn kv_wait_in_answer(answer: &[u8]) -> Option<f64> {
     #[derive(Deserialize)]
     struct Answer {
         kv_transfer_params: Option<Params>,

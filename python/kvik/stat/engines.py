@@ -114,7 +114,13 @@ class Question:
     def _about(message: bytes, pid: int) -> About:
         if not message:
             raise StatError("it closed the connection: it belongs to another user, or too many ask it")
-        told = json.loads(message)
+        try:
+            return Question._read_about(json.loads(message), pid)
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise StatError(f"its first line makes no sense: {error!r}") from error
+
+    @staticmethod
+    def _read_about(told: Any, pid: int) -> About:
         if not isinstance(told, dict) or told.get("protocol") != PROTOCOL:
             raise StatError(f"it does not speak {PROTOCOL}: use the kvik command of its version")
         if "error" in told:

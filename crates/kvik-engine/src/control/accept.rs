@@ -2,7 +2,7 @@
 
 use super::Control;
 use super::conns::Conn;
-use super::greet::{nonce, send_all};
+use super::greet::nonce;
 use super::local::LOCAL_LINK;
 use crate::dial::ATTEMPT;
 use kvik_core::{Code, Error, Result};
@@ -15,7 +15,8 @@ use kvik_transport::tls::TlsLink;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Connections whose handshake is not over; more are refused.
+/// Connections whose handshake is not over. A newcomer takes the place of the one that has been one for longest: an
+/// honest handshake takes a moment, so many that say nothing do not keep it out.
 const MAX_STRANGERS: usize = 256;
 /// Connections that are accepted in one go.
 const IN_ONE_GO: usize = 64;
@@ -40,15 +41,7 @@ impl Control {
     }
 
     fn welcome(&mut self, conn: TcpConn, from: SocketAddr) -> Result<()> {
-        let stranger = |conn: &Conn| matches!(conn, Conn::Shaking { dialled: None, .. });
-        if self.tokens(stranger).len() >= MAX_STRANGERS {
-            let text = format!(
-                "more than {MAX_STRANGERS} connections to this engine have not said who they are; try again"
-            );
-            log::warn!("a connection was refused: {text}");
-            self.shared.metrics.handshake_refused(Code::MemoryCapReached);
-            return send_all(&mut conn.into(), &refusal(&Error::new(Code::MemoryCapReached, text)));
-        }
+        self.make_room(|conn| matches!(conn, Conn::Shaking { dialled: None, .. }));
         let conn = match &self.shared.tls {
             None => Stream::from(conn),
             Some(tls) => {
@@ -79,13 +72,29 @@ impl Control {
                 log::warn!("a local connection was refused: {error}");
                 continue;
             }
-            if self.tokens(|conn| matches!(conn, Conn::LocalStranger { .. })).len() >= MAX_STRANGERS {
-                log::warn!("a local connection was refused: {MAX_STRANGERS} have not said who they are");
-                continue;
-            }
+            self.make_room(|conn| matches!(conn, Conn::LocalStranger { .. }));
             let until = Instant::now() + LOCAL_LINK;
             self.watch(Conn::LocalStranger { conn, until }, Interest::READ);
         }
+    }
+
+    /// Cuts the oldest stranger of a kind where there are as many as may be.
+    fn make_room(&mut self, kind: impl Fn(&Conn) -> bool) {
+        let strangers = self.tokens(kind);
+        if strangers.len() < MAX_STRANGERS {
+            return;
+        }
+        let oldest = strangers.into_iter().min_by_key(|token| self.conns.get(token).and_then(Conn::until));
+        let Some(oldest) = oldest else { return };
+        let text = format!(
+            "more than {MAX_STRANGERS} connections to this engine have not said who they are; try again"
+        );
+        let error = Error::new(Code::MemoryCapReached, text);
+        if let Some(Conn::Shaking { conn, .. }) = self.conns.get(&oldest) {
+            // It is cut whether it hears why or not.
+            let _ = send_all(conn, &refusal(&error));
+        }
+        self.fail(oldest, error);
     }
 
     /// A listener is left alone for a moment.

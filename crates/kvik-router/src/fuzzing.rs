@@ -1,0 +1,42 @@
+//! Entries for the fuzz targets: private decoders of what clients and engines send.
+
+use crate::body::{Kind, RequestBody};
+use crate::{handover, timing};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// A client's body, and the bodies that are made from it.
+///
+/// # Panics
+/// When one of them is not JSON, or has lost a value of the client's.
+pub fn body(bytes: &[u8], chat: bool) {
+    let kind = if chat { Kind::Chat } else { Kind::Completion };
+    let Ok(body) = RequestBody::parse(bytes, kind) else { return };
+    let _ = body.needs_whole_decode(kind);
+    let params = RawValue::from_string(r#"{"kvik":{"n":1.0}}"#.to_owned()).expect("JSON");
+    let whole = body.for_decode(Some(&params));
+    for made in [&whole, &body.for_decode(None), &body.for_prefill(kind), &body.for_release(kind, &params)] {
+        let raw: &RawValue = serde_json::from_slice(made).expect("what is sent on is JSON");
+        assert!(raw.get().starts_with('{'));
+    }
+    // Values that a `Value` cannot hold, such as very large numbers, pass as text: those cannot be compared.
+    let (Ok(Value::Object(mut theirs)), Ok(Value::Object(ours))) =
+        (serde_json::from_slice(bytes), serde_json::from_slice(&whole))
+    else {
+        return;
+    };
+    theirs.insert("kv_transfer_params".into(), serde_json::json!({"kvik": {"n": 1.0}}));
+    assert_eq!(theirs, ours, "decode gets another request than the client's");
+}
+
+/// A prefill engine's answer.
+pub fn prefill_answer(bytes: &[u8]) {
+    if let Ok(Some(params)) = handover::params_of(bytes) {
+        assert!(!params.get().is_empty());
+    }
+}
+
+/// A decode engine's answer, or the first event of its stream.
+pub fn decode_answer(bytes: &[u8]) {
+    let _ = timing::kv_wait_in_answer(bytes);
+}
