@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 const KIND: &Kind = &Kind { transport: "tcp", way: "channel", ..Kind::NEW };
 const PAGE: u64 = 64 << 10;
-const PAGES: u32 = 512;
+/// 64 MiB: more than the kernel buffers for four connections.
+const PAGES: u32 = 1024;
 const WINDOW: u64 = 1 << 20;
 
 fn sender(faults: &Arc<Faults>) -> Engine {
