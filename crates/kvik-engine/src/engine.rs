@@ -4,14 +4,14 @@ use crate::config::{Config, MAX_DEADLINE, Preference};
 use crate::control::{Ask, Control};
 use crate::desk::Job;
 use crate::explain::{Explanation, probes};
-use crate::grant::{Grant, GrantCell, GrantOptions, describe};
+use crate::grant::{Grant, GrantCell, GrantOptions, describe, grant_bytes};
 use crate::planner::{Plan, plan};
 use crate::region::{PageSet, Region};
 use crate::shared::{Pools, Record, Shared, lock};
 use crate::tag::Tag;
 use crate::transfer::{Transfer, TransferOptions};
 use kvik_core::{
-    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket, View,
+    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket,
 };
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
@@ -571,12 +571,6 @@ fn stuck(shared: &Shared) -> Option<String> {
         "the engine was closed, but {flows} transfer(s) still have memory in hand{granted}; do not use or free pages \
          of unfinished transfers and grants until `wait` on them returns"
     ))
-}
-
-/// What a grant takes: its page list, and a bit for every page or part of a page of the layout.
-fn grant_bytes(view: &View) -> u64 {
-    let ids = u64::from(view.layout().pages()) * u64::from(view.parts());
-    1024 + 4 * view.pages().len() as u64 + ids.div_ceil(64) * 8
 }
 
 fn closed() -> Error {

@@ -4,7 +4,7 @@ use crate::config::MAX_DEADLINE;
 use crate::region::Region;
 use crate::shared::Shared;
 use crate::tag::Tag;
-use kvik_core::{Code, Error, GrantId, GrantState, Result, Right, Ticket, Use};
+use kvik_core::{Code, Error, GrantId, GrantState, Result, Right, Ticket, Use, View};
 use kvik_proto::Holding;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -152,6 +152,12 @@ impl Grant {
         }
         Some(*state)
     }
+}
+
+/// What a grant takes: its page list, and a bit for every page or part of a page of the layout.
+pub(crate) fn grant_bytes(view: &View) -> u64 {
+    let ids = u64::from(view.layout().pages()) * u64::from(view.parts());
+    1024 + 4 * view.pages().len() as u64 + ids.div_ceil(64) * 8
 }
 
 /// What keeps a grant's pages from their owner, in words.

@@ -2,7 +2,7 @@
 
 use super::Control;
 use super::conns::Conn;
-use super::greet::nonce;
+use super::greet::{nonce, send_all};
 use super::local::LOCAL_LINK;
 use crate::dial::ATTEMPT;
 use kvik_core::{Code, Error, Result};
@@ -90,7 +90,7 @@ impl Control {
             "more than {MAX_STRANGERS} connections to this engine have not said who they are; try again"
         );
         let error = Error::new(Code::MemoryCapReached, text);
-        if let Some(Conn::Shaking { conn, .. }) = self.conns.get(&oldest) {
+        if let Some(Conn::Shaking { conn, .. }) = self.conns.get_mut(&oldest) {
             // It is cut whether it hears why or not.
             let _ = send_all(conn, &refusal(&error));
         }

@@ -92,7 +92,8 @@ pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kin
         let killed = Instant::now();
         let lost = |(name, count): &(&str, u64)| *name == "sessions_open" && *count == 0;
         wait_until("the death to be noticed", || engine.stats().iter().any(lost));
-        assert!(killed.elapsed() < Duration::from_millis(2300), "noticed after {:?}", killed.elapsed());
+        // The bound that is promised, and as much again for a machine that is busy with other tests.
+        assert!(killed.elapsed() < Duration::from_millis(5000), "noticed after {:?}", killed.elapsed());
         ours.release();
         match transfer.wait(Some(PATIENCE)) {
             Err(error) => assert_eq!(error.code, Code::PeerLost, "{error}"),

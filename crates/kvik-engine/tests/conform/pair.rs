@@ -195,10 +195,10 @@ pub fn whole(region: &Region, page: u64) -> PageSet {
     PageSet::new(region, layout, ids.into(), None, None).unwrap()
 }
 
-/// A value of the engine's metrics, over all labels.
+/// A value of the engine's metrics, over all labels, or over those that begin as the name goes on.
 pub fn metric(engine: &Engine, name: &str) -> f64 {
     let text = engine.metrics();
     let values = text.lines().filter(|line| line.starts_with(name));
-    let values = values.filter(|line| matches!(line.as_bytes().get(name.len()), Some(b' ' | b'{')));
+    let values = values.filter(|line| matches!(line.as_bytes().get(name.len()), Some(b' ' | b'{' | b',')));
     values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }

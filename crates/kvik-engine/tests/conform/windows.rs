@@ -2,24 +2,20 @@
 
 use crate::common::*;
 use crate::pair::{Kind, OPS, Op, metric, options, whole};
-use kvik_engine::{Config, Engine, TransferOptions};
+use kvik_engine::{Config, Engine, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
 use std::sync::Arc;
 
 const KIND: &Kind = &Kind { transport: "tcp", way: "channel", ..Kind::NEW };
 const PAGE: u64 = 64 << 10;
+/// 64 MiB: more than the kernel buffers for four connections.
 const PAGES: u32 = 1024;
 const WINDOW: u64 = 1 << 20;
 
 fn sender(faults: &Arc<Faults>) -> Engine {
     let preference = KIND.preference();
-    let config = Config {
-        transport: preference,
-        window: WINDOW,
-        faults: Some(faults.clone()),
-        channels: 16,
-        ..Config::default()
-    };
+    let config =
+        Config { transport: preference, window: WINDOW, faults: Some(faults.clone()), ..Config::default() };
     Engine::start(config).unwrap()
 }
 
@@ -36,15 +32,18 @@ fn a_peer_that_takes_nothing_holds_its_window_and_others_go_on() {
         let (there, here) = (region_of(&owner, 1), region_of(&other, 2));
         let grant = owner.grant(&whole(&there, PAGE), options(op)).unwrap();
         stuck.hold_from(0);
-        let (set, within) =
-            (whole(&here, PAGE), TransferOptions { deadline: Some(PATIENCE), ..Default::default() });
+        let (set, within) = (
+            whole(&here, PAGE),
+            TransferOptions { deadline: Some(PATIENCE), verify: Some(Verify::Off), ..Default::default() },
+        );
         let transfer = match op {
             Op::Read => other.read(&set, grant.ticket(), None, within.clone()),
             Op::Write => other.write(&set, grant.ticket(), None, within.clone()),
         };
         let transfer = transfer.unwrap();
         assert!(stuck.wait_held(1, PATIENCE));
-        let in_flight = || metric(from, "kvik_in_flight_bytes");
+        let peer = if op == Op::Read { other.id() } else { owner.id() };
+        let in_flight = || metric(from, &format!("kvik_in_flight_bytes{{peer=\"{peer}\""));
         wait_until("the channels to be full", || in_flight() > 0.0);
         // Meanwhile an honest peer is served by the same threads.
         let honest = KIND.engine(&Faults::new(3), None);
@@ -67,5 +66,7 @@ fn a_peer_that_takes_nothing_holds_its_window_and_others_go_on() {
 }
 
 fn region_of(engine: &Engine, seed: u8) -> kvik_engine::Region {
-    KIND.region(engine, u64::from(PAGES) * PAGE, seed)
+    let region = engine.allocate(u64::from(PAGES) * PAGE).unwrap();
+    blank(&region, seed);
+    region
 }

@@ -129,7 +129,8 @@ impl World {
         }
     }
 
-    /// A request on an ended grant is told how it ended, or nothing that would say otherwise.
+    /// A request on an ended grant is told how it ended, or nothing that would say otherwise: its session may have
+    /// ended before, also for what the adversary did to another transfer's chunks.
     fn check_failure(&self, index: usize, code: Code) {
         let begun = &self.begun[index];
         let expected = match begun.hopeless {
@@ -139,7 +140,13 @@ impl World {
             Some(GrantState::Closed) => Code::RegionClosed,
             Some(GrantState::Live) | None => return,
         };
-        let own = [Code::PeerLost, Code::DeadlineExceeded, Code::Cancelled, Code::TransportUnavailable];
+        let own = [
+            Code::PeerLost,
+            Code::ProtocolError,
+            Code::DeadlineExceeded,
+            Code::Cancelled,
+            Code::TransportUnavailable,
+        ];
         assert!(code == expected || own.contains(&code), "P4: {code:?} for a grant that was {expected:?}");
     }
 }
