@@ -146,6 +146,8 @@ _SOAK_SIM = {"KVIK_SCHEDULES": "1000000", "KVIK_SEED": "1000000"}
 def mutants(context: Context) -> None:
     """Break each promise in a copy of the tree; its tests must notice (MUTANTS=name: only those)."""
     run_mutants(context, os.environ.get("MUTANTS", ""))
+
+
 def hostile(context: Context) -> None:
     """Peers that misbehave, for a while each: the victim's memory, and its transfers with an honest peer."""
     context.run([overlay_env(context, "dev"), "-m", "tests.hostile.run", "--full"])

@@ -195,13 +195,7 @@ mod tests {
         fn sum(&self, _: usize, _: usize) -> Result<Option<u64>, HostError> {
             Ok(None)
         }
-        fn each(
-            &self,
-            _: usize,
-            _: usize,
-            _: &mut [u8],
-            f: &mut dyn FnMut(&[u8]),
-        ) -> Result<(), HostError> {
+        fn each(&self, _: usize, _: usize, _: &mut [u8], f: &mut dyn FnMut(&[u8])) -> Result<(), HostError> {
             f(b"what is there");
             if self.0 { Err(HostError::InvalidArgument("the source has gone".into())) } else { Ok(()) }
         }

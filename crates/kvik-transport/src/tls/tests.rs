@@ -149,7 +149,6 @@ fn batches_leave_what_has_no_room_for_later() {
         assert!(batch.push(RecvRun::from(&mut before[at..])));
         assert!(batch.push(RecvRun::from(&mut after[..len - len / 2])));
         assert_eq!(other.link.recv_batch(&other.conn, &mut batch).unwrap(), Io::Done(len));
-        drop(batch);
         assert_eq!(other.link.has_input(), at + len < 250);
     }
     assert!(into.iter().copied().eq(0..250));
