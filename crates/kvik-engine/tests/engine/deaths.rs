@@ -135,6 +135,26 @@ fn read_under_way(
     transfer
 }
 
+/// Stops the child while both read all of its pages. A fast machine may be through with one of them before that;
+/// then it goes on, and they begin again.
+fn stopped_amid(child: &Child, readers: [(&kvik_engine::Engine, &Region); 2]) -> (Transfer, Transfer) {
+    for _ in 0..20 {
+        readers.iter().for_each(|(_, here)| blank(here, 0xEE));
+        let [lost, closed] = readers.map(|(reader, here)| {
+            reader.read(&all(here), child.readable(), None, within(Duration::from_secs(60))).unwrap()
+        });
+        let came = |(_, here): (&kvik_engine::Engine, &Region)| byte(here, PAGE) != 0xEE;
+        wait_until("the first page of both", || readers.into_iter().all(came));
+        child.signal(Signal::STOP);
+        if !lost.is_done() && !closed.is_done() {
+            return (lost, closed);
+        }
+        child.signal(Signal::CONT);
+        [lost, closed].iter().for_each(|transfer| drop(transfer.wait(Some(PATIENCE)).unwrap()));
+    }
+    panic!("both transfers were never under way when the child was stopped");
+}
+
 #[test]
 fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
     let child = Child::start("tcp");
@@ -201,9 +221,7 @@ fn a_stopped_peer_is_lost_in_time_and_closing_does_not_wait_for_it() {
     let (reader, other) = (engine(Preference::Tcp), engine(Preference::Tcp));
     let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
     let there = other.allocate(u64::from(PAGES) * PAGE).unwrap();
-    let lost = read_under_way(&reader, &child, &here, Duration::from_secs(60));
-    let closed = read_under_way(&other, &child, &there, Duration::from_secs(60));
-    child.signal(Signal::STOP);
+    let (lost, closed) = stopped_amid(&child, [(&reader, &here), (&other, &there)]);
     let stopped = Instant::now();
     other.close(Duration::from_secs(5)).unwrap();
     assert!(stopped.elapsed() < Duration::from_millis(1500), "{:?}", stopped.elapsed());
