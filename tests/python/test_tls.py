@@ -105,4 +105,5 @@ def test_the_variable_is_enough(authority: Authority, monkeypatch: pytest.Monkey
         there, here = start(transport="tcp"), start(transport="tcp")
         source, target = empty(there), empty(here)
         ticket = there.grant(source.of()).ticket
-        assert here.read(target.of(), ticket).wait(LIMIT).way == "4 channels, tls"
+        # Not all channels have joined when a first transfer ends.
+        assert here.read(target.of(), ticket).wait(LIMIT).way.endswith(", tls")

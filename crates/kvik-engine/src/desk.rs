@@ -133,8 +133,12 @@ impl Shared {
             Route::Channels { passed_over } => {
                 record.transport = "tcp";
                 record.passed_over.extend(passed_over);
+                let moves = record.job.moves();
                 drop(book);
-                self.ensure_channels(session);
+                // What moves nothing, such as a question for the way, needs no channels.
+                if moves {
+                    self.ensure_channels(session);
+                }
                 self.begin(id, Some(session), Path::Channels, None);
             }
             Route::Memory => {

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod closing;
 mod config;
 mod control;
 mod desk;

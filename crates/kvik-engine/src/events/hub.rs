@@ -163,6 +163,8 @@ impl Hub {
             queue.notes.push_back(note.clone());
             queue.ring();
         }
+        // Before anybody can take it: the last one who does must hold the last reference.
+        drop(note);
         drop(state);
         self.changed.notify_all();
     }
@@ -234,5 +236,48 @@ impl Hub {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_core::{EngineId, Incarnation};
+    use kvik_proto::Identity;
+
+    /// A lost acknowledgement is made good by the next one, so only the last of all would show it from outside.
+    #[test]
+    fn whatever_was_taken_is_acknowledged_however_soon() {
+        const COUNT: u64 = 20_000;
+        let hub = Hub::default();
+        let (user, _bell) = hub.join().unwrap();
+        let (engine, incarnation) = (EngineId([1; 16]), Incarnation(1));
+        std::thread::scope(|scope| {
+            let hub = &hub;
+            // Gone with whoever takes, so that nobody waits for one that has failed.
+            let (next, turn) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                for number in 1..=COUNT {
+                    let who = Who { engine, incarnation, name: String::new() };
+                    let peer = Identity { engine, incarnation };
+                    let payload = Arc::from(&b"x"[..]);
+                    hub.notified(who, Notification { session: 1, peer, number, payload });
+                    if turn.recv().is_err() {
+                        return;
+                    }
+                }
+            });
+            for number in 1..=COUNT {
+                // It looks all the time, to be there before the other thread has left `notified`.
+                let taken = loop {
+                    if let (Some(_), taken) = hub.take(user, Duration::ZERO, false) {
+                        break taken;
+                    }
+                    std::hint::spin_loop();
+                };
+                assert_eq!(taken, [(1, number)]);
+                next.send(()).unwrap();
+            }
+        });
     }
 }

@@ -1,0 +1,122 @@
+//! The end of an engine: everybody hears of it, its threads end, and it is bounded.
+
+use crate::config::MAX_DEADLINE;
+use crate::control::Ask;
+use crate::grant::describe;
+use crate::shared::{Shared, lock};
+use kvik_core::{Code, Error, Result};
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a dropped engine takes to close at most.
+const DROP_LIMIT: Duration = Duration::from_secs(5);
+/// How long a closing engine waits for whoever is just handling one of its events.
+const LAST_EVENT: Duration = Duration::from_secs(1);
+/// How long a closing engine waits for its peers' last answers.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// What keeps an engine running. The last one that is dropped closes it.
+pub(crate) struct Handle {
+    pub shared: Arc<Shared>,
+    pub control: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Handle {
+    /// See [`Engine::close`](crate::Engine::close).
+    pub fn close(&self, timeout: Duration) -> Result<()> {
+        let shared = &self.shared;
+        if shared.check_fork().is_err() || !shared.set_closed() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let until = began + timeout.min(LAST_WORDS);
+        // What was confirmed a moment ago reaches its owner before the connection goes.
+        let open: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
+        open.into_iter().for_each(|id| shared.cancel(id, closed()));
+        shared.node(|node, _| node.end_all_grants());
+        while Instant::now() < until && !shared.node(|node, _| node.is_quiet()) {
+            shared.wait_progress(Duration::from_millis(2));
+        }
+        shared.node(|node, _| node.goodbye());
+        for session in shared.node(|node, _| node.sessions()) {
+            shared.node(|node, _| node.close_session(session, closed()));
+        }
+        shared.ask(Ask::Stop);
+        let ended = self.end_threads(began + timeout.clamp(LAST_WORDS, MAX_DEADLINE));
+        shared.notes.note_move();
+        shared.hub.close(Instant::now() + timeout.min(LAST_EVENT));
+        ended
+    }
+
+    /// Waits for the engine's threads; one that has memory in hand and does not come back is left behind, with what
+    /// it holds.
+    fn end_threads(&self, until: Instant) -> Result<()> {
+        let (said, heard) = mpsc::sync_channel(1);
+        let (shared, control) = (self.shared.clone(), self.control.clone());
+        let waits = spawn_named("kvik-end", &ThreadOptions::default(), move || {
+            join_all(&shared, &control);
+            // Nobody listens where it took too long.
+            let _ = said.send(());
+        });
+        match waits {
+            Ok(_) if heard.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() => Ok(()),
+            Ok(_) => {
+                let stuck = stuck(&self.shared);
+                let text = stuck.as_deref().unwrap_or("they have no memory in hand");
+                log::warn!(engine:% = self.shared.local.identity.engine; "the engine's threads have not ended: {text}");
+                stuck.map_or(Ok(()), |text| Err(Error::new(Code::PagesQuarantined, text)))
+            }
+            Err(error) => {
+                log::warn!("closing without a limit, since no thread can be started: {error}");
+                join_all(&self.shared, &self.control);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Waits for the engine's threads, and ends what only they could have ended.
+fn join_all(shared: &Arc<Shared>, control: &Mutex<Option<JoinHandle<()>>>) {
+    if let Some(pools) = shared.pools.get() {
+        pools.tcp.stop();
+        pools.copy.stop();
+    }
+    if let Some(thread) = lock(control).take()
+        && thread.join().is_err()
+    {
+        log::error!("the control thread panicked");
+    }
+    let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
+    left.into_iter().for_each(|id| shared.abandon(id, closed()));
+    shared.stop_stat();
+    log::info!(engine:% = shared.local.identity.engine; "engine closed");
+}
+
+/// What threads that have not ended have in hand.
+fn stuck(shared: &Shared) -> Option<String> {
+    let (flows, holdings) = shared.node(|node, _| (node.open_flows(), node.holdings()));
+    if flows == 0 && holdings.is_empty() {
+        return None;
+    }
+    let granted: Vec<String> = holdings.iter().map(describe).collect();
+    let granted = if granted.is_empty() { String::new() } else { format!(": {}", granted.join("; ")) };
+    Some(format!(
+        "the engine was closed, but {flows} transfer(s) still have memory in hand{granted}; do not use or free pages \
+         of unfinished transfers and grants until `wait` on them returns"
+    ))
+}
+
+/// What whoever still uses a closed engine is told.
+pub(crate) fn closed() -> Error {
+    Error::new(Code::EngineClosed, "the engine was closed under the transfer; start another one")
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Err(error) = self.close(DROP_LIMIT) {
+            log::warn!("an engine was dropped: {error}");
+        }
+    }
+}
