@@ -26,10 +26,14 @@ SPECS = {
         PairSpec("prefix-cache", prefix_caching=True),
         PairSpec("tp2", ranks=(2, 2)),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),
+        PairSpec(
+            "wired", wired=True, extra={"expiry": 8.0}, decode_arguments=["--num-gpu-blocks-override", "40"]
+        ),
         PairSpec("two-hosts", secrets=("one secret of both", "one secret of both")),
         PairSpec("two-secrets", secrets=("the secret of prefill", "the secret of decode")),
     )
 }
+TRUST: list[str] = []  # the table of test_trust
 Reference = Callable[[list[int], int], list[int]]
 
 
@@ -40,6 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.vllm)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(START_LIMIT + 180))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the table of the cases that must never be answered with wrong tokens."""
+    if TRUST:
+        terminalreporter.section("case, HTTP status, tokens, seconds, KV blocks back")
+        for line in TRUST:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +87,7 @@ def pair(
             except CannotError as cannot:
                 pytest.skip(str(cannot))
             running = start_pair(spec, model, folder, hosts)
-        stack.callback(running.fleet.stop)
+        stack.callback(running.stop)
         alone.wait_ready(time.monotonic() + START_LIMIT)
         yield running
 

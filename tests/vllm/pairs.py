@@ -5,8 +5,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from kvik.demo import client
@@ -16,7 +17,9 @@ from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 from tests.netns.hosts import Host
 from tests.python.peers import stop
+from tests.vllm.wire import Wire
 
+ENGINES = ("prefill", "decode")
 BLOCK_BYTES = BLOCK_TOKENS * KV_BYTES_PER_TOKEN
 EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these tests
 START_LIMIT = 300.0
@@ -34,7 +37,8 @@ class PairSpec:
 
     ranks: tensor-parallel ranks of prefill and decode. both: each engine plays both roles, so that the pair
     can be turned round. With `secrets` they run on two hosts (network namespaces), and have these secrets:
-    prefill's and decode's.
+    prefill's and decode's. wired: KV passes a `Wire`, and both engines may be killed and started again where
+    they were. decode_arguments: more of decode's command line.
     """
 
     name: str
@@ -43,6 +47,8 @@ class PairSpec:
     both: bool = False
     extra: Mapping[str, object] = field(default_factory=dict)
     secrets: tuple[str, str] | None = None
+    wired: bool = False
+    decode_arguments: Sequence[str] = ()
 
 
 Hosts = tuple[Host | None, Host | None]
@@ -61,7 +67,9 @@ class Pair:
     reports: ReportReader
     reverse: ReportReader
     fleet: Fleet
+    starts: Mapping[str, Callable[[], HttpServer]]
     hosts: Hosts = THIS_HOST
+    wire: Wire | None = None
 
     def turned(self) -> "Pair":
         """The same engines the other way round; not for the router."""
@@ -79,6 +87,21 @@ class Pair:
     def engines(self) -> tuple[HttpServer, HttpServer]:
         """Both engines."""
         return self.prefill, self.decode
+
+    def stop(self) -> None:
+        """Stop all of it."""
+        self.fleet.stop()
+        if self.wire is not None:
+            self.wire.end()
+
+    def begin_again(self, name: str) -> None:
+        """Start an engine ("prefill" or "decode") that was killed anew, where it was."""
+        old = getattr(self, name)
+        if not old.alive:
+            self.fleet.stop(old)
+            new = self.fleet.add(self.starts[name]())
+            new.wait_ready(time.monotonic() + START_LIMIT)
+            setattr(self, name, new)
 
     def prefill_by_hand(self, prompt: list[int], **more: object) -> dict[str, object] | None:
         """Let the prefill engine compute a prompt; returns the `kv_transfer_params` of its answer."""
@@ -107,42 +130,57 @@ class Pair:
 def start_pair(spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HOST) -> Pair:
     """Start the engines side by side, each on its host, then the router."""
     folder.mkdir(parents=True)
-    reports = [folder / f"{name}-loads.jsonl" for name in ("prefill", "decode")]
+    reports = [folder / f"{name}-loads.jsonl" for name in ENGINES]
     fleet = Fleet()
+    wire = None
     try:
         deadline = time.monotonic() + START_LIMIT
         with _inside(hosts[0]):
-            *ports, router_port = free_ports(3)
-            servers = []
-            for engine, host, port in zip(_engines(spec, reports, hosts), hosts, ports, strict=True):
-                with _inside(host):
-                    servers.append(fleet.add(engine.start(model, port, folder)))
+            *ports, router_port, kv_port = free_ports(4)
+            wire = Wire(kv_port).begin() if spec.wired else None
+            starts = {
+                engine.name: partial(_start, engine, model, port, folder, host)
+                for engine, host, port in zip(_engines(spec, reports, hosts, wire), hosts, ports, strict=True)
+            }
+            servers = [fleet.add(start()) for start in starts.values()]
             for server in servers:
                 server.wait_ready(deadline)
             prefill, decode = servers
             router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder))
             router.wait_ready(time.monotonic() + 30)
         reverse, forward = map(ReportReader, reports)
-        return Pair(spec, prefill, decode, router, forward, reverse, fleet, hosts)
+        return Pair(spec, prefill, decode, router, forward, reverse, fleet, starts, hosts, wire)
     except BaseException:
         fleet.stop()
+        if wire is not None:
+            wire.end()
         raise
 
 
-def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts) -> list[EngineSpec]:
+def _start(engine: EngineSpec, model: Path, port: int, folder: Path, host: Host | None) -> HttpServer:
+    with _inside(host):
+        return engine.start(model, port, folder)
+
+
+def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | None) -> list[EngineSpec]:
     """The prefill and the decode engine."""
     made = []
     for name, host, secret, ranks, report in zip(
-        ("prefill", "decode"), hosts, spec.secrets or ("", ""), spec.ranks, reports, strict=True
+        ENGINES, hosts, spec.secrets or ("", ""), spec.ranks, reports, strict=True
     ):
         address = LOOPBACK if host is None else host.v4
         extra = {"expiry": EXPIRY, "listen": f"{address}:0", **spec.extra}
+        if wire is not None:
+            extra["transport"] = "tcp"
+            if name == "prefill":
+                extra |= {"listen": f"{address}:{wire.target}", "advertise": f"{address}:{wire.port}"}
         role: Role = "kv_both" if spec.both else "kv_producer" if name == "prefill" else "kv_consumer"
         connector = Connector(role, None if role == "kv_producer" else report, extra=extra)
         made.append(
             EngineSpec(
                 name, connector, tensor_parallel=ranks, prefix_caching=spec.prefix_caching,
                 host=address, env={"KVIK_SECRET": secret} if secret else {},
+                arguments=spec.decode_arguments if name == "decode" else (),
             )
         )  # fmt: skip
     return made
@@ -202,6 +240,14 @@ def freeze(process: Process) -> Callable[[], None]:
             os.kill(pid, signal.SIGCONT)
 
     return thaw
+
+
+def kill(process: Process) -> None:
+    """Kill a server and all its descendants at once (SIGKILL), and wait until it is gone."""
+    for pid in _tree(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert process.wait(20.0) is not None, f"{process.name} was killed and is still there"
 
 
 def _tree(pid: int) -> list[int]:

@@ -77,7 +77,7 @@ def test_client_leaves_at_any_time(pair: Pair, reference: Reference) -> None:
     rng = random.Random(seed)
     before = levels(pair)
     for number in range(8):
-        _ask_and_leave(pair.router.url, prompt_of(2000, seed + number), after=rng.uniform(0.0, 1.5))
+        ask_and_leave(pair.router.url, prompt_of(2000, seed + number), after=rng.uniform(0.0, 1.5))
     prompt = prompt_of(700, seed)
     assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
     wait_back(pair, before, EXPIRY + SLACK)
@@ -91,7 +91,7 @@ def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
     params = pair.prefill_by_hand(prompt)
     thaw = freeze(pair.prefill)
     try:
-        _ask_and_leave(pair.decode.url, prompt, after=0.7, kv_transfer_params=params)
+        ask_and_leave(pair.decode.url, prompt, after=0.7, kv_transfer_params=params)
         wait_used(pair.decode, before[1], SLACK)
     finally:
         thaw()
@@ -156,7 +156,7 @@ def test_other_cache_salt(pair: Pair, reference: Reference) -> None:
     wait_back(pair, before)
 
 
-def _ask_and_leave(url: str, prompt: list[int], after: float, **more: object) -> None:
+def ask_and_leave(url: str, prompt: list[int], after: float, **more: object) -> None:
     """Send a request and cut the connection after so many seconds, or when the answer is over."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)

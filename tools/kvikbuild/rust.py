@@ -3,7 +3,8 @@
 Its output lies outside the checkout, in a folder for each toolchain and checkout: two checkouts may never
 share one, because cargo takes a crate of one for the same crate of the other by the times of their files. A
 checkout that builds for the first time starts from a copy of what another one has built of third-party
-crates. When the cache has grown past a limit it is removed, unless another build is using it.
+crates. When the cache has grown past a limit, the parts of other checkouts go first, the one that was used
+longest ago before the others, unless another build is using the cache.
 """
 
 import fcntl
@@ -48,12 +49,21 @@ def hold_cache(context: Context) -> None:
     as long as this process lives."""
     lock = (cache_dir() / "target.lock").open("w")
     if not _held and _try_exclusive(lock):
-        if _size(cache_dir() / "target") > CACHE_LIMIT:
-            context.say(f"the cache of built crates is over {CACHE_LIMIT >> 30} GiB: starting it anew")
-            shutil.rmtree(cache_dir() / "target", ignore_errors=True)
+        _make_room(context, target_dir(context))
         _begin_with_third_parties(context, target_dir(context))
     fcntl.flock(lock, fcntl.LOCK_SH)
     _held.append(lock)
+
+
+def _make_room(context: Context, own: Path) -> None:
+    """Remove what other checkouts have built, and this one's last, until the cache is below its limit."""
+    cache = cache_dir() / "target"
+    folders = list(cache.iterdir()) if cache.is_dir() else []
+    for folder in sorted(folders, key=lambda folder: (folder == own, folder.stat().st_mtime)):
+        if _size(cache) <= CACHE_LIMIT:
+            return
+        context.say(f"the cache of built crates is over {CACHE_LIMIT >> 30} GiB: removing {folder.name}")
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begin_with_third_parties(context: Context, target: Path) -> None:
