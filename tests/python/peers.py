@@ -81,13 +81,13 @@ def never_issued(owner: kvik.Engine, layout: kvik.Layout) -> kvik.Ticket:
     return owner.ticket_template(layout).with_grant(os.urandom(16).hex(), 60.0)
 
 
-def until(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
-    """Poll for what has no event, up to a bound."""
+def until(condition: Callable[[], bool], seconds: float = LIMIT, step: float = 0.01) -> bool:
+    """Poll for what has no event, every `step` seconds, up to a bound."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.01)  # what a condition looks at says nothing of its changes
+        time.sleep(step)  # what a condition looks at says nothing of its changes
     return True
 
 
@@ -98,7 +98,8 @@ def stop(pid: int, within: float = LIMIT) -> None:
     and answer, after `os.kill` has returned.
     """
     os.kill(pid, signal.SIGSTOP)
-    if not until(lambda: all(state in "TZX" for state in thread_states(pid)), within):
+    # Looked at often: what the others do until then is what a test is about to measure.
+    if not until(lambda: all(state in "TZX" for state in thread_states(pid)), within, step=0.0002):
         raise TimeoutError(f"process {pid} was told to stop and still runs after {within} s")
 
 

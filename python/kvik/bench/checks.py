@@ -9,6 +9,7 @@ round.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from kvik.bench.options import BUFFER_STEP, BUFFERS_HELD, size_text
 from kvik.bench.pages import Cell, Op, PagePlan
 from kvik.bench.peer import Peer
 from kvik.bench.run import Say, salts
-from kvik.bench.target import CLOSE_SECONDS, TargetOptions
+from kvik.bench.target import CLOSE_SECONDS, SECRET_VARIABLE, TargetOptions
 
 LONGEST_S = 600.0
 FLOOR = 32 << 20
@@ -95,7 +96,8 @@ def execute(plan: Plan, say: Say) -> tuple[list[Cost], Series]:
             verify="auto",
             engine_listen="127.0.0.1:0",
         )
-        peer = Peer.start(target, None)
+        # As the engine beside it takes it.
+        peer = Peer.start(target, os.environ.get(SECRET_VARIABLE))
         stack.callback(peer.close)
         engine = kvik.Engine(name="bench-checks")
         stack.callback(engine.close, timeout=CLOSE_SECONDS)
