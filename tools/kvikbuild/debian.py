@@ -12,10 +12,11 @@ from kvikbuild.stage import Context, StageError
 def missing_packages() -> list[str]:
     """Debian packages that are needed and are not here, found by what they provide."""
     missing = []
-    programs = {"gcc": "gcc", "ld": "binutils", "readelf": "binutils"}
+    # openssl makes the certificates of the tests.
+    programs = {"gcc": "gcc", "ld": "binutils", "readelf": "binutils", "openssl": "openssl"}
     if os.geteuid() == 0:
         # For tests between network namespaces, which root makes, and for commands in the documentation.
-        programs |= {"ip": "iproute2", "ss": "iproute2", "curl": "curl", "openssl": "openssl"}
+        programs |= {"ip": "iproute2", "ss": "iproute2", "curl": "curl"}
     for program, package in programs.items():
         if shutil.which(program) is None and package not in missing:
             missing.append(package)

@@ -27,8 +27,8 @@ pub const KINDS: [&str; 12] = [
     "ended",
     "open-channels",
     "goodbye",
-    "(8)",
-    "(9)",
+    "notify",
+    "noted",
     "chunk",
     "nic",
 ];
@@ -144,7 +144,9 @@ impl Coverage {
 /// Why a cell cannot be reached.
 fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
     match (state, kind) {
-        (_, "(8)" | "(9)") => Some("no engine of the simulator sends these kinds"),
+        (_, "notify" | "noted") => Some(
+            "the engines of the simulator send no notifications; tests/proto/notes.rs has their schedules",
+        ),
         ("new", "accept" | "ended" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),
