@@ -25,6 +25,7 @@ mod collect;
 mod config;
 mod connector;
 mod exchange;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod handover;
