@@ -264,8 +264,11 @@ def test_a_file_that_was_cut_off_is_read_up_to_there(
 ) -> None:
     whole = recorded[0].read_bytes()
     expected = recorded[1].moved
-    draw = random.Random(random_seed())
-    for cut in sorted(draw.sample(range(len(whole)), 40)):
+    whole_moves = {line for line in whole.split(b"\n") if b'"op"' in line}
+    last = whole.rindex(b'"op"')
+    # Every place within the last line of a transfer, and some anywhere.
+    cuts = {*range(last, whole.index(b"\n", last) + 2), *random.Random(random_seed()).sample(range(len(whole)), 40)}
+    for cut in sorted(cuts):
         path = tmp_path / "cut"
         path.write_bytes(whole[:cut])
         try:
@@ -276,8 +279,7 @@ def test_a_file_that_was_cut_off_is_read_up_to_there(
         assert not found.complete
         assert any("cut off" in notice for notice in found.notices)
         # A last line that lacks nothing but its end is read, too.
-        lines = whole[:cut].split(b"\n")
-        assert len(found.moved) == sum(b'"op"' in line and line.endswith(b"}") for line in lines)
+        assert len(found.moved) == sum(line in whole_moves for line in whole[:cut].split(b"\n"))
         assert [moved.t for moved in found.moved] == [moved.t for moved in expected[: len(found.moved)]]
 
 
