@@ -82,7 +82,7 @@ def _rules(fault: str, dice: random.Random) -> dict[str, Any]:
     if fault == "truncate":
         return {"which": which, "cut_after": dice.randrange(1 << dice.randint(4, 20))}
     if fault == "flip":
-        return {"which": "data", "flip": dice.randint(1, 3)}
+        return {"which": which, "flip": dice.randint(1, 3)}
     if fault in ("stall", "silent"):
         return {"which": which, "stalled" if fault == "stall" else "silent": True}
     if fault in ("reset", "close"):

@@ -66,7 +66,7 @@ def slow_drip(to: tuple[str, int], dose: Dose) -> str:
 def huge_frame(to: tuple[str, int], _: Dose) -> str:
     """Frames that claim 2^32 - 1 bytes, and 2^63 where a header has room: as kinds, greetings and chunks."""
     cut = 0
-    for claim in (struct.pack("<IHH", 2**32 - 1, wire.BEGIN, 0), struct.pack("<Q", 2**63), b"\xff" * 8):
+    for claim in (wire.frame_header(2**32 - 1, wire.BEGIN), struct.pack("<Q", 2**63), b"\xff" * 12):
         session = wire.connect(to)
         session.send(claim + bytes(1 << 16))
         cut += session.over()

@@ -7,8 +7,9 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_intdigest as xxh3_64
+
 from tests.hostile import blake3
-from tests.python.forge import xxh3_64
 
 HELLO, WELCOME, PROVE, READY, REFUSE, JOIN = range(1, 7)
 BEAT, BEGIN, ACCEPT, END, ENDED, OPEN_CHANNELS, GOODBYE = range(1, 8)
@@ -32,8 +33,14 @@ def hello() -> bytes:
 
 
 def frame(kind: int, body: bytes = b"") -> bytes:
-    """A frame of the control connection."""
-    return struct.pack("<IHH", len(body), kind, 0) + body
+    """A frame of the control connection, with checksums that fit."""
+    return frame_header(len(body), kind) + struct.pack("<Q", xxh3_64(body)) + body
+
+
+def frame_header(length: int, kind: int) -> bytes:
+    """The header of a frame up to the checksum of its body."""
+    head = struct.pack("<IHH", length, kind, 0)
+    return head + struct.pack("<I", xxh3_64(head) & 0xFFFFFFFF)
 
 
 def chunk(session: int, transfer: int, position: int, length: int, sums: int = 0) -> bytes:

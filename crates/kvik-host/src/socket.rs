@@ -25,15 +25,12 @@ pub struct TcpOptions {
     pub send_buffer: Option<usize>,
     /// Bytes of the receive buffer; `None` lets the kernel tune it, which is mostly better.
     pub recv_buffer: Option<usize>,
-    /// How long sent bytes may stay unacknowledged before the connection counts as lost.
-    pub user_timeout: Option<Duration>,
 }
 
 /// A listening socket.
 #[derive(Debug)]
 pub struct TcpListener {
     fd: OwnedFd,
-    options: TcpOptions,
 }
 
 /// A connection, or one in the making.
@@ -59,7 +56,7 @@ impl TcpListener {
             _ => HostError::os(what(), e),
         })?;
         rustix::net::listen(&fd, i32::from(backlog)).map_err(|e| HostError::os(what(), e))?;
-        Ok(TcpListener { fd, options: *options })
+        Ok(TcpListener { fd })
     }
 
     /// The address it listens on, with the port that the kernel chose.
@@ -90,7 +87,7 @@ impl TcpListener {
                 Err(e) => return Err(HostError::os("accepting a connection", e)),
             };
             let Some(from) = from.and_then(|from| SocketAddr::try_from(from).ok()) else { continue };
-            set_up(&fd, &self.options)?;
+            set_up(&fd)?;
             return Ok(Some((TcpConn { fd }, from)));
         }
     }
@@ -101,7 +98,7 @@ impl TcpConn {
     pub fn start_connect(to: SocketAddr, options: &TcpOptions) -> Result<TcpConn, HostError> {
         let fd = socket(to)?;
         set_buffers(&fd, options)?;
-        set_up(&fd, options)?;
+        set_up(&fd)?;
         match rustix::net::connect(&fd, &to) {
             // An interrupted connect goes on by itself, like one in progress.
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(TcpConn { fd }),
@@ -175,6 +172,14 @@ impl TcpConn {
         }
     }
 
+    /// The connection is lost when bytes that were sent stay unacknowledged for this long, or wait for this long for
+    /// the other side to read on.
+    pub fn give_up_after(&self, time: Duration) -> Result<(), HostError> {
+        let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX).max(1);
+        sockopt::set_tcp_user_timeout(&self.fd, millis)
+            .map_err(|e| HostError::os("setting TCP_USER_TIMEOUT", e))
+    }
+
     /// Ends both directions now, for every process that holds the socket. A connection that is already gone is
     /// no error.
     pub fn shutdown_both(&self) -> Result<(), HostError> {
@@ -226,14 +231,8 @@ fn set_buffers(fd: &OwnedFd, options: &TcpOptions) -> Result<(), HostError> {
     Ok(())
 }
 
-fn set_up(fd: &OwnedFd, options: &TcpOptions) -> Result<(), HostError> {
-    sockopt::set_tcp_nodelay(fd, true).map_err(|e| HostError::os("setting TCP_NODELAY", e))?;
-    if let Some(timeout) = options.user_timeout {
-        let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1);
-        sockopt::set_tcp_user_timeout(fd, millis)
-            .map_err(|e| HostError::os("setting TCP_USER_TIMEOUT", e))?;
-    }
-    Ok(())
+fn set_up(fd: &OwnedFd) -> Result<(), HostError> {
+    sockopt::set_tcp_nodelay(fd, true).map_err(|e| HostError::os("setting TCP_NODELAY", e))
 }
 
 fn local_addr(fd: &OwnedFd) -> Result<SocketAddr, HostError> {

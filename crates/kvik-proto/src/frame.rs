@@ -1,25 +1,28 @@
 //! The frames of an established control connection.
 //!
-//! A frame is `len u32, kind u16, 0 u16` and then `len` bytes. Unknown kinds are a protocol error: a peer sends only
-//! what the agreed version has.
+//! A frame is `len u32, kind u16, 0 u16, check u32, sum u64` and then `len` bytes. `check` is the lower half of the
+//! XXH3-64 of the fields before it, so that nobody waits for bytes that were never announced; `sum` is the XXH3-64 of
+//! what follows: a flipped bit in a page's number would be another page, which every checksum of the content fits.
+//! Unknown kinds are a protocol error: a peer sends only what the agreed version has.
 
 use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{
     PageList, decode_order, decode_range, decode_view, encode_order, encode_range, encode_view,
 };
 use crate::wire::{Reader, Writer};
-use kvik_core::{Code, Error, GrantId, RegionId, Result, Shape, View};
+use kvik_core::{Code, Error, GrantId, RegionId, Result, Shape, View, page_sum};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of a frame's header.
-pub const FRAME_HEADER: usize = 8;
+pub const FRAME_HEADER: usize = 20;
 /// A longer frame is refused: room for [`crate::MAX_PAGES`] page ids twice over.
 pub const MAX_FRAME: usize = 10 << 20;
 /// A handover is not read by more engines than this.
 pub const MAX_READERS: u16 = 4096;
 const MAX_TEXT: usize = 1024;
+const DAMAGED: &str = "a frame of the peer was damaged on its way";
 
 /// What a transfer asks of the owner of the grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -156,7 +159,7 @@ impl Frame {
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         let mut w = Writer(std::mem::take(out));
-        w.u32(0).u16(self.kind()).u16(0);
+        w.bytes(&[0; FRAME_HEADER]);
         match self {
             Frame::Beat | Frame::OpenChannels | Frame::Goodbye => {}
             Frame::Begin(begin) => encode_begin(begin, &mut w),
@@ -182,8 +185,8 @@ impl Frame {
             }
         }
         *out = w.0;
-        let len = (out.len() - start - FRAME_HEADER) as u32;
-        out[start..start + 4].copy_from_slice(&len.to_le_bytes());
+        let header = frame_header(self.kind(), &out[start + FRAME_HEADER..]);
+        out[start..start + FRAME_HEADER].copy_from_slice(&header);
     }
 
     /// Takes a whole frame off the front of `input`: the frame and the bytes it took, or `None` when more must come.
@@ -192,14 +195,18 @@ impl Frame {
     /// `ProtocolError` for anything that is not a frame of this version.
     pub fn decode(input: &[u8]) -> Result<Option<(Frame, usize)>> {
         let Some((header, rest)) = input.split_first_chunk::<FRAME_HEADER>() else { return Ok(None) };
+        let wrong = |why: String| Err(Error::new(Code::ProtocolError, why));
+        if header[8..12] != check(header) {
+            return wrong(format!("{DAMAGED} (its header's checksum does not fit); the session is closed"));
+        }
         let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
         if len > MAX_FRAME {
-            return Err(Error::new(
-                Code::ProtocolError,
-                format!("the peer announced a frame of {len} bytes"),
-            ));
+            return wrong(format!("the peer announced a frame of {len} bytes"));
         }
         let Some(body) = rest.get(..len) else { return Ok(None) };
+        if header[12..] != page_sum(body).to_le_bytes() {
+            return wrong(format!("{DAMAGED} (its checksum does not fit); the session is closed"));
+        }
         let frame = decode_body(u16::from_le_bytes([header[4], header[5]]), body)?;
         Ok(Some((frame, FRAME_HEADER + len)))
     }
@@ -217,6 +224,22 @@ impl Frame {
             Frame::Noted { .. } => 9,
         }
     }
+}
+
+/// The header of a frame of this kind with this body.
+#[doc(hidden)] // for tests that send what no engine sends
+pub fn frame_header(kind: u16, body: &[u8]) -> [u8; FRAME_HEADER] {
+    let mut header = [0; FRAME_HEADER];
+    header[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    header[4..6].copy_from_slice(&kind.to_le_bytes());
+    let check = check(&header);
+    header[8..12].copy_from_slice(&check);
+    header[12..].copy_from_slice(&page_sum(body).to_le_bytes());
+    header
+}
+
+fn check(header: &[u8; FRAME_HEADER]) -> [u8; 4] {
+    (page_sum(&header[..8]) as u32).to_le_bytes()
 }
 
 fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {

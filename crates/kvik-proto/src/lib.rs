@@ -30,7 +30,7 @@ pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
 pub use flow::{CopyFrom, Cut};
-pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source};
+pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, frame_header};
 pub use grants::Offer;
 pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,

@@ -3,7 +3,7 @@
 use crate::feed;
 use crate::most_held;
 use arbitrary::Unstructured;
-use kvik_proto::{FRAME_HEADER, Frame, MAX_FRAME, MAX_PAGES};
+use kvik_proto::{FRAME_HEADER, Frame, MAX_FRAME, MAX_PAGES, frame_header};
 
 /// A view may name this many pages in one run of 8 bytes; decoding it lists them, before the sender is charged.
 const UNFOLDED: usize = MAX_PAGES as usize * 4 * 5;
@@ -15,8 +15,7 @@ pub fn frame(data: &[u8]) {
         0 => check(data),
         1 => {
             let Some((kind, body)) = data.split_first() else { return };
-            let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
-            bytes.extend([*kind, 0, 0, 0]);
+            let mut bytes = frame_header((*kind).into(), body).to_vec();
             bytes.extend(body);
             check(&bytes);
         }

@@ -46,9 +46,7 @@ fn a_session_that_sends_more_than_the_cap_is_cut() {
     let mut conn = connect(&owner);
     wait_until("the session", || held(&owner) > 0);
     // A frame of 9 MiB that never ends.
-    let mut header = (9u32 << 20).to_le_bytes().to_vec();
-    header.extend_from_slice(&[2, 0, 0, 0]);
-    conn.write_all(&header).unwrap();
+    conn.write_all(&kvik_proto::frame_header(2, &vec![0; 9 << 20])).unwrap();
     let piece = vec![0; 64 << 10];
     let sent = (0..144).take_while(|_| conn.write_all(&piece).is_ok()).count();
     assert!(sent < 144, "all of it was taken");

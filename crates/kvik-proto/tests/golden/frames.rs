@@ -3,7 +3,7 @@
 use crate::format::{Entry, Fields, all};
 use crate::formats;
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
-use kvik_proto::{Begin, FRAME_HEADER, Frame, Op, PageList, Path, Select, Source};
+use kvik_proto::{Begin, Frame, Op, PageList, Path, Select, Source, frame_header};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -220,9 +220,7 @@ fn no_kind_of_frame_is_without_its_golden_file() {
     let kind = |bytes: &[u8]| u16::from_le_bytes([bytes[4], bytes[5]]);
     let kept: BTreeSet<u16> = entries().iter().map(|entry| kind(&entry.bytes)).collect();
     let understood = (0..=u16::MAX).filter(|kind| {
-        let mut empty = [0; FRAME_HEADER];
-        empty[4..6].copy_from_slice(&kind.to_le_bytes());
-        !Frame::decode(&empty).is_err_and(|error| error.text.contains("unknown kind"))
+        !Frame::decode(&frame_header(*kind, &[])).is_err_and(|error| error.text.contains("unknown kind"))
     });
     assert_eq!(understood.collect::<BTreeSet<u16>>(), kept);
     let fields: Vec<(String, String)> = entries().into_iter().flat_map(|entry| entry.fields).collect();

@@ -107,7 +107,7 @@ impl TcpPool {
     pub fn add(&self, session: u64, stream: impl Into<Stream>) {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         if let Some(worker) = self.workers.get(turn % self.workers.len()) {
-            worker.put(Command::Add { session, stream: stream.into().for_data() });
+            worker.put(Command::Add { session, stream: stream.into() });
         }
     }
 

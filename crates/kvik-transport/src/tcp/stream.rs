@@ -11,6 +11,12 @@ use kvik_host::socket::TcpConn;
 use kvik_host::{Io, RecvBatch, SendBatch};
 use kvik_proto::Binding;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// How long nobody may acknowledge what a channel sends. A firewall that forgets idle connections, or a path of which
+/// a part has died, can swallow a channel while the session's control connection lives: without an end of their own,
+/// such channels would cost every transfer its deadline. It is longer than the pauses of a crowded link.
+const UNHEARD: Duration = Duration::from_secs(10);
 
 /// See the module's text.
 pub struct Stream {
@@ -36,11 +42,12 @@ impl Stream {
     }
 
     /// Makes it ready to carry data.
-    pub fn for_data(mut self) -> Stream {
+    pub(crate) fn for_data(&mut self) -> Result<()> {
+        self.conn.give_up_after(UNHEARD).map_err(lost)?;
         if let Some(tls) = &mut self.tls {
             tls.for_data();
         }
-        self
+        Ok(())
     }
 
     /// What ties kvik's handshake to this connection, under TLS.

@@ -118,15 +118,18 @@ impl Worker {
         mine.map(|(token, _)| *token).collect()
     }
 
-    fn add(&mut self, session: u64, stream: Stream) {
+    fn add(&mut self, session: u64, mut stream: Stream) {
         // The session may have ended since: then its `Cut` has been here before, and nobody would ever cut this one.
         if !self.desk.alive(session) {
             return shut_down(stream.cut());
         }
         let token = self.next_token;
         self.next_token += 1;
-        if let Err(error) = self.epoll.add(&stream, token, Interest::READ) {
-            return self.desk.channel_lost(session, from_host(Code::PeerLost, error));
+        let watch = |stream: &Stream| self.epoll.add(stream, token, Interest::READ);
+        let added = stream.for_data();
+        let added = added.and_then(|()| watch(&stream).map_err(|error| from_host(Code::PeerLost, error)));
+        if let Err(error) = added {
+            return self.desk.channel_lost(session, error);
         }
         let channel = Channel {
             session,

@@ -1,0 +1,53 @@
+"""Data channels that a path swallows, as a firewall does with connections that it has forgotten."""
+
+import time
+from typing import Any
+
+import kvik
+from tests.netns.children import SECRET, own, reader
+from tests.netns.hosts import Connection, Host
+from tests.python.peers import Peer
+
+PAGES, PAGE = 64, 128 * 1024  # 8 MiB
+WITHIN = 20.0  # seconds: what a channel may stay unheard, some deadlines, and a slow machine
+
+
+def test_swallowed_channels_are_replaced(hosts: tuple[Host, Host]) -> None:
+    """Only the data channels are dead: control frames pass, so nobody is silent. Transfers end by their
+    deadlines, and then move again by themselves, over new channels."""
+    left, right = hosts
+    size = {"pages": PAGES, "page_bytes": PAGE}
+    with own(left, listen=f"{left.v4}:0", secret=SECRET, **size) as owner:
+        ticket = owner.hear()["ticket"]
+        with right.inside(), Peer(reader, secret=SECRET, channels=2, **size) as peer:
+            peer.hear()
+            assert _read(peer, ticket)["same"] is True
+            control, *channels = sorted(right.connections(), key=lambda one: one.received)
+            assert len(channels) == 2
+            for channel in channels:
+                _swallow(left, right, channel)
+            began, codes = time.monotonic(), []
+            while "same" not in (said := _read(peer, ticket)):
+                codes.append(said["code"])
+                assert time.monotonic() - began < WITHIN, codes
+            again = time.monotonic() - began
+            print(f"moved again after {again:.1f} s, in which transfers ended with {codes}")
+            assert said["same"] is True
+            assert codes
+            assert set(codes) <= {kvik.DeadlineExceeded.code, kvik.PeerLost.code}
+            # The rules still hold: what moves now, moves over other connections.
+            ports = {channel.local for channel in channels}
+            busy = {one.local for one in right.connections() if one.received > PAGES * PAGE / 3}
+            assert ports.isdisjoint(busy)
+            assert control.local not in ports
+
+
+def _read(peer: Peer, ticket: str) -> dict[str, Any]:
+    return peer.ask(do="read", ticket=ticket, seed=1, deadline=1.0)
+
+
+def _swallow(left: Host, right: Host, channel: Connection) -> None:
+    """From now on nothing of a connection passes, in either direction, and nobody is told."""
+    port = channel.local.rpartition(":")[2]
+    left.run("ip", "rule", "add", "ipproto", "tcp", "dport", port, "blackhole")
+    right.run("ip", "rule", "add", "ipproto", "tcp", "sport", port, "blackhole")
