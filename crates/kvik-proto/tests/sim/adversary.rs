@@ -61,14 +61,14 @@ impl World {
             self.posts.iter_mut().for_each(|post| post.late = false);
         }
         let engine = &mut self.engines[engine];
-        (engine.hold, engine.asleep) = (false, false);
+        (engine.hold, engine.asleep, engine.deaf) = (false, false, false);
         self.busy.extend(engine.links.iter());
     }
 
     /// Everything that the adversary holds is let go.
     pub fn let_go(&mut self) {
         for engine in &mut self.engines {
-            (engine.hold, engine.asleep) = (false, false);
+            (engine.hold, engine.asleep, engine.deaf) = (false, false, false);
         }
         self.links.iter_mut().for_each(|link| link.stalled = false);
         self.busy.extend(0..self.links.len());
@@ -192,10 +192,11 @@ impl World {
             }
         }
         let Some(session) = self.links[at].session else { return };
-        match self.rng.below(4) {
+        match self.rng.below(5) {
             0 => self.engines[listener].node.ask_for_channels(session),
             1 => self.engines[listener].node.goodbye(),
             2 => self.now += ms(600),
+            3 => self.notify_on(at, 1),
             _ => {
                 let of_opener = |ticket: &crate::world::Ticket| ticket.owner == opener;
                 if let Some(ticket) = self.tickets.iter().rposition(of_opener)

@@ -144,10 +144,7 @@ impl Coverage {
 /// Why a cell cannot be reached.
 fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
     match (state, kind) {
-        (_, "notify" | "noted") => Some(
-            "the engines of the simulator send no notifications; tests/proto/notes.rs has their schedules",
-        ),
-        ("new", "accept" | "ended" | "chunk" | "nic") => Some(
+        ("new", "accept" | "ended" | "noted" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),
         _ => None,

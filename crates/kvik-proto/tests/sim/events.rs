@@ -9,9 +9,14 @@ use kvik_proto::{Event, Finished, Op};
 impl World {
     /// Takes what a node has to say.
     pub fn pump(&mut self, at: usize) {
+        let mut told = Vec::new();
         while let Some(event) = self.engines[at].node.next_event() {
+            if let Event::SessionDown(session, _) | Event::NoteRoom(session) = &event {
+                told.push(*session);
+            }
             self.on_event(at, event);
         }
+        told.into_iter().for_each(|session| self.check_line(at, session));
         let (mut sessions, mut output) = (Vec::new(), Vec::new());
         self.engines[at].node.take_unsent(&mut sessions);
         for session in sessions {
@@ -52,7 +57,9 @@ impl World {
             }
             Event::Served(_) | Event::Stop(_) | Event::Ending(..) => {}
             Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) => {}
-            Event::Notified(_) | Event::NoteEnded { .. } | Event::NoteRoom(_) => {}
+            Event::Notified(note) => self.on_notified(at, note),
+            Event::NoteEnded { session, number, outcome } => self.on_note_ended(at, session, number, outcome),
+            Event::NoteRoom(session) => self.on_note_room(at, session),
         }
     }
 

@@ -12,6 +12,7 @@ mod link;
 mod many;
 mod memory;
 mod nic;
+mod notes;
 mod promises;
 mod schedule;
 mod schedules;

@@ -31,7 +31,7 @@ fn whatever_happens_the_promises_are_kept() {
 }
 
 /// What never happened was never tried.
-const OUTCOMES: [&str; 14] = [
+const OUTCOMES: [&str; 18] = [
     "ok",
     "cancelled",
     "grant_revoked",
@@ -46,6 +46,10 @@ const OUTCOMES: [&str; 14] = [
     "checksum_mismatch",
     "stale_generation",
     "transport_unavailable",
+    "notifications_full",
+    "notification_taken",
+    "notification_late",
+    "notification_unknown",
 ];
 
 /// Every seed once, on as many threads as there are cores.
@@ -172,6 +176,9 @@ impl Schedule {
             17..21 if injure => self.injuries += usize::from(world.injure()),
             21..26 => world.relent(),
             26 => world.ask_for_channels(engine),
+            39..45 => world.notify(engine),
+            45 => world.engines[engine].deaf = true,
+            46 => world.engines[engine].eager ^= true,
             38 => world.speak_early(),
             27 => {
                 world.now += ms(900);

@@ -6,6 +6,7 @@ use crate::executors::Running;
 use crate::link::Link;
 use crate::memory::{Arena, Mem, Rng};
 use crate::nic::Post;
+use crate::notes::NOTED;
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use, View};
 use kvik_proto::*;
 use std::collections::{BTreeSet, HashMap};
@@ -61,6 +62,7 @@ pub enum Action {
     Finish(usize),
     Nic(usize),
     Fence(usize),
+    Take(usize),
 }
 
 pub struct World {
@@ -144,6 +146,7 @@ impl World {
             control: [hello.into(), Default::default()],
             chunks: Default::default(),
             frames: Default::default(),
+            notes: Default::default(),
             closed: [false; 2],
             gone: [false; 2],
             lost: [false; 2],
@@ -217,6 +220,9 @@ impl World {
             if engine.copies && !engine.asleep {
                 actions.push(Action::Copy(at));
             }
+            if !engine.inbox.is_empty() && !engine.deaf && !engine.asleep {
+                actions.push(Action::Take(at));
+            }
         }
         let works = |engine: usize| !self.engines[engine].hold && !self.engines[engine].asleep;
         let running = self.running.iter().enumerate().filter(|(_, running)| works(running.engine));
@@ -277,6 +283,7 @@ impl World {
             Action::Finish(at) => self.finish(at),
             Action::Nic(at) => self.move_post(at),
             Action::Fence(at) => self.fence(at),
+            Action::Take(engine) => self.take_notes(engine),
         };
         self.pump(engine);
     }
@@ -293,12 +300,15 @@ impl World {
     }
 
     pub fn deliver(&mut self, at: usize, from: usize) -> usize {
-        let most = if self.rng.once_in(4) { 40 } else { 4000 };
+        // What is long comes in longer pieces: a burst must not take up a whole schedule.
+        let most = self.links[at].control[from].len().max(4000);
+        let most = if self.rng.once_in(4) { 40 } else { most };
         let piece = 1 + self.rng.below(most);
         let link = &mut self.links[at];
         let (to, side) = (link.ends[1 - from], 1 - from);
         let take = piece.min(link.control[from].len());
-        let bytes: Vec<u8> = link.control[from].drain(..take).collect();
+        let bytes = link.control[from].make_contiguous()[..take].to_vec();
+        link.control[from].drain(..take);
         if link.gone[side] {
             return to;
         }
@@ -353,8 +363,11 @@ impl World {
         let state = state.unwrap_or_else(|| self.state_of(at, side));
         let (mut kinds, engine) = (Vec::new(), self.links[at].ends[side]);
         self.links[at].frames[1 - side].feed(&bytes, &mut kinds);
-        for kind in kinds {
+        for (kind, number) in kinds {
             self.coverage.hit(state, usize::from(kind), self.links[at].faults);
+            if kind == NOTED {
+                self.links[at].notes[side].acknowledge(number);
+            }
         }
         self.hear(engine, session);
         let now = self.engines[engine].now(self.now);
