@@ -18,7 +18,7 @@ pub enum State {
 
 pub const STATES: [&str; 5] = ["new", "up", "spare", "silent", "dead"];
 /// Kinds of frames by their number, then what is no frame.
-pub const KINDS: [&str; 12] = [
+pub const KINDS: [&str; 13] = [
     "(none)",
     "beat",
     "begin",
@@ -31,9 +31,11 @@ pub const KINDS: [&str; 12] = [
     "noted",
     "chunk",
     "nic",
+    "join",
 ];
 pub const CHUNK: usize = 10;
 pub const NIC: usize = 11;
+pub const JOIN: usize = 12;
 
 /// What the adversary does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,6 +149,9 @@ fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
         ("new", "accept" | "ended" | "noted" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),
+        ("new", "join") => {
+            Some("who opened a session is never asked, and only to it an end of a handshake brings more")
+        }
         _ => None,
     }
 }

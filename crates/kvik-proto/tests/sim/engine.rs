@@ -2,7 +2,7 @@
 
 use crate::memory::{Arena, Mem};
 use kvik_core::{EngineId, Incarnation, RegionId};
-use kvik_proto::{FlowKey, Identity, Node, Timing};
+use kvik_proto::{Facts, FlowKey, Identity, Local, Node, Secret, Timing};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -128,6 +128,11 @@ impl Engine {
 
     pub fn now(&self, world: Duration) -> Duration {
         self.clock.at(world)
+    }
+
+    /// As its handshakes know it.
+    pub fn local(&self) -> Local {
+        Local { identity: self.identity, secret: Secret::new(None), facts: Facts::default() }
     }
 
     /// The process dies and is started again, on the same machine and with the same address.

@@ -41,6 +41,7 @@ impl World {
                 let link = self.by_session[&session];
                 let side = self.links[link].side(at);
                 self.links[link].closed[side] = true;
+                self.links[link].channels.cut(side);
                 self.engines[at].heard.remove(&session);
                 self.busy.insert(link);
             }
@@ -52,9 +53,12 @@ impl World {
                 self.fences.push((at, session));
             }
             Event::Copy => self.engines[at].copies = true,
-            Event::Send(session) | Event::Post(session) | Event::OpenChannels(session) => {
+            Event::Send(session) => {
+                self.ensure_channels(at, session);
                 self.busy.insert(self.by_session[&session]);
             }
+            Event::OpenChannels(session) => self.on_open_channels(at, session),
+            Event::Post(session) => _ = self.busy.insert(self.by_session[&session]),
             Event::Served(_) | Event::Stop(_) | Event::Ending(..) => {}
             Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) => {}
             Event::Notified(note) => self.on_notified(at, note),

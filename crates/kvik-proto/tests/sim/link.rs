@@ -1,5 +1,6 @@
 //! One connection between two engines, with its channels: bytes that come in pieces, late, or not at all.
 
+use crate::channels::Channels;
 use crate::engine::Process;
 use crate::notes::Line;
 use kvik_proto::{ChunkHeader, Handshake};
@@ -13,6 +14,8 @@ pub struct Chunk {
     pub payload: Vec<u8>,
     pub sums: Vec<u64>,
     pub status: u64,
+    /// When it was sent, counted in chunks of its session.
+    pub turn: u64,
 }
 
 /// One session's connections. Direction and side 0 are the opener's.
@@ -24,7 +27,7 @@ pub struct Link {
     pub shake: [Option<Handshake>; 2],
     pub greeting: [Vec<u8>; 2],
     pub control: [VecDeque<u8>; 2],
-    pub chunks: [VecDeque<Chunk>; 2],
+    pub channels: Channels,
     pub frames: [Frames; 2],
     /// What each end has notified the other of.
     pub notes: [Line; 2],

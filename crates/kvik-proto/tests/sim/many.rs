@@ -75,7 +75,6 @@ impl World {
                     Action::Nic(at) if at >= self.posts.len() => {}
                     Action::Fence(at) if at >= self.fences.len() => {}
                     Action::Bytes(at, from) if self.links[at].control[from].is_empty() => {}
-                    Action::Chunk(at, from) if self.links[at].chunks[from].is_empty() => {}
                     action => self.act(action),
                 }
             }

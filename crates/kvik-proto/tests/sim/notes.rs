@@ -80,8 +80,6 @@ impl World {
         if self.engines[engine].asleep || self.links[at].shake[side].is_some() {
             return;
         }
-        // A session may have ended while it slept, and nobody has asked it since.
-        self.pump(engine);
         let many = NOTE_WINDOW_BYTES / MAX_NOTIFICATION;
         let (count, most) = match self.rng.below(400) {
             0 => (NOTE_WINDOW + 1, 8),

@@ -31,7 +31,7 @@ fn whatever_happens_the_promises_are_kept() {
 }
 
 /// What never happened was never tried.
-const OUTCOMES: [&str; 18] = [
+const OUTCOMES: [&str; 20] = [
     "ok",
     "cancelled",
     "grant_revoked",
@@ -46,6 +46,8 @@ const OUTCOMES: [&str; 18] = [
     "checksum_mismatch",
     "stale_generation",
     "transport_unavailable",
+    "joined",
+    "not_joined",
     "notifications_full",
     "notification_taken",
     "notification_late",
@@ -183,6 +185,11 @@ impl Schedule {
             27 => {
                 world.now += ms(900);
                 world.tick();
+                // Then whatever is under way comes after a silence.
+                if world.rng.once_in(3) {
+                    world.now += ms(150);
+                    world.tick();
+                }
             }
             28..38 => {
                 world.now += ms(world.rng.next() % 100);

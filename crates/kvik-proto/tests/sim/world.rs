@@ -1,5 +1,6 @@
 //! Engines, links, NICs and what happens between them, all in one thread and moved by a seeded die.
 
+use crate::channels::Step;
 use crate::coverage::{Coverage, Fault, State};
 use crate::engine::{Engine, ms};
 use crate::executors::Running;
@@ -54,7 +55,9 @@ pub struct Begun {
 
 pub enum Action {
     Bytes(usize, usize),
-    Chunk(usize, usize),
+    Chunk(usize, usize, usize),
+    Greet(usize, usize, usize),
+    Hangup(usize, usize, usize),
     Eof(usize, usize),
     Send(usize, usize),
     Post(usize, usize),
@@ -115,7 +118,7 @@ impl World {
         self.leases
     }
 
-    fn nonce(&mut self) -> Nonce {
+    pub fn nonce(&mut self) -> Nonce {
         let mut nonce = [0; 32];
         nonce[..8].copy_from_slice(&self.rng.next().to_le_bytes());
         nonce
@@ -123,14 +126,9 @@ impl World {
 
     /// One engine connects to another, of which it wants this start.
     pub fn dial(&mut self, opener: usize, listener: usize, want: Identity) {
-        let local = |engine: &Engine| Local {
-            identity: engine.identity,
-            secret: Secret::new(None),
-            facts: Facts::default(),
-        };
         let (nonce, other) = (self.nonce(), self.nonce());
-        let (left, hello) = Handshake::open(local(&self.engines[opener]), nonce, Some(want));
-        let right = Handshake::listen(local(&self.engines[listener]), other);
+        let (left, hello) = Handshake::open(self.engines[opener].local(), nonce, Some(want));
+        let right = Handshake::listen(self.engines[listener].local(), other);
         let at = self.links.len();
         // What befell the pair before is what this session comes after.
         let known = [opener, listener].map(|end| &self.engines[end].links).into_iter().flatten();
@@ -144,7 +142,7 @@ impl World {
             shake: [Some(left), Some(right)],
             greeting: Default::default(),
             control: [hello.into(), Default::default()],
-            chunks: Default::default(),
+            channels: Default::default(),
             frames: Default::default(),
             notes: Default::default(),
             closed: [false; 2],
@@ -249,13 +247,20 @@ impl World {
         for side in 0..2 {
             let (node, awake) = (&self.engines[link.ends[side]].node, !self.engines[link.ends[side]].asleep);
             if let Some(session) = link.session.filter(|_| awake && !link.closed[side] && !link.gone[side]) {
-                if node.wants_to_send(session) {
+                if node.wants_to_send(session) && link.channels.usable(side).next().is_some() {
                     actions.push(Action::Send(at, side));
                 }
                 if node.wants_to_post(session) {
                     actions.push(Action::Post(at, side));
                 }
             }
+            self.channel_actions(at, side, |channel, step| {
+                actions.push(match step {
+                    Step::Greet => Action::Greet(at, channel, side),
+                    Step::Chunk => Action::Chunk(at, channel, side),
+                    Step::Hangup => Action::Hangup(at, channel, side),
+                });
+            });
             let (from, to) = (side, &self.engines[link.ends[1 - side]]);
             if link.lost[from] || link.stalled || to.asleep {
                 continue;
@@ -265,9 +270,6 @@ impl World {
             } else if link.closed[from] && !link.closed[1 - from] {
                 actions.push(Action::Eof(at, from));
             }
-            if !link.chunks[from].is_empty() {
-                actions.push(Action::Chunk(at, from));
-            }
         }
     }
 
@@ -275,7 +277,9 @@ impl World {
     pub fn act(&mut self, action: Action) {
         let engine = match action {
             Action::Bytes(at, from) => self.deliver(at, from),
-            Action::Chunk(at, from) => self.start_place(at, from),
+            Action::Chunk(at, channel, from) => self.start_place(at, channel, from),
+            Action::Greet(at, channel, from) => self.greet_channel(at, channel, from),
+            Action::Hangup(at, channel, from) => self.hang_up(at, channel, from),
             Action::Eof(at, from) => self.break_off(at, 1 - from),
             Action::Send(at, side) => self.start_send(at, side),
             Action::Post(at, side) => self.start_post(at, side),
@@ -332,7 +336,7 @@ impl World {
         let engine = link.ends[side];
         match result {
             Ok(None) => {}
-            Ok(Some(Greeting::Join(_))) => panic!("nobody joins"),
+            Ok(Some(Greeting::Join(_))) => panic!("a control connection joins"),
             Ok(Some(Greeting::Control(established))) => {
                 link.shake[side] = None;
                 let (session, rest) = (established.session, std::mem::take(&mut link.greeting[side]));
