@@ -89,8 +89,8 @@ impl World {
         let Some(at) = self.some_link() else { return false };
         let side = self.rng.below(2);
         let channels = &self.links[at].channels;
-        let full = channels.all.iter().filter_map(|channel| channel.chunks[side].front());
-        let Some(chunk) = full.cloned().next() else { return false };
+        let mut full = channels.all.iter().filter_map(|channel| channel.chunks[side].front());
+        let Some(chunk) = full.next().cloned() else { return false };
         let Some(channel) = pick(&mut self.rng, channels.usable(1 - side)) else { return false };
         self.links[at].channels.send(channel, side, chunk);
         self.links[at].faults |= Fault::Duplicate.bit();

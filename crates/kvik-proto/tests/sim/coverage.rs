@@ -149,9 +149,9 @@ fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
         ("new", "accept" | "ended" | "noted" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),
-        ("new", "join") => {
-            Some("who opened a session is never asked, and only to it an end of a handshake brings more")
-        }
+        ("new", "join") => Some(
+            "only who listened is asked to join, and to it nothing comes together with the end of a handshake",
+        ),
         _ => None,
     }
 }
