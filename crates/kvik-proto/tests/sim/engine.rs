@@ -94,6 +94,8 @@ pub struct Engine {
     pub deaf: bool,
     /// Notifications that it sent and that have not ended: deadline, session and number.
     pub unended: BTreeSet<(Duration, u64, u64)>,
+    /// Sessions that have ended or acknowledged some since it was last asked: by then it says what became of them.
+    pub decided: Vec<u64>,
     /// Indices of its links.
     pub links: Vec<usize>,
     /// Grants that it gave and whose pages are not its own again: indices of their tickets.
@@ -121,6 +123,7 @@ impl Engine {
             eager: false,
             deaf: false,
             unended: BTreeSet::new(),
+            decided: Vec::new(),
             links: Vec::new(),
             given: Vec::new(),
         }

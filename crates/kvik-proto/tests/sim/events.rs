@@ -9,14 +9,12 @@ use kvik_proto::{Event, Finished, Op};
 impl World {
     /// Takes what a node has to say.
     pub fn pump(&mut self, at: usize) {
-        let mut told = Vec::new();
         while let Some(event) = self.engines[at].node.next_event() {
-            if let Event::SessionDown(session, _) | Event::NoteRoom(session) = &event {
-                told.push(*session);
-            }
             self.on_event(at, event);
         }
-        told.into_iter().for_each(|session| self.check_line(at, session));
+        for session in std::mem::take(&mut self.engines[at].decided) {
+            self.check_line(at, session);
+        }
         let (mut sessions, mut output) = (Vec::new(), Vec::new());
         self.engines[at].node.take_unsent(&mut sessions);
         for session in sessions {
@@ -43,6 +41,7 @@ impl World {
                 self.links[link].closed[side] = true;
                 self.links[link].channels.cut(side);
                 self.engines[at].heard.remove(&session);
+                self.engines[at].decided.push(session);
                 self.busy.insert(link);
             }
             Event::Fence(session) => {

@@ -371,6 +371,7 @@ impl World {
             self.coverage.hit(state, usize::from(kind), self.links[at].faults);
             if kind == NOTED {
                 self.links[at].notes[side].acknowledge(number);
+                self.engines[engine].decided.push(session);
             }
         }
         self.hear(engine, session);
