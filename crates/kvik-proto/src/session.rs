@@ -127,10 +127,12 @@ impl<R: Clone> Node<R> {
         self.sessions.keys().copied().collect()
     }
 
-    /// Lets a further connection into its session, once an index.
+    /// Lets a further connection into its session, once an index. Who opened the session dials them all: a join that
+    /// comes to that side is one of its own, sent back by somebody in between.
     ///
     /// # Errors
-    /// `ProtocolError` when the session is not there, the proof is not its own, or the index is taken.
+    /// `ProtocolError` when the session is not there or was opened here, the proof is not its own, or the index is
+    /// taken.
     pub fn join(&mut self, join: &Join, now: Duration) -> Result<()> {
         let refuse = |why: &str| {
             Err(Error::new(Code::ProtocolError, format!("a connection asked to join a session: {why}")))
@@ -138,6 +140,9 @@ impl<R: Clone> Node<R> {
         let Some(session) = self.sessions.get_mut(&join.session) else {
             return refuse("there is no such session");
         };
+        if session.established.opener {
+            return refuse("this engine opened that session, and asks itself");
+        }
         if !join.is_signed_with(&session.established.key) {
             return refuse("its proof is not of that session");
         }

@@ -110,6 +110,19 @@ fn a_channel_joins_once_and_only_its_own_session() {
     assert!(node.join(&nowhere, now).is_err());
 }
 
+/// Who opened a session dials its channels. A join that comes to it is its own, sent back by somebody in between.
+#[test]
+fn a_join_that_is_sent_back_to_its_sender_is_refused() {
+    let (mut world, _) = World::pair(2);
+    let (left, right) = world.handshake(0, 1);
+    let now = world.now;
+    let join = Join::new(left.session, 0, JoinKind::Data, &left.key, [9; 32]);
+    world.peers[0].node.add_session(left, now);
+    world.peers[1].node.add_session(right, now);
+    assert_eq!(world.peers[0].node.join(&join, now).unwrap_err().code, Code::ProtocolError);
+    world.peers[1].node.join(&join, now).unwrap();
+}
+
 /// Both connect at once. A request that one side still sent on the loser must be served.
 #[test]
 fn two_connections_become_one_and_nothing_fails() {

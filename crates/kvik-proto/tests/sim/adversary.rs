@@ -1,5 +1,6 @@
 //! Who wants the promises to be broken.
 
+use crate::channels::pick;
 use crate::coverage::Fault;
 use crate::engine::ms;
 use crate::nic::Piece;
@@ -9,7 +10,7 @@ impl World {
     /// Does one bad thing, if it finds somewhere to do it.
     pub fn injure(&mut self) -> bool {
         let engine = self.rng.below(self.engines.len());
-        match self.rng.below(20) {
+        match self.rng.below(24) {
             0..2 => self.on_link(Fault::Delay, |link, _| link.stalled = true),
             2 => self.on_link(Fault::Drop, |link, side| link.lost[side] = true),
             3 => self.double(),
@@ -29,6 +30,9 @@ impl World {
             }
             17 => self.say_goodbye(engine),
             18 => self.double_piece(),
+            20 => self.some_link().is_some_and(|at| self.break_channel(at)),
+            21..23 => self.with_two(World::misjoin),
+            23 => self.with_two(World::misplace),
             _ => self.corrupt(),
         }
     }
@@ -38,6 +42,11 @@ impl World {
         let recent = self.links.len().min(6);
         let at = self.links.len() - recent + self.rng.below(recent);
         (recent > 0).then_some(at)
+    }
+
+    fn with_two(&mut self, act: impl FnOnce(&mut World, usize, usize) -> bool) -> bool {
+        let (one, other) = (self.some_link(), self.some_link());
+        one.zip(other).is_some_and(|(one, other)| act(self, one, other))
     }
 
     fn on_link(&mut self, fault: Fault, strike: impl FnOnce(&mut crate::link::Link, usize)) -> bool {
@@ -61,14 +70,14 @@ impl World {
             self.posts.iter_mut().for_each(|post| post.late = false);
         }
         let engine = &mut self.engines[engine];
-        (engine.hold, engine.asleep) = (false, false);
+        (engine.hold, engine.asleep, engine.deaf) = (false, false, false);
         self.busy.extend(engine.links.iter());
     }
 
     /// Everything that the adversary holds is let go.
     pub fn let_go(&mut self) {
         for engine in &mut self.engines {
-            (engine.hold, engine.asleep) = (false, false);
+            (engine.hold, engine.asleep, engine.deaf) = (false, false, false);
         }
         self.links.iter_mut().for_each(|link| link.stalled = false);
         self.busy.extend(0..self.links.len());
@@ -78,10 +87,13 @@ impl World {
 
     fn double(&mut self) -> bool {
         let Some(at) = self.some_link() else { return false };
-        let (side, link) = (self.rng.below(2), &mut self.links[at]);
-        let Some(chunk) = link.chunks[side].front().cloned() else { return false };
-        link.chunks[side].push_back(chunk);
-        link.faults |= Fault::Duplicate.bit();
+        let side = self.rng.below(2);
+        let channels = &self.links[at].channels;
+        let mut full = channels.all.iter().filter_map(|channel| channel.chunks[side].front());
+        let Some(chunk) = full.next().cloned() else { return false };
+        let Some(channel) = pick(&mut self.rng, channels.usable(1 - side)) else { return false };
+        self.links[at].channels.send(channel, side, chunk);
+        self.links[at].faults |= Fault::Duplicate.bit();
         true
     }
 
@@ -110,15 +122,17 @@ impl World {
     fn truncate(&mut self) -> bool {
         let Some(at) = self.some_link() else { return false };
         let (side, keep) = (self.rng.below(2), self.rng.below(60));
+        // Who sleeps does not see it yet.
+        if self.engines[self.links[at].ends[side]].asleep {
+            return false;
+        }
         let link = &mut self.links[at];
         link.control[side].truncate(keep);
-        link.chunks[side].clear();
+        link.channels.all.iter_mut().for_each(|channel| channel.chunks[side].clear());
         link.faults |= Fault::Truncate.bit();
         self.busy.insert(at);
         let engine = self.break_off(at, side);
-        if !self.engines[engine].asleep {
-            self.pump(engine);
-        }
+        self.pump(engine);
         true
     }
 
@@ -143,6 +157,7 @@ impl World {
             let side = self.links[link].side(at);
             let link = &mut self.links[link];
             (link.gone[side], link.closed[side]) = (true, true);
+            link.channels.cut(side);
             link.lost[side] |= silent;
         }
         self.strike(at, Fault::Crash);
@@ -192,10 +207,11 @@ impl World {
             }
         }
         let Some(session) = self.links[at].session else { return };
-        match self.rng.below(4) {
+        match self.rng.below(5) {
             0 => self.engines[listener].node.ask_for_channels(session),
             1 => self.engines[listener].node.goodbye(),
             2 => self.now += ms(600),
+            3 => self.notify_on(at, 1),
             _ => {
                 let of_opener = |ticket: &crate::world::Ticket| ticket.owner == opener;
                 if let Some(ticket) = self.tickets.iter().rposition(of_opener)

@@ -18,7 +18,7 @@ pub enum State {
 
 pub const STATES: [&str; 5] = ["new", "up", "spare", "silent", "dead"];
 /// Kinds of frames by their number, then what is no frame.
-pub const KINDS: [&str; 12] = [
+pub const KINDS: [&str; 13] = [
     "(none)",
     "beat",
     "begin",
@@ -31,9 +31,11 @@ pub const KINDS: [&str; 12] = [
     "noted",
     "chunk",
     "nic",
+    "join",
 ];
 pub const CHUNK: usize = 10;
 pub const NIC: usize = 11;
+pub const JOIN: usize = 12;
 
 /// What the adversary does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,11 +146,11 @@ impl Coverage {
 /// Why a cell cannot be reached.
 fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
     match (state, kind) {
-        (_, "notify" | "noted") => Some(
-            "the engines of the simulator send no notifications; tests/proto/notes.rs has their schedules",
-        ),
-        ("new", "accept" | "ended" | "chunk" | "nic") => Some(
+        ("new", "accept" | "ended" | "noted" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
+        ),
+        ("new", "join") => Some(
+            "only who listened is asked to join, and to it nothing comes together with the end of a handshake",
         ),
         _ => None,
     }

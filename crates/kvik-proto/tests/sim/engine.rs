@@ -2,9 +2,9 @@
 
 use crate::memory::{Arena, Mem};
 use kvik_core::{EngineId, Incarnation, RegionId};
-use kvik_proto::{FlowKey, Identity, Node, Timing};
+use kvik_proto::{Facts, FlowKey, Identity, Local, Node, Secret, Timing};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -87,6 +87,15 @@ pub struct Engine {
     /// The process does not run; its NIC does.
     pub asleep: bool,
     pub copies: bool,
+    /// Notifications that its consumer has not taken: session and number.
+    pub inbox: VecDeque<(u64, u64)>,
+    /// Its consumer takes each the moment it comes, or none for now.
+    pub eager: bool,
+    pub deaf: bool,
+    /// Notifications that it sent and that have not ended: deadline, session and number.
+    pub unended: BTreeSet<(Duration, u64, u64)>,
+    /// Sessions that have ended or acknowledged some since it was last asked: by then it says what became of them.
+    pub decided: Vec<u64>,
     /// Indices of its links.
     pub links: Vec<usize>,
     /// Grants that it gave and whose pages are not its own again: indices of their tickets.
@@ -110,6 +119,11 @@ impl Engine {
             hold: false,
             asleep: false,
             copies: false,
+            inbox: VecDeque::new(),
+            eager: false,
+            deaf: false,
+            unended: BTreeSet::new(),
+            decided: Vec::new(),
             links: Vec::new(),
             given: Vec::new(),
         }
@@ -117,6 +131,11 @@ impl Engine {
 
     pub fn now(&self, world: Duration) -> Duration {
         self.clock.at(world)
+    }
+
+    /// As its handshakes know it.
+    pub fn local(&self) -> Local {
+        Local { identity: self.identity, secret: Secret::new(None), facts: Facts::default() }
     }
 
     /// The process dies and is started again, on the same machine and with the same address.

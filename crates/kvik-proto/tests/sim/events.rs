@@ -12,6 +12,9 @@ impl World {
         while let Some(event) = self.engines[at].node.next_event() {
             self.on_event(at, event);
         }
+        for session in std::mem::take(&mut self.engines[at].decided) {
+            self.check_line(at, session);
+        }
         let (mut sessions, mut output) = (Vec::new(), Vec::new());
         self.engines[at].node.take_unsent(&mut sessions);
         for session in sessions {
@@ -36,7 +39,9 @@ impl World {
                 let link = self.by_session[&session];
                 let side = self.links[link].side(at);
                 self.links[link].closed[side] = true;
+                self.links[link].channels.cut(side);
                 self.engines[at].heard.remove(&session);
+                self.engines[at].decided.push(session);
                 self.busy.insert(link);
             }
             Event::Fence(session) => {
@@ -47,12 +52,17 @@ impl World {
                 self.fences.push((at, session));
             }
             Event::Copy => self.engines[at].copies = true,
-            Event::Send(session) | Event::Post(session) | Event::OpenChannels(session) => {
+            Event::Send(session) => {
+                self.ensure_channels(at, session);
                 self.busy.insert(self.by_session[&session]);
             }
+            Event::OpenChannels(session) => self.on_open_channels(at, session),
+            Event::Post(session) => _ = self.busy.insert(self.by_session[&session]),
             Event::Served(_) | Event::Stop(_) | Event::Ending(..) => {}
             Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) => {}
-            Event::Notified(_) | Event::NoteEnded { .. } | Event::NoteRoom(_) => {}
+            Event::Notified(note) => self.on_notified(at, note),
+            Event::NoteEnded { session, number, outcome } => self.on_note_ended(at, session, number, outcome),
+            Event::NoteRoom(session) => self.on_note_room(at, session),
         }
     }
 

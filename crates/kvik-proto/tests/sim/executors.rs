@@ -1,5 +1,6 @@
 //! Executors: they do half of an order when it starts and half when it finishes, so that anything can come between.
 
+use crate::channels::pick;
 use crate::coverage::{CHUNK, Fault};
 use crate::link::Chunk;
 use crate::memory::Mem;
@@ -13,6 +14,8 @@ use std::time::Duration;
 pub struct Running {
     pub engine: usize,
     pub link: Option<usize>,
+    /// Over which of its channels it sends.
+    channel: usize,
     pub order: Order<Mem>,
     pub chunk: Option<Chunk>,
     /// What was read of the first half.
@@ -22,7 +25,7 @@ pub struct Running {
 
 impl Running {
     fn new(engine: usize, link: Option<usize>, order: Order<Mem>) -> Running {
-        Running { engine, link, order, chunk: None, read: Vec::new(), stale: false }
+        Running { engine, link, channel: 0, order, chunk: None, read: Vec::new(), stale: false }
     }
 }
 
@@ -40,9 +43,10 @@ impl World {
         let engine = self.links[at].ends[side];
         let now = self.engines[engine].now(self.now);
         let Some(session) = self.links[at].session else { return engine };
+        let Some(channel) = pick(&mut self.rng, self.links[at].channels.usable(side)) else { return engine };
         if let Some(order) = self.engines[engine].node.next_send(session, now) {
             let read = order.region.read(&order.view, order.part.start..half(&order));
-            self.running.push(Running { read, ..Running::new(engine, Some(at), order) });
+            self.running.push(Running { channel, read, ..Running::new(engine, Some(at), order) });
         }
         engine
     }
@@ -80,17 +84,16 @@ impl World {
         }
     }
 
-    pub fn start_place(&mut self, at: usize, from: usize) -> usize {
-        let pick = self.rng.below(self.links[at].chunks[from].len().min(4));
+    pub fn start_place(&mut self, at: usize, channel: usize, from: usize) -> usize {
         let link = &mut self.links[at];
-        let (to, session) = (link.ends[1 - from], link.session);
-        if pick > 0 {
+        let (to, gone) = (link.channels.all[channel].ends[1 - from], link.gone[1 - from]);
+        let session = link.channels.all[channel].serves[1 - from];
+        let Some((chunk, overtakes)) = link.channels.next_chunk(channel, from) else { return to };
+        if overtakes {
             link.faults |= Fault::Reorder.bit();
         }
-        let (Some(chunk), Some(session)) = (link.chunks[from].remove(pick), session) else { return to };
-        if self.links[at].gone[1 - from] {
-            return to;
-        }
+        let Some(session) = session.filter(|_| !gone) else { return to };
+        assert_eq!(Some(session), link.session, "P8: a channel serves a session that it did not join");
         let (state, faults, dead) =
             (self.state_of(at, 1 - from), self.links[at].faults, self.links[at].closed[1 - from]);
         self.coverage.hit(state, CHUNK, faults);
@@ -99,12 +102,13 @@ impl World {
         match self.engines[to].node.place(session, &chunk.header, now) {
             Ok(Some(order)) => {
                 assert!(!dead, "P6: a chunk of a dead session was taken");
+                assert_eq!(chunk.header.session, session, "P8: a chunk of another session was taken");
                 let part = order.part.start..half(&order);
                 let bytes = &chunk.payload[..(part.end - part.start) as usize];
                 order.region.write(&order.view, part, bytes);
                 self.running.push(Running { chunk: Some(chunk), ..Running::new(to, Some(at), order) });
             }
-            Ok(None) => {}
+            Ok(None) => assert_eq!(chunk.header.session, session, "a chunk of another session was let pass"),
             Err(error) => {
                 assert!(
                     self.links[at].faults & Fault::Duplicate.bit() != 0,
@@ -157,7 +161,7 @@ impl World {
                 payload[0] ^= 1;
                 link.flips = false;
             }
-            link.chunks[side].push_back(Chunk { header, payload, sums, status });
+            link.channels.send(running.channel, side, Chunk { header, payload, sums, status, turn: 0 });
             self.busy.insert(at);
         }
         !left

@@ -1,6 +1,8 @@
 //! One connection between two engines, with its channels: bytes that come in pieces, late, or not at all.
 
+use crate::channels::Channels;
 use crate::engine::Process;
+use crate::notes::Line;
 use kvik_proto::{ChunkHeader, Handshake};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -12,6 +14,8 @@ pub struct Chunk {
     pub payload: Vec<u8>,
     pub sums: Vec<u64>,
     pub status: u64,
+    /// When it was sent, counted in chunks of its session.
+    pub turn: u64,
 }
 
 /// One session's connections. Direction and side 0 are the opener's.
@@ -23,8 +27,10 @@ pub struct Link {
     pub shake: [Option<Handshake>; 2],
     pub greeting: [Vec<u8>; 2],
     pub control: [VecDeque<u8>; 2],
-    pub chunks: [VecDeque<Chunk>; 2],
+    pub channels: Channels,
     pub frames: [Frames; 2],
+    /// What each end has notified the other of.
+    pub notes: [Line; 2],
     /// Which ends have cut it.
     pub closed: [bool; 2],
     /// Which ends have died.
@@ -49,31 +55,37 @@ impl Link {
     }
 }
 
-/// Finds out which frames have arrived, by their headers alone.
+/// Finds out which frames have arrived, by their headers and the first number in them.
 #[derive(Default)]
 pub struct Frames {
     header: Vec<u8>,
-    rest: usize,
+    number: [u8; 8],
+    len: usize,
+    seen: usize,
 }
 
 impl Frames {
-    /// The kinds of frames that these bytes complete.
-    pub fn feed(&mut self, mut bytes: &[u8], kinds: &mut Vec<u16>) {
+    /// The kinds of frames that these bytes complete, each with the number that it begins with.
+    pub fn feed(&mut self, mut bytes: &[u8], kinds: &mut Vec<(u16, u64)>) {
         while !bytes.is_empty() {
             if self.header.len() < kvik_proto::FRAME_HEADER {
                 self.header.push(bytes[0]);
                 bytes = &bytes[1..];
                 if self.header.len() == kvik_proto::FRAME_HEADER {
                     let len = [self.header[0], self.header[1], self.header[2], self.header[3]];
-                    self.rest = u32::from_le_bytes(len) as usize;
+                    (self.len, self.seen) = (u32::from_le_bytes(len) as usize, 0);
                 }
             } else {
-                let take = self.rest.min(bytes.len());
-                self.rest -= take;
+                let take = (self.len - self.seen).min(bytes.len());
+                for (place, byte) in self.number.iter_mut().skip(self.seen).zip(&bytes[..take]) {
+                    *place = *byte;
+                }
+                self.seen += take;
                 bytes = &bytes[take..];
             }
-            if self.header.len() == kvik_proto::FRAME_HEADER && self.rest == 0 {
-                kinds.push(u16::from_le_bytes([self.header[4], self.header[5]]));
+            if self.header.len() == kvik_proto::FRAME_HEADER && self.seen == self.len {
+                let kind = u16::from_le_bytes([self.header[4], self.header[5]]);
+                kinds.push((kind, u64::from_le_bytes(self.number)));
                 self.header.clear();
             }
         }

@@ -4,6 +4,7 @@
 //! `KVIK_SEED=n KVIK_SCHEDULES=1 cargo test -p kvik-proto --test sim` runs schedule n again.
 
 mod adversary;
+mod channels;
 mod coverage;
 mod engine;
 mod events;
@@ -12,6 +13,7 @@ mod link;
 mod many;
 mod memory;
 mod nic;
+mod notes;
 mod promises;
 mod schedule;
 mod schedules;

@@ -27,6 +27,7 @@ fn three_hundred_and_twenty_engines_keep_the_promises() {
         for reader in HALF..2 * HALF {
             let ticket = tickets[world.rng.below(HALF)];
             world.begin(reader, ticket);
+            world.notify(reader);
         }
         match round {
             1 => (0..8).for_each(|_| world.strike_some()),
@@ -75,7 +76,6 @@ impl World {
                     Action::Nic(at) if at >= self.posts.len() => {}
                     Action::Fence(at) if at >= self.fences.len() => {}
                     Action::Bytes(at, from) if self.links[at].control[from].is_empty() => {}
-                    Action::Chunk(at, from) if self.links[at].chunks[from].is_empty() => {}
                     action => self.act(action),
                 }
             }

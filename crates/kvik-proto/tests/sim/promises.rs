@@ -42,6 +42,9 @@ impl World {
                 assert!(self.is_touched(at, begun.lease), "{why} transfer {key:?} goes on without an order");
             }
         }
+        if let Some((deadline, _, number)) = engine.unended.first() {
+            assert!(*deadline > engine.ticked, "P3: notification {number} goes on after its deadline");
+        }
         let mut pages = BTreeSet::new();
         for ticket in engine.given.iter().map(|at| &self.tickets[*at]) {
             let state = engine.node.grant_state(ticket.id);
@@ -80,6 +83,7 @@ impl World {
             assert!(engine.node.is_quiet(), "engine {at} is not quiet");
             assert_eq!(engine.node.quarantined(), 0, "engine {at} keeps pages in quarantine");
         }
+        self.check_lines();
     }
 
     /// Ends everything; no timer, grant or lease may be left then.

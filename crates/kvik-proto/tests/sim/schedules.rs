@@ -31,7 +31,7 @@ fn whatever_happens_the_promises_are_kept() {
 }
 
 /// What never happened was never tried.
-const OUTCOMES: [&str; 14] = [
+const OUTCOMES: [&str; 20] = [
     "ok",
     "cancelled",
     "grant_revoked",
@@ -46,6 +46,12 @@ const OUTCOMES: [&str; 14] = [
     "checksum_mismatch",
     "stale_generation",
     "transport_unavailable",
+    "joined",
+    "not_joined",
+    "notifications_full",
+    "notification_taken",
+    "notification_late",
+    "notification_unknown",
 ];
 
 /// Every seed once, on as many threads as there are cores.
@@ -172,10 +178,18 @@ impl Schedule {
             17..21 if injure => self.injuries += usize::from(world.injure()),
             21..26 => world.relent(),
             26 => world.ask_for_channels(engine),
+            39..45 => world.notify(engine),
+            45 => world.engines[engine].deaf = true,
+            46 => world.engines[engine].eager ^= true,
             38 => world.speak_early(),
             27 => {
                 world.now += ms(900);
                 world.tick();
+                // Then whatever is under way comes after a silence.
+                if world.rng.once_in(3) {
+                    world.now += ms(150);
+                    world.tick();
+                }
             }
             28..38 => {
                 world.now += ms(world.rng.next() % 100);

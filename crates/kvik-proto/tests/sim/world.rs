@@ -1,11 +1,13 @@
 //! Engines, links, NICs and what happens between them, all in one thread and moved by a seeded die.
 
+use crate::channels::Step;
 use crate::coverage::{Coverage, Fault, State};
 use crate::engine::{Engine, ms};
 use crate::executors::Running;
 use crate::link::Link;
 use crate::memory::{Arena, Mem, Rng};
 use crate::nic::Post;
+use crate::notes::NOTED;
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use, View};
 use kvik_proto::*;
 use std::collections::{BTreeSet, HashMap};
@@ -53,7 +55,9 @@ pub struct Begun {
 
 pub enum Action {
     Bytes(usize, usize),
-    Chunk(usize, usize),
+    Chunk(usize, usize, usize),
+    Greet(usize, usize, usize),
+    Hangup(usize, usize, usize),
     Eof(usize, usize),
     Send(usize, usize),
     Post(usize, usize),
@@ -61,6 +65,7 @@ pub enum Action {
     Finish(usize),
     Nic(usize),
     Fence(usize),
+    Take(usize),
 }
 
 pub struct World {
@@ -113,7 +118,7 @@ impl World {
         self.leases
     }
 
-    fn nonce(&mut self) -> Nonce {
+    pub fn nonce(&mut self) -> Nonce {
         let mut nonce = [0; 32];
         nonce[..8].copy_from_slice(&self.rng.next().to_le_bytes());
         nonce
@@ -121,14 +126,9 @@ impl World {
 
     /// One engine connects to another, of which it wants this start.
     pub fn dial(&mut self, opener: usize, listener: usize, want: Identity) {
-        let local = |engine: &Engine| Local {
-            identity: engine.identity,
-            secret: Secret::new(None),
-            facts: Facts::default(),
-        };
         let (nonce, other) = (self.nonce(), self.nonce());
-        let (left, hello) = Handshake::open(local(&self.engines[opener]), nonce, Some(want));
-        let right = Handshake::listen(local(&self.engines[listener]), other);
+        let (left, hello) = Handshake::open(self.engines[opener].local(), nonce, Some(want));
+        let right = Handshake::listen(self.engines[listener].local(), other);
         let at = self.links.len();
         // What befell the pair before is what this session comes after.
         let known = [opener, listener].map(|end| &self.engines[end].links).into_iter().flatten();
@@ -142,8 +142,9 @@ impl World {
             shake: [Some(left), Some(right)],
             greeting: Default::default(),
             control: [hello.into(), Default::default()],
-            chunks: Default::default(),
+            channels: Default::default(),
             frames: Default::default(),
+            notes: Default::default(),
             closed: [false; 2],
             gone: [false; 2],
             lost: [false; 2],
@@ -217,6 +218,9 @@ impl World {
             if engine.copies && !engine.asleep {
                 actions.push(Action::Copy(at));
             }
+            if !engine.inbox.is_empty() && !engine.deaf && !engine.asleep {
+                actions.push(Action::Take(at));
+            }
         }
         let works = |engine: usize| !self.engines[engine].hold && !self.engines[engine].asleep;
         let running = self.running.iter().enumerate().filter(|(_, running)| works(running.engine));
@@ -243,13 +247,20 @@ impl World {
         for side in 0..2 {
             let (node, awake) = (&self.engines[link.ends[side]].node, !self.engines[link.ends[side]].asleep);
             if let Some(session) = link.session.filter(|_| awake && !link.closed[side] && !link.gone[side]) {
-                if node.wants_to_send(session) {
+                if node.wants_to_send(session) && link.channels.usable(side).next().is_some() {
                     actions.push(Action::Send(at, side));
                 }
                 if node.wants_to_post(session) {
                     actions.push(Action::Post(at, side));
                 }
             }
+            self.channel_actions(at, side, |channel, step| {
+                actions.push(match step {
+                    Step::Greet => Action::Greet(at, channel, side),
+                    Step::Chunk => Action::Chunk(at, channel, side),
+                    Step::Hangup => Action::Hangup(at, channel, side),
+                });
+            });
             let (from, to) = (side, &self.engines[link.ends[1 - side]]);
             if link.lost[from] || link.stalled || to.asleep {
                 continue;
@@ -259,9 +270,6 @@ impl World {
             } else if link.closed[from] && !link.closed[1 - from] {
                 actions.push(Action::Eof(at, from));
             }
-            if !link.chunks[from].is_empty() {
-                actions.push(Action::Chunk(at, from));
-            }
         }
     }
 
@@ -269,7 +277,9 @@ impl World {
     pub fn act(&mut self, action: Action) {
         let engine = match action {
             Action::Bytes(at, from) => self.deliver(at, from),
-            Action::Chunk(at, from) => self.start_place(at, from),
+            Action::Chunk(at, channel, from) => self.start_place(at, channel, from),
+            Action::Greet(at, channel, from) => self.greet_channel(at, channel, from),
+            Action::Hangup(at, channel, from) => self.hang_up(at, channel, from),
             Action::Eof(at, from) => self.break_off(at, 1 - from),
             Action::Send(at, side) => self.start_send(at, side),
             Action::Post(at, side) => self.start_post(at, side),
@@ -277,6 +287,7 @@ impl World {
             Action::Finish(at) => self.finish(at),
             Action::Nic(at) => self.move_post(at),
             Action::Fence(at) => self.fence(at),
+            Action::Take(engine) => self.take_notes(engine),
         };
         self.pump(engine);
     }
@@ -293,12 +304,15 @@ impl World {
     }
 
     pub fn deliver(&mut self, at: usize, from: usize) -> usize {
-        let most = if self.rng.once_in(4) { 40 } else { 4000 };
+        // What is long comes in longer pieces: a burst must not take up a whole schedule.
+        let most = self.links[at].control[from].len().max(4000);
+        let most = if self.rng.once_in(4) { 40 } else { most };
         let piece = 1 + self.rng.below(most);
         let link = &mut self.links[at];
         let (to, side) = (link.ends[1 - from], 1 - from);
         let take = piece.min(link.control[from].len());
-        let bytes: Vec<u8> = link.control[from].drain(..take).collect();
+        let bytes = link.control[from].make_contiguous()[..take].to_vec();
+        link.control[from].drain(..take);
         if link.gone[side] {
             return to;
         }
@@ -322,7 +336,7 @@ impl World {
         let engine = link.ends[side];
         match result {
             Ok(None) => {}
-            Ok(Some(Greeting::Join(_))) => panic!("nobody joins"),
+            Ok(Some(Greeting::Join(_))) => panic!("a control connection joins"),
             Ok(Some(Greeting::Control(established))) => {
                 link.shake[side] = None;
                 let (session, rest) = (established.session, std::mem::take(&mut link.greeting[side]));
@@ -353,8 +367,12 @@ impl World {
         let state = state.unwrap_or_else(|| self.state_of(at, side));
         let (mut kinds, engine) = (Vec::new(), self.links[at].ends[side]);
         self.links[at].frames[1 - side].feed(&bytes, &mut kinds);
-        for kind in kinds {
+        for (kind, number) in kinds {
             self.coverage.hit(state, usize::from(kind), self.links[at].faults);
+            if kind == NOTED {
+                self.links[at].notes[side].acknowledge(number);
+                self.engines[engine].decided.push(session);
+            }
         }
         self.hear(engine, session);
         let now = self.engines[engine].now(self.now);
