@@ -26,6 +26,12 @@ class Member:
         self.pages = self.region.pages(kvik.Layout(PAGES, PAGE), range(PAGES))
         self.open: list[kvik.Transfer] = []
         self.dice = random.Random(number)
+        self.engine.on_event(self.tell)
+
+    def tell(self, event: kvik.Event) -> None:
+        """Say of each session that is lost, why."""
+        if event.kind == "peer_lost":
+            print(f"{self.engine.name}: lost {event.name}: {event.reason}", flush=True, file=sys.stderr)
 
     def wait_on(self, ticket: str, deadline: float) -> None:
         """Begin what does not end before its deadline."""

@@ -86,7 +86,8 @@ class Side:
 
     def grant(self, name: str, page_bytes: int, right: str, expiry: float = 120.0) -> Reply:
         """Grant all pages of a memory, for many uses."""
-        grant = self.engine.grant(self._pages(name, page_bytes), right=right, use="many", expiry=expiry)  # type: ignore[arg-type]
+        pages, longest = self._pages(name, page_bytes), max(600.0, expiry)
+        grant = self.engine.grant(pages, right=right, use="many", expiry=expiry, max_expiry=longest)  # type: ignore[arg-type]
         self.grants[grant.id] = grant
         return {"ticket": str(grant.ticket), "grant": grant.id}
 
