@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn every_width_gives_the_sum_of_the_specification() {
-        let bytes: Vec<u8> = (0..if cfg!(miri) { 3000u32 } else { 200_000 }).map(|i| (i * 31 + i / 253) as u8).collect();
+        let bytes: Vec<u8> =
+            (0..if cfg!(miri) { 3000u32 } else { 200_000 }).map(|i| (i * 31 + i / 253) as u8).collect();
         // Around the ends of stripes and blocks, and what pages are. Interpreted, one of each kind.
         let few = [241, 256, 257, 1024, 1087, 1088, 1089, 2113].into_iter();
         let many =
