@@ -65,7 +65,10 @@ def _build(context: Context) -> Path:
     tools = cache_dir() / f"cargo-fuzz-{CARGO_FUZZ}"
     if not (tools / "bin" / "cargo-fuzz").exists():
         argv = ["cargo", "install", "cargo-fuzz", "--locked", "--version", CARGO_FUZZ, "--root", tools]
-        context.run(argv, {**env, "CARGO_TARGET_DIR": str(Path(env["CARGO_TARGET_DIR"]) / "cargo-fuzz")})
+        # Built below its own root, and not kept: only the program is wanted.
+        building = tools / "building"
+        context.run(argv, {**env, "CARGO_TARGET_DIR": str(building)})
+        shutil.rmtree(building, ignore_errors=True)
     # Other compiler flags than the rest of the build: a folder of its own keeps both.
     target = Path(env["CARGO_TARGET_DIR"]) / "fuzz"
     env |= {"CARGO_TARGET_DIR": str(target), **bootstrap()}
@@ -75,6 +78,13 @@ def _build(context: Context) -> Path:
         for line in context.capture(["rustc", "-vV"]).splitlines()
         if line.startswith("host: ")
     )
+    fetch = ["cargo", "fetch", "--locked", "--target", host, "--manifest-path", FUZZ / "Cargo.toml"]
+    if context.status(fetch, env) != 0:
+        # cargo-fuzz would change the file without a word.
+        raise StageError(
+            "fuzz/Cargo.lock does not fit the crates, if the network is there: "
+            "run `cargo update --workspace --manifest-path fuzz/Cargo.toml`, and commit it"
+        )
     context.run(["cargo", "fuzz", "build", "--fuzz-dir", FUZZ, "--target", host], env, cwd=FUZZ)
     return target / host / "release"
 
