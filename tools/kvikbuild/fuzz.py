@@ -97,7 +97,7 @@ def _run(context: Context, program: Path, seconds: int) -> Row:
     found.mkdir(parents=True, exist_ok=True)
     context.say(f"$ {program} ({seconds} s)")
     # What broke it once comes before all else: it breaks it again, or is a seed like others from then on.
-    argv = [program, grown, found, FUZZ / "corpus" / target]
+    argv: list[object] = [program, grown, found, FUZZ / "corpus" / target]
     argv += [f"-max_total_time={seconds}", f"-max_len={LONGEST}"]
     argv += [f"-rss_limit_mb={MOST_MEMORY}", f"-timeout={SLOWEST}", "-print_final_stats=1"]
     argv += [f"-artifact_prefix={found}/", f"-seed={os.environ.get('KVIK_FUZZ_SEED', '1')}"]

@@ -54,8 +54,8 @@ NOT_SANITIZED: Mapping[str, Sequence[str]] = {
     ),
 }
 
-# Tests at a time. Under ThreadSanitizer an engine is so much slower that beside others, on two cores, its peers
-# take it for dead.
+# Tests at a time. Under ThreadSanitizer an engine is so much slower that beside others, on two cores, its
+# peers take it for dead.
 AT_ONCE = {"address": 2, "thread": 1}
 
 
@@ -145,8 +145,9 @@ def _sanitized(context: Context, toolchain: str, sanitizer: str, crate: str) -> 
         "CARGO_TARGET_DIR": f"{env['CARGO_TARGET_DIR']}/{sanitizer}",
         # Over 1 GiB each as it is, in a cache that has a limit.
         "CARGO_INCREMENTAL": "0",
-        # rustix asks the kernel by itself, which no sanitizer can see: a mapping at an address that was another's
-        # before would race with that one. Through the C library they see mappings, descriptors and buffers.
+        # rustix asks the kernel by itself, which no sanitizer can see: a mapping at an address that was
+        # another's before would race with that one, and a message over a socket would order nothing. Through
+        # the C library they see all of it.
         "RUSTFLAGS": f"-Zsanitizer={sanitizer} -Cunsafe-allow-abi-mismatch=sanitizer --cfg=rustix_use_libc",
         "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0",
         "TSAN_OPTIONS": f"suppressions={alarms}:second_deadlock_stack=1:halt_on_error=0",
