@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,10 @@ def _build(context: Context) -> Path:
     tools = cache_dir() / f"cargo-fuzz-{CARGO_FUZZ}"
     if not (tools / "bin" / "cargo-fuzz").exists():
         argv = ["cargo", "install", "cargo-fuzz", "--locked", "--version", CARGO_FUZZ, "--root", tools]
-        context.run(argv, {**env, "CARGO_TARGET_DIR": str(Path(env["CARGO_TARGET_DIR"]) / "cargo-fuzz")})
+        # Built below its own root, and not kept: only the program is wanted.
+        building = tools / "building"
+        context.run(argv, {**env, "CARGO_TARGET_DIR": str(building)})
+        shutil.rmtree(building, ignore_errors=True)
     # Other compiler flags than the rest of the build: a folder of its own keeps both.
     target = Path(env["CARGO_TARGET_DIR"]) / "fuzz"
     env |= {"CARGO_TARGET_DIR": str(target), **bootstrap()}
@@ -74,6 +78,13 @@ def _build(context: Context) -> Path:
         for line in context.capture(["rustc", "-vV"]).splitlines()
         if line.startswith("host: ")
     )
+    fetch = ["cargo", "fetch", "--locked", "--target", host, "--manifest-path", FUZZ / "Cargo.toml"]
+    if context.status(fetch, env) != 0:
+        # cargo-fuzz would change the file without a word.
+        raise StageError(
+            "fuzz/Cargo.lock does not fit the crates, if the network is there: "
+            "run `cargo update --workspace --manifest-path fuzz/Cargo.toml`, and commit it"
+        )
     context.run(["cargo", "fuzz", "build", "--fuzz-dir", FUZZ, "--target", host], env, cwd=FUZZ)
     return target / host / "release"
 
@@ -85,9 +96,12 @@ def _run(context: Context, program: Path, seconds: int) -> Row:
     grown.mkdir(parents=True, exist_ok=True)
     found.mkdir(parents=True, exist_ok=True)
     context.say(f"$ {program} ({seconds} s)")
-    argv = [program, grown, FUZZ / "corpus" / target, f"-max_total_time={seconds}", f"-max_len={LONGEST}"]
+    # What broke it once comes before all else: it breaks it again, or is a seed like others from then on.
+    argv: list[object] = [program, grown, found, FUZZ / "corpus" / target]
+    argv += [f"-max_total_time={seconds}", f"-max_len={LONGEST}"]
     argv += [f"-rss_limit_mb={MOST_MEMORY}", f"-timeout={SLOWEST}", "-print_final_stats=1"]
     argv += [f"-artifact_prefix={found}/", f"-seed={os.environ.get('KVIK_FUZZ_SEED', '1')}"]
+    begun = time.time()
     done = subprocess.run(
         [str(part) for part in argv],
         cwd=FUZZ, capture_output=True, text=True, errors="replace", check=False, timeout=seconds + 300,
@@ -95,9 +109,11 @@ def _run(context: Context, program: Path, seconds: int) -> Row:
     text = done.stdout + done.stderr
     (LOGS / f"soak-fuzz-{target}.log").write_text(text)
     edges = [int(count) for count in re.findall(r"^#\d+\s.*?\bcov: (\d+)", text, re.MULTILINE)]
-    crashes = sorted(str(path.relative_to(ROOT)) for path in found.iterdir())
+    crashes = []
     if done.returncode != 0:
         context.say(text[-8000:])
+        kept = sorted(path for path in found.iterdir() if path.stat().st_mtime >= begun)
+        crashes = [str(path.relative_to(ROOT)) for path in kept]
         crashes = crashes or [f"{target} (status {done.returncode}, no input was kept)"]
     executions = re.search(r"stat::number_of_executed_units:\s+(\d+)", text)
     took = re.search(r"Done \d+ runs in (\d+) second", text)

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,13 +66,15 @@ def run_mutants(context: Context, only: str = "") -> None:
         raise StageError(f"these fail without any mutant: {', '.join(whole)}")
     lines, survived = [], []
     for mutant in mutants:
+        begun = time.monotonic()
         with bench.mutated(mutant):
             missed = [test for test in mutant.tests if not bench.fails(test)]
         caught = [test for test in mutant.tests if test not in missed]
         survived += [f"{mutant.name} ({test})" for test in missed]
-        lines.append(f"{mutant.name:<28} {', '.join(caught) or 'SURVIVED'}")
+        seconds = time.monotonic() - begun
+        lines.append(f"{mutant.name:<28} {seconds:>7.1f}  {', '.join(caught) or 'SURVIVED'}")
         print(f"    {lines[-1]}", flush=True)
-    context.say("\n".join(["mutant                       caught by", *lines]))
+    context.say("\n".join([f"{'mutant':<28} seconds  caught by", *lines]))
     if survived:
         raise StageError(f"not caught: {'; '.join(survived)}")
     context.note = f"{len(mutants)} mutants, every one caught by each of its tests"

@@ -110,3 +110,77 @@ impl Span {
         Ok(unsafe { crate::sum::xxh3(at, len) })
     }
 }
+
+/// On memory of the heap, so that an interpreter that knows no mappings can watch every access.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of the heap, in exactly as much room as they take.
+    struct Heap(NonNull<[u8]>);
+
+    impl Heap {
+        fn counting(len: u8) -> Heap {
+            Heap(NonNull::from(Box::leak((0..len).collect::<Box<[u8]>>())))
+        }
+
+        fn span(&self) -> Span {
+            // SAFETY: the box was leaked and lives as long as `self`; no reference to its bytes is left.
+            unsafe { Span::new(self.0.cast(), self.0.len()) }
+        }
+
+        fn bytes(&self) -> Vec<u8> {
+            let mut bytes = vec![0; self.0.len()];
+            self.span().copy_out(0, &mut bytes).unwrap();
+            bytes
+        }
+    }
+
+    impl Drop for Heap {
+        fn drop(&mut self) {
+            // SAFETY: made by `Box::leak`, and given back once; spans of it are gone by then.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
+    }
+
+    #[test]
+    fn copies_reach_the_last_byte_and_nothing_beyond() {
+        let heap = Heap::counting(20);
+        let span = heap.span();
+        span.copy_in(17, &[7, 8, 9]).unwrap();
+        let mut out = [0; 4];
+        span.copy_out(16, &mut out).unwrap();
+        assert_eq!(out, [16, 7, 8, 9]);
+        span.copy_out(20, &mut []).unwrap();
+        for (offset, len) in [(17, 4), (21, 0), (usize::MAX, 1), (1, usize::MAX)] {
+            assert!(matches!(span.at(offset, len), Err(HostError::OutOfBounds { .. })), "{len} at {offset}");
+        }
+        assert!(span.copy_in(17, &[0; 4]).is_err() && span.copy_out(17, &mut [0; 4]).is_err());
+        assert_eq!(heap.bytes()[16..], [16, 7, 8, 9], "a refused copy leaves all as it is");
+    }
+
+    #[test]
+    fn spans_of_the_same_bytes_copy_as_if_through_a_buffer() {
+        let (heap, other) = (Heap::counting(30), Heap::counting(8));
+        for (to, from, len) in [(5, 0, 20), (0, 5, 20), (3, 3, 9), (22, 0, 8)] {
+            let mut expected = heap.bytes();
+            expected.copy_within(from..from + len, to);
+            heap.span().copy_from(to, &heap.span(), from, len).unwrap();
+            assert_eq!(heap.bytes(), expected, "{len} bytes from {from} to {to}");
+        }
+        heap.span().copy_from(22, &other.span(), 0, 8).unwrap();
+        assert_eq!(heap.bytes()[22..], other.bytes());
+        assert!(heap.span().copy_from(23, &other.span(), 0, 8).is_err());
+        assert!(heap.span().copy_from(0, &other.span(), 1, 8).is_err());
+    }
+
+    #[test]
+    fn pieces_for_a_sum_cover_the_range_once() {
+        let heap = Heap::counting(50);
+        let mut seen = Vec::new();
+        heap.span().for_each_chunk(3, 47, &mut [0; 10], |piece| seen.extend_from_slice(piece)).unwrap();
+        assert_eq!(seen, heap.bytes()[3..]);
+        assert!(heap.span().for_each_chunk(4, 47, &mut [0; 10], |_| panic!("out of bounds")).is_err());
+        assert!(heap.span().for_each_chunk(3, 47, &mut [], |_| panic!("no room")).is_err());
+    }
+}

@@ -18,15 +18,13 @@ fn with_secret(secret: Option<&str>) -> Engine {
     Engine::start(Config { secret, ..Config::default() }).unwrap()
 }
 
-/// A ticket of an engine that is still there, and an engine that may use it.
-fn ticket() -> (Grant, Ticket, Engine) {
+/// A ticket, and an engine that may use it. The owner comes first: handles of an engine do not keep it running.
+fn ticket() -> ((Engine, Grant), Ticket, Engine) {
     let (owner, reader) = (engine(Preference::Auto), engine(Preference::Auto));
     let there = region(&owner, 1, 1);
     let grant = owner.grant(&all(&there), many()).unwrap();
     let ticket = grant.ticket().clone();
-    // Handles of an engine do not keep it running.
-    Box::leak(Box::new(owner));
-    (grant, ticket, reader)
+    ((owner, grant), ticket, reader)
 }
 
 #[test]
@@ -53,7 +51,7 @@ fn secrets_differ_or_are_on_one_side_only() {
 
 #[test]
 fn another_engine_and_another_start_at_the_address() {
-    let (_grant, ticket, reader) = ticket();
+    let (_owner, ticket, reader) = ticket();
     let here = region(&reader, 1, 2);
     let foreign = Ticket { engine: EngineId::random().unwrap(), ..ticket.clone() };
     assert_eq!(code(read(&reader, &all(&here), &foreign)), Code::TicketForeign);
@@ -94,7 +92,7 @@ fn an_own_ticket_of_an_earlier_start_is_void() {
 
 #[test]
 fn a_web_server_is_no_engine() {
-    let (_grant, ticket, reader) = ticket();
+    let (_owner, ticket, reader) = ticket();
     let here = region(&reader, 1, 2);
     for answer in [&b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"[..], b""] {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -131,7 +129,7 @@ fn ten_fail(reader: &Engine, ticket: &Ticket, options: &TransferOptions, expecte
 
 #[test]
 fn a_peer_that_accepts_and_stays_silent_is_unreachable() {
-    let (_grant, ticket, reader) = ticket();
+    let (_owner, ticket, reader) = ticket();
     // The kernel accepts for it.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let ticket = Ticket { addresses: vec![silent.local_addr().unwrap()], ..ticket };
@@ -157,7 +155,7 @@ fn black_hole() -> (kvik_host::socket::TcpListener, SocketAddr, Vec<TcpConn>) {
 
 #[test]
 fn a_black_hole_costs_its_attempt_and_no_more() {
-    let (_grant, ticket, reader) = ticket();
+    let (_owner, ticket, reader) = ticket();
     let (_listener, at, _held) = black_hole();
     let lost = Ticket { addresses: vec![at], ..ticket.clone() };
     let short = within(Duration::from_secs(1));
@@ -190,7 +188,7 @@ fn hang_up_after_the_handshake(mut conn: TcpStream, local: &Local) {
 
 #[test]
 fn a_session_that_breaks_before_its_local_link_is_up_leaves_no_transfer_waiting() {
-    let (_grant, ticket, reader) = ticket();
+    let (_owner, ticket, reader) = ticket();
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let host = HostFacts::read().unwrap();
     let name = format!("kvik-test-{}", EngineId::random().unwrap());
