@@ -173,9 +173,10 @@ impl Memory {
     }
 
     /// The checksum (XXH3, 64 bits) of a range, in one pass; `None` where it takes [`Self::for_each_chunk`]: short
-    /// ranges, and processors without wide vectors.
-    pub fn sum(&self, offset: usize, len: usize) -> Result<Option<u64>, HostError> {
-        self.span.sum(offset, len)
+    /// ranges, and processors without wide vectors. Meanwhile `len` bytes at `next`, which are moved next, come into
+    /// the cache: a hint, which is right at any offset.
+    pub fn sum(&self, offset: usize, len: usize, next: Option<usize>) -> Result<Option<u64>, HostError> {
+        self.span.sum(offset, len, next)
     }
 
     /// Copies a range out through `scratch` in pieces of at most 16 KiB and hands each to `f`, for checksums.

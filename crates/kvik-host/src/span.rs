@@ -12,6 +12,9 @@ use crate::error::HostError;
 /// The largest piece that [`Span::for_each_chunk`] hands out: it stays in a core's first-level cache.
 pub(crate) const CHUNK: usize = 16 << 10;
 
+/// How far ahead of the reading bytes are fetched: memory has answered by then, and so has the page table.
+const AHEAD: usize = 4 << 10;
+
 /// Base and length of memory that stays mapped for as long as the owner of this value lives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
@@ -103,11 +106,21 @@ impl Span {
         Ok(())
     }
 
-    /// The XXH3 sum of a range, in one pass; `None` where that needs a copy first (see [`crate::sum`]).
-    pub(crate) fn sum(&self, offset: usize, len: usize) -> Result<Option<u64>, HostError> {
+    /// The XXH3 sum of a range, in one pass; `None` where that needs a copy first (see [`crate::sum`]). Meanwhile as
+    /// many bytes at `next` are brought into the cache; without it those of the range itself, ahead of the reading.
+    pub(crate) fn sum(
+        &self,
+        offset: usize,
+        len: usize,
+        next: Option<usize>,
+    ) -> Result<Option<u64>, HostError> {
         let at = self.at(offset, len)?;
+        let next = match next {
+            Some(next) => self.base.as_ptr().wrapping_add(next),
+            None => at.wrapping_add(AHEAD),
+        };
         // SAFETY: `at` is mapped for `len` bytes while `self`'s owner lives; no slice is made of them.
-        Ok(unsafe { crate::sum::xxh3(at, len) })
+        Ok(unsafe { crate::sum::xxh3(at, len, next) })
     }
 }
 

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Largest unit under one checksum.
-const MAX_UNIT: u64 = 1 << 20;
+/// Largest unit under one checksum: it is summed while it is in the second-level cache, with what moves next beside it.
+const MAX_UNIT: u64 = 128 << 10;
 /// Smallest unit that is worth a checksum of its own.
 const MIN_UNIT: u64 = 4 << 10;
 

@@ -262,7 +262,7 @@ struct Elsewhere<'a> {
 }
 
 impl Bytes for Elsewhere<'_> {
-    fn sum(&self, _offset: usize, _len: usize) -> Result<Option<u64>, HostError> {
+    fn sum(&self, _offset: usize, _len: usize, _next: Option<usize>) -> Result<Option<u64>, HostError> {
         Ok(None)
     }
 

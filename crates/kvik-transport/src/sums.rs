@@ -1,22 +1,27 @@
 //! Checksums of a part of a stream, unit by unit.
 //!
 //! What a checksum costs is where its bytes are: in the second-level cache it runs several times faster than from
-//! memory. So nothing here goes over a whole chunk. The bytes of a piece are summed right before they are sent, or
-//! right after they were placed, and the other pass over them finds them in the cache too.
+//! memory. So nothing here goes over a whole transfer. The bytes of a piece are summed right before they are sent, or
+//! right after they were placed, and the other pass over them finds them in the cache too. While a placed piece is
+//! summed, memory is idle: then it fetches what the next call writes to, which takes it less than the call would.
 
 use crate::from_host;
 use kvik_core::{Code, Error, PageSum, Result, View};
 use kvik_host::{HostError, Memory, PeerMemory};
 use std::ops::Range;
 
-/// Bytes that are moved and summed before the next ones are looked at: with what the kernel copies for them they
-/// fit a core's second-level cache, and a system call costs little beside them.
+/// Bytes that are placed and summed before the next ones are looked at: with those next ones and with what the kernel
+/// copies them from, they fit a core's second-level cache.
 pub(crate) const PIECE: u64 = 128 << 10;
+
+/// Bytes that are summed and sent before the next ones. The kernel's copy only reads them, so more of them stay in a
+/// cache than of those that are placed, and a system call takes more of them.
+pub(crate) const SENT: u64 = 512 << 10;
 
 /// Memory that can be summed.
 pub(crate) trait Bytes {
-    /// The sum of a range in one pass, where that is possible.
-    fn sum(&self, offset: usize, len: usize) -> Result<Option<u64>, HostError>;
+    /// The sum of a range in one pass, where that is possible; `next` is what is moved next.
+    fn sum(&self, offset: usize, len: usize, next: Option<usize>) -> Result<Option<u64>, HostError>;
     /// The range, copied out through `scratch`: registered memory is never a slice.
     fn each(
         &self,
@@ -30,8 +35,13 @@ pub(crate) trait Bytes {
 macro_rules! bytes {
     ($($memory:ty),*) => {
         $(impl Bytes for $memory {
-            fn sum(&self, offset: usize, len: usize) -> Result<Option<u64>, HostError> {
-                self.sum(offset, len)
+            fn sum(
+                &self,
+                offset: usize,
+                len: usize,
+                next: Option<usize>,
+            ) -> Result<Option<u64>, HostError> {
+                self.sum(offset, len, next)
             }
             fn each(
                 &self,
@@ -62,9 +72,9 @@ impl Default for Summer {
 }
 
 impl Summer {
-    /// The checksum of the part.
+    /// The checksum of a part that was placed, or that was copied from.
     pub fn sum_of(&mut self, bytes: &impl Bytes, view: &View, part: Range<u64>) -> Result<u64> {
-        if let Some(sum) = in_one_pass(bytes, view, part.clone())? {
+        if let Some(sum) = in_one_pass(bytes, view, part.clone(), next_piece(view, part.start))? {
             return Ok(sum);
         }
         let Summer { scratch, sum } = self;
@@ -82,10 +92,20 @@ fn broken(error: HostError) -> Error {
     from_host(Code::InvalidArgument, error)
 }
 
+/// Where the bytes lie that are a piece further in the stream.
+fn next_piece(view: &View, at: u64) -> Option<usize> {
+    view.runs(at + PIECE..at + PIECE + 1).next().map(|run| run.offset as usize)
+}
+
 /// The sum of a part that is one run of memory, where it takes no copy.
-fn in_one_pass(bytes: &impl Bytes, view: &View, part: Range<u64>) -> Result<Option<u64>> {
+fn in_one_pass(
+    bytes: &impl Bytes,
+    view: &View,
+    part: Range<u64>,
+    next: Option<usize>,
+) -> Result<Option<u64>> {
     match only_run(view, part) {
-        Some((offset, len)) => bytes.sum(offset, len).map_err(broken),
+        Some((offset, len)) => bytes.sum(offset, len, next).map_err(broken),
         None => Ok(None),
     }
 }
@@ -97,14 +117,25 @@ fn only_run(view: &View, part: Range<u64>) -> Option<(usize, usize)> {
 }
 
 /// The checksums of a chunk in the making, piece by piece.
-#[derive(Default)]
 pub(crate) struct Running {
     sum: PageSum,
     /// Bytes of the chunk that are summed.
     pub done: u64,
+    /// Whether they were placed before.
+    placed: bool,
 }
 
 impl Running {
+    /// Of bytes that are sent afterwards.
+    pub fn before_sending() -> Running {
+        Running { sum: PageSum::default(), done: 0, placed: false }
+    }
+
+    /// Of bytes that were placed.
+    pub fn after_placing() -> Running {
+        Running { placed: true, ..Running::before_sending() }
+    }
+
     /// Takes the chunk's bytes up to `to` at least, of those up to `have` that are there, and calls `each` with the
     /// checksum of every unit that is whole with them. A unit that is one run of memory is taken when all of it is
     /// there. `part` is the chunk's part of the stream.
@@ -125,7 +156,8 @@ impl Running {
                 if end > have {
                     break;
                 }
-                if let Some(sum) = in_one_pass(memory, view, start..end)? {
+                let next = if self.placed { next_piece(view, start) } else { None };
+                if let Some(sum) = in_one_pass(memory, view, start..end, next)? {
                     each(sum);
                     at = end;
                     continue;
@@ -172,7 +204,8 @@ mod tests {
         for piece in [1u64, 100, 1499, 1500, 1501, 8192, 1 << 20] {
             // As a receiver, who has nothing beyond what came, and as a sender, who has all.
             for all in [false, true] {
-                let (mut running, mut summer, mut got) = (Running::default(), Summer::default(), Vec::new());
+                let mut running = if all { Running::before_sending() } else { Running::after_placing() };
+                let (mut summer, mut got) = (Summer::default(), Vec::new());
                 let mut to = 0;
                 while running.done < len {
                     to += piece;
@@ -192,7 +225,7 @@ mod tests {
     struct Going(bool);
 
     impl Bytes for Going {
-        fn sum(&self, _: usize, _: usize) -> Result<Option<u64>, HostError> {
+        fn sum(&self, _: usize, _: usize, _: Option<usize>) -> Result<Option<u64>, HostError> {
             Ok(None)
         }
         fn each(&self, _: usize, _: usize, _: &mut [u8], f: &mut dyn FnMut(&[u8])) -> Result<(), HostError> {

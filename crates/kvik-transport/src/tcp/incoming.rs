@@ -157,7 +157,8 @@ impl Incoming {
             let header = ChunkHeader::decode(&bytes)?;
             let order = desk.place(session, &header)?;
             self.sums.clear();
-            let running = order.as_ref().filter(|order| order.sums).map(|_| Running::default());
+            let sums = order.as_ref().is_some_and(|order| order.sums);
+            let running = sums.then(Running::after_placing);
             let verify = Duration::ZERO;
             self.state =
                 State::Chunk(Chunk { header, order, got: 0, counted: 0, extents: 0, running, verify });

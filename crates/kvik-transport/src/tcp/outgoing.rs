@@ -4,7 +4,7 @@
 //! finds it in the cache, and the other side receives one piece while the next is summed.
 
 use crate::local::stopped;
-use crate::sums::{PIECE, Running, Summer};
+use crate::sums::{Running, SENT, Summer};
 use crate::tcp::Stream;
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
@@ -100,7 +100,7 @@ impl Outgoing {
             payload: u64::from(header.len),
             start: order.part.start,
             trailing: header.trailer_bytes(),
-            running: order.sums.then(Running::default),
+            running: order.sums.then(Running::before_sending),
             order: Some(order),
             sent: 0,
             counted: 0,
@@ -187,7 +187,7 @@ impl Chunk {
             return Ok(());
         }
         let began = Instant::now();
-        let (part, have) = ((&order.part, order.unit), (at + PIECE, self.payload));
+        let (part, have) = ((&order.part, order.unit), (at + SENT, self.payload));
         running.go_on(summer, (&order.region, &order.view), part, have, |sum| {
             trailer.extend_from_slice(&sum.to_le_bytes());
         })?;
