@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -91,6 +92,17 @@ def test_deadline_of_readiness(tmp_path: Path) -> None:
         server = fleet.add(HttpServer("silent", command, free_ports(1)[0], tmp_path / "log"))
         with pytest.raises(ProcessError, match="not ready in time"):
             server.wait_ready(time.monotonic() + 0.5)
+
+
+def test_free_ports_are_beside_those_of_connections() -> None:
+    """A port that a server gets later cannot be given to a connection meanwhile."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert not [port for port in ports if low <= port <= high]
+    for port in ports:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", port))
 
 
 def test_http_server_becomes_ready(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from kvik.demo import keeper
 LOOPBACK = "127.0.0.1"
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.25  # seconds between two looks at a server that is not up yet
+FIRST_PORT = 10000  # well-known services and their neighbours are below
+TRIED = 1000  # ports looked at before none is said to be free
 TAIL = 60  # lines of a log that go into an error
 
 
@@ -159,9 +162,31 @@ class Fleet:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct loopback ports that are free now."""
+    """Distinct loopback ports that are free now, and that no outgoing connection is given later.
+
+    The kernel gives connections that go out a port of `ip_local_port_range`; a server that starts a moment
+    later, or again after it was killed, could then find its own taken. So these are chosen at random beside
+    that range.
+    """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        ports: list[int] = []
+        for port in random.sample(_beside(_ephemeral()), k=TRIED):
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind((LOOPBACK, port))
+                ports.append(port)
+            if len(ports) == count:
+                return ports
+    raise ProcessError(f"{count} free ports are needed, and of {TRIED} that were tried {len(ports)} are")
+
+
+def _ephemeral() -> range:
+    """The ports that the kernel gives to connections that go out."""
+    low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    return range(int(low), int(high) + 1)
+
+
+def _beside(taken: range) -> list[int]:
+    """Ports that need no privilege and are outside `taken`; all of them, if `taken` leaves hardly any."""
+    free = [port for port in range(FIRST_PORT, 65536) if port not in taken]
+    return free if len(free) >= TRIED else list(range(FIRST_PORT, 65536))
