@@ -73,6 +73,9 @@ pub enum HostError {
         /// The process that was addressed.
         pid: u32,
     },
+    /// libfabric refused something.
+    #[error(transparent)]
+    Fabric(#[from] crate::fabric::FabricError),
     /// All slots of a fence table are in use.
     #[error("all {slots} fence slots are in use; end some grants, or make the table larger")]
     FenceFull {

@@ -10,6 +10,7 @@
 //!   [`runs`] (contiguous runs of it, handed to the kernel), [`process_vm`] (reading a peer that shares no
 //!   mapping), [`fence`] (the shared table that says whether what was read still counted);
 //! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd);
+//! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric);
 //! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`];
 //! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
 //!   here, in words).
@@ -21,10 +22,12 @@ pub mod addr;
 pub mod clock;
 pub mod cpu;
 pub mod event;
+pub mod fabric;
 pub mod fence;
 pub mod fork;
 pub mod huge_pages;
 pub mod identity;
+pub mod library;
 pub mod memory;
 pub mod peer_memory;
 pub mod probe;

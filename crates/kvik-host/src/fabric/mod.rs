@@ -1,0 +1,137 @@
+//! libfabric, loaded at run time: reliable datagram endpoints with one-sided reads and writes.
+//!
+//! * [`Fabric`]: the library, and the NICs that one of its providers can use;
+//! * [`Nic`]: one of them, with what its provider says of it;
+//! * [`Endpoint`]: an open NIC. It is one thread's: libfabric is told so (`FI_THREAD_DOMAIN`), and the type is not
+//!   `Sync`. It registers memory, knows peers by slots, posts reads and writes and tells which have ended.
+//!
+//! Nothing here waits. Providers differ in whether a file descriptor tells of completions ([`Endpoint::wait_fd`]), and
+//! many move bytes only while somebody polls, on both sides: when to poll is for the caller.
+
+mod abi;
+mod endpoint;
+mod nic;
+
+pub use endpoint::{Completion, Endpoint, Posted, Registered, Rma, RmaOp, Slot};
+pub use nic::Nic;
+
+use crate::library::{Library, LibraryError, Wanted};
+use abi::Info;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Where libfabric is found.
+pub const LIBFABRIC: Wanted = Wanted {
+    soname: "libfabric.so.1",
+    // Of the EFA installer: the distribution's knows older EFA devices only.
+    folders: &["/opt/amazon/efa/lib", "/opt/amazon/efa/lib64"],
+    option: "the option libfabric",
+    packages: "Debian and Ubuntu: libfabric1; Fedora: libfabric; AWS: the EFA installer",
+    container: "mount the host's /opt/amazon/efa, or install the package in the image",
+};
+
+/// Why libfabric refused something: its name for the error, and what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("libfabric: {what}: {text}")]
+pub struct FabricError {
+    /// What was asked of it.
+    pub what: &'static str,
+    /// The number of the error, positive, as in `errno` or `fi_errno.h`.
+    pub number: i32,
+    /// The library's words for it.
+    pub text: String,
+}
+
+/// The loaded library.
+#[derive(Debug)]
+pub struct Fabric {
+    library: Library,
+    table: Table,
+}
+
+/// Its functions; all others are reached through the objects that it makes.
+#[derive(Clone, Copy, Debug)]
+struct Table {
+    getinfo:
+        unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int,
+    freeinfo: unsafe extern "C" fn(*mut Info),
+    dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
+    fabric:
+        unsafe extern "C" fn(*mut abi::FabricAttr, *mut *mut abi::FidFabric, *mut std::ffi::c_void) -> c_int,
+    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+    version: unsafe extern "C" fn() -> u32,
+}
+
+impl Fabric {
+    /// Loads the library: `file`, if the user names one.
+    ///
+    /// # Errors
+    /// It is nowhere, or too old.
+    pub fn load(file: Option<&Path>) -> Result<Arc<Fabric>, LibraryError> {
+        let library = Library::open(LIBFABRIC, file)?;
+        // SAFETY: the types of the fields are those of `rdma/fabric.h` for these versions of the symbols.
+        let table = unsafe {
+            Table {
+                getinfo: library.function(c"fi_getinfo", c"FABRIC_1.3")?,
+                freeinfo: library.function(c"fi_freeinfo", c"FABRIC_1.3")?,
+                dupinfo: library.function(c"fi_dupinfo", c"FABRIC_1.3")?,
+                fabric: library.function(c"fi_fabric", c"FABRIC_1.1")?,
+                strerror: library.function(c"fi_strerror", c"FABRIC_1.0")?,
+                version: library.function(c"fi_version", c"FABRIC_1.0")?,
+            }
+        };
+        let fabric = Fabric { library, table };
+        let (major, minor) = fabric.version();
+        if (major, minor) < (1, 14) {
+            return Err(LibraryError(format!(
+                "{} is libfabric {major}.{minor}; kvik takes 1.14 or newer",
+                fabric.path().display()
+            )));
+        }
+        Ok(Arc::new(fabric))
+    }
+
+    /// The file that it came from.
+    pub fn path(&self) -> &Path {
+        self.library.path()
+    }
+
+    /// Major and minor version.
+    pub fn version(&self) -> (u32, u32) {
+        // SAFETY: a function without arguments.
+        let version = unsafe { (self.table.version)() };
+        (version >> 16, version & 0xFFFF)
+    }
+
+    /// The NICs that a provider can use for one-sided transfers, in its own order of preference; none at all if the
+    /// provider is not there. `source` is the address of the interface to use, for providers that have addresses of
+    /// the internet.
+    ///
+    /// # Errors
+    /// The library failed otherwise.
+    pub fn nics(self: &Arc<Fabric>, provider: &str, source: Option<&str>) -> Result<Vec<Nic>, FabricError> {
+        nic::list(self, provider, source)
+    }
+
+    fn check(&self, what: &'static str, code: isize) -> Result<(), FabricError> {
+        if code >= 0 {
+            return Ok(());
+        }
+        Err(self.error(what, code.unsigned_abs() as c_int))
+    }
+
+    fn error(&self, what: &'static str, number: c_int) -> FabricError {
+        // SAFETY: for any number a C string that lives as long as the library.
+        let text = unsafe { CStr::from_ptr((self.table.strerror)(number)) };
+        FabricError { what, number, text: text.to_string_lossy().into_owned() }
+    }
+}
+
+fn c_string(what: &'static str, text: &str) -> Result<CString, FabricError> {
+    CString::new(text).map_err(|_| FabricError {
+        what,
+        number: libc::EINVAL,
+        text: format!("{text:?} has a zero byte"),
+    })
+}
