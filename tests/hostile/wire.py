@@ -126,7 +126,8 @@ def connect(to: tuple[str, int]) -> Session:
         raise ConnectionRefusedError(f"greeting {kind}: {welcome[2:]!r}")
     parts = b"".join(struct.pack("<Q", len(part)) + part for part in (first[8:], welcome[:-32]))
     transcript, none = blake3.derived("kvik v1 transcript", parts), bytes(32)
-    facts = os.urandom(16) + bytes(24) + struct.pack("<IIHH", os.getuid(), os.getpid(), 0, 0)
+    # Names and a NIC provider that are empty, and no NICs.
+    facts = os.urandom(16) + bytes(24) + struct.pack("<IIHHHB", os.getuid(), os.getpid(), 0, 0, 0, 0)
     conn.sendall(greeting(PROVE, blake3.keyed(none, b"opener" + transcript) + facts))
     kind, ready = _message(conn)
     if kind != READY:

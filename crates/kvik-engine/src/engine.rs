@@ -198,6 +198,7 @@ impl Engine {
             latest: now + options.max_expiry,
             slot: slot.index(),
             generation,
+            keys: Arc::default(),
         };
         let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
         shared.node(|node, now| {

@@ -1,8 +1,10 @@
 //! libfabric, as this host has it: endpoints of one process that read and write each other's memory, over every
 //! provider that needs no device. The library is a Debian package that the build installs.
 
-use kvik_host::fabric::{Completion, Endpoint, Fabric, Nic, Posted, Registered, Rma, RmaOp, Slot};
+use kvik_host::event::{Epoll, Events};
+use kvik_host::fabric::{Completion, Device, Endpoint, Fabric, Nic, Posted, Registration, Rma, RmaOp, Slot};
 use kvik_host::{HugePages, Memory};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,16 +25,17 @@ fn nic(provider: &str) -> Arc<Nic> {
 struct Side {
     endpoint: Endpoint,
     memory: Arc<Memory>,
-    known: Registered,
+    known: Rc<Registration>,
     done: Vec<Completion>,
 }
 
 impl Side {
     fn new(nic: &Arc<Nic>, fill: u8) -> Side {
-        let mut endpoint = Endpoint::open(nic, 64).unwrap();
+        let device = Device::open(nic).unwrap();
+        let endpoint = Endpoint::open(&device, 64).unwrap();
         let memory = Arc::new(Memory::shared(LEN, HugePages::Never).unwrap());
         memory.copy_in(0, &vec![fill; LEN]).unwrap();
-        let known = endpoint.register(memory.clone(), true).unwrap();
+        let known = device.register(memory.clone(), true).unwrap();
         Side { endpoint, memory, known, done: Vec::new() }
     }
 
@@ -63,7 +66,7 @@ fn until(a: &mut Side, b: &mut Side, count: usize) {
 }
 
 /// Posts it as soon as there is room: a provider may first have to connect.
-fn post(a: &mut Side, b: &mut Side, order: &Rma) {
+fn post(a: &mut Side, b: &mut Side, order: &Rma<'_>) {
     let began = Instant::now();
     while a.endpoint.post(order).unwrap() == Posted::Full {
         assert!(began.elapsed() < LIMIT, "never room");
@@ -72,27 +75,26 @@ fn post(a: &mut Side, b: &mut Side, order: &Rma) {
     }
 }
 
-fn rma(op: RmaOp, a: &Side, b: &Side, peer: Slot, (from, len): (usize, usize), token: u64) -> Rma {
-    Rma {
-        op,
-        memory: a.known.id,
-        offset: from,
-        len,
-        peer,
-        remote: b.known.base + from as u64,
-        key: b.known.key,
-        token,
-    }
+fn rma<'a>(
+    op: RmaOp,
+    (here, there): (&'a Rc<Registration>, &Registration),
+    peer: Slot,
+    (from, len): (usize, usize),
+    token: u64,
+) -> Rma<'a> {
+    let (remote, key) = (there.base() + from as u64, there.key());
+    Rma { op, memory: here, offset: from, len, peer, remote, key, token }
 }
 
 fn moves_bytes(provider: &str) {
     let (mut a, mut b, slot) = pair(provider);
+    let (here, there) = (a.known.clone(), b.known.clone());
     // Every other piece is written there, and those between are read from there.
     let piece = 24 << 10;
     let pieces: Vec<usize> = (0..LEN / piece).collect();
     for number in &pieces {
         let op = if number % 2 == 0 { RmaOp::Write } else { RmaOp::Read };
-        let order = rma(op, &a, &b, slot, (number * piece, piece), *number as u64);
+        let order = rma(op, (&here, &there), slot, (number * piece, piece), *number as u64);
         post(&mut a, &mut b, &order);
     }
     until(&mut a, &mut b, pieces.len());
@@ -101,12 +103,12 @@ fn moves_bytes(provider: &str) {
     assert_eq!(tokens, pieces.iter().map(|piece| *piece as u64).collect::<Vec<_>>());
     assert!(a.done.iter().all(|done| done.result.is_ok()), "{:?}", a.done);
     assert_eq!(a.endpoint.under_way(), 0);
-    let (here, there) = (a.bytes(), b.bytes());
+    let (ours, theirs) = (a.bytes(), b.bytes());
     for number in pieces {
         let range = number * piece..(number + 1) * piece;
         let expected = if number % 2 == 0 { 1 } else { 2 };
-        assert!(here[range.clone()].iter().all(|byte| *byte == expected), "piece {number} here");
-        assert!(there[range].iter().all(|byte| *byte == expected), "piece {number} there");
+        assert!(ours[range.clone()].iter().all(|byte| *byte == expected), "piece {number} here");
+        assert!(theirs[range].iter().all(|byte| *byte == expected), "piece {number} there");
     }
 }
 
@@ -136,11 +138,15 @@ fn a_provider_that_is_not_there_has_no_nics() {
 #[test]
 fn there_is_never_more_under_way_than_was_asked_for() {
     let (mut a, mut b, slot) = pair("tcp");
-    let first = rma(RmaOp::Write, &a, &b, slot, (0, 64), 0);
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let first = rma(RmaOp::Write, (&here, &there), slot, (0, 64), 0);
     post(&mut a, &mut b, &first);
     until(&mut a, &mut b, 1);
     let mut posted = 0;
-    while a.endpoint.post(&rma(RmaOp::Write, &a, &b, slot, (posted * 64, 64), posted as u64)).unwrap()
+    while a
+        .endpoint
+        .post(&rma(RmaOp::Write, (&here, &there), slot, (posted * 64, 64), posted as u64))
+        .unwrap()
         == Posted::Yes
     {
         posted += 1;
@@ -154,7 +160,8 @@ fn there_is_never_more_under_way_than_was_asked_for() {
 #[test]
 fn a_wrong_key_is_an_error_of_that_operation() {
     let (mut a, mut b, slot) = pair("tcp");
-    let mut order = rma(RmaOp::Write, &a, &b, slot, (0, 4096), 7);
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let mut order = rma(RmaOp::Write, (&here, &there), slot, (0, 4096), 7);
     order.key ^= 0x5A5A;
     post(&mut a, &mut b, &order);
     until(&mut a, &mut b, 1);
@@ -167,33 +174,66 @@ fn a_wrong_key_is_an_error_of_that_operation() {
 #[test]
 fn what_lies_outside_registered_memory_is_not_posted() {
     let (mut a, b, slot) = pair("tcp");
-    let order = rma(RmaOp::Write, &a, &b, slot, (LEN - 10, 11), 0);
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let order = rma(RmaOp::Write, (&here, &there), slot, (LEN - 10, 11), 0);
     a.endpoint.post(&order).unwrap_err();
-    a.endpoint.post(&Rma { memory: 99, ..rma(RmaOp::Read, &a, &b, slot, (0, 10), 0) }).unwrap_err();
     assert_eq!(a.endpoint.under_way(), 0);
 }
 
 #[test]
 fn memory_with_operations_under_way_stays_registered() {
     let (mut a, mut b, slot) = pair("tcp");
-    let order = rma(RmaOp::Read, &a, &b, slot, (0, LEN), 0);
-    post(&mut a, &mut b, &order);
-    let id = a.known.id;
-    a.endpoint.unregister(id).unwrap_err();
+    let (here, there) = (a.known.clone(), b.known.clone());
+    post(&mut a, &mut b, &rma(RmaOp::Read, (&here, &there), slot, (0, LEN), 0));
+    // Held by the operation alone.
+    let weak = Rc::downgrade(&here);
+    a.known = there;
+    drop(here);
+    assert!(weak.upgrade().is_some());
     until(&mut a, &mut b, 1);
-    a.endpoint.unregister(id).unwrap();
-    a.endpoint.post(&rma(RmaOp::Read, &a, &b, slot, (0, 1), 0)).unwrap_err();
+    assert!(weak.upgrade().is_none());
 }
 
 #[test]
 fn a_descriptor_tells_of_completions_where_the_provider_has_one() {
     let (mut a, mut b, slot) = pair("tcp");
-    assert!(a.endpoint.wait_fd().unwrap().is_some());
-    let order = rma(RmaOp::Write, &a, &b, slot, (0, LEN), 0);
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let epoll = Epoll::new().unwrap();
+    assert!(a.endpoint.watch(&epoll, 5).unwrap());
+    let order = rma(RmaOp::Write, (&here, &there), slot, (0, 4096), 0);
     post(&mut a, &mut b, &order);
-    until(&mut a, &mut b, 1);
-    assert!(a.endpoint.may_wait());
+    let (began, mut events) = (Instant::now(), Events::new(4));
+    while a.done.is_empty() {
+        assert!(began.elapsed() < LIMIT, "no event told of the completion");
+        b.endpoint.poll(&mut b.done).unwrap();
+        if a.endpoint.may_wait() {
+            epoll.wait(&mut events, Duration::from_millis(1)).unwrap();
+        }
+        a.endpoint.poll(&mut a.done).unwrap();
+    }
     let (mut c, _, _) = pair("shm");
-    assert_eq!(c.endpoint.wait_fd().unwrap(), None);
+    assert!(!c.endpoint.watch(&epoll, 6).unwrap());
     assert!(!c.endpoint.may_wait());
+}
+
+#[test]
+fn an_endpoint_that_is_closed_ends_what_it_had_under_way() {
+    let (mut a, mut b, slot) = pair("tcp");
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let order = rma(RmaOp::Read, (&here, &there), slot, (0, LEN), 0);
+    post(&mut a, &mut b, &order);
+    // The other side does not move, so nothing has come yet.
+    drop(a.endpoint);
+    for _ in 0..1000 {
+        b.endpoint.poll(&mut b.done).unwrap();
+    }
+    a.endpoint = Endpoint::open(&Device::open(&nic("tcp")).unwrap(), 64).unwrap();
+    assert_eq!(a.endpoint.under_way(), 0);
+    let bytes = a.bytes();
+    let landed = bytes.iter().filter(|byte| **byte == 2).count();
+    for _ in 0..1000 {
+        b.endpoint.poll(&mut b.done).unwrap();
+        a.endpoint.poll(&mut a.done).unwrap();
+    }
+    assert_eq!(a.bytes(), bytes, "{landed} bytes had landed, and more came");
 }

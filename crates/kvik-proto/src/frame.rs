@@ -5,6 +5,7 @@
 //! what follows: a flipped bit in a page's number would be another page, which every checksum of the content fits.
 //! Unknown kinds are a protocol error: a peer sends only what the agreed version has.
 
+use crate::nics::{NicKey, decode_keys, encode_keys};
 use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{
     PageList, decode_order, decode_range, decode_view, encode_order, encode_range, encode_view,
@@ -74,6 +75,8 @@ pub struct Source {
     pub slot: u32,
     /// That generation.
     pub generation: u64,
+    /// Over [`Path::OneSided`]: how each of the owner's NICs knows the region.
+    pub keys: Arc<[NicKey]>,
 }
 
 /// Opens a transfer.
@@ -386,6 +389,7 @@ fn encode_source(source: Option<&Source>, w: &mut Writer) {
     w.u8(source.is_some().into());
     if let Some(source) = source {
         w.u32(source.region.0).u32(source.slot).u64(source.generation);
+        encode_keys(&source.keys, w);
         encode_view(&source.view, w);
     }
 }
@@ -395,5 +399,6 @@ fn decode_source(r: &mut Reader) -> Result<Option<Source>> {
         return Ok(None);
     }
     let (region, slot, generation) = (RegionId(r.u32()?), r.u32()?, r.u64()?);
-    Ok(Some(Source { region, slot, generation, view: decode_view(r)? }))
+    let keys = decode_keys(r)?.into();
+    Ok(Some(Source { region, slot, generation, keys, view: decode_view(r)? }))
 }

@@ -11,6 +11,7 @@
 //! - pages of a grant are only ever reached through a [`View`] that this module has checked against it.
 
 use crate::frame::{Op, Select};
+use crate::nics::NicKey;
 use crate::{FlowKey, MAX_PAGES};
 use kvik_core::{
     Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View, page_name,
@@ -44,6 +45,8 @@ pub struct Offer<R> {
     pub slot: u32,
     /// The slot's generation while the grant lives.
     pub generation: u64,
+    /// How each of this engine's NICs knows the memory; none where no NIC does.
+    pub keys: Arc<[NicKey]>,
 }
 
 struct Entry<R> {

@@ -18,6 +18,7 @@
 //! certificate that both sides admit, proves nothing on either without the secret.
 
 use crate::OWN_SESSION;
+use crate::nics::Nics;
 use crate::wire::{Reader, Writer};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 
@@ -71,6 +72,8 @@ pub struct Facts {
     pub local_name: String,
     /// What the engine is called in logs.
     pub name: String,
+    /// Its NICs for one-sided transfers.
+    pub nics: Nics,
 }
 
 /// The shared secret's key, or none.
@@ -562,13 +565,14 @@ fn read_identity(r: &mut Reader) -> Result<Identity> {
 fn write_facts(facts: &Facts, w: &mut Writer) {
     w.bytes(&facts.boot).u64(facts.pid_namespace).u64(facts.user_namespace).u64(facts.network_namespace);
     w.u32(facts.uid).u32(facts.pid).text(&facts.local_name, 100).text(&facts.name, 100);
+    facts.nics.encode(w);
 }
 
 fn read_facts(r: &mut Reader) -> Result<Facts> {
     let boot = r.array()?;
     let (pid_namespace, user_namespace, network_namespace) = (r.u64()?, r.u64()?, r.u64()?);
     let (uid, pid) = (r.u32()?, r.u32()?);
-    let (local_name, name) = (r.text(100)?, r.text(100)?);
+    let (local_name, name, nics) = (r.text(100)?, r.text(100)?, Nics::decode(r)?);
     r.end()?;
-    Ok(Facts { boot, pid_namespace, user_namespace, network_namespace, uid, pid, local_name, name })
+    Ok(Facts { boot, pid_namespace, user_namespace, network_namespace, uid, pid, local_name, name, nics })
 }

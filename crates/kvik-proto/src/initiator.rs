@@ -155,6 +155,7 @@ impl<R: Clone> Node<R> {
                 view: side.view.clone(),
                 slot,
                 generation,
+                keys: Arc::default(),
             }),
             _ => None,
         };

@@ -106,6 +106,7 @@ impl<R: Clone> Node<R> {
         let offer = self.grants.check(begin.grant, begin.op, &begin.layout)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
+        let keys = offer.keys.clone();
         let granted = offer.view.pages().clone();
         let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
         let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
@@ -139,7 +140,8 @@ impl<R: Clone> Node<R> {
         match (begin.op, begin.path) {
             (Op::Read, Path::Channels) => flow.work = Work::Send,
             (Op::Read, Path::Memory) => {
-                accept = Some(Source { region: region_id, view: view.clone(), slot, generation });
+                let keys = Arc::default();
+                accept = Some(Source { region: region_id, view: view.clone(), slot, generation, keys });
             }
             (Op::Write, Path::Channels) => {
                 view.check_distinct()?;
@@ -159,7 +161,7 @@ impl<R: Clone> Node<R> {
                 if begin.op == Op::Write {
                     view.check_distinct()?;
                 }
-                accept = Some(Source { region: region_id, view: view.clone(), slot, generation });
+                accept = Some(Source { region: region_id, view: view.clone(), slot, generation, keys });
                 flow.work = Work::Expose(Reach::Open);
             }
             (Op::Confirm | Op::Extend, _) => {

@@ -337,7 +337,8 @@ mod tests {
         let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
         let view = View::new(layout, [0].into(), 0..1, 0..1, Stream::LayerFirst).unwrap();
         let generation = slot.generation().unwrap();
-        let source = Source { region: RegionId(1), view, slot: slot.index(), generation };
+        let source =
+            Source { region: RegionId(1), view, slot: slot.index(), generation, keys: Arc::default() };
         (table, fence, slot, source)
     }
 

@@ -104,6 +104,9 @@ fn source(u: &mut Unstructured) -> Result<Source> {
         view: view(u, &layout)?,
         slot: small(u)?,
         generation: number(u)?,
+        keys: (0..u.int_in_range(0..=2)?)
+            .map(|_| Ok(NicKey { key: number(u)?, base: number(u)? }))
+            .collect::<Result<_>>()?,
     })
 }
 

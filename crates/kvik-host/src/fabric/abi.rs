@@ -33,7 +33,6 @@ pub const FI_MR_LOCAL: c_int = 1 << 2;
 pub const FI_MR_VIRT_ADDR: c_int = 1 << 4;
 pub const FI_MR_ALLOCATED: c_int = 1 << 5;
 pub const FI_MR_PROV_KEY: c_int = 1 << 6;
-pub const FI_MR_ENDPOINT: c_int = 1 << 9;
 
 pub const FI_EP_RDM: u32 = 3;
 pub const FI_THREAD_DOMAIN: u32 = 3;

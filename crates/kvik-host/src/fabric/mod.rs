@@ -2,17 +2,22 @@
 //!
 //! * [`Fabric`]: the library, and the NICs that one of its providers can use;
 //! * [`Nic`]: one of them, with what its provider says of it;
-//! * [`Endpoint`]: an open NIC. It is one thread's: libfabric is told so (`FI_THREAD_DOMAIN`), and the type is not
-//!   `Sync`. It registers memory, knows peers by slots, posts reads and writes and tells which have ended.
+//! * [`Device`]: one that is open, and [`Registration`]: memory that it knows;
+//! * [`Endpoint`]: knows peers by slots, posts reads and writes, and tells which have ended.
+//!
+//! A device and all that comes of it are one thread's: libfabric is told so (`FI_THREAD_DOMAIN`), and the types are
+//! neither `Send` nor `Sync`.
 //!
 //! Nothing here waits. Providers differ in whether a file descriptor tells of completions ([`Endpoint::wait_fd`]), and
 //! many move bytes only while somebody polls, on both sides: when to poll is for the caller.
 
 mod abi;
+mod device;
 mod endpoint;
 mod nic;
 
-pub use endpoint::{Completion, Endpoint, Posted, Registered, Rma, RmaOp, Slot};
+pub use device::{Device, Registration};
+pub use endpoint::{Completion, Endpoint, Posted, Rma, RmaOp, Slot};
 pub use nic::Nic;
 
 use crate::library::{Library, LibraryError, Wanted};

@@ -130,7 +130,7 @@ fn hints(fabric: &Arc<Fabric>, provider: &str) -> Result<Nic, FabricError> {
         domain.threading = abi::FI_THREAD_DOMAIN;
         domain.resource_mgmt = abi::FI_RM_ENABLED;
         domain.mr_mode = abi::FI_MR_LOCAL | abi::FI_MR_VIRT_ADDR | abi::FI_MR_ALLOCATED;
-        domain.mr_mode |= abi::FI_MR_PROV_KEY | abi::FI_MR_ENDPOINT;
+        domain.mr_mode |= abi::FI_MR_PROV_KEY;
         (*info.fabric_attr).prov_name = libc::strdup(name.as_ptr());
     }
     Ok(hints)

@@ -15,8 +15,12 @@ fn view(layers: Layers, parts: u32, ids: &[u32], order: Order) -> View {
     View::of_parts(layout, parts, ids.into(), 0..count, 1..3, order).unwrap()
 }
 
+fn keys() -> Arc<[NicKey]> {
+    [NicKey { key: 1 << 40, base: 0x7F00_0000_1000 }, NicKey { key: 3, base: 0 }].into()
+}
+
 fn source(view: View) -> Source {
-    Source { region: RegionId(7), view, slot: 65_535, generation: 1 << 33 }
+    Source { region: RegionId(7), view, slot: 65_535, generation: 1 << 33, keys: keys() }
 }
 
 fn begin(op: Op, path: Path) -> Begin {
@@ -106,10 +110,10 @@ fn show_layers(layers: &Layers) -> String {
 }
 
 fn show_source(source: &Source) -> String {
-    let Source { region, view, slot, generation } = source;
+    let Source { region, view, slot, generation, keys } = source;
     let (layout, layers, slices) = (view.layout(), range(&view.layers()), range(&view.slices()));
     format!(
-        "region {}, slot {slot}, generation {generation}; layout: offset {}, {} pages of {} bytes, stride {}, \
+        "region {}, slot {slot}, generation {generation}, keys {keys:?}; layout: offset {}, {} pages of {} bytes, stride {}, \
          {} slices, stride {}, layers {}; view: layers {layers}, slices {slices}, {} parts, {:?}, {:?}",
         region.0,
         layout.offset(),

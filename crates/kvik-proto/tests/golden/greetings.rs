@@ -29,6 +29,7 @@ fn side(number: u8, secret: &str) -> Side {
         pid: 70_000 + u32::from(number),
         local_name: format!("kvik-{}", identity.engine),
         name: format!("größe-{number}"),
+        nics: Nics { provider: "tcp;ofi_rxm".into(), addresses: vec![vec![number; 16], vec![7]] },
     };
     let secret = Secret::new((!secret.is_empty()).then_some(secret.as_bytes()));
     Side { local: Local { identity, secret, facts }, nonce: [number ^ 0x5A; 32] }
@@ -43,7 +44,8 @@ fn show(identity: &Identity) -> String {
 }
 
 fn show_facts(facts: &Facts) -> Fields {
-    let Facts { boot, pid_namespace, user_namespace, network_namespace, uid, pid, local_name, name } = facts;
+    let Facts { boot, pid_namespace, user_namespace, network_namespace, uid, pid, local_name, name, nics } =
+        facts;
     vec![
         ("boot", hex(boot)),
         ("namespaces", format!("pid {pid_namespace}, user {user_namespace}, network {network_namespace}")),
@@ -51,6 +53,7 @@ fn show_facts(facts: &Facts) -> Fields {
         ("pid", pid.to_string()),
         ("local_name", local_name.clone()),
         ("name", name.clone()),
+        ("nics", format!("{} {:?}", nics.provider, nics.addresses)),
     ]
 }
 

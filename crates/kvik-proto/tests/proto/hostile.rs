@@ -163,7 +163,8 @@ fn a_source_that_lies_is_refused() {
     let mem = Mem::for_layout(&layout, 1);
     let all = view(&layout, &[0, 1, 2, 3]);
     let grant = world.grant(1, &mem, &all, Right::Write, Use::Many);
-    let source = |view: View| Source { region: RegionId(1), view, slot: 0, generation: 0 };
+    let source =
+        |view: View| Source { region: RegionId(1), view, slot: 0, generation: 0, keys: Arc::default() };
     let short = view(&layout, &[0, 1, 2]);
     let paged = all.clone().with_order(Order::PageFirst);
     for (n, (view, code)) in
@@ -263,9 +264,13 @@ fn any_view() -> impl Strategy<Value = View> {
 }
 
 fn any_source() -> impl Strategy<Value = Source> {
-    (any::<u32>(), any_view(), any::<u32>(), any::<u64>()).prop_map(|(region, view, slot, generation)| {
-        Source { region: RegionId(region), view, slot, generation }
-    })
+    let keys = proptest::collection::vec((any::<u64>(), any::<u64>()), 0..3);
+    (any::<u32>(), any_view(), any::<u32>(), any::<u64>(), keys).prop_map(
+        |(region, view, slot, generation, keys)| {
+            let keys = keys.into_iter().map(|(key, base)| NicKey { key, base }).collect();
+            Source { region: RegionId(region), view, slot, generation, keys }
+        },
+    )
 }
 
 fn any_range() -> impl Strategy<Value = Option<std::ops::Range<u32>>> {
@@ -420,7 +425,8 @@ fn frames_that_are_too_long_are_not_waited_for() {
     // The longest request fits.
     let ids: Arc<[u32]> = (0..MAX_PAGES as u32).map(|id| id ^ 1).collect();
     let all = View::new(layout(1 << 20, 8192), ids.clone(), 0..1, 0..1, Order::LayerFirst).unwrap();
-    let source = Source { region: RegionId(1), view: all.clone(), slot: 0, generation: 0 };
+    let source =
+        Source { region: RegionId(1), view: all.clone(), slot: 0, generation: 0, keys: Arc::default() };
     let mut longest = begin(2, GrantId([0; 16]), Op::Write, &all);
     (longest.select.pages, longest.source) = (Some(PageList::Ids(ids)), Some(source));
     let mut bytes = Vec::new();

@@ -212,6 +212,7 @@ impl World {
             latest: self.now + ms(600_000),
             slot,
             generation,
+            keys: Arc::default(),
         }
     }
 

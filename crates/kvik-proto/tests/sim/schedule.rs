@@ -97,6 +97,7 @@ impl World {
             latest: now + ms(90_000),
             slot,
             generation,
+            keys: Arc::default(),
         };
         engine.node.grant(ticket.id, offer, now).unwrap();
         engine.given.push(index);

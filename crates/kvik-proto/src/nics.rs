@@ -1,0 +1,78 @@
+//! What engines tell each other of their NICs, so that one can reach the other's memory.
+
+use crate::wire::{Reader, Writer};
+use kvik_core::Result;
+
+/// Bytes of a provider's name.
+const MAX_PROVIDER: usize = 64;
+/// Bytes of all addresses with their lengths: a greeting has no room for more. 32 NICs of 32 bytes take 1,088.
+pub const MAX_NIC_BYTES: usize = 1536;
+/// An engine uses no more NICs than this.
+pub const MAX_NICS: usize = 32;
+
+/// The NICs by which an engine is reached one-sidedly. Two engines have a one-sided link when both have NICs of one
+/// provider.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nics {
+    /// The provider that understands the addresses; empty without one.
+    pub provider: String,
+    /// Each NIC's address, in the provider's own form.
+    pub addresses: Vec<Vec<u8>>,
+}
+
+/// How a NIC's peers name exposed memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NicKey {
+    /// The key of its registration.
+    pub key: u64,
+    /// What stands for the address of its first byte.
+    pub base: u64,
+}
+
+impl Nics {
+    /// Whether these NICs and a peer's reach each other.
+    pub fn reach(&self, peer: &Nics) -> bool {
+        !self.addresses.is_empty() && !peer.addresses.is_empty() && self.provider == peer.provider
+    }
+
+    /// Whether a greeting has room for them.
+    pub fn fit(&self) -> bool {
+        let bytes: usize = self.addresses.iter().map(|address| 2 + address.len()).sum();
+        self.addresses.len() <= MAX_NICS && bytes <= MAX_NIC_BYTES && self.provider.len() <= MAX_PROVIDER
+    }
+
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.text(&self.provider, MAX_PROVIDER).u8(self.addresses.len() as u8);
+        for address in &self.addresses {
+            w.u16(address.len() as u16).bytes(address);
+        }
+    }
+
+    pub(crate) fn decode(r: &mut Reader) -> Result<Nics> {
+        let (provider, count) = (r.text(MAX_PROVIDER)?, usize::from(r.u8()?));
+        let mut nics = Nics { provider, addresses: Vec::new() };
+        for _ in 0..count {
+            let len = usize::from(r.u16()?);
+            nics.addresses.push(r.take(len)?.to_vec());
+        }
+        match nics.fit() {
+            true => Ok(nics),
+            false => Err(r.wrong("it has more NICs than an engine uses")),
+        }
+    }
+}
+
+pub(crate) fn encode_keys(keys: &[NicKey], w: &mut Writer) {
+    w.u8(keys.len() as u8);
+    for key in keys {
+        w.u64(key.key).u64(key.base);
+    }
+}
+
+pub(crate) fn decode_keys(r: &mut Reader) -> Result<Vec<NicKey>> {
+    let count = usize::from(r.u8()?);
+    if count > MAX_NICS {
+        return Err(r.wrong("it has keys of more NICs than an engine uses"));
+    }
+    (0..count).map(|_| Ok(NicKey { key: r.u64()?, base: r.u64()? })).collect()
+}
