@@ -2,6 +2,7 @@
 
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
+use kvik_transport::fabric::FabricOptions;
 use kvik_transport::faulty::Faults;
 use kvik_transport::tls::TlsFiles;
 use std::collections::HashSet;
@@ -19,6 +20,8 @@ pub enum Preference {
     Tcp,
     /// The other process's memory only.
     Local,
+    /// One-sided operations of NICs, by libfabric, only.
+    Libfabric,
 }
 
 impl Preference {
@@ -28,6 +31,7 @@ impl Preference {
             Preference::Auto => "auto",
             Preference::Tcp => "tcp",
             Preference::Local => "local",
+            Preference::Libfabric => "libfabric",
         }
     }
 }
@@ -39,9 +43,12 @@ impl std::str::FromStr for Preference {
             "auto" => Ok(Preference::Auto),
             "tcp" => Ok(Preference::Tcp),
             "local" => Ok(Preference::Local),
+            "libfabric" => Ok(Preference::Libfabric),
             other => Err(Error::new(
                 Code::UnknownTransport,
-                format!("there is no transport {other:?}; this kvik has \"auto\", \"tcp\" and \"local\""),
+                format!(
+                    "there is no transport {other:?}; this kvik has \"auto\", \"tcp\", \"local\" and \"libfabric\""
+                ),
             )),
         }
     }
@@ -125,6 +132,8 @@ pub struct Config {
     /// A peer that takes nothing off its channels holds so much of what this side began to send, and whatever the
     /// kernel buffers for it, and no more: what is not in hand yet is neither read nor locked.
     pub window: u64,
+    /// The NICs for one-sided transfers. Default: none.
+    pub fabric: Option<FabricOptions>,
     /// CPUs for kvik's threads.
     pub cpus: Option<Vec<usize>>,
     /// NUMA node for kvik's threads.
@@ -150,6 +159,7 @@ impl Default for Config {
             deadline: Duration::from_secs(30),
             memory_cap: 256 << 20,
             window: kvik_proto::WINDOW,
+            fabric: None,
             cpus: None,
             numa_node: None,
             name: String::new(),
@@ -218,6 +228,12 @@ impl Config {
                 "window is {} bytes; it takes at least 64 KiB, a small chunk",
                 self.window
             ));
+        }
+        if self.transport == Preference::Libfabric && self.fabric.is_none() {
+            return wrong(
+                "transport \"libfabric\" takes a provider: set `fabric` (KVIK_FABRIC) to efa, verbs or tcp"
+                    .into(),
+            );
         }
         if self.name.len() > 100 {
             return wrong("the name is longer than 100 bytes".into());

@@ -1,16 +1,19 @@
 //! Transfers from the engine's side: where they wait and over what they go; and the answers that the transports get.
 
-use crate::config::Preference;
+use crate::config::{Preference, Verify};
 use crate::control::Ask;
 use crate::planner::chunk_bytes;
 use crate::region::Region;
 use crate::shared::{Book, Link, MemoryPath, Record, Shared, lock};
 use crate::tag::Tag;
 use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
-use kvik_proto::{ChunkHeader, Identity, Node, Op, Open, Order, OrderOutcome, OrderRef, Path, Select, Side};
+use kvik_proto::{
+    ChunkHeader, Identity, Nics, Node, Op, Open, Order, OrderOutcome, OrderRef, Path, Select, Side,
+};
 use kvik_transport::local::LocalLink;
 use kvik_transport::{Desk, Held, from_host};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What a transfer is to do.
@@ -42,13 +45,7 @@ impl Job {
         self.memory.is_some()
     }
 
-    pub fn open(
-        &self,
-        path: Path,
-        network: bool,
-        channels: u16,
-        fence: Option<(u32, u64)>,
-    ) -> Option<Open<Held>> {
+    pub fn open(&self, path: Path, channels: u16, fence: Option<(u32, u64)>) -> Option<Open<Held>> {
         let side = self.memory.as_ref().map(|(memory, id, view)| Side {
             region: memory.clone(),
             region_id: *id,
@@ -56,12 +53,13 @@ impl Job {
             fence,
         });
         let bytes = side.as_ref().map_or(0, |side| side.view.bytes());
+        let network = path != Path::Memory;
         Some(Open {
             grant: self.ticket.grant,
             layout: self.ticket.layout,
             op: self.op?,
             path,
-            sums: self.verify.sums(network),
+            sums: path != Path::OneSided && self.verify.sums(network),
             confirm: self.confirm,
             readers: self.readers,
             deadline: self.deadline,
@@ -77,6 +75,7 @@ impl Job {
 enum Route {
     Channels { passed_over: Option<String> },
     Memory,
+    Nics { passed_over: Option<String> },
     NotYet,
     No(Error),
 }
@@ -141,6 +140,14 @@ impl Shared {
                 }
                 self.begin(id, Some(session), Path::Channels, None);
             }
+            Route::Nics { passed_over } => {
+                record.transport = "libfabric";
+                record.way =
+                    self.config.fabric.as_ref().map_or_else(String::new, |fabric| fabric.provider.clone());
+                record.passed_over.extend(passed_over);
+                drop(book);
+                self.begin(id, Some(session), Path::OneSided, None);
+            }
             Route::Memory => {
                 let numbers = self.launch_local(record);
                 drop(book);
@@ -176,9 +183,8 @@ impl Shared {
             let Book { transfers, by_key, waiting, .. } = &mut *book;
             let free = |record: &&mut Record| record.key.is_none() && record.stopped.is_none();
             let Some(record) = transfers.get_mut(&id).filter(free) else { return Ok(()) };
-            let network = path == Path::Channels;
             let channels = if session.is_some() { self.config.channels } else { 1 };
-            let Some(open) = record.job.open(path, network, channels, fence) else { return Err(None) };
+            let Some(open) = record.job.open(path, channels, fence) else { return Err(None) };
             let key = match session {
                 Some(session) => node.begin(session, open, now).map_err(Some)?,
                 None => node.begin_own(open, now).map_err(Some)?,
@@ -301,16 +307,34 @@ fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
 fn route(record: &Record, link: &Link) -> Route {
     match (record.job.want, &link.memory) {
         (Preference::Tcp, _) => Route::Channels { passed_over: None },
+        (Preference::Libfabric, _) => over_nics(record, link),
         (_, MemoryPath::Up(_)) => Route::Memory,
         (_, MemoryPath::Making(_)) => Route::NotYet,
         (Preference::Auto, MemoryPath::No(why)) => {
-            Route::Channels { passed_over: Some(format!("local: {why}")) }
+            let passed_over = Some(format!("local: {why}"));
+            match link.nics.is_ok() && record.job.verify != Verify::Full {
+                true => Route::Nics { passed_over },
+                false => Route::Channels { passed_over },
+            }
         }
         (Preference::Local, MemoryPath::No(why)) => Route::No(Error::new(
             Code::TransportUnavailable,
             format!("transport \"local\" cannot reach this peer: {why}; use \"auto\" or \"tcp\""),
         )),
     }
+}
+
+/// Over NICs and nothing else.
+fn over_nics(record: &Record, link: &Link) -> Route {
+    let why = match &link.nics {
+        Ok(()) if record.job.verify == Verify::Full => "no CPU sees the bytes, so it has no verify=\"full\"",
+        Ok(()) => return Route::Nics { passed_over: None },
+        Err(why) => why,
+    };
+    Route::No(Error::new(
+        Code::TransportUnavailable,
+        format!("transport \"libfabric\" cannot be used with this peer: {why}; use \"auto\" or \"tcp\""),
+    ))
 }
 
 impl Desk for Shared {
@@ -334,6 +358,21 @@ impl Desk for Shared {
     }
     fn channel_lost(&self, session: u64, error: Error) {
         self.node(|node, _| node.close_session(session, error));
+    }
+    fn next_post(&self, session: u64) -> Option<Order<Held>> {
+        self.node(|node, now| node.next_post(session, now))
+    }
+    fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Acquire) > 0
+    }
+    fn peer_nics(&self, session: u64) -> Option<Nics> {
+        self.node(|node, _| node.established(session).map(|session| session.facts.nics.clone()))
+    }
+    fn nic_moved(&self, number: usize, address: Vec<u8>) {
+        self.with_fabric(|fabric| fabric.moved(number, address));
+    }
+    fn fenced(&self, session: u64) {
+        self.node(|node, _| node.fenced(session));
     }
     fn local_link(&self, session: u64) -> Option<Arc<LocalLink>> {
         match &lock(&self.book).links.get(&session)?.memory {

@@ -21,6 +21,7 @@ use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{MAX_READERS, Offer, Op, Select};
 use kvik_transport::copy::CopyPool;
+use kvik_transport::fabric::{FabricOptions, FabricPool};
 use kvik_transport::tcp::TcpPool;
 use kvik_transport::{Desk, from_host};
 use std::net::SocketAddr;
@@ -78,10 +79,17 @@ impl Engine {
             times: shared.metrics.threads.clone(),
         };
         let threads = usize::from(shared.config.io_threads);
+        if let Some(fabric) = &shared.config.fabric {
+            // Who listens on one address means the network that it belongs to.
+            let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
+            let fabric = FabricOptions { source: fabric.source.or(listens), ..fabric.clone() };
+            drop(shared.fabric.set(FabricPool::start(&fabric, &options)?));
+        }
         let desk: Arc<dyn Desk> = match &shared.config.faults {
             Some(faults) => faults.stand_before(shared.clone()),
             None => shared.clone(),
         };
+        shared.with_fabric(|fabric| fabric.serve(&desk));
         let pools = Pools {
             tcp: TcpPool::start(desk.clone(), threads, &options)?,
             copy: CopyPool::start(desk, threads, &options)?,
@@ -140,7 +148,7 @@ impl Engine {
             book.last_region += 1;
             RegionId(book.last_region)
         };
-        self.shared().show_region(id, &memory);
+        self.shared().show_region(id, &memory)?;
         Ok(Region::new(self.shared().clone(), id, memory))
     }
 
@@ -198,7 +206,7 @@ impl Engine {
             latest: now + options.max_expiry,
             slot: slot.index(),
             generation,
-            keys: Arc::default(),
+            keys: lock(&shared.book).nic_keys.get(&pages.region.id()).cloned().unwrap_or_default(),
         };
         let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
         shared.node(|node, now| {

@@ -157,6 +157,9 @@ impl Shared {
             let tls = if self.tls.is_some() { ", tls" } else { "" };
             return format!("{channels} channel{}{tls}", if channels == 1 { "" } else { "s" });
         }
+        if record.transport == "libfabric" {
+            return record.way.clone();
+        }
         let seen = || {
             let region = finished?.copied_from?;
             self.local_link(session?)?.way_of(region)

@@ -110,7 +110,9 @@ impl Region {
         }
         if first {
             *self.inner.lock() = Some(memory.clone());
-            shared.show_region(id, &memory);
+            if let Err(error) = shared.show_region(id, &memory) {
+                log::warn!("region {} is open again, but: {error}", id.0);
+            }
         }
         let by = match own.as_slice() {
             [] => "a call that is reading or writing it".to_owned(),

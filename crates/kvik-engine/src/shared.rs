@@ -21,15 +21,16 @@ use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, R
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts, Memory};
-use kvik_proto::{Event, Facts, FlowKey, Identity, Local, Node, Secret, Timing};
+use kvik_proto::{Event, Facts, FlowKey, Identity, Local, NicKey, Nics, Node, Secret, Timing};
 use kvik_transport::copy::CopyPool;
+use kvik_transport::fabric::FabricPool;
 use kvik_transport::local::LocalLink;
 use kvik_transport::tcp::TcpPool;
 use kvik_transport::tls::Tls;
 use kvik_transport::{Held, from_host};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,9 @@ pub(crate) struct Shared {
     pub conns: Mutex<HashMap<u64, Arc<ControlConn>>>,
     pub fence: Arc<FenceTable>,
     pub pools: OnceLock<Pools>,
+    pub fabric: OnceLock<FabricPool>,
+    /// Transfers for which peers' NICs may reach memory of this engine.
+    pub exposed: AtomicUsize,
     pub addresses: OnceLock<Vec<SocketAddr>>,
     asks: Mutex<Vec<Ask>>,
     pub bell: EventFd,
@@ -84,6 +88,8 @@ pub(crate) struct Book {
     pub waiting: HashSet<u64>,
     pub grants: HashMap<GrantId, (Arc<GrantCell>, FenceSlot, Lease)>,
     pub regions: HashMap<RegionId, Weak<Memory>>,
+    /// How each NIC knows a region.
+    pub nic_keys: HashMap<RegionId, Arc<[NicKey]>>,
     pub dials: HashMap<Identity, Dial>,
     pub links: HashMap<u64, Link>,
     pub last_transfer: u64,
@@ -100,6 +106,8 @@ pub(crate) struct Link {
     /// Data channels that have joined.
     pub channels: u16,
     pub memory: MemoryPath,
+    /// Whether NICs reach each other, or why not.
+    pub nics: std::result::Result<(), String>,
     pub lease: Lease,
     /// The part of the lease that stays to the session's end.
     pub kept: u64,
@@ -163,6 +171,7 @@ impl Shared {
             // Of this start alone: a forked child of an earlier one may still hold that one's socket.
             local_name: format!("kvik-{}-{:016x}", identity.engine, identity.incarnation.0),
             name: config.name.clone(),
+            nics: Nics::default(),
         };
         let local = Local { identity, secret: Secret::new(config.secret.as_deref()), facts };
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
@@ -181,6 +190,8 @@ impl Shared {
             conns: Mutex::default(),
             fence: FenceTable::new(FENCE_SLOTS).map_err(fail)?,
             pools: OnceLock::new(),
+            fabric: OnceLock::new(),
+            exposed: AtomicUsize::new(0),
             addresses: OnceLock::new(),
             asks: Mutex::default(),
             bell: EventFd::new().map_err(fail)?,
@@ -254,6 +265,7 @@ impl Shared {
                 }
             }
             node.take_unsent(&mut unsent);
+            self.note_exposed(node.exposed());
             (result, node.next_timeout())
         };
         unsent.into_iter().for_each(|session| self.flush(session));
@@ -273,9 +285,13 @@ impl Shared {
         match event {
             Event::Send(session) => self.with_pools(|pools| pools.tcp.wake(session)),
             Event::Copy => self.with_pools(|pools| pools.copy.wake()),
-            Event::Stop(session) => self.with_pools(|pools| pools.tcp.halt(session)),
-            // No engine has a one-sided link yet, so nothing asks for one.
-            Event::Raise(_) | Event::Post(_) | Event::Fence(_) => {}
+            Event::Stop(session) => {
+                self.with_pools(|pools| pools.tcp.halt(session));
+                self.with_fabric(FabricPool::halt);
+            }
+            Event::Raise(_) => {}
+            Event::Post(session) => self.with_fabric(|fabric| fabric.wake(session)),
+            Event::Fence(session) => self.with_fabric(|fabric| fabric.fence(session)),
             Event::Finished(finished) => self.on_finished(finished),
             Event::Served(served) => self.metrics.served(&served),
             Event::GrantEnded(id, state) => {
@@ -306,6 +322,26 @@ impl Shared {
         }
     }
 
+    pub fn with_fabric(&self, f: impl FnOnce(&FabricPool)) {
+        if let Some(fabric) = self.fabric.get() {
+            f(fabric);
+        }
+    }
+
+    /// Peers reach memory here only while a NIC's thread looks after it.
+    fn note_exposed(&self, count: usize) {
+        if self.exposed.swap(count, Ordering::AcqRel) == 0 && count > 0 {
+            self.with_fabric(FabricPool::expose);
+        }
+    }
+
+    /// What this engine says of itself in a handshake.
+    pub fn local(&self) -> Local {
+        let mut local = self.local.clone();
+        local.facts.nics = self.fabric.get().map(FabricPool::nics).unwrap_or_default();
+        local
+    }
+
     fn on_session_down(&self, session: u64, error: Error) {
         if let Some(conn) = lock(&self.conns).remove(&session)
             && let Err(error) = conn.conn.shutdown_both()
@@ -317,6 +353,7 @@ impl Shared {
             link.cut();
         }
         self.with_pools(|pools| pools.tcp.cut(session));
+        self.with_fabric(|fabric| fabric.forget(session));
         self.ask(Ask::Forget(session));
         self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
         let peer = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
@@ -343,19 +380,32 @@ impl Shared {
         self.node(|node, _| node.end_grant(id, state));
     }
 
-    /// Shows a region to the peers on this host.
-    pub fn show_region(&self, id: RegionId, memory: &Held) {
+    /// Makes a region known to the NICs, and shows it to the peers on this host.
+    ///
+    /// # Errors
+    /// `TransportUnavailable` when a NIC refuses.
+    pub fn show_region(&self, id: RegionId, memory: &Held) -> Result<()> {
+        if let Some(fabric) = self.fabric.get() {
+            let keys = fabric.register(memory)?;
+            lock(&self.book).nic_keys.insert(id, keys);
+        }
         lock(&self.book).regions.insert(id, Arc::downgrade(memory));
         for link in self.local_links() {
             link.share(id, memory);
         }
         self.ask(Ask::FlushLocal);
+        Ok(())
     }
 
     /// Ends the grants over a region and takes it back from the peers on this host.
-    pub fn withdraw_region(&self, id: RegionId, _memory: &Held) {
-        lock(&self.book).regions.remove(&id);
+    pub fn withdraw_region(&self, id: RegionId, memory: &Held) {
+        {
+            let mut book = lock(&self.book);
+            book.regions.remove(&id);
+            book.nic_keys.remove(&id);
+        }
         self.node(|node, _| node.end_grants_of(id));
+        self.with_fabric(|fabric| fabric.unregister(memory));
         for link in self.local_links() {
             link.unshare(id);
         }

@@ -125,6 +125,8 @@ pub struct Node<R> {
     pub(crate) timers: BTreeSet<(Duration, Timer)>,
     pub(crate) events: VecDeque<Event>,
     pub(crate) own_transfers: u64,
+    /// Flows whose pages a peer's NIC may reach.
+    pub(crate) exposed: usize,
     pub(crate) unsent: Vec<u64>,
     /// The latest time that was heard of.
     pub(crate) clock: Duration,
@@ -152,6 +154,7 @@ impl<R: Clone> Node<R> {
             timers: BTreeSet::new(),
             events: VecDeque::new(),
             own_transfers: 0,
+            exposed: 0,
             unsent: Vec::new(),
             clock: now,
             late_beats: 0,

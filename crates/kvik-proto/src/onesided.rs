@@ -46,6 +46,11 @@ impl<R: Clone> Node<R> {
         self.sessions.get(&session_id).is_some_and(|session| !session.posting.is_empty())
     }
 
+    /// Transfers for which a peer's NIC may reach pages of this engine.
+    pub fn exposed(&self) -> usize {
+        self.exposed
+    }
+
     /// No NIC can touch memory for this session any more: [`Event::Fence`] was done. Not taken of a live session.
     pub fn fenced(&mut self, session_id: u64) {
         if self.sessions.contains_key(&session_id) {

@@ -284,6 +284,7 @@ impl<R: Clone> Node<R> {
     /// The flow is over on this side: nothing here touches its memory any more.
     fn conclude(&mut self, key: FlowKey, outcome: Result<()>) {
         let Some(flow) = self.flows.remove(&key) else { return };
+        self.exposed -= usize::from(matches!(flow.work, Work::Expose(_)));
         self.timers.remove(&(flow.deadline, Timer::Flow(key)));
         if let Some(slot) = flow.slot {
             self.events.push_back(Event::Raise(slot));

@@ -84,6 +84,7 @@ impl<R: Clone> Node<R> {
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
                 self.grants.attach(grant, key, readers);
+                self.exposed += usize::from(matches!(work, Work::Expose(_)));
                 self.enter_session(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
                     self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });

@@ -38,6 +38,7 @@ pub fn config(
         cpus: told.may("cpus", cpu_numbers)?,
         numa_node: told.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
         name: told.need("name", text)?,
+        fabric: None,
         faults: None,
     })
 }
@@ -92,6 +93,7 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         Preference::Auto => "auto",
         Preference::Tcp => "tcp",
         Preference::Local => "local",
+        Preference::Libfabric => "libfabric",
     };
     let verify = match config.verify {
         Verify::Auto => "auto",

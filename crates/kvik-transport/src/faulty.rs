@@ -10,7 +10,7 @@
 use crate::local::{LocalLink, lock};
 use crate::{Desk, Held};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, Order, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, Nics, Order, OrderOutcome, OrderRef};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -225,5 +225,25 @@ impl Desk for Faulty {
 
     fn local_link(&self, session: u64) -> Option<Arc<LocalLink>> {
         self.desk.local_link(session)
+    }
+
+    fn next_post(&self, session: u64) -> Option<Order<Held>> {
+        self.give(self.desk.next_post(session))
+    }
+
+    fn is_exposed(&self) -> bool {
+        self.desk.is_exposed()
+    }
+
+    fn peer_nics(&self, session: u64) -> Option<Nics> {
+        self.desk.peer_nics(session)
+    }
+
+    fn nic_moved(&self, number: usize, address: Vec<u8>) {
+        self.desk.nic_moved(number, address);
+    }
+
+    fn fenced(&self, session: u64) {
+        self.desk.fenced(session);
     }
 }

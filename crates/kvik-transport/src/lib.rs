@@ -7,6 +7,7 @@
 //! - [`tcp`]: threads that send and place chunks over the channels of sessions, straight from and to registered
 //!   memory.
 //! - [`copy`]: threads that copy into this process's memory, from itself or from a process on the same host.
+//! - [`fabric`]: threads whose NICs move bytes by libfabric, one-sided.
 //! - [`local`]: what another process on this host has shown of its memory.
 //! - [`faulty`]: what can go wrong with any of them, on demand, for tests.
 //! - [`tls`]: TLS for TCP connections.
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
+pub mod fabric;
 pub mod faulty;
 pub mod local;
 pub mod tcp;
@@ -26,7 +28,7 @@ mod sums;
 
 use kvik_core::{Code, Error, Result};
 use kvik_host::{HostError, Memory};
-use kvik_proto::{ChunkHeader, CopyFrom, Order, OrderKind, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, CopyFrom, Nics, Order, OrderKind, OrderOutcome, OrderRef};
 use std::sync::Arc;
 
 /// Memory as orders name it: it stays registered while any order holds it.
@@ -52,6 +54,16 @@ pub trait Desk: Send + Sync + 'static {
     fn channel_lost(&self, session: u64, error: Error);
     /// What the peer of a session has shown of its memory.
     fn local_link(&self, session: u64) -> Option<Arc<local::LocalLink>>;
+    /// The next chunk that a NIC moves for a transfer of the session.
+    fn next_post(&self, session: u64) -> Option<Order<Held>>;
+    /// Whether peers' NICs may reach this engine's memory now.
+    fn is_exposed(&self) -> bool;
+    /// The NICs of a session's peer.
+    fn peer_nics(&self, session: u64) -> Option<Nics>;
+    /// Peers reach this engine's NIC of this number at another address from now on.
+    fn nic_moved(&self, number: usize, address: Vec<u8>);
+    /// No NIC touches memory for this session any more, which has ended.
+    fn fenced(&self, session: u64);
 }
 
 /// An error of the machine in the engine's words.

@@ -8,8 +8,8 @@ use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::ThreadOptions;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{
-    CHUNK_HEADER, ChunkHeader, Event, MAX_CHUNK, MAX_SUMS, Node, Op, Open, Order, OrderOutcome, OrderRef,
-    Path, STATUS_VOID, STATUS_WHOLE, Select, Side, Timing,
+    CHUNK_HEADER, ChunkHeader, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Order, OrderOutcome,
+    OrderRef, Path, STATUS_VOID, STATUS_WHOLE, Select, Side, Timing,
 };
 use kvik_transport::local::LocalLink;
 use kvik_transport::tcp::TcpPool;
@@ -105,6 +105,17 @@ impl Desk for Table {
     fn local_link(&self, _: u64) -> Option<Arc<LocalLink>> {
         None
     }
+    fn next_post(&self, _: u64) -> Option<Order<Held>> {
+        None
+    }
+    fn is_exposed(&self) -> bool {
+        false
+    }
+    fn peer_nics(&self, _: u64) -> Option<Nics> {
+        None
+    }
+    fn nic_moved(&self, _: usize, _: Vec<u8>) {}
+    fn fenced(&self, _: u64) {}
 }
 
 /// What all inputs share: one data thread, and somewhere to connect to.

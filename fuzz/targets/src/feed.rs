@@ -2,7 +2,7 @@
 
 use arbitrary::{Result, Unstructured};
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
-use kvik_proto::{Begin, Frame, MAX_READERS, Op, PageList, Path, Select, Source};
+use kvik_proto::{Begin, Frame, MAX_READERS, NicKey, Op, PageList, Path, Select, Source};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;

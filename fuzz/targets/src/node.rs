@@ -92,6 +92,7 @@ impl World {
             latest: self.now + Duration::from_secs(60),
             slot: number.into(),
             generation: 1,
+            keys: Default::default(),
         };
         if self.node.grant(id, offer, self.now).is_ok() {
             self.given.push((id, self.view.layout().digest(), self.view.shape()));

@@ -49,7 +49,7 @@ impl Control {
                 Stream::tls(conn, link)
             }
         };
-        let shake = Box::new(Handshake::listen(self.shared.local.clone(), nonce()?));
+        let shake = Box::new(Handshake::listen(self.shared.local(), nonce()?));
         let until = Instant::now() + ATTEMPT;
         let input = Vec::new();
         let conn = Conn::Shaking { conn, shake, input, heard: false, dialled: None, until };

@@ -61,7 +61,7 @@ impl Control {
     pub(super) fn local_join(&mut self, token: u64) -> Result<()> {
         let Some(Conn::LocalStranger { conn, .. }) = self.conns.get(&token) else { return Ok(()) };
         let Some(mut message) = local_message(conn)? else { return Ok(()) };
-        let mut shake = Handshake::listen(self.shared.local.clone(), nonce()?);
+        let mut shake = Handshake::listen(self.shared.local(), nonce()?);
         let Some(Greeting::Join(join)) = shake.receive(&mut message, &mut Vec::new())? else {
             return Err(Error::new(Code::ProtocolError, "a local connection did not ask to join a session"));
         };

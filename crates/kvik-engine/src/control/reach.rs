@@ -111,7 +111,7 @@ impl Control {
         };
         match why {
             Why::Session(owner) => {
-                let (shake, hello) = Handshake::open(self.shared.local.clone(), nonce, Some(owner));
+                let (shake, hello) = Handshake::open(self.shared.local(), nonce, Some(owner));
                 let sent = send_all(&mut conn, &hello);
                 let (shake, dialled) = (Box::new(shake), Some((owner, to)));
                 let input = Vec::new();

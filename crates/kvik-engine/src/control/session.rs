@@ -44,6 +44,8 @@ impl Control {
             }
         };
         let memory = self.memory_path(&facts);
+        let nics = self.nic_path(&facts);
+        let one_sided = nics.is_ok();
         let own = self.shared.local.identity.engine;
         log::info!(engine:% = own, peer:% = peer.engine; "session {session} begun with {:?}", facts.name);
         let conn = Arc::new(ControlConn::new(conn));
@@ -53,7 +55,7 @@ impl Control {
         {
             let mut book = lock(&self.shared.book);
             let address = dialled.map(|(_, address)| address);
-            let link = Link { peer, address, asked: false, channels: 0, memory, lease, kept };
+            let link = Link { peer, address, asked: false, channels: 0, memory, nics, lease, kept };
             book.links.insert(session, link);
             dial = dialled.and_then(|(owner, _)| book.dials.remove(&owner));
         }
@@ -63,6 +65,9 @@ impl Control {
         self.shared.on_peer_come(session, peer, &facts.name, at);
         self.shared.node(|node, now| {
             node.add_session(established, now);
+            if one_sided {
+                node.add_one_sided(session);
+            }
             if !early.is_empty() {
                 node.receive(session, early, now);
             }
@@ -86,6 +91,18 @@ impl Control {
         match self.shared.host.why_not_local(&host_facts(peer)) {
             Some(why) => MemoryPath::No(why.into()),
             None => MemoryPath::Making(Instant::now() + LOCAL_LINK),
+        }
+    }
+
+    fn nic_path(&self, peer: &Facts) -> std::result::Result<(), String> {
+        let Some(fabric) = self.shared.fabric.get() else {
+            return Err("this engine has no NICs for it: set `fabric` (KVIK_FABRIC)".into());
+        };
+        let own = fabric.nics();
+        match peer.nics.provider.as_str() {
+            _ if own.reach(&peer.nics) => Ok(()),
+            "" => Err("the peer has no NICs for it: set `fabric` (KVIK_FABRIC) there".into()),
+            other => Err(format!("this engine uses provider {:?}, and the peer {other:?}", own.provider)),
         }
     }
 

@@ -73,7 +73,11 @@ pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kin
     for op in OPS {
         let (set, deadline) = (
             whole(&here, PAGE),
-            TransferOptions { deadline: Some(PATIENCE), verify: Some(Verify::Full), ..Default::default() },
+            TransferOptions {
+                deadline: Some(PATIENCE),
+                verify: Some(kind.verify(Verify::Full)),
+                ..Default::default()
+            },
         );
         let begin = |owner: &Owner| match op {
             Op::Read => engine.read(&set, &owner.tickets[0], None, deadline.clone()).unwrap(),
@@ -82,7 +86,7 @@ pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kin
         let moved = |owner: &Owner| begin(owner).wait(Some(PATIENCE)).unwrap();
         assert_eq!(moved(&owner).transport, kind.transport);
         // Here a read's destination is written, or a write's source sent; within a host the owner does the latter.
-        let held = op == Op::Read || kind.transport == "tcp";
+        let held = op == Op::Read || kind.transport != "local";
         if held {
             ours.hold_from(ours.given() + 1);
         }

@@ -3,7 +3,9 @@
 use crate::common::{PATIENCE, Random};
 use crate::wire::Wire;
 use kvik_core::{Error, Layout, Right, Use};
-use kvik_engine::{Config, Engine, Grant, GrantOptions, Memory, PageSet, Preference, Region, Report};
+use kvik_engine::{
+    Config, Engine, FabricOptions, Grant, GrantOptions, Memory, PageSet, Preference, Region, Report,
+};
 use kvik_engine::{Transfer, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
 use std::any::Any;
@@ -53,8 +55,25 @@ impl Kind {
         match self.transport {
             "tcp" => Preference::Tcp,
             "local" => Preference::Local,
+            "libfabric" => Preference::Libfabric,
             _ => Preference::Auto,
         }
+    }
+
+    /// The NICs that it has: for its way, the provider is named.
+    fn fabric(&self) -> Option<FabricOptions> {
+        let provider = self.one_sided().then(|| self.way.to_owned())?;
+        Some(FabricOptions { provider, library: None, source: None, depth: 128 })
+    }
+
+    /// The NIC of who began a transfer moves its bytes, both ways.
+    pub fn one_sided(&self) -> bool {
+        self.transport == "libfabric"
+    }
+
+    /// The most that can be asked for: no CPU sees what a NIC moves.
+    pub fn verify(&self, wanted: Verify) -> Verify {
+        if self.one_sided() { Verify::Off } else { wanted }
     }
 
     /// An engine whose orders go through the faults.
@@ -64,6 +83,7 @@ impl Kind {
             transport: self.preference(),
             advertise,
             faults: Some(faults.clone()),
+            fabric: self.fabric(),
             ..Config::default()
         };
         Engine::start(config).unwrap()
@@ -120,9 +140,9 @@ impl Pair {
         Pair { kind, owner, other, theirs, ours, wire }
     }
 
-    /// The faults of the side that writes the destination.
+    /// The faults of the side that writes the destination: of who began it, where its NIC does.
     pub fn mover(&self, op: Op) -> &Arc<Faults> {
-        if op == Op::Read { &self.ours } else { &self.theirs }
+        if op == Op::Read || self.kind.one_sided() { &self.ours } else { &self.theirs }
     }
 
     /// A region at the owner, and one at the other, each of so many pages.
@@ -148,8 +168,8 @@ impl Pair {
 
     /// A whole transfer, over the transport that it is meant to take.
     pub fn run(&self, op: Op, local: &PageSet, grant: &Grant, verify: Verify) -> Result<Report, Error> {
-        let options =
-            TransferOptions { deadline: Some(PATIENCE), verify: Some(verify), ..Default::default() };
+        let verify = Some(self.kind.verify(verify));
+        let options = TransferOptions { deadline: Some(PATIENCE), verify, ..Default::default() };
         let report = self.begin_with(op, local, grant, options).wait(Some(PATIENCE))?;
         assert_eq!(report.transport, self.kind.transport);
         assert!(report.way.contains(self.kind.way), "{report:?}");
