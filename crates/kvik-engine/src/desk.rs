@@ -369,7 +369,10 @@ impl Desk for Shared {
         self.node(|node, _| node.established(session).map(|session| session.facts.nics.clone()))
     }
     fn nic_moved(&self, number: usize, address: Vec<u8>) {
-        self.with_fabric(|fabric| fabric.moved(number, address));
+        self.with_fabric(|fabric| {
+            let nics = fabric.moved(number, address);
+            self.node(|node, _| node.tell_nics(&nics));
+        });
     }
     fn fenced(&self, session: u64) {
         self.node(|node, _| node.fenced(session));

@@ -80,7 +80,7 @@ impl Region {
         let memory = self.inner.lock().take();
         let first = memory.is_some();
         if let Some(memory) = memory {
-            shared.withdraw_region(self.id(), &memory);
+            shared.withdraw_region(self.id(), memory);
         }
         // Whoever closes a region that somebody else is closing waits with him.
         while let Some(memory) = self.inner.weak.upgrade() {
@@ -110,9 +110,8 @@ impl Region {
         }
         if first {
             *self.inner.lock() = Some(memory.clone());
-            if let Err(error) = shared.show_region(id, &memory) {
-                log::warn!("region {} is open again, but: {error}", id.0);
-            }
+            shared.with_fabric(|fabric| fabric.keep(&memory));
+            shared.show_region_again(id, &memory);
         }
         let by = match own.as_slice() {
             [] => "a call that is reading or writing it".to_owned(),
@@ -177,7 +176,7 @@ impl Drop for RegionInner {
                 // A forked child leaves everything of its parent's as it is.
                 return std::mem::forget(memory);
             }
-            self.shared.withdraw_region(self.id, &memory);
+            self.shared.withdraw_region(self.id, memory);
         }
     }
 }

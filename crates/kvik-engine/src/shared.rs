@@ -292,6 +292,7 @@ impl Shared {
             Event::Raise(_) => {}
             Event::Post(session) => self.with_fabric(|fabric| fabric.wake(session)),
             Event::Fence(session) => self.with_fabric(|fabric| fabric.fence(session)),
+            Event::NicsMoved(session) => self.with_fabric(|fabric| fabric.find_again(session)),
             Event::Finished(finished) => self.on_finished(finished),
             Event::Served(served) => self.metrics.served(&served),
             Event::GrantEnded(id, state) => {
@@ -389,21 +390,22 @@ impl Shared {
             let keys = fabric.register(memory)?;
             lock(&self.book).nic_keys.insert(id, keys);
         }
+        self.show_region_again(id, memory);
+        Ok(())
+    }
+
+    /// Shows a region to the peers on this host; the NICs know it.
+    pub fn show_region_again(&self, id: RegionId, memory: &Held) {
         lock(&self.book).regions.insert(id, Arc::downgrade(memory));
         for link in self.local_links() {
             link.share(id, memory);
         }
         self.ask(Ask::FlushLocal);
-        Ok(())
     }
 
     /// Ends the grants over a region and takes it back from the peers on this host.
-    pub fn withdraw_region(&self, id: RegionId, memory: &Held) {
-        {
-            let mut book = lock(&self.book);
-            book.regions.remove(&id);
-            book.nic_keys.remove(&id);
-        }
+    pub fn withdraw_region(&self, id: RegionId, memory: Held) {
+        lock(&self.book).regions.remove(&id);
         self.node(|node, _| node.end_grants_of(id));
         self.with_fabric(|fabric| fabric.unregister(memory));
         for link in self.local_links() {

@@ -5,7 +5,7 @@
 //! what follows: a flipped bit in a page's number would be another page, which every checksum of the content fits.
 //! Unknown kinds are a protocol error: a peer sends only what the agreed version has.
 
-use crate::nics::{NicKey, decode_keys, encode_keys};
+use crate::nics::{NicKey, Nics, decode_keys, encode_keys};
 use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{
     PageList, decode_order, decode_range, decode_view, encode_order, encode_range, encode_view,
@@ -150,6 +150,8 @@ pub enum Frame {
         /// At most [`crate::MAX_NOTIFICATION`] bytes.
         payload: Arc<[u8]>,
     },
+    /// The sender's NICs are reached at these addresses from now on.
+    Nics(Nics),
     /// The program has taken all notifications up to this one.
     Noted {
         /// The number of the latest.
@@ -186,6 +188,7 @@ impl Frame {
             Frame::Noted { upto } => {
                 w.u64(*upto);
             }
+            Frame::Nics(nics) => nics.encode(&mut w),
         }
         *out = w.0;
         let header = frame_header(self.kind(), &out[start + FRAME_HEADER..]);
@@ -225,6 +228,7 @@ impl Frame {
             Frame::Goodbye => 7,
             Frame::Notify { .. } => 8,
             Frame::Noted { .. } => 9,
+            Frame::Nics(_) => 10,
         }
     }
 }
@@ -256,6 +260,7 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         7 => "goodbye",
         8 => "notify",
         9 => "noted",
+        10 => "nics",
         _ => {
             return Err(Error::new(
                 Code::ProtocolError,
@@ -280,6 +285,7 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         6 => Frame::OpenChannels,
         8 => Frame::Notify { number: r.u64()?, payload: decode_payload(&mut r)? },
         9 => Frame::Noted { upto: r.u64()? },
+        10 => Frame::Nics(Nics::decode(&mut r)?),
         _ => Frame::Goodbye,
     };
     r.end()?;

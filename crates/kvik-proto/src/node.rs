@@ -80,6 +80,8 @@ pub enum Event {
     NoteRoom(u64),
     /// There may be something to post on the session's one-sided link.
     Post(u64),
+    /// The NICs of the session's peer have other addresses now.
+    NicsMoved(u64),
     /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
     /// endpoint closed), its posted orders be reported, and then [`Node::fenced`] be called.
     Fence(u64),

@@ -11,6 +11,8 @@
 
 use crate::FlowKey;
 use crate::flow::{CopyFrom, Reach, Work};
+use crate::frame::Frame;
+use crate::nics::Nics;
 use crate::node::{Event, Node, Timer};
 use crate::orders::{Order, OrderKind, order};
 use kvik_core::{Code, Error, Result};
@@ -22,6 +24,30 @@ impl<R: Clone> Node<R> {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.one_sided = true;
         }
+    }
+
+    /// This engine's NICs are reached at other addresses from now on: whoever uses them is told.
+    pub fn tell_nics(&mut self, nics: &Nics) {
+        let users: Vec<u64> = self.sessions.keys().copied().filter(|id| self.has_one_sided(*id)).collect();
+        users.into_iter().for_each(|session| self.tell_nics_to(session, nics.clone()));
+    }
+
+    /// As [`Node::tell_nics`], for one session.
+    pub fn tell_nics_to(&mut self, session: u64, nics: Nics) {
+        self.send(session, &Frame::Nics(nics));
+    }
+
+    /// So are the peer's.
+    pub(crate) fn on_nics(&mut self, id: u64, nics: Nics) -> Result<()> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        let known = &mut session.established.facts.nics;
+        if !session.one_sided || known.provider != nics.provider {
+            let text = "the peer told of NICs that this engine does not use";
+            return Err(Error::new(Code::ProtocolError, text));
+        }
+        *known = nics;
+        self.events.push_back(Event::NicsMoved(id));
+        Ok(())
     }
 
     /// The next chunk to post on the session's one-sided link. Transfers take turns.

@@ -261,6 +261,7 @@ impl<R: Clone> Node<R> {
             }
             Frame::Notify { number, payload } => self.on_notify(id, number, payload),
             Frame::Noted { upto } => self.on_noted(id, upto),
+            Frame::Nics(nics) => self.on_nics(id, nics),
             Frame::Goodbye => {
                 self.events.push_back(Event::Goodbye(id));
                 Err(Error::new(

@@ -2,7 +2,7 @@
 
 use arbitrary::{Result, Unstructured};
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
-use kvik_proto::{Begin, Frame, MAX_READERS, NicKey, Op, PageList, Path, Select, Source};
+use kvik_proto::{Begin, Frame, MAX_READERS, NicKey, Nics, Op, PageList, Path, Select, Source};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -156,7 +156,7 @@ pub fn begin(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result
 /// Any frame.
 pub fn frame(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result<Frame> {
     let transfer = u.int_in_range(0..=64)?;
-    Ok(match u.int_in_range(0u8..=11)? {
+    Ok(match u.int_in_range(0u8..=12)? {
         0 => Frame::Beat,
         1..=5 => Frame::Begin(Box::new(begin(u, fits)?)),
         6 => Frame::Accept { transfer, source: maybe(u, source)?.map(Box::new) },
@@ -167,6 +167,9 @@ pub fn frame(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result
         }
         9 => Frame::Ended { transfer },
         10 => Frame::OpenChannels,
+        11 => {
+            Frame::Nics(Nics { provider: String::new(), addresses: vec![u.bytes(u.len().min(9))?.to_vec()] })
+        }
         _ => Frame::Goodbye,
     })
 }

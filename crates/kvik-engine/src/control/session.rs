@@ -67,6 +67,8 @@ impl Control {
             node.add_session(established, now);
             if one_sided {
                 node.add_one_sided(session);
+                // What the greeting said may be old by now.
+                node.tell_nics_to(session, self.shared.local().facts.nics);
             }
             if !early.is_empty() {
                 node.receive(session, early, now);

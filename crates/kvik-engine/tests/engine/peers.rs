@@ -202,6 +202,7 @@ fn a_session_that_breaks_before_its_local_link_is_up_leaves_no_transfer_waiting(
         pid: host.pid,
         local_name: name,
         name: "hangs up".into(),
+        nics: Default::default(),
     };
     let identity = Identity { engine: EngineId::random().unwrap(), incarnation: ticket.incarnation };
     let local = Local { identity, secret: Secret::new(None), facts };

@@ -3,7 +3,7 @@
 use crate::format::{Entry, Fields, all};
 use crate::formats;
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
-use kvik_proto::{Begin, Frame, Op, PageList, Path, Select, Source, frame_header};
+use kvik_proto::{Begin, Frame, NicKey, Nics, Op, PageList, Path, Select, Source, frame_header};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,6 +84,7 @@ fn today() -> Vec<(&'static str, Frame)> {
         ("notify", Frame::Notify { number: 1 << 33, payload: b"KV of request 7 is there".as_slice().into() }),
         ("notify/empty", Frame::Notify { number: 1, payload: [].into() }),
         ("noted", Frame::Noted { upto: u64::MAX }),
+        ("nics", Frame::Nics(Nics { provider: "efa".into(), addresses: vec![vec![7; 32], vec![1]] })),
     ]
 }
 
@@ -186,6 +187,11 @@ fn describe(frame: &Frame) -> Fields {
             ("payload", format!("{:?}", String::from_utf8_lossy(payload))),
         ],
         Frame::Noted { upto } => vec![named("noted"), ("upto", upto.to_string())],
+        Frame::Nics(nics) => vec![
+            named("nics"),
+            ("provider", nics.provider.clone()),
+            ("addresses", format!("{:?}", nics.addresses)),
+        ],
     }
 }
 

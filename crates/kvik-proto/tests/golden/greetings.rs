@@ -4,7 +4,7 @@ use crate::format::{Entry, Fields, Golden, all, unhex};
 use crate::formats;
 use kvik_core::{Code, EngineId, Error, Incarnation};
 use kvik_proto::{
-    Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret, joined,
+    Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nics, Nonce, Secret, joined,
     read_joined, refusal,
 };
 use std::collections::BTreeSet;

@@ -4,7 +4,8 @@ use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View};
 use kvik_proto::{
-    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, Op, PageList, Path, Select, Source, frame_header,
+    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicKey, Nics, Op, PageList, Path, Select, Source,
+    frame_header,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -338,6 +339,8 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (0u64..4, proptest::collection::vec(any::<u8>(), 0..40))
             .prop_map(|(number, payload)| Frame::Notify { number, payload: payload.into() }),
         (0u64..4).prop_map(|upto| Frame::Noted { upto }),
+        proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..9), 0..4)
+            .prop_map(|addresses| Frame::Nics(Nics { provider: String::new(), addresses })),
     ]
 }
 

@@ -5,6 +5,7 @@ use crate::coverage::Fault;
 use crate::engine::ms;
 use crate::nic::Piece;
 use crate::world::World;
+use kvik_proto::Nics;
 
 impl World {
     /// Does one bad thing, if it finds somewhere to do it.
@@ -207,8 +208,9 @@ impl World {
             }
         }
         let Some(session) = self.links[at].session else { return };
-        match self.rng.below(5) {
+        match self.rng.below(6) {
             0 => self.engines[listener].node.ask_for_channels(session),
+            4 => self.engines[listener].node.tell_nics(&Nics::default()),
             1 => self.engines[listener].node.goodbye(),
             2 => self.now += ms(600),
             3 => self.notify_on(at, 1),

@@ -18,7 +18,7 @@ pub enum State {
 
 pub const STATES: [&str; 5] = ["new", "up", "spare", "silent", "dead"];
 /// Kinds of frames by their number, then what is no frame.
-pub const KINDS: [&str; 13] = [
+pub const KINDS: [&str; 14] = [
     "(none)",
     "beat",
     "begin",
@@ -29,13 +29,14 @@ pub const KINDS: [&str; 13] = [
     "goodbye",
     "notify",
     "noted",
+    "nics",
     "chunk",
     "nic",
     "join",
 ];
-pub const CHUNK: usize = 10;
-pub const NIC: usize = 11;
-pub const JOIN: usize = 12;
+pub const CHUNK: usize = 11;
+pub const NIC: usize = 12;
+pub const JOIN: usize = 13;
 
 /// What the adversary does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -58,7 +58,7 @@ impl World {
             }
             Event::OpenChannels(session) => self.on_open_channels(at, session),
             Event::Post(session) => _ = self.busy.insert(self.by_session[&session]),
-            Event::Served(_) | Event::Stop(_) | Event::Ending(..) => {}
+            Event::Served(_) | Event::Stop(_) | Event::Ending(..) | Event::NicsMoved(_) => {}
             Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) => {}
             Event::Notified(note) => self.on_notified(at, note),
             Event::NoteEnded { session, number, outcome } => self.on_note_ended(at, session, number, outcome),

@@ -6,7 +6,7 @@ use crate::coverage::NIC;
 use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Code, Error};
-use kvik_proto::{Op, Order, OrderKind, OrderOutcome, Source};
+use kvik_proto::{Nics, Op, Order, OrderKind, OrderOutcome, Source};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -162,6 +162,7 @@ impl World {
             self.engines[engine].node.order_done(order.id, outcome);
         }
         self.engines[engine].node.fenced(session);
+        self.engines[engine].node.tell_nics(&Nics::default());
         self.drop_posts();
         engine
     }

@@ -263,6 +263,14 @@ impl World {
             self.pump(engine);
         }
     }
+    /// An engine has opened its endpoints again.
+    pub fn tell_nics(&mut self, engine: usize) {
+        if !self.engines[engine].asleep {
+            self.engines[engine].node.tell_nics(&Nics::default());
+            self.pump(engine);
+        }
+    }
+
     pub fn ask_for_channels(&mut self, engine: usize) {
         let sessions = self.engines[engine].node.sessions();
         if let Some(session) = sessions.first().filter(|_| !self.engines[engine].asleep) {

@@ -177,6 +177,7 @@ impl Schedule {
             }
             17..21 if injure => self.injuries += usize::from(world.injure()),
             21..26 => world.relent(),
+            26 if world.rng.once_in(2) => world.tell_nics(engine),
             26 => world.ask_for_channels(engine),
             39..45 => world.notify(engine),
             45 => world.engines[engine].deaf = true,

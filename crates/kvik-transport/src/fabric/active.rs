@@ -7,6 +7,9 @@ use kvik_proto::{Op, Order, OrderKind, OrderOutcome, Source};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long an operation that failed waits for news of the peer's addresses.
+const DOUBT: Duration = Duration::from_millis(500);
+
 pub(crate) struct Active {
     pub order: Order<Held>,
     pub op: Op,
@@ -17,6 +20,8 @@ pub(crate) struct Active {
     pub out: u32,
     extents: u64,
     error: Option<Error>,
+    /// An operation failed, perhaps because the peer has other addresses now.
+    doubt: Option<(Error, Instant)>,
     /// When it was first seen to have to stop.
     left_since: Option<Instant>,
 }
@@ -27,12 +32,12 @@ impl Active {
     pub fn new(order: Order<Held>) -> Result<Active, Box<Order<Held>>> {
         let OrderKind::Post(op, source) = &order.kind else { return Err(Box::new(order)) };
         let (op, source, at) = (*op, source.clone(), order.part.start);
-        Ok(Active { order, op, source, at, out: 0, extents: 0, error: None, left_since: None })
+        Ok(Active { order, op, source, at, out: 0, extents: 0, error: None, doubt: None, left_since: None })
     }
 
     /// What is posted next, `longest` bytes at most: the offsets in the peer's region (left) and here (right).
     pub fn next(&self, longest: u64) -> Option<Extent> {
-        if self.is_left() || self.at >= self.order.part.end {
+        if self.is_left() || self.doubt.is_some() || self.at >= self.order.part.end {
             return None;
         }
         let mut extents = Extents::new(&self.source.view, &self.order.view, self.at..self.order.part.end);
@@ -50,7 +55,7 @@ impl Active {
     pub fn ended(&mut self, result: Result<()>) {
         self.out -= 1;
         if let Err(error) = result {
-            self.fail(error);
+            self.doubt.get_or_insert((error, Instant::now()));
         }
     }
 
@@ -65,7 +70,7 @@ impl Active {
 
     /// Whether it waits in vain for so long for operations to end.
     pub fn is_stuck(&mut self, patience: Duration) -> bool {
-        if self.out == 0 || !self.is_left() {
+        if self.out == 0 || !(self.is_left() || self.doubt.is_some()) {
             return false;
         }
         self.left_since.get_or_insert_with(Instant::now).elapsed() > patience
@@ -73,7 +78,11 @@ impl Active {
 
     /// Whether nothing of it is under way, and nothing more will be.
     pub fn is_over(&self) -> bool {
-        self.out == 0 && (self.is_left() || self.at >= self.order.part.end)
+        let settled = match &self.doubt {
+            Some((_, since)) => since.elapsed() >= DOUBT,
+            None => self.at >= self.order.part.end,
+        };
+        self.out == 0 && (self.is_left() || settled)
     }
 
     /// The endpoint was closed under its operations: true when it begins again, which does no harm, since each byte
@@ -87,14 +96,27 @@ impl Active {
             self.fail(Error::new(Code::PeerLost, text));
             return false;
         }
-        (self.at, self.extents) = (self.order.part.start, 0);
+        self.restart();
         true
+    }
+
+    /// What failed may have failed because of the peer's old addresses: true when it begins again.
+    pub fn try_again(&mut self) -> bool {
+        let again = self.doubt.is_some() && self.out == 0 && !self.is_left();
+        if again {
+            self.restart();
+        }
+        again
+    }
+
+    fn restart(&mut self) {
+        (self.at, self.extents, self.doubt, self.left_since) = (self.order.part.start, 0, None, None);
     }
 
     /// Reports it.
     pub fn report(self, desk: &dyn Desk) {
         let all = self.at >= self.order.part.end;
-        let outcome = match self.error {
+        let outcome = match self.error.or(self.doubt.map(|(error, _)| error)) {
             Some(error) => OrderOutcome::Failed(error),
             None if all => OrderOutcome::Done { extents: self.extents, verify: Duration::ZERO },
             None => OrderOutcome::Void,

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Which NICs an engine uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,9 @@ pub struct FabricOptions {
     /// Operations under way on a NIC, beside the provider's own bound.
     pub depth: usize,
 }
+
+/// How long a thread may take to answer before its caller goes on without.
+const ANSWER: Duration = Duration::from_millis(100);
 
 /// The threads of an engine's NICs.
 pub struct FabricPool {
@@ -52,6 +56,8 @@ pub(crate) enum Command {
     Halt,
     /// Peers may reach this engine's memory: they need the thread's help.
     Expose,
+    /// The session's peer has other addresses now.
+    Find(u64),
     /// The session is over.
     Forget(u64),
     /// The session is over, and its peer may still reach memory here.
@@ -59,7 +65,9 @@ pub(crate) enum Command {
     /// The NIC must know this memory.
     Register(Held, SyncSender<Result<NicKey>>),
     /// It need not know it any more.
-    Unregister(Held),
+    Unregister(usize, SyncSender<()>),
+    /// It must know it again, as before.
+    Keep(usize),
     /// End.
     Stop,
 }
@@ -118,6 +126,11 @@ impl Inbox {
     }
 }
 
+/// What stands for memory: somebody holds it meanwhile, so no other has its address.
+fn name_of(memory: &Held) -> usize {
+    Arc::as_ptr(memory) as usize
+}
+
 /// The NICs of a provider, one for each device.
 fn nics(options: &FabricOptions) -> Result<Vec<Arc<Nic>>> {
     let no = |text: String| Error::new(Code::TransportUnavailable, text);
@@ -160,13 +173,15 @@ impl FabricPool {
     pub fn start(options: &FabricOptions, threads: &ThreadOptions) -> Result<FabricPool> {
         let mut addresses = Vec::new();
         let mut pool = FabricPool { lanes: Vec::new(), threads: Mutex::default(), nics: Mutex::default() };
-        for (number, nic) in nics(options)?.into_iter().take(kvik_proto::MAX_NICS).enumerate() {
+        let nics = nics(options)?;
+        let count = nics.len().min(kvik_proto::MAX_NICS);
+        for (number, nic) in nics.into_iter().take(count).enumerate() {
             let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
             let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
             let (opened, tell) = sync_channel(1);
             let (theirs, depth) = (inbox.clone(), options.depth);
             let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
-                match worker::Worker::open(&nic, number, theirs, depth) {
+                match worker::Worker::open(&nic, (number, count), theirs, depth) {
                     Ok((mut worker, address)) => {
                         let _ = opened.send(Ok(address));
                         worker.run();
@@ -199,11 +214,18 @@ impl FabricPool {
         lock(&self.nics).clone()
     }
 
-    /// A NIC is reached at another address from now on.
-    pub fn moved(&self, number: usize, address: Vec<u8>) {
-        if let Some(known) = lock(&self.nics).addresses.get_mut(number) {
+    /// A NIC is reached at another address from now on: what peers are told.
+    pub fn moved(&self, number: usize, address: Vec<u8>) -> Nics {
+        let mut nics = lock(&self.nics);
+        if let Some(known) = nics.addresses.get_mut(number) {
             *known = address;
         }
+        nics.clone()
+    }
+
+    /// The NICs of a session's peer have other addresses.
+    pub fn find_again(&self, session: u64) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Find(session)));
     }
 
     /// Makes memory known to every NIC.
@@ -224,14 +246,34 @@ impl FabricPool {
         let keys = answers.into_iter().map(|wait| wait.recv().unwrap_or_else(|_| Err(gone())));
         let keys: Result<Vec<_>> = keys.collect();
         if keys.is_err() {
-            self.unregister(memory);
+            self.unregister(memory.clone());
         }
         keys.map(Into::into)
     }
 
-    /// Takes memory from every NIC, as soon as nothing of this engine is under way on it.
-    pub fn unregister(&self, memory: &Held) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Unregister(memory.clone())));
+    /// Takes memory from every NIC, as soon as nobody else holds it.
+    pub fn unregister(&self, memory: Held) {
+        let name = name_of(&memory);
+        drop(memory);
+        let answers: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|lane| {
+                let (answer, wait) = sync_channel(1);
+                lane.put(Command::Unregister(name, answer));
+                wait
+            })
+            .collect();
+        // Threads answer at once, unless one is stuck: then it lets go later.
+        let until = Instant::now() + ANSWER;
+        for wait in answers {
+            let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Memory that was to be taken from the NICs stays known to them.
+    pub fn keep(&self, memory: &Held) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Keep(name_of(memory))));
     }
 
     /// The session may have something to post.

@@ -1,7 +1,7 @@
 //! A NIC's thread.
 
 use super::active::Active;
-use super::{Command, Fence, Inbox};
+use super::{Command, Fence, Inbox, name_of};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
@@ -40,7 +40,9 @@ struct Peer {
 
 pub(crate) struct Worker {
     inbox: Arc<Inbox>,
+    /// Which NIC of how many.
     number: usize,
+    count: usize,
     depth: usize,
     longest: u64,
     epoll: Epoll,
@@ -53,6 +55,8 @@ pub(crate) struct Worker {
     device: Rc<Device>,
     desk: Option<Arc<dyn Desk>>,
     known: HashMap<usize, Rc<Registration>>,
+    /// Memory that is let go of when nobody else holds it.
+    leaving: HashMap<usize, Rc<Registration>>,
     peers: HashMap<u64, Peer>,
     /// Sessions that may have something to post.
     wants: BTreeSet<u64>,
@@ -68,7 +72,12 @@ fn refused(error: FabricError) -> Error {
 
 impl Worker {
     /// Opens the NIC: the thread's state, and the address that peers reach it by.
-    pub fn open(nic: &Arc<Nic>, number: usize, inbox: Arc<Inbox>, depth: usize) -> Result<(Worker, Vec<u8>)> {
+    pub fn open(
+        nic: &Arc<Nic>,
+        (number, count): (usize, usize),
+        inbox: Arc<Inbox>,
+        depth: usize,
+    ) -> Result<(Worker, Vec<u8>)> {
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Epoll::new().map_err(fail)?;
         epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
@@ -80,6 +89,7 @@ impl Worker {
         let worker = Worker {
             inbox,
             number,
+            count,
             depth,
             longest: (nic.longest() as u64).clamp(1, LONGEST),
             epoll,
@@ -89,6 +99,7 @@ impl Worker {
             device,
             desk: None,
             known: HashMap::new(),
+            leaving: HashMap::new(),
             peers: HashMap::new(),
             wants: BTreeSet::new(),
             orders: (0..ORDERS).map(|_| None).collect(),
@@ -127,6 +138,7 @@ impl Worker {
     /// How long the thread may sleep now.
     fn nap(&mut self, idle: u32) -> Duration {
         let busy = self.orders.iter().any(Option::is_some)
+            || !self.leaving.is_empty()
             || self.desk.as_ref().is_some_and(|desk| desk.is_exposed());
         match (busy, self.waits) {
             (_, true) if !(self.posts.may_wait() && self.target.may_wait()) => Duration::ZERO,
@@ -145,7 +157,13 @@ impl Worker {
                 let known = self.register(memory);
                 let _ = answer.send(known);
             }
-            Command::Unregister(memory) => drop(self.known.remove(&name_of(&memory))),
+            Command::Unregister(name, answer) => {
+                self.leaving.extend(self.known.remove_entry(&name));
+                self.let_go();
+                let _ = answer.send(());
+            }
+            Command::Keep(name) => self.known.extend(self.leaving.remove_entry(&name)),
+            Command::Find(session) => self.find(session),
             Command::Forget(session) => self.forget(session),
             Command::Fence(fence) => self.fence(&fence),
             // Their flags, and the desk, are looked at in every turn.
@@ -164,8 +182,36 @@ impl Worker {
         Ok(key)
     }
 
+    /// Lets go of memory that only NICs hold.
+    fn let_go(&mut self) {
+        let nics = self.count;
+        self.leaving.retain(|_, known| Arc::strong_count(known.memory()) > nics);
+    }
+
+    /// The session's peer has other addresses.
+    fn find(&mut self, session: u64) {
+        let mut orders = self.orders.iter().flatten().filter(|active| active.order.id.session() == session);
+        if orders.any(|active| active.out > 0) {
+            return self.cut();
+        }
+        if let Some(slot) = self.peers.remove(&session).and_then(|peer| peer.slot)
+            && let Err(error) = self.posts.remove_peer(slot)
+        {
+            log::debug!("a NIC's peer cannot be forgotten: {error}");
+        }
+        for (index, place) in self.orders.iter_mut().enumerate() {
+            let of_peer = |active: &&mut Active| active.order.id.session() == session;
+            if place.as_mut().filter(of_peer).is_some_and(Active::try_again) && !self.turns.contains(&index) {
+                self.turns.push_back(index);
+            }
+        }
+    }
+
     /// One turn: takes what has ended, and posts what there is room for. Whether anything moved.
     fn progress(&mut self) -> bool {
+        if !self.leaving.is_empty() {
+            self.let_go();
+        }
         let Some(desk) = self.desk.clone() else { return false };
         let mut done = std::mem::take(&mut self.done);
         for (what, polled) in
@@ -303,6 +349,11 @@ impl Worker {
 
     fn forget(&mut self, session: u64) {
         self.wants.remove(&session);
+        // Operations that are under way name it still: it goes with their endpoint, or with the next `find`.
+        let mut orders = self.orders.iter().flatten().filter(|active| active.order.id.session() == session);
+        if orders.any(|active| active.out > 0) {
+            return;
+        }
         if let Some(slot) = self.peers.remove(&session).and_then(|peer| peer.slot)
             && let Err(error) = self.posts.remove_peer(slot)
         {
@@ -352,11 +403,6 @@ impl Worker {
             }
         }
     }
-}
-
-/// What stands for memory: it is held by an order or a registration, so no other has its address meanwhile.
-fn name_of(memory: &Held) -> usize {
-    Arc::as_ptr(memory) as usize
 }
 
 /// The next order of any session that may have one.
