@@ -62,6 +62,8 @@ class Engine:
         deadline: float | None = 30.0,
         memory_cap: Size | None = "256MiB",
         window: Size | None = "32MiB",
+        fabric: str | None = None,
+        libfabric: str | os.PathLike[str] | None = None,
         cpus: Iterable[SupportsIndex] | None = None,
         numa_node: SupportsIndex | None = None,
         name: str | None = "",

@@ -24,6 +24,8 @@ def missing_packages() -> list[str]:
         missing.append("python3-venv")
     if ctypes.util.find_library("numa") is None and not _loads("libnuma.so.1"):
         missing.append("libnuma1")  # the serving engine's CPU kernels link it
+    if not _loads("libfabric.so.1"):
+        missing.append("libfabric1")  # loaded at run time; its tests need no NIC
     return missing
 
 

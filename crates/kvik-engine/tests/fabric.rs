@@ -1,44 +1,78 @@
-//! Transfers over libfabric, by the providers that need no device.
+//! libfabric, from the engine's side: what it says when it cannot be used, and what it does beside other transports.
+//! That it moves pages as every transport does is in `conform`.
 
 #[path = "engine/common.rs"]
 #[allow(dead_code)]
 mod common;
 
-use common::{PATIENCE, all, bytes, fill, within};
-use kvik_core::{Right, Use};
-use kvik_engine::{Config, Engine, FabricOptions, GrantOptions, Preference, Region};
+use common::{PATIENCE, all, bytes, code, many, region, within};
+use kvik_core::Code;
+use kvik_engine::{Config, Engine, FabricOptions, Preference, TransferOptions, Verify};
 
-fn options(provider: &str) -> FabricOptions {
-    FabricOptions { provider: provider.into(), library: None, source: None, depth: 128 }
+fn start(transport: Preference, provider: Option<&str>) -> Result<Engine, kvik_core::Error> {
+    Engine::start(Config { transport, fabric: provider.map(FabricOptions::of), ..Config::default() })
 }
 
-fn engine(provider: &str) -> Engine {
-    let config =
-        Config { transport: Preference::Libfabric, fabric: Some(options(provider)), ..Config::default() };
-    Engine::start(config).unwrap()
+fn engine(transport: Preference) -> Engine {
+    start(transport, Some("tcp")).unwrap()
 }
 
-fn region(engine: &Engine, seed: u8) -> Region {
-    let region = engine.allocate(64 << 14).unwrap();
-    fill(&region, seed);
-    region
-}
-
-fn many(right: Right) -> GrantOptions {
-    GrantOptions { right, uses: Use::Many, ..GrantOptions::default() }
+fn why<T: std::fmt::Debug>(result: Result<T, kvik_core::Error>, words: &[&str]) {
+    let error = result.unwrap_err();
+    assert_eq!(error.code, Code::TransportUnavailable, "{error}");
+    words.iter().for_each(|word| assert!(error.text.contains(word), "{word:?} is not in: {error}"));
 }
 
 #[test]
-fn pages_go_both_ways() {
-    let (owner, other) = (engine("tcp"), engine("tcp"));
-    let (there, here) = (region(&owner, 1), region(&other, 99));
-    let read = owner.grant(&all(&there), many(Right::Read)).unwrap();
-    let report =
-        other.read(&all(&here), read.ticket(), None, within(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
-    assert_eq!((report.transport, report.way.as_str(), report.bytes), ("libfabric", "tcp", 64 << 14));
+fn a_provider_that_is_not_here_is_an_error_and_nothing_else_is_taken() {
+    why(start(Preference::Auto, Some("efa")).map(drop), &["\"efa\"", "libfabric.so", "fi_info -p efa"]);
+    why(start(Preference::Libfabric, Some("no-such-provider")).map(drop), &["no-such-provider"]);
+    why(start(Preference::Auto, Some("shm")).map(drop), &["shm", "local"]);
+}
+
+#[test]
+fn who_asks_for_it_names_a_provider() {
+    let error = start(Preference::Libfabric, None).map(drop).unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument);
+    assert!(error.text.contains("KVIK_FABRIC"), "{error}");
+}
+
+#[test]
+fn what_it_cannot_do_is_said_and_auto_takes_another_way() {
+    let (owner, other) = (engine(Preference::Tcp), engine(Preference::Tcp));
+    let (there, here) = (region(&owner, 8, 1), region(&other, 8, 99));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    let run = |transport, verify| {
+        let options =
+            TransferOptions { transport: Some(transport), verify: Some(verify), ..within(PATIENCE) };
+        other.read(&all(&here), grant.ticket(), None, options).unwrap().wait(Some(PATIENCE))
+    };
+    why(run(Preference::Libfabric, Verify::Full), &["verify=\"full\""]);
+    let report = run(Preference::Libfabric, Verify::Auto).unwrap();
+    assert_eq!((report.transport, report.way.as_str()), ("libfabric", "tcp"));
+    assert_eq!(report.checks, ["grant", "counts"]);
     assert_eq!(bytes(&here), bytes(&there));
-    fill(&here, 7);
-    let write = owner.grant(&all(&there), many(Right::Write)).unwrap();
-    other.write(&all(&here), write.ticket(), None, within(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
-    assert_eq!(bytes(&there), bytes(&here));
+    // The engines told each other of no shared memory, so `auto` takes the NICs, or channels where sums are wanted.
+    let report = run(Preference::Auto, Verify::Auto).unwrap();
+    assert_eq!(report.transport, "libfabric");
+    assert!(report.passed_over[0].starts_with("local: "), "{report:?}");
+    assert_eq!(run(Preference::Auto, Verify::Full).unwrap().transport, "tcp");
+}
+
+#[test]
+fn a_peer_without_nics_is_named_and_auto_goes_over_tcp() {
+    let owner = Engine::start(Config { transport: Preference::Tcp, ..Config::default() }).unwrap();
+    let other = engine(Preference::Auto);
+    let (there, here) = (region(&owner, 8, 1), region(&other, 8, 99));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    let with = |transport| TransferOptions { transport: Some(transport), ..within(PATIENCE) };
+    let run = |transport| {
+        other.read(&all(&here), grant.ticket(), None, with(transport)).unwrap().wait(Some(PATIENCE))
+    };
+    why(run(Preference::Libfabric), &["the peer has no NICs", "KVIK_FABRIC"]);
+    assert_eq!(run(Preference::Auto).unwrap().transport, "tcp");
+    // Nor can it reach back.
+    let back = other.grant(&all(&here), many()).unwrap();
+    let read = owner.read(&all(&there), back.ticket(), None, with(Preference::Libfabric)).unwrap();
+    assert_eq!(code(read.wait(Some(PATIENCE))), Code::TransportUnavailable);
 }

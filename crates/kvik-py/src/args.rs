@@ -74,7 +74,7 @@ pub fn transport(py: Python<'_>, name: &str) -> PyResult<Preference> {
         _ => Err(error(
             py,
             Code::UnknownTransport,
-            format!("there is no transport {name:?}: choose \"auto\", \"tcp\" or \"local\""),
+            format!("there is no transport {name:?}: choose \"auto\", \"tcp\", \"local\" or \"libfabric\""),
         )),
     }
 }

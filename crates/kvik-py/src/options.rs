@@ -6,7 +6,7 @@
 use crate::args::{self, Natural, seconds};
 use crate::errors::OrRaise;
 use kvik_core::Result;
-use kvik_engine::{Config, Preference, TlsFiles, Verify, parse_listen};
+use kvik_engine::{Config, FabricOptions, Preference, TlsFiles, Verify, parse_listen};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -38,9 +38,16 @@ pub fn config(
         cpus: told.may("cpus", cpu_numbers)?,
         numa_node: told.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
         name: told.need("name", text)?,
-        fabric: None,
+        fabric: fabric(&told)?,
         faults: None,
     })
+}
+
+/// The NICs, where a provider is named.
+fn fabric(told: &Told<'_>) -> PyResult<Option<FabricOptions>> {
+    let library = told.may("libfabric", |given| given.extract::<PathBuf>())?;
+    let provider = told.may("fabric", text)?;
+    Ok(provider.map(|provider| FabricOptions { library, ..FabricOptions::of(provider) }))
 }
 
 /// The decided value of each option; errors of its type say which option it is.
@@ -114,6 +121,8 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("deadline", config.deadline.as_secs_f64().to_string()),
         ("memory_cap", config.memory_cap.to_string()),
         ("window", config.window.to_string()),
+        ("fabric", config.fabric.map_or_else(String::new, |fabric| fabric.provider)),
+        ("libfabric", String::new()),
         ("cpus", several(config.cpus.unwrap_or_default().iter().map(ToString::to_string).collect())),
         ("numa_node", config.numa_node.map_or_else(String::new, |node| node.to_string())),
         ("name", config.name),

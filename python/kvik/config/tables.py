@@ -72,7 +72,7 @@ ENGINE = Entry(
         ),
         _engine(
             name="transport",
-            kind=Choice(("auto", "tcp", "local")),
+            kind=Choice(("auto", "tcp", "local", "libfabric")),
             default="auto",
             help="How pages move: the best that reaches the peer, or the one that is named.",
             reason="A named one is used or the transfer fails, so that what was decided holds.",
@@ -120,6 +120,23 @@ ENGINE = Entry(
             help="Most bytes that one peer's channels have in hand to send; one chunk is always allowed.",
             reason="A peer that takes nothing holds no more than this; fewer bytes than the channels have in "
             "hand at full speed would slow every peer.",
+        ),
+        _engine(
+            name="fabric",
+            kind=Text(most=64, what="the name of a libfabric provider"),
+            default=None,
+            help="NICs for one-sided transfers, by libfabric's provider: `efa`, `verbs`, `tcp`, ...",
+            reason="What is named is used or the engine does not start, so that no other network is taken "
+            "unseen. Left out, libfabric is not loaded.",
+        ),
+        _engine(
+            name="libfabric",
+            kind=Path(),
+            default=None,
+            unset="the process's own copy, the EFA installer's, the distribution's",
+            help="The file of the libfabric to load.",
+            reason="For a host with several. A copy that the process has already comes first, since two "
+            "cannot share a device.",
         ),
         _engine(
             name="cpus",

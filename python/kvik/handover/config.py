@@ -33,6 +33,8 @@ class ConnectorConfig:
     deadline: float = _DEFAULTS["deadline"]
     memory_cap: int = _DEFAULTS["memory_cap"]
     window: int = _DEFAULTS["window"]
+    fabric: str | None = None
+    libfabric: str | None = None
     cpus: tuple[int, ...] | None = None
     numa_node: int | None = None
     expiry: float = _DEFAULTS["expiry"]
@@ -68,6 +70,8 @@ class ConnectorConfig:
             "deadline": self.deadline,
             "memory_cap": self.memory_cap,
             "window": self.window,
+            "fabric": self.fabric,
+            "libfabric": self.libfabric,
             "cpus": self.cpus,
             "numa_node": self.numa_node,
             "name": name,

@@ -63,7 +63,7 @@ impl Kind {
     /// The NICs that it has: for its way, the provider is named.
     fn fabric(&self) -> Option<FabricOptions> {
         let provider = self.one_sided().then(|| self.way.to_owned())?;
-        Some(FabricOptions { provider, library: None, source: None, depth: 128 })
+        Some(FabricOptions::of(provider))
     }
 
     /// The NIC of who began a transfer moves its bytes, both ways.

@@ -39,6 +39,16 @@ pub struct FabricOptions {
 /// How long a thread may take to answer before its caller goes on without.
 const ANSWER: Duration = Duration::from_millis(100);
 
+/// Operations under way on a NIC: more than one link needs, and less than the completion queues of any provider hold.
+const DEPTH: usize = 256;
+
+impl FabricOptions {
+    /// All NICs of a provider, of the library that is found.
+    pub fn of(provider: impl Into<String>) -> FabricOptions {
+        FabricOptions { provider: provider.into(), library: None, source: None, depth: DEPTH }
+    }
+}
+
 /// The threads of an engine's NICs.
 pub struct FabricPool {
     lanes: Vec<Arc<Inbox>>,
@@ -136,15 +146,14 @@ fn nics(options: &FabricOptions) -> Result<Vec<Arc<Nic>>> {
     let no = |text: String| Error::new(Code::TransportUnavailable, text);
     let fabric = Fabric::load(options.library.as_deref()).map_err(|error| no(error.to_string()))?;
     let provider = &options.provider;
-    if provider == "shm" && std::env::var_os("FI_SHM_DISABLE_CMA").is_none_or(|value| value != "1") {
-        return Err(no(
-            "libfabric's provider \"shm\" may write into a process after its transfer has ended, unless \
-             FI_SHM_DISABLE_CMA=1 is in the environment: set it, or use transport \"local\""
-                .into(),
-        ));
+    // Its writes into another process go on after its own endpoint was closed, and closing one with operations under
+    // way ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold.
+    if provider == "shm" {
+        let text = "libfabric's provider \"shm\" cannot be stopped in the middle of a transfer: use transport \"local\"";
+        return Err(no(text.into()));
     }
     let source = options.source.map(|address| address.to_string());
-    let found = fabric.nics(provider, source.as_deref().filter(|_| provider != "shm"));
+    let found = fabric.nics(provider, source.as_deref());
     let (path, (major, minor)) = (fabric.path().display(), fabric.version());
     let found = found.map_err(|error| no(format!("{error} ({path}, version {major}.{minor})")))?;
     let mut devices = HashSet::new();

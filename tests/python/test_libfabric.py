@@ -1,0 +1,37 @@
+"""Transfers by libfabric, on the provider that needs no device."""
+
+import numpy as np
+import pytest
+
+import kvik
+
+LAYOUT = kvik.Layout(pages=16, run_bytes=64 << 10)
+
+
+def test_pages_go_both_ways() -> None:
+    with (
+        kvik.Engine(fabric="tcp", transport="libfabric") as owner,
+        kvik.Engine(fabric="tcp", transport="libfabric") as other,
+    ):
+        there = np.random.default_rng(5).integers(0, 256, LAYOUT.nbytes, dtype=np.uint8)
+        here = np.zeros(LAYOUT.nbytes, dtype=np.uint8)
+        theirs = owner.register(there).pages(LAYOUT, range(16))
+        mine = other.register(here).pages(LAYOUT, range(16))
+        report = other.read(mine, owner.grant(theirs).ticket).wait()
+        assert (report.transport, report.way, report.bytes) == ("libfabric", "tcp", LAYOUT.nbytes)
+        assert np.array_equal(here, there)
+        here[:] = 7
+        other.write(mine, owner.grant(theirs, right="write").ticket).wait()
+        assert (there == 7).all()
+
+
+def test_the_environment_names_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVIK_FABRIC", "efa")
+    with pytest.raises(kvik.TransportUnavailable, match='provider "efa"'):
+        kvik.Engine()
+
+
+def test_a_library_that_is_not_there() -> None:
+    # Another copy would be taken if this process had one.
+    with pytest.raises(kvik.TransportUnavailable, match="libfabric"):
+        kvik.Engine(fabric="no-such-provider", libfabric="/no/such/libfabric.so.1")
