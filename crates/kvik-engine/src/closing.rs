@@ -83,7 +83,7 @@ fn join_all(shared: &Arc<Shared>, control: &Mutex<Option<JoinHandle<()>>>) {
         pools.tcp.stop();
         pools.copy.stop();
     }
-    shared.with_fabric(kvik_transport::fabric::FabricPool::stop);
+    shared.with_nics(kvik_transport::nics::NicPool::stop);
     if let Some(thread) = lock(control).take()
         && thread.join().is_err()
     {

@@ -2,8 +2,8 @@
 
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
-use kvik_transport::fabric::FabricOptions;
 use kvik_transport::faulty::Faults;
+use kvik_transport::nics::NicOptions;
 use kvik_transport::tls::TlsFiles;
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -20,8 +20,8 @@ pub enum Preference {
     Tcp,
     /// The other process's memory only.
     Local,
-    /// One-sided operations of NICs, by libfabric, only.
-    Libfabric,
+    /// One-sided operations of NICs only.
+    Nics,
 }
 
 impl Preference {
@@ -31,7 +31,7 @@ impl Preference {
             Preference::Auto => "auto",
             Preference::Tcp => "tcp",
             Preference::Local => "local",
-            Preference::Libfabric => "libfabric",
+            Preference::Nics => "nics",
         }
     }
 }
@@ -43,11 +43,11 @@ impl std::str::FromStr for Preference {
             "auto" => Ok(Preference::Auto),
             "tcp" => Ok(Preference::Tcp),
             "local" => Ok(Preference::Local),
-            "libfabric" => Ok(Preference::Libfabric),
+            "nics" => Ok(Preference::Nics),
             other => Err(Error::new(
                 Code::UnknownTransport,
                 format!(
-                    "there is no transport {other:?}; this kvik has \"auto\", \"tcp\", \"local\" and \"libfabric\""
+                    "there is no transport {other:?}; this kvik has \"auto\", \"tcp\", \"local\" and \"nics\""
                 ),
             )),
         }
@@ -133,7 +133,7 @@ pub struct Config {
     /// kernel buffers for it, and no more: what is not in hand yet is neither read nor locked.
     pub window: u64,
     /// The NICs for one-sided transfers. Default: none.
-    pub fabric: Option<FabricOptions>,
+    pub nics: Option<NicOptions>,
     /// CPUs for kvik's threads.
     pub cpus: Option<Vec<usize>>,
     /// NUMA node for kvik's threads.
@@ -159,7 +159,7 @@ impl Default for Config {
             deadline: Duration::from_secs(30),
             memory_cap: 256 << 20,
             window: kvik_proto::WINDOW,
-            fabric: None,
+            nics: None,
             cpus: None,
             numa_node: None,
             name: String::new(),
@@ -229,9 +229,9 @@ impl Config {
                 self.window
             ));
         }
-        if self.transport == Preference::Libfabric && self.fabric.is_none() {
+        if self.transport == Preference::Nics && self.nics.is_none() {
             return wrong(
-                "transport \"libfabric\" takes a provider: set `fabric` (KVIK_FABRIC) to efa, verbs or tcp"
+                "transport \"nics\" needs to know which: set `nics` (KVIK_NICS) to \"efa\", for instance"
                     .into(),
             );
         }

@@ -8,9 +8,11 @@ use crate::shared::{Book, Link, MemoryPath, Record, Shared, lock};
 use crate::tag::Tag;
 use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
-    ChunkHeader, Identity, Nics, Node, Op, Open, Order, OrderOutcome, OrderRef, Path, Select, Side,
+    ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Order, OrderOutcome, OrderRef, Path,
+    Select, Side,
 };
 use kvik_transport::local::LocalLink;
+use kvik_transport::nics::NicKind;
 use kvik_transport::{Desk, Held, from_host};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -141,9 +143,9 @@ impl Shared {
                 self.begin(id, Some(session), Path::Channels, None);
             }
             Route::Nics { passed_over } => {
-                record.transport = "libfabric";
-                record.way =
-                    self.config.fabric.as_ref().map_or_else(String::new, |fabric| fabric.provider.clone());
+                let kind = self.config.nics.as_ref().map(|nics| &nics.kind);
+                record.transport = kind.map_or("nics", NicKind::transport);
+                record.way = kind.map_or_else(String::new, NicKind::way);
                 record.passed_over.extend(passed_over);
                 drop(book);
                 self.begin(id, Some(session), Path::OneSided, None);
@@ -307,7 +309,7 @@ fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
 fn route(record: &Record, link: &Link) -> Route {
     match (record.job.want, &link.memory) {
         (Preference::Tcp, _) => Route::Channels { passed_over: None },
-        (Preference::Libfabric, _) => over_nics(record, link),
+        (Preference::Nics, _) => over_nics(record, link),
         (_, MemoryPath::Up(_)) => Route::Memory,
         (_, MemoryPath::Making(_)) => Route::NotYet,
         (Preference::Auto, MemoryPath::No(why)) => {
@@ -333,7 +335,7 @@ fn over_nics(record: &Record, link: &Link) -> Route {
     };
     Route::No(Error::new(
         Code::TransportUnavailable,
-        format!("transport \"libfabric\" cannot be used with this peer: {why}; use \"auto\" or \"tcp\""),
+        format!("transport \"nics\" cannot be used with this peer: {why}; use \"auto\" or \"tcp\""),
     ))
 }
 
@@ -369,10 +371,16 @@ impl Desk for Shared {
         self.node(|node, _| node.established(session).map(|session| session.facts.nics.clone()))
     }
     fn nic_moved(&self, number: usize, address: Vec<u8>) {
-        self.with_fabric(|fabric| {
-            let nics = fabric.moved(number, address);
+        self.with_nics(|nics| {
+            let nics = nics.moved(number, address);
             self.node(|node, _| node.tell_nics(&nics));
         });
+    }
+    fn call_nic(&self, session: u64, call: NicCall) {
+        self.node(|node, _| node.reach(session, call));
+    }
+    fn answer_nic(&self, session: u64, answer: NicAnswer) {
+        self.node(|node, _| node.answer_reach(session, answer));
     }
     fn fenced(&self, session: u64) {
         self.node(|node, _| node.fenced(session));

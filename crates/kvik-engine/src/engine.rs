@@ -21,7 +21,7 @@ use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{MAX_READERS, Offer, Op, Select};
 use kvik_transport::copy::CopyPool;
-use kvik_transport::fabric::{FabricOptions, FabricPool};
+use kvik_transport::nics::{NicOptions, NicPool};
 use kvik_transport::tcp::TcpPool;
 use kvik_transport::{Desk, from_host};
 use std::net::SocketAddr;
@@ -79,17 +79,17 @@ impl Engine {
             times: shared.metrics.threads.clone(),
         };
         let threads = usize::from(shared.config.io_threads);
-        if let Some(fabric) = &shared.config.fabric {
+        if let Some(nics) = &shared.config.nics {
             // Who listens on one address means the network that it belongs to.
             let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
-            let fabric = FabricOptions { source: fabric.source.or(listens), ..fabric.clone() };
-            drop(shared.fabric.set(FabricPool::start(&fabric, &options)?));
+            let nics = NicOptions { source: nics.source.or(listens), ..nics.clone() };
+            drop(shared.nics.set(NicPool::start(&nics, &options)?));
         }
         let desk: Arc<dyn Desk> = match &shared.config.faults {
             Some(faults) => faults.stand_before(shared.clone()),
             None => shared.clone(),
         };
-        shared.with_fabric(|fabric| fabric.serve(&desk));
+        shared.with_nics(|nics| nics.serve(&desk));
         let pools = Pools {
             tcp: TcpPool::start(desk.clone(), threads, &options)?,
             copy: CopyPool::start(desk, threads, &options)?,

@@ -41,7 +41,7 @@ pub use events::{Event, Events, Who};
 pub use explain::Explanation;
 pub use grant::{Grant, GrantOptions};
 pub use kvik_host::Memory;
-pub use kvik_transport::fabric::FabricOptions;
+pub use kvik_transport::nics::{NicKind, NicOptions};
 pub use kvik_transport::tls::TlsFiles;
 pub use metrics::{Kind, METRICS, Metric};
 pub use notify::{Notice, Notifying, To};

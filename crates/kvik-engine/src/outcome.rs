@@ -157,7 +157,7 @@ impl Shared {
             let tls = if self.tls.is_some() { ", tls" } else { "" };
             return format!("{channels} channel{}{tls}", if channels == 1 { "" } else { "s" });
         }
-        if record.transport == "libfabric" {
+        if !["local", "self"].contains(&record.transport) {
             return record.way.clone();
         }
         let seen = || {

@@ -110,7 +110,7 @@ impl Region {
         }
         if first {
             *self.inner.lock() = Some(memory.clone());
-            shared.with_fabric(|fabric| fabric.keep(&memory));
+            shared.with_nics(|nics| nics.keep(&memory));
             shared.show_region_again(id, &memory);
         }
         let by = match own.as_slice() {

@@ -21,10 +21,12 @@ use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, R
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts, Memory};
-use kvik_proto::{Event, Facts, FlowKey, Identity, Local, NicKey, Nics, Node, Secret, Timing};
+use kvik_proto::{
+    Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, NicKey, Nics, Node, Secret, Timing,
+};
 use kvik_transport::copy::CopyPool;
-use kvik_transport::fabric::FabricPool;
 use kvik_transport::local::LocalLink;
+use kvik_transport::nics::NicPool;
 use kvik_transport::tcp::TcpPool;
 use kvik_transport::tls::Tls;
 use kvik_transport::{Held, from_host};
@@ -55,7 +57,7 @@ pub(crate) struct Shared {
     pub conns: Mutex<HashMap<u64, Arc<ControlConn>>>,
     pub fence: Arc<FenceTable>,
     pub pools: OnceLock<Pools>,
-    pub fabric: OnceLock<FabricPool>,
+    pub nics: OnceLock<NicPool>,
     /// Transfers for which peers' NICs may reach memory of this engine.
     pub exposed: AtomicUsize,
     pub addresses: OnceLock<Vec<SocketAddr>>,
@@ -190,7 +192,7 @@ impl Shared {
             conns: Mutex::default(),
             fence: FenceTable::new(FENCE_SLOTS).map_err(fail)?,
             pools: OnceLock::new(),
-            fabric: OnceLock::new(),
+            nics: OnceLock::new(),
             exposed: AtomicUsize::new(0),
             addresses: OnceLock::new(),
             asks: Mutex::default(),
@@ -287,12 +289,14 @@ impl Shared {
             Event::Copy => self.with_pools(|pools| pools.copy.wake()),
             Event::Stop(session) => {
                 self.with_pools(|pools| pools.tcp.halt(session));
-                self.with_fabric(FabricPool::halt);
+                self.with_nics(NicPool::halt);
             }
             Event::Raise(_) => {}
-            Event::Post(session) => self.with_fabric(|fabric| fabric.wake(session)),
-            Event::Fence(session) => self.with_fabric(|fabric| fabric.fence(session)),
-            Event::NicsMoved(session) => self.with_fabric(|fabric| fabric.find_again(session)),
+            Event::Post(session) => self.with_nics(|nics| nics.wake(session)),
+            Event::Fence(session) => self.with_nics(|nics| nics.fence(session)),
+            Event::NicsMoved(session) => self.with_nics(|nics| nics.find_again(session)),
+            Event::Reach(session, call) => self.on_reach(session, call),
+            Event::Reached(session, answer) => self.with_nics(|nics| nics.answered(session, answer)),
             Event::Finished(finished) => self.on_finished(finished),
             Event::Served(served) => self.metrics.served(&served),
             Event::GrantEnded(id, state) => {
@@ -323,23 +327,37 @@ impl Shared {
         }
     }
 
-    pub fn with_fabric(&self, f: impl FnOnce(&FabricPool)) {
-        if let Some(fabric) = self.fabric.get() {
-            f(fabric);
+    fn on_reach(&self, session: u64, call: NicCall) {
+        let refused = match self.nics.get() {
+            Some(nics) => nics.called(session, call),
+            None => Some(NicAnswer {
+                from: call.from,
+                to: call.to,
+                outcome: Err(Error::new(Code::TransportUnavailable, "this engine has no NICs")),
+            }),
+        };
+        if let Some(answer) = refused {
+            self.node(|node, _| node.answer_reach(session, answer));
+        }
+    }
+
+    pub fn with_nics(&self, f: impl FnOnce(&NicPool)) {
+        if let Some(nics) = self.nics.get() {
+            f(nics);
         }
     }
 
     /// Peers reach memory here only while a NIC's thread looks after it.
     fn note_exposed(&self, count: usize) {
         if self.exposed.swap(count, Ordering::AcqRel) == 0 && count > 0 {
-            self.with_fabric(FabricPool::expose);
+            self.with_nics(NicPool::expose);
         }
     }
 
     /// What this engine says of itself in a handshake.
     pub fn local(&self) -> Local {
         let mut local = self.local.clone();
-        local.facts.nics = self.fabric.get().map(FabricPool::nics).unwrap_or_default();
+        local.facts.nics = self.nics.get().map(NicPool::nics).unwrap_or_default();
         local
     }
 
@@ -354,7 +372,7 @@ impl Shared {
             link.cut();
         }
         self.with_pools(|pools| pools.tcp.cut(session));
-        self.with_fabric(|fabric| fabric.forget(session));
+        self.with_nics(|nics| nics.forget(session));
         self.ask(Ask::Forget(session));
         self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
         let peer = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
@@ -386,8 +404,8 @@ impl Shared {
     /// # Errors
     /// `TransportUnavailable` when a NIC refuses.
     pub fn show_region(&self, id: RegionId, memory: &Held) -> Result<()> {
-        if let Some(fabric) = self.fabric.get() {
-            let keys = fabric.register(memory)?;
+        if let Some(nics) = self.nics.get() {
+            let keys = nics.register(memory)?;
             lock(&self.book).nic_keys.insert(id, keys);
         }
         self.show_region_again(id, memory);
@@ -407,7 +425,7 @@ impl Shared {
     pub fn withdraw_region(&self, id: RegionId, memory: Held) {
         lock(&self.book).regions.remove(&id);
         self.node(|node, _| node.end_grants_of(id));
-        self.with_fabric(|fabric| fabric.unregister(memory));
+        self.with_nics(|nics| nics.unregister(memory));
         for link in self.local_links() {
             link.unshare(id);
         }

@@ -140,6 +140,8 @@ pub(crate) struct Flow<R> {
     pub cut: Cut,
     pub work: Work,
     pub next: u64,
+    /// Chunks that were claimed and given back.
+    pub back: Vec<u64>,
     pub done: u64,
     pub seen: Vec<u64>,
     pub pins: u32,
@@ -183,13 +185,19 @@ impl<R> Flow<R> {
 
     /// The next chunk to send or copy.
     pub fn claim(&mut self) -> Option<Range<u64>> {
-        if self.stop.is_some() || self.next >= self.cut.chunks() {
+        if self.stop.is_some() {
             return None;
         }
-        let part = self.cut.part(self.next);
-        self.next += 1;
+        let index = match self.back.pop() {
+            Some(index) => index,
+            None if self.next < self.cut.chunks() => {
+                self.next += 1;
+                self.next - 1
+            }
+            None => return None,
+        };
         self.pins += 1;
-        Some(part)
+        Some(self.cut.part(index))
     }
 
     /// Bytes of the chunk that [`Flow::claim`] would give.

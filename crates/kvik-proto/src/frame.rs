@@ -5,7 +5,7 @@
 //! what follows: a flipped bit in a page's number would be another page, which every checksum of the content fits.
 //! Unknown kinds are a protocol error: a peer sends only what the agreed version has.
 
-use crate::nics::{NicKey, Nics, decode_keys, encode_keys};
+use crate::nics::{NicAnswer, NicCall, NicKey, Nics, decode_keys, encode_keys};
 use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{
     PageList, decode_order, decode_range, decode_view, encode_order, encode_range, encode_view,
@@ -22,7 +22,7 @@ pub const FRAME_HEADER: usize = 20;
 pub const MAX_FRAME: usize = 10 << 20;
 /// A handover is not read by more engines than this.
 pub const MAX_READERS: u16 = 4096;
-const MAX_TEXT: usize = 1024;
+pub(crate) const MAX_TEXT: usize = 1024;
 const DAMAGED: &str = "a frame of the peer was damaged on its way";
 
 /// What a transfer asks of the owner of the grant.
@@ -152,6 +152,10 @@ pub enum Frame {
     },
     /// The sender's NICs are reached at these addresses from now on.
     Nics(Nics),
+    /// A NIC of the sender wants a way to one of the receiver.
+    Reach(NicCall),
+    /// Answer to `Reach`.
+    Reached(NicAnswer),
     /// The program has taken all notifications up to this one.
     Noted {
         /// The number of the latest.
@@ -189,6 +193,8 @@ impl Frame {
                 w.u64(*upto);
             }
             Frame::Nics(nics) => nics.encode(&mut w),
+            Frame::Reach(call) => call.encode(&mut w),
+            Frame::Reached(answer) => answer.encode(&mut w),
         }
         *out = w.0;
         let header = frame_header(self.kind(), &out[start + FRAME_HEADER..]);
@@ -229,6 +235,8 @@ impl Frame {
             Frame::Notify { .. } => 8,
             Frame::Noted { .. } => 9,
             Frame::Nics(_) => 10,
+            Frame::Reach(_) => 11,
+            Frame::Reached(_) => 12,
         }
     }
 }
@@ -261,6 +269,8 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         8 => "notify",
         9 => "noted",
         10 => "nics",
+        11 => "reach",
+        12 => "reached",
         _ => {
             return Err(Error::new(
                 Code::ProtocolError,
@@ -286,6 +296,8 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         8 => Frame::Notify { number: r.u64()?, payload: decode_payload(&mut r)? },
         9 => Frame::Noted { upto: r.u64()? },
         10 => Frame::Nics(Nics::decode(&mut r)?),
+        11 => Frame::Reach(NicCall::decode(&mut r)?),
+        12 => Frame::Reached(NicAnswer::decode(&mut r)?),
         _ => Frame::Goodbye,
     };
     r.end()?;

@@ -95,6 +95,7 @@ impl<R: Clone> Open<R> {
             cut,
             work,
             next: 0,
+            back: Vec::new(),
             done: 0,
             pins: 0,
             deadline: self.deadline,

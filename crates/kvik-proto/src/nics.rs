@@ -1,7 +1,8 @@
 //! What engines tell each other of their NICs, so that one can reach the other's memory.
 
+use crate::frame::MAX_TEXT;
 use crate::wire::{Reader, Writer};
-use kvik_core::Result;
+use kvik_core::{Code, Error, Result};
 
 /// Bytes of a provider's name.
 const MAX_PROVIDER: usize = 64;
@@ -27,6 +28,75 @@ pub struct NicKey {
     pub key: u64,
     /// What stands for the address of its first byte.
     pub base: u64,
+}
+
+/// Bytes of an address that goes with a call or its answer.
+const MAX_ADDRESS: usize = 512;
+
+/// A NIC wants a way to a NIC of the peer.
+///
+/// What it could reach there before is cut before this is answered, so that nothing that it posted earlier can still
+/// land.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicCall {
+    /// The number of the NIC that asks.
+    pub from: u8,
+    /// The number of the NIC that is asked.
+    pub to: u8,
+    /// What the asked one needs to know of the other, in the form of what speaks to both.
+    pub address: Vec<u8>,
+}
+
+/// The answer to a [`NicCall`]: whatever the outcome, nothing posted before the call can land any more.
+#[derive(Debug, Clone)]
+pub struct NicAnswer {
+    /// The number of the NIC that asked.
+    pub from: u8,
+    /// The number of the NIC that was asked.
+    pub to: u8,
+    /// What the asking one needs to know, or why there is no way.
+    pub outcome: Result<Vec<u8>>,
+}
+
+impl NicCall {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u8(self.from).u8(self.to);
+        encode_address(&self.address, w);
+    }
+
+    pub(crate) fn decode(r: &mut Reader) -> Result<NicCall> {
+        Ok(NicCall { from: r.u8()?, to: r.u8()?, address: decode_address(r)? })
+    }
+}
+
+impl NicAnswer {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u8(self.from).u8(self.to);
+        match &self.outcome {
+            Ok(address) => encode_address(address, w.u16(0)),
+            Err(error) => drop(w.u16(error.code as u16).text(&error.text, MAX_TEXT)),
+        }
+    }
+
+    pub(crate) fn decode(r: &mut Reader) -> Result<NicAnswer> {
+        let (from, to) = (r.u8()?, r.u8()?);
+        let outcome = match r.u16()? {
+            0 => Ok(decode_address(r)?),
+            code => Err(Error::new(Code::from_wire(code), r.text(MAX_TEXT)?)),
+        };
+        Ok(NicAnswer { from, to, outcome })
+    }
+}
+
+fn encode_address(address: &[u8], w: &mut Writer) {
+    w.u16(address.len() as u16).bytes(address);
+}
+
+fn decode_address(r: &mut Reader) -> Result<Vec<u8>> {
+    match usize::from(r.u16()?) {
+        len if len <= MAX_ADDRESS => Ok(r.take(len)?.to_vec()),
+        _ => Err(r.wrong("it has a longer address than a NIC has")),
+    }
 }
 
 impl Nics {

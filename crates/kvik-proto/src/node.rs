@@ -8,6 +8,7 @@ use crate::flow::{Flow, Role};
 use crate::frame::Begin;
 use crate::grants::{Grants, Offer};
 use crate::handshake::Identity;
+use crate::nics::{NicAnswer, NicCall};
 use crate::notify::Notification;
 use crate::served::Served;
 use crate::session::Session;
@@ -82,6 +83,11 @@ pub enum Event {
     Post(u64),
     /// The NICs of the session's peer have other addresses now.
     NicsMoved(u64),
+    /// A NIC of the session's peer wants a way to a NIC here: what it could reach by the way that it had must be cut
+    /// first; then [`Node::answer_reach`].
+    Reach(u64, NicCall),
+    /// The peer has answered what [`Node::reach`] asked.
+    Reached(u64, NicAnswer),
     /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
     /// endpoint closed), its posted orders be reported, and then [`Node::fenced`] be called.
     Fence(u64),

@@ -12,9 +12,9 @@
 use crate::FlowKey;
 use crate::flow::{CopyFrom, Reach, Work};
 use crate::frame::Frame;
-use crate::nics::Nics;
+use crate::nics::{NicAnswer, NicCall, Nics};
 use crate::node::{Event, Node, Timer};
-use crate::orders::{Order, OrderKind, order};
+use crate::orders::{Order, OrderKind, OrderRef, order};
 use kvik_core::{Code, Error, Result};
 use std::time::Duration;
 
@@ -48,6 +48,36 @@ impl<R: Clone> Node<R> {
         *known = nics;
         self.events.push_back(Event::NicsMoved(id));
         Ok(())
+    }
+
+    /// A NIC of this engine wants a way to one of the session's peer, and that nothing which it posted before can
+    /// land there any more: [`Event::Reached`] follows, or the session ends.
+    pub fn reach(&mut self, session: u64, call: NicCall) {
+        self.send(session, &Frame::Reach(call));
+    }
+
+    /// [`Event::Reach`] was done.
+    pub fn answer_reach(&mut self, session: u64, answer: NicAnswer) {
+        self.send(session, &Frame::Reached(answer));
+    }
+
+    /// What only the peer of a one-sided link has reason to say.
+    pub(crate) fn on_one_sided(&mut self, id: u64, event: Event) -> Result<()> {
+        if !self.has_one_sided(id) {
+            let text = "the peer spoke of NICs, and there is no one-sided link to it";
+            return Err(Error::new(Code::ProtocolError, text));
+        }
+        self.events.push_back(event);
+        Ok(())
+    }
+
+    /// A posted chunk is to be posted by another NIC: nothing of it is under way any more, on either side.
+    pub(crate) fn give_back(&mut self, id: OrderRef) {
+        let Some(flow) = self.flows.get_mut(&id.key) else { return };
+        flow.back.push(id.at / flow.cut.chunk);
+        if flow.stop.is_none() {
+            self.queue_post(id.key);
+        }
     }
 
     /// The next chunk to post on the session's one-sided link. Transfers take turns.
@@ -105,7 +135,9 @@ impl<R: Clone> Node<R> {
     /// The transfer has something to post, and takes its turn.
     pub(crate) fn queue_post(&mut self, key: FlowKey) {
         if let Some(session) = self.sessions.get_mut(&key.0) {
-            session.posting.push_back(key.1);
+            if !session.posting.contains(&key.1) {
+                session.posting.push_back(key.1);
+            }
             self.events.push_back(Event::Post(key.0));
         }
     }

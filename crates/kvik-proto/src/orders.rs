@@ -14,7 +14,9 @@ use std::time::Duration;
 /// Which order; give it back when the order is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrderRef {
-    key: FlowKey,
+    pub(crate) key: FlowKey,
+    /// Where its part of the stream begins.
+    pub(crate) at: u64,
     /// Bytes of the session's window that it takes.
     window: u64,
 }
@@ -74,6 +76,9 @@ pub enum OrderOutcome {
     },
     /// It was left: stopped here, or given up by the sender.
     Void,
+    /// Of [`OrderKind::Post`]: it is to be given out again, and what was posted of it counts for nothing. Nothing of
+    /// it is under way: the peer has answered a [`crate::NicCall`] since, or nothing was posted.
+    Back,
     /// It failed, and the transfer with it.
     Failed(Error),
 }
@@ -169,6 +174,7 @@ impl<R: Clone> Node<R> {
                 flow.verify += verify;
             }
             OrderOutcome::Void => {}
+            OrderOutcome::Back => self.give_back(id),
             // What the peer has called a success is in place there.
             OrderOutcome::Failed(_) if flow.peer_done => {}
             OrderOutcome::Failed(error) => {
@@ -359,7 +365,7 @@ pub(crate) fn order<R: Clone>(
     let (region, view) = flow.memory.clone()?;
     let window = if matches!(kind, OrderKind::Send(_)) { part.end - part.start } else { 0 };
     Some(Order {
-        id: OrderRef { key: flow.key, window },
+        id: OrderRef { key: flow.key, at: part.start, window },
         stop: flow.stop_flag.clone(),
         region,
         view,

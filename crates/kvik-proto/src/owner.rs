@@ -241,6 +241,7 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         cut: Cut { bytes: 0, chunk: 1, unit: 1, sums: false },
         work: Work::Wait,
         next: 0,
+        back: Vec::new(),
         done: 0,
         seen: Vec::new(),
         pins: 0,

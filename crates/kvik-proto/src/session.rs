@@ -262,6 +262,8 @@ impl<R: Clone> Node<R> {
             Frame::Notify { number, payload } => self.on_notify(id, number, payload),
             Frame::Noted { upto } => self.on_noted(id, upto),
             Frame::Nics(nics) => self.on_nics(id, nics),
+            Frame::Reach(call) => self.on_one_sided(id, Event::Reach(id, call)),
+            Frame::Reached(answer) => self.on_one_sided(id, Event::Reached(id, answer)),
             Frame::Goodbye => {
                 self.events.push_back(Event::Goodbye(id));
                 Err(Error::new(

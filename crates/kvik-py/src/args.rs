@@ -71,10 +71,11 @@ pub fn transport(py: Python<'_>, name: &str) -> PyResult<Preference> {
         "auto" => Ok(Preference::Auto),
         "tcp" => Ok(Preference::Tcp),
         "local" => Ok(Preference::Local),
+        "nics" => Ok(Preference::Nics),
         _ => Err(error(
             py,
             Code::UnknownTransport,
-            format!("there is no transport {name:?}: choose \"auto\", \"tcp\", \"local\" or \"libfabric\""),
+            format!("there is no transport {name:?}: choose \"auto\", \"tcp\", \"local\" or \"nics\""),
         )),
     }
 }

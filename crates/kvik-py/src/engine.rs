@@ -34,7 +34,7 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 ///     loopback. Never logged.
 /// tls: a directory with tls.crt, tls.key and ca.crt, in PEM: every TCP connection is then under TLS, and both sides
 ///     present a certificate that chains to ca.crt.
-/// transport: "auto" (the best that reaches the peer), "tcp", "local" (same host) or "libfabric" (see fabric). What is asked for is
+/// transport: "auto" (the best that reaches the peer), "tcp", "local" (same host) or "nics" (see nics). What is asked for is
 ///     used, or the transfer fails: nothing is substituted.
 /// verify: "auto" (page checksums on tcp, none on local), "off" or "full".
 /// channels: TCP connections to a peer: 4 keep a fast network busy where one connection does not.
@@ -43,8 +43,8 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// memory_cap: bytes, or text such as "256MiB", that kvik may hold for itself; beyond it MemoryCapReached.
 /// window: bytes, or text, that one peer's channels may have in hand to send, so that a peer that takes nothing
 ///     holds no more.
-/// fabric: the provider of libfabric whose NICs move pages one-sidedly ("efa", "verbs", "tcp"); None for none.
-/// libfabric: the file of the library, where the usual places are not meant.
+/// nics: the NICs that move pages one-sidedly ("efa", "libfabric:PROVIDER", with ":DEVICE,..." for some); None for none.
+/// nic_library: the file of the library that speaks to them, where the usual places are not meant.
 /// cpus, numa_node: CPU numbers, or a node's number, for kvik's threads; left out they go where the kernel
 ///     puts them.
 /// name: for logs.
@@ -114,7 +114,7 @@ impl PyEngine {
     #[pyo3(signature = (listen=None, **given),
            text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, tls=None, transport='auto', \
                              verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', window='32MiB', \
-                             fabric=None, libfabric=None, cpus=None, numa_node=None, name='')")]
+                             nics=None, nic_library=None, cpus=None, numa_node=None, name='')")]
     fn new(
         py: Python<'_>,
         listen: Option<&Bound<'_, PyAny>>,

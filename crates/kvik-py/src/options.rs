@@ -6,7 +6,7 @@
 use crate::args::{self, Natural, seconds};
 use crate::errors::OrRaise;
 use kvik_core::Result;
-use kvik_engine::{Config, FabricOptions, Preference, TlsFiles, Verify, parse_listen};
+use kvik_engine::{Config, NicOptions, Preference, TlsFiles, Verify, parse_listen};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -38,16 +38,17 @@ pub fn config(
         cpus: told.may("cpus", cpu_numbers)?,
         numa_node: told.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
         name: told.need("name", text)?,
-        fabric: fabric(&told)?,
+        nics: nics(py, &told)?,
         faults: None,
     })
 }
 
-/// The NICs, where a provider is named.
-fn fabric(told: &Told<'_>) -> PyResult<Option<FabricOptions>> {
-    let library = told.may("libfabric", |given| given.extract::<PathBuf>())?;
-    let provider = told.may("fabric", text)?;
-    Ok(provider.map(|provider| FabricOptions { library, ..FabricOptions::of(provider) }))
+/// The NICs, where some are named.
+fn nics(py: Python<'_>, told: &Told<'_>) -> PyResult<Option<NicOptions>> {
+    let library = told.may("nic_library", |given| given.extract::<PathBuf>())?;
+    let Some(named) = told.may("nics", text)? else { return Ok(None) };
+    let nics: NicOptions = named.parse().or_raise(py)?;
+    Ok(Some(NicOptions { library, ..nics }))
 }
 
 /// The decided value of each option; errors of its type say which option it is.
@@ -100,7 +101,7 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         Preference::Auto => "auto",
         Preference::Tcp => "tcp",
         Preference::Local => "local",
-        Preference::Libfabric => "libfabric",
+        Preference::Nics => "nics",
     };
     let verify = match config.verify {
         Verify::Auto => "auto",
@@ -121,8 +122,11 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("deadline", config.deadline.as_secs_f64().to_string()),
         ("memory_cap", config.memory_cap.to_string()),
         ("window", config.window.to_string()),
-        ("fabric", config.fabric.map_or_else(String::new, |fabric| fabric.provider)),
-        ("libfabric", String::new()),
+        ("nics", config.nics.as_ref().map_or_else(String::new, ToString::to_string)),
+        (
+            "nic_library",
+            config.nics.and_then(|nics| nics.library).map_or_else(String::new, |_| "set".to_owned()),
+        ),
         ("cpus", several(config.cpus.unwrap_or_default().iter().map(ToString::to_string).collect())),
         ("numa_node", config.numa_node.map_or_else(String::new, |node| node.to_string())),
         ("name", config.name),

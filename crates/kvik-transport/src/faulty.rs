@@ -10,7 +10,7 @@
 use crate::local::{LocalLink, lock};
 use crate::{Desk, Held};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, Nics, Order, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, NicAnswer, NicCall, Nics, Order, OrderOutcome, OrderRef};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -243,6 +243,12 @@ impl Desk for Faulty {
         self.desk.nic_moved(number, address);
     }
 
+    fn call_nic(&self, session: u64, call: NicCall) {
+        self.desk.call_nic(session, call);
+    }
+    fn answer_nic(&self, session: u64, answer: NicAnswer) {
+        self.desk.answer_nic(session, answer);
+    }
     fn fenced(&self, session: u64) {
         self.desk.fenced(session);
     }

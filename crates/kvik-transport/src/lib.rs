@@ -7,9 +7,9 @@
 //! - [`tcp`]: threads that send and place chunks over the channels of sessions, straight from and to registered
 //!   memory.
 //! - [`copy`]: threads that copy into this process's memory, from itself or from a process on the same host.
-//! - [`fabric`]: threads whose NICs move bytes by libfabric, one-sided.
 //! - [`local`]: what another process on this host has shown of its memory.
 //! - [`faulty`]: what can go wrong with any of them, on demand, for tests.
+//! - [`nics`]: threads whose NICs move bytes, one-sided.
 //! - [`tls`]: TLS for TCP connections.
 //!
 //! Threads here never block while they hold an order, so an order that must stop is left at once: that is how a
@@ -18,9 +18,9 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
-pub mod fabric;
 pub mod faulty;
 pub mod local;
+pub mod nics;
 pub mod tcp;
 pub mod tls;
 
@@ -28,7 +28,7 @@ mod sums;
 
 use kvik_core::{Code, Error, Result};
 use kvik_host::{HostError, Memory};
-use kvik_proto::{ChunkHeader, CopyFrom, Nics, Order, OrderKind, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, CopyFrom, NicAnswer, NicCall, Nics, Order, OrderKind, OrderOutcome, OrderRef};
 use std::sync::Arc;
 
 /// Memory as orders name it: it stays registered while any order holds it.
@@ -62,6 +62,10 @@ pub trait Desk: Send + Sync + 'static {
     fn peer_nics(&self, session: u64) -> Option<Nics>;
     /// Peers reach this engine's NIC of this number at another address from now on.
     fn nic_moved(&self, number: usize, address: Vec<u8>);
+    /// A NIC here wants a way to one of the session's peer.
+    fn call_nic(&self, session: u64, call: NicCall);
+    /// The answer to a NIC of the session's peer.
+    fn answer_nic(&self, session: u64, answer: NicAnswer);
     /// No NIC touches memory for this session any more, which has ended.
     fn fenced(&self, session: u64);
 }

@@ -115,6 +115,8 @@ impl Desk for Table {
         None
     }
     fn nic_moved(&self, _: usize, _: Vec<u8>) {}
+    fn call_nic(&self, _: u64, _: kvik_proto::NicCall) {}
+    fn answer_nic(&self, _: u64, _: kvik_proto::NicAnswer) {}
     fn fenced(&self, _: u64) {}
 }
 

@@ -97,14 +97,14 @@ impl Control {
     }
 
     fn nic_path(&self, peer: &Facts) -> std::result::Result<(), String> {
-        let Some(fabric) = self.shared.fabric.get() else {
-            return Err("this engine has no NICs for it: set `fabric` (KVIK_FABRIC)".into());
+        let Some(nics) = self.shared.nics.get() else {
+            return Err("this engine has no NICs for it: set `nics` (KVIK_NICS)".into());
         };
-        let own = fabric.nics();
+        let own = nics.nics();
         match peer.nics.provider.as_str() {
             _ if own.reach(&peer.nics) => Ok(()),
-            "" => Err("the peer has no NICs for it: set `fabric` (KVIK_FABRIC) there".into()),
-            other => Err(format!("this engine uses provider {:?}, and the peer {other:?}", own.provider)),
+            "" => Err("the peer has no NICs for it: set `nics` (KVIK_NICS) there".into()),
+            other => Err(format!("this engine has NICs of {:?}, and the peer of {other:?}", own.provider)),
         }
     }
 

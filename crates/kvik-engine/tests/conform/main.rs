@@ -61,7 +61,7 @@ conform! {
     memfd: Kind { transport: "local", way: "memfd", ..Kind::NEW };
     process_vm: Kind { transport: "local", way: "process_vm_readv", memory: Memories::Foreign, ..Kind::NEW };
     own: Kind { transport: "self", way: "copy", ..Kind::NEW };
-    libfabric_tcp: Kind { transport: "libfabric", way: "tcp", ..Kind::NEW };
+    libfabric_tcp: Kind { transport: "libfabric", way: "tcp", nics: "libfabric:tcp", ..Kind::NEW };
     faulty_tcp: Kind { transport: "tcp", way: "channel", late: true, wire: true, ..Kind::NEW };
     faulty_memfd: Kind { transport: "local", way: "memfd", late: true, ..Kind::NEW };
     faulty_process_vm: Kind {

@@ -4,7 +4,7 @@ use crate::common::{PATIENCE, Random};
 use crate::wire::Wire;
 use kvik_core::{Error, Layout, Right, Use};
 use kvik_engine::{
-    Config, Engine, FabricOptions, Grant, GrantOptions, Memory, PageSet, Preference, Region, Report,
+    Config, Engine, Grant, GrantOptions, Memory, NicOptions, PageSet, Preference, Region, Report,
 };
 use kvik_engine::{Transfer, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
@@ -32,6 +32,8 @@ pub struct Kind {
     pub late: bool,
     /// Bytes go through a proxy that divides and delays them at random.
     pub wire: bool,
+    /// The NICs that both have; empty for none.
+    pub nics: &'static str,
 }
 
 /// Which way the bytes go, as the initiator sees it.
@@ -44,7 +46,8 @@ pub enum Op {
 pub const OPS: [Op; 2] = [Op::Read, Op::Write];
 
 impl Kind {
-    pub const NEW: Kind = Kind { transport: "", way: "", memory: Memories::Shared, late: false, wire: false };
+    pub const NEW: Kind =
+        Kind { transport: "", way: "", memory: Memories::Shared, late: false, wire: false, nics: "" };
 
     /// Owner and initiator are one engine.
     pub fn own(&self) -> bool {
@@ -55,20 +58,18 @@ impl Kind {
         match self.transport {
             "tcp" => Preference::Tcp,
             "local" => Preference::Local,
-            "libfabric" => Preference::Libfabric,
+            _ if self.one_sided() => Preference::Nics,
             _ => Preference::Auto,
         }
     }
 
-    /// The NICs that it has: for its way, the provider is named.
-    fn fabric(&self) -> Option<FabricOptions> {
-        let provider = self.one_sided().then(|| self.way.to_owned())?;
-        Some(FabricOptions::of(provider))
+    fn nics(&self) -> Option<NicOptions> {
+        self.one_sided().then(|| self.nics.parse().unwrap())
     }
 
     /// The NIC of who began a transfer moves its bytes, both ways.
     pub fn one_sided(&self) -> bool {
-        self.transport == "libfabric"
+        !self.nics.is_empty()
     }
 
     /// The most that can be asked for: no CPU sees what a NIC moves.
@@ -83,7 +84,7 @@ impl Kind {
             transport: self.preference(),
             advertise,
             faults: Some(faults.clone()),
-            fabric: self.fabric(),
+            nics: self.nics(),
             ..Config::default()
         };
         Engine::start(config).unwrap()

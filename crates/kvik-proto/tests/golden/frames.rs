@@ -3,7 +3,9 @@
 use crate::format::{Entry, Fields, all};
 use crate::formats;
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
-use kvik_proto::{Begin, Frame, NicKey, Nics, Op, PageList, Path, Select, Source, frame_header};
+use kvik_proto::{
+    Begin, Frame, NicAnswer, NicCall, NicKey, Nics, Op, PageList, Path, Select, Source, frame_header,
+};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,6 +86,16 @@ fn today() -> Vec<(&'static str, Frame)> {
         ("notify", Frame::Notify { number: 1 << 33, payload: b"KV of request 7 is there".as_slice().into() }),
         ("notify/empty", Frame::Notify { number: 1, payload: [].into() }),
         ("noted", Frame::Noted { upto: u64::MAX }),
+        ("reach", Frame::Reach(NicCall { from: 1, to: 2, address: vec![9; 24] })),
+        ("reached", Frame::Reached(NicAnswer { from: 1, to: 2, outcome: Ok(vec![8; 24]) })),
+        (
+            "not-reached",
+            Frame::Reached(NicAnswer {
+                from: 1,
+                to: 2,
+                outcome: Err(Error::new(Code::PeerLost, "its port is down")),
+            }),
+        ),
         ("nics", Frame::Nics(Nics { provider: "efa".into(), addresses: vec![vec![7; 32], vec![1]] })),
     ]
 }
@@ -187,6 +199,18 @@ fn describe(frame: &Frame) -> Fields {
             ("payload", format!("{:?}", String::from_utf8_lossy(payload))),
         ],
         Frame::Noted { upto } => vec![named("noted"), ("upto", upto.to_string())],
+        Frame::Reach(call) => vec![
+            named("reach"),
+            ("from", call.from.to_string()),
+            ("to", call.to.to_string()),
+            ("address", format!("{:?}", call.address)),
+        ],
+        Frame::Reached(answer) => vec![
+            named("reached"),
+            ("from", answer.from.to_string()),
+            ("to", answer.to.to_string()),
+            ("outcome", format!("{:?}", answer.outcome)),
+        ],
         Frame::Nics(nics) => vec![
             named("nics"),
             ("provider", nics.provider.clone()),

@@ -4,8 +4,8 @@ use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View};
 use kvik_proto::{
-    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicKey, Nics, Op, PageList, Path, Select, Source,
-    frame_header,
+    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicCall, NicKey, Nics, Op, PageList, Path,
+    Select, Source, frame_header,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -322,17 +322,20 @@ fn any_begin() -> impl Strategy<Value = Frame> {
     })
 }
 
-fn any_frame() -> impl Strategy<Value = Frame> {
-    let outcome = prop_oneof![
+fn any_outcome() -> impl Strategy<Value = Result<(), Error>> {
+    prop_oneof![
         Just(Ok(())),
         (1u16..40, ".{0,40}").prop_map(|(code, text)| Err(Error::new(Code::from_wire(code), text))),
-    ];
+    ]
+}
+
+fn any_frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         Just(Frame::Beat),
         any_begin(),
         (0u64..40, proptest::option::of(any_source().prop_map(Box::new)))
             .prop_map(|(transfer, source)| Frame::Accept { transfer, source }),
-        (0u64..40, outcome).prop_map(|(transfer, outcome)| Frame::End { transfer, outcome }),
+        (0u64..40, any_outcome()).prop_map(|(transfer, outcome)| Frame::End { transfer, outcome }),
         (0u64..40).prop_map(|transfer| Frame::Ended { transfer }),
         Just(Frame::OpenChannels),
         Just(Frame::Goodbye),
@@ -341,6 +344,13 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (0u64..4).prop_map(|upto| Frame::Noted { upto }),
         proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..9), 0..4)
             .prop_map(|addresses| Frame::Nics(Nics { provider: String::new(), addresses })),
+        (0u8..3, 0u8..3, proptest::collection::vec(any::<u8>(), 0..40))
+            .prop_map(|(from, to, address)| Frame::Reach(NicCall { from, to, address })),
+        (0u8..3, 0u8..3, any_outcome()).prop_map(|(from, to, outcome)| Frame::Reached(NicAnswer {
+            from,
+            to,
+            outcome: outcome.map(|()| vec![1])
+        })),
     ]
 }
 

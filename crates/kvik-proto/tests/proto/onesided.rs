@@ -72,6 +72,27 @@ fn what_was_delivered_is_a_success_on_both_sides() {
     }
 }
 
+/// Another NIC takes what one could not bring to its end.
+#[test]
+fn what_was_given_back_is_given_out_again_and_counts_once() {
+    for op in [Op::Read, Op::Write] {
+        let mut p = posted(op);
+        p.done(OrderOutcome::Back);
+        let mut seen = Vec::new();
+        while let Some(order) = p.world.peers[0].node.next_post(p.session, p.world.now) {
+            seen.push(order.part.clone());
+            assert!(seen.len() < 4, "a chunk was given out twice: {seen:?}");
+            p.world.peers[0].node.order_done(order.id, DONE);
+        }
+        assert!(seen.contains(&p.order.part) && seen.len() == 3, "{seen:?}");
+        p.world.pump(0);
+        p.world.settle();
+        assert_eq!(p.world.outcome(0, p.key), Some(Ok(())));
+        p.world.assert_quiet();
+        p.world.assert_no_leak();
+    }
+}
+
 /// The first rung: the initiator answers, and not before its NIC has.
 #[test]
 fn a_revoked_grant_waits_for_the_initiator_to_answer() {

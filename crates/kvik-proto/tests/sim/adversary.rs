@@ -208,7 +208,8 @@ impl World {
             }
         }
         let Some(session) = self.links[at].session else { return };
-        match self.rng.below(6) {
+        match self.rng.below(7) {
+            6 => self.ask_for_way(listener, session),
             0 => self.engines[listener].node.ask_for_channels(session),
             4 => self.engines[listener].node.tell_nics(&Nics::default()),
             1 => self.engines[listener].node.goodbye(),

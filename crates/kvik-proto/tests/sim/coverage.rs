@@ -18,7 +18,7 @@ pub enum State {
 
 pub const STATES: [&str; 5] = ["new", "up", "spare", "silent", "dead"];
 /// Kinds of frames by their number, then what is no frame.
-pub const KINDS: [&str; 14] = [
+pub const KINDS: [&str; 16] = [
     "(none)",
     "beat",
     "begin",
@@ -30,13 +30,15 @@ pub const KINDS: [&str; 14] = [
     "notify",
     "noted",
     "nics",
+    "reach",
+    "reached",
     "chunk",
     "nic",
     "join",
 ];
-pub const CHUNK: usize = 11;
-pub const NIC: usize = 12;
-pub const JOIN: usize = 13;
+pub const CHUNK: usize = 13;
+pub const NIC: usize = 14;
+pub const JOIN: usize = 15;
 
 /// What the adversary does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,7 +149,7 @@ impl Coverage {
 /// Why a cell cannot be reached.
 fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
     match (state, kind) {
-        ("new", "accept" | "ended" | "noted" | "chunk" | "nic") => Some(
+        ("new", "accept" | "ended" | "noted" | "reached" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),
         ("new", "join") => Some(

@@ -58,6 +58,8 @@ impl World {
             }
             Event::OpenChannels(session) => self.on_open_channels(at, session),
             Event::Post(session) => _ = self.busy.insert(self.by_session[&session]),
+            Event::Reach(session, call) => self.on_reach(at, session, &call),
+            Event::Reached(session, answer) => self.on_reached(at, session, answer.from),
             Event::Served(_) | Event::Stop(_) | Event::Ending(..) | Event::NicsMoved(_) => {}
             Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) => {}
             Event::Notified(note) => self.on_notified(at, note),

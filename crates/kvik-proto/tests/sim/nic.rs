@@ -6,7 +6,7 @@ use crate::coverage::NIC;
 use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Code, Error};
-use kvik_proto::{Nics, Op, Order, OrderKind, OrderOutcome, Source};
+use kvik_proto::{NicAnswer, NicCall, Nics, Op, Order, OrderKind, OrderOutcome, Source};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub struct Post {
     pub link: usize,
     /// None once its process or its endpoint is gone.
     pub order: Option<Order<Mem>>,
+    /// It failed: it goes to another NIC once the owner has cut the way that it took.
+    pub mends: Option<u8>,
     /// What is on the wire takes a detour, until the adversary relents.
     pub late: bool,
     op: Op,
@@ -53,7 +55,8 @@ impl Post {
     pub fn moves(&self) -> bool {
         let waits = |piece: &Piece| matches!(piece, Piece::Queued | Piece::Out(_) | Piece::Back(_));
         let all_done = self.pieces.iter().all(|(_, piece)| *piece == Piece::Done);
-        self.pieces.iter().any(|(_, piece)| waits(piece)) || (self.order.is_some() && all_done)
+        let all_done = all_done && self.order.is_some() && self.mends.is_none();
+        self.pieces.iter().any(|(_, piece)| waits(piece)) || all_done
     }
 
     fn is_over(&self) -> bool {
@@ -81,6 +84,7 @@ impl World {
             engine,
             link: at,
             order: Some(order),
+            mends: None,
             late: false,
             op,
             source,
@@ -101,10 +105,15 @@ impl World {
         let count = |what: Piece| post.pieces.iter().filter(|(_, piece)| *piece == what).count();
         // One that gave up knows nothing of what is on the wire.
         let done = OrderOutcome::Done { extents: 1, verify: Duration::ZERO };
-        let (order, outcome) = if count(Piece::Done) == post.pieces.len() {
+        let (order, outcome) = if post.mends.is_some() {
+            (None, done)
+        } else if count(Piece::Done) == post.pieces.len() {
             (post.order.take(), done)
         } else if count(Piece::Lost) > 0 && self.rng.once_in(3) {
             (post.orphan(), OrderOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up")))
+        } else if count(Piece::Lost) > 0 && self.rng.once_in(2) {
+            self.mend(at);
+            return engine;
         } else {
             (None, done)
         };
@@ -113,6 +122,45 @@ impl World {
         }
         self.drop_posts();
         engine
+    }
+
+    /// The NIC has heard that an operation failed, and asks for a way that is free of it.
+    fn mend(&mut self, at: usize) {
+        let post = &mut self.posts[at];
+        let (engine, link) = (post.engine, post.link);
+        let Some(session) = self.links[link].session else { return };
+        let number = self.rng.next() as u8;
+        post.mends = Some(number);
+        // What had not left does not leave any more; what is on the wire may still land.
+        for (_, piece) in post.pieces.iter_mut().filter(|(_, piece)| *piece == Piece::Queued) {
+            *piece = Piece::Lost;
+        }
+        self.engines[engine].node.reach(session, NicCall { from: number, to: 0, address: Vec::new() });
+    }
+
+    /// The peer wants a way: what it has on the wire to this engine is cut.
+    pub fn on_reach(&mut self, engine: usize, session: u64, call: &NicCall) {
+        let link = self.by_session[&session];
+        for post in self.posts.iter_mut().filter(|post| post.engine != engine && post.link == link) {
+            for (_, piece) in post.pieces.iter_mut().filter(|(_, piece)| matches!(piece, Piece::Out(_))) {
+                *piece = Piece::Lost;
+            }
+        }
+        let (from, to) = (call.from, call.to);
+        self.engines[engine].node.answer_reach(session, NicAnswer { from, to, outcome: Ok(Vec::new()) });
+        self.drop_posts();
+    }
+
+    /// It was: what failed goes to another NIC.
+    pub fn on_reached(&mut self, engine: usize, session: u64, number: u8) {
+        let link = self.by_session[&session];
+        let mends =
+            |post: &&mut Post| post.engine == engine && post.link == link && post.mends == Some(number);
+        let orders: Vec<_> = self.posts.iter_mut().filter(mends).filter_map(Post::orphan).collect();
+        for order in orders {
+            self.engines[engine].node.order_done(order.id, OrderOutcome::Back);
+        }
+        self.drop_posts();
     }
 
     fn move_piece(&mut self, at: usize, pick: usize) {

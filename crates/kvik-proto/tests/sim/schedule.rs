@@ -263,10 +263,22 @@ impl World {
             self.pump(engine);
         }
     }
-    /// An engine has opened its endpoints again.
+    /// A NIC of an engine wants a way that it may never use.
+    pub fn ask_for_way(&mut self, engine: usize, session: u64) {
+        if self.links[self.by_session[&session]].one_sided {
+            let call = NicCall { from: self.rng.next() as u8, to: 0, address: vec![0; 24] };
+            self.engines[engine].node.reach(session, call);
+        }
+    }
+
+    /// An engine has opened its endpoints again, or wants a way to those of another.
     pub fn tell_nics(&mut self, engine: usize) {
         if !self.engines[engine].asleep {
-            self.engines[engine].node.tell_nics(&Nics::default());
+            let sessions = self.engines[engine].node.sessions();
+            match sessions.first().filter(|_| self.rng.once_in(2)) {
+                Some(session) => self.ask_for_way(engine, *session),
+                None => self.engines[engine].node.tell_nics(&Nics::default()),
+            }
             self.pump(engine);
         }
     }

@@ -2,15 +2,12 @@
 
 use crate::local::stopped;
 use crate::{Desk, Held, finish};
-use kvik_core::{Code, Error, Extent, Extents, Result};
+use kvik_core::{Error, Extent, Extents};
 use kvik_proto::{Op, Order, OrderKind, OrderOutcome, Source};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an operation that failed waits for news of the peer's addresses.
-const DOUBT: Duration = Duration::from_millis(500);
-
-pub(crate) struct Active {
+pub(super) struct Active {
     pub order: Order<Held>,
     pub op: Op,
     pub source: Arc<Source>,
@@ -19,9 +16,10 @@ pub(crate) struct Active {
     /// Operations under way.
     pub out: u32,
     extents: u64,
+    /// It has failed.
     error: Option<Error>,
-    /// An operation failed, perhaps because the peer has other addresses now.
-    doubt: Option<(Error, Instant)>,
+    /// An operation failed: what was posted may still land until the way has mended.
+    pub doubt: Option<Error>,
     /// When it was first seen to have to stop.
     left_since: Option<Instant>,
 }
@@ -33,6 +31,10 @@ impl Active {
         let OrderKind::Post(op, source) = &order.kind else { return Err(Box::new(order)) };
         let (op, source, at) = (*op, source.clone(), order.part.start);
         Ok(Active { order, op, source, at, out: 0, extents: 0, error: None, doubt: None, left_since: None })
+    }
+
+    pub fn session(&self) -> u64 {
+        self.order.id.session()
     }
 
     /// What is posted next, `longest` bytes at most: the offsets in the peer's region (left) and here (right).
@@ -51,11 +53,11 @@ impl Active {
         self.extents += 1;
     }
 
-    /// An operation has ended.
-    pub fn ended(&mut self, result: Result<()>) {
+    /// An operation has ended, or was stopped.
+    pub fn ended(&mut self, error: Option<Error>) {
         self.out -= 1;
-        if let Err(error) = result {
-            self.doubt.get_or_insert((error, Instant::now()));
+        if let Some(error) = error {
+            self.doubt.get_or_insert(error);
         }
     }
 
@@ -64,13 +66,13 @@ impl Active {
     }
 
     /// Nothing more is posted for it.
-    fn is_left(&self) -> bool {
+    pub fn is_left(&self) -> bool {
         self.error.is_some() || stopped(&self.order.stop)
     }
 
-    /// Whether it waits in vain for so long for operations to end.
+    /// Whether it was left and waits in vain for so long for its operations to end.
     pub fn is_stuck(&mut self, patience: Duration) -> bool {
-        if self.out == 0 || !(self.is_left() || self.doubt.is_some()) {
+        if self.out == 0 || !self.is_left() {
             return false;
         }
         self.left_since.get_or_insert_with(Instant::now).elapsed() > patience
@@ -78,49 +80,38 @@ impl Active {
 
     /// Whether nothing of it is under way, and nothing more will be.
     pub fn is_over(&self) -> bool {
-        let settled = match &self.doubt {
-            Some((_, since)) => since.elapsed() >= DOUBT,
-            None => self.at >= self.order.part.end,
-        };
+        let settled = self.doubt.is_none() && self.at >= self.order.part.end;
         self.out == 0 && (self.is_left() || settled)
     }
 
-    /// The endpoint was closed under its operations: true when it begins again, which does no harm, since each byte
-    /// is written as before.
-    pub fn begin_again(&mut self) -> bool {
-        if std::mem::take(&mut self.out) == 0 {
-            return !self.is_over();
+    /// Its operations were stopped here; on the way there may still be something of them.
+    pub fn stop(&mut self, error: &Error) {
+        if std::mem::take(&mut self.out) > 0 {
+            self.doubt.get_or_insert(error.clone());
         }
-        if self.is_left() {
-            let text = "operations of the NIC did not end when the transfer did; its endpoint was closed";
-            self.fail(Error::new(Code::PeerLost, text));
-            return false;
-        }
-        self.restart();
-        true
     }
 
-    /// What failed may have failed because of the peer's old addresses: true when it begins again.
-    pub fn try_again(&mut self) -> bool {
-        let again = self.doubt.is_some() && self.out == 0 && !self.is_left();
-        if again {
-            self.restart();
+    /// The way has mended: nothing that was posted can land any more. It begins again, which does no harm, since each
+    /// byte is written as before.
+    pub fn restart(&mut self) {
+        if self.doubt.take().is_some() {
+            (self.at, self.extents) = (self.order.part.start, 0);
         }
-        again
-    }
-
-    fn restart(&mut self) {
-        (self.at, self.extents, self.doubt, self.left_since) = (self.order.part.start, 0, None, None);
     }
 
     /// Reports it.
     pub fn report(self, desk: &dyn Desk) {
         let all = self.at >= self.order.part.end;
-        let outcome = match self.error.or(self.doubt.map(|(error, _)| error)) {
+        let outcome = match self.error.or(self.doubt) {
             Some(error) => OrderOutcome::Failed(error),
             None if all => OrderOutcome::Done { extents: self.extents, verify: Duration::ZERO },
             None => OrderOutcome::Void,
         };
         finish(desk, self.order, outcome);
+    }
+
+    /// Gives it to another NIC. Nothing that was posted can land any more.
+    pub fn give_back(self, desk: &dyn Desk) {
+        finish(desk, self.order, OrderOutcome::Back);
     }
 }

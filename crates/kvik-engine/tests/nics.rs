@@ -7,14 +7,14 @@ mod common;
 
 use common::{PATIENCE, all, bytes, code, many, region, within};
 use kvik_core::Code;
-use kvik_engine::{Config, Engine, FabricOptions, Preference, TransferOptions, Verify};
+use kvik_engine::{Config, Engine, Preference, TransferOptions, Verify};
 
 fn start(transport: Preference, provider: Option<&str>) -> Result<Engine, kvik_core::Error> {
-    Engine::start(Config { transport, fabric: provider.map(FabricOptions::of), ..Config::default() })
+    Engine::start(Config { transport, nics: provider.map(|text| text.parse().unwrap()), ..Config::default() })
 }
 
 fn engine(transport: Preference) -> Engine {
-    start(transport, Some("tcp")).unwrap()
+    start(transport, Some("libfabric:tcp")).unwrap()
 }
 
 fn why<T: std::fmt::Debug>(result: Result<T, kvik_core::Error>, words: &[&str]) {
@@ -26,15 +26,15 @@ fn why<T: std::fmt::Debug>(result: Result<T, kvik_core::Error>, words: &[&str]) 
 #[test]
 fn a_provider_that_is_not_here_is_an_error_and_nothing_else_is_taken() {
     why(start(Preference::Auto, Some("efa")).map(drop), &["\"efa\"", "libfabric.so", "fi_info -p efa"]);
-    why(start(Preference::Libfabric, Some("no-such-provider")).map(drop), &["no-such-provider"]);
-    why(start(Preference::Auto, Some("shm")).map(drop), &["shm", "local"]);
+    why(start(Preference::Nics, Some("libfabric:no-such-provider")).map(drop), &["no-such-provider"]);
+    why(start(Preference::Auto, Some("libfabric:shm")).map(drop), &["shm", "local"]);
 }
 
 #[test]
-fn who_asks_for_it_names_a_provider() {
-    let error = start(Preference::Libfabric, None).map(drop).unwrap_err();
+fn who_asks_for_nics_names_them() {
+    let error = start(Preference::Nics, None).map(drop).unwrap_err();
     assert_eq!(error.code, Code::InvalidArgument);
-    assert!(error.text.contains("KVIK_FABRIC"), "{error}");
+    assert!(error.text.contains("KVIK_NICS"), "{error}");
 }
 
 #[test]
@@ -47,8 +47,8 @@ fn what_it_cannot_do_is_said_and_auto_takes_another_way() {
             TransferOptions { transport: Some(transport), verify: Some(verify), ..within(PATIENCE) };
         other.read(&all(&here), grant.ticket(), None, options).unwrap().wait(Some(PATIENCE))
     };
-    why(run(Preference::Libfabric, Verify::Full), &["verify=\"full\""]);
-    let report = run(Preference::Libfabric, Verify::Auto).unwrap();
+    why(run(Preference::Nics, Verify::Full), &["verify=\"full\""]);
+    let report = run(Preference::Nics, Verify::Auto).unwrap();
     assert_eq!((report.transport, report.way.as_str()), ("libfabric", "tcp"));
     assert_eq!(report.checks, ["grant", "counts"]);
     assert_eq!(bytes(&here), bytes(&there));
@@ -69,10 +69,10 @@ fn a_peer_without_nics_is_named_and_auto_goes_over_tcp() {
     let run = |transport| {
         other.read(&all(&here), grant.ticket(), None, with(transport)).unwrap().wait(Some(PATIENCE))
     };
-    why(run(Preference::Libfabric), &["the peer has no NICs", "KVIK_FABRIC"]);
+    why(run(Preference::Nics), &["the peer has no NICs", "KVIK_NICS"]);
     assert_eq!(run(Preference::Auto).unwrap().transport, "tcp");
     // Nor can it reach back.
     let back = other.grant(&all(&here), many()).unwrap();
-    let read = owner.read(&all(&there), back.ticket(), None, with(Preference::Libfabric)).unwrap();
+    let read = owner.read(&all(&there), back.ticket(), None, with(Preference::Nics)).unwrap();
     assert_eq!(code(read.wait(Some(PATIENCE))), Code::TransportUnavailable);
 }

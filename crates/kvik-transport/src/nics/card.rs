@@ -1,0 +1,129 @@
+//! What a NIC's thread needs of the NIC, whatever speaks to it.
+
+use crate::Held;
+use kvik_core::Result;
+use kvik_host::event::Epoll;
+use kvik_proto::{NicKey, Op};
+use std::rc::Rc;
+
+/// An open NIC. It and all that comes of it are one thread's.
+pub(crate) trait Card: Sized {
+    /// Memory that it knows.
+    type Known: AsRef<Held>;
+    /// The way to a peer's NIC.
+    type Way: Copy;
+
+    /// Bytes of an operation, at most.
+    fn longest(&self) -> u64;
+    /// The address that peers are told when they meet.
+    ///
+    /// # Errors
+    /// The library's.
+    fn address(&mut self) -> Result<Vec<u8>>;
+    /// Adds what tells of completions to `epoll`; false where there is no such thing, and the NIC must be polled.
+    ///
+    /// # Errors
+    /// The library's, or the kernel's.
+    fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool>;
+    /// Whether the thread may sleep until what is watched tells: nothing has come meanwhile.
+    fn may_wait(&mut self) -> bool;
+    /// Makes memory known to the NIC, for own operations and for those of peers.
+    ///
+    /// # Errors
+    /// The library's.
+    fn register(&mut self, memory: Held) -> Result<(Self::Known, NicKey)>;
+    /// Opens the way to a peer's NIC of this address; None where the peer must be asked first.
+    ///
+    /// # Errors
+    /// The address is none of this kind.
+    fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Self::Way>>;
+    /// What the peer is told when it is asked for a way to its NIC, and to cut what there was before.
+    ///
+    /// # Errors
+    /// The library's.
+    fn call(&mut self, session: u64, address: &[u8]) -> Result<Vec<u8>>;
+    /// Opens the way by what the peer has answered.
+    ///
+    /// # Errors
+    /// The answer makes no sense.
+    fn connect(&mut self, session: u64, told: &[u8]) -> Result<Self::Way>;
+    /// The NIC `from` of the session's peer wants a way to this one: first cuts what it could reach before, then
+    /// opens the new one.
+    ///
+    /// # Errors
+    /// What it told makes no sense, or there is no way; what was before is cut.
+    fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Admitted>;
+    /// Closes it. Nothing is under way on it.
+    fn leave(&mut self, session: u64, way: Self::Way);
+    /// Posts an operation.
+    ///
+    /// # Errors
+    /// It was refused; nothing of it is under way.
+    fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted>;
+    /// Lets the NIC work, and takes what has ended.
+    ///
+    /// # Errors
+    /// Nothing can be learnt of operations any more.
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<()>;
+    /// Stops what was posted to a session's peer: it touches no memory of this process any more, and nothing is
+    /// heard of it.
+    ///
+    /// # Errors
+    /// It cannot be stopped; what is under way stays so.
+    fn cut(&mut self, session: u64) -> Result<Cut>;
+    /// Cuts the path by which a session's peer reaches memory here. Where all peers share it they must take another
+    /// address from now on, which is given.
+    ///
+    /// # Errors
+    /// It cannot be cut.
+    fn fence(&mut self, session: u64) -> Result<Option<Vec<u8>>>;
+}
+
+/// One run of bytes to move.
+pub(crate) struct Operation<'a, C: Card> {
+    pub op: Op,
+    /// The own memory.
+    pub memory: &'a C::Known,
+    /// The first byte in it.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+    pub way: C::Way,
+    /// Where the bytes lie at the peer, by its key.
+    pub remote: u64,
+    pub key: u64,
+    /// Given back with the completion.
+    pub token: u64,
+}
+
+/// What became of a post.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Posted {
+    /// It is under way.
+    Yes,
+    /// There is no room: take completions first.
+    Full,
+}
+
+/// An operation has ended: its memory is not touched any more by it.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub token: u64,
+    /// Whether the bytes were delivered.
+    pub result: Result<()>,
+}
+
+/// A way for a peer's NIC.
+pub(crate) struct Admitted {
+    /// What the peer needs to know.
+    pub answer: Vec<u8>,
+    /// The address that all other peers must take from now on, where cutting one off has moved it.
+    pub moved: Option<Vec<u8>>,
+}
+
+/// Whose operations a cut has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// All that were posted on this NIC; ways must be opened again.
+    Everybody,
+}

@@ -1,0 +1,183 @@
+//! The orders that a NIC has in hand: taken while there are places, posted in turns, reported when nothing of them is
+//! under way any more.
+
+use super::active::Active;
+use super::card::{Card, Operation, Posted};
+use super::name_of;
+use super::worker::Worker;
+use crate::{Desk, Held, finish};
+use kvik_core::{Code, Error, Result};
+use kvik_proto::{Order, OrderOutcome};
+use std::time::Duration;
+
+/// How long an operation may take to end after its transfer has.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+
+impl<C: Card> Worker<C> {
+    /// Takes what has ended. Whether anything has.
+    pub(super) fn take_completions(&mut self) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        if let Err(error) = self.card.poll(&mut done) {
+            self.card_failed(&error);
+        }
+        let moved = !done.is_empty();
+        for ended in done.drain(..) {
+            let Some(Some(active)) = self.orders.get_mut(ended.token as usize) else { continue };
+            let session = active.session();
+            let error = ended.result.err();
+            let failed = error.is_some();
+            active.ended(error);
+            if failed {
+                self.sick.insert(session);
+            } else if let Some(peer) = self.peers.get_mut(&session) {
+                peer.works();
+            }
+        }
+        self.done = done;
+        moved
+    }
+
+    pub(super) fn report(&mut self, desk: &dyn Desk) {
+        for session in self.stuck() {
+            self.cut(session);
+        }
+        for (index, place) in self.orders.iter_mut().enumerate() {
+            if let Some(over) = place.take_if(|active| active.is_over()) {
+                self.turns.retain(|turn| *turn != index);
+                over.report(desk);
+            }
+        }
+    }
+
+    /// Sessions of transfers that have ended while operations for them have not.
+    fn stuck(&mut self) -> Vec<u64> {
+        let stuck = self.orders.iter_mut().flatten().filter_map(|active| {
+            let session = active.session();
+            active.is_stuck(PATIENCE).then_some(session)
+        });
+        stuck.collect()
+    }
+
+    /// Takes orders while there are places for them.
+    pub(super) fn take_orders(&mut self, desk: &dyn Desk) -> bool {
+        let mut took = false;
+        for index in 0..self.orders.len() {
+            if self.orders[index].is_some() {
+                continue;
+            }
+            let Some(order) = self.next_order(desk) else { return took };
+            took = true;
+            match Active::new(order) {
+                Ok(active) => {
+                    self.orders[index] = Some(active);
+                    self.turns.push_back(index);
+                }
+                Err(order) => {
+                    let text = "an order for a channel or a copy was given to a NIC";
+                    finish(desk, *order, OrderOutcome::Failed(Error::new(Code::ProtocolError, text)));
+                }
+            }
+        }
+        took
+    }
+
+    /// The next order of any session that may have one and can be reached.
+    fn next_order(&mut self, desk: &dyn Desk) -> Option<Order<Held>> {
+        while let Some(session) = self.wants.first().copied() {
+            if self.may_take(session)
+                && let Some(order) = desk.next_post(session)
+            {
+                return Some(order);
+            }
+            self.wants.remove(&session);
+        }
+        None
+    }
+
+    /// Posts operations while there is room, of each order in turn.
+    pub(super) fn post(&mut self, desk: &dyn Desk) -> bool {
+        let mut posted = false;
+        while let Some(index) = self.turns.pop_front() {
+            match self.post_next(desk, index) {
+                Ok(Some(Posted::Yes)) => {
+                    posted = true;
+                    self.turns.push_back(index);
+                }
+                Ok(Some(Posted::Full)) => {
+                    self.turns.push_front(index);
+                    break;
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    if let Some(Some(active)) = self.orders.get_mut(index) {
+                        active.fail(error);
+                    }
+                }
+            }
+        }
+        posted
+    }
+
+    /// Posts an order's next operation. None: there is none, or it waits for its way, which brings it back.
+    fn post_next(&mut self, desk: &dyn Desk, index: usize) -> Result<Option<Posted>> {
+        let Some(Some(active)) = self.orders.get_mut(index) else { return Ok(None) };
+        let Some(extent) = active.next(self.card.longest()) else { return Ok(None) };
+        let session = active.session();
+        let Some((way, nic)) = self.way(desk, session)? else { return Ok(None) };
+        let Some(Some(active)) = self.orders.get_mut(index) else { return Ok(None) };
+        let no = |text: &str| Error::new(Code::TransportUnavailable, text);
+        let memory = self.known.get(&name_of(&active.order.region));
+        let memory = memory.ok_or_else(|| no("the NIC does not know this memory: its region was closed"))?;
+        let key = active.source.keys.get(nic);
+        let key = key.ok_or_else(|| no("the peer's NIC does not know its memory"))?;
+        let operation = Operation {
+            op: active.op,
+            memory,
+            offset: extent.right as usize,
+            len: extent.len as usize,
+            way,
+            remote: key.base.wrapping_add(extent.left),
+            key: key.key,
+            token: index as u64,
+        };
+        let posted = self.card.post(&operation)?;
+        if posted == Posted::Yes {
+            active.posted(extent.len);
+        }
+        Ok(Some(posted))
+    }
+
+    /// A session's orders that waited for its way go on.
+    pub(super) fn resume(&mut self, session: u64) {
+        for (index, active) in self.orders.iter_mut().enumerate() {
+            if let Some(active) = active.as_mut().filter(|active| active.session() == session) {
+                active.restart();
+                if !self.turns.contains(&index) {
+                    self.turns.push_back(index);
+                }
+            }
+        }
+    }
+
+    /// A session's orders go to other NICs, or fail where there is none that reaches its peer. Nothing of them can
+    /// land any more.
+    pub(super) fn hand_over(&mut self, desk: &dyn Desk, session: u64, others: bool, why: &Error) {
+        for (index, place) in self.orders.iter_mut().enumerate() {
+            let Some(mut active) = place.take_if(|active| active.session() == session) else { continue };
+            self.turns.retain(|turn| *turn != index);
+            match others {
+                true => active.give_back(desk),
+                false => {
+                    active.fail(why.clone());
+                    active.report(desk);
+                }
+            }
+        }
+    }
+
+    /// Operations under way to a session's peer.
+    pub(super) fn under_way(&self, session: u64) -> u32 {
+        let orders = self.orders.iter().flatten().filter(|active| active.session() == session);
+        orders.map(|active| active.out).sum()
+    }
+}

@@ -1,0 +1,197 @@
+//! NICs by libfabric: two endpoints, which all peers share.
+//!
+//! With one the NIC's thread posts its own operations; the other is what peers reach. So an operation that never ends
+//! costs the first one alone: it is closed, which stops whatever was posted. The address that peers know stays, until
+//! one of them must be cut off.
+
+use super::NicOptions;
+use super::card::{Admitted, Card, Cut, Done, Operation, Posted};
+use crate::{Held, from_host};
+use kvik_core::{Code, Error, Result};
+use kvik_host::event::Epoll;
+use kvik_host::fabric::{
+    Completion, Device, Endpoint, Fabric, FabricError, Nic, Registration, Rma, RmaOp, Slot,
+};
+use kvik_proto::{NicKey, Op};
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
+const LONGEST: u64 = 1 << 20;
+
+/// See the module's text.
+pub(crate) struct FabricCard {
+    nic: Arc<Nic>,
+    depth: usize,
+    // In the order in which they are closed.
+    posts: Endpoint,
+    target: Endpoint,
+    /// Where completions are told, and as what.
+    watch: Option<(Rc<Epoll>, u64)>,
+    /// What was taken off a queue, kept for its room.
+    taken: Vec<Completion>,
+    device: Rc<Device>,
+}
+
+/// Memory that the NIC knows.
+pub(crate) struct Known(Rc<Registration>);
+
+impl AsRef<Held> for Known {
+    fn as_ref(&self) -> &Held {
+        self.0.memory()
+    }
+}
+
+fn refused(error: FabricError) -> Error {
+    Error::new(Code::TransportUnavailable, error.to_string())
+}
+
+/// The NICs of a provider, one for each device.
+pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>> {
+    let no = |text: String| Error::new(Code::TransportUnavailable, text);
+    let fabric = Fabric::load(options.library.as_deref()).map_err(|error| no(error.to_string()))?;
+    // Its writes into another process go on after its own endpoint was closed, and closing one with operations under
+    // way ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold.
+    if provider == "shm" {
+        let text = "libfabric's provider \"shm\" cannot be stopped in the middle of a transfer: use transport \"local\"";
+        return Err(no(text.into()));
+    }
+    let source = options.source.map(|address| address.to_string());
+    let found = fabric.nics(provider, source.as_deref());
+    let (path, (major, minor)) = (fabric.path().display(), fabric.version());
+    let found = found.map_err(|error| no(format!("{error} ({path}, version {major}.{minor})")))?;
+    let mut devices = HashSet::new();
+    let nics: Vec<_> = found.into_iter().filter(|nic| devices.insert(nic.name())).map(Arc::new).collect();
+    if nics.is_empty() {
+        return Err(no(format!(
+            "libfabric {major}.{minor} ({path}) has no NIC of provider {provider:?} for one-sided transfers here; \
+             `fi_info -p {provider}` shows what it sees, and nothing else is taken in its place"
+        )));
+    }
+    log::info!("libfabric {major}.{minor} ({path}): {} NIC(s) of {:?}", nics.len(), nics[0].provider());
+    Ok(nics)
+}
+
+impl FabricCard {
+    /// Opens the NIC.
+    pub fn open(nic: &Arc<Nic>, depth: usize) -> Result<FabricCard> {
+        let device = Device::open(nic).map_err(refused)?;
+        let posts = Endpoint::open(&device, depth).map_err(refused)?;
+        let target = Endpoint::open(&device, depth).map_err(refused)?;
+        Ok(FabricCard { nic: nic.clone(), depth, posts, target, watch: None, taken: Vec::new(), device })
+    }
+
+    fn reopened(&self) -> Result<Endpoint> {
+        let mut endpoint = Endpoint::open(&self.device, self.depth).map_err(refused)?;
+        if let Some((epoll, token)) = &self.watch {
+            endpoint.watch(epoll, *token).map_err(|error| from_host(Code::InvalidArgument, error))?;
+        }
+        Ok(endpoint)
+    }
+}
+
+impl Card for FabricCard {
+    type Known = Known;
+    type Way = Slot;
+
+    fn longest(&self) -> u64 {
+        (self.nic.longest() as u64).clamp(1, LONGEST)
+    }
+
+    fn address(&mut self) -> Result<Vec<u8>> {
+        self.target.address().map_err(refused)
+    }
+
+    fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool> {
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let waits =
+            self.posts.watch(epoll, token).map_err(fail)? && self.target.watch(epoll, token).map_err(fail)?;
+        if waits {
+            self.watch = Some((epoll.clone(), token));
+        }
+        Ok(waits)
+    }
+
+    fn may_wait(&mut self) -> bool {
+        self.posts.may_wait() && self.target.may_wait()
+    }
+
+    fn register(&mut self, memory: Held) -> Result<(Known, NicKey)> {
+        let known = self.device.register(memory, true).map_err(|error| {
+            let hint = "raise the limit of locked memory (ulimit -l) if that is why";
+            Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))
+        })?;
+        let key = NicKey { key: known.key(), base: known.base() };
+        Ok((Known(known), key))
+    }
+
+    fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Slot>> {
+        self.connect(session, address).map(Some)
+    }
+
+    /// The address that is known here: a peer that has another one by now has cut the way to this one.
+    fn call(&mut self, _session: u64, address: &[u8]) -> Result<Vec<u8>> {
+        Ok(address.to_vec())
+    }
+
+    fn connect(&mut self, _session: u64, told: &[u8]) -> Result<Slot> {
+        self.posts.add_peer(told).map_err(|error| Error::new(Code::PeerLost, error.to_string()))
+    }
+
+    fn admit(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<Admitted> {
+        let answer = self.address()?;
+        if answer != told {
+            return Ok(Admitted { answer, moved: None });
+        }
+        let moved = self.fence(session)?;
+        Ok(Admitted { answer: moved.clone().unwrap_or(answer), moved })
+    }
+
+    fn leave(&mut self, _session: u64, way: Slot) {
+        if let Err(error) = self.posts.remove_peer(way) {
+            log::debug!("a NIC's peer cannot be forgotten: {error}");
+        }
+    }
+
+    fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted> {
+        let rma = Rma {
+            op: if operation.op == Op::Read { RmaOp::Read } else { RmaOp::Write },
+            memory: &operation.memory.0,
+            offset: operation.offset,
+            len: operation.len,
+            peer: operation.way,
+            remote: operation.remote,
+            key: operation.key,
+            token: operation.token,
+        };
+        match self.posts.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
+            kvik_host::fabric::Posted::Yes => Ok(Posted::Yes),
+            kvik_host::fabric::Posted::Full => Ok(Posted::Full),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        let failed = |error: FabricError| Error::new(Code::PeerLost, error.to_string());
+        self.posts.poll(&mut self.taken).map_err(failed)?;
+        let ended = self.taken.drain(..);
+        done.extend(ended.map(|ended| Done { token: ended.token, result: ended.result.map_err(failed) }));
+        // Nothing ends there, but many move the bytes of peers only when asked.
+        let polled = self.target.poll(&mut self.taken).map_err(failed);
+        self.taken.clear();
+        polled
+    }
+
+    fn cut(&mut self, _session: u64) -> Result<Cut> {
+        // The old one closes as it is replaced.
+        self.posts = self.reopened()?;
+        Ok(Cut::Everybody)
+    }
+
+    fn fence(&mut self, _session: u64) -> Result<Option<Vec<u8>>> {
+        let mut target = self.reopened()?;
+        let address = target.address().map_err(refused)?;
+        self.target = target;
+        Ok(Some(address))
+    }
+}

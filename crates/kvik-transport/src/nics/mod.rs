@@ -1,0 +1,401 @@
+//! Chunks that a NIC moves, one-sided: one thread a NIC, which alone touches it.
+//!
+//! - [`NicOptions`]: which NICs, and what speaks to them;
+//! - [`NicPool`]: their threads;
+//! - `card`: what a thread needs of a NIC; `libfabric` has it;
+//! - `worker`: the thread: what it is told, and when it sleeps;
+//! - `hand`: the orders that it has in hand;
+//! - `roads`: its ways to peers: how they open, mend and close.
+
+mod active;
+mod card;
+mod hand;
+mod libfabric;
+mod options;
+mod roads;
+mod worker;
+
+pub use options::{NicKind, NicOptions};
+
+use crate::local::lock;
+use crate::{Desk, Held, from_host};
+use kvik_core::{Code, Error, Result};
+use kvik_host::event::EventFd;
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a thread may take to answer before its caller goes on without.
+const ANSWER: Duration = Duration::from_millis(100);
+
+/// The threads of an engine's NICs.
+pub struct NicPool {
+    lanes: Vec<Arc<Inbox>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    nics: Mutex<Nics>,
+}
+
+/// What a thread is told.
+pub(crate) enum Command {
+    /// Orders come from here.
+    Serve(Arc<dyn Desk>),
+    /// The session may have something to post.
+    Post(u64),
+    /// A transfer must stop: look at the orders in hand.
+    Halt,
+    /// Peers may reach this engine's memory: they need the thread's help.
+    Expose,
+    /// The session's peer has other addresses now.
+    Find(u64),
+    /// A NIC of the session's peer wants a way to this one.
+    Called(u64, NicCall),
+    /// The session's peer has answered this one.
+    Answered(u64, NicAnswer),
+    /// The session is over.
+    Forget(u64),
+    /// The session is over, and its peer may still reach memory here.
+    Fence(Arc<Fence>),
+    /// The NIC must know this memory.
+    Register(Held, SyncSender<Result<NicKey>>),
+    /// It need not know it any more.
+    Unregister(usize, SyncSender<()>),
+    /// It must know it again, as before.
+    Keep(usize),
+    /// End.
+    Stop,
+}
+
+/// Threads that have not yet cut the path of a session's peer.
+pub(crate) struct Fence {
+    session: u64,
+    left: AtomicUsize,
+}
+
+impl Fence {
+    /// This thread has: true for the last one.
+    fn is_done(&self) -> bool {
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// What waits for a thread.
+pub(crate) struct Inbox {
+    waiting: Mutex<Waiting>,
+    bell: EventFd,
+}
+
+#[derive(Default)]
+struct Waiting {
+    commands: Vec<Command>,
+    /// Sessions that have a `Post` among the commands already, and whether `Halt` and `Expose` are there.
+    posts: HashSet<u64>,
+    told: [bool; 2],
+    /// Where the call of a peer's NIC, or an answer of a peer, is among the commands: a later one takes its place, so
+    /// that a peer can fill nothing.
+    calls: HashMap<(u64, Option<u8>), usize>,
+}
+
+impl Waiting {
+    /// Whether it is news, and not said among what waits already.
+    fn is_news(&mut self, command: &Command) -> bool {
+        match command {
+            Command::Post(session) => self.posts.insert(*session),
+            Command::Halt => !std::mem::replace(&mut self.told[0], true),
+            Command::Expose => !std::mem::replace(&mut self.told[1], true),
+            _ => true,
+        }
+    }
+
+    fn put(&mut self, command: Command) {
+        let caller = match &command {
+            Command::Called(session, call) => Some((*session, Some(call.from))),
+            Command::Answered(session, _) => Some((*session, None)),
+            _ => None,
+        };
+        let next = self.commands.len();
+        let at = caller.map_or(next, |caller| *self.calls.entry(caller).or_insert(next));
+        match self.commands.get_mut(at) {
+            Some(earlier) => *earlier = command,
+            None => self.commands.push(command),
+        }
+    }
+}
+
+impl Inbox {
+    fn put(&self, command: Command) {
+        let mut waiting = lock(&self.waiting);
+        let first = waiting.commands.is_empty();
+        if waiting.is_news(&command) {
+            waiting.put(command);
+        }
+        drop(waiting);
+        if first && let Err(error) = self.bell.signal() {
+            log::error!("a NIC's thread cannot be woken: {error}");
+        }
+    }
+
+    fn take(&self, into: &mut Vec<Command>) {
+        let mut waiting = lock(&self.waiting);
+        waiting.posts.clear();
+        waiting.calls.clear();
+        waiting.told = [false; 2];
+        std::mem::swap(&mut waiting.commands, into);
+    }
+}
+
+/// Which NICs cannot reach a session's peer for the time being.
+pub(crate) struct Shut {
+    nics: usize,
+    sessions: Mutex<HashMap<u64, u32>>,
+}
+
+impl Shut {
+    fn new(nics: usize) -> Shut {
+        Shut { nics, sessions: Mutex::default() }
+    }
+
+    /// This NIC cannot: whether another may still.
+    fn shut(&self, session: u64, nic: usize) -> bool {
+        let mut sessions = lock(&self.sessions);
+        let shut = sessions.entry(session).or_default();
+        *shut |= 1 << nic;
+        (shut.count_ones() as usize) < self.nics
+    }
+
+    /// It may try again, or need not any more.
+    fn open(&self, session: u64, nic: usize) {
+        let mut sessions = lock(&self.sessions);
+        if let Some(shut) = sessions.get_mut(&session) {
+            *shut &= !(1 << nic);
+            if *shut == 0 {
+                sessions.remove(&session);
+            }
+        }
+    }
+}
+
+/// What a thread said, which may have ended instead.
+fn answered<T>(wait: Receiver<Result<T>>) -> Result<T> {
+    let gone = || Error::new(Code::TransportUnavailable, "a NIC's thread has ended");
+    wait.recv().unwrap_or_else(|_| Err(gone()))
+}
+
+/// The NICs that the options name, or all; no more than peers can be told of.
+fn named<N>(options: &NicOptions, mut nics: Vec<(String, N)>) -> Result<Vec<N>> {
+    let names: Vec<&String> = nics.iter().map(|(name, _)| name).collect();
+    if let Some(other) = options.devices.iter().find(|device| !names.contains(device)) {
+        let text = format!("nics={options} names {other:?}, and the NICs here are {names:?}");
+        return Err(Error::new(Code::TransportUnavailable, text));
+    }
+    nics.retain(|(name, _)| options.devices.is_empty() || options.devices.contains(name));
+    Ok(nics.into_iter().map(|(_, nic)| nic).take(kvik_proto::MAX_NICS).collect())
+}
+
+/// What stands for memory: somebody holds it meanwhile, so no other has its address.
+fn name_of(memory: &Held) -> usize {
+    Arc::as_ptr(memory) as usize
+}
+
+impl Drop for NicPool {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl NicPool {
+    /// Opens the NICs, each in a thread of its own.
+    ///
+    /// # Errors
+    /// `TransportUnavailable`: no library, no such NIC, or one that cannot be opened.
+    pub fn start(options: &NicOptions, threads: &ThreadOptions) -> Result<NicPool> {
+        let mut pool = NicPool { lanes: Vec::new(), threads: Mutex::default(), nics: Mutex::default() };
+        let depth = options.depth;
+        let addresses = match &options.kind {
+            NicKind::Libfabric(provider) => {
+                let nics = libfabric::nics(options, provider)?;
+                let named = nics.into_iter().map(|nic| (nic.name(), nic));
+                pool.open(options, threads, named.collect(), move |nic| {
+                    libfabric::FabricCard::open(&nic, depth)
+                })
+            }
+        }?;
+        let nics = Nics { provider: options.kind.peers(), addresses };
+        if !nics.fit() {
+            let text = "the NICs have longer addresses than a greeting has room for: name fewer of them";
+            return Err(Error::new(Code::TransportUnavailable, text));
+        }
+        *lock(&pool.nics) = nics;
+        Ok(pool)
+    }
+
+    /// Starts a thread for each of these NICs, or for those that the options name: their addresses.
+    fn open<N: Send + 'static, C: card::Card>(
+        &mut self,
+        options: &NicOptions,
+        threads: &ThreadOptions,
+        nics: Vec<(String, N)>,
+        open: impl Fn(N) -> Result<C> + Clone + Send + 'static,
+    ) -> Result<Vec<Vec<u8>>> {
+        let nics = named(options, nics)?;
+        let shut = Arc::new(Shut::new(nics.len()));
+        let mut opening = Vec::new();
+        for (number, nic) in nics.into_iter().enumerate() {
+            let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
+            let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
+            let (tell, opened) = sync_channel(1);
+            let (theirs, shut, open) = (inbox.clone(), shut.clone(), open.clone());
+            let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
+                let worker = open(nic).and_then(|card| worker::Worker::new(card, number, theirs, shut));
+                match worker {
+                    Ok((mut worker, address)) => {
+                        let _ = tell.send(Ok(address));
+                        worker.run();
+                    }
+                    Err(error) => drop(tell.send(Err(error))),
+                }
+            });
+            lock(&self.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
+            self.lanes.push(inbox);
+            opening.push(opened);
+        }
+        // They open side by side: some take seconds.
+        opening.into_iter().map(answered).collect()
+    }
+
+    /// Begins to serve orders.
+    pub fn serve(&self, desk: &Arc<dyn Desk>) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Serve(desk.clone())));
+    }
+
+    /// What peers are told.
+    pub fn nics(&self) -> Nics {
+        lock(&self.nics).clone()
+    }
+
+    /// A NIC is reached at another address from now on: what peers are told.
+    pub fn moved(&self, number: usize, address: Vec<u8>) -> Nics {
+        let mut nics = lock(&self.nics);
+        if let Some(known) = nics.addresses.get_mut(number) {
+            *known = address;
+        }
+        nics.clone()
+    }
+
+    /// The NICs of a session's peer have other addresses.
+    pub fn find_again(&self, session: u64) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Find(session)));
+    }
+
+    /// Makes memory known to every NIC.
+    ///
+    /// # Errors
+    /// A NIC refused; none knows the memory then.
+    pub fn register(&self, memory: &Held) -> Result<Arc<[NicKey]>> {
+        let answers: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|lane| {
+                let (answer, wait) = sync_channel(1);
+                lane.put(Command::Register(memory.clone(), answer));
+                wait
+            })
+            .collect();
+        let keys: Result<Vec<_>> = answers.into_iter().map(answered).collect();
+        if keys.is_err() {
+            self.unregister(memory.clone());
+        }
+        keys.map(Into::into)
+    }
+
+    /// Takes memory from every NIC, as soon as nobody else holds it.
+    pub fn unregister(&self, memory: Held) {
+        let name = name_of(&memory);
+        drop(memory);
+        let answers: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|lane| {
+                let (answer, wait) = sync_channel(1);
+                lane.put(Command::Unregister(name, answer));
+                wait
+            })
+            .collect();
+        // Threads answer at once, unless one is stuck: then it lets go later.
+        let until = Instant::now() + ANSWER;
+        for wait in answers {
+            let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Memory that was to be taken from the NICs stays known to them.
+    pub fn keep(&self, memory: &Held) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Keep(name_of(memory))));
+    }
+
+    /// A NIC of a peer wants a way to one of these.
+    pub fn called(&self, session: u64, call: NicCall) -> Option<NicAnswer> {
+        match self.lanes.get(usize::from(call.to)) {
+            Some(lane) => {
+                lane.put(Command::Called(session, call));
+                None
+            }
+            None => {
+                let text = format!(
+                    "this engine has {} NICs, and number {} was asked for",
+                    self.lanes.len(),
+                    call.to
+                );
+                let outcome = Err(Error::new(Code::TransportUnavailable, text));
+                Some(NicAnswer { from: call.from, to: call.to, outcome })
+            }
+        }
+    }
+
+    /// A peer has answered one of these.
+    pub fn answered(&self, session: u64, answer: NicAnswer) {
+        if let Some(lane) = self.lanes.get(usize::from(answer.from)) {
+            lane.put(Command::Answered(session, answer));
+        }
+    }
+
+    /// The session may have something to post.
+    pub fn wake(&self, session: u64) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Post(session)));
+    }
+
+    /// Orders that must stop are left, soon.
+    pub fn halt(&self) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Halt));
+    }
+
+    /// Peers may reach this engine's memory now.
+    pub fn expose(&self) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Expose));
+    }
+
+    /// The session is over.
+    pub fn forget(&self, session: u64) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Forget(session)));
+    }
+
+    /// Cuts the path of a session's peer, and tells the desk when no NIC can touch memory for it any more.
+    pub fn fence(&self, session: u64) {
+        let fence = Arc::new(Fence { session, left: AtomicUsize::new(self.lanes.len()) });
+        self.lanes.iter().for_each(|lane| lane.put(Command::Fence(fence.clone())));
+    }
+
+    /// Closes the NICs and ends the threads.
+    pub fn stop(&self) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Stop));
+        for thread in lock(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                log::error!("a NIC's thread panicked; its transfers end by their deadlines");
+            }
+        }
+    }
+}

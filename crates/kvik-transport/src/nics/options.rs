@@ -1,0 +1,125 @@
+//! Which NICs an engine uses, as one text: `efa`, `verbs:mlx5_0,mlx5_1`, `libfabric:tcp`, ...
+
+use kvik_core::{Code, Error, Result};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Operations under way on a NIC: more than one link needs, and less than the completion queues of any provider hold.
+pub const DEPTH: usize = 256;
+
+/// Which NICs an engine uses. Made from its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicOptions {
+    /// What speaks to them.
+    pub kind: NicKind,
+    /// Names of devices; all of them where none is named.
+    pub devices: Vec<String>,
+    /// The library's file, where the usual places are not meant.
+    pub library: Option<PathBuf>,
+    /// The address of the interface, for providers that have addresses of the internet.
+    pub source: Option<IpAddr>,
+    /// Operations under way on a NIC, beside the NIC's own bound. Default 256.
+    pub depth: usize,
+}
+
+/// What speaks to the NICs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NicKind {
+    /// libfabric, with this provider.
+    Libfabric(String),
+}
+
+impl NicKind {
+    /// The transport's name in reports.
+    pub fn transport(&self) -> &'static str {
+        match self {
+            NicKind::Libfabric(_) => "libfabric",
+        }
+    }
+
+    /// What reports call the way.
+    pub fn way(&self) -> String {
+        match self {
+            NicKind::Libfabric(provider) => provider.clone(),
+        }
+    }
+
+    /// What peers must have too to be reached.
+    pub(crate) fn peers(&self) -> String {
+        format!("{}:{}", self.transport(), self.way())
+    }
+}
+
+impl NicOptions {
+    /// All NICs of a kind, with the library that is found.
+    pub fn of(kind: NicKind) -> NicOptions {
+        NicOptions { kind, devices: Vec::new(), library: None, source: None, depth: DEPTH }
+    }
+}
+
+impl fmt::Display for NicOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            NicKind::Libfabric(provider) if provider == "efa" => f.write_str("efa")?,
+            NicKind::Libfabric(provider) => write!(f, "libfabric:{provider}")?,
+        }
+        match self.devices.as_slice() {
+            [] => Ok(()),
+            some => write!(f, ":{}", some.join(",")),
+        }
+    }
+}
+
+impl FromStr for NicOptions {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<NicOptions> {
+        let wrong = |why: &str| {
+            let text = format!(
+                "nics={text:?} names no NICs: {why}; say \"efa\" or \"libfabric:PROVIDER\", and \":DEVICE,...\" \
+                 behind it for some of them"
+            );
+            Err(Error::new(Code::InvalidArgument, text))
+        };
+        let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
+        let (kind, devices) = match (kind, rest) {
+            ("efa", devices) => (NicKind::Libfabric("efa".into()), devices),
+            ("libfabric", None | Some("")) => return wrong("libfabric needs a provider"),
+            ("libfabric", Some(rest)) => {
+                let (provider, devices) =
+                    rest.split_once(':').map_or((rest, None), |(provider, rest)| (provider, Some(rest)));
+                (NicKind::Libfabric(provider.into()), devices)
+            }
+            _ => return wrong("its kind is unknown"),
+        };
+        let devices: Vec<String> =
+            devices.map_or_else(Vec::new, |names| names.split(',').map(str::to_owned).collect());
+        if devices.iter().any(String::is_empty) {
+            return wrong("the name of a device is empty");
+        }
+        Ok(NicOptions { devices, ..NicOptions::of(kind) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_name_nics_and_are_given_back() {
+        for text in ["efa", "efa:rdmap0s0-rdm", "libfabric:tcp", "libfabric:verbs:mlx5_0,mlx5_1"] {
+            let options: NicOptions = text.parse().unwrap();
+            assert_eq!(options.to_string(), text);
+        }
+        let options: NicOptions = "libfabric:tcp;ofi_rxm:eth0".parse().unwrap();
+        assert_eq!(options.kind, NicKind::Libfabric("tcp;ofi_rxm".into()));
+        assert_eq!(options.devices, ["eth0"]);
+        for text in ["", "tcp", "libfabric", "libfabric:", "efa:", "efa:a,,b", "EFA"] {
+            let error = text.parse::<NicOptions>().unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument);
+            assert!(error.text.contains("libfabric:PROVIDER"), "{error}");
+        }
+    }
+}

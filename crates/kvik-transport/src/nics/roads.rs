@@ -1,0 +1,290 @@
+//! A NIC's ways to peers: how they open, mend and close.
+//!
+//! A way leads to one NIC of the peer. Some kinds of NIC only need the other's address; others ask first, over the
+//! control connection. When an operation fails, the peer is asked in any case: its answer means that nothing which
+//! was posted before can land there any more, so what failed may be posted again, by this NIC or by another one.
+
+use super::card::{Card, Cut};
+use super::hand::PATIENCE;
+use super::worker::Worker;
+use crate::Desk;
+use kvik_core::{Code, Error, Result};
+use kvik_proto::{NicAnswer, NicCall};
+use std::time::{Duration, Instant};
+
+/// How long a peer may take to answer.
+const CALL: Duration = Duration::from_secs(2);
+/// How long a NIC that cannot reach a peer leaves it to others, at first and at most.
+const REST: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
+
+/// A session's peer.
+pub(super) struct Peer<W> {
+    /// Which of its NICs this one talks to.
+    nic: usize,
+    road: Road<W>,
+    /// Ways that failed since something last went through.
+    failures: usize,
+    rest: Duration,
+    /// When operations were first seen to fail.
+    since: Option<Instant>,
+    /// Why it cannot be reached.
+    why: Option<Error>,
+}
+
+#[derive(Clone, Copy)]
+enum Road<W> {
+    /// It was not needed yet, or must be opened anew.
+    Closed,
+    /// The peer was asked.
+    Asked(Instant),
+    Open(W),
+    /// Others may try until then.
+    Shut(Instant),
+}
+
+impl<W> Peer<W> {
+    /// An operation went through.
+    pub fn works(&mut self) {
+        (self.failures, self.rest) = (0, REST[0]);
+    }
+}
+
+fn gone() -> Error {
+    Error::new(Code::PeerLost, "the session has ended")
+}
+
+impl<C: Card> Worker<C> {
+    fn peer(&mut self, session: u64) -> &mut Peer<C::Way> {
+        let nic = self.number;
+        let new = || Peer { nic, road: Road::Closed, failures: 0, rest: REST[0], since: None, why: None };
+        self.peers.entry(session).or_insert_with(new)
+    }
+
+    /// Whether to take orders of a session: not while others can do better.
+    pub(super) fn may_take(&mut self, session: u64) -> bool {
+        match self.peers.get(&session).map(|peer| &peer.road) {
+            Some(Road::Shut(_)) => !self.shut.shut(session, self.number),
+            _ => true,
+        }
+    }
+
+    /// The way to the session's peer, and which of its NICs it leads to. None: it is being opened.
+    pub(super) fn way(&mut self, desk: &dyn Desk, session: u64) -> Result<Option<(C::Way, usize)>> {
+        if self.sick.contains(&session) {
+            return Ok(None);
+        }
+        match self.peer(session).road {
+            Road::Open(way) => return Ok(Some((way, self.peer(session).nic))),
+            Road::Asked(_) => return Ok(None),
+            Road::Shut(_) => return Err(self.peer(session).why.clone().unwrap_or_else(gone)),
+            Road::Closed => {}
+        }
+        let nics = desk.peer_nics(session).ok_or_else(gone)?.addresses;
+        let peer = self.peer(session);
+        peer.nic %= nics.len().max(1);
+        let nic = peer.nic;
+        let address = nics.get(nic).ok_or_else(gone)?;
+        if let Some(way) = self.card.reach(session, address)? {
+            self.peer(session).road = Road::Open(way);
+            return Ok(Some((way, nic)));
+        }
+        self.ask(desk, session, address)?;
+        Ok(None)
+    }
+
+    /// Asks the session's peer for a way to its NIC.
+    fn ask(&mut self, desk: &dyn Desk, session: u64, address: &[u8]) -> Result<()> {
+        let told = self.card.call(session, address)?;
+        let from = self.number as u8;
+        let peer = self.peer(session);
+        peer.road = Road::Asked(Instant::now());
+        let to = peer.nic as u8;
+        self.sick.insert(session);
+        desk.call_nic(session, NicCall { from, to, address: told });
+        Ok(())
+    }
+
+    /// Looks after the sessions whose peers cannot be reached as they were.
+    pub(super) fn tend(&mut self, desk: &dyn Desk) {
+        self.open_again();
+        for session in self.sick.iter().copied().collect::<Vec<_>>() {
+            if let Err(error) = self.tend_one(desk, session) {
+                self.give_up(desk, session, &error);
+            }
+        }
+    }
+
+    fn tend_one(&mut self, desk: &dyn Desk, session: u64) -> Result<()> {
+        let under_way = self.under_way(session);
+        let peer = self.peer(session);
+        match peer.road {
+            Road::Asked(since) if since.elapsed() < CALL => return Ok(()),
+            Road::Asked(_) => {
+                let text = format!("the peer did not say within {CALL:?} that its NIC can be reached");
+                return Err(Error::new(Code::PeerLost, text));
+            }
+            Road::Shut(_) => {
+                self.sick.remove(&session);
+                return Ok(());
+            }
+            Road::Open(_) | Road::Closed => {}
+        }
+        if under_way > 0 {
+            if peer.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                self.cut(session);
+            }
+            return Ok(());
+        }
+        peer.failures += 1;
+        self.close_road(session);
+        let nics = desk.peer_nics(session).ok_or_else(gone)?.addresses;
+        let nic = self.peer(session).nic;
+        self.ask(desk, session, nics.get(nic).ok_or_else(gone)?)
+    }
+
+    /// A peer that does not answer cannot vouch for what was posted to it.
+    fn give_up(&mut self, desk: &dyn Desk, session: u64, why: &Error) {
+        self.sick.remove(&session);
+        self.close_road(session);
+        if self.under_way(session) > 0 {
+            self.cut(session);
+        }
+        self.hand_over(desk, session, false, why);
+    }
+
+    /// The peer has answered: whatever was posted before cannot land any more.
+    pub(super) fn answered(&mut self, session: u64, answer: NicAnswer) {
+        let Some(desk) = self.desk.clone() else { return };
+        let Some(peer) = self.peers.get_mut(&session) else { return };
+        if !matches!(peer.road, Road::Asked(_)) || peer.nic != usize::from(answer.to) {
+            return log::debug!("a peer answered for a NIC that it was not asked for");
+        }
+        let nics = desk.peer_nics(session).map_or(0, |nics| nics.addresses.len());
+        let failures = peer.failures;
+        let opened = answer.outcome.and_then(|told| match failures > nics {
+            // Each of its NICs was tried, and the first one twice.
+            true => Err(Error::new(Code::PeerLost, "operations to each of its NICs failed")),
+            false => self.card.connect(session, &told),
+        });
+        self.sick.remove(&session);
+        let why = match opened {
+            Ok(way) => {
+                let peer = self.peer(session);
+                (peer.road, peer.since) = (Road::Open(way), None);
+                return self.resume(session);
+            }
+            Err(error) => error,
+        };
+        self.close_road(session);
+        let peer = self.peer(session);
+        peer.failures += 1;
+        peer.nic = (peer.nic + 1) % nics.max(1);
+        if peer.failures <= nics && nics > 1 {
+            // The next one is tried with the next order.
+            return self.resume(session);
+        }
+        self.rest(&*desk, session, why);
+    }
+
+    /// Leaves a session to other NICs for a while.
+    fn rest(&mut self, desk: &dyn Desk, session: u64, why: Error) {
+        let first = self.orders.iter().flatten().find(|active| active.session() == session);
+        let cause = first.and_then(|active| active.doubt.clone()).unwrap_or_else(|| why.clone());
+        let text = format!("NIC {} cannot reach the peer: {}; {}", self.number, why.text, cause.text);
+        let why = Error::new(Code::PeerLost, text);
+        let peer = self.peer(session);
+        peer.road = Road::Shut(Instant::now() + peer.rest);
+        (peer.failures, peer.since, peer.why) = (0, None, Some(why.clone()));
+        peer.rest = (peer.rest * 2).min(REST[1]);
+        let others = self.shut.shut(session, self.number);
+        log::warn!("{}; {}", why.text, if others { "others take its work" } else { "nor can any other" });
+        self.hand_over(desk, session, others, &why);
+    }
+
+    /// How long until a session that was left to others is tried again.
+    pub(super) fn soonest_opening(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let shut = self.peers.values().filter_map(|peer| match peer.road {
+            Road::Shut(until) => Some(until.saturating_duration_since(now)),
+            _ => None,
+        });
+        shut.min()
+    }
+
+    fn open_again(&mut self) {
+        let now = Instant::now();
+        for (session, peer) in &mut self.peers {
+            if matches!(peer.road, Road::Shut(until) if until <= now) {
+                peer.road = Road::Closed;
+                self.shut.open(*session, self.number);
+                self.wants.insert(*session);
+            }
+        }
+    }
+
+    /// The session's peer has other addresses: what failed failed because of that.
+    pub(super) fn find(&mut self, session: u64) {
+        if matches!(self.peers.get(&session).map(|peer| &peer.road), Some(Road::Asked(_))) {
+            return;
+        }
+        // What is under way to the old address ends by itself, with an error, and the peer is asked.
+        if self.under_way(session) == 0 {
+            self.close_road(session);
+            self.sick.remove(&session);
+            self.resume(session);
+        }
+    }
+
+    /// A NIC of the session's peer wants a way to this one.
+    pub(super) fn called(&mut self, session: u64, call: NicCall) {
+        let Some(desk) = self.desk.clone() else { return };
+        let admitted = self.card.admit(session, call.from, &call.address);
+        let outcome = admitted.map(|admitted| {
+            if let Some(address) = admitted.moved {
+                desk.nic_moved(self.number, address);
+            }
+            admitted.answer
+        });
+        desk.answer_nic(session, NicAnswer { from: call.from, to: call.to, outcome });
+    }
+
+    /// Stops what was posted to a session's peer.
+    pub(super) fn cut(&mut self, session: u64) {
+        let text = "operations of the NIC did not end when they should have, and were stopped";
+        let stopped = Error::new(Code::PeerLost, text);
+        let all = match self.card.cut(session) {
+            Ok(cut) => cut == Cut::Everybody,
+            Err(error) => return log::error!("a NIC's operations cannot be stopped: {error}"),
+        };
+        for active in self.orders.iter_mut().flatten().filter(|active| all || active.session() == session) {
+            if active.out > 0 {
+                self.sick.insert(active.session());
+            }
+            active.stop(&stopped);
+        }
+        for (other, peer) in &mut self.peers {
+            if (all || *other == session) && matches!(peer.road, Road::Open(_)) {
+                peer.road = Road::Closed;
+            }
+        }
+    }
+
+    /// Closes the way to a session's peer; nothing is under way on it.
+    pub(super) fn close_road(&mut self, session: u64) {
+        let Some(peer) = self.peers.get_mut(&session) else { return };
+        if let Road::Open(way) = std::mem::replace(&mut peer.road, Road::Closed) {
+            self.card.leave(session, way);
+        }
+    }
+
+    /// Nothing can be learnt of the NIC's operations any more.
+    pub(super) fn card_failed(&mut self, error: &Error) {
+        log::error!("the completions of a NIC cannot be read: {error}");
+        let sessions: Vec<u64> = self.peers.keys().copied().collect();
+        for session in sessions {
+            if self.under_way(session) > 0 {
+                self.cut(session);
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A NIC's thread: what it is told, and when it sleeps.
+
+use super::active::Active;
+use super::card::{Card, Done};
+use super::roads::Peer;
+use super::{Command, Fence, Inbox, Shut, name_of};
+use crate::{Desk, Held, from_host};
+use kvik_core::{Code, Error, Result};
+use kvik_host::event::{Epoll, Events, Interest};
+use kvik_proto::NicKey;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const BELL: u64 = 0;
+const QUEUE: u64 = 1;
+/// Orders in hand: enough small chunks to fill a queue, few enough that transfers take turns.
+const ORDERS: usize = 16;
+/// How long the thread sleeps at most while something is under way: stops are looked at.
+const GLANCE: Duration = Duration::from_millis(10);
+/// An idle thread wakes this rarely; everything that matters wakes it at once.
+const NAP: Duration = Duration::from_secs(3600);
+/// Polls in vain before a thread that has nothing to wait for lets others run for a moment.
+const SPINS: u32 = 200;
+const BREATH: Duration = Duration::from_micros(20);
+
+pub(super) struct Worker<C: Card> {
+    inbox: Arc<Inbox>,
+    pub number: usize,
+    pub shut: Arc<Shut>,
+    epoll: Rc<Epoll>,
+    pub desk: Option<Arc<dyn Desk>>,
+    // What follows is in the order in which it is let go of: what the card made before the card.
+    pub known: HashMap<usize, C::Known>,
+    /// Memory that is let go of when nobody else holds it.
+    leaving: HashMap<usize, C::Known>,
+    pub card: C,
+    /// The card tells by a descriptor when to poll.
+    waits: bool,
+    pub peers: HashMap<u64, Peer<C::Way>>,
+    /// Sessions whose peer cannot be reached as it was.
+    pub sick: BTreeSet<u64>,
+    /// Sessions that may have something to post.
+    pub wants: BTreeSet<u64>,
+    pub orders: Vec<Option<Active>>,
+    /// Orders with something left to post.
+    pub turns: VecDeque<usize>,
+    pub done: Vec<Done>,
+}
+
+impl<C: Card> Worker<C> {
+    /// The thread's state, and the address that peers reach its NIC by.
+    pub fn new(mut card: C, number: usize, inbox: Arc<Inbox>, shut: Arc<Shut>) -> Result<(Self, Vec<u8>)> {
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let epoll = Rc::new(Epoll::new().map_err(fail)?);
+        epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
+        let address = card.address()?;
+        let waits = card.watch(&epoll, QUEUE)?;
+        let worker = Worker {
+            inbox,
+            number,
+            shut,
+            epoll,
+            desk: None,
+            known: HashMap::new(),
+            leaving: HashMap::new(),
+            card,
+            waits,
+            peers: HashMap::new(),
+            sick: BTreeSet::new(),
+            wants: BTreeSet::new(),
+            orders: (0..ORDERS).map(|_| None).collect(),
+            turns: VecDeque::new(),
+            done: Vec::new(),
+        };
+        Ok((worker, address))
+    }
+
+    pub fn run(&mut self) {
+        let (mut events, mut commands) = (Events::new(8), Vec::new());
+        let mut idle = 0;
+        loop {
+            let nap = self.nap(idle);
+            if let Err(error) = self.epoll.wait(&mut events, nap) {
+                log::error!("a NIC's thread cannot wait and ends: {error}");
+                return self.end();
+            }
+            if events.iter().any(|event| event.token == BELL) {
+                if let Err(error) = self.inbox.bell.drain() {
+                    log::error!("a NIC's thread cannot hear its bell: {error}");
+                }
+                self.inbox.take(&mut commands);
+                for command in commands.drain(..) {
+                    if matches!(command, Command::Stop) {
+                        return self.end();
+                    }
+                    self.obey(command);
+                }
+            }
+            let moved = self.progress();
+            idle = if moved { 0 } else { idle.saturating_add(1) };
+        }
+    }
+
+    /// How long the thread may sleep now.
+    fn nap(&mut self, idle: u32) -> Duration {
+        let busy = self.orders.iter().any(Option::is_some)
+            || !self.leaving.is_empty()
+            || !self.sick.is_empty()
+            || self.desk.as_ref().is_some_and(|desk| desk.is_exposed());
+        match (busy, self.waits) {
+            (_, true) if !self.card.may_wait() => Duration::ZERO,
+            (true, true) => GLANCE,
+            (true, false) if idle < SPINS => Duration::ZERO,
+            (true, false) => BREATH,
+            (false, _) => self.soonest_opening().unwrap_or(NAP),
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Serve(desk) => self.desk = Some(desk),
+            Command::Post(session) => drop(self.wants.insert(session)),
+            Command::Register(memory, answer) => {
+                let known = self.register(memory);
+                let _ = answer.send(known);
+            }
+            Command::Unregister(name, answer) => {
+                self.leaving.extend(self.known.remove_entry(&name));
+                self.let_go();
+                let _ = answer.send(());
+            }
+            Command::Keep(name) => self.known.extend(self.leaving.remove_entry(&name)),
+            Command::Find(session) => self.find(session),
+            Command::Called(session, call) => self.called(session, call),
+            Command::Answered(session, answer) => self.answered(session, answer),
+            Command::Forget(session) => self.forget(session),
+            Command::Fence(fence) => self.fence(&fence),
+            // Their flags, and the desk, are looked at in every turn.
+            Command::Halt | Command::Expose | Command::Stop => {}
+        }
+    }
+
+    fn register(&mut self, memory: Held) -> Result<NicKey> {
+        let name = name_of(&memory);
+        let (known, key) = self.card.register(memory)?;
+        self.known.insert(name, known);
+        Ok(key)
+    }
+
+    /// Lets go of memory that only NICs hold.
+    fn let_go(&mut self) {
+        let nics = self.shut.nics;
+        self.leaving.retain(|_, known| Arc::strong_count((*known).as_ref()) > nics);
+    }
+
+    /// One turn: takes what has ended, and posts what there is room for. Whether anything moved.
+    fn progress(&mut self) -> bool {
+        if !self.leaving.is_empty() {
+            self.let_go();
+        }
+        let Some(desk) = self.desk.clone() else { return false };
+        let mut moved = self.take_completions();
+        self.tend(&*desk);
+        self.report(&*desk);
+        moved |= self.take_orders(&*desk);
+        moved |= self.post(&*desk);
+        // What could not be posted at all is over at once.
+        self.report(&*desk);
+        moved
+    }
+
+    /// Nothing of the session's peer may land here any more.
+    fn fence(&mut self, fence: &Fence) {
+        let session = fence.session;
+        self.abandon(session, "the session has ended");
+        let cut = self.card.fence(session);
+        match (cut, self.desk.clone()) {
+            (Ok(moved), Some(desk)) => {
+                if let Some(address) = moved {
+                    desk.nic_moved(self.number, address);
+                }
+                if fence.is_done() {
+                    desk.fenced(session);
+                }
+            }
+            // Then pages stay in quarantine, and nobody takes them for free.
+            (Err(error), _) => log::error!("a NIC cannot cut off a peer: {error}"),
+            (Ok(_), None) => {}
+        }
+        self.close_road(session);
+        self.peers.remove(&session);
+        self.sick.remove(&session);
+    }
+
+    fn forget(&mut self, session: u64) {
+        self.wants.remove(&session);
+        self.sick.remove(&session);
+        self.shut.open(session, self.number);
+        // Operations that are under way name it still: it goes with them, by a fence.
+        if self.under_way(session) == 0 {
+            self.close_road(session);
+            self.peers.remove(&session);
+        }
+    }
+
+    fn end(&mut self) {
+        let sessions: Vec<u64> = self.orders.iter().flatten().map(Active::session).collect();
+        for session in sessions {
+            self.abandon(session, "the engine was closed");
+        }
+        self.desk = None;
+    }
+
+    /// Fails a session's orders, and stops what was posted for them.
+    fn abandon(&mut self, session: u64, why: &str) {
+        for active in self.orders.iter_mut().flatten().filter(|active| active.session() == session) {
+            active.fail(Error::new(Code::PeerLost, why));
+        }
+        if self.under_way(session) > 0 {
+            self.cut(session);
+        }
+        if let Some(desk) = self.desk.clone() {
+            self.report(&*desk);
+        }
+    }
+}
