@@ -2,6 +2,6 @@
 
 from typing import Literal, TypeAlias
 
-TransportName: TypeAlias = Literal["auto", "tcp", "local", "libfabric"]
+TransportName: TypeAlias = Literal["auto", "tcp", "local", "nics"]
 VerifyName: TypeAlias = Literal["auto", "off", "full"]
 RightName: TypeAlias = Literal["read", "write"]

@@ -289,7 +289,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("KVIK_DEADLINE", "0", "0", "deadline is a number of seconds above 0 and at most 86400"),
     ("KVIK_DEADLINE", "inf", "inf", "deadline is a number of seconds"),
     ("KVIK_MEMORY_CAP", "1kB", '"1kB"', "memory_cap is a number of bytes"),
-    ("KVIK_TRANSPORT", "rdma", '"rdma"', 'transport is "auto", "tcp", "local" or "libfabric", not \'rdma\''),
+    ("KVIK_TRANSPORT", "rdma", '"rdma"', 'transport is "auto", "tcp", "local" or "nics", not \'rdma\''),
     ("KVIK_LISTEN", "10.0.0.5", '"10.0.0.5"', "listen is HOST:PORT or [IPV6]:PORT, or several of them"),
     ("KVIK_CPUS", "a", '["0"]', "cpus is CPU numbers"),
     ("KVIK_NUMA_NODE", "-1", "-1", "numa_node is a whole number from 0"),

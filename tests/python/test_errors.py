@@ -65,13 +65,13 @@ def test_the_family_of_errors() -> None:
 
 
 def test_an_unknown_transport() -> None:
-    with refused(kvik.UnknownTransport, '"auto", "tcp", "local" or "libfabric"'):
+    with refused(kvik.UnknownTransport, '"auto", "tcp", "local" or "nics"'):
         kvik.Engine(transport="rdma")  # type: ignore[arg-type]
 
 
 def test_an_unknown_transport_of_a_transfer(pair: Two) -> None:
     ticket = pair.there.grant(pair.source.of()).ticket
-    with refused(kvik.UnknownTransport, '"auto", "tcp", "local" or "libfabric"'):
+    with refused(kvik.UnknownTransport, '"auto", "tcp", "local" or "nics"'):
         pair.read(ticket, transport="efa")
 
 

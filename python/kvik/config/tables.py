@@ -1,8 +1,8 @@
 """All options of kvik, each defined once.
 
 The engine's are those of `kvik.Engine`; a test compares them with its signature, with the defaults of the
-Rust side and with its bounds. The connector takes the engine's too, except the name, which it makes itself;
-the emulator takes those of both that its tests and demos set.
+Rust side and with its bounds. The connector takes most of the engine's too; the emulator takes those of both
+that its tests and demos set.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ ENGINE = Entry(
         ),
         _engine(
             name="transport",
-            kind=Choice(("auto", "tcp", "local", "libfabric")),
+            kind=Choice(("auto", "tcp", "local", "nics")),
             default="auto",
             help="How pages move: the best that reaches the peer, or the one that is named.",
             reason="A named one is used or the transfer fails, so that what was decided holds.",
@@ -122,19 +122,20 @@ ENGINE = Entry(
             "hand at full speed would slow every peer.",
         ),
         _engine(
-            name="fabric",
-            kind=Text(most=64, what="the name of a libfabric provider"),
+            name="nics",
+            kind=Text(most=256, what="the name of NICs"),
             default=None,
-            help="NICs for one-sided transfers, by libfabric's provider: `efa`, `verbs`, `tcp`, ...",
+            help="NICs for one-sided transfers: `efa`, or `libfabric:PROVIDER` (`libfabric:tcp`); with "
+            "`:DEVICE,...` behind it, some of them.",
             reason="What is named is used or the engine does not start, so that no other network is taken "
-            "unseen. Left out, libfabric is not loaded.",
+            "unseen. Left out, no library is loaded for it.",
         ),
         _engine(
-            name="libfabric",
+            name="nic_library",
             kind=Path(),
             default=None,
-            unset="the process's own copy, the EFA installer's, the distribution's",
-            help="The file of the libfabric to load.",
+            unset="the process's own copy, the vendor's, the distribution's",
+            help="The file of the library that speaks to the NICs.",
             reason="For a host with several. A copy that the process has already comes first, since two "
             "cannot share a device.",
         ),
@@ -171,13 +172,16 @@ def _expiry_order(values: Mapping[str, Any]) -> str | None:
     return f"max_expiry {most:g} is below expiry {expiry:g}" if most < expiry else None
 
 
+# A connector makes its name itself; the others are rarely set, and keep their variables and keys in the file.
+_ENGINE_ONLY = ("name", "window", "nic_library")
+
 CONNECTOR = Entry(
     name="connector",
     title="The connector of a serving engine",
     where="a key of `kv_connector_extra_config`",
     check=_expiry_order,
     options=(
-        *(option for option in ENGINE.options if option.name != "name"),
+        *(option for option in ENGINE.options if option.name not in _ENGINE_ONLY),
         _connector(
             name="expiry",
             kind=Seconds(),

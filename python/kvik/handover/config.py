@@ -32,9 +32,7 @@ class ConnectorConfig:
     io_threads: int = _DEFAULTS["io_threads"]
     deadline: float = _DEFAULTS["deadline"]
     memory_cap: int = _DEFAULTS["memory_cap"]
-    window: int = _DEFAULTS["window"]
-    fabric: str | None = None
-    libfabric: str | None = None
+    nics: str | None = None
     cpus: tuple[int, ...] | None = None
     numa_node: int | None = None
     expiry: float = _DEFAULTS["expiry"]
@@ -69,9 +67,7 @@ class ConnectorConfig:
             "io_threads": self.io_threads,
             "deadline": self.deadline,
             "memory_cap": self.memory_cap,
-            "window": self.window,
-            "fabric": self.fabric,
-            "libfabric": self.libfabric,
+            "nics": self.nics,
             "cpus": self.cpus,
             "numa_node": self.numa_node,
             "name": name,

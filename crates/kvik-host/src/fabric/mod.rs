@@ -31,7 +31,7 @@ pub const LIBFABRIC: Wanted = Wanted {
     soname: "libfabric.so.1",
     // Of the EFA installer: the distribution's knows older EFA devices only.
     folders: &["/opt/amazon/efa/lib", "/opt/amazon/efa/lib64"],
-    option: "`libfabric` (KVIK_LIBFABRIC)",
+    option: "`nic_library` (KVIK_NIC_LIBRARY)",
     packages: "Debian and Ubuntu: libfabric1; Fedora: libfabric; AWS: the EFA installer",
     container: "mount the host's /opt/amazon/efa, or install the package in the image",
 };

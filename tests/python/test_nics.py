@@ -10,8 +10,8 @@ LAYOUT = kvik.Layout(pages=16, run_bytes=64 << 10)
 
 def test_pages_go_both_ways() -> None:
     with (
-        kvik.Engine(fabric="tcp", transport="libfabric") as owner,
-        kvik.Engine(fabric="tcp", transport="libfabric") as other,
+        kvik.Engine(nics="libfabric:tcp", transport="nics") as owner,
+        kvik.Engine(nics="libfabric:tcp", transport="nics") as other,
     ):
         there = np.random.default_rng(5).integers(0, 256, LAYOUT.nbytes, dtype=np.uint8)
         here = np.zeros(LAYOUT.nbytes, dtype=np.uint8)
@@ -26,7 +26,7 @@ def test_pages_go_both_ways() -> None:
 
 
 def test_the_environment_names_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVIK_FABRIC", "efa")
+    monkeypatch.setenv("KVIK_NICS", "efa")
     with pytest.raises(kvik.TransportUnavailable, match='provider "efa"'):
         kvik.Engine()
 
@@ -34,4 +34,4 @@ def test_the_environment_names_the_provider(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_library_that_is_not_there() -> None:
     # Another copy would be taken if this process had one.
     with pytest.raises(kvik.TransportUnavailable, match="libfabric"):
-        kvik.Engine(fabric="no-such-provider", libfabric="/no/such/libfabric.so.1")
+        kvik.Engine(nics="libfabric:none", nic_library="/no/such/libfabric.so.1")
