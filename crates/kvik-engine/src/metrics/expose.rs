@@ -10,6 +10,7 @@ use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
 use kvik_host::Memory;
 use kvik_proto::Op;
+use kvik_transport::nics::NicPool;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ impl Shared {
         self.metrics.tables(|tables| tables.times_text(&mut text));
         self.metrics.tables(|tables| tables.refusals_text(&mut text));
         self.grants_text(&mut text, &now);
+        self.nics_text(&mut text);
         self.sessions_text(&mut text, &now);
         text.single(&LATE_BEATS, now.late_beats);
         text.single(&MEMORY_HELD, self.budget.used());
@@ -93,6 +95,19 @@ impl Shared {
         let ended = self.metrics.tables(|tables| tables.grants_ended.clone());
         counts(text, &GRANTS_ENDED, ended.iter().map(|(state, count)| (state.name(), *count)));
         text.single(&QUARANTINED, now.quarantined);
+    }
+
+    fn nics_text(&self, text: &mut Text) {
+        let nics = self.nics.get().map_or(&[] as &[_], NicPool::stats);
+        text.family(&NIC_BYTES);
+        for nic in nics {
+            text.sample(&NIC_BYTES, &[&nic.name(), &"in"], nic.read());
+            text.sample(&NIC_BYTES, &[&nic.name(), &"out"], nic.written());
+        }
+        text.family(&NIC_FAILED);
+        nics.iter().for_each(|nic| text.sample(&NIC_FAILED, &[&nic.name()], nic.failed()));
+        text.family(&NIC_UP);
+        nics.iter().for_each(|nic| text.sample(&NIC_UP, &[&nic.name()], u8::from(nic.is_up())));
     }
 
     fn sessions_text(&self, text: &mut Text, now: &Now) {

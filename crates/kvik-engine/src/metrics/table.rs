@@ -80,6 +80,12 @@ metrics! {
         "Pages of grants that are over while a transfer may still touch them.";
     IN_FLIGHT Gauge "kvik_in_flight_bytes" ["peer", "peer_name"]
         "Bytes that the data channels of a peer that has a session have in hand to send: at most the engine's window.";
+    NIC_BYTES Counter "kvik_nic_bytes_total" ["nic", "direction"]
+        "Bytes that each NIC of this engine moved for transfers that this engine began: in to its memory, or out of it. What peers' NICs move here is counted there.";
+    NIC_FAILED Counter "kvik_nic_failed_operations_total" ["nic"]
+        "Operations of a NIC that failed. What they were to move is posted again, by this NIC or another one.";
+    NIC_UP Gauge "kvik_nic_up" ["nic"]
+        "1 while the NIC can be used, 0 while its port is down.";
     SESSIONS Gauge "kvik_sessions_open" []
         "Sessions with peers that are up.";
     SESSIONS_OPENED Counter "kvik_sessions_opened_total" []
@@ -101,7 +107,7 @@ metrics! {
     REGIONS Gauge "kvik_regions" []
         "Regions that are registered.";
     CPU Counter "kvik_thread_cpu_seconds_total" ["thread"]
-        "CPU seconds of this engine's own threads: kvik-ctl (connections, heartbeats, deadlines), kvik-io (tcp), kvik-copy (local), kvik-stat (this).";
+        "CPU seconds of this engine's own threads: kvik-ctl (connections, heartbeats, deadlines), kvik-io (tcp), kvik-copy (local), kvik-nic (nics), kvik-stat (this).";
     TRACE_DROPPED Counter "kvik_trace_dropped_total" []
         "Transfers that a recording (kvik trace record) lost because they came faster than it was read.";
 }

@@ -1,5 +1,6 @@
 //! An order that a NIC has in hand.
 
+use super::stats::NicStats;
 use crate::local::stopped;
 use crate::{Desk, Held, finish};
 use kvik_core::{Error, Extent, Extents};
@@ -100,11 +101,14 @@ impl Active {
     }
 
     /// Reports it.
-    pub fn report(self, desk: &dyn Desk) {
+    pub fn report(self, desk: &dyn Desk, stats: &NicStats) {
         let all = self.at >= self.order.part.end;
         let outcome = match self.error.or(self.doubt) {
             Some(error) => OrderOutcome::Failed(error),
-            None if all => OrderOutcome::Done { extents: self.extents, verify: Duration::ZERO },
+            None if all => {
+                stats.moved(self.op, self.order.part.end - self.order.part.start);
+                OrderOutcome::Done { extents: self.extents, verify: Duration::ZERO }
+            }
             None => OrderOutcome::Void,
         };
         finish(desk, self.order, outcome);

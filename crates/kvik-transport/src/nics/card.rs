@@ -1,7 +1,7 @@
 //! What a NIC's thread needs of the NIC, whatever speaks to it.
 
 use crate::Held;
-use kvik_core::Result;
+use kvik_core::{Error, Result};
 use kvik_host::event::Epoll;
 use kvik_proto::{NicKey, Op};
 use std::rc::Rc;
@@ -65,6 +65,8 @@ pub(crate) trait Card: Sized {
     /// # Errors
     /// Nothing can be learnt of operations any more.
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<()>;
+    /// Why it cannot be used now: its port is down, say. Looked at after each poll.
+    fn down(&self) -> Option<Error>;
     /// Stops what was posted to a session's peer: it touches no memory of this process any more, and nothing is
     /// heard of it.
     ///

@@ -28,6 +28,7 @@ impl<C: Card> Worker<C> {
             let failed = error.is_some();
             active.ended(error);
             if failed {
+                self.stats.operation_failed();
                 self.sick.insert(session);
             } else if let Some(peer) = self.peers.get_mut(&session) {
                 peer.works();
@@ -44,7 +45,7 @@ impl<C: Card> Worker<C> {
         for (index, place) in self.orders.iter_mut().enumerate() {
             if let Some(over) = place.take_if(|active| active.is_over()) {
                 self.turns.retain(|turn| *turn != index);
-                over.report(desk);
+                over.report(desk, &self.stats);
             }
         }
     }
@@ -169,7 +170,7 @@ impl<C: Card> Worker<C> {
                 true => active.give_back(desk),
                 false => {
                     active.fail(why.clone());
-                    active.report(desk);
+                    active.report(desk, &self.stats);
                 }
             }
         }

@@ -182,6 +182,11 @@ impl Card for FabricCard {
         polled
     }
 
+    /// libfabric tells by failed operations only.
+    fn down(&self) -> Option<Error> {
+        None
+    }
+
     fn cut(&mut self, _session: u64) -> Result<Cut> {
         // The old one closes as it is replaced.
         self.posts = self.reopened()?;

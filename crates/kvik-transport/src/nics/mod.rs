@@ -13,9 +13,11 @@ mod hand;
 mod libfabric;
 mod options;
 mod roads;
+mod stats;
 mod worker;
 
 pub use options::{NicKind, NicOptions};
+pub use stats::NicStats;
 
 use crate::local::lock;
 use crate::{Desk, Held, from_host};
@@ -29,6 +31,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use worker::Place;
 
 /// How long a thread may take to answer before its caller goes on without.
 const ANSWER: Duration = Duration::from_millis(100);
@@ -38,6 +41,7 @@ pub struct NicPool {
     lanes: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     nics: Mutex<Nics>,
+    stats: Vec<Arc<NicStats>>,
 }
 
 /// What a thread is told.
@@ -186,14 +190,15 @@ fn answered<T>(wait: Receiver<Result<T>>) -> Result<T> {
 }
 
 /// The NICs that the options name, or all; no more than peers can be told of.
-fn named<N>(options: &NicOptions, mut nics: Vec<(String, N)>) -> Result<Vec<N>> {
+fn named<N>(options: &NicOptions, mut nics: Vec<(String, N)>) -> Result<Vec<(String, N)>> {
     let names: Vec<&String> = nics.iter().map(|(name, _)| name).collect();
     if let Some(other) = options.devices.iter().find(|device| !names.contains(device)) {
         let text = format!("nics={options} names {other:?}, and the NICs here are {names:?}");
         return Err(Error::new(Code::TransportUnavailable, text));
     }
     nics.retain(|(name, _)| options.devices.is_empty() || options.devices.contains(name));
-    Ok(nics.into_iter().map(|(_, nic)| nic).take(kvik_proto::MAX_NICS).collect())
+    nics.truncate(kvik_proto::MAX_NICS);
+    Ok(nics)
 }
 
 /// What stands for memory: somebody holds it meanwhile, so no other has its address.
@@ -213,7 +218,12 @@ impl NicPool {
     /// # Errors
     /// `TransportUnavailable`: no library, no such NIC, or one that cannot be opened.
     pub fn start(options: &NicOptions, threads: &ThreadOptions) -> Result<NicPool> {
-        let mut pool = NicPool { lanes: Vec::new(), threads: Mutex::default(), nics: Mutex::default() };
+        let mut pool = NicPool {
+            lanes: Vec::new(),
+            threads: Mutex::default(),
+            nics: Mutex::default(),
+            stats: Vec::new(),
+        };
         let depth = options.depth;
         let addresses = match &options.kind {
             NicKind::Libfabric(provider) => {
@@ -244,13 +254,15 @@ impl NicPool {
         let nics = named(options, nics)?;
         let shut = Arc::new(Shut::new(nics.len()));
         let mut opening = Vec::new();
-        for (number, nic) in nics.into_iter().enumerate() {
+        for (number, (name, nic)) in nics.into_iter().enumerate() {
             let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
             let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
+            let stats = Arc::new(NicStats::new(name));
             let (tell, opened) = sync_channel(1);
-            let (theirs, shut, open) = (inbox.clone(), shut.clone(), open.clone());
+            let place = Place { number, inbox: inbox.clone(), shut: shut.clone(), stats: stats.clone() };
+            let open = open.clone();
             let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
-                let worker = open(nic).and_then(|card| worker::Worker::new(card, number, theirs, shut));
+                let worker = open(nic).and_then(|card| worker::Worker::new(card, place));
                 match worker {
                     Ok((mut worker, address)) => {
                         let _ = tell.send(Ok(address));
@@ -261,6 +273,7 @@ impl NicPool {
             });
             lock(&self.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
             self.lanes.push(inbox);
+            self.stats.push(stats);
             opening.push(opened);
         }
         // They open side by side: some take seconds.
@@ -275,6 +288,11 @@ impl NicPool {
     /// What peers are told.
     pub fn nics(&self) -> Nics {
         lock(&self.nics).clone()
+    }
+
+    /// What each NIC has done.
+    pub fn stats(&self) -> &[Arc<NicStats>] {
+        &self.stats
     }
 
     /// A NIC is reached at another address from now on: what peers are told.

@@ -63,6 +63,7 @@ impl<C: Card> Worker<C> {
     /// Whether to take orders of a session: not while others can do better.
     pub(super) fn may_take(&mut self, session: u64) -> bool {
         match self.peers.get(&session).map(|peer| &peer.road) {
+            _ if self.down.is_some() => !self.shut.shut(session, self.number),
             Some(Road::Shut(_)) => !self.shut.shut(session, self.number),
             _ => true,
         }
@@ -71,6 +72,11 @@ impl<C: Card> Worker<C> {
     /// The way to the session's peer, and which of its NICs it leads to. None: it is being opened.
     pub(super) fn way(&mut self, desk: &dyn Desk, session: u64) -> Result<Option<(C::Way, usize)>> {
         if self.sick.contains(&session) {
+            return Ok(None);
+        }
+        if let Some(why) = self.down.clone() {
+            // Nothing of its orders was posted, or their way has been cut since.
+            self.rest(desk, session, why);
             return Ok(None);
         }
         match self.peer(session).road {
@@ -115,7 +121,7 @@ impl<C: Card> Worker<C> {
     }
 
     fn tend_one(&mut self, desk: &dyn Desk, session: u64) -> Result<()> {
-        let under_way = self.under_way(session);
+        let (under_way, down) = (self.under_way(session), self.down.is_some());
         let peer = self.peer(session);
         match peer.road {
             Road::Asked(since) if since.elapsed() < CALL => return Ok(()),
@@ -130,7 +136,7 @@ impl<C: Card> Worker<C> {
             Road::Open(_) | Road::Closed => {}
         }
         if under_way > 0 {
-            if peer.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            if down || peer.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
                 self.cut(session);
             }
             return Ok(());
@@ -161,10 +167,12 @@ impl<C: Card> Worker<C> {
         }
         let nics = desk.peer_nics(session).map_or(0, |nics| nics.addresses.len());
         let failures = peer.failures;
-        let opened = answer.outcome.and_then(|told| match failures > nics {
+        let down = self.down.clone();
+        let opened = answer.outcome.and_then(|told| match (down, failures > nics) {
+            (Some(why), _) => Err(why),
             // Each of its NICs was tried, and the first one twice.
-            true => Err(Error::new(Code::PeerLost, "operations to each of its NICs failed")),
-            false => self.card.connect(session, &told),
+            (_, true) => Err(Error::new(Code::PeerLost, "operations to each of its NICs failed")),
+            _ => self.card.connect(session, &told),
         });
         self.sick.remove(&session);
         let why = match opened {
@@ -179,7 +187,7 @@ impl<C: Card> Worker<C> {
         let peer = self.peer(session);
         peer.failures += 1;
         peer.nic = (peer.nic + 1) % nics.max(1);
-        if peer.failures <= nics && nics > 1 {
+        if peer.failures <= nics && nics > 1 && self.down.is_none() {
             // The next one is tried with the next order.
             return self.resume(session);
         }
@@ -189,8 +197,10 @@ impl<C: Card> Worker<C> {
     /// Leaves a session to other NICs for a while.
     fn rest(&mut self, desk: &dyn Desk, session: u64, why: Error) {
         let first = self.orders.iter().flatten().find(|active| active.session() == session);
-        let cause = first.and_then(|active| active.doubt.clone()).unwrap_or_else(|| why.clone());
-        let text = format!("NIC {} cannot reach the peer: {}; {}", self.number, why.text, cause.text);
+        let cause = first.and_then(|active| active.doubt.as_ref());
+        let cause = cause.map_or_else(String::new, |cause| format!(" (what failed first: {})", cause.text));
+        let text =
+            format!("NIC {} ({}) cannot reach the peer: {}{cause}", self.number, self.stats.name(), why.text);
         let why = Error::new(Code::PeerLost, text);
         let peer = self.peer(session);
         peer.road = Road::Shut(Instant::now() + peer.rest);
@@ -211,7 +221,31 @@ impl<C: Card> Worker<C> {
         shut.min()
     }
 
+    /// Whether the NIC itself can be used.
+    pub(super) fn look_at_port(&mut self) {
+        let down = self.card.down();
+        if down.is_some() == self.down.is_some() {
+            return;
+        }
+        self.stats.set_up(down.is_none());
+        match &down {
+            Some(why) => log::warn!("NIC {} ({}) is out of use: {why}", self.number, self.stats.name()),
+            None => log::info!("NIC {} ({}) is in use again", self.number, self.stats.name()),
+        }
+        self.down = down;
+        for (session, peer) in &mut self.peers {
+            match peer.road {
+                Road::Shut(_) if self.down.is_none() => peer.road = Road::Shut(Instant::now()),
+                Road::Open(_) if self.down.is_some() => drop(self.sick.insert(*session)),
+                _ => {}
+            }
+        }
+    }
+
     fn open_again(&mut self) {
+        if self.down.is_some() {
+            return;
+        }
         let now = Instant::now();
         for (session, peer) in &mut self.peers {
             if matches!(peer.road, Road::Shut(until) if until <= now) {

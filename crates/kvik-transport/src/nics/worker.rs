@@ -3,6 +3,7 @@
 use super::active::Active;
 use super::card::{Card, Done};
 use super::roads::Peer;
+use super::stats::NicStats;
 use super::{Command, Fence, Inbox, Shut, name_of};
 use crate::{Desk, Held, from_host};
 use kvik_core::{Code, Error, Result};
@@ -25,10 +26,21 @@ const NAP: Duration = Duration::from_secs(3600);
 const SPINS: u32 = 200;
 const BREATH: Duration = Duration::from_micros(20);
 
+/// A thread's place in its pool.
+pub(super) struct Place {
+    /// The NIC's number, by which peers name it.
+    pub number: usize,
+    pub inbox: Arc<Inbox>,
+    pub shut: Arc<Shut>,
+    pub stats: Arc<NicStats>,
+}
+
+/// See the module's text.
 pub(super) struct Worker<C: Card> {
     inbox: Arc<Inbox>,
     pub number: usize,
     pub shut: Arc<Shut>,
+    pub stats: Arc<NicStats>,
     epoll: Rc<Epoll>,
     pub desk: Option<Arc<dyn Desk>>,
     // What follows is in the order in which it is let go of: what the card made before the card.
@@ -38,6 +50,8 @@ pub(super) struct Worker<C: Card> {
     pub card: C,
     /// The card tells by a descriptor when to poll.
     waits: bool,
+    /// Why the NIC cannot be used now.
+    pub down: Option<Error>,
     pub peers: HashMap<u64, Peer<C::Way>>,
     /// Sessions whose peer cannot be reached as it was.
     pub sick: BTreeSet<u64>,
@@ -51,7 +65,8 @@ pub(super) struct Worker<C: Card> {
 
 impl<C: Card> Worker<C> {
     /// The thread's state, and the address that peers reach its NIC by.
-    pub fn new(mut card: C, number: usize, inbox: Arc<Inbox>, shut: Arc<Shut>) -> Result<(Self, Vec<u8>)> {
+    pub fn new(mut card: C, place: Place) -> Result<(Self, Vec<u8>)> {
+        let Place { number, inbox, shut, stats } = place;
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Rc::new(Epoll::new().map_err(fail)?);
         epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
@@ -61,12 +76,14 @@ impl<C: Card> Worker<C> {
             inbox,
             number,
             shut,
+            stats,
             epoll,
             desk: None,
             known: HashMap::new(),
             leaving: HashMap::new(),
             card,
             waits,
+            down: None,
             peers: HashMap::new(),
             sick: BTreeSet::new(),
             wants: BTreeSet::new(),
@@ -162,6 +179,7 @@ impl<C: Card> Worker<C> {
         }
         let Some(desk) = self.desk.clone() else { return false };
         let mut moved = self.take_completions();
+        self.look_at_port();
         self.tend(&*desk);
         self.report(&*desk);
         moved |= self.take_orders(&*desk);
