@@ -47,7 +47,7 @@ use std::sync::Arc;
 pub const LIBIBVERBS: Wanted = Wanted {
     soname: "libibverbs.so.1",
     folders: &[],
-    option: "`libibverbs` (KVIK_LIBIBVERBS)",
+    option: "`nic_library` (KVIK_NIC_LIBRARY)",
     packages: "Debian and Ubuntu: libibverbs1 and ibverbs-providers; Fedora: libibverbs",
     container: "install the packages in the image, and give it /dev/infiniband and locked memory \
                 (--device=/dev/infiniband --ulimit memlock=-1)",

@@ -1,5 +1,6 @@
 //! An order that a NIC has in hand.
 
+use super::card::Run;
 use super::stats::NicStats;
 use crate::local::stopped;
 use crate::{Desk, Held, finish};
@@ -38,20 +39,31 @@ impl Active {
         self.order.id.session()
     }
 
-    /// What is posted next, `longest` bytes at most: the offsets in the peer's region (left) and here (right).
-    pub fn next(&self, longest: u64) -> Option<Extent> {
+    /// What is posted next, `longest` bytes at most: one run at the peer, whose offset in its region is given, and
+    /// up to `most` runs here, which go into `pieces`.
+    pub fn next(&self, longest: u64, most: usize, pieces: &mut Vec<Run>) -> Option<u64> {
+        pieces.clear();
         if self.is_left() || self.doubt.is_some() || self.at >= self.order.part.end {
             return None;
         }
         let mut extents = Extents::new(&self.source.view, &self.order.view, self.at..self.order.part.end);
-        extents.next().map(|extent| Extent { len: extent.len.min(longest), ..extent })
+        let first = extents.next()?;
+        let (mut there, mut room) = (first.left, longest);
+        let mut next = Some(first);
+        while let Some(Extent { left, right, len }) = next.filter(|extent| extent.left == there) {
+            let len = len.min(room);
+            pieces.push(Run { offset: right as usize, len: len as usize });
+            (there, room) = (left + len, room - len);
+            next = if room > 0 && pieces.len() < most { extents.next() } else { None };
+        }
+        Some(first.left)
     }
 
-    /// An operation of `len` bytes was posted.
-    pub fn posted(&mut self, len: u64) {
-        self.at += len;
+    /// An operation of these runs was posted.
+    pub fn posted(&mut self, pieces: &[Run]) {
+        self.at += pieces.iter().map(|run| run.len as u64).sum::<u64>();
         self.out += 1;
-        self.extents += 1;
+        self.extents += pieces.len() as u64;
     }
 
     /// An operation has ended, or was stopped.

@@ -9,12 +9,16 @@ use std::rc::Rc;
 /// An open NIC. It and all that comes of it are one thread's.
 pub(crate) trait Card: Sized {
     /// Memory that it knows.
-    type Known: AsRef<Held>;
+    type Known;
     /// The way to a peer's NIC.
     type Way: Copy;
 
     /// Bytes of an operation, at most.
     fn longest(&self) -> u64;
+    /// Runs of memory here that one operation takes; at most [`PIECES`].
+    fn pieces(&self) -> usize;
+    /// Whether anybody but this many NICs holds the memory.
+    fn is_held(known: &Self::Known, nics: usize) -> bool;
     /// The address that peers are told when they meet.
     ///
     /// # Errors
@@ -60,6 +64,8 @@ pub(crate) trait Card: Sized {
     /// # Errors
     /// It was refused; nothing of it is under way.
     fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted>;
+    /// Has the NIC begin with what was posted, where it has not yet.
+    fn flush(&mut self);
     /// Lets the NIC work, and takes what has ended.
     ///
     /// # Errors
@@ -79,17 +85,29 @@ pub(crate) trait Card: Sized {
     /// # Errors
     /// It cannot be cut.
     fn fence(&mut self, session: u64) -> Result<Option<Vec<u8>>>;
+    /// The session is over, and nothing that was posted for it on either side is under way.
+    fn forget(&mut self, session: u64);
 }
 
-/// One run of bytes to move.
+/// Runs of memory here that any operation takes, at most.
+pub(crate) const PIECES: usize = 8;
+
+/// A run of memory here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The first byte in the region.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Runs here to or from one run at the peer.
 pub(crate) struct Operation<'a, C: Card> {
     pub op: Op,
     /// The own memory.
     pub memory: &'a C::Known,
-    /// The first byte in it.
-    pub offset: usize,
-    /// Bytes.
-    pub len: usize,
+    /// What of it, in the order in which it lies at the peer.
+    pub pieces: &'a [Run],
     pub way: C::Way,
     /// Where the bytes lie at the peer, by its key.
     pub remote: u64,
@@ -128,4 +146,6 @@ pub(crate) struct Admitted {
 pub(crate) enum Cut {
     /// All that were posted on this NIC; ways must be opened again.
     Everybody,
+    /// Those of the session's orders.
+    Session,
 }

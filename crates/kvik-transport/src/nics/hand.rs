@@ -97,16 +97,18 @@ impl<C: Card> Worker<C> {
 
     /// Posts operations while there is room, of each order in turn.
     pub(super) fn post(&mut self, desk: &dyn Desk) -> bool {
-        let mut posted = false;
-        while let Some(index) = self.turns.pop_front() {
+        let (mut posted, mut full) = (false, 0);
+        // Until there is no room for any of them: a peer's queue may be full while another's is not.
+        while full < self.turns.len() {
+            let Some(index) = self.turns.pop_front() else { break };
             match self.post_next(desk, index) {
                 Ok(Some(Posted::Yes)) => {
-                    posted = true;
+                    (posted, full) = (true, 0);
                     self.turns.push_back(index);
                 }
                 Ok(Some(Posted::Full)) => {
-                    self.turns.push_front(index);
-                    break;
+                    full += 1;
+                    self.turns.push_back(index);
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -116,13 +118,15 @@ impl<C: Card> Worker<C> {
                 }
             }
         }
+        self.card.flush();
         posted
     }
 
     /// Posts an order's next operation. None: there is none, or it waits for its way, which brings it back.
     fn post_next(&mut self, desk: &dyn Desk, index: usize) -> Result<Option<Posted>> {
-        let Some(Some(active)) = self.orders.get_mut(index) else { return Ok(None) };
-        let Some(extent) = active.next(self.card.longest()) else { return Ok(None) };
+        let Some(Some(active)) = self.orders.get(index) else { return Ok(None) };
+        let (longest, most) = (self.card.longest(), self.card.pieces());
+        let Some(there) = active.next(longest, most, &mut self.pieces) else { return Ok(None) };
         let session = active.session();
         let Some((way, nic)) = self.way(desk, session)? else { return Ok(None) };
         let Some(Some(active)) = self.orders.get_mut(index) else { return Ok(None) };
@@ -134,16 +138,15 @@ impl<C: Card> Worker<C> {
         let operation = Operation {
             op: active.op,
             memory,
-            offset: extent.right as usize,
-            len: extent.len as usize,
+            pieces: &self.pieces,
             way,
-            remote: key.base.wrapping_add(extent.left),
+            remote: key.base.wrapping_add(there),
             key: key.key,
             token: index as u64,
         };
         let posted = self.card.post(&operation)?;
         if posted == Posted::Yes {
-            active.posted(extent.len);
+            active.posted(&self.pieces);
         }
         Ok(Some(posted))
     }

@@ -34,15 +34,6 @@ pub(crate) struct FabricCard {
     device: Rc<Device>,
 }
 
-/// Memory that the NIC knows.
-pub(crate) struct Known(Rc<Registration>);
-
-impl AsRef<Held> for Known {
-    fn as_ref(&self) -> &Held {
-        self.0.memory()
-    }
-}
-
 fn refused(error: FabricError) -> Error {
     Error::new(Code::TransportUnavailable, error.to_string())
 }
@@ -92,11 +83,20 @@ impl FabricCard {
 }
 
 impl Card for FabricCard {
-    type Known = Known;
+    type Known = Rc<Registration>;
     type Way = Slot;
 
     fn longest(&self) -> u64 {
         (self.nic.longest() as u64).clamp(1, LONGEST)
+    }
+
+    /// EFA takes one, and so do several others.
+    fn pieces(&self) -> usize {
+        1
+    }
+
+    fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
+        Arc::strong_count(known.memory()) > nics
     }
 
     fn address(&mut self) -> Result<Vec<u8>> {
@@ -117,13 +117,13 @@ impl Card for FabricCard {
         self.posts.may_wait() && self.target.may_wait()
     }
 
-    fn register(&mut self, memory: Held) -> Result<(Known, NicKey)> {
+    fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
         let known = self.device.register(memory, true).map_err(|error| {
             let hint = "raise the limit of locked memory (ulimit -l) if that is why";
             Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))
         })?;
         let key = NicKey { key: known.key(), base: known.base() };
-        Ok((Known(known), key))
+        Ok((known, key))
     }
 
     fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Slot>> {
@@ -155,11 +155,17 @@ impl Card for FabricCard {
     }
 
     fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted> {
+        let [run] = operation.pieces else {
+            return Err(Error::new(
+                Code::InvalidArgument,
+                "libfabric was given an operation of several runs",
+            ));
+        };
         let rma = Rma {
             op: if operation.op == Op::Read { RmaOp::Read } else { RmaOp::Write },
-            memory: &operation.memory.0,
-            offset: operation.offset,
-            len: operation.len,
+            memory: operation.memory,
+            offset: run.offset,
+            len: run.len,
             peer: operation.way,
             remote: operation.remote,
             key: operation.key,
@@ -170,6 +176,9 @@ impl Card for FabricCard {
             kvik_host::fabric::Posted::Full => Ok(Posted::Full),
         }
     }
+
+    /// Posting begins it.
+    fn flush(&mut self) {}
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<()> {
         let failed = |error: FabricError| Error::new(Code::PeerLost, error.to_string());
@@ -199,4 +208,7 @@ impl Card for FabricCard {
         self.target = target;
         Ok(Some(address))
     }
+
+    /// All peers share the endpoints; ways are left one by one.
+    fn forget(&mut self, _session: u64) {}
 }

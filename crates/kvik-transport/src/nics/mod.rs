@@ -2,7 +2,7 @@
 //!
 //! - [`NicOptions`]: which NICs, and what speaks to them;
 //! - [`NicPool`]: their threads;
-//! - `card`: what a thread needs of a NIC; `libfabric` has it;
+//! - `card`: what a thread needs of a NIC; `libfabric` and `verbs` have it;
 //! - `worker`: the thread: what it is told, and when it sleeps;
 //! - `hand`: the orders that it has in hand;
 //! - `roads`: its ways to peers: how they open, mend and close.
@@ -14,6 +14,7 @@ mod libfabric;
 mod options;
 mod roads;
 mod stats;
+mod verbs;
 mod worker;
 
 pub use options::{NicKind, NicOptions};
@@ -232,6 +233,10 @@ impl NicPool {
                 pool.open(options, threads, named.collect(), move |nic| {
                     libfabric::FabricCard::open(&nic, depth)
                 })
+            }
+            NicKind::Verbs => {
+                let nics = verbs::nics(options)?;
+                pool.open(options, threads, nics, move |nic| verbs::VerbsCard::open(nic, depth))
             }
         }?;
         let nics = Nics { provider: options.kind.peers(), addresses };

@@ -1,6 +1,7 @@
 //! Which NICs an engine uses, as one text: `efa`, `verbs:mlx5_0,mlx5_1`, `libfabric:tcp`, ...
 
 use kvik_core::{Code, Error, Result};
+use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -16,6 +17,8 @@ pub struct NicOptions {
     pub kind: NicKind,
     /// Names of devices; all of them where none is named.
     pub devices: Vec<String>,
+    /// Of RoCE devices: the index in the GID table, where the choice is not to be kvik's.
+    pub gids: HashMap<String, u8>,
     /// The library's file, where the usual places are not meant.
     pub library: Option<PathBuf>,
     /// The address of the interface, for providers that have addresses of the internet.
@@ -29,6 +32,8 @@ pub struct NicOptions {
 pub enum NicKind {
     /// libfabric, with this provider.
     Libfabric(String),
+    /// libibverbs: reliable connections.
+    Verbs,
 }
 
 impl NicKind {
@@ -36,6 +41,7 @@ impl NicKind {
     pub fn transport(&self) -> &'static str {
         match self {
             NicKind::Libfabric(_) => "libfabric",
+            NicKind::Verbs => "verbs",
         }
     }
 
@@ -43,6 +49,7 @@ impl NicKind {
     pub fn way(&self) -> String {
         match self {
             NicKind::Libfabric(provider) => provider.clone(),
+            NicKind::Verbs => "rc".into(),
         }
     }
 
@@ -55,7 +62,14 @@ impl NicKind {
 impl NicOptions {
     /// All NICs of a kind, with the library that is found.
     pub fn of(kind: NicKind) -> NicOptions {
-        NicOptions { kind, devices: Vec::new(), library: None, source: None, depth: DEPTH }
+        NicOptions {
+            kind,
+            devices: Vec::new(),
+            gids: HashMap::new(),
+            library: None,
+            source: None,
+            depth: DEPTH,
+        }
     }
 }
 
@@ -64,11 +78,15 @@ impl fmt::Display for NicOptions {
         match &self.kind {
             NicKind::Libfabric(provider) if provider == "efa" => f.write_str("efa")?,
             NicKind::Libfabric(provider) => write!(f, "libfabric:{provider}")?,
+            NicKind::Verbs => f.write_str("verbs")?,
         }
-        match self.devices.as_slice() {
-            [] => Ok(()),
-            some => write!(f, ":{}", some.join(",")),
+        for (number, device) in self.devices.iter().enumerate() {
+            write!(f, "{}{device}", if number == 0 { ":" } else { "," })?;
+            if let Some(gid) = self.gids.get(device) {
+                write!(f, "@{gid}")?;
+            }
         }
+        Ok(())
     }
 }
 
@@ -78,14 +96,15 @@ impl FromStr for NicOptions {
     fn from_str(text: &str) -> Result<NicOptions> {
         let wrong = |why: &str| {
             let text = format!(
-                "nics={text:?} names no NICs: {why}; say \"efa\" or \"libfabric:PROVIDER\", and \":DEVICE,...\" \
-                 behind it for some of them"
+                "nics={text:?} names no NICs: {why}; say \"efa\", \"verbs\" or \"libfabric:PROVIDER\", \
+                 and \":DEVICE,...\" behind it for some of them"
             );
             Err(Error::new(Code::InvalidArgument, text))
         };
         let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
         let (kind, devices) = match (kind, rest) {
             ("efa", devices) => (NicKind::Libfabric("efa".into()), devices),
+            ("verbs", devices) => (NicKind::Verbs, devices),
             ("libfabric", None | Some("")) => return wrong("libfabric needs a provider"),
             ("libfabric", Some(rest)) => {
                 let (provider, devices) =
@@ -94,12 +113,24 @@ impl FromStr for NicOptions {
             }
             _ => return wrong("its kind is unknown"),
         };
-        let devices: Vec<String> =
-            devices.map_or_else(Vec::new, |names| names.split(',').map(str::to_owned).collect());
-        if devices.iter().any(String::is_empty) {
-            return wrong("the name of a device is empty");
+        let mut options = NicOptions::of(kind);
+        for device in devices.into_iter().flat_map(|names| names.split(',')) {
+            let (name, gid) = match device.split_once('@') {
+                Some((name, gid)) if options.kind == NicKind::Verbs => (name, Some(gid)),
+                _ => (device, None),
+            };
+            if name.is_empty() {
+                return wrong("the name of a device is empty");
+            }
+            if let Some(gid) = gid {
+                let Ok(index) = gid.parse() else {
+                    return wrong("what is behind \"@\" is no index of a GID");
+                };
+                options.gids.insert(name.to_owned(), index);
+            }
+            options.devices.push(name.to_owned());
         }
-        Ok(NicOptions { devices, ..NicOptions::of(kind) })
+        Ok(options)
     }
 }
 
@@ -109,14 +140,22 @@ mod tests {
 
     #[test]
     fn texts_name_nics_and_are_given_back() {
-        for text in ["efa", "efa:rdmap0s0-rdm", "libfabric:tcp", "libfabric:verbs:mlx5_0,mlx5_1"] {
+        for text in [
+            "efa",
+            "efa:rdmap0s0-rdm",
+            "libfabric:tcp",
+            "libfabric:verbs:mlx5_0,mlx5_1",
+            "verbs",
+            "verbs:mlx5_0@3,mlx5_1/2",
+        ] {
             let options: NicOptions = text.parse().unwrap();
             assert_eq!(options.to_string(), text);
         }
         let options: NicOptions = "libfabric:tcp;ofi_rxm:eth0".parse().unwrap();
         assert_eq!(options.kind, NicKind::Libfabric("tcp;ofi_rxm".into()));
         assert_eq!(options.devices, ["eth0"]);
-        for text in ["", "tcp", "libfabric", "libfabric:", "efa:", "efa:a,,b", "EFA"] {
+        for text in ["", "tcp", "libfabric", "libfabric:", "efa:", "efa:a,,b", "EFA", "verbs:a@x", "verbs:@1"]
+        {
             let error = text.parse::<NicOptions>().unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument);
             assert!(error.text.contains("libfabric:PROVIDER"), "{error}");

@@ -1,7 +1,7 @@
 //! A NIC's thread: what it is told, and when it sleeps.
 
 use super::active::Active;
-use super::card::{Card, Done};
+use super::card::{Card, Done, Run};
 use super::roads::Peer;
 use super::stats::NicStats;
 use super::{Command, Fence, Inbox, Shut, name_of};
@@ -61,6 +61,8 @@ pub(super) struct Worker<C: Card> {
     /// Orders with something left to post.
     pub turns: VecDeque<usize>,
     pub done: Vec<Done>,
+    /// The runs of the next operation, kept for their room.
+    pub pieces: Vec<Run>,
 }
 
 impl<C: Card> Worker<C> {
@@ -90,6 +92,7 @@ impl<C: Card> Worker<C> {
             orders: (0..ORDERS).map(|_| None).collect(),
             turns: VecDeque::new(),
             done: Vec::new(),
+            pieces: Vec::new(),
         };
         Ok((worker, address))
     }
@@ -169,7 +172,7 @@ impl<C: Card> Worker<C> {
     /// Lets go of memory that only NICs hold.
     fn let_go(&mut self) {
         let nics = self.shut.nics;
-        self.leaving.retain(|_, known| Arc::strong_count((*known).as_ref()) > nics);
+        self.leaving.retain(|_, known| C::is_held(known, nics));
     }
 
     /// One turn: takes what has ended, and posts what there is room for. Whether anything moved.
@@ -210,6 +213,7 @@ impl<C: Card> Worker<C> {
         self.close_road(session);
         self.peers.remove(&session);
         self.sick.remove(&session);
+        self.card.forget(session);
     }
 
     fn forget(&mut self, session: u64) {
@@ -220,6 +224,7 @@ impl<C: Card> Worker<C> {
         if self.under_way(session) == 0 {
             self.close_road(session);
             self.peers.remove(&session);
+            self.card.forget(session);
         }
     }
 

@@ -1,0 +1,302 @@
+//! NICs by verbs: reliable connections, one pair of queue pairs for each direction between two NICs.
+//!
+//! Who wants to reach a peer's NIC makes a queue pair (a lane), and asks the peer for one that answers it (a door). A
+//! lane carries the own operations; a door only lets the peer's ones in. So each is cut alone: what was posted by
+//! closing the lane, what a peer may still send by closing its door. Other peers notice nothing.
+
+use super::NicOptions;
+use super::card::{Admitted, Card, Cut, Done, Operation, PIECES, Posted};
+use crate::{Held, from_host};
+use kvik_core::{Code, Error, Result};
+use kvik_host::event::Epoll;
+use kvik_host::verbs::{
+    Access, Completion, Device, Event, Family, Piece, Port, PortState, Queue, QueueAddress, QueueOptions,
+    Registration, Rma, RmaOp, Verbs, rank,
+};
+use kvik_proto::{NicKey, Op};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
+const LONGEST: u64 = 1 << 20;
+/// How often a busy thread looks for events of the device; one that sleeps is woken by them.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A port to open.
+pub(super) struct Nic {
+    verbs: Arc<Verbs>,
+    port: Port,
+    gid: u8,
+}
+
+/// See the module's text.
+pub(super) struct VerbsCard {
+    // In the order in which they are let go of.
+    lanes: HashMap<u64, Queue>,
+    /// By session, and the number of the peer's NIC.
+    doors: HashMap<(u64, u8), Queue>,
+    device: Rc<Device>,
+    depth: usize,
+    /// Sessions whose lanes have something gathered.
+    gathered: Vec<u64>,
+    down: Option<Error>,
+    looked: Instant,
+    /// What was taken off the device, kept for its room.
+    taken: Vec<Completion>,
+    events: Vec<Event>,
+}
+
+fn no(error: impl std::fmt::Display) -> Error {
+    Error::new(Code::TransportUnavailable, error.to_string())
+}
+
+/// The name of a port: that of its device, and its number where it is not the first.
+fn name(port: &Port) -> String {
+    match port.number {
+        1 => port.device.clone(),
+        number => format!("{}/{number}", port.device),
+    }
+}
+
+/// The ports that are in use, or those that the options name, each with the GID that it is reached at.
+pub(super) fn nics(options: &NicOptions) -> Result<Vec<(String, Nic)>> {
+    let verbs = Verbs::load(options.library.as_deref()).map_err(no)?;
+    let path = verbs.path().display();
+    let mut found = verbs.ports().map_err(no)?;
+    rank(&mut found.ports);
+    let refused = found.refused.iter().map(|why| format!("; {why}")).collect::<String>();
+    let mut nics = Vec::new();
+    for port in found.ports {
+        let gid = options.gids.get(&name(&port)).copied();
+        let wanted = options.devices.contains(&name(&port));
+        if port.state != PortState::Active && !wanted {
+            continue;
+        }
+        if port.state != PortState::Active {
+            return Err(no(format!(
+                "{port} has no link: {:?}; bring it up, or name another NIC",
+                port.state
+            )));
+        }
+        match port.choose_gid(Family::Any, gid) {
+            Ok(gid) => {
+                let gid = gid.index;
+                nics.push((name(&port), Nic { verbs: verbs.clone(), port, gid }));
+            }
+            Err(why) if wanted => return Err(no(why)),
+            Err(why) => log::warn!("{port} is not used: {why}"),
+        }
+    }
+    if nics.is_empty() {
+        return Err(no(format!(
+            "libibverbs ({path}) has no RDMA device with an active port here{refused}; `ibv_devices` and `rdma link` \
+             show what there is, and nothing else is taken in its place"
+        )));
+    }
+    log::info!("libibverbs ({path}): {} NIC(s)", nics.len());
+    Ok(nics)
+}
+
+impl VerbsCard {
+    /// Opens the port.
+    pub fn open(nic: Nic, depth: usize) -> Result<VerbsCard> {
+        let device = Device::open(&nic.verbs, &nic.port, nic.gid).map_err(no)?;
+        log::info!("{} is reached at GID {}", device.port(), device.gid());
+        Ok(VerbsCard {
+            lanes: HashMap::new(),
+            doors: HashMap::new(),
+            device,
+            depth,
+            gathered: Vec::new(),
+            down: None,
+            looked: Instant::now(),
+            taken: Vec::new(),
+            events: Vec::new(),
+        })
+    }
+
+    /// Takes the device's events.
+    fn look(&mut self) {
+        self.looked = Instant::now();
+        if let Err(error) = self.device.events(&mut self.events) {
+            log::warn!("{error}");
+        }
+        let (port, number) = (self.device.port(), self.device.port().number);
+        for event in self.events.drain(..) {
+            match event {
+                Event::PortDown { port: at } if at == number => {
+                    self.down = Some(Error::new(Code::PeerLost, format!("{port} has lost its link")));
+                }
+                Event::PortUp { port: at } if at == number => self.down = None,
+                Event::DeviceFatal { what } => {
+                    self.down = Some(Error::new(Code::PeerLost, format!("{port}: {what}")))
+                }
+                // Its requests come back and say why.
+                Event::QueueFailed { what, .. } => log::debug!("{port}: {what}"),
+                Event::PortChanged { what, .. } | Event::Other { what } => log::info!("{port}: {what}"),
+                Event::PortDown { .. } | Event::PortUp { .. } => {}
+            }
+        }
+    }
+}
+
+impl Card for VerbsCard {
+    type Known = Rc<Registration>;
+    /// The session, which names its lane.
+    type Way = u64;
+
+    fn longest(&self) -> u64 {
+        u64::from(self.device.port().longest).clamp(1, LONGEST)
+    }
+
+    fn pieces(&self) -> usize {
+        self.lanes.values().next().map_or(1, Queue::max_pieces).min(PIECES)
+    }
+
+    fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
+        known.memory().is_some_and(|memory| Arc::strong_count(memory) > nics)
+    }
+
+    /// Where it is, for whoever reads it: a way is asked for.
+    fn address(&mut self) -> Result<Vec<u8>> {
+        Ok(self.device.gid().raw.to_vec())
+    }
+
+    fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool> {
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        self.device.watch(epoll, token).map_err(fail)?;
+        self.device.watch_events(epoll, token).map_err(fail)?;
+        Ok(true)
+    }
+
+    fn may_wait(&mut self) -> bool {
+        self.look();
+        match self.device.may_wait() {
+            Ok(may) => may,
+            Err(error) => {
+                log::warn!("{error}");
+                true
+            }
+        }
+    }
+
+    fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
+        let access = Access { remote: true, on_demand: false };
+        let registration = self.device.register(memory, access).map_err(no)?;
+        let key = NicKey { key: registration.rkey().into(), base: registration.base() };
+        Ok((registration, key))
+    }
+
+    fn reach(&mut self, _session: u64, _address: &[u8]) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn call(&mut self, session: u64, _address: &[u8]) -> Result<Vec<u8>> {
+        // What was there before goes first: its places are needed again.
+        self.lanes.remove(&session);
+        let options = QueueOptions { depth: self.depth, ..QueueOptions::default() };
+        let lane = Queue::open(&self.device, &options).map_err(no)?;
+        let told = lane.address().encode();
+        self.lanes.insert(session, lane);
+        Ok(told)
+    }
+
+    fn connect(&mut self, session: u64, told: &[u8]) -> Result<u64> {
+        let address = QueueAddress::decode(told).map_err(no)?;
+        let lane = self.lanes.get_mut(&session).ok_or_else(|| no("the NIC's lane to the peer is gone"))?;
+        lane.connect(&address).map_err(no)?;
+        Ok(session)
+    }
+
+    fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Admitted> {
+        self.doors.remove(&(session, from));
+        if let Some(why) = &self.down {
+            return Err(why.clone());
+        }
+        let address = QueueAddress::decode(told).map_err(no)?;
+        // It posts nothing itself.
+        let mut door =
+            Queue::open(&self.device, &QueueOptions { depth: 1, ..QueueOptions::default() }).map_err(no)?;
+        door.connect(&address).map_err(no)?;
+        let answer = door.address().encode();
+        self.doors.insert((session, from), door);
+        Ok(Admitted { answer, moved: None })
+    }
+
+    fn leave(&mut self, session: u64, _way: u64) {
+        self.lanes.remove(&session);
+    }
+
+    fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted> {
+        let session = operation.way;
+        let lane = self.lanes.get_mut(&session).ok_or_else(|| no("the NIC's lane to the peer is gone"))?;
+        let empty = Piece { memory: operation.memory, offset: 0, len: 0 };
+        let mut pieces = [empty; PIECES];
+        for (piece, run) in pieces.iter_mut().zip(operation.pieces) {
+            (piece.offset, piece.len) = (run.offset, run.len);
+        }
+        let rma = Rma {
+            op: if operation.op == Op::Read { RmaOp::Read } else { RmaOp::Write },
+            pieces: &pieces[..operation.pieces.len().min(PIECES)],
+            remote: operation.remote,
+            rkey: operation.key as u32,
+            token: operation.token,
+            immediate: None,
+        };
+        match lane.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
+            kvik_host::verbs::Posted::Full => Ok(Posted::Full),
+            kvik_host::verbs::Posted::Yes => {
+                if !self.gathered.contains(&session) {
+                    self.gathered.push(session);
+                }
+                Ok(Posted::Yes)
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        for session in self.gathered.drain(..) {
+            // Where that is refused, all requests of the lane come back and say so.
+            if let Some(Err(error)) = self.lanes.get_mut(&session).map(Queue::flush) {
+                log::debug!("{error}");
+            }
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        if self.looked.elapsed() > LOOK {
+            self.look();
+        }
+        let polled = self.device.poll(&mut self.taken);
+        for completion in self.taken.drain(..) {
+            let Completion::Request { queue, token, result } = completion else { continue };
+            // What a lane that is closed had under way was told when it was closed.
+            if self.lanes.values().any(|lane| lane.id() == queue) {
+                let result = result.map_err(|error| Error::new(Code::PeerLost, error.to_string()));
+                done.push(Done { token, result });
+            }
+        }
+        polled.map_err(no)
+    }
+
+    fn down(&self) -> Option<Error> {
+        self.down.clone()
+    }
+
+    fn cut(&mut self, session: u64) -> Result<Cut> {
+        self.lanes.remove(&session);
+        Ok(Cut::Session)
+    }
+
+    fn fence(&mut self, session: u64) -> Result<Option<Vec<u8>>> {
+        self.doors.retain(|(of, _), _| *of != session);
+        Ok(None)
+    }
+
+    fn forget(&mut self, session: u64) {
+        self.lanes.remove(&session);
+        self.doors.retain(|(of, _), _| *of != session);
+    }
+}
