@@ -1,8 +1,8 @@
 //! The peer dies in the middle: a real process, which is this test's own program under another name.
 
-use crate::TABLE;
 use crate::common::*;
 use crate::pair::{Kind, OPS, Op, options, whole};
+use crate::table;
 use kvik_core::{Code, Ticket};
 use kvik_engine::{TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
@@ -18,7 +18,7 @@ const PAGE: u64 = 64 << 10;
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let (_, kind) = TABLE.iter().find(|(name, _)| *name == role).unwrap();
+    let (_, kind) = table().into_iter().find(|(name, _)| *name == role).unwrap();
     let engine = kind.engine(&Faults::new(1), None);
     let region = kind.region(&engine, u64::from(PAGES) * PAGE, 1);
     let kept = OPS.map(|op| engine.grant(&whole(&region, PAGE), options(op)).unwrap());
@@ -33,10 +33,7 @@ struct Owner {
 
 impl Owner {
     fn start(kind: &Kind) -> Owner {
-        let same = |other: &&(&str, Kind)| {
-            (other.1.transport, other.1.way, other.1.late) == (kind.transport, kind.way, kind.late)
-        };
-        let (name, _) = TABLE.iter().find(same).unwrap();
+        let (name, _) = table().into_iter().find(|(_, other)| other == kind).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "death::peer", "--nocapture"]).env(ROLE, name);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -22,38 +22,74 @@ mod wires;
 
 use pair::{Kind, Memories};
 
-/// The checks, for every line of the table.
+/// The checks, for every line of the table, and for the NICs that are named from outside.
 macro_rules! conform {
     ($($name:ident: $kind:expr;)*) => {
         /// Every transport, by the name that its tests have.
-        const TABLE: &[(&str, Kind)] = &[$((stringify!($name), $kind)),*];
+        fn table() -> Vec<(&'static str, Kind)> {
+            let told = named::kind().map(|kind| ("named", kind.clone()));
+            told.into_iter().chain([$((stringify!($name), $kind)),*]).collect()
+        }
         $(mod $name {
             use super::*;
-            const KIND: &Kind = &$kind;
-            conform!(@checks KIND: layouts::every_byte_lands_where_it_belongs
-                layouts::unequal_streams_are_refused_and_nothing_is_written
-                layouts::what_was_changed_on_the_way_is_found
-                ends::a_cancelled_transfer_waits_for_the_order_in_hand
-                ends::a_deadline_ends_what_makes_no_progress
-                ends::revoking_waits_for_whoever_writes_or_says_who_it_is
-                ends::expiry_in_the_middle_ends_the_transfer
-                ends::closing_a_region_in_the_middle_says_who_holds_it
-                ends::closing_an_engine_is_bounded_and_says_what_it_left
-                ends::a_grant_that_ended_before_serves_nothing
-                ends::a_failed_order_fails_its_transfer_alone
-                ends::a_lost_channel_ends_its_transfers_and_the_next_one_works
-                ends::memory_is_let_go_of_before_the_end_is_told
-                crowds::many_transfers_both_ways_at_once
-                crowds::nothing_runs_when_nothing_moves
-                death::a_killed_peer_ends_the_transfer_and_another_one_serves);
+            fn kind() -> Option<&'static Kind> {
+                static KIND: Kind = $kind;
+                Some(&KIND)
+            }
+            checks!();
         })*
     };
-    (@checks $kind:ident: $($file:ident::$check:ident)*) => {
+}
+
+macro_rules! checks {
+    () => {
+        checks!(@each layouts::every_byte_lands_where_it_belongs
+            layouts::unequal_streams_are_refused_and_nothing_is_written
+            layouts::what_was_changed_on_the_way_is_found
+            ends::a_cancelled_transfer_waits_for_the_order_in_hand
+            ends::a_deadline_ends_what_makes_no_progress
+            ends::revoking_waits_for_whoever_writes_or_says_who_it_is
+            ends::expiry_in_the_middle_ends_the_transfer
+            ends::closing_a_region_in_the_middle_says_who_holds_it
+            ends::closing_an_engine_is_bounded_and_says_what_it_left
+            ends::a_grant_that_ended_before_serves_nothing
+            ends::a_failed_order_fails_its_transfer_alone
+            ends::a_lost_channel_ends_its_transfers_and_the_next_one_works
+            ends::memory_is_let_go_of_before_the_end_is_told
+            crowds::many_transfers_both_ways_at_once
+            crowds::nothing_runs_when_nothing_moves
+            death::a_killed_peer_ends_the_transfer_and_another_one_serves);
+    };
+    (@each $($file:ident::$check:ident)*) => {
         $(#[test]
         fn $check() {
-            crate::$file::$check($kind);
+            match kind() {
+                Some(kind) => crate::$file::$check(kind),
+                None => println!("not run: {NICS} names no NICs"),
+            }
         })*
     };
+}
+
+/// Names the NICs of this machine to run over, as the option `nics` does.
+const NICS: &str = "KVIK_TEST_NICS";
+
+/// Over NICs that this machine has, and others have not.
+mod named {
+    use super::*;
+    use std::sync::LazyLock;
+
+    static KIND: LazyLock<Option<Kind>> = LazyLock::new(|| {
+        let nics = std::env::var(NICS).ok().filter(|nics| !nics.is_empty())?;
+        let options: kvik_engine::NicOptions = nics.parse().unwrap();
+        let (transport, way) = (options.kind.transport(), String::leak(options.kind.way()));
+        Some(Kind { transport, way, nics: String::leak(nics), ..Kind::NEW })
+    });
+
+    pub fn kind() -> Option<&'static Kind> {
+        KIND.as_ref()
+    }
+    checks!();
 }
 
 conform! {

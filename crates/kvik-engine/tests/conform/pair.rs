@@ -21,7 +21,7 @@ pub enum Memories {
 }
 
 /// A line of the table.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct Kind {
     /// What reports call it.
     pub transport: &'static str,
