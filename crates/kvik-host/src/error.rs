@@ -76,6 +76,12 @@ pub enum HostError {
     /// libfabric refused something.
     #[error(transparent)]
     Fabric(#[from] crate::fabric::FabricError),
+    /// libibverbs refused something.
+    #[error(transparent)]
+    Verbs(#[from] crate::verbs::VerbsError),
+    /// What a peer gave is no address of a queue pair, or none that can be reached.
+    #[error(transparent)]
+    QueueAddress(#[from] crate::verbs::AddressError),
     /// All slots of a fence table are in use.
     #[error("all {slots} fence slots are in use; end some grants, or make the table larger")]
     FenceFull {

@@ -10,7 +10,7 @@
 //!   [`runs`] (contiguous runs of it, handed to the kernel), [`process_vm`] (reading a peer that shares no
 //!   mapping), [`fence`] (the shared table that says whether what was read still counted);
 //! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd);
-//! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric);
+//! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric), [`verbs`] (libibverbs);
 //! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`];
 //! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
 //!   here, in words).
@@ -36,6 +36,7 @@ pub mod runs;
 pub mod socket;
 pub mod thread;
 pub mod unix;
+pub mod verbs;
 
 mod error;
 mod mapping;

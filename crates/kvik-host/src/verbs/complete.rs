@@ -1,0 +1,157 @@
+//! What comes back: requests in the order in which they were posted, immediates, and the end of a queue pair.
+
+use super::RmaOp;
+use super::abi::{self, Wc};
+use super::ring::{Kind, QueueId, Request, Ring, Stage};
+
+/// Something has come back from a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Completion {
+    /// A request has ended: its memory is not touched any more by it.
+    Request {
+        /// Where it was posted.
+        queue: QueueId,
+        /// As it was posted.
+        token: u64,
+        /// Whether the bytes were moved.
+        result: Result<(), RequestError>,
+    },
+    /// All bytes of a peer's write lie here, and of those before it.
+    Immediate {
+        /// By which it came.
+        queue: QueueId,
+        /// The peer's number.
+        value: u32,
+    },
+    /// A queue pair that has failed has no request under way any more, and touches no memory: see
+    /// [`super::Queue::is_drained`].
+    Drained {
+        /// Which.
+        queue: QueueId,
+    },
+}
+
+/// Why a request did not move its bytes, or may not have moved them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("RDMA {op} of {len} bytes at {remote:#x} of the peer, by {place}: {text}")]
+pub struct RequestError {
+    /// `read` or `write`.
+    pub op: &'static str,
+    /// Bytes of the request.
+    pub len: u64,
+    /// Where they lie there.
+    pub remote: u64,
+    /// The device and the port.
+    pub place: String,
+    /// The status of the completion, by the library's numbers (`enum ibv_wc_status`).
+    pub status: i32,
+    /// The device's own number for it.
+    pub vendor: u32,
+    /// The status in words, and what it means.
+    pub text: String,
+}
+
+impl RequestError {
+    /// Whether it never had its turn, since the queue pair had failed: what failed is another, or the peer, or was
+    /// [`super::Queue::fail`].
+    pub fn is_flushed(&self) -> bool {
+        self.status == abi::WC_WR_FLUSH_ERR
+    }
+}
+
+/// What a status means to a person; the numbers are those of `enum ibv_wc_status`.
+fn meaning(status: i32) -> Option<&'static str> {
+    Some(match status {
+        1 | 2 => "the device refuses the request as it is: a piece, its length, or the depth of reads",
+        4 | 8 => "the device does not know the own memory under this key, or for this use",
+        9 => "the peer refuses the request as it is: the queue pair does not allow it, or it is too long",
+        10 => {
+            "the peer's device does not know this memory under this key, or not for this: its owner has closed it, or the \
+             address is outside"
+        }
+        11 => "the peer's device failed",
+        12 => "the peer's device did not answer: the host or the path is gone, or its queue pair was ended",
+        13 => "the peer did not take immediates in time",
+        5 => "the queue pair failed before it was this request's turn",
+        _ => return None,
+    })
+}
+
+impl Ring {
+    /// Takes a completion of this queue pair.
+    pub fn take(&mut self, wc: &Wc, into: &mut Vec<Completion>) {
+        match Ring::kind_of(wc.wr_id) {
+            Kind::Request(count) => self.take_request(count, wc, into),
+            Kind::Receive if wc.status == abi::WC_SUCCESS => self.take_immediate(wc, into),
+            // Receives come back in error when the queue pair has failed: often the first to tell.
+            Kind::Receive => self.fail_and_remember(),
+            Kind::Last => {
+                self.return_rest(into);
+                self.stage = Stage::Drained;
+                into.push(Completion::Drained { queue: self.id });
+            }
+        }
+    }
+
+    fn take_request(&mut self, count: u32, wc: &Wc, into: &mut Vec<Completion>) {
+        let Some(before) = self.position(count) else { return };
+        // The peer answers in order, so what did not ask was done before one that was done, or that failed. Of one that
+        // was only flushed this does not follow.
+        let flushed = wc.status == abi::WC_WR_FLUSH_ERR;
+        for _ in 0..before {
+            self.end_first(if flushed { Some((wc.status, 0)) } else { None }, into);
+        }
+        if wc.status == abi::WC_SUCCESS {
+            return self.end_first(None, into);
+        }
+        self.end_first(Some((wc.status, wc.vendor_err)), into);
+        self.fail_and_remember();
+    }
+
+    /// Returns the first request, with the status and the vendor's number if it failed.
+    fn end_first(&mut self, failed: Option<(i32, u32)>, into: &mut Vec<Completion>) {
+        let Some(request) = self.pop() else { return };
+        let result = match failed {
+            None => Ok(()),
+            Some((status, vendor)) => Err(self.error(&request, status, vendor)),
+        };
+        into.push(Completion::Request { queue: self.id, token: request.token, result });
+    }
+
+    /// Returns all that is left: the device has none of it any more.
+    pub fn return_rest(&mut self, into: &mut Vec<Completion>) {
+        while self.under_way() > 0 {
+            self.end_first(Some((abi::WC_WR_FLUSH_ERR, 0)), into);
+        }
+    }
+
+    fn error(&self, request: &Request, status: i32, vendor: u32) -> RequestError {
+        let mut text = format!("{} (status {status}, vendor {vendor:#x})", self.verbs.status_text(status));
+        if let Some(meaning) = meaning(status) {
+            text = format!("{text}: {meaning}");
+        }
+        RequestError {
+            op: match request.op {
+                RmaOp::Read => "read",
+                RmaOp::Write => "write",
+            },
+            len: request.len,
+            remote: request.remote,
+            place: self.place.clone(),
+            status,
+            vendor,
+            text,
+        }
+    }
+
+    fn take_immediate(&mut self, wc: &Wc, into: &mut Vec<Completion>) {
+        // Nothing but writes with immediates is ever received: a peer that sends has no place to send to.
+        if wc.opcode != abi::WC_RECV_RDMA_WITH_IMM {
+            return self.fail_and_remember();
+        }
+        into.push(Completion::Immediate { queue: self.id, value: u32::from_be(wc.imm_data) });
+        if self.stage == Stage::Connected && self.receive().is_err() {
+            self.fail_and_remember();
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What a device tells of itself, of its ports, and of queue pairs, beside completions.
+
+use super::abi::{self, AsyncEvent};
+use super::device::Device;
+use super::ring::QueueId;
+use super::{VerbsError, errno, number};
+use crate::HostError;
+use crate::event::{Epoll, Interest};
+use std::os::fd::BorrowedFd;
+
+/// Something happened to the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A port has lost its link; queue pairs fail when they find out.
+    PortDown {
+        /// Its number.
+        port: u8,
+    },
+    /// A port has a link again.
+    PortUp {
+        /// Its number.
+        port: u8,
+    },
+    /// A port has other addresses, or other settings of its subnet: queue pairs made before may not be reached.
+    PortChanged {
+        /// Its number.
+        port: u8,
+        /// The library's words.
+        what: String,
+    },
+    /// The device is of no use any more.
+    DeviceFatal {
+        /// The library's words.
+        what: String,
+    },
+    /// A queue pair is in its error state: by its own fault, or by what a peer asked of it.
+    QueueFailed {
+        /// Which.
+        queue: QueueId,
+        /// The library's words.
+        what: String,
+    },
+    /// Anything else.
+    Other {
+        /// The library's words.
+        what: String,
+    },
+}
+
+impl Device {
+    /// Adds to `epoll` the descriptor that becomes readable when there are events.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn watch_events(&self, epoll: &Epoll, token: u64) -> Result<(), HostError> {
+        // SAFETY: the context's own, open as long as it is. The kernel takes it out of the set when it is closed, and it
+        // is not inherited by programs that this one starts.
+        let fd = unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) };
+        epoll.add(fd, token, Interest::READ)
+    }
+
+    /// Takes the events that have come, into `into`. Does not wait.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn events(&self, into: &mut Vec<Event>) -> Result<(), VerbsError> {
+        let (table, context) = (&self.verbs.table, self.context.as_ptr());
+        loop {
+            let mut event = AsyncEvent { element: 0, event_type: 0 };
+            // SAFETY: an open context, whose descriptor does not block; the call fills the event.
+            if let Err(failed) = number(unsafe { (table.get_async_event)(context, &mut event) }) {
+                return match failed {
+                    libc::EAGAIN => Ok(()),
+                    libc::EINTR => continue,
+                    other => Err(VerbsError::os(format!("reading the events of {}", self.port), other)),
+                };
+            }
+            // Before it is acknowledged, what it names cannot be ended: the pointer is good.
+            let told = self.told(&event);
+            // SAFETY: an event that was read, once.
+            unsafe { (table.ack_async_event)(&mut event) };
+            into.push(told);
+        }
+    }
+
+    fn told(&self, event: &AsyncEvent) -> Event {
+        let what = self.verbs.event_text(event.event_type);
+        let port = event.element as u8;
+        match event.event_type {
+            abi::EVENT_PORT_ERR => Event::PortDown { port },
+            abi::EVENT_PORT_ACTIVE => Event::PortUp { port },
+            abi::EVENT_LID_CHANGE
+            | abi::EVENT_PKEY_CHANGE
+            | abi::EVENT_SM_CHANGE
+            | abi::EVENT_CLIENT_REREGISTER
+            | abi::EVENT_GID_CHANGE => Event::PortChanged { port, what },
+            // Of the completion queue: it has lost some, and all queue pairs share it.
+            abi::EVENT_DEVICE_FATAL | abi::EVENT_CQ_ERR => Event::DeviceFatal { what },
+            abi::EVENT_QP_FATAL | abi::EVENT_QP_REQ_ERR | abi::EVENT_QP_ACCESS_ERR => {
+                match self.queue_at(event.element) {
+                    Some(queue) => Event::QueueFailed { queue, what },
+                    None => Event::Other { what },
+                }
+            }
+            _ => Event::Other { what },
+        }
+    }
+
+    /// The queue pair at this address, which has failed by itself: its end is set about as [`super::Queue::fail`] does.
+    fn queue_at(&self, element: usize) -> Option<QueueId> {
+        let rings = self.rings.borrow();
+        let ring = rings.values().find(|ring| ring.borrow().is_at(element))?;
+        let mut ring = ring.borrow_mut();
+        ring.fail_and_remember();
+        Some(ring.id())
+    }
+}
+
+/// Makes reads of a library's descriptor return at once where there is nothing, and keeps it from programs that this
+/// one starts.
+pub(super) fn set_flags(fd: i32) -> Result<(), i32> {
+    // SAFETY: plain calls on a descriptor of the caller.
+    let failed = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags < 0
+            || libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
+            || libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) < 0
+    };
+    if failed { Err(errno()) } else { Ok(()) }
+}

@@ -1,0 +1,271 @@
+//! libibverbs, loaded at run time: reliable connections that write and read a peer's memory.
+//!
+//! * [`Verbs`]: the library, and the ports of all devices ([`Found`]);
+//! * [`Port`]: one of them, with its GID table, and the choice of a GID;
+//! * [`Device`]: one port, open: its completion queue and its events; [`Registration`]: memory that it knows;
+//! * [`Queue`]: one connected queue pair: posts reads and writes ([`Rma`]) to one peer.
+//!
+//! A device and all that comes of it are one thread's: nothing here locks, and the types are neither `Send` nor `Sync`.
+//! Nothing here waits, but for [`Queue::connect`], where the kernel may look for the peer's hardware address.
+//!
+//! Bytes move without this process. What ends that is the queue pair in its error state: [`Queue::fail`] stops the
+//! peer's accesses, and once [`Queue::is_drained`] says so, the own ones.
+//!
+//! Forks: kernels from 5.12 on copy pinned pages for a child, so that a parent's stay where the device knows them. On an
+//! older one, memory that is not shared must be protected by the user (`RDMAV_FORK_SAFE=1`, which libibverbs reads).
+
+mod abi;
+mod address;
+mod complete;
+mod device;
+mod event;
+mod gid;
+mod port;
+mod queue;
+mod registration;
+mod ring;
+
+pub use crate::fabric::{Posted, RmaOp};
+pub use address::{AddressError, QueueAddress};
+pub use complete::{Completion, RequestError};
+pub use device::Device;
+pub use event::Event;
+pub use gid::{Family, Gid, GidKind};
+pub use port::{Found, Link, Port, PortState, rank};
+pub use queue::{Queue, QueueOptions};
+pub use registration::{Access, Registration};
+pub use ring::{Piece, QueueId, Rma};
+
+use crate::library::{Library, LibraryError, Wanted};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Where libibverbs is found.
+pub const LIBIBVERBS: Wanted = Wanted {
+    soname: "libibverbs.so.1",
+    folders: &[],
+    option: "`libibverbs` (KVIK_LIBIBVERBS)",
+    packages: "Debian and Ubuntu: libibverbs1 and ibverbs-providers; Fedora: libibverbs",
+    container: "install the packages in the image, and give it /dev/infiniband and locked memory \
+                (--device=/dev/infiniband --ulimit memlock=-1)",
+};
+
+/// Why libibverbs, or the kernel below it, refused something.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("libibverbs: {what}: {text}")]
+pub struct VerbsError {
+    /// What was asked, and of which device.
+    pub what: String,
+    /// The number of the error, as in `errno`; 0 where it is kvik that refuses.
+    pub number: i32,
+    /// What it means, and what to do where that is known.
+    pub text: String,
+}
+
+impl VerbsError {
+    /// The kernel's or the driver's refusal.
+    fn os(what: impl Into<String>, number: c_int) -> VerbsError {
+        let text = io::Error::from_raw_os_error(number).to_string();
+        VerbsError { what: what.into(), number, text }
+    }
+
+    /// kvik's own refusal.
+    fn own(what: impl Into<String>, text: impl Into<String>) -> VerbsError {
+        VerbsError { what: what.into(), number: 0, text: text.into() }
+    }
+
+    /// Adds what to do.
+    fn hint(mut self, hint: &str) -> VerbsError {
+        self.text = format!("{}; {hint}", self.text);
+        self
+    }
+}
+
+/// What the last call left in `errno`.
+fn errno() -> c_int {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// The error number of a call that returns 0, an error number, or -1 with `errno` set: drivers differ.
+fn number(code: c_int) -> Result<(), c_int> {
+    match code {
+        0 => Ok(()),
+        ..0 => Err(errno()),
+        1.. => Err(code),
+    }
+}
+
+/// The loaded library.
+#[derive(Debug)]
+pub struct Verbs {
+    library: Library,
+    table: Table,
+}
+
+type Make<A, T> = unsafe extern "C" fn(*mut A) -> *mut T;
+type End<T> = unsafe extern "C" fn(*mut T) -> c_int;
+
+/// Its functions; posting and polling are reached through the context.
+#[derive(Clone, Copy, Debug)]
+struct Table {
+    get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut abi::Device,
+    free_device_list: unsafe extern "C" fn(*mut *mut abi::Device),
+    get_device_name: unsafe extern "C" fn(*mut abi::Device) -> *const c_char,
+    open_device: Make<abi::Device, abi::Context>,
+    close_device: End<abi::Context>,
+    query_device: unsafe extern "C" fn(*mut abi::Context, *mut abi::DeviceAttr) -> c_int,
+    query_port: unsafe extern "C" fn(*mut abi::Context, u8, *mut abi::PortAttr) -> c_int,
+    query_gid: unsafe extern "C" fn(*mut abi::Context, u8, c_int, *mut abi::Gid) -> c_int,
+    /// Of rdma-core 32 and newer.
+    query_gid_table: Option<
+        unsafe extern "C" fn(*mut abi::Context, *mut abi::GidEntry, usize, u32, usize) -> libc::ssize_t,
+    >,
+    alloc_pd: Make<abi::Context, abi::Pd>,
+    dealloc_pd: End<abi::Pd>,
+    reg_mr: unsafe extern "C" fn(*mut abi::Pd, *mut c_void, usize, c_int) -> *mut abi::Mr,
+    /// Of rdma-core 34 and newer.
+    reg_dmabuf_mr: Option<unsafe extern "C" fn(*mut abi::Pd, u64, usize, u64, c_int, c_int) -> *mut abi::Mr>,
+    dereg_mr: End<abi::Mr>,
+    create_comp_channel: Make<abi::Context, abi::CompChannel>,
+    destroy_comp_channel: End<abi::CompChannel>,
+    create_cq: unsafe extern "C" fn(
+        *mut abi::Context,
+        c_int,
+        *mut c_void,
+        *mut abi::CompChannel,
+        c_int,
+    ) -> *mut abi::Cq,
+    resize_cq: unsafe extern "C" fn(*mut abi::Cq, c_int) -> c_int,
+    destroy_cq: End<abi::Cq>,
+    get_cq_event: unsafe extern "C" fn(*mut abi::CompChannel, *mut *mut abi::Cq, *mut *mut c_void) -> c_int,
+    ack_cq_events: unsafe extern "C" fn(*mut abi::Cq, u32),
+    create_qp: unsafe extern "C" fn(*mut abi::Pd, *mut abi::QpInitAttr) -> *mut abi::Qp,
+    modify_qp: unsafe extern "C" fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int,
+    query_qp: unsafe extern "C" fn(*mut abi::Qp, *mut abi::QpAttr, c_int, *mut abi::QpInitAttr) -> c_int,
+    destroy_qp: End<abi::Qp>,
+    get_async_event: unsafe extern "C" fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int,
+    ack_async_event: unsafe extern "C" fn(*mut abi::AsyncEvent),
+    wc_status_str: unsafe extern "C" fn(c_int) -> *const c_char,
+    event_type_str: unsafe extern "C" fn(c_int) -> *const c_char,
+}
+
+impl Table {
+    fn load(library: &Library) -> Result<Table, LibraryError> {
+        const V1: &CStr = c"IBVERBS_1.1";
+        // SAFETY: the types of the fields are those of `infiniband/verbs.h` for these versions of the symbols. The
+        // port's structure is longer than the one that the symbol knows, with the same fields up to that one's end.
+        unsafe {
+            Ok(Table {
+                get_device_list: library.function(c"ibv_get_device_list", V1)?,
+                free_device_list: library.function(c"ibv_free_device_list", V1)?,
+                get_device_name: library.function(c"ibv_get_device_name", V1)?,
+                open_device: library.function(c"ibv_open_device", V1)?,
+                close_device: library.function(c"ibv_close_device", V1)?,
+                query_device: library.function(c"ibv_query_device", V1)?,
+                query_port: library.function(c"ibv_query_port", V1)?,
+                query_gid: library.function(c"ibv_query_gid", V1)?,
+                query_gid_table: library.function(c"_ibv_query_gid_table", c"IBVERBS_1.11").ok(),
+                alloc_pd: library.function(c"ibv_alloc_pd", V1)?,
+                dealloc_pd: library.function(c"ibv_dealloc_pd", V1)?,
+                reg_mr: library.function(c"ibv_reg_mr", V1)?,
+                reg_dmabuf_mr: library.function(c"ibv_reg_dmabuf_mr", c"IBVERBS_1.12").ok(),
+                dereg_mr: library.function(c"ibv_dereg_mr", V1)?,
+                create_comp_channel: library.function(c"ibv_create_comp_channel", c"IBVERBS_1.0")?,
+                destroy_comp_channel: library.function(c"ibv_destroy_comp_channel", c"IBVERBS_1.0")?,
+                create_cq: library.function(c"ibv_create_cq", V1)?,
+                resize_cq: library.function(c"ibv_resize_cq", V1)?,
+                destroy_cq: library.function(c"ibv_destroy_cq", V1)?,
+                get_cq_event: library.function(c"ibv_get_cq_event", V1)?,
+                ack_cq_events: library.function(c"ibv_ack_cq_events", V1)?,
+                create_qp: library.function(c"ibv_create_qp", V1)?,
+                modify_qp: library.function(c"ibv_modify_qp", V1)?,
+                query_qp: library.function(c"ibv_query_qp", V1)?,
+                destroy_qp: library.function(c"ibv_destroy_qp", V1)?,
+                get_async_event: library.function(c"ibv_get_async_event", V1)?,
+                ack_async_event: library.function(c"ibv_ack_async_event", V1)?,
+                wc_status_str: library.function(c"ibv_wc_status_str", V1)?,
+                event_type_str: library.function(c"ibv_event_type_str", V1)?,
+            })
+        }
+    }
+}
+
+impl Verbs {
+    /// Loads the library: `file`, if the user names one.
+    ///
+    /// # Errors
+    /// It is nowhere, or too old.
+    pub fn load(file: Option<&Path>) -> Result<Arc<Verbs>, LibraryError> {
+        let library = Library::open(LIBIBVERBS, file)?;
+        let table = Table::load(&library)?;
+        Ok(Arc::new(Verbs { library, table }))
+    }
+
+    /// The file that it came from.
+    pub fn path(&self) -> &Path {
+        self.library.path()
+    }
+
+    /// The ports of all devices of this host, in the library's order; none where the kernel has no RDMA at all.
+    ///
+    /// # Errors
+    /// The devices cannot be listed. One that cannot be opened is among [`Found::refused`].
+    pub fn ports(&self) -> Result<Found, VerbsError> {
+        port::list(self)
+    }
+
+    /// The library's words for the status of a completion.
+    fn status_text(&self, status: c_int) -> String {
+        // SAFETY: for any number a C string that is a constant of the library.
+        unsafe { CStr::from_ptr((self.table.wc_status_str)(status)) }.to_string_lossy().into_owned()
+    }
+
+    /// The library's words for an asynchronous event.
+    fn event_text(&self, kind: c_int) -> String {
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr((self.table.event_type_str)(kind)) }.to_string_lossy().into_owned()
+    }
+}
+
+/// An object of the library, ended with the value.
+struct Object<T> {
+    at: NonNull<T>,
+    end: End<T>,
+}
+
+impl<T> Object<T> {
+    /// Takes what a call made: null means that it failed, with `errno` set.
+    ///
+    /// # Safety
+    /// `made` is null or an object that nobody else ends, which `end` ends; what it needs is ended after it.
+    unsafe fn new(made: *mut T, end: End<T>) -> Result<Object<T>, c_int> {
+        let number = errno();
+        match NonNull::new(made) {
+            Some(at) => Ok(Object { at, end }),
+            None => Err(if number == 0 { libc::ENOMEM } else { number }),
+        }
+    }
+
+    fn as_ptr(&self) -> *mut T {
+        self.at.as_ptr()
+    }
+
+    /// Ends it, and says whether that worked: if not, the device may still use it.
+    fn close(self) -> bool {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: by the rule of `new`; it is not dropped after this.
+        unsafe { (this.end)(this.as_ptr()) == 0 }
+    }
+}
+
+impl<T> Drop for Object<T> {
+    fn drop(&mut self) {
+        // SAFETY: by the rule of `new` an object that is there, ended once.
+        let code = unsafe { (self.end)(self.as_ptr()) };
+        // Other failures are a device's that is gone, and there is nothing left to do about them.
+        debug_assert!(code != libc::EBUSY, "something that needs this object was not ended before it");
+    }
+}

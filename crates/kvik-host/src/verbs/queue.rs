@@ -1,0 +1,395 @@
+//! Queue pairs: one reliable connection to one queue pair of a peer.
+
+use super::abi::{self, AhAttr, GlobalRoute, Qp, QpAttr, QpCap, QpInitAttr};
+use super::address::{AddressError, QueueAddress};
+use super::complete::Completion;
+use super::device::Device;
+use super::gid::ip_of;
+use super::port::Link;
+use super::ring::{QueueId, Ring, Rma, Stage};
+use super::{Object, Posted, VerbsError, number};
+use crate::HostError;
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::ptr;
+use std::rc::Rc;
+
+/// Pieces of a request that are asked for: each makes the places of the send queue larger.
+const PIECES: usize = 16;
+/// The local acknowledgement's timeout: 4.096 us * 2^14 = 67 ms, far beyond what a loaded network delays a packet.
+const TIMEOUT: u8 = 14;
+/// How often a packet is sent again. Eight tries of 67 ms are 0.54 s; devices may wait up to four times as long for each
+/// (InfiniBand's specification, 9.7.6.1.3), which makes about 2 s until a peer that is gone is an error.
+const RETRIES: u8 = 7;
+/// Where there is no place for an immediate, the peer asks again after 163.84 ms (the code 28) ...
+const NOT_READY_TIMER: u8 = 28;
+/// ... as many times, about 1 s. 7 would be for ever: a peer whose thread does not move is an error, too.
+const NOT_READY_RETRIES: u8 = 6;
+/// Routers that a packet may pass; those of one data centre are fewer.
+const HOPS: u8 = 64;
+const BITS_24: u32 = (1 << 24) - 1;
+
+/// What a queue pair is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueOptions {
+    /// Requests that may be under way. The device's own bound holds beside it.
+    pub depth: usize,
+    /// Immediates of the peer that may come between two calls of [`Device::poll`]. A peer that sends more is told to wait,
+    /// and after about 1 s its queue pair fails.
+    pub immediates: usize,
+    /// The service level (InfiniBand), or the priority of frames (RoCE), 0 to 7 or 15.
+    pub service_level: u8,
+    /// The traffic class of packets: for RoCE v2, DSCP times 4, as the network's lossless class wants it.
+    pub traffic_class: u8,
+}
+
+impl Default for QueueOptions {
+    fn default() -> QueueOptions {
+        QueueOptions { depth: 128, immediates: 0, service_level: 0, traffic_class: 0 }
+    }
+}
+
+/// One queue pair. When it is dropped, nothing of it touches memory any more, and requests that had not come back do so
+/// with the next [`Device::poll`], as flushed.
+pub struct Queue {
+    ring: Rc<RefCell<Ring>>,
+    /// Ended by `drop`.
+    qp: Option<Object<Qp>>,
+    device: Rc<Device>,
+    options: QueueOptions,
+    /// Places in the completion queue.
+    places: usize,
+    first_packet: u32,
+}
+
+impl Queue {
+    /// Makes a queue pair that is not connected.
+    ///
+    /// # Errors
+    /// The device's, by the step that failed.
+    pub fn open(device: &Rc<Device>, options: &QueueOptions) -> Result<Queue, VerbsError> {
+        let mut options = *options;
+        options.depth = options.depth.min(device.limits.requests).clamp(1, 1 << 15);
+        options.immediates = options.immediates.min(device.limits.requests).min(1 << 15);
+        // And one for the request that tells of the end.
+        let places = options.depth + 1 + options.immediates;
+        device.promise(places)?;
+        Queue::make(device, options, places).inspect_err(|_| device.give_back(places))
+    }
+
+    fn make(device: &Rc<Device>, options: QueueOptions, places: usize) -> Result<Queue, VerbsError> {
+        let what = || format!("making a queue pair of {}", device.port);
+        let mut random = [0u8; 4];
+        getrandom::fill(&mut random).map_err(|error| VerbsError::own(what(), error.to_string()))?;
+        let pieces = device.limits.pieces.min(PIECES);
+        let mut init = QpInitAttr {
+            qp_context: ptr::null_mut(),
+            send_cq: device.cq(),
+            recv_cq: device.cq(),
+            srq: ptr::null_mut(),
+            cap: QpCap {
+                max_send_wr: options.depth as u32 + 1,
+                max_recv_wr: options.immediates as u32,
+                max_send_sge: pieces as u32,
+                max_recv_sge: 0,
+                max_inline_data: 0,
+            },
+            qp_type: abi::QPT_RC,
+            sq_sig_all: 0,
+        };
+        let table = &device.verbs.table;
+        // SAFETY: an open domain and its device's completion queue, which both outlive the queue pair: the device is kept.
+        let qp = unsafe { Object::new((table.create_qp)(device.pd.as_ptr(), &mut init), table.destroy_qp) };
+        let qp = qp.map_err(|number| {
+            let depth = options.depth;
+            VerbsError::os(what(), number).hint(&format!(
+                "it was asked for {depth} requests of {pieces} pieces; a smaller depth needs less of the device's memory"
+            ))
+        })?;
+        initialise(device, &qp)?;
+        let id = device.next_id()?;
+        let place = device.port.to_string();
+        let longest = u64::from(device.port.longest);
+        let ring = Ring::new(id, qp.at, (&device.verbs, place), (options.depth, pieces), longest);
+        let ring = Rc::new(RefCell::new(ring));
+        device.rings.borrow_mut().insert(id, ring.clone());
+        let first_packet = u32::from_le_bytes(random) & BITS_24;
+        Ok(Queue { ring, qp: Some(qp), device: device.clone(), options, places, first_packet })
+    }
+
+    /// Which of the device's it is.
+    pub fn id(&self) -> QueueId {
+        self.ring.borrow().id
+    }
+
+    /// What a peer needs to know of it: [`QueueAddress::encode`] makes the bytes.
+    pub fn address(&self) -> QueueAddress {
+        let (port, gid) = (&self.device.port, &self.device.gid);
+        QueueAddress {
+            link: port.link,
+            mtu_code: mtu_code(port.mtu),
+            reads: self.device.limits.answers,
+            number: self.number(),
+            first_packet: self.first_packet,
+            lid: port.lid,
+            kind: gid.kind,
+            gid: gid.raw,
+        }
+    }
+
+    /// The device's number of the queue pair.
+    pub fn number(&self) -> u32 {
+        // SAFETY: the queue pair is open while this value is there.
+        unsafe { (*self.ring.borrow().qp.as_ptr()).qp_num }
+    }
+
+    /// Connects it to the peer's, of which [`Queue::address`] must be told to the peer, which does the same.
+    ///
+    /// # Errors
+    /// The two cannot be connected, or the device refused; text and hint say why. It stays as it was, or is of no use any
+    /// more.
+    pub fn connect(&mut self, peer: &QueueAddress) -> Result<(), HostError> {
+        if self.ring.borrow().stage != Stage::Open {
+            return Err(HostError::InvalidArgument("a queue pair is connected once; open a new one".into()));
+        }
+        self.fits(peer)?;
+        let own = self.address();
+        let mut attr = QpAttr {
+            qp_state: abi::QPS_RTR,
+            path_mtu: c_int::from(own.mtu_code.min(peer.mtu_code)),
+            dest_qp_num: peer.number,
+            rq_psn: peer.first_packet,
+            max_dest_rd_atomic: own.reads,
+            min_rnr_timer: NOT_READY_TIMER,
+            ah_attr: self.path(peer),
+            ..QpAttr::default()
+        };
+        let mask = abi::QP_STATE
+            | abi::QP_AV
+            | abi::QP_PATH_MTU
+            | abi::QP_DEST_QPN
+            | abi::QP_RQ_PSN
+            | abi::QP_MAX_DEST_RD_ATOMIC
+            | abi::QP_MIN_RNR_TIMER;
+        self.modify(&mut attr, mask, "receive")?;
+        attr.qp_state = abi::QPS_RTS;
+        (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, NOT_READY_RETRIES);
+        attr.sq_psn = self.first_packet;
+        // No more reads at a time than the peer answers.
+        attr.max_rd_atomic = self.device.limits.reads.min(peer.reads);
+        let mask = abi::QP_STATE
+            | abi::QP_TIMEOUT
+            | abi::QP_RETRY_CNT
+            | abi::QP_RNR_RETRY
+            | abi::QP_SQ_PSN
+            | abi::QP_MAX_QP_RD_ATOMIC;
+        // Before the peer may send: its first immediate needs a place.
+        for _ in 0..self.options.immediates {
+            self.ring.borrow_mut().receive()?;
+        }
+        self.modify(&mut attr, mask, "send")?;
+        self.ring.borrow_mut().stage = Stage::Connected;
+        Ok(())
+    }
+
+    /// Whether packets can go from here to there at all.
+    fn fits(&self, peer: &QueueAddress) -> Result<(), AddressError> {
+        let own = self.address();
+        let port = &self.device.port;
+        if own.link != peer.link {
+            let text = format!("it is on {}, and {port} on {}", peer.link, own.link);
+            return Err(AddressError(text));
+        }
+        if own.link == Link::InfiniBand {
+            return Ok(());
+        }
+        let (here, there) = (ip_of(own.gid), ip_of(peer.gid));
+        if own.kind != peer.kind || here.is_ipv4() != there.is_ipv4() {
+            return Err(AddressError(format!(
+                "its GID is {there} ({}), and that of {port} is {here} ({}); name GID indexes of one kind on both sides",
+                peer.kind, own.kind
+            )));
+        }
+        Ok(())
+    }
+
+    /// The way of packets to the peer. Within one InfiniBand subnet the LID is enough.
+    fn path(&self, peer: &QueueAddress) -> AhAttr {
+        let own = &self.device.gid;
+        let routed = peer.link == Link::Ethernet || own.raw[..8] != peer.gid[..8];
+        let route = GlobalRoute {
+            dgid: abi::Gid(peer.gid),
+            flow_label: 0,
+            sgid_index: own.index,
+            hop_limit: HOPS,
+            traffic_class: self.options.traffic_class,
+        };
+        AhAttr {
+            grh: if routed { route } else { GlobalRoute::default() },
+            dlid: peer.lid,
+            sl: self.options.service_level,
+            is_global: u8::from(routed),
+            port_num: self.device.port.number,
+            ..AhAttr::default()
+        }
+    }
+
+    fn modify(&self, attr: &mut QpAttr, mask: c_int, state: &str) -> Result<(), VerbsError> {
+        let qp = self.ring.borrow().qp.as_ptr();
+        // SAFETY: an open queue pair, and attributes that say what the mask promises.
+        let code = unsafe { (self.device.verbs.table.modify_qp)(qp, attr, mask) };
+        number(code).map_err(|code| {
+            let what = format!("making a queue pair of {} ready to {state}", self.device.port);
+            let error = VerbsError::os(what, code);
+            match code {
+                libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => error.hint(
+                    "the kernel finds no way to the peer's GID from the interface of the own one: check routes, VLANs \
+                     and the GID index on both sides",
+                ),
+                libc::EINVAL => error.hint("the GID, the service level or the MTU does not fit the port"),
+                _ => error,
+            }
+        })
+    }
+
+    /// Requests that may still be posted.
+    pub fn room(&self) -> usize {
+        self.ring.borrow().room()
+    }
+
+    /// Requests that have not come back, also those that wait for [`Queue::flush`].
+    pub fn under_way(&self) -> usize {
+        self.ring.borrow().under_way()
+    }
+
+    /// Requests that wait for [`Queue::flush`].
+    pub fn waiting(&self) -> usize {
+        self.ring.borrow().waiting()
+    }
+
+    /// Requests that may be under way.
+    pub fn depth(&self) -> usize {
+        self.options.depth
+    }
+
+    /// Pieces that a request may have.
+    pub fn max_pieces(&self) -> usize {
+        self.ring.borrow().max_pieces
+    }
+
+    /// Bytes that a request may have.
+    pub fn longest(&self) -> u64 {
+        self.ring.borrow().longest
+    }
+
+    /// Gathers a request: [`Queue::flush`] posts what was gathered. [`Posted::Full`] where as many are under way as may
+    /// be: take completions first.
+    ///
+    /// # Errors
+    /// A range is not in its memory, the request is none that the device takes, or the queue pair is not connected or has
+    /// failed. Nothing was gathered then.
+    pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
+        // Keys of another device would be refused there, or name other memory here.
+        if rma.pieces.iter().any(|piece| !piece.memory.is_of(&self.device)) {
+            let text = format!("a request to {} with memory that another device knows", self.device.port);
+            return Err(HostError::InvalidArgument(text));
+        }
+        self.ring.borrow_mut().gather(rma)
+    }
+
+    /// Posts what was gathered, with one call to the device.
+    ///
+    /// # Errors
+    /// The device refused, and the queue pair has failed: all its requests come back.
+    pub fn flush(&mut self) -> Result<(), VerbsError> {
+        self.ring.borrow_mut().flush()
+    }
+
+    /// Takes it to its error state. When this returns, the peer reaches no memory through it any more; its own requests
+    /// come back, done or flushed, and after them [`Completion::Drained`].
+    ///
+    /// # Errors
+    /// The device refused: only dropping the queue pair stops it.
+    pub fn fail(&mut self) -> Result<(), VerbsError> {
+        let mut ring = self.ring.borrow_mut();
+        let was = ring.stage;
+        let failed = ring.fail();
+        if was == Stage::Open && ring.stage == Stage::Drained {
+            self.device.stash.borrow_mut().push(Completion::Drained { queue: ring.id });
+        }
+        failed
+    }
+
+    /// Whether it is in its error state, by [`Queue::fail`], by a request's failure or by an event.
+    pub fn has_failed(&self) -> bool {
+        self.ring.borrow().stage >= Stage::Failing
+    }
+
+    /// Whether it is in its error state and all its requests have come back: nothing of it touches memory any more.
+    pub fn is_drained(&self) -> bool {
+        self.ring.borrow().stage == Stage::Drained
+    }
+}
+
+/// To the state in which receives may be posted, and peers reach nothing yet.
+fn initialise(device: &Device, qp: &Object<Qp>) -> Result<(), VerbsError> {
+    let access = abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_WRITE;
+    let mut attr = QpAttr {
+        qp_state: abi::QPS_INIT,
+        qp_access_flags: access as u32,
+        port_num: device.port.number,
+        ..QpAttr::default()
+    };
+    let mask = abi::QP_STATE | abi::QP_ACCESS_FLAGS | abi::QP_PKEY_INDEX | abi::QP_PORT;
+    // SAFETY: an open queue pair, and attributes that say what the mask promises.
+    let code = unsafe { (device.verbs.table.modify_qp)(qp.as_ptr(), &mut attr, mask) };
+    number(code).map_err(|code| VerbsError::os(format!("initialising a queue pair of {}", device.port), code))
+}
+
+/// The library's code of an MTU.
+fn mtu_code(bytes: usize) -> u8 {
+    (bytes.clamp(256, 4096).ilog2() - 7) as u8
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let Some(qp) = self.qp.take() else { return };
+        // What had come already keeps its own result. If the queue is broken, the requests come back as flushed.
+        let _ = self.device.take_into_stash();
+        // From here on nobody may use the queue pair itself, whatever comes back.
+        self.ring.borrow_mut().stage = Stage::Drained;
+        let ended = qp.close();
+        // Completions of a queue pair that is gone would take places that others were promised.
+        let polled = self.device.take_into_stash();
+        let id = self.id();
+        self.device.rings.borrow_mut().remove(&id.0);
+        match ended {
+            true => self.ring.borrow_mut().return_rest(&mut self.device.stash.borrow_mut()),
+            false => self.ring.borrow_mut().abandon(),
+        }
+        if ended && polled.is_ok() {
+            self.device.give_back(self.places);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::port::mtu_bytes;
+
+    #[test]
+    fn codes_of_mtus_go_both_ways() {
+        for code in 1..=5u8 {
+            assert_eq!(mtu_code(mtu_bytes(code.into())), code);
+        }
+        assert_eq!((mtu_code(0), mtu_code(9000)), (1, 5));
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_an_error_within_about_two_seconds() {
+        let tries = f64::from(RETRIES) + 1.0;
+        let shortest = 4.096e-6 * f64::from(1u32 << TIMEOUT) * tries;
+        assert!(shortest > 0.3 && shortest * 4.0 < 2.2, "{shortest} s");
+    }
+}

@@ -1,0 +1,225 @@
+//! Memory that a device knows.
+
+use super::abi::{self, Mr};
+use super::device::Device;
+use super::{Object, VerbsError};
+use crate::{HostError, Memory};
+use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Who may reach registered memory, and how it is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Peers may read it, and write it where it may be written at all.
+    pub remote: bool,
+    /// The device asks the kernel for pages when it needs them, instead of having all of them locked: for devices that
+    /// can.
+    pub on_demand: bool,
+}
+
+/// What must stay where it is while the device knows it.
+enum Keep {
+    Memory(Arc<Memory>),
+    DmaBuf { _fd: OwnedFd },
+}
+
+/// Memory that a device knows. It stays so while a request on it is under way.
+///
+/// The end of it is a fence: the device refuses what a peer sends to it afterwards, and the peer's queue pair fails.
+pub struct Registration {
+    mr: ManuallyDrop<Object<Mr>>,
+    keep: ManuallyDrop<Keep>,
+    base: u64,
+    len: usize,
+    writable: bool,
+    device: Rc<Device>,
+}
+
+impl Device {
+    /// Makes memory known to the device.
+    ///
+    /// # Errors
+    /// The kernel's or the driver's, with what to do: often the limit of locked memory.
+    pub fn register(
+        self: &Rc<Device>,
+        memory: Arc<Memory>,
+        access: Access,
+    ) -> Result<Rc<Registration>, VerbsError> {
+        let (at, len, writable) = (memory.addr(), memory.len(), memory.writable());
+        let table = &self.verbs.table;
+        let flags = flags(access, writable);
+        // SAFETY: an open domain; the memory is mapped while `memory` lives, which is kept until the registration has
+        // ended, and peers are let write only what may be written.
+        let mr = unsafe {
+            let made = (table.reg_mr)(self.pd.as_ptr(), at as *mut c_void, len, flags);
+            Object::new(made, table.dereg_mr)
+        };
+        let mr = mr.map_err(|number| self.refused(len, access, number))?;
+        let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(Keep::Memory(memory)));
+        Ok(Rc::new(Registration { mr, keep, base: at as u64, len, writable, device: self.clone() }))
+    }
+
+    /// Makes the memory behind a dma-buf known, such as a GPU's: `len` bytes at `offset` of it, which requests and peers
+    /// name from `base` on.
+    ///
+    /// # Errors
+    /// As [`Device::register`]; and where library, kernel or driver cannot do it.
+    pub fn register_dmabuf(
+        self: &Rc<Device>,
+        fd: OwnedFd,
+        (offset, len): (u64, usize),
+        base: u64,
+        remote: bool,
+    ) -> Result<Rc<Registration>, VerbsError> {
+        let table = &self.verbs.table;
+        let Some(reg) = table.reg_dmabuf_mr else {
+            let text = format!("{} is too old for it: rdma-core 34 has it", self.verbs.path().display());
+            return Err(VerbsError::own(format!("registering a dma-buf with {}", self.port), text));
+        };
+        let flags = flags(Access { remote, on_demand: false }, true);
+        // SAFETY: an open domain and an open descriptor, which is kept until the registration has ended. The kernel checks
+        // the range.
+        let mr = unsafe {
+            let made = reg(self.pd.as_ptr(), offset, len, base, fd.as_raw_fd(), flags);
+            Object::new(made, table.dereg_mr)
+        };
+        let mr = mr.map_err(|number| {
+            let what = format!("registering a dma-buf of {len} bytes with {}", self.port);
+            VerbsError::os(what, number)
+                .hint("the driver of the device must know dma-bufs, and the other device allow it")
+        })?;
+        let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(Keep::DmaBuf { _fd: fd }));
+        Ok(Rc::new(Registration { mr, keep, base, len, writable: true, device: self.clone() }))
+    }
+
+    fn refused(&self, len: usize, access: Access, number: c_int) -> VerbsError {
+        let error = VerbsError::os(format!("registering {len} bytes with {}", self.port), number);
+        match number {
+            _ if access.on_demand => {
+                error.hint("the device may not page on demand; register the memory without that")
+            }
+            libc::ENOMEM | libc::EAGAIN | libc::EPERM => error.hint(&format!(
+                "the device locks all of it in memory, and this process may lock {}: raise that (ulimit -l unlimited; \
+                 LimitMEMLOCK=infinity for a service; --ulimit memlock=-1 for a container), or, on a device that pages \
+                 on demand, have it do so",
+                memlock_limit()
+            )),
+            libc::EFAULT => error.hint("the memory is not mapped, or not writable, as it was said to be"),
+            _ => error,
+        }
+    }
+}
+
+fn flags(access: Access, writable: bool) -> c_int {
+    let mut flags = 0;
+    if writable {
+        flags |= abi::ACCESS_LOCAL_WRITE;
+    }
+    if access.remote {
+        flags |= abi::ACCESS_REMOTE_READ;
+    }
+    if access.remote && writable {
+        flags |= abi::ACCESS_REMOTE_WRITE;
+    }
+    if access.on_demand {
+        flags |= abi::ACCESS_ON_DEMAND;
+    }
+    flags
+}
+
+/// The limit of locked memory, in words.
+fn memlock_limit() -> String {
+    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
+        Some(bytes) => format!("{} KiB (ulimit -l)", bytes / 1024),
+        None => "any amount (ulimit -l is unlimited), so the machine's memory may be short".into(),
+    }
+}
+
+impl Registration {
+    /// How peers name it.
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: an open registration.
+        unsafe { (*self.mr.as_ptr()).rkey }
+    }
+
+    /// How own requests name it.
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: an open registration.
+        unsafe { (*self.mr.as_ptr()).lkey }
+    }
+
+    /// What peers take for the address of its first byte.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The memory; none for a dma-buf.
+    pub fn memory(&self) -> Option<&Arc<Memory>> {
+        match &*self.keep {
+            Keep::Memory(memory) => Some(memory),
+            Keep::DmaBuf { .. } => None,
+        }
+    }
+
+    /// Whether it is of this device: another one knows its keys for other memory, or none.
+    pub(super) fn is_of(&self, device: &Device) -> bool {
+        std::ptr::eq(&*self.device, device)
+    }
+
+    /// The address of a range for a request, which must lie in it; and be writable, where the request writes it.
+    pub(super) fn at(&self, offset: usize, len: usize, written: bool) -> Result<u64, HostError> {
+        if written && !self.writable {
+            return Err(HostError::ReadOnlyMemory);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(self.base + offset as u64),
+            _ => Err(HostError::OutOfBounds { offset, len, size: self.len }),
+        }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here; no method runs after it.
+        let (mr, keep) = unsafe { (ManuallyDrop::take(&mut self.mr), ManuallyDrop::take(&mut self.keep)) };
+        match mr.close() {
+            true => drop(keep),
+            // The device may still know the memory: it must never be used for anything else.
+            false => std::mem::forget(keep),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_write_only_what_may_be_written() {
+        let both = Access { remote: true, on_demand: false };
+        let own = Access { remote: false, on_demand: true };
+        assert_eq!(flags(both, true), 7);
+        assert_eq!(flags(both, false), abi::ACCESS_REMOTE_READ);
+        assert_eq!(flags(own, true), abi::ACCESS_LOCAL_WRITE | abi::ACCESS_ON_DEMAND);
+        assert_eq!(flags(own, false), abi::ACCESS_ON_DEMAND);
+    }
+
+    #[test]
+    fn the_limit_of_locked_memory_is_said_as_the_shell_says_it() {
+        let text = memlock_limit();
+        assert!(text.contains("ulimit -l"), "{text}");
+    }
+}
