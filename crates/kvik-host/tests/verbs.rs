@@ -92,6 +92,7 @@ impl Side {
     }
 }
 
+/// A device for each side, with a completion queue of its own.
 fn devices() -> (Rc<Device>, Rc<Device>) {
     let verbs = Verbs::load(None).unwrap();
     let names = names();
@@ -100,9 +101,7 @@ fn devices() -> (Rc<Device>, Rc<Device>) {
         let gid = port.choose_gid(Family::Any, None).unwrap().index;
         Device::open(&verbs, &port, gid).unwrap()
     };
-    let first = open(&names[0]);
-    let second = names.get(1).map_or(first.clone(), |name| open(name));
-    (first, second)
+    (open(&names[0]), open(names.get(1).unwrap_or(&names[0])))
 }
 
 /// Two sides that are connected, their addresses having gone as bytes.
@@ -269,16 +268,7 @@ fn a_wrong_key_is_an_error_by_name_and_the_rest_is_flushed() {
     let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 9, immediate: None };
     let error = a.queue.post(&rma).unwrap_err().to_string();
     assert!(error.contains("has failed"), "{error}");
-    // The target is told, too, by an event of its device.
-    let mut events = Vec::new();
-    let began = Instant::now();
-    while !events
-        .iter()
-        .any(|event| matches!(event, Event::QueueFailed { queue, .. } if *queue == b.queue.id()))
-    {
-        assert!(began.elapsed() < LIMIT, "no event; {events:?}");
-        b.device.events(&mut events).unwrap();
-    }
+    b.queue.fail().unwrap();
     b.until("drained", |side| side.queue.is_drained());
 }
 
@@ -321,8 +311,10 @@ fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn an_initiator_that_fails_its_queue_pair_gets_back_all_and_stops() {
-    let (mut a, b) = pair(64);
+fn an_initiator_that_fails_its_queue_pair_gets_back_all() {
+    let (mut a, mut b) = pair(64);
+    // A peer that answers nothing: all of it stays under way.
+    b.queue.fail().unwrap();
     let count = 32;
     for token in 0..count {
         let at = token as usize % 16 * (LEN / 16);
@@ -331,26 +323,43 @@ fn an_initiator_that_fails_its_queue_pair_gets_back_all_and_stops() {
     a.queue.flush().unwrap();
     // One that the device never got.
     assert_eq!(a.gather(RmaOp::Read, &b.known, 0, 64, count), Posted::Yes);
-    assert!(!a.queue.has_failed());
+    assert!(!a.queue.has_failed() && !a.queue.is_drained());
     a.queue.fail().unwrap();
     assert!(a.queue.has_failed());
     a.until("drained", |side| side.queue.is_drained());
     let tokens: Vec<u64> = a.ended().iter().map(|(token, _)| *token).collect();
     assert_eq!(tokens, (0..=count).collect::<Vec<_>>());
-    assert!(a.ended().last().unwrap().1.as_ref().unwrap_err().is_flushed());
-    assert!(
-        a.ended().iter().any(|(token, result)| *token < count && result.is_err()),
-        "all had ended before"
-    );
-    // Reads that were under way write this memory no more.
-    a.fill(0xEE);
-    let (device, options) = (a.device.clone(), QueueOptions::default());
-    let (mut c, d) = connected(&(device.clone(), device), &options);
-    assert_eq!(c.gather(RmaOp::Write, &d.known, 0, LEN / 2, 1), Posted::Yes);
-    c.queue.flush().unwrap();
-    c.until_ended(1);
-    assert!(all_are(&a.bytes(), 0xEE));
+    for (token, result) in a.ended() {
+        assert!(result.as_ref().is_err_and(RequestError::is_flushed), "{token}: {result:?}");
+    }
+    assert!(all_are(&a.bytes(), 1));
+    // Once more is no error, and flushing what was never gathered neither.
     a.queue.fail().unwrap();
+    a.queue.flush().unwrap();
+}
+
+#[test]
+#[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
+fn reads_of_a_drained_queue_pair_touch_memory_no_more() {
+    let devices = devices();
+    let options = QueueOptions { depth: 64, ..QueueOptions::default() };
+    for _ in 0..5 {
+        let (mut a, b) = connected(&devices, &options);
+        let mut token = 0;
+        while a.gather(RmaOp::Read, &b.known, 0, LEN, token) == Posted::Yes && token < 8 {
+            token += 1;
+        }
+        a.queue.flush().unwrap();
+        a.queue.fail().unwrap();
+        a.until("drained", |side| side.queue.is_drained());
+        a.fill(0xEE);
+        // Other traffic of the device goes on, and passes what might still be on its way.
+        let (mut c, d) = connected(&devices, &options);
+        assert_eq!(c.gather(RmaOp::Write, &d.known, 0, LEN, 1), Posted::Yes);
+        c.queue.flush().unwrap();
+        c.until_ended(1);
+        assert!(c.ended()[0].1.is_ok() && all_are(&a.bytes(), 0xEE) && all_are(&d.bytes(), 1));
+    }
 }
 
 #[test]
@@ -509,7 +518,78 @@ fn a_hundred_connections_leave_nothing_behind() {
         round();
     }
     assert_eq!(held(), before);
-    assert_eq!(Rc::strong_count(&devices.0), if Rc::ptr_eq(&devices.0, &devices.1) { 2 } else { 1 });
+    assert_eq!((Rc::strong_count(&devices.0), Rc::strong_count(&devices.1)), (1, 1));
+}
+
+#[test]
+#[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
+fn completions_of_queue_pairs_that_share_a_device_are_told_apart() {
+    let devices = devices();
+    let options = QueueOptions { depth: 16, ..QueueOptions::default() };
+    let mut pairs: Vec<(Side, Side)> = (0..3).map(|_| connected(&devices, &options)).collect();
+    for (number, (a, b)) in pairs.iter_mut().enumerate() {
+        for token in 0..10 {
+            // The second one's peer refuses the sixth.
+            let at = if number == 1 && token == 5 { None } else { Some(token as usize * PAGE) };
+            let (offset, remote) = (at.unwrap_or(0), b.known.base() + at.unwrap_or(LEN) as u64);
+            let pieces = [Piece { memory: &a.known, offset, len: PAGE }];
+            let rkey = b.known.rkey();
+            let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token, immediate: None };
+            assert_eq!(a.queue.post(&rma).unwrap(), Posted::Yes);
+        }
+        a.queue.flush().unwrap();
+    }
+    let (mut done, began) = (Vec::new(), Instant::now());
+    while done.len() < 31 {
+        assert!(began.elapsed() < LIMIT, "{done:?}");
+        devices.0.poll(&mut done).unwrap();
+    }
+    for (number, (a, _)) in pairs.iter().enumerate() {
+        let own = |completion: &&Completion| match completion {
+            Completion::Request { queue, .. }
+            | Completion::Immediate { queue, .. }
+            | Completion::Drained { queue } => *queue == a.queue.id(),
+        };
+        let own: Vec<&Completion> = done.iter().filter(own).collect();
+        assert_eq!(own.len(), if number == 1 { 11 } else { 10 });
+        for (index, completion) in own.iter().take(10).enumerate() {
+            let Completion::Request { token, result, .. } = completion else { panic!("{completion:?}") };
+            assert_eq!((*token, result.is_ok()), (index as u64, number != 1 || index < 5), "{number}");
+        }
+        assert_eq!(a.queue.is_drained(), number == 1);
+    }
+}
+
+/// Runs `ip link set`.
+fn set_link(interface: &str, state: &str) {
+    let ran = std::process::Command::new("ip").args(["link", "set", interface, state]).status().unwrap();
+    assert!(ran.success(), "ip link set {interface} {state}: {ran}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device whose interface may go down: KVIK_TEST_VERBS_DOWN=rxe1"]
+fn a_port_that_loses_its_link_is_an_event() {
+    let name = std::env::var("KVIK_TEST_VERBS_DOWN").expect("KVIK_TEST_VERBS_DOWN names an RDMA device");
+    let verbs = Verbs::load(None).unwrap();
+    let port = port(&verbs, &name);
+    let gid = port.choose_gid(Family::Any, None).unwrap();
+    let device = Device::open(&verbs, &port, gid.index).unwrap();
+    let epoll = Epoll::new().unwrap();
+    device.watch_events(&epoll, 9).unwrap();
+    let until = |wanted: Event| {
+        let (mut told, mut events, began) = (Vec::new(), Events::new(4), Instant::now());
+        while !told.contains(&wanted) {
+            assert!(began.elapsed() < LIMIT, "never {wanted:?}, but {told:?}");
+            epoll.wait(&mut events, LIMIT).unwrap();
+            device.events(&mut told).unwrap();
+        }
+    };
+    set_link(&gid.interface, "down");
+    until(Event::PortDown { port: 1 });
+    assert_eq!(self::port(&verbs, &name).state, PortState::Down);
+    set_link(&gid.interface, "up");
+    until(Event::PortUp { port: 1 });
+    assert_eq!(self::port(&verbs, &name).state, PortState::Active);
 }
 
 #[test]

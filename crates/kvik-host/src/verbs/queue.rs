@@ -18,9 +18,10 @@ use std::rc::Rc;
 const PIECES: usize = 16;
 /// The local acknowledgement's timeout: 4.096 us * 2^14 = 67 ms, far beyond what a loaded network delays a packet.
 const TIMEOUT: u8 = 14;
-/// How often a packet is sent again. Eight tries of 67 ms are 0.54 s; devices may wait up to four times as long for each
-/// (InfiniBand's specification, 9.7.6.1.3), which makes about 2 s until a peer that is gone is an error.
-const RETRIES: u8 = 7;
+/// How often a packet is sent again. Seven tries of 67 ms are 0.47 s; devices may wait up to four times as long for each
+/// (InfiniBand's specification, 9.7.6.1.3), which makes about 2 s until a peer that is gone is an error. 7, the most there
+/// is, would be for ever on soft-RoCE: the kernel's driver takes it for that.
+const RETRIES: u8 = 6;
 /// Where there is no place for an immediate, the peer asks again after 163.84 ms (the code 28) ...
 const NOT_READY_TIMER: u8 = 28;
 /// ... as many times, about 1 s. 7 would be for ever: a peer whose thread does not move is an error, too.
