@@ -24,6 +24,8 @@ mod port;
 mod queue;
 mod registration;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 
 pub use crate::fabric::{Posted, RmaOp};
 pub use address::{AddressError, QueueAddress};
@@ -267,5 +269,27 @@ impl<T> Drop for Object<T> {
         let code = unsafe { (self.end)(self.as_ptr()) };
         // Other failures are a device's that is gone, and there is nothing left to do about them.
         debug_assert!(code != libc::EBUSY, "something that needs this object was not ended before it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_the_library_is_told_what_to_do() {
+        let wanted = Wanted { soname: "libkvik-no-such-verbs.so.1", ..LIBIBVERBS };
+        let error = Library::open(wanted, None).unwrap_err().to_string();
+        for word in ["ibverbs-providers", "KVIK_LIBIBVERBS", "--device=/dev/infiniband", "memlock"] {
+            assert!(error.contains(word), "{word} in: {error}");
+        }
+    }
+
+    #[test]
+    fn an_error_says_what_to_whom_and_what_to_do() {
+        let error = VerbsError::os("opening device x", libc::EACCES).hint("do this").to_string();
+        assert!(error.starts_with("libibverbs: opening device x: Permission denied"), "{error}");
+        assert!(error.ends_with("; do this"), "{error}");
+        assert_eq!((number(0), number(libc::EINVAL)), (Ok(()), Err(libc::EINVAL)));
     }
 }

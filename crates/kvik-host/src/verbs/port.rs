@@ -422,4 +422,16 @@ mod tests {
         assert_eq!(gids[0].interface, "lo");
         assert_eq!(of_table(&table, 2).len(), 1);
     }
+
+    #[test]
+    #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
+    fn the_table_entry_by_entry_is_the_same() {
+        let verbs = Verbs::load(None).unwrap();
+        let table = super::super::Table { query_gid_table: None, ..verbs.table };
+        let old = Verbs { library: verbs.library.clone(), table };
+        assert!(verbs.table.query_gid_table.is_some());
+        let ports = verbs.ports().unwrap().ports;
+        assert!(!ports.is_empty());
+        assert_eq!(old.ports().unwrap().ports, ports);
+    }
 }

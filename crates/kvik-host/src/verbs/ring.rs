@@ -406,6 +406,12 @@ impl Ring {
         Some(request)
     }
 
+    /// Numbers the next request so.
+    #[cfg(test)]
+    pub fn begin_at(&mut self, count: u32) {
+        self.first = count;
+    }
+
     /// The device may use the memory of its requests for ever: nothing else may.
     pub fn abandon(&mut self) {
         self.kept.drain(..).for_each(std::mem::forget);
