@@ -1,8 +1,8 @@
 //! The requests of one queue pair: gathered, posted in chains, and returned in the order in which they came.
 //!
-//! Few requests ask the device for a completion; one that comes tells of all before it. A request that fails, and those
-//! after it, have completions of their own whether they asked or not. So once a queue pair is in its error state, one
-//! more request is posted, which asks: when it comes back, all before it have ended.
+//! Few requests ask the device for a completion; one that comes tells of all before it. A request that fails,
+//! and those after it, have completions of their own whether they asked or not. So once a queue pair is in
+//! its error state, one more request is posted, which asks: when it comes back, all before it have ended.
 
 use super::abi::{self, Qp, QpAttr, RecvWr, SendWr, Sge};
 use super::registration::Registration;
@@ -256,16 +256,17 @@ impl Ring {
         Ok(len)
     }
 
-    /// Posts what was gathered, as one chain. If the device refuses, the queue pair is failed, and all requests come back.
+    /// Posts what was gathered, as one chain. If the device refuses, the queue pair is failed, and all
+    /// requests come back.
     pub fn flush(&mut self) -> Result<(), VerbsError> {
         if self.gathered.is_empty() || self.stage != Stage::Connected {
             return Ok(());
         }
         self.link();
         let mut refused = ptr::null_mut();
-        // SAFETY: an open queue pair; the chain and its pieces lie in two vectors that are not changed during the call,
-        // which copies them. The bytes lie in memory that the device knows until the request has come back. No
-        // more requests are outstanding than the send queue holds.
+        // SAFETY: an open queue pair; the chain and its pieces lie in two vectors that are not changed during
+        // the call, which copies them. The bytes lie in memory that the device knows until the request has
+        // come back. No more requests are outstanding than the send queue holds.
         let code = unsafe {
             let qp = self.qp.as_ptr();
             ((*(*qp).context).ops.post_send)(qp, self.gathered.as_mut_ptr(), &mut refused)
@@ -318,8 +319,8 @@ impl Ring {
         })
     }
 
-    /// Takes the queue pair to its error state: the peer reaches nothing through it any more, and what it had under way
-    /// comes back.
+    /// Takes the queue pair to its error state: the peer reaches nothing through it any more, and what it had
+    /// under way comes back.
     pub fn fail(&mut self) -> Result<(), VerbsError> {
         if self.stage >= Stage::Failing {
             return self.fault.clone().map_or(Ok(()), Err);
@@ -360,7 +361,8 @@ impl Ring {
     /// What the device says.
     fn is_in_error(&self) -> bool {
         let mut attr = QpAttr::default();
-        // SAFETY: an open queue pair, and two structures that the call fills; of zeros, or null pointers, the second.
+        // SAFETY: an open queue pair, and two structures that the call fills; of zeros, or null pointers, the
+        // second.
         let code = unsafe {
             let mut init: abi::QpInitAttr = std::mem::zeroed();
             (self.verbs.table.query_qp)(self.qp.as_ptr(), &mut attr, abi::QP_STATE, &mut init)

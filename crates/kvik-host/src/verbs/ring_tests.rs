@@ -1,4 +1,5 @@
-//! The order of requests, and who asks for a completion, with a device that only writes down what it was given.
+//! The order of requests, and who asks for a completion, with a device that only writes down what it was
+//! given.
 
 use super::abi::{self, Context, Qp, QpAttr, RecvWr, SendWr, Wc};
 use super::ring::{Ring, Rma, Stage};

@@ -69,8 +69,8 @@ fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
     b.fill(0xEE);
     let count = a.queue.under_way();
     a.until_ended(count);
-    a.until("drained", |side| side.queue.is_drained());
     assert!(all_are(&b.bytes(), 0xEE), "late bytes of a write");
+    a.until("drained", |side| side.queue.is_drained());
     let ended = a.ended();
     let lost = ended.iter().filter(|(_, result)| result.is_err()).count();
     assert!(lost > 0, "all {} writes had ended before: the test shows nothing", ended.len());

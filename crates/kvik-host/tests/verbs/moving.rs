@@ -16,8 +16,8 @@ fn scattered_pages_are_written_and_read() {
         side.memory.copy_in(0, &bytes).unwrap();
     }
     let (ours, theirs) = (a.bytes(), b.bytes());
-    // Four pages from the first half here, in falling order, to a run in the first half there; and the other way about
-    // in the second half.
+    // Four pages from the first half here, in falling order, to a run in the first half there; and the other
+    // way about in the second half.
     let (half, there) = (LEN / 2, b.known.clone());
     let runs = 8;
     for run in 0..runs {
