@@ -257,8 +257,8 @@ impl Queue {
             let error = VerbsError::os(what, code);
             match code {
                 libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => error.hint(
-                    "the kernel finds no way to the peer's GID from the interface of the own one: check routes, \
-                     VLANs and the GID index on both sides",
+                    "the kernel finds no way to the peer's GID from the interface of the own one: check \
+                     routes, VLANs and the GID index on both sides",
                 ),
                 libc::EINVAL => error.hint("the GID, the service level or the MTU does not fit the port"),
                 _ => error,

@@ -262,14 +262,14 @@ impl Ring {
         if self.gathered.is_empty() || self.stage != Stage::Connected {
             return Ok(());
         }
-        self.link();
+        let first = self.link();
         let mut refused = ptr::null_mut();
         // SAFETY: an open queue pair; the chain and its pieces lie in two vectors that are not changed during
         // the call, which copies them. The bytes lie in memory that the device knows until the request has
         // come back. No more requests are outstanding than the send queue holds.
         let code = unsafe {
             let qp = self.qp.as_ptr();
-            ((*(*qp).context).ops.post_send)(qp, self.gathered.as_mut_ptr(), &mut refused)
+            ((*(*qp).context).ops.post_send)(qp, first, &mut refused)
         };
         let failed = number(code).err();
         let taken = match failed {
@@ -290,21 +290,24 @@ impl Ring {
     }
 
     /// Makes a chain of what was gathered, of which the last and every so many ask for a completion.
-    fn link(&mut self) {
+    fn link(&mut self) -> *mut SendWr {
         let every = (self.depth / 4).clamp(1, 32);
-        let (base, mut piece) = (self.gathered.as_mut_ptr(), self.pieces.as_mut_ptr());
+        let (first, mut piece) = (self.gathered.as_mut_ptr(), self.pieces.as_mut_ptr());
         let last = self.gathered.len() - 1;
-        for (index, wr) in self.gathered.iter_mut().enumerate() {
+        for index in 0..=last {
             self.quiet += 1;
             let ask = index == last || self.quiet >= every;
             if ask {
                 self.quiet = 0;
             }
+            // SAFETY: an element of the vector, to which there is no other reference meanwhile.
+            let wr = unsafe { &mut *first.add(index) };
             wr.send_flags = if ask { abi::SEND_SIGNALED } else { 0 };
             wr.sg_list = piece;
             piece = piece.wrapping_add(wr.num_sge as usize);
-            wr.next = if index == last { ptr::null_mut() } else { base.wrapping_add(index + 1) };
+            wr.next = if index == last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
         }
+        first
     }
 
     /// Gives the peer's writes a place for their immediates.

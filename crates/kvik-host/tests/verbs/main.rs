@@ -1,7 +1,8 @@
 //! RDMA devices, as this host has them: queue pairs of one process that reach each other's memory.
 //!
 //! They need a device, which a soft-RoCE one is: `KVIK_TEST_VERBS=rxe0 cargo test --test verbs --
-//! --include-ignored`. With two names (`rxe0,rxe1`) the two sides are on a device each.
+//! --include-ignored`. With two names the two sides are on a device each; these must reach each other, which
+//! two soft-RoCE devices of one host do not.
 
 mod device;
 mod failing;
