@@ -26,6 +26,8 @@ def missing_packages() -> list[str]:
         missing.append("libnuma1")  # the serving engine's CPU kernels link it
     if not _loads("libfabric.so.1"):
         missing.append("libfabric1")  # loaded at run time; its tests need no NIC
+    if not _loads("libibverbs.so.1"):
+        missing.append("libibverbs1")  # loaded at run time; some of its tests need no device
     return missing
 
 

@@ -1,9 +1,9 @@
 //! libibverbs' binary interface, as far as kvik uses it: the structures of its symbol version IBVERBS_1.1.
 //!
-//! Fields come in the order of the public header (`infiniband/verbs.h` of rdma-core 44), and have kept it since that
-//! version of the symbols was made. Control calls are symbols; posting and polling go through the table in the
-//! context, as the header's own inline functions do. Of structures that the library makes, what follows the last
-//! field that kvik reads is left out, since they are only ever read in place.
+//! Fields come in the order of the public header (`infiniband/verbs.h` of rdma-core 44), and have kept it
+//! since that version of the symbols was made. Control calls are symbols; posting and polling go through the
+//! table in the context, as the header's own inline functions do. Of structures that the library makes, what
+//! follows the last field that kvik reads is left out, since they are only ever read in place.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -1,4 +1,5 @@
-//! What two queue pairs must know of each other to be connected, as bytes. The bytes of a peer are checked, each field.
+//! What two queue pairs must know of each other to be connected, as bytes. The bytes of a peer are checked,
+//! each field.
 
 use super::gid::GidKind;
 use super::port::{Link, mtu_bytes};
@@ -17,8 +18,9 @@ pub struct AddressError(pub String);
 
 /// A queue pair, as a peer needs to know it.
 ///
-/// Encoded, little-endian: version (1 byte), link (1 InfiniBand, 2 Ethernet), code of the MTU (1), reads that it answers
-/// at a time (1), number of the queue pair (4), first packet number (4), LID (2), kind of the GID (1), zero (1), GID (16).
+/// Encoded, little-endian: version (1 byte), link (1 InfiniBand, 2 Ethernet), code of the MTU (1), reads that
+/// it answers at a time (1), number of the queue pair (4), first packet number (4), LID (2), kind of the GID
+/// (1), zero (1), GID (16).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueAddress {
     /// What carries the packets.

@@ -52,8 +52,8 @@ pub struct RequestError {
 }
 
 impl RequestError {
-    /// Whether it never had its turn, since the queue pair had failed: what failed is another, or the peer, or was
-    /// [`super::Queue::fail`].
+    /// Whether it never had its turn, since the queue pair had failed: what failed is another, or the peer,
+    /// or was [`super::Queue::fail`].
     pub fn is_flushed(&self) -> bool {
         self.status == abi::WC_WR_FLUSH_ERR
     }
@@ -66,8 +66,8 @@ fn meaning(status: i32) -> Option<&'static str> {
         4 | 8 => "the device does not know the own memory under this key, or for this use",
         9 => "the peer refuses the request as it is: the queue pair does not allow it, or it is too long",
         10 => {
-            "the peer's device does not know this memory under this key, or not for this: its owner has closed it, or the \
-             address is outside"
+            "the peer's device does not know this memory under this key, or not for this: its owner has \
+             closed it, or the address is outside"
         }
         11 => "the peer's device failed",
         12 => "the peer's device did not answer: the host or the path is gone, or its queue pair was ended",
@@ -95,8 +95,8 @@ impl Ring {
 
     fn take_request(&mut self, count: u32, wc: &Wc, into: &mut Vec<Completion>) {
         let Some(before) = self.position(count) else { return };
-        // The peer answers in order, so what did not ask was done before one that was done, or that failed. Of one that
-        // was only flushed this does not follow.
+        // The peer answers in order, so what did not ask was done before one that was done, or that failed.
+        // Of one that was only flushed this does not follow.
         let flushed = wc.status == abi::WC_WR_FLUSH_ERR;
         for _ in 0..before {
             self.end_first(if flushed { Some((wc.status, 0)) } else { None }, into);

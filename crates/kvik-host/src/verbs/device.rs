@@ -21,7 +21,8 @@ use std::sync::Arc;
 const PLACES: usize = 1024;
 /// Completions that are taken in one call.
 const BATCH: usize = 32;
-/// Reads that one queue pair has under way, or answers, at most: what current devices have, and four bits in some.
+/// Reads that one queue pair has under way, or answers, at most: what current devices have, and four bits in
+/// some.
 const READS: c_int = 16;
 
 /// What a device can do.
@@ -64,7 +65,8 @@ impl Device {
     /// Opens a port, to be reached at the GID of this index of its table ([`Port::choose_gid`]).
     ///
     /// # Errors
-    /// The step that failed, with the device and the port; also where the port is gone, or the table has changed.
+    /// The step that failed, with the device and the port; also where the port is gone, or the table has
+    /// changed.
     pub fn open(verbs: &Arc<Verbs>, port: &Port, gid_index: u8) -> Result<Rc<Device>, VerbsError> {
         let devices = DeviceList::read(verbs)?;
         let gone = |text: &str| VerbsError::own(format!("opening {port}"), text);
@@ -143,8 +145,8 @@ impl Device {
             return Err(VerbsError::own(
                 what(),
                 format!(
-                    "the completion queue would need {wanted} places, and the device has {} at most; open fewer queue \
-                     pairs, or ones of less depth",
+                    "the completion queue would need {wanted} places, and the device has {} at most; open \
+                     fewer queue pairs, or ones of less depth",
                     self.limits.places
                 ),
             ));
@@ -202,14 +204,14 @@ impl Device {
     /// # Errors
     /// The kernel's.
     pub fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), HostError> {
-        // SAFETY: the channel's own, open as long as it is. The kernel takes it out of the set when it is closed, and it
-        // is not inherited by programs that this one starts.
+        // SAFETY: the channel's own, open as long as it is. The kernel takes it out of the set when it is
+        // closed, and it is not inherited by programs that this one starts.
         let fd = unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) };
         epoll.add(fd, token, Interest::READ)
     }
 
-    /// Whether the thread may sleep until the descriptor of [`Device::watch`] is readable: it will tell of the next
-    /// completion, and none has come meanwhile.
+    /// Whether the thread may sleep until the descriptor of [`Device::watch`] is readable: it will tell of
+    /// the next completion, and none has come meanwhile.
     ///
     /// # Errors
     /// As [`Device::poll`].
@@ -238,8 +240,8 @@ impl Device {
         let table = &self.verbs.table;
         loop {
             let (mut cq, mut given) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: an open channel, whose descriptor does not block; the call writes both pointers if it returns 0, and
-            // the event is acknowledged once.
+            // SAFETY: an open channel, whose descriptor does not block; the call writes both pointers if it
+            // returns 0, and the event is acknowledged once.
             let code = unsafe {
                 let code = (table.get_cq_event)(self.channel.as_ptr(), &mut cq, &mut given);
                 if code == 0 {
@@ -278,8 +280,8 @@ impl Parts {
             let what = format!("{what} of {port}");
             move |number| VerbsError::os(what, number)
         };
-        // SAFETY: an open context. Each call makes an object or returns null; they are ended once, in the order of the
-        // device's fields, and if a later one fails, in that of these.
+        // SAFETY: an open context. Each call makes an object or returns null; they are ended once, in the
+        // order of the device's fields, and if a later one fails, in that of these.
         unsafe {
             set_flags((*c).async_fd).map_err(failed("reading the events"))?;
             let pd = Object::new((table.alloc_pd)(c), table.dealloc_pd)

@@ -21,7 +21,8 @@ pub enum Event {
         /// Its number.
         port: u8,
     },
-    /// A port has other addresses, or other settings of its subnet: queue pairs made before may not be reached.
+    /// A port has other addresses, or other settings of its subnet: queue pairs made before may not be
+    /// reached.
     PortChanged {
         /// Its number.
         port: u8,
@@ -53,8 +54,8 @@ impl Device {
     /// # Errors
     /// The kernel's.
     pub fn watch_events(&self, epoll: &Epoll, token: u64) -> Result<(), HostError> {
-        // SAFETY: the context's own, open as long as it is. The kernel takes it out of the set when it is closed, and it
-        // is not inherited by programs that this one starts.
+        // SAFETY: the context's own, open as long as it is. The kernel takes it out of the set when it is
+        // closed, and it is not inherited by programs that this one starts.
         let fd = unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) };
         epoll.add(fd, token, Interest::READ)
     }
@@ -106,7 +107,8 @@ impl Device {
         }
     }
 
-    /// The queue pair at this address, which has failed by itself: its end is set about as [`super::Queue::fail`] does.
+    /// The queue pair at this address, which has failed by itself: its end is set about as
+    /// [`super::Queue::fail`] does.
     fn queue_at(&self, element: usize) -> Option<QueueId> {
         let rings = self.rings.borrow();
         let ring = rings.values().find(|ring| ring.borrow().is_at(element))?;
@@ -116,8 +118,8 @@ impl Device {
     }
 }
 
-/// Makes reads of a library's descriptor return at once where there is nothing, and keeps it from programs that this
-/// one starts.
+/// Makes reads of a library's descriptor return at once where there is nothing, and keeps it from programs
+/// that this one starts.
 pub(super) fn set_flags(fd: i32) -> Result<(), i32> {
     // SAFETY: plain calls on a descriptor of the caller.
     let failed = unsafe {

@@ -5,14 +5,16 @@
 //! * [`Device`]: one port, open: its completion queue and its events; [`Registration`]: memory that it knows;
 //! * [`Queue`]: one connected queue pair: posts reads and writes ([`Rma`]) to one peer.
 //!
-//! A device and all that comes of it are one thread's: nothing here locks, and the types are neither `Send` nor `Sync`.
-//! Nothing here waits, but for [`Queue::connect`], where the kernel may look for the peer's hardware address.
+//! A device and all that comes of it are one thread's: nothing here locks, and the types are neither `Send`
+//! nor `Sync`. Nothing here waits, but for [`Queue::connect`], where the kernel may look for the peer's
+//! hardware address.
 //!
-//! Bytes move without this process. What ends that is the queue pair in its error state: [`Queue::fail`] stops the
-//! peer's accesses, and once [`Queue::is_drained`] says so, the own ones.
+//! Bytes move without this process. What ends that is the queue pair in its error state: [`Queue::fail`]
+//! stops the peer's accesses, and once [`Queue::is_drained`] says so, the own ones.
 //!
-//! Forks: kernels from 5.12 on copy pinned pages for a child, so that a parent's stay where the device knows them. On an
-//! older one, memory that is not shared must be protected by the user (`RDMAV_FORK_SAFE=1`, which libibverbs reads).
+//! Forks: kernels from 5.12 on copy pinned pages for a child, so that a parent's stay where the device knows
+//! them. On an older one, memory that is not shared must be protected by the user (`RDMAV_FORK_SAFE=1`, which
+//! libibverbs reads).
 
 mod abi;
 mod address;
@@ -24,6 +26,8 @@ mod port;
 mod queue;
 mod registration;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 
 pub use crate::fabric::{Posted, RmaOp};
 pub use address::{AddressError, QueueAddress};
@@ -155,8 +159,9 @@ struct Table {
 impl Table {
     fn load(library: &Library) -> Result<Table, LibraryError> {
         const V1: &CStr = c"IBVERBS_1.1";
-        // SAFETY: the types of the fields are those of `infiniband/verbs.h` for these versions of the symbols. The
-        // port's structure is longer than the one that the symbol knows, with the same fields up to that one's end.
+        // SAFETY: the types of the fields are those of `infiniband/verbs.h` for these versions of the
+        // symbols. The port's structure is longer than the one that the symbol knows, with the same fields up
+        // to that one's end.
         unsafe {
             Ok(Table {
                 get_device_list: library.function(c"ibv_get_device_list", V1)?,
@@ -209,7 +214,8 @@ impl Verbs {
         self.library.path()
     }
 
-    /// The ports of all devices of this host, in the library's order; none where the kernel has no RDMA at all.
+    /// The ports of all devices of this host, in the library's order; none where the kernel has no RDMA at
+    /// all.
     ///
     /// # Errors
     /// The devices cannot be listed. One that cannot be opened is among [`Found::refused`].
@@ -267,5 +273,27 @@ impl<T> Drop for Object<T> {
         let code = unsafe { (self.end)(self.as_ptr()) };
         // Other failures are a device's that is gone, and there is nothing left to do about them.
         debug_assert!(code != libc::EBUSY, "something that needs this object was not ended before it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_the_library_is_told_what_to_do() {
+        let wanted = Wanted { soname: "libkvik-no-such-verbs.so.1", ..LIBIBVERBS };
+        let error = Library::open(wanted, None).unwrap_err().to_string();
+        for word in ["ibverbs-providers", "KVIK_LIBIBVERBS", "--device=/dev/infiniband", "memlock"] {
+            assert!(error.contains(word), "{word} in: {error}");
+        }
+    }
+
+    #[test]
+    fn an_error_says_what_to_whom_and_what_to_do() {
+        let error = VerbsError::os("opening device x", libc::EACCES).hint("do this").to_string();
+        assert!(error.starts_with("libibverbs: opening device x: Permission denied"), "{error}");
+        assert!(error.ends_with("; do this"), "{error}");
+        assert_eq!((number(0), number(libc::EINVAL)), (Ok(()), Err(libc::EINVAL)));
     }
 }

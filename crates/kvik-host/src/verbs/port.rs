@@ -69,8 +69,9 @@ pub struct Found {
 }
 
 impl Port {
-    /// Chooses a GID: the one at `index`, if the user names one; otherwise on InfiniBand the first, on Ethernet RoCE v2
-    /// before v1 and IPv4 before IPv6, and a link-local one only where there is nothing else of the family.
+    /// Chooses a GID: the one at `index`, if the user names one; otherwise on InfiniBand the first, on
+    /// Ethernet RoCE v2 before v1 and IPv4 before IPv6, and a link-local one only where there is nothing else
+    /// of the family.
     ///
     /// # Errors
     /// There is none; the text has the table.
@@ -101,7 +102,8 @@ pub(super) struct DeviceList<'v> {
 impl Drop for DeviceList<'_> {
     fn drop(&mut self) {
         if let Some(at) = self.at {
-            // SAFETY: made by `ibv_get_device_list`, and freed once. Devices that are open keep their own entry.
+            // SAFETY: made by `ibv_get_device_list`, and freed once. Devices that are open keep their own
+            // entry.
             unsafe { (self.verbs.table.free_device_list)(at.as_ptr()) };
         }
     }
@@ -183,7 +185,8 @@ pub(super) fn attributes(
     context: &Object<Context>,
     name: &str,
 ) -> Result<abi::DeviceAttr, VerbsError> {
-    // SAFETY: numbers only, of which all zeros is one choice; an open context, and a structure that the call fills.
+    // SAFETY: numbers only, of which all zeros is one choice; an open context, and a structure that the call
+    // fills.
     let (code, attr) = unsafe {
         let mut attr: abi::DeviceAttr = std::mem::zeroed();
         ((verbs.table.query_device)(context.as_ptr(), &mut attr), attr)
@@ -294,7 +297,8 @@ fn interface_name(index: u32) -> String {
     }
 }
 
-/// The table entry by entry, with the rest from the kernel's files: for libraries that cannot read it at once.
+/// The table entry by entry, with the rest from the kernel's files: for libraries that cannot read it at
+/// once.
 fn one_by_one(
     verbs: &Verbs,
     context: &Object<Context>,
@@ -338,7 +342,8 @@ fn parse_rate(text: &str) -> Option<u32> {
     number.split('.').next()?.parse().ok()
 }
 
-/// The same from the codes of the port's attributes: lanes, and the speed of one (InfiniBand's specification, `PortInfo`).
+/// The same from the codes of the port's attributes: lanes, and the speed of one (InfiniBand's specification,
+/// `PortInfo`).
 fn speed(width: u8, lane: u8) -> u32 {
     let lanes = match width {
         1 => 1,
@@ -421,5 +426,17 @@ mod tests {
         assert_eq!(kinds, [(0, GidKind::RoceV1), (3, GidKind::RoceV2)]);
         assert_eq!(gids[0].interface, "lo");
         assert_eq!(of_table(&table, 2).len(), 1);
+    }
+
+    #[test]
+    #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
+    fn the_table_entry_by_entry_is_the_same() {
+        let verbs = Verbs::load(None).unwrap();
+        let table = super::super::Table { query_gid_table: None, ..verbs.table };
+        let old = Verbs { library: verbs.library.clone(), table };
+        assert!(verbs.table.query_gid_table.is_some());
+        let ports = verbs.ports().unwrap().ports;
+        assert!(!ports.is_empty());
+        assert_eq!(old.ports().unwrap().ports, ports);
     }
 }

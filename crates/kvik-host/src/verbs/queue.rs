@@ -16,11 +16,13 @@ use std::rc::Rc;
 
 /// Pieces of a request that are asked for: each makes the places of the send queue larger.
 const PIECES: usize = 16;
-/// The local acknowledgement's timeout: 4.096 us * 2^14 = 67 ms, far beyond what a loaded network delays a packet.
+/// The local acknowledgement's timeout: 4.096 us * 2^14 = 67 ms, far beyond what a loaded network delays a
+/// packet.
 const TIMEOUT: u8 = 14;
-/// How often a packet is sent again. Eight tries of 67 ms are 0.54 s; devices may wait up to four times as long for each
-/// (InfiniBand's specification, 9.7.6.1.3), which makes about 2 s until a peer that is gone is an error.
-const RETRIES: u8 = 7;
+/// How often a packet is sent again. Seven tries of 67 ms are 0.47 s; devices may wait up to four times as
+/// long for each (InfiniBand's specification, 9.7.6.1.3), which makes about 2 s until a peer that is gone is
+/// an error. 7, the most there is, would be for ever on soft-RoCE: the kernel's driver takes it for that.
+const RETRIES: u8 = 6;
 /// Where there is no place for an immediate, the peer asks again after 163.84 ms (the code 28) ...
 const NOT_READY_TIMER: u8 = 28;
 /// ... as many times, about 1 s. 7 would be for ever: a peer whose thread does not move is an error, too.
@@ -34,8 +36,8 @@ const BITS_24: u32 = (1 << 24) - 1;
 pub struct QueueOptions {
     /// Requests that may be under way. The device's own bound holds beside it.
     pub depth: usize,
-    /// Immediates of the peer that may come between two calls of [`Device::poll`]. A peer that sends more is told to wait,
-    /// and after about 1 s its queue pair fails.
+    /// Immediates of the peer that may come between two calls of [`Device::poll`]. A peer that sends more is
+    /// told to wait, and after about 1 s its queue pair fails.
     pub immediates: usize,
     /// The service level (InfiniBand), or the priority of frames (RoCE), 0 to 7 or 15.
     pub service_level: u8,
@@ -49,8 +51,8 @@ impl Default for QueueOptions {
     }
 }
 
-/// One queue pair. When it is dropped, nothing of it touches memory any more, and requests that had not come back do so
-/// with the next [`Device::poll`], as flushed.
+/// One queue pair. When it is dropped, nothing of it touches memory any more, and requests that had not come
+/// back do so with the next [`Device::poll`], as flushed.
 pub struct Queue {
     ring: Rc<RefCell<Ring>>,
     /// Ended by `drop`.
@@ -98,12 +100,14 @@ impl Queue {
             sq_sig_all: 0,
         };
         let table = &device.verbs.table;
-        // SAFETY: an open domain and its device's completion queue, which both outlive the queue pair: the device is kept.
+        // SAFETY: an open domain and its device's completion queue, which both outlive the queue pair: the
+        // device is kept.
         let qp = unsafe { Object::new((table.create_qp)(device.pd.as_ptr(), &mut init), table.destroy_qp) };
         let qp = qp.map_err(|number| {
             let depth = options.depth;
             VerbsError::os(what(), number).hint(&format!(
-                "it was asked for {depth} requests of {pieces} pieces; a smaller depth needs less of the device's memory"
+                "it was asked for {depth} requests of {pieces} pieces; a smaller depth needs less of the \
+                 device's memory"
             ))
         })?;
         initialise(device, &qp)?;
@@ -143,16 +147,31 @@ impl Queue {
         unsafe { (*self.ring.borrow().qp.as_ptr()).qp_num }
     }
 
-    /// Connects it to the peer's, of which [`Queue::address`] must be told to the peer, which does the same.
+    /// Connects it to the peer's. Both sides do so, each with the other's [`Queue::address`]; bytes move when
+    /// both have.
     ///
     /// # Errors
-    /// The two cannot be connected, or the device refused; text and hint say why. It stays as it was, or is of no use any
-    /// more.
+    /// [`HostError::QueueAddress`]: there is no way between the two, and it stays as it was. Otherwise the
+    /// device refused, and the queue pair has failed.
     pub fn connect(&mut self, peer: &QueueAddress) -> Result<(), HostError> {
         if self.ring.borrow().stage != Stage::Open {
             return Err(HostError::InvalidArgument("a queue pair is connected once; open a new one".into()));
         }
         self.fits(peer)?;
+        let made = self.make_ready(peer);
+        let mut ring = self.ring.borrow_mut();
+        match &made {
+            Ok(()) => ring.stage = Stage::Connected,
+            Err(_) => ring.fail_and_remember(),
+        }
+        Ok(made?)
+    }
+
+    fn make_ready(&self, peer: &QueueAddress) -> Result<(), VerbsError> {
+        // Before the peer may write: its first immediate needs a place.
+        for _ in 0..self.options.immediates {
+            self.ring.borrow_mut().receive()?;
+        }
         let own = self.address();
         let mut attr = QpAttr {
             qp_state: abi::QPS_RTR,
@@ -183,13 +202,7 @@ impl Queue {
             | abi::QP_RNR_RETRY
             | abi::QP_SQ_PSN
             | abi::QP_MAX_QP_RD_ATOMIC;
-        // Before the peer may send: its first immediate needs a place.
-        for _ in 0..self.options.immediates {
-            self.ring.borrow_mut().receive()?;
-        }
-        self.modify(&mut attr, mask, "send")?;
-        self.ring.borrow_mut().stage = Stage::Connected;
-        Ok(())
+        self.modify(&mut attr, mask, "send")
     }
 
     /// Whether packets can go from here to there at all.
@@ -206,7 +219,8 @@ impl Queue {
         let (here, there) = (ip_of(own.gid), ip_of(peer.gid));
         if own.kind != peer.kind || here.is_ipv4() != there.is_ipv4() {
             return Err(AddressError(format!(
-                "its GID is {there} ({}), and that of {port} is {here} ({}); name GID indexes of one kind on both sides",
+                "its GID is {there} ({}), and that of {port} is {here} ({}); name GID indexes of one kind on \
+                 both sides",
                 peer.kind, own.kind
             )));
         }
@@ -243,8 +257,8 @@ impl Queue {
             let error = VerbsError::os(what, code);
             match code {
                 libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => error.hint(
-                    "the kernel finds no way to the peer's GID from the interface of the own one: check routes, VLANs \
-                     and the GID index on both sides",
+                    "the kernel finds no way to the peer's GID from the interface of the own one: check \
+                     routes, VLANs and the GID index on both sides",
                 ),
                 libc::EINVAL => error.hint("the GID, the service level or the MTU does not fit the port"),
                 _ => error,
@@ -282,12 +296,12 @@ impl Queue {
         self.ring.borrow().longest
     }
 
-    /// Gathers a request: [`Queue::flush`] posts what was gathered. [`Posted::Full`] where as many are under way as may
-    /// be: take completions first.
+    /// Gathers a request: [`Queue::flush`] posts what was gathered. [`Posted::Full`] where as many are under
+    /// way as may be: take completions first.
     ///
     /// # Errors
-    /// A range is not in its memory, the request is none that the device takes, or the queue pair is not connected or has
-    /// failed. Nothing was gathered then.
+    /// A range is not in its memory, the request is none that the device takes, or the queue pair is not
+    /// connected or has failed. Nothing was gathered then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
         // Keys of another device would be refused there, or name other memory here.
         if rma.pieces.iter().any(|piece| !piece.memory.is_of(&self.device)) {
@@ -305,8 +319,8 @@ impl Queue {
         self.ring.borrow_mut().flush()
     }
 
-    /// Takes it to its error state. When this returns, the peer reaches no memory through it any more; its own requests
-    /// come back, done or flushed, and after them [`Completion::Drained`].
+    /// Takes it to its error state. When this returns, the peer reaches no memory through it any more; its
+    /// own requests come back, done or flushed, and after them [`Completion::Drained`].
     ///
     /// # Errors
     /// The device refused: only dropping the queue pair stops it.
@@ -325,7 +339,8 @@ impl Queue {
         self.ring.borrow().stage >= Stage::Failing
     }
 
-    /// Whether it is in its error state and all its requests have come back: nothing of it touches memory any more.
+    /// Whether it is in its error state and all its requests have come back: nothing of it touches memory any
+    /// more.
     pub fn is_drained(&self) -> bool {
         self.ring.borrow().stage == Stage::Drained
     }
@@ -354,7 +369,8 @@ fn mtu_code(bytes: usize) -> u8 {
 impl Drop for Queue {
     fn drop(&mut self) {
         let Some(qp) = self.qp.take() else { return };
-        // What had come already keeps its own result. If the queue is broken, the requests come back as flushed.
+        // What had come already keeps its own result. If the queue is broken, the requests come back as
+        // flushed.
         let _ = self.device.take_into_stash();
         // From here on nobody may use the queue pair itself, whatever comes back.
         self.ring.borrow_mut().stage = Stage::Drained;

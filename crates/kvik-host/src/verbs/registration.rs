@@ -2,6 +2,7 @@
 
 use super::abi::{self, Mr};
 use super::device::Device;
+use super::port::Port;
 use super::{Object, VerbsError};
 use crate::{HostError, Memory};
 use std::ffi::{c_int, c_void};
@@ -15,8 +16,8 @@ use std::sync::Arc;
 pub struct Access {
     /// Peers may read it, and write it where it may be written at all.
     pub remote: bool,
-    /// The device asks the kernel for pages when it needs them, instead of having all of them locked: for devices that
-    /// can.
+    /// The device asks the kernel for pages when it needs them, instead of having all of them locked: for
+    /// devices that can.
     pub on_demand: bool,
 }
 
@@ -28,7 +29,8 @@ enum Keep {
 
 /// Memory that a device knows. It stays so while a request on it is under way.
 ///
-/// The end of it is a fence: the device refuses what a peer sends to it afterwards, and the peer's queue pair fails.
+/// The end of it is a fence: the device refuses what a peer sends to it afterwards, and the peer's queue pair
+/// fails.
 pub struct Registration {
     mr: ManuallyDrop<Object<Mr>>,
     keep: ManuallyDrop<Keep>,
@@ -51,19 +53,19 @@ impl Device {
         let (at, len, writable) = (memory.addr(), memory.len(), memory.writable());
         let table = &self.verbs.table;
         let flags = flags(access, writable);
-        // SAFETY: an open domain; the memory is mapped while `memory` lives, which is kept until the registration has
-        // ended, and peers are let write only what may be written.
+        // SAFETY: an open domain; the memory is mapped while `memory` lives, which is kept until the
+        // registration has ended, and peers are let write only what may be written.
         let mr = unsafe {
             let made = (table.reg_mr)(self.pd.as_ptr(), at as *mut c_void, len, flags);
             Object::new(made, table.dereg_mr)
         };
-        let mr = mr.map_err(|number| self.refused(len, access, number))?;
+        let mr = mr.map_err(|number| refusal(&self.port, len, access, number, &memlock_limit()))?;
         let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(Keep::Memory(memory)));
         Ok(Rc::new(Registration { mr, keep, base: at as u64, len, writable, device: self.clone() }))
     }
 
-    /// Makes the memory behind a dma-buf known, such as a GPU's: `len` bytes at `offset` of it, which requests and peers
-    /// name from `base` on.
+    /// Makes the memory behind a dma-buf known, such as a GPU's: `len` bytes at `offset` of it, which
+    /// requests and peers name from `base` on.
     ///
     /// # Errors
     /// As [`Device::register`]; and where library, kernel or driver cannot do it.
@@ -80,8 +82,8 @@ impl Device {
             return Err(VerbsError::own(format!("registering a dma-buf with {}", self.port), text));
         };
         let flags = flags(Access { remote, on_demand: false }, true);
-        // SAFETY: an open domain and an open descriptor, which is kept until the registration has ended. The kernel checks
-        // the range.
+        // SAFETY: an open domain and an open descriptor, which is kept until the registration has ended. The
+        // kernel checks the range.
         let mr = unsafe {
             let made = reg(self.pd.as_ptr(), offset, len, base, fd.as_raw_fd(), flags);
             Object::new(made, table.dereg_mr)
@@ -94,22 +96,22 @@ impl Device {
         let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(Keep::DmaBuf { _fd: fd }));
         Ok(Rc::new(Registration { mr, keep, base, len, writable: true, device: self.clone() }))
     }
+}
 
-    fn refused(&self, len: usize, access: Access, number: c_int) -> VerbsError {
-        let error = VerbsError::os(format!("registering {len} bytes with {}", self.port), number);
-        match number {
-            _ if access.on_demand => {
-                error.hint("the device may not page on demand; register the memory without that")
-            }
-            libc::ENOMEM | libc::EAGAIN | libc::EPERM => error.hint(&format!(
-                "the device locks all of it in memory, and this process may lock {}: raise that (ulimit -l unlimited; \
-                 LimitMEMLOCK=infinity for a service; --ulimit memlock=-1 for a container), or, on a device that pages \
-                 on demand, have it do so",
-                memlock_limit()
-            )),
-            libc::EFAULT => error.hint("the memory is not mapped, or not writable, as it was said to be"),
-            _ => error,
+/// Why a device does not take memory, and what to do; `limit` is that of locked memory, in words.
+fn refusal(port: &Port, len: usize, access: Access, number: c_int, limit: &str) -> VerbsError {
+    let error = VerbsError::os(format!("registering {len} bytes with {port}"), number);
+    match number {
+        _ if access.on_demand => {
+            error.hint("the device may not page on demand; register the memory without that")
         }
+        libc::ENOMEM | libc::EAGAIN | libc::EPERM => error.hint(&format!(
+            "the device locks all of it in memory, and this process may lock {limit}: raise that (ulimit -l \
+             unlimited; LimitMEMLOCK=infinity for a service; --ulimit memlock=-1 for a container), or, on a \
+             device that pages on demand, have it do so"
+        )),
+        libc::EFAULT => error.hint("the memory is not mapped, or not writable, as it was said to be"),
+        _ => error,
     }
 }
 
@@ -179,7 +181,8 @@ impl Registration {
         std::ptr::eq(&*self.device, device)
     }
 
-    /// The address of a range for a request, which must lie in it; and be writable, where the request writes it.
+    /// The address of a range for a request, which must lie in it; and be writable, where the request writes
+    /// it.
     pub(super) fn at(&self, offset: usize, len: usize, written: bool) -> Result<u64, HostError> {
         if written && !self.writable {
             return Err(HostError::ReadOnlyMemory);
@@ -206,6 +209,7 @@ impl Drop for Registration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::{Link, PortState};
 
     #[test]
     fn peers_write_only_what_may_be_written() {
@@ -215,6 +219,29 @@ mod tests {
         assert_eq!(flags(both, false), abi::ACCESS_REMOTE_READ);
         assert_eq!(flags(own, true), abi::ACCESS_LOCAL_WRITE | abi::ACCESS_ON_DEMAND);
         assert_eq!(flags(own, false), abi::ACCESS_ON_DEMAND);
+    }
+
+    #[test]
+    fn a_refusal_says_what_may_be_locked_and_how_to_raise_it() {
+        let port = Port {
+            device: "mlx5_0".into(),
+            number: 1,
+            state: PortState::Active,
+            link: Link::Ethernet,
+            mtu: 1024,
+            longest: 1 << 30,
+            lid: 0,
+            gigabits: 100,
+            gids: Vec::new(),
+        };
+        let access = |on_demand| Access { remote: true, on_demand };
+        let text = refusal(&port, 4096, access(false), libc::ENOMEM, "64 KiB (ulimit -l)").to_string();
+        let words = ["4096 bytes", "device mlx5_0 port 1", "64 KiB", "ulimit -l unlimited", "on demand"];
+        for word in words {
+            assert!(text.contains(word), "{word} in: {text}");
+        }
+        let text = refusal(&port, 1, access(true), libc::EOPNOTSUPP, "").to_string();
+        assert!(text.contains("without that"), "{text}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The requests of one queue pair: gathered, posted in chains, and returned in the order in which they came.
 //!
-//! Few requests ask the device for a completion; one that comes tells of all before it. A request that fails, and those
-//! after it, have completions of their own whether they asked or not. So once a queue pair is in its error state, one
-//! more request is posted, which asks: when it comes back, all before it have ended.
+//! Few requests ask the device for a completion; one that comes tells of all before it. A request that fails,
+//! and those after it, have completions of their own whether they asked or not. So once a queue pair is in
+//! its error state, one more request is posted, which asks: when it comes back, all before it have ended.
 
 use super::abi::{self, Qp, QpAttr, RecvWr, SendWr, Sge};
 use super::registration::Registration;
@@ -256,19 +256,20 @@ impl Ring {
         Ok(len)
     }
 
-    /// Posts what was gathered, as one chain. If the device refuses, the queue pair is failed, and all requests come back.
+    /// Posts what was gathered, as one chain. If the device refuses, the queue pair is failed, and all
+    /// requests come back.
     pub fn flush(&mut self) -> Result<(), VerbsError> {
         if self.gathered.is_empty() || self.stage != Stage::Connected {
             return Ok(());
         }
-        self.link();
+        let first = self.link();
         let mut refused = ptr::null_mut();
-        // SAFETY: an open queue pair; the chain and its pieces lie in two vectors that are not changed during the call,
-        // which copies them. The bytes lie in memory that the device knows until the request has come back. No
-        // more requests are outstanding than the send queue holds.
+        // SAFETY: an open queue pair; the chain and its pieces lie in two vectors that are not changed during
+        // the call, which copies them. The bytes lie in memory that the device knows until the request has
+        // come back. No more requests are outstanding than the send queue holds.
         let code = unsafe {
             let qp = self.qp.as_ptr();
-            ((*(*qp).context).ops.post_send)(qp, self.gathered.as_mut_ptr(), &mut refused)
+            ((*(*qp).context).ops.post_send)(qp, first, &mut refused)
         };
         let failed = number(code).err();
         let taken = match failed {
@@ -289,21 +290,24 @@ impl Ring {
     }
 
     /// Makes a chain of what was gathered, of which the last and every so many ask for a completion.
-    fn link(&mut self) {
+    fn link(&mut self) -> *mut SendWr {
         let every = (self.depth / 4).clamp(1, 32);
-        let (base, mut piece) = (self.gathered.as_mut_ptr(), self.pieces.as_mut_ptr());
+        let (first, mut piece) = (self.gathered.as_mut_ptr(), self.pieces.as_mut_ptr());
         let last = self.gathered.len() - 1;
-        for (index, wr) in self.gathered.iter_mut().enumerate() {
+        for index in 0..=last {
             self.quiet += 1;
             let ask = index == last || self.quiet >= every;
             if ask {
                 self.quiet = 0;
             }
+            // SAFETY: an element of the vector, to which there is no other reference meanwhile.
+            let wr = unsafe { &mut *first.add(index) };
             wr.send_flags = if ask { abi::SEND_SIGNALED } else { 0 };
             wr.sg_list = piece;
             piece = piece.wrapping_add(wr.num_sge as usize);
-            wr.next = if index == last { ptr::null_mut() } else { base.wrapping_add(index + 1) };
+            wr.next = if index == last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
         }
+        first
     }
 
     /// Gives the peer's writes a place for their immediates.
@@ -318,8 +322,8 @@ impl Ring {
         })
     }
 
-    /// Takes the queue pair to its error state: the peer reaches nothing through it any more, and what it had under way
-    /// comes back.
+    /// Takes the queue pair to its error state: the peer reaches nothing through it any more, and what it had
+    /// under way comes back.
     pub fn fail(&mut self) -> Result<(), VerbsError> {
         if self.stage >= Stage::Failing {
             return self.fault.clone().map_or(Ok(()), Err);
@@ -360,7 +364,8 @@ impl Ring {
     /// What the device says.
     fn is_in_error(&self) -> bool {
         let mut attr = QpAttr::default();
-        // SAFETY: an open queue pair, and two structures that the call fills; of zeros, or null pointers, the second.
+        // SAFETY: an open queue pair, and two structures that the call fills; of zeros, or null pointers, the
+        // second.
         let code = unsafe {
             let mut init: abi::QpInitAttr = std::mem::zeroed();
             (self.verbs.table.query_qp)(self.qp.as_ptr(), &mut attr, abi::QP_STATE, &mut init)
@@ -404,6 +409,12 @@ impl Ring {
         self.posted = self.posted.saturating_sub(1);
         self.kept.drain(..request.kept);
         Some(request)
+    }
+
+    /// Numbers the next request so.
+    #[cfg(test)]
+    pub fn begin_at(&mut self, count: u32) {
+        self.first = count;
     }
 
     /// The device may use the memory of its requests for ever: nothing else may.

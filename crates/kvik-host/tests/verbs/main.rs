@@ -1,0 +1,126 @@
+//! RDMA devices, as this host has them: queue pairs of one process that reach each other's memory.
+//!
+//! They need a device, which a soft-RoCE one is: `KVIK_TEST_VERBS=rxe0 cargo test --test verbs --
+//! --include-ignored`. With two names the two sides are on a device each; these must reach each other, which
+//! two soft-RoCE devices of one host do not.
+
+mod device;
+mod failing;
+mod moving;
+
+use kvik_host::verbs::{
+    Access, Completion, Device, Family, Piece, Port, Posted, Queue, QueueAddress, QueueOptions, Registration,
+    RequestError, Rma, RmaOp, Verbs,
+};
+use kvik_host::{HugePages, Memory};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const LEN: usize = 4 << 20;
+const PAGE: usize = 4096;
+const BOTH: Access = Access { remote: true, on_demand: false };
+
+/// The devices to test with.
+fn names() -> Vec<String> {
+    let names = std::env::var("KVIK_TEST_VERBS").unwrap_or_default();
+    let names: Vec<String> = names.split(',').filter(|name| !name.is_empty()).map(Into::into).collect();
+    assert!(!names.is_empty(), "KVIK_TEST_VERBS names no RDMA device, such as rxe0");
+    names
+}
+
+fn port(verbs: &Verbs, name: &str) -> Port {
+    let found = verbs.ports().unwrap();
+    let port = found.ports.iter().find(|port| port.device == name);
+    port.unwrap_or_else(|| panic!("no {name} among {:?}; refused: {:?}", found.ports, found.refused)).clone()
+}
+
+struct Side {
+    queue: Queue,
+    known: Rc<Registration>,
+    memory: Arc<Memory>,
+    device: Rc<Device>,
+    done: Vec<Completion>,
+}
+
+impl Side {
+    fn on(device: &Rc<Device>, fill: u8, options: &QueueOptions) -> Side {
+        let memory = Arc::new(Memory::shared(LEN, HugePages::Never).unwrap());
+        memory.copy_in(0, &vec![fill; LEN]).unwrap();
+        let known = device.register(memory.clone(), BOTH).unwrap();
+        let queue = Queue::open(device, options).unwrap();
+        Side { queue, known, memory, device: device.clone(), done: Vec::new() }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; LEN];
+        self.memory.copy_out(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn fill(&self, with: u8) {
+        self.memory.copy_in(0, &vec![with; LEN]).unwrap();
+    }
+
+    fn poll(&mut self) {
+        self.device.poll(&mut self.done).unwrap();
+    }
+
+    /// The requests that have come back.
+    fn ended(&self) -> Vec<(u64, Result<(), RequestError>)> {
+        let request = |completion: &Completion| match completion {
+            Completion::Request { token, result, .. } => Some((*token, result.clone())),
+            _ => None,
+        };
+        self.done.iter().filter_map(request).collect()
+    }
+
+    fn until(&mut self, what: &str, mut is_so: impl FnMut(&Side) -> bool) {
+        let began = Instant::now();
+        while !is_so(self) {
+            assert!(began.elapsed() < LIMIT, "never {what}; {} came back: {:?}", self.done.len(), self.done);
+            self.poll();
+        }
+    }
+
+    fn until_ended(&mut self, count: usize) {
+        self.until("enough completions", |side| side.ended().len() >= count);
+    }
+
+    /// Gathers a request of one piece.
+    fn gather(&mut self, op: RmaOp, peer: &Registration, at: usize, len: usize, token: u64) -> Posted {
+        let pieces = [Piece { memory: &self.known, offset: at, len }];
+        let (remote, rkey) = (peer.base() + at as u64, peer.rkey());
+        self.queue.post(&Rma { op, pieces: &pieces, remote, rkey, token, immediate: None }).unwrap()
+    }
+}
+
+/// A device for each side, with a completion queue of its own.
+fn devices() -> (Rc<Device>, Rc<Device>) {
+    let verbs = Verbs::load(None).unwrap();
+    let names = names();
+    let open = |name: &str| {
+        let port = port(&verbs, name);
+        let gid = port.choose_gid(Family::Any, None).unwrap().index;
+        Device::open(&verbs, &port, gid).unwrap()
+    };
+    (open(&names[0]), open(names.get(1).unwrap_or(&names[0])))
+}
+
+/// Two sides that are connected, their addresses having gone as bytes.
+fn connected(devices: &(Rc<Device>, Rc<Device>), options: &QueueOptions) -> (Side, Side) {
+    let (mut a, mut b) = (Side::on(&devices.0, 1, options), Side::on(&devices.1, 2, options));
+    let (to_a, to_b) = (a.queue.address().encode(), b.queue.address().encode());
+    a.queue.connect(&QueueAddress::decode(&to_b).unwrap()).unwrap();
+    b.queue.connect(&QueueAddress::decode(&to_a).unwrap()).unwrap();
+    (a, b)
+}
+
+fn pair(depth: usize) -> (Side, Side) {
+    connected(&devices(), &QueueOptions { depth, ..QueueOptions::default() })
+}
+
+fn all_are(bytes: &[u8], value: u8) -> bool {
+    bytes.iter().all(|byte| *byte == value)
+}
