@@ -1,0 +1,117 @@
+//! A NIC whose port goes down in the middle of a transfer: the others take its work, and it comes back.
+//!
+//! Runs where `KVIK_TEST_PORTS` names the NICs and the network interfaces behind them, and the process may take those
+//! down: `KVIK_TEST_PORTS="verbs:rxe0,rxe1 d0 d1"`. `KVIK_TEST_ROUNDS` says how often.
+
+#[path = "engine/common.rs"]
+#[allow(dead_code)]
+mod common;
+
+use common::{all, bytes, fill, many, region, wait_until, within};
+use kvik_core::Code;
+use kvik_engine::{Config, Engine, Preference};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// 32 MiB.
+const PAGES: u32 = 2048;
+const DEADLINE: Duration = Duration::from_secs(60);
+/// What promise P3 gives from the moment in which the way is gone.
+const BOUND: Duration = Duration::from_millis(2500);
+
+/// The interface is up again when the test ends, however it does.
+struct Link<'a>(&'a str);
+
+impl Link<'_> {
+    fn set(&self, state: &str) {
+        let set = Command::new("ip").args(["link", "set", self.0, state]).status().unwrap();
+        assert!(set.success(), "`ip link set {} {state}`: {set}", self.0);
+    }
+}
+
+impl Drop for Link<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["link", "set", self.0, "up"]).status();
+    }
+}
+
+/// The value of a metric of each NIC.
+fn each(engine: &Engine, metric: &str) -> Vec<u64> {
+    let text = engine.metrics();
+    let lines = text.lines().filter(|line| line.starts_with(&format!("{metric}{{")));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).collect()
+}
+
+/// Bytes that each NIC has brought.
+fn brought(engine: &Engine) -> Vec<u64> {
+    each(engine, "kvik_nic_bytes_total").into_iter().step_by(2).collect()
+}
+
+fn start(nics: &str) -> Engine {
+    let nics = Some(nics.parse().unwrap());
+    Engine::start(Config { transport: Preference::Nics, nics, ..Config::default() }).unwrap()
+}
+
+#[test]
+fn a_port_that_goes_down_leaves_its_work_to_the_others_and_comes_back() {
+    let Ok(told) = std::env::var("KVIK_TEST_PORTS") else {
+        return println!("not run: KVIK_TEST_PORTS names no NICs");
+    };
+    let (nics, links) = told.split_once(' ').expect("NICs and interfaces");
+    let links: Vec<Link> = links.split(' ').map(Link).collect();
+    let rounds = std::env::var("KVIK_TEST_ROUNDS").map_or(4, |rounds| rounds.parse().unwrap());
+    let (owner, reader) = (start(nics), start(nics));
+    let (there, here) = (region(&owner, PAGES, 1), region(&reader, PAGES, 0));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    let expected = bytes(&there);
+    let (mut moved, mut named, mut longest) = (0, 0, Duration::ZERO);
+    for round in 0..rounds {
+        let link = &links[round % links.len()];
+        fill(&here, 0x55);
+        let before = brought(&reader);
+        let transfer = reader.read(&all(&here), grant.ticket(), None, within(DEADLINE)).unwrap();
+        // In the middle: every NIC has brought something.
+        wait_until("the first bytes over each NIC", || {
+            brought(&reader).iter().zip(&before).all(|(now, before)| now > before) || transfer.is_done()
+        });
+        let middle = !transfer.is_done();
+        let since = Instant::now();
+        link.set("down");
+        let outcome = transfer.wait(Some(DEADLINE));
+        let took = since.elapsed();
+        let after = brought(&reader);
+        let shares: Vec<u64> =
+            after.iter().zip(&before).map(|(after, before)| (after - before) >> 20).collect();
+        println!(
+            "round {round}: {} went down, in the middle: {middle}; ended after {took:?}: {}; MiB by each NIC: {shares:?}",
+            link.0,
+            outcome.as_ref().map_or_else(ToString::to_string, |_| "ok".into())
+        );
+        match outcome {
+            Ok(_) => {
+                assert!(bytes(&here) == expected, "a success with other bytes");
+                moved += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.code, Code::PeerLost, "{error}");
+                assert!(took < BOUND, "{took:?} until the end was told");
+                named += 1;
+            }
+        }
+        longest = longest.max(took);
+        link.set("up");
+        wait_until("every NIC being in use again", || {
+            [&owner, &reader].iter().all(|engine| each(engine, "kvik_nic_up").iter().all(|up| *up == 1))
+        });
+        // It takes part again, by itself.
+        wait_until("each NIC moving bytes again", || {
+            let before = brought(&reader);
+            let done = reader
+                .read(&all(&here), grant.ticket(), None, within(DEADLINE))
+                .unwrap()
+                .wait(Some(DEADLINE));
+            done.is_ok() && brought(&reader).iter().zip(&before).all(|(now, before)| now > before)
+        });
+    }
+    println!("{rounds} rounds: {moved} moved all bytes, {named} ended by name; the longest took {longest:?}");
+}
