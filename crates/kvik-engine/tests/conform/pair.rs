@@ -1,6 +1,7 @@
 //! Two engines over one transport, with faults between each and its transport.
 
 use crate::common::{PATIENCE, Random};
+use crate::standin::{self, Control};
 use crate::wire::Wire;
 use kvik_core::{Error, Layout, Right, Use};
 use kvik_engine::{
@@ -32,6 +33,21 @@ pub struct Kind {
     pub late: bool,
     /// Bytes go through a proxy that divides and delays them at random.
     pub wire: bool,
+    /// The stand-in takes libfabric's place: in a process of its own, since a process has one libfabric.
+    pub standin: Option<Standin>,
+}
+
+/// What the stand-in for libfabric stands for.
+#[derive(Clone, Copy)]
+pub struct Standin {
+    pub devices: u32,
+    pub depth: u32,
+    /// Endpoints of one device in one process reach each other without the device.
+    pub software: bool,
+}
+
+impl Standin {
+    pub const NEW: Standin = Standin { devices: 2, depth: 256, software: false };
 }
 
 /// Which way the bytes go, as the initiator sees it.
@@ -44,7 +60,23 @@ pub enum Op {
 pub const OPS: [Op; 2] = [Op::Read, Op::Write];
 
 impl Kind {
-    pub const NEW: Kind = Kind { transport: "", way: "", memory: Memories::Shared, late: false, wire: false };
+    pub const NEW: Kind =
+        Kind { transport: "", way: "", memory: Memories::Shared, late: false, wire: false, standin: None };
+
+    /// Runs a check where its transport is there. `name` is the whole name of the test.
+    pub fn place(&self, name: &str, check: impl FnOnce(Option<Control>)) {
+        let Some(of) = &self.standin else { return check(None) };
+        let loopback = if of.software { "software" } else { "device" };
+        let (devices, depth) = (of.devices.to_string(), of.depth.to_string());
+        let settings = [
+            ("KVIK_STANDIN_LOOPBACK", loopback),
+            ("KVIK_STANDIN_DEVICES", &devices),
+            ("KVIK_STANDIN_DEPTH", &depth),
+        ];
+        // Without the crate's name, as the test harness has it.
+        let name = name.split_once("::").map_or(name, |(_, name)| name);
+        standin::alone(name, &settings, |control| check(Some(control)));
+    }
 
     /// Owner and initiator are one engine.
     pub fn own(&self) -> bool {
@@ -63,7 +95,8 @@ impl Kind {
     /// The NICs that it has: for its way, the provider is named.
     fn fabric(&self) -> Option<FabricOptions> {
         let provider = self.one_sided().then(|| self.way.to_owned())?;
-        Some(FabricOptions::of(provider))
+        let library = self.standin.map(|_| standin::library());
+        Some(FabricOptions { library, ..FabricOptions::of(provider) })
     }
 
     /// The NIC of who began a transfer moves its bytes, both ways.
