@@ -36,6 +36,8 @@ struct Peer {
     slot: Option<Slot>,
     /// Which of its NICs this one talks to.
     nic: usize,
+    /// The session is over: it is forgotten when no operation that is under way names it.
+    over: bool,
 }
 
 pub(crate) struct Worker {
@@ -233,6 +235,9 @@ impl Worker {
             self.cut();
         }
         self.report(&*desk);
+        if self.peers.values().any(|peer| peer.over) {
+            self.forget_those_over();
+        }
         moved |= self.take_orders(&*desk);
         moved |= self.post();
         // What could not be posted at all is over at once.
@@ -349,16 +354,29 @@ impl Worker {
 
     fn forget(&mut self, session: u64) {
         self.wants.remove(&session);
-        // Operations that are under way name it still: it goes with their endpoint, or with the next `find`.
-        let mut orders = self.orders.iter().flatten().filter(|active| active.order.id.session() == session);
-        if orders.any(|active| active.out > 0) {
-            return;
+        if let Some(peer) = self.peers.get_mut(&session) {
+            peer.over = true;
+            self.forget_those_over();
         }
-        if let Some(slot) = self.peers.remove(&session).and_then(|peer| peer.slot)
-            && let Err(error) = self.posts.remove_peer(slot)
-        {
-            log::debug!("a NIC's peer cannot be forgotten: {error}");
-        }
+    }
+
+    /// Gives back the slots of sessions that are over. Operations that are under way name theirs still.
+    fn forget_those_over(&mut self) {
+        let under_way = |session| {
+            let mut orders = self.orders.iter().flatten();
+            orders.any(|active| active.out > 0 && active.order.id.session() == session)
+        };
+        self.peers.retain(|session, peer| {
+            if !peer.over || under_way(*session) {
+                return true;
+            }
+            if let Some(slot) = peer.slot
+                && let Err(error) = self.posts.remove_peer(slot)
+            {
+                log::debug!("a NIC's peer cannot be forgotten: {error}");
+            }
+            false
+        });
     }
 
     /// Nothing of the session's peer may land here any more.
