@@ -7,6 +7,8 @@ use crate::standin::Control;
 use kvik_core::Code;
 use kvik_engine::{Engine, Region, TransferOptions};
 use kvik_transport::faulty::Faults;
+use std::collections::HashMap;
+use std::time::Instant;
 
 /// How often, and where resident memory is compared from: the first ones fill caches.
 const TIMES: u32 = 40;
@@ -38,14 +40,19 @@ pub fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, control: O
         wait_until("the death to be noticed", || {
             engine.stats().iter().any(|(name, count)| *name == "sessions_open" && *count == 0)
         });
+        let (until, names) = (Instant::now() + PATIENCE, ["users", "endpoints", "regions", "slots"]);
+        let gone = |after: &HashMap<String, u64>| names.iter().all(|name| after[*name] == before[*name]);
+        loop {
+            let after = control.counts();
+            match gone(&after) {
+                true => break,
+                false => assert!(Instant::now() < until, "after peer {time}: {after:?}, before: {before:?}"),
+            }
+        }
         if time == times / 4 || time + 1 == times {
             weights.push(resident());
         }
     }
-    wait_until("what the peers had to be let go of", || {
-        let after = control.counts();
-        ["users", "endpoints", "regions", "slots"].iter().all(|name| after[*name] == before[*name])
-    });
     let (early, late) = (weights[0], weights[1]);
     println!("{times} restarts: {} KiB resident early, {} KiB late", early >> 10, late >> 10);
     assert!(late < early + SLACK, "{early} bytes resident early, {late} late");
