@@ -26,13 +26,15 @@ fn peer() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-struct Owner {
+/// A process that owns pages.
+pub struct Owner {
     process: Child,
-    tickets: Vec<Ticket>,
+    /// To read them, and to write them.
+    pub tickets: Vec<Ticket>,
 }
 
 impl Owner {
-    fn start(kind: &Kind) -> Owner {
+    pub fn start(kind: &Kind) -> Owner {
         let (name, _) = table().into_iter().find(|(_, other)| other == kind).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "death::peer", "--nocapture"]).env(ROLE, name);
@@ -46,7 +48,13 @@ impl Owner {
         Owner { process, tickets }
     }
 
-    fn kill(&mut self) {
+    /// It falls silent.
+    pub fn stop(&self) {
+        let process = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    }
+
+    pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }

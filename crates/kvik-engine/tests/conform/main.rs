@@ -15,12 +15,20 @@ mod crowds;
 mod death;
 mod ends;
 mod layouts;
+mod nics;
 mod pair;
+mod restarts;
+#[path = "../../../../tests/standins/fabric/standin.rs"]
+#[allow(dead_code)]
+mod standin;
 mod windows;
 mod wire;
 mod wires;
 
-use pair::{Kind, Memories};
+use pair::{Kind, Memories, Standin};
+
+/// Over the stand-in for a NIC of EFA, each check in a process of its own.
+const EFA: Kind = Kind { transport: "libfabric", way: "efa", nics: "efa", ..Kind::NEW };
 
 /// The checks, for every line of the table, and for the NICs that are named from outside.
 macro_rules! conform {
@@ -63,8 +71,9 @@ macro_rules! checks {
     (@each $($file:ident::$check:ident)*) => {
         $(#[test]
         fn $check() {
+            let name = concat!(module_path!(), "::", stringify!($check));
             match kind() {
-                Some(kind) => crate::$file::$check(kind),
+                Some(kind) => kind.place(name, |_| crate::$file::$check(kind)),
                 None => println!("not run: {NICS} names no NICs"),
             }
         })*
@@ -98,6 +107,9 @@ conform! {
     process_vm: Kind { transport: "local", way: "process_vm_readv", memory: Memories::Foreign, ..Kind::NEW };
     own: Kind { transport: "self", way: "copy", ..Kind::NEW };
     libfabric_tcp: Kind { transport: "libfabric", way: "tcp", nics: "libfabric:tcp", ..Kind::NEW };
+    libfabric_standin: Kind { standin: Some(Standin::NEW), ..EFA };
+    libfabric_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 64, ..Standin::NEW }), ..EFA };
+    libfabric_standin_software: Kind { standin: Some(Standin { software: true, ..Standin::NEW }), ..EFA };
     faulty_tcp: Kind { transport: "tcp", way: "channel", late: true, wire: true, ..Kind::NEW };
     faulty_memfd: Kind { transport: "local", way: "memfd", late: true, ..Kind::NEW };
     faulty_process_vm: Kind {

@@ -1,6 +1,7 @@
 //! Two engines over one transport, with faults between each and its transport.
 
 use crate::common::{PATIENCE, Random};
+use crate::standin::{self, Control};
 use crate::wire::Wire;
 use kvik_core::{Error, Layout, Right, Use};
 use kvik_engine::{
@@ -34,6 +35,21 @@ pub struct Kind {
     pub wire: bool,
     /// The NICs that both have; empty for none.
     pub nics: &'static str,
+    /// The stand-in takes libfabric's place: in a process of its own, since a process has one libfabric.
+    pub standin: Option<Standin>,
+}
+
+/// What the stand-in for libfabric stands for.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Standin {
+    pub devices: u32,
+    pub depth: u32,
+    /// Endpoints of one device in one process reach each other without the device.
+    pub software: bool,
+}
+
+impl Standin {
+    pub const NEW: Standin = Standin { devices: 2, depth: 256, software: false };
 }
 
 /// Which way the bytes go, as the initiator sees it.
@@ -46,8 +62,30 @@ pub enum Op {
 pub const OPS: [Op; 2] = [Op::Read, Op::Write];
 
 impl Kind {
-    pub const NEW: Kind =
-        Kind { transport: "", way: "", memory: Memories::Shared, late: false, wire: false, nics: "" };
+    pub const NEW: Kind = Kind {
+        transport: "",
+        way: "",
+        memory: Memories::Shared,
+        late: false,
+        wire: false,
+        nics: "",
+        standin: None,
+    };
+
+    /// Runs a check where its transport is there. `name` is the whole name of the test.
+    pub fn place(&self, name: &str, check: impl FnOnce(Option<Control>)) {
+        let Some(of) = &self.standin else { return check(None) };
+        let loopback = if of.software { "software" } else { "device" };
+        let (devices, depth) = (of.devices.to_string(), of.depth.to_string());
+        let settings = [
+            ("KVIK_STANDIN_LOOPBACK", loopback),
+            ("KVIK_STANDIN_DEVICES", &devices),
+            ("KVIK_STANDIN_DEPTH", &depth),
+        ];
+        // Without the crate's name, as the test harness has it.
+        let name = name.split_once("::").map_or(name, |(_, name)| name);
+        standin::alone(name, &settings, |control| check(Some(control)));
+    }
 
     /// Owner and initiator are one engine.
     pub fn own(&self) -> bool {
@@ -64,7 +102,8 @@ impl Kind {
     }
 
     fn nics(&self) -> Option<NicOptions> {
-        self.one_sided().then(|| self.nics.parse().unwrap())
+        let nics = self.one_sided().then(|| self.nics.parse().unwrap())?;
+        Some(NicOptions { library: self.standin.map(|_| standin::library()), ..nics })
     }
 
     /// The NIC of who began a transfer moves its bytes, both ways.

@@ -34,6 +34,11 @@ pub const FI_MR_VIRT_ADDR: c_int = 1 << 4;
 pub const FI_MR_ALLOCATED: c_int = 1 << 5;
 pub const FI_MR_PROV_KEY: c_int = 1 << 6;
 
+/// `enum` of address formats.
+pub const FI_SOCKADDR: u32 = 1;
+pub const FI_SOCKADDR_IN: u32 = 2;
+pub const FI_SOCKADDR_IN6: u32 = 3;
+
 pub const FI_EP_RDM: u32 = 3;
 pub const FI_THREAD_DOMAIN: u32 = 3;
 pub const FI_RM_ENABLED: u32 = 2;

@@ -111,7 +111,7 @@ impl Fabric {
 
     /// The NICs that a provider can use for one-sided transfers, in its own order of preference; none at all if the
     /// provider is not there. `source` is the address of the interface to use, for providers that have addresses of
-    /// the internet.
+    /// the internet; with others it says nothing.
     ///
     /// # Errors
     /// The library failed otherwise.

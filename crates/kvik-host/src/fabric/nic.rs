@@ -59,6 +59,12 @@ impl Nic {
         unsafe { (*(*self.info.as_ptr()).ep_attr).max_msg_size }
     }
 
+    fn has_internet_address(&self) -> bool {
+        // SAFETY: as above.
+        let format = unsafe { (*self.info.as_ptr()).addr_format };
+        [abi::FI_SOCKADDR, abi::FI_SOCKADDR_IN, abi::FI_SOCKADDR_IN6].contains(&format)
+    }
+
     /// What memory registration asks for (`FI_MR_...`).
     pub(super) fn mr_mode(&self) -> i32 {
         // SAFETY: as above.
@@ -76,11 +82,21 @@ unsafe fn text(at: *const c_char) -> String {
     }
 }
 
+/// The NICs of a provider. Only one with addresses of the internet is asked about `source`: others look among their own
+/// addresses for it, and find nothing.
 pub(super) fn list(
     fabric: &Arc<Fabric>,
     provider: &str,
     source: Option<&str>,
 ) -> Result<Vec<Nic>, FabricError> {
+    let all = look(fabric, provider, None)?;
+    match source {
+        Some(_) if all.iter().any(Nic::has_internet_address) => look(fabric, provider, source),
+        _ => Ok(all),
+    }
+}
+
+fn look(fabric: &Arc<Fabric>, provider: &str, source: Option<&str>) -> Result<Vec<Nic>, FabricError> {
     let what = "looking for NICs";
     let node = source.map(|source| c_string(what, source)).transpose()?;
     let hints = hints(fabric, provider)?;

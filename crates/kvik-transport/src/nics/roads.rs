@@ -79,6 +79,9 @@ impl<C: Card> Worker<C> {
             self.rest(desk, session, why);
             return Ok(None);
         }
+        if !self.peers.contains_key(&session) && desk.peer_nics(session).is_none() {
+            return Err(gone());
+        }
         match self.peer(session).road {
             Road::Open(way) => return Ok(Some((way, self.peer(session).nic))),
             Road::Asked(_) => return Ok(None),

@@ -1,0 +1,225 @@
+//! What goes wrong on demand, and what closing stops.
+
+use crate::side::{LEN, Side, nics, pair, post_all, rma, until, wait};
+use crate::{DEVICE, alone};
+use kvik_host::fabric::{Endpoint, Posted, RmaOp};
+
+alone!(the_nth_operation_fails_with_its_reason, [DEVICE], |mut control| {
+    let (mut a, b, slot) = pair(&nics()[0], 64);
+    control.say("fail device=0 nth=3 status=13");
+    for token in 0..5 {
+        post_all(&mut a, &b.known, slot, RmaOp::Write, [(0, 4096, token)]);
+        until(&mut a, token as usize + 1);
+    }
+    let failed: Vec<u64> = a.done.iter().filter(|done| done.result.is_err()).map(|done| done.token).collect();
+    assert_eq!(failed, [2]);
+    let error = a.done[2].result.clone().unwrap_err();
+    assert_eq!(error.number, libc::EHOSTUNREACH);
+    assert!(error.text.contains("does not answer") && error.text.contains("rdmap0s0-rdm"), "{error}");
+    assert_eq!(control.counts()["failed"], 1);
+});
+
+alone!(
+    operations_fail_at_random_and_the_rest_is_whole,
+    [DEVICE, ("KVIK_STANDIN_SEED", "3")],
+    |mut control| {
+        let (mut a, b, slot) = pair(&nics()[0], 64);
+        control.say("fail one_in=4");
+        post_all(&mut a, &b.known, slot, RmaOp::Write, (0..64).map(|n| (n << 14, 1 << 14, n as u64)));
+        until(&mut a, 64);
+        let failed = a.done.iter().filter(|done| done.result.is_err()).count();
+        assert!((1..64).contains(&failed), "{failed}");
+        let bytes = b.bytes();
+        for done in a.done.iter().filter(|done| done.result.is_ok()) {
+            let at = (done.token as usize) << 14;
+            assert!(bytes[at..at + (1 << 14)].iter().all(|byte| *byte == 1), "operation {}", done.token);
+        }
+        control.say("clear");
+        a.done.clear();
+        post_all(&mut a, &b.known, slot, RmaOp::Write, (0..64).map(|n| (n << 14, 1 << 14, n as u64)));
+        until(&mut a, 64);
+        assert!(a.done.iter().all(|done| done.result.is_ok()));
+    }
+);
+
+alone!(wrong_keys_rights_ranges_and_addresses_are_errors_of_their_operations, [DEVICE], |_| {
+    let (mut a, mut b, slot) = pair(&nics()[0], 64);
+    let hidden = b.device.register(b.memory.clone(), false).unwrap();
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let order = rma(RmaOp::Write, (&here, &there), slot, (0, 4096, 0));
+    let mut wrong = [order; 5];
+    wrong[0].key ^= 0x5A5A;
+    wrong[1].key |= 1 << 40;
+    wrong[2].key = hidden.key();
+    wrong[3].remote += LEN as u64 - 100;
+    // An endpoint that was closed, whose place another one may have now.
+    let old = b.endpoint.address().unwrap();
+    b.endpoint = Endpoint::open(&b.device, 64).unwrap();
+    wrong[4].peer = a.endpoint.add_peer(&old).unwrap();
+    let now = a.endpoint.add_peer(&b.endpoint.address().unwrap()).unwrap();
+    for (number, order) in wrong.iter_mut().enumerate() {
+        order.peer = if number < 4 { now } else { order.peer };
+        assert_eq!(a.endpoint.post(order).unwrap(), Posted::Yes);
+        until(&mut a, number + 1);
+        let error = a.done[number].result.clone().unwrap_err().to_string();
+        let word = if number < 4 { "key, range or right" } else { "no endpoint has this address" };
+        assert!(error.contains(word), "{number}: {error}");
+    }
+    assert_eq!(b.landed(2), LEN);
+    let mut zero = [0; 32];
+    assert!(a.endpoint.add_peer(&zero).is_err());
+    zero[0] = 0xFE;
+    a.endpoint.add_peer(&zero).unwrap();
+});
+
+alone!(a_full_queue_takes_more_when_completions_are_taken, [DEVICE, ("KVIK_STANDIN_DEPTH", "4096")], |_| {
+    let (mut a, b, slot) = pair(&nics()[0], 4096);
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let part = |n: usize| (n << 8, 1 << 8, n as u64);
+    post_all(&mut a, &there, slot, RmaOp::Write, (0..4096).map(part));
+    let order = rma(RmaOp::Write, (&here, &there), slot, part(0));
+    assert_eq!(a.endpoint.post(&order).unwrap(), Posted::Full);
+    until(&mut a, 1);
+    assert_eq!(a.endpoint.post(&order).unwrap(), Posted::Yes);
+    until(&mut a, 4097);
+});
+
+alone!(a_storm_of_refusals_passes, [DEVICE], |mut control| {
+    let (mut a, b, slot) = pair(&nics()[0], 64);
+    control.say("again device=0 count=100");
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let order = rma(RmaOp::Write, (&here, &there), slot, (0, 4096, 9));
+    for _ in 0..100 {
+        assert_eq!(a.endpoint.post(&order).unwrap(), Posted::Full);
+    }
+    assert_eq!((a.endpoint.post(&order).unwrap(), a.endpoint.under_way()), (Posted::Yes, 1));
+    until(&mut a, 1);
+});
+
+alone!(a_slot_is_used_again_at_once, [DEVICE], |_| {
+    let (mut a, b, slot) = pair(&nics()[0], 64);
+    let mut c = Side::new(&nics()[0], 3, 64);
+    a.endpoint.remove_peer(slot).unwrap();
+    assert!(a.endpoint.remove_peer(slot).is_err());
+    assert_eq!(a.endpoint.add_peer(&c.endpoint.address().unwrap()).unwrap(), slot);
+    // The old peer's key is not the new one's.
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(0, 4096, 0)]);
+    post_all(&mut a, &c.known, slot, RmaOp::Write, [(8192, 4096, 1)]);
+    until(&mut a, 2);
+    a.done.sort_by_key(|done| done.token);
+    assert!(a.done[0].result.is_err() && a.done[1].result.is_ok(), "{:?}", a.done);
+    assert_eq!((b.landed(1), c.landed(1)), (0, 4096));
+});
+
+/// Each piece of 8 KiB waits.
+const SLOWLY: &str = "delay micros=2000";
+
+alone!(closing_the_endpoint_that_is_reached_is_a_fence, [DEVICE], |mut control| {
+    let (mut a, mut b, slot) = pair(&nics()[0], 64);
+    control.say(SLOWLY);
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(0, LEN, 0)]);
+    wait("the first piece", || b.landed(1) > 0);
+    b.endpoint = Endpoint::open(&b.device, 64).unwrap();
+    let bytes = b.bytes();
+    control.say("clear");
+    until(&mut a, 1);
+    let error = a.done[0].result.clone().unwrap_err().to_string();
+    assert!(error.contains("closed"), "{error}");
+    assert!(b.bytes() == bytes && b.landed(1) < LEN);
+});
+
+alone!(closing_the_endpoint_that_posts_is_a_fence, [DEVICE], |mut control| {
+    for op in [RmaOp::Read, RmaOp::Write] {
+        let (mut a, b, slot) = pair(&nics()[1], 64);
+        control.say(SLOWLY);
+        post_all(&mut a, &b.known, slot, op, [(0, LEN, 0)]);
+        let landed = |a: &Side| if op == RmaOp::Read { a.landed(2) } else { b.landed(1) };
+        wait("the first piece", || landed(&a) > 0);
+        a.endpoint = Endpoint::open(&a.device, 64).unwrap();
+        let (before, dropped) = (landed(&a), control.counts()["dropped"]);
+        // A whole other operation goes its way, and more of the first one does not.
+        control.say("clear");
+        let (mut c, d, slot) = pair(&nics()[1], 64);
+        post_all(&mut c, &d.known, slot, op, [(0, LEN, 0)]);
+        until(&mut c, 1);
+        assert!(landed(&a) == before && before < LEN && dropped > 0, "{op:?}");
+    }
+});
+
+alone!(closing_a_registration_is_no_fence, [DEVICE], |mut control| {
+    let (mut a, b, slot) = pair(&nics()[0], 64);
+    control.say(SLOWLY);
+    let Side { known, memory, endpoint, device, .. } = b;
+    post_all(&mut a, &known, slot, RmaOp::Write, [(0, LEN, 0)]);
+    let landed = || {
+        let mut bytes = vec![0; LEN];
+        memory.copy_out(0, &mut bytes).unwrap();
+        bytes.iter().filter(|byte| **byte == 1).count()
+    };
+    wait("the first piece", || landed() > 0);
+    let order = rma(RmaOp::Write, (&a.known.clone(), &known), slot, (0, 4096, 1)).key;
+    drop(known);
+    let before = landed();
+    control.say("clear");
+    until(&mut a, 1);
+    assert!(a.done[0].result.is_ok() && before < LEN && landed() == LEN);
+    // What begins later is refused.
+    let again = device.register(memory.clone(), true).unwrap();
+    let here = a.known.clone();
+    let late =
+        kvik_host::fabric::Rma { key: order, ..rma(RmaOp::Write, (&here, &again), slot, (0, 4096, 1)) };
+    assert_eq!(a.endpoint.post(&late).unwrap(), Posted::Yes);
+    until(&mut a, 2);
+    assert!(a.done[1].result.is_err() && again.key() != order);
+    drop(endpoint);
+});
+
+alone!(a_device_goes_down_and_comes_back, [DEVICE], |mut control| {
+    let (mut a, b, slot) = pair(&nics()[0], 64);
+    let (mut c, d, other) = pair(&nics()[1], 64);
+    control.say(SLOWLY);
+    post_all(&mut a, &b.known, slot, RmaOp::Write, (0..4).map(|n| (0, LEN, n)));
+    control.say("down device=0");
+    until(&mut a, 4);
+    assert!(
+        a.done.iter().all(|done| done.result.clone().unwrap_err().number == libc::ENETDOWN),
+        "{:?}",
+        a.done
+    );
+    let (here, there) = (a.known.clone(), b.known.clone());
+    let order = rma(RmaOp::Write, (&here, &there), slot, (0, 4096, 4));
+    let refused = a.endpoint.post(&order).unwrap_err().to_string();
+    assert!(refused.contains("Network is down"), "{refused}");
+    assert_eq!(a.endpoint.under_way(), 0);
+    // The other one goes on.
+    control.say("delay micros=0");
+    post_all(&mut c, &d.known, other, RmaOp::Write, [(0, LEN, 0)]);
+    until(&mut c, 1);
+    assert!(c.done[0].result.is_ok());
+    control.say("up device=0");
+    assert_eq!(a.endpoint.post(&order).unwrap(), Posted::Yes);
+    until(&mut a, 5);
+    assert!(a.done[4].result.is_ok());
+});
+
+alone!(an_operation_that_never_ends_goes_with_its_endpoint, [DEVICE], |mut control| {
+    let (mut a, b, slot) = pair(&nics()[0], 64);
+    control.say("stick device=0 count=1");
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(0, 4096, 0)]);
+    wait("it is begun", || control.counts()["stuck"] == 1);
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(8192, 4096, 1)]);
+    until(&mut a, 1);
+    assert_eq!((a.tokens(), a.endpoint.under_way()), (vec![1], 1));
+    a.endpoint = Endpoint::open(&a.device, 64).unwrap();
+    let counts = control.counts();
+    assert_eq!((counts["stuck"], counts["in_hand"], b.landed(1)), (0, 0, 4096), "{counts:?}");
+});
+
+alone!(two_devices_reach_each_other, [], |_| {
+    let nics = nics();
+    let (mut a, mut b) = (Side::new(&nics[0], 1, 64), Side::new(&nics[1], 2, 64));
+    let slot = a.endpoint.add_peer(&b.endpoint.address().unwrap()).unwrap();
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(0, LEN, 0)]);
+    until(&mut a, 1);
+    assert!(a.done[0].result.is_ok() && b.landed(1) == LEN);
+});

@@ -1,0 +1,45 @@
+//! Rules of libfabric that the stand-in ends a process for.
+
+use crate::standin::{FOLDER, Folder, breaks};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+fn broken(rule: &str) -> (Option<i32>, String) {
+    let mut folder = Folder::new();
+    let output = Command::new(breaks()).arg(rule).env(FOLDER, &folder.path).output().unwrap();
+    folder.ended();
+    (output.status.signal(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn ends(rule: &str, words: &[&str]) {
+    let (signal, text) = broken(rule);
+    assert_eq!(signal, Some(libc::SIGABRT), "{rule}: {text}");
+    assert!(text.contains("rule broken: "), "{text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "{rule}: {text}"));
+}
+
+#[test]
+fn who_keeps_the_rules_is_let_be() {
+    let (signal, text) = broken("none");
+    assert_eq!(signal, None, "{text}");
+    assert!(!text.contains("broken"), "{text}");
+}
+
+#[test]
+fn two_threads_in_one_domain_end_the_process() {
+    ends("threads", &["fi_cq_read", "FI_THREAD_DOMAIN", "of the same domain"]);
+}
+
+#[test]
+fn memory_and_peers_in_use_may_not_be_taken_away() {
+    ends("memory", &["deregistered while 1 own operations"]);
+    ends("peer", &["removed while 1 own operations"]);
+}
+
+#[test]
+fn what_others_need_may_not_be_closed() {
+    ends("queue", &["completion queue", "before an endpoint"]);
+    ends("vector", &["address vector", "1 endpoints"]);
+    ends("domain", &["1 address vectors, 1 completion queues, 1 endpoints and 1 registrations"]);
+    ends("fabric", &["before 1 of its domains"]);
+}
