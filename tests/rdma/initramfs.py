@@ -17,9 +17,9 @@ class Kernel:
 
     @classmethod
     def of(cls, folder: Path) -> "Kernel":
-        """The kernel that the stage `rdma` has prepared: `vmlinuz`, and `modules`, a list of paths."""
+        """The kernel that the stage `rdma` has prepared: `vmlinux`, and `modules`, a list of paths."""
         listed = (folder / "modules").read_text().splitlines()
-        return cls(folder / "vmlinuz", tuple(folder / line for line in listed))
+        return cls(folder / "vmlinux", tuple(folder / line for line in listed))
 
 
 def build(kernel: Kernel, folder: Path) -> Path:
