@@ -1,4 +1,4 @@
-"""The guest itself: what a job is given and what comes back, what ends it, and what becomes of a guest that fails."""
+"""What a job is given and what comes back, what ends it, and what is said of a guest that fails."""
 
 from dataclasses import replace
 from pathlib import Path
