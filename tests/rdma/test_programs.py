@@ -11,18 +11,20 @@ from tests.rdma.guest import Guest
 from tests.rdma.programs import cargo_test, passed, python
 
 pytestmark = pytest.mark.timeout(900)
-# Of the transports' conformance suite: whole messages both ways, and a peer in another process that dies.
-CHECKS = [
-    "tcp::a_failed_order_fails_its_transfer_alone",
-    "tcp::a_grant_that_ended_before_serves_nothing",
-]
+# Of the transports' conformance suite, over tcp. Without optimisation and with an emulated processor most
+# checks take half a minute each.
+SOME = ["--exact", "tcp::a_grant_that_ended_before_serves_nothing"]
+ALL = ["tcp::", "--skip", "faulty_tcp::"]
 
 
 def test_a_test_program_of_cargo(guest: Guest, programs: dict[str, Path]) -> None:
-    """The conformance suite over tcp."""
-    result = guest.run(cargo_test(programs["conform"], "--exact", *CHECKS, limit=120))
+    """The conformance suite: two engines that move pages and are refused."""
+    program = programs["conform"]
+    chosen = ALL if FULL else SOME
+    count = guest.run(cargo_test(program, "--list", *chosen)).checked().count(": test\n")
+    result = guest.run(cargo_test(program, *chosen, limit=800))
     print(f"{result.seconds:.1f} s\n{result.output}")
-    assert passed(result.checked()) == len(CHECKS)
+    assert passed(result.checked()) == count > 0
 
 
 def test_python_with_the_wheel(guest: Guest) -> None:

@@ -161,6 +161,6 @@ def _uncompressed(image: Path) -> bytes:
         kernel = b""
     if not kernel.startswith(b"\x7fELF"):
         raise StageError(
-            f"{image.name} holds no kernel that is compressed by xz; see tools/kvikbuild/rdma.py"
+            f"{image.name} is not compressed by xz: see `_uncompressed` in tools/kvikbuild/rdma.py"
         )
     return kernel
