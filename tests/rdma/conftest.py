@@ -1,7 +1,6 @@
 """One guest for all tests of this folder."""
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,11 +38,9 @@ def guest(
 ) -> Iterator[Guest]:
     """A guest that is up, and up to the end of the tests."""
     assert programs
-    folder = tmp_path_factory.mktemp("guest")
     begun = time.monotonic()
-    with booted(kernel, folder, LIMIT) as guest:
+    with booted(kernel, tmp_path_factory.mktemp("guest"), LIMIT) as guest:
         took = time.monotonic() - begun
         print(f"\nthe guest was up after {took:.1f} s ({guest.boot_seconds:.1f} s of its own)")
         yield guest
     print(f"\nthe guest lived for {time.monotonic() - begun:.1f} s")
-    shutil.rmtree(folder)  # kept where a test of the guest itself has failed

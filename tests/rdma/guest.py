@@ -29,7 +29,7 @@ MEMORY = 2048  # MiB
 BOOT_LIMIT = 180.0  # seconds; it takes about ten, and more beside others
 OFF_LIMIT = 10.0  # seconds
 # Seconds beyond a job's own limit, within which the guest, which may be busy, says that it has ended it.
-GRACE = 20.0
+GRACE = 60.0
 SHOWN = 40  # lines of the console in an error
 OUTPUT_LIMIT = 1 << 20  # bytes of a job's output that are kept: the last ones
 
@@ -141,13 +141,21 @@ class Guest:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
+    def _status(self) -> int:
+        """The exit status of an emulator that has closed its ends."""
+        try:
+            return self._process.wait(OFF_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self._process.wait()
+
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self.failure(f"the guest has ended (status {self._process.wait()})") from None
+            raise self.failure(f"the guest has ended (status {self._status()})") from None
 
     def _hear(self, what: str, limit: float) -> list[str]:
         """The words of the next line of the guest's."""
@@ -161,7 +169,7 @@ class Guest:
                     raise self.failure(f"{what}: the guest said nothing for {limit:g} s, and was killed")
                 more = os.read(self._process.stdout.fileno(), 4096)
                 if not more:
-                    raise self.failure(f"{what}: the guest has ended (status {self._process.wait()})")
+                    raise self.failure(f"{what}: the guest has ended (status {self._status()})")
                 self._heard += more
         line, _, self._heard = self._heard.partition(b"\n")
         words = line.decode(errors="replace").split()
@@ -188,6 +196,7 @@ def booted(kernel: Kernel, folder: Path, limit: float = 600.0) -> Iterator[Guest
         guest.off()
     finally:
         guest.kill()
+        packed.unlink()
 
 
 def _command(kernel: Kernel, packed: Path, folder: Path, limit: float) -> list[str]:

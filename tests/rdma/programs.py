@@ -56,7 +56,7 @@ def two(
     name: str,
     server: Sequence[object],
     client: Sequence[object],
-    limit: float = 60.0,
+    limit: float = 120.0,
     port: int = PORT,
 ) -> Job:
     """A job of two processes: the client starts when the server listens on the port. Both have to succeed."""

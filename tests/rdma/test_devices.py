@@ -13,7 +13,7 @@ from tests.rdma.programs import two
 pytestmark = pytest.mark.timeout(300)
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [64 * KIB, MIB, *([4 * KIB, 8 * MIB] if FULL else [])]
-MOVED = (64 if FULL else 8) * MIB  # in a test of bandwidth
+MOVED = (64 if FULL else 2) * MIB  # in a test of bandwidth
 PINGS = 1000 if FULL else 100
 PING = 4096  # bytes; what the tool takes unless told otherwise
 
