@@ -1,13 +1,13 @@
 #!/bin/busybox sh
-# The first process of the laboratory's guest: brings up the host's files, the cable and both soft-RoCE devices, and
+# The first process of the guest: sets up the host's files, the cable and both soft-RoCE devices, and
 # then runs one job after the other.
 #
-# What the host hears is on the second serial port, a line for each event; times are seconds since the guest's start:
+# What the host hears is on the second serial port, a line for each event; times are seconds since the start:
 #   @failed STEP: WHAT IT SAID              the guest could not be set up, and ends
 #   @ready TIME                             both devices are up
 #   @ended NUMBER STATUS BEGUN ENDED        job NUMBER has ended; its output is in the shared folder
-# What it is told is a line too: `NUMBER LIMIT` runs NUMBER.sh of the shared folder for at most LIMIT seconds, and
-# `off` ends the guest.
+# What it is told is a line too: `NUMBER LIMIT` runs NUMBER.sh of the shared folder for at most LIMIT seconds,
+# and `off` ends the guest.
 
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/sbin:/usr/bin:/sbin
@@ -52,12 +52,13 @@ load_modules() {
 
 shared() { mount -t 9p -o "trans=virtio,version=9p2000.L,msize=512000,$3" "$1" "$2"; }
 
-# The host's root, as it is and read-only, under memory that takes what is written: any program of the host runs.
+# The host's root, read-only, below memory that takes what is written: any program of the host runs as it is.
 files() {
     step "mount the host's files" shared host /lower ro,cache=loose
     step "make room for what is written" mount -t tmpfs tmpfs /written
     mkdir /written/upper /written/work
-    step "join both" mount -t overlay -o lowerdir=/lower,upperdir=/written/upper,workdir=/written/work overlay $ROOT
+    step "join both" mount -t overlay \
+        -o lowerdir=/lower,upperdir=/written/upper,workdir=/written/work overlay $ROOT
     for folder in tmp run var/tmp; do
         step "empty /$folder" mount -t tmpfs tmpfs $ROOT/$folder
     done
@@ -70,9 +71,9 @@ files() {
     step "mount the shared folder" shared lab $ROOT$LAB cache=none
 }
 
-# d0 and d1 are the ends of one cable. Both hold addresses of this one kernel, which would not use the cable but pass
-# everything from hand to hand. So what goes out from one to the other is routed before the table of own addresses is
-# asked, and what comes in from an own address is not refused.
+# d0 and d1 are the ends of one cable. Both hold addresses of one kernel, which would not use the cable but
+# pass everything from hand to hand. So what goes out from one to the other is routed before the table of own
+# addresses is asked, and what comes in from an own address is not refused.
 cable() {
     step "make the cable" ip_lines <<END
 link add d0 mtu 4500 type veth peer name d1 mtu 4500
