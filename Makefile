@@ -4,7 +4,7 @@ ENGINE ?= emulator
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: demo test soak mutants wheel docs lint env lock clean help
+.PHONY: demo test test-rdma soak mutants wheel docs lint env lock clean help
 
 demo:  ## a prefill engine, a decode engine and a router here; shows each handover (ENGINE=vllm: real vLLM)
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
@@ -12,6 +12,9 @@ demo:  ## a prefill engine, a decode engine and a router here; shows each handov
 
 test:  ## everything this machine can check (STAGES="rust python" runs only those)
 	@$(BUILD) test $(STAGES)
+
+test-rdma:  ## two soft-RoCE devices in a small virtual machine, and what runs on them (FULL=1: at length)
+	@FULL="$(FULL)" $(BUILD) test-rdma
 
 soak:  ## the same checks at length, for hours (STAGES="soak-sim" runs only that)
 	@$(BUILD) soak $(STAGES)
@@ -38,4 +41,4 @@ clean:  ## remove what was built in this checkout (the caches outside it stay)
 	@$(BUILD) clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 NO_NAMESPACES = "network namespaces take root (CAP_SYS_ADMIN) and iproute2"
+NO_GUEST = "the stage `rdma` (make test-rdma) prepares the virtual machine, and runs these tests"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
     "tests/faults/test_lab.py::test_a_cable_that_is_pulled_out": NO_NAMESPACES,
@@ -18,6 +19,10 @@ MAY_SKIP: dict[str, str] = {
     "tests/netns/test_engines.py": NO_NAMESPACES,
     "tests/netns/test_hosts.py": NO_NAMESPACES,
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which is not part of the tools here",
+    "tests/rdma/test_devices.py": NO_GUEST,
+    "tests/rdma/test_guest.py": NO_GUEST,
+    "tests/rdma/test_guest.py::test_a_guest_that_dies": "it takes another boot: make test-rdma FULL=1",
+    "tests/rdma/test_programs.py": NO_GUEST,
     "tests/vllm/test_two_hosts.py": NO_NAMESPACES,
 }
 

@@ -5,8 +5,10 @@ import ctypes.util
 import importlib.util
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from kvikbuild.paths import ROOT
 from kvikbuild.stage import Context, StageError
 
 
@@ -47,11 +49,20 @@ def ensure_packages(context: Context) -> None:
     missing = missing_packages()
     if not missing:
         return
-    names = " ".join(missing)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        names = " ".join(missing)
         raise StageError(f"these packages of the operating system are missing: {names}; please install them")
-    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    install(context, missing)
+
+
+def install(context: Context, packages: Sequence[str]) -> None:
+    """Install packages, as root on Debian."""
+    apt_get(context, "update")
+    apt_get(context, "install", "-y", "--no-install-recommends", *packages)
+    context.note = f"installed {' '.join(packages)}"
+
+
+def apt_get(context: Context, *arguments: object, cwd: Path = ROOT) -> None:
+    """Run apt-get, which tries again where the network fails and waits for others that install."""
     retries = ["-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300"]
-    context.run(["apt-get", *retries, "update"], env)
-    context.run(["apt-get", *retries, "install", "-y", "--no-install-recommends", *missing], env)
-    context.note = f"installed {names}"
+    context.run(["apt-get", *retries, *arguments], {"DEBIAN_FRONTEND": "noninteractive"}, cwd)

@@ -11,6 +11,7 @@ from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
 from kvikbuild.fuzz import soak_fuzz
 from kvikbuild.mutants import run_mutants
 from kvikbuild.paths import DIST, LOCKS, ROOT, TARGET, VENVS
+from kvikbuild.rdma import prepare_guest
 from kvikbuild.rust import cargo_env, hold_cache
 from kvikbuild.site import build_site
 from kvikbuild.soundness import soak_miri, soak_sanitizers
@@ -76,8 +77,12 @@ def python(context: Context) -> None:
         context,
         "dev",
         "tests",
-        more=[f"--ignore=tests/{other}" for other in ("docs", "faults", "netns", "packaging", "vllm")],
+        more=[f"--ignore=tests/{other}" for other in _OTHER_FOLDERS],
     )
+
+
+# Tests with stages of their own.
+_OTHER_FOLDERS = ("docs", "faults", "netns", "packaging", "rdma", "vllm")
 
 
 def docs(context: Context) -> None:
@@ -95,6 +100,16 @@ def netns(context: Context) -> None:
 def faults(context: Context) -> None:
     """Processes that are killed, stopped, cut off and lied to: a small share of the fault lab."""
     _pytest(context, "dev", "tests/faults", more=["-v", "-s"])
+
+
+def rdma(context: Context) -> None:
+    """Two soft-RoCE devices in a small virtual machine, and what runs on them (FULL=1: at length)."""
+    variables = prepare_guest(context)
+    if variables is None:
+        return
+    hold_cache(context)
+    full = {"KVIK_TEST_FULL": "1"} if os.environ.get("FULL") else {}
+    _pytest(context, "dev", "tests/rdma", {**cargo_env(context), **variables, **full}, more=["-v", "-s"])
 
 
 def soak_faults(context: Context) -> None:
@@ -180,6 +195,7 @@ STAGES = {
         Stage("docs", docs, limit=900),
         Stage("netns", netns, limit=600),
         Stage("faults", faults, limit=600),
+        Stage("rdma", rdma, limit=1800),
         Stage("vllm-env", vllm_env, limit=2400),
         Stage("vllm", vllm, output="both", limit=1500),
         Stage("demo", demo, output="terminal", limit=300),
@@ -206,9 +222,11 @@ TARGETS = {
         "docs",
         "netns",
         "faults",
+        "rdma",
         "vllm-env",
         "vllm",
     ],
+    "test-rdma": ["toolchain", "dev-env", "wheel", "rdma"],
     "demo": ["toolchain", "dev-env", "wheel", "demo"],
     "demo-vllm": ["toolchain", "dev-env", "wheel", "vllm-env", "demo-vllm"],
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],

@@ -51,12 +51,19 @@ nics! {
             scattered(pair, op).unwrap();
         }
     };
-    an_operation_that_fails_fails_its_transfer_with_the_nics_reason: |pair, mut control| {
+    an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it: |pair, mut control| {
         for op in OPS {
             control.say("fail nth=9 status=13");
+            scattered(pair, op).unwrap();
+        }
+    };
+    operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason: |pair, mut control| {
+        for op in OPS {
+            control.say("fail one_in=1 status=13");
             let error = scattered(pair, op).unwrap_err();
             assert_eq!(error.code, Code::PeerLost, "{error}");
             assert!(error.text.contains("does not answer"), "{error}");
+            control.say("clear");
             scattered(pair, op).unwrap();
         }
     };
@@ -64,6 +71,7 @@ nics! {
         control.say("fail one_in=200");
         let ended: Vec<bool> = (0..12).map(|turn| scattered(pair, OPS[turn % 2]).is_ok()).collect();
         println!("{ended:?}");
+        assert!(ended.contains(&true), "none of them was mended");
         control.say("clear");
         OPS.into_iter().for_each(|op| scattered(pair, op).unwrap());
     };

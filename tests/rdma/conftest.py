@@ -1,0 +1,46 @@
+"""One guest for all tests of this folder."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rdma.guest import Guest, booted
+from tests.rdma.initramfs import Kernel
+from tests.rdma.programs import test_program as build_program
+
+# Test programs of the crates that are run in the guest: crate and name. They are built before it boots.
+PROGRAMS = (("kvik-engine", "conform"),)
+LIMIT = 1500.0  # seconds that the guest may live, below the limit of the stage
+FULL = bool(os.environ.get("KVIK_TEST_FULL"))
+
+
+@pytest.fixture(scope="session")
+def kernel() -> Kernel:
+    """The guest's kernel; the tests are skipped, by name, where the stage did not prepare one."""
+    folder = os.environ.get("KVIK_TEST_RDMA_KERNEL")
+    if not folder:
+        pytest.skip("no kernel for a guest was named")
+    return Kernel.of(Path(folder))
+
+
+@pytest.fixture(scope="session")
+def programs() -> dict[str, Path]:
+    """The test programs that run in the guest, by name."""
+    return {name: build_program(crate, name) for crate, name in PROGRAMS}
+
+
+@pytest.fixture(scope="session")
+def guest(
+    kernel: Kernel, programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guest]:
+    """A guest that is up, and up to the end of the tests."""
+    assert programs
+    begun = time.monotonic()
+    with booted(kernel, tmp_path_factory.mktemp("guest"), LIMIT) as guest:
+        took = time.monotonic() - begun
+        print(f"\nthe guest was up after {took:.1f} s ({guest.boot_seconds:.1f} s of its own)")
+        yield guest
+    print(f"\nthe guest lived for {time.monotonic() - begun:.1f} s")

@@ -1,0 +1,83 @@
+"""What a job is given and what comes back, what ends it, and what is said of a guest that fails."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rdma.conftest import FULL
+from tests.rdma.guest import LAB, Guest, GuestError, Job, booted
+from tests.rdma.initramfs import Kernel
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_what_a_job_gets_and_gives(guest: Guest) -> None:
+    """Arguments, variables and folder as they are; both outputs, and the exit status."""
+    script = 'printf "%s|" "$@" "$COLOUR" "$PWD"; echo bad >&2; exit 7'
+    env = {"COLOUR": "red 'and' $blue"}
+    words = ["a b", "$HOME", "'"]
+    result = guest.run(Job("words", ["sh", "-c", script, "sh", *words], env=env, cwd=Path("/usr")))
+    assert result.status == 7
+    assert result.output == "a b|$HOME|'|red 'and' $blue|/usr|bad\n"
+    assert not result.timed_out
+    with pytest.raises(AssertionError, match=r"(?s)the job `words` ended with 7: sh -c.*bad"):
+        result.checked()
+
+
+def test_the_hosts_files_are_safe(guest: Guest) -> None:
+    """What a job writes is its own, except in the shared folder."""
+    here = Path(__file__)
+    before = here.read_bytes()
+    script = f"echo harm >{here.name}; echo harm >harm; cat harm; echo seen >{LAB}/seen"
+    assert guest.run(Job("write", ["sh", "-ec", script], cwd=here.parent)).checked() == "harm\n"
+    assert here.read_bytes() == before
+    assert not here.with_name("harm").exists()
+    assert (guest.folder / "seen").read_text() == "seen\n"
+
+
+def test_a_job_ends_by_its_limit_with_all_that_it_started(guest: Guest) -> None:
+    """Also what has left its session: no process of the guest's is left of it."""
+    env = {"LONG": "98765"}  # so that no shell has the number in its own command
+    start = "setsid sleep $LONG & "
+    # Below the job's own list of processes lies that of the whole guest.
+    look = "umount /proc; grep -l '[9]8765' /proc/[0-9]*/cmdline || true"
+    seen, late, left = guest.run_all(
+        [
+            Job("seen", ["sh", "-c", start + look], env=env),
+            Job("late", ["sh", "-c", f"{start} echo begun; sleep 1000"], limit=3, env=env),
+            Job("left", ["sh", "-c", look]),
+        ]
+    )
+    assert "/cmdline" in seen.checked()
+    assert seen.seconds < seen.job.limit
+    assert late.timed_out
+    assert late.output.startswith("begun\n")
+    with pytest.raises(AssertionError, match="was ended after 3 s"):
+        late.checked()
+    assert left.checked() == ""
+
+
+def test_a_guest_that_cannot_be_set_up(kernel: Kernel, tmp_path: Path) -> None:
+    """Without the module of the cable: the step and the reason are named, and the console's end is shown."""
+    without = tuple(module for module in kernel.modules if module.stem != "veth")
+    assert len(without) < len(kernel.modules)
+    with pytest.raises(GuestError, match=r"(?s)failed make the cable: .*console\.log:\n.*make the cable"):
+        boot(replace(kernel, modules=without), tmp_path)
+    assert (tmp_path / "console.log").exists()
+
+
+@pytest.mark.skipif(not FULL, reason="FULL is not set")
+def test_a_guest_that_dies(kernel: Kernel, tmp_path: Path) -> None:
+    """A panic in a job ends the wait for it at once, and is in the error."""
+    with booted(kernel, tmp_path) as guest:
+        with pytest.raises(GuestError, match=r"(?s)job `panic`: the guest has ended.*Kernel panic"):
+            guest.run(Job("panic", ["sh", "-c", "echo c >/proc/sysrq-trigger"]))
+        with pytest.raises(GuestError, match="the guest has ended"):
+            guest.run(Job("after", ["true"]))
+
+
+def boot(kernel: Kernel, folder: Path) -> None:
+    """Boot a guest and end it."""
+    with booted(kernel, folder):
+        pass
