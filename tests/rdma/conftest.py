@@ -12,7 +12,7 @@ from tests.rdma.initramfs import Kernel
 from tests.rdma.programs import test_program as build_program
 
 # Test programs of the crates that are run in the guest: crate and name. They are built before it boots.
-PROGRAMS = (("kvik-engine", "conform"),)
+PROGRAMS = (("kvik-engine", "conform"), ("kvik-engine", "ports"), ("kvik-host", "verbs"))
 LIMIT = 1500.0  # seconds that the guest may live, below the limit of the stage
 FULL = bool(os.environ.get("KVIK_TEST_FULL"))
 

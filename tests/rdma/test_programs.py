@@ -11,8 +11,7 @@ from tests.rdma.guest import Guest
 from tests.rdma.programs import cargo_test, passed, python
 
 pytestmark = pytest.mark.timeout(900)
-# Of the transports' conformance suite, over tcp. Without optimisation and with an emulated processor most
-# checks take half a minute each.
+# Of the transports' conformance suite, over tcp.
 SOME = ["--exact", "tcp::a_grant_that_ended_before_serves_nothing"]
 ALL = ["tcp::", "--skip", "faulty_tcp::"]
 

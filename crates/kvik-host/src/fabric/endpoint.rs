@@ -319,6 +319,11 @@ impl Endpoint {
         let fid = self.cq.fid();
         // SAFETY: an open queue with a descriptor; the call writes its number.
         let code = unsafe { ((*(*fid).ops).control)(fid, abi::FI_GETWAIT, (&raw mut fd).cast()) };
+        if code == -libc::ENOSYS {
+            // ofi_rxm over verbs takes the wish for one, and has none.
+            self.waits = false;
+            return Ok(false);
+        }
         self.lib().check("asking for a descriptor to wait for", code as isize)?;
         // SAFETY: the queue's own, open as long as it is. The kernel takes it out of the set when it is closed: the
         // provider does not let children inherit it.

@@ -34,8 +34,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker::Place;
 
-/// How long a thread may take to answer before its caller goes on without.
-const ANSWER: Duration = Duration::from_millis(100);
+/// How long a thread may take to answer before its caller goes on without: far longer than any driver takes to forget
+/// memory.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// The threads of an engine's NICs.
 pub struct NicPool {
