@@ -1,4 +1,4 @@
-"""kvik over verbs, and over libfabric's provider of that name: the conformance suite, and ports that go down."""
+"""kvik over verbs, and over libfabric by verbs: the conformance suite, and ports that go down."""
 
 from pathlib import Path
 
