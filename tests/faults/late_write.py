@@ -10,6 +10,10 @@ resumed, or killed (`kill`). Counted are
   wire. Within the host the other process copies out of pages that it maps, and throws away what it copied
   when it sees that the grant has ended: none may be in a transfer that reports success; what was thrown away
   is a column.
+
+Over NICs (`--transport nics`; `KVIK_TEST_NICS` says which, `libfabric:tcp` if it does not) a stopped
+peer's NIC may go on, so an owner's pages first go into quarantine: they are its own when it has cut the path,
+at most BACK seconds after the revocation, and only then are they used again.
 """
 
 import argparse
@@ -35,12 +39,16 @@ from tests.python.peers import random_seed, stop, until
 NBYTES = 32 << 20
 PAGE = 1024  # small, and shuffled, so that copies within the host take their time
 RATE = 96 << 20  # bytes a second over TCP: a transfer takes a third of a second
-DEADLINE = {"tcp": 0.7, "local": 0.5, "memfd": 0.5}  # seconds
+DEADLINE = {"tcp": 0.7, "local": 0.5, "memfd": 0.5, "nics": 0.7}  # seconds
+VERIFY = {"tcp": "full", "local": "full", "nics": "off"}
 LATE_END = 1.0  # seconds after its deadline by which a transfer has ended, and in which a grant is taken back
+BACK = 4.0  # seconds: a silent peer is dead after 2, and then its path is cut
 SETTLE = 0.1  # seconds in which what is still under way arrives
 INSIDE = 0.75  # of the runs, for a table to count
 VARIANTS = ("refill", "remap", "kill")
-WAYS = ("tcp", "local", "memfd")  # memfd: local, with memory that kvik allocated and peers map
+# memfd: local, with memory that kvik allocated and peers map
+WAYS = ("tcp", "local", "memfd", "nics")
+NICS = os.environ.get("KVIK_TEST_NICS") or "libfabric:tcp"
 
 
 class Case:
@@ -52,8 +60,9 @@ class Case:
         self.source, self.target = (
             (self.owner, self.initiator) if op == "read" else (self.initiator, self.owner)
         )
-        self.wanted = "tcp" if transport == "tcp" else "local"
-        self.pair = Pair(self.wanted, io_threads=1)
+        self.wanted = transport if transport in ("tcp", "nics") else "local"
+        more = {"nics": NICS} if transport == "nics" else {}
+        self.pair = Pair(self.wanted, io_threads=1, **more)
         self.door = self.pair.doors[self.owner]
         if transport == "tcp":
             self.pair.proxy.set(self.door, rate=RATE)
@@ -109,7 +118,7 @@ class Case:
         grant = owner.ask("grant", name="m", page_bytes=PAGE, right=self.op)
         options: dict[str, Any] = {
             "name": "m", "ticket": grant["ticket"], "op": self.op, "page_bytes": PAGE, "order": order,
-            "transport": self.wanted, "verify": "full", "deadline": DEADLINE[self.transport],
+            "transport": self.wanted, "verify": VERIFY[self.wanted], "deadline": DEADLINE[self.transport],
         }  # fmt: skip
         return grant["grant"], initiator.ask("begin", **options)["began"]
 
@@ -133,12 +142,19 @@ class Case:
         if self.initiator == "here":
             (said,) = here.ask("ends", timeout=DEADLINE[self.transport] + 5)["ends"]
             if said is None:
-                return {"code": "never", "over": 5.0, "quarantined": 0}
-            return {"code": said["code"] or "ok", "over": said["at"] - due, "quarantined": 0}
+                return {"code": "never", "over": 5.0, "quarantined": 0, "back": 0.0}
+            return {"code": said["code"] or "ok", "over": said["at"] - due, "quarantined": 0, "back": 0.0}
         time.sleep(max(0.0, due - time.monotonic()))
-        said = here.ask("revoke", grant=grant, timeout=LATE_END)
-        code = "PagesQuarantined" if said["quarantined"] else "revoked"
-        return {"code": code, "over": said["took"], "quarantined": int(bool(said["quarantined"]))}
+        # Pages that are not free by then are in quarantine; the answer takes a moment, too.
+        said = here.ask("revoke", grant=grant, timeout=LATE_END / 2)
+        told = {"over": said["took"], "quarantined": int(bool(said["quarantined"])), "back": 0.0}
+        if not said["quarantined"]:
+            return {"code": "revoked", **told}
+        if self.transport == "nics":
+            since = time.monotonic()
+            free = here.ask("back", grant=grant, timeout=BACK, within=BACK + 5)["free"]
+            told["back"] = said["took"] + time.monotonic() - since if free else 2 * BACK
+        return {"code": "PagesQuarantined", **told}
 
     def use_again(self) -> None:
         """The running side closes its region, and other memory comes to the address."""
@@ -225,8 +241,10 @@ def wrong(case: tuple[str, ...], results: list[Job]) -> list[str]:
     found = []
     for result in results:
         bad = {name: result[name] for name in ("late", "used", "wrong") if result.get(name)}
-        if case[0] == "tcp" and (result.get("marks") or result.get("thrown")):
+        if case[0] in ("tcp", "nics") and (result.get("marks") or result.get("thrown")):
             bad |= {"leaked": result["thrown"], "marks": result["marks"]}
+        if result.get("back", 0) > BACK:
+            bad |= {"back": result["back"]}
         if result.get("over", 0) > LATE_END or "broken" in result:
             bad |= {"over": result.get("over"), "broken": result.get("broken")}
         if bad:
@@ -252,12 +270,13 @@ def row(case: tuple[str, ...], results: list[Job]) -> list[object]:
     over = max((result["over"] for result in good), default=0.0)
     quarantined = sum(result["quarantined"] for result in good)
     inside = sum(result["inside"] for result in good)
-    return [*case, len(results), inside, spread, over, quarantined, *total.values(), words]
+    back = max((result["back"] for result in good), default=0.0)
+    return [*case, len(results), inside, spread, over, quarantined, back, *total.values(), words]
 
 
 HEADS = (
     "transport", "op", "stopped", "then", "runs", "inside", "MiB at the stop", "s over", "quarantined",
-    "late", "leaked", "thrown away", "on the wire", "wrong", "ends (here/there)",
+    "s until back", "late", "leaked", "thrown away", "on the wire", "wrong", "ends (here/there)",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class Pair:
 
     def _launch(self, name: str) -> Handle:
         listen, door = f"127.0.0.1:{self.ports[name]}", f"127.0.0.1:{self.doors[name]}"
-        transport = "tcp" if self.transport == "tcp" else "auto"
+        transport = self.transport if self.transport in ("tcp", "nics") else "auto"
         return Handle(listen=listen, advertise=door, transport=transport, name=name, **self.options)
 
     def start_again(self, name: str) -> Handle:

@@ -9,12 +9,14 @@ mod common;
 
 use common::{all, bytes, fill, many, region, wait_until, within};
 use kvik_core::Code;
-use kvik_engine::{Config, Engine, Preference};
+use kvik_engine::{Config, Engine, GrantOptions, Preference};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// 32 MiB.
 const PAGES: u32 = 2048;
+/// Longer than all rounds.
+const LONG: Duration = Duration::from_secs(3600);
 const DEADLINE: Duration = Duration::from_secs(60);
 /// What promise P3 gives from the moment in which the way is gone.
 const BOUND: Duration = Duration::from_millis(2500);
@@ -33,6 +35,21 @@ impl Drop for Link<'_> {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["link", "set", self.0, "up"]).status();
     }
+}
+
+/// What the engines say of their NICs belongs to what this test prints.
+struct Says;
+
+impl log::Log for Says {
+    fn enabled(&self, metadata: &log::Metadata) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+    fn log(&self, record: &log::Record) {
+        if self.enabled(record.metadata()) {
+            println!("    {}", record.args());
+        }
+    }
+    fn flush(&self) {}
 }
 
 /// The value of a metric of each NIC.
@@ -57,12 +74,14 @@ fn a_port_that_goes_down_leaves_its_work_to_the_others_and_comes_back() {
     let Ok(told) = std::env::var("KVIK_TEST_PORTS") else {
         return println!("not run: KVIK_TEST_PORTS names no NICs");
     };
+    log::set_logger(&Says).map(|()| log::set_max_level(log::LevelFilter::Warn)).unwrap();
     let (nics, links) = told.split_once(' ').expect("NICs and interfaces");
     let links: Vec<Link> = links.split(' ').map(Link).collect();
     let rounds = std::env::var("KVIK_TEST_ROUNDS").map_or(4, |rounds| rounds.parse().unwrap());
     let (owner, reader) = (start(nics), start(nics));
     let (there, here) = (region(&owner, PAGES, 1), region(&reader, PAGES, 0));
-    let grant = owner.grant(&all(&there), many()).unwrap();
+    let options = GrantOptions { expiry: LONG, max_expiry: LONG, ..many() };
+    let grant = owner.grant(&all(&there), options).unwrap();
     let expected = bytes(&there);
     let (mut moved, mut named, mut longest) = (0, 0, Duration::ZERO);
     for round in 0..rounds {
@@ -110,6 +129,9 @@ fn a_port_that_goes_down_leaves_its_work_to_the_others_and_comes_back() {
                 .read(&all(&here), grant.ticket(), None, within(DEADLINE))
                 .unwrap()
                 .wait(Some(DEADLINE));
+            if let Err(error) = &done {
+                println!("    a transfer ended: {error}");
+            }
             done.is_ok() && brought(&reader).iter().zip(&before).all(|(now, before)| now > before)
         });
     }

@@ -50,6 +50,8 @@ pub struct Device {
     pub(super) verbs: Arc<Verbs>,
     pub(super) port: Port,
     pub(super) gid: Gid,
+    /// Where the GID is in the table now: links that come and go change that.
+    pub(super) gid_index: Cell<u8>,
     pub(super) limits: Limits,
     /// Places of the completion queue, and how many of them queue pairs were promised.
     places: Cell<usize>,
@@ -103,6 +105,7 @@ impl Device {
             context,
             verbs: verbs.clone(),
             port,
+            gid_index: Cell::new(gid.index),
             gid,
             limits,
             promised: Cell::new(0),
@@ -120,6 +123,27 @@ impl Device {
     /// The GID that peers reach it at.
     pub fn gid(&self) -> &Gid {
         &self.gid
+    }
+
+    /// Looks up anew where the GID is in the port's table: after an event that says that the port has changed, before
+    /// queue pairs are connected.
+    ///
+    /// # Errors
+    /// The port has no such address any more, or none of that kind.
+    pub fn find_gid(&self) -> Result<(), VerbsError> {
+        let ports = port::ports_of(&self.verbs, &self.context, &self.port.device)?;
+        let table = ports.into_iter().find(|now| now.number == self.port.number).map(|port| port.gids);
+        let same = |entry: &&Gid| entry.raw == self.gid.raw && entry.kind == self.gid.kind;
+        match table.iter().flatten().find(same) {
+            Some(entry) => {
+                self.gid_index.set(entry.index);
+                Ok(())
+            }
+            None => Err(VerbsError::own(
+                format!("looking for GID {} of {}", self.gid, self.port),
+                "it is gone from the port's table: bring its network interface's address back",
+            )),
+        }
     }
 
     pub(super) fn cq(&self) -> *mut Cq {

@@ -234,7 +234,7 @@ impl Queue {
         let route = GlobalRoute {
             dgid: abi::Gid(peer.gid),
             flow_label: 0,
-            sgid_index: own.index,
+            sgid_index: self.device.gid_index.get(),
             hop_limit: HOPS,
             traffic_class: self.options.traffic_class,
         };

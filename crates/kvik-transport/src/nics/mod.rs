@@ -173,6 +173,14 @@ impl Shut {
         (shut.count_ones() as usize) < self.nics
     }
 
+    /// It may try all of them again.
+    fn open_all(&self, nic: usize) {
+        lock(&self.sessions).retain(|_, shut| {
+            *shut &= !(1 << nic);
+            *shut != 0
+        });
+    }
+
     /// It may try again, or need not any more.
     fn open(&self, session: u64, nic: usize) {
         let mut sessions = lock(&self.sessions);

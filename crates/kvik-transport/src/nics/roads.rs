@@ -153,6 +153,7 @@ impl<C: Card> Worker<C> {
 
     /// A peer that does not answer cannot vouch for what was posted to it.
     fn give_up(&mut self, desk: &dyn Desk, session: u64, why: &Error) {
+        log::warn!("NIC {} ({}) cannot reach a peer: {}", self.number, self.stats.name(), why.text);
         self.sick.remove(&session);
         self.close_road(session);
         if self.under_way(session) > 0 {
@@ -242,6 +243,9 @@ impl<C: Card> Worker<C> {
                 Road::Open(_) if self.down.is_some() => drop(self.sick.insert(*session)),
                 _ => {}
             }
+        }
+        if self.down.is_none() {
+            self.shut.open_all(self.number);
         }
     }
 

@@ -42,6 +42,8 @@ pub(super) struct VerbsCard {
     /// Sessions whose lanes have something gathered.
     gathered: Vec<u64>,
     down: Option<Error>,
+    /// The port has changed since its GID was looked up.
+    moved: bool,
     looked: Instant,
     /// What was taken off the device, kept for its room.
     taken: Vec<Completion>,
@@ -111,10 +113,20 @@ impl VerbsCard {
             depth,
             gathered: Vec::new(),
             down: None,
+            moved: false,
             looked: Instant::now(),
             taken: Vec::new(),
             events: Vec::new(),
         })
+    }
+
+    /// Before a queue pair is connected: by which entry of the port's table it is reached.
+    fn find_gid(&mut self) -> Result<()> {
+        if self.moved {
+            self.device.find_gid().map_err(no)?;
+            self.moved = false;
+        }
+        Ok(())
     }
 
     /// Takes the device's events.
@@ -129,13 +141,17 @@ impl VerbsCard {
                 Event::PortDown { port: at } if at == number => {
                     self.down = Some(Error::new(Code::PeerLost, format!("{port} has lost its link")));
                 }
-                Event::PortUp { port: at } if at == number => self.down = None,
+                Event::PortUp { port: at } if at == number => (self.down, self.moved) = (None, true),
                 Event::DeviceFatal { what } => {
                     self.down = Some(Error::new(Code::PeerLost, format!("{port}: {what}")))
                 }
                 // Its requests come back and say why.
                 Event::QueueFailed { what, .. } => log::debug!("{port}: {what}"),
-                Event::PortChanged { what, .. } | Event::Other { what } => log::info!("{port}: {what}"),
+                Event::PortChanged { what, .. } => {
+                    log::info!("{port}: {what}");
+                    self.moved = true;
+                }
+                Event::Other { what } => log::info!("{port}: {what}"),
                 Event::PortDown { .. } | Event::PortUp { .. } => {}
             }
         }
@@ -204,6 +220,7 @@ impl Card for VerbsCard {
     }
 
     fn connect(&mut self, session: u64, told: &[u8]) -> Result<u64> {
+        self.find_gid()?;
         let address = QueueAddress::decode(told).map_err(no)?;
         let lane = self.lanes.get_mut(&session).ok_or_else(|| no("the NIC's lane to the peer is gone"))?;
         lane.connect(&address).map_err(no)?;
@@ -215,6 +232,7 @@ impl Card for VerbsCard {
         if let Some(why) = &self.down {
             return Err(why.clone());
         }
+        self.find_gid()?;
         let address = QueueAddress::decode(told).map_err(no)?;
         // It posts nothing itself.
         let mut door =
