@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from kvik.bench.errors import BenchError
 
-VERSION = 1
+VERSION = 2
+"""2: the target says which NICs it was told of."""
 LINE_LIMIT = 64 * 1024
 ANSWER_SECONDS = 60.0
 HANDSHAKE_SECONDS = 10.0
