@@ -33,9 +33,7 @@ def grid(part: Part, session: Session, say: Say) -> None:
         for op in OPS:
             source(sides, op)
             cell = cell_for(sides.buffer, op)
-            say(
-                f"  {op} of {cell.pages} x {size_text(cell.page_bytes)}: threads x transfers of each under way"
-            )
+            say(f"  {op} of {cell.pages} x {size_text(cell.page_bytes)}: threads x transfers of each")
             for threads in THREADS:
                 for under_way in UNDER_WAY:
                     row = measure(

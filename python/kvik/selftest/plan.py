@@ -140,8 +140,8 @@ def _chosen(
     found = suggested(ports)
     if found is None:
         raise BenchError(
-            "no NICs: neither --nics nor KVIK_NICS names any, and /sys/class/infiniband has no EFA device and "
-            "no RDMA port that is active; --nics libfabric:tcp or --transport tcp tests kvik without them"
+            "no NICs: neither --nics nor KVIK_NICS names any, and /sys/class/infiniband has no EFA device "
+            "and no RDMA port that is active; --nics libfabric:tcp or --transport tcp tests kvik without them"
         )
     return "nics", *found
 
