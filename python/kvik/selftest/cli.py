@@ -127,7 +127,8 @@ def selftest(**given: Any) -> None:
     _say(f"kvik selftest, seed {plan.asked.seed}\n")
     execute(results, heard, _say)
     report.write(results, files)
-    _say(f"{'PASSED' if results.passed else 'FAILED'}; report in {files[0]}, summary in {files[1]}")
+    ended = "INTERRUPTED" if results.interrupted else "PASSED" if results.passed else "FAILED"
+    _say(f"{ended}; report in {files[0]}, summary in {files[1]}")
     if results.interrupted:
         sys.exit(INTERRUPTED)
     sys.exit(0 if results.passed else 1)

@@ -75,12 +75,17 @@ def _bound(step: Step, session: Session, say: Say) -> Callable[[Part], None]:
 def execute(results: Results, heard: Heard, say: Say) -> None:
     """Run all parts; results hold what was found until an interrupt."""
     session = Session(results.plan)
+
+    def tell(text: str) -> None:
+        if not results.interrupted:  # What a part says while it is cut short is about the cut.
+            say(text)
+
     results.log = heard.lines
     for number, step in enumerate(steps(results.plan, heard), start=1):
         part = Part(number, step.name, step.title)
         say(f"part {number}, {step.title}")
         try:
-            part = bounded(part, _bound(step, session, say), step.limit_s, session.cut)
+            part = bounded(part, _bound(step, session, tell), step.limit_s, session.cut)
         except KeyboardInterrupt:
             results.interrupted = True
             session.cut()

@@ -127,8 +127,8 @@ def _lines(document: Document) -> Iterator[str]:
     yield f"# kvik selftest: {document['state']}"
     yield ""
     ended = " It was interrupted." if document["interrupted"] else ""
-    yield f"Made {document['made']} ({document['format']}); transport {plan['transport']}, NICs "
-    yield f"{plan['nics'] or 'none'} ({plan['why']}); other side: {plan['asked']['other_side']}.{ended}"
+    yield f"Made {document['made']} ({document['format']}); transport {plan['transport']},"
+    yield f"NICs {plan['nics'] or 'none'} ({plan['why']}); other side: {plan['asked']['other_side']}.{ended}"
     yield ""
     yield from _table(
         ("part", "", "result", "", "seconds"),
