@@ -56,7 +56,14 @@ def _demand_sense(given: dict[str, Any]) -> None:
 def _serve(address: str, plan: Plan) -> None:
     _say(f"transport {plan.transport}, NICs {plan.nics or 'none'}: {plan.why}")
     try:
-        listen(address, plan.target_options(), plan.secret, _say, SelftestTarget, "kvik selftest serves")
+        listen(
+            address,
+            plan.target_options(plan.listen),
+            plan.secret,
+            _say,
+            SelftestTarget,
+            "kvik selftest serves",
+        )
     except KeyboardInterrupt:
         return
 

@@ -64,9 +64,13 @@ class Plan:
         """Bytes of memory of either side."""
         return self.asked.max_bytes
 
-    def target_options(self) -> TargetOptions:
+    @property
+    def free_port(self) -> str:
+        """Where another engine of this host listens, beside the one that has the address of the plan."""
+        return join_address(split_address(self.listen)[0], 0)
+
+    def target_options(self, listen: str) -> TargetOptions:
         """For the other side, as a process of this host or as what `--serve` offers."""
-        host, port = split_address(self.listen)
         config = values(ENGINE)
         return TargetOptions(
             buffer=self.buffer,
@@ -74,7 +78,7 @@ class Plan:
             transport=self.transport,
             channels=config["channels"],
             verify=config["verify"],
-            engine_listen=join_address(host, 0 if self.own_target else port),
+            engine_listen=listen,
             nics=self.nics,
         )
 

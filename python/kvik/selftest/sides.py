@@ -125,10 +125,10 @@ class Session:
             yield replace(sides, other=other)
 
     def engine(self, secret: str | None = None) -> kvik.Engine:
-        """An engine of this side, as the plan says; with another secret where one is given."""
+        """An engine of this side, as the plan says; one with another secret stands beside it."""
         plan = self.plan
         return kvik.Engine(
-            listen=plan.listen,
+            listen=plan.listen if secret is None else plan.free_port,
             secret=secret or plan.secret,
             transport=plan.transport,
             nics=plan.nics,
@@ -141,7 +141,7 @@ class Session:
         if plan.asked.target is not None:
             other = Other.join(plan.asked.target, plan.secret)
         else:
-            options = replace(plan.target_options(), buffer=buffer)
+            options = replace(plan.target_options(plan.free_port), buffer=buffer)
             other = Other.start(options, plan.secret, module=MODULE)
         self._open.append(other)
         try:
