@@ -22,11 +22,12 @@ import kvik
 from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.pattern import POISON
-from kvik.selftest import hardware, landing, refusals, report, summary
+from kvik.selftest import first, hardware, landing, refusals, report, summary, sweep
 from kvik.selftest.conformance import conformance, questions
 from kvik.selftest.counts import nic_counts, summed
 from kvik.selftest.ends import cancelled_moving, revoke_gives_back
 from kvik.selftest.grid import THREADS, UNDER_WAY, cell_for
+from kvik.selftest.mover import Point, measure
 from kvik.selftest.nics import nics
 from kvik.selftest.other import still_poisoned
 from kvik.selftest.part import Part, bounded, checked
@@ -416,6 +417,24 @@ def test_a_part_that_hangs_is_cut() -> None:
     assert part.state == "failed"
     assert part.said == "not done within 0.05 s; it was cut short"
     assert part.data == {"begun": True}
+
+
+def test_a_peer_that_dies_fails_its_part_and_not_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed_first(sides: Sides, point: Point, seconds: float) -> dict[str, Any]:
+        sides.other.kill()
+        return measure(sides, point, seconds)
+
+    monkeypatch.setattr(sweep, "measure", killed_first)
+    session = Session(_plan())
+    part = bounded(
+        Part(4, "sweep", "a test"), lambda part: sweep.sweep(part, session, _quiet), 20.0, session.cut
+    )
+    assert part.state == "failed"
+    assert "the target ended before it answered" in part.said
+    part = bounded(
+        Part(3, "first", "a test"), lambda part: first.first(part, session, _quiet), 20.0, session.cut
+    )
+    assert (part.state, list(session.counted)) == ("passed", ["first"])
 
 
 def test_an_error_is_the_answer_of_a_check_and_of_a_part() -> None:

@@ -97,8 +97,11 @@ class Connection:
     def request(self, op: str, **fields: Any) -> Message:
         """Send a request and wait for its answer."""
         self._last_request += 1
-        self.send({"id": self._last_request, "op": op, **fields})
-        answer = self.receive(ANSWER_SECONDS)
+        try:
+            self.send({"id": self._last_request, "op": op, **fields})
+            answer = self.receive(ANSWER_SECONDS)
+        except ConnectionError as error:
+            raise BenchError(f"the target ended before it answered {op!r}: {error.strerror}") from error
         if answer is None:
             raise BenchError(f"the target ended before it answered {op!r}")
         if answer.get("id") != self._last_request:
