@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),
+    "selftest": Entry("kvik.selftest.cli", "selftest", "Test kvik on this host's NICs, and write a report."),
     "shapes": Entry("kvik.shapes.cli", "shapes", "Show how many bytes of KV models have."),
     "stat": Entry("kvik.stat.cli", "stat", "Show what the engines on this host are doing."),
     "trace": Entry("kvik.trace.cli", "trace", "Record which pages an engine moves, and move them again."),

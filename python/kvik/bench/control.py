@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from kvik.bench.errors import BenchError
 
-VERSION = 1
+VERSION = 2
+"""2: the target says which NICs it was told of."""
 LINE_LIMIT = 64 * 1024
 ANSWER_SECONDS = 60.0
 HANDSHAKE_SECONDS = 10.0
@@ -96,8 +97,11 @@ class Connection:
     def request(self, op: str, **fields: Any) -> Message:
         """Send a request and wait for its answer."""
         self._last_request += 1
-        self.send({"id": self._last_request, "op": op, **fields})
-        answer = self.receive(ANSWER_SECONDS)
+        try:
+            self.send({"id": self._last_request, "op": op, **fields})
+            answer = self.receive(ANSWER_SECONDS)
+        except ConnectionError as error:
+            raise BenchError(f"the target ended before it answered {op!r}: {error.strerror}") from error
         if answer is None:
             raise BenchError(f"the target ended before it answered {op!r}")
         if answer.get("id") != self._last_request:

@@ -42,6 +42,7 @@ class TargetOptions:
     channels: int
     verify: kvik.VerifyName
     engine_listen: str
+    nics: str | None = None
 
     @classmethod
     def from_json(cls, text: str) -> TargetOptions:
@@ -64,6 +65,7 @@ class Target:
             transport=options.transport,
             verify=options.verify,
             channels=options.channels,
+            nics=options.nics,
             name="bench-target",
         )
         self.memory = Memory(self.engine, options.memory, options.buffer)
@@ -183,6 +185,7 @@ def listen(
     secret: str | None,
     say: Callable[[str], None],
     kind: type[Target] = Target,
+    title: str = "bench target",
 ) -> None:
     """Be the target of one initiator after the other, until interrupted."""
     host, port = split_address(address)
@@ -192,7 +195,7 @@ def listen(
         raise BenchError(f"{host} is not loopback: listening there wants --secret")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=1) as server:
-        say(f"bench target on {join_address(host, server.getsockname()[1])}")
+        say(f"{title} on {join_address(host, server.getsockname()[1])}")
         while True:
             sock, peer = server.accept()
             with sock:
@@ -217,7 +220,11 @@ def main(kind: type[Target] = Target) -> int:
     # Ctrl-C reaches the whole foreground group; the parent decides when its target ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(socket.socket(fileno=0))
-    target = kind(TargetOptions.from_json(sys.argv[1]), os.environ.get(SECRET_VARIABLE) or None)
+    try:
+        target = kind(TargetOptions.from_json(sys.argv[1]), os.environ.get(SECRET_VARIABLE) or None)
+    except kvik.KvikError as error:
+        sys.stderr.write(f"kvik bench target: {error.code}: {error}\n")
+        return 1
     try:
         connection.serve(target.handle)
     except (BenchError, OSError) as error:

@@ -1,0 +1,54 @@
+"""The report's two files: JSON with everything that was measured, and a summary in Markdown beside it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvik.bench.errors import BenchError
+from kvik.selftest import summary
+from kvik.selftest.run import Results
+
+FORMAT = "kvik-selftest/1"
+"""The schema and its version; docs/selftest.md describes it."""
+
+
+def default_name(now: datetime) -> Path:
+    """In the current folder, with the time in it, so that no report takes the place of another."""
+    return Path(f"kvik-selftest-{now:%Y%m%dT%H%M%SZ}.json")
+
+
+def files(given: str | None) -> tuple[Path, Path]:
+    """Where the JSON and the Markdown go; `BenchError` where they cannot."""
+    file = Path(given) if given is not None else default_name(datetime.now(UTC))
+    if file.suffix != ".json":
+        raise BenchError(f"--report {file}: the name of a report ends with .json; its summary ends with .md")
+    if not file.absolute().parent.is_dir():
+        raise BenchError(f"--report: no folder for {file}")
+    try:
+        file.touch()
+    except OSError as error:
+        raise BenchError(f"--report {file} cannot be written: {error.strerror}") from error
+    return file, file.with_suffix(".md")
+
+
+def to_json(results: Results, now: datetime) -> dict[str, Any]:
+    """The document."""
+    return {
+        "format": FORMAT,
+        "made": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "state": "passed" if results.passed else "failed",
+        "interrupted": results.interrupted,
+        "plan": results.plan.to_json(),
+        "log": list(results.log),
+        "parts": [part.to_json() for part in results.parts],
+    }
+
+
+def write(results: Results, paths: tuple[Path, Path]) -> None:
+    """Write both files."""
+    document = to_json(results, datetime.now(UTC))
+    paths[0].write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+    paths[1].write_text(summary.render(document), encoding="utf-8")
