@@ -242,7 +242,8 @@ impl NicPool {
                 pool.open(options, threads, nics, move |nic| verbs::VerbsCard::open(nic, depth))
             }
             NicKind::Plugin => {
-                let (plugin, nics) = plugin::nics(options)?;
+                let plugin = plugin::load(options)?;
+                let nics = plugin::nics(&plugin)?;
                 pool.way = plugin.name().to_owned();
                 pool.open(options, threads, nics, move |number| {
                     plugin::PluginCard::open(&plugin, number, depth)

@@ -37,13 +37,17 @@ fn lost(error: PluginError) -> Error {
     Error::new(Code::PeerLost, error.to_string())
 }
 
-/// The plug-in that the options name, and its devices: their names and numbers.
-pub(super) fn nics(options: &NicOptions) -> Result<(Arc<Plugin>, Vec<(String, u32)>)> {
+/// The plug-in that the options name.
+pub(super) fn load(options: &NicOptions) -> Result<Arc<Plugin>> {
     let Some(file) = &options.library else {
         let text = "nics=\"plugin\" needs the plug-in's file: set `nic_library` (KVIK_NIC_LIBRARY)";
         return Err(Error::new(Code::InvalidArgument, text));
     };
-    let plugin = Plugin::load(file).map_err(no)?;
+    Plugin::load(file).map_err(no)
+}
+
+/// Its devices: their names and numbers.
+pub(super) fn nics(plugin: &Plugin) -> Result<Vec<(String, u32)>> {
     let devices = plugin.devices().map_err(no)?;
     let (name, path, version) = (plugin.name(), plugin.path().display(), plugin.version());
     if devices.is_empty() {
@@ -53,7 +57,7 @@ pub(super) fn nics(options: &NicOptions) -> Result<(Arc<Plugin>, Vec<(String, u3
         )));
     }
     log::info!("the plug-in {name} ({path}, version {version} of the interface): {} NIC(s)", devices.len());
-    Ok((plugin, devices.into_iter().zip(0..).collect()))
+    Ok(devices.into_iter().zip(0..).collect())
 }
 
 impl PluginCard {
