@@ -1,6 +1,6 @@
 /*
- * Plug-ins that break one rule of include/kvik/nic.h each, by -DBREAK_RULE; without one it keeps them, with a device that
- * moves nothing: what is posted stays under way until it is cut.
+ * Plug-ins that break one rule of include/kvik/nic.h each, by -DBREAK_RULE; without one it keeps them, with
+ * a device that moves nothing: what is posted stays under way until it is cut.
  */
 #include <kvik/nic.h>
 

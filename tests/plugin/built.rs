@@ -1,4 +1,5 @@
-//! Plug-ins as tests use them, built once: the sample (`examples/plugin`), and those that break a rule (`broken.c`).
+//! Plug-ins as tests use them, built once: the sample (`examples/plugin`), and those that break a rule
+//! (`broken.c`).
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};

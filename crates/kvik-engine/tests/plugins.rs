@@ -1,5 +1,6 @@
-//! NICs by a plug-in, from the engine's side: what it says when there is none, and what peers need to have. That it moves
-//! pages as every transport does is in `conform`; what a plug-in may get wrong, in kvik-host's tests.
+//! NICs by a plug-in, from the engine's side: what it says when there is none, and what peers need to have.
+//! That it moves pages as every transport does is in `conform`; what a plug-in may get wrong, in kvik-host's
+//! tests.
 
 #[path = "engine/common.rs"]
 #[allow(dead_code)]

@@ -79,7 +79,8 @@ pub struct Head {
 /// `kvik_nic_plugin()`
 pub type Entry = unsafe extern "C" fn(u32, u32) -> *const Head;
 
-/// The functions of version 1, as the plug-in gives them and as they are called: in front those that must be there.
+/// The functions of version 1, as the plug-in gives them and as they are called: in front those that must be
+/// there.
 macro_rules! functions {
     ($($name:ident: $kind:ty,)* ; $may:ident: $may_kind:ty; $last:ident: $last_kind:ty) => {
         /// `struct kvik_nic_plugin`

@@ -99,7 +99,8 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: an open device, closed once, by the thread that opened it; its regions keep it and are gone.
+        // SAFETY: an open device, closed once, by the thread that opened it; its regions keep it and are
+        // gone.
         unsafe { (self.plugin.functions.close)(self.at.as_ptr()) };
     }
 }
@@ -163,8 +164,8 @@ pub struct PluginDevice {
 }
 
 impl PluginDevice {
-    /// Opens a device of the plug-in, for this thread. `depth` bounds the operations under way, beside the device's
-    /// own bound.
+    /// Opens a device of the plug-in, for this thread. `depth` bounds the operations under way, beside the
+    /// device's own bound.
     ///
     /// # Errors
     /// The plug-in's own, or what it says of the device makes no sense.
@@ -239,8 +240,8 @@ impl PluginDevice {
         let (mut made, mut key, mut base) = (ptr::null_mut(), 0, 0);
         let (start, len) = (memory.addr() as *mut _, memory.len() as u64);
         let add = self.plugin().functions.region_add;
-        // SAFETY: an open device; the memory is mapped while `memory` lives, which the region keeps until it was
-        // removed.
+        // SAFETY: an open device; the memory is mapped while `memory` lives, which the region keeps until it
+        // was removed.
         let code = unsafe { add(self.at(), start, len, &mut made, &mut key, &mut base) };
         self.device.check(what, code)?;
         let at = NonNull::new(made).ok_or_else(|| self.plugin().wrong(what, "it gives no region"))?;
@@ -294,7 +295,8 @@ impl PluginDevice {
     /// Posts an operation.
     ///
     /// # Errors
-    /// A piece does not lie in the memory, there is no such way, or the plug-in refused; nothing is under way then.
+    /// A piece does not lie in the memory, there is no such way, or the plug-in refused; nothing is under way
+    /// then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
         let what = "posting an operation";
         let wrong = |text: &str| HostError::from(self.plugin().wrong(what, text));
@@ -328,8 +330,8 @@ impl PluginDevice {
             key: rma.key,
             token,
         };
-        // SAFETY: an open device with an open way and a region of it; the post is read during the call. The bytes lie
-        // in memory that the region keeps, and the operation keeps the region until it has ended.
+        // SAFETY: an open device with an open way and a region of it; the post is read during the call. The
+        // bytes lie in memory that the region keeps, and the operation keeps the region until it has ended.
         let code = unsafe { (self.plugin().functions.post)(self.at(), &post) };
         self.device.check(what, code)?;
         match code {
@@ -375,8 +377,8 @@ impl PluginDevice {
         Ok(())
     }
 
-    /// Adds to `epoll` the descriptor that is readable while there is something to poll for. False for a device
-    /// without one, which must be polled.
+    /// Adds to `epoll` the descriptor that is readable while there is something to poll for. False for a
+    /// device without one, which must be polled.
     ///
     /// # Errors
     /// It is no descriptor that can be waited for.
@@ -386,8 +388,8 @@ impl PluginDevice {
         if fd < 0 {
             return Ok(false);
         }
-        // SAFETY: not -1, and by the header's rules open as long as the device, which this value keeps. If it is none,
-        // the kernel says so.
+        // SAFETY: not -1, and by the header's rules open as long as the device, which this value keeps. If it
+        // is none, the kernel says so.
         epoll.add(unsafe { BorrowedFd::borrow_raw(fd) }, token, Interest::READ)?;
         Ok(true)
     }
@@ -404,8 +406,8 @@ impl PluginDevice {
         self.plugin().functions.is_up.is_none_or(|is_up| unsafe { is_up(self.at()) != 0 })
     }
 
-    /// Stops what was posted on a way, and closes it: none of it touches memory of this process any more, and nothing
-    /// is heard of it.
+    /// Stops what was posted on a way, and closes it: none of it touches memory of this process any more, and
+    /// nothing is heard of it.
     ///
     /// # Errors
     /// It cannot be stopped; all is as before.
@@ -429,8 +431,8 @@ impl PluginDevice {
         }
     }
 
-    /// Cuts what peers can reach: nothing that one of them has posted or will post by the address that they know
-    /// touches memory here any more. Gives the address that it is reached by from now on.
+    /// Cuts what peers can reach: nothing that one of them has posted or will post by the address that they
+    /// know touches memory here any more. Gives the address that it is reached by from now on.
     ///
     /// # Errors
     /// It cannot be cut, or the address is the old one, by which a peer that was slow may still come.

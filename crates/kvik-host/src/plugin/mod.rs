@@ -1,13 +1,14 @@
 //! NICs that a plug-in brings: a library that speaks the C interface of `include/kvik/nic.h`.
 //!
-//! * [`Plugin`]: the library, loaded from the file that is named and from no other, and the devices it offers;
-//! * [`PluginDevice`]: one that is open: knows memory ([`Region`]) and ways to peers, posts reads and writes ([`Rma`]),
-//!   tells which have ended, and cuts.
+//! * [`Plugin`]: the library, loaded from the file that is named and from no other, and the devices it
+//!   offers;
+//! * [`PluginDevice`]: one that is open: knows memory ([`Region`]) and ways to peers, posts reads and writes
+//!   ([`Rma`]), tells which have ended, and cuts.
 //!
 //! A device and all that comes of it are one thread's: the types are neither `Send` nor `Sync`.
 //!
-//! A plug-in is code of this process, and could do anything. What it *says* is checked: names, lengths, counts, which
-//! operations have ended. What it says wrong is an error that names it.
+//! A plug-in is code of this process, and could do anything. What it *says* is checked: names, lengths,
+//! counts, which operations have ended. What it says wrong is an error that names it.
 
 mod abi;
 mod device;
@@ -62,11 +63,13 @@ impl Plugin {
     /// Loads the plug-in of this file.
     ///
     /// # Errors
-    /// There is no such file, it is no plug-in, it knows no version that kvik knows, or its table is not whole.
+    /// There is no such file, it is no plug-in, it knows no version that kvik knows, or its table is not
+    /// whole.
     pub fn load(file: &Path) -> Result<Arc<Plugin>, LibraryError> {
         let library = Library::open_file(WANTED, file)?;
         let path = library.path().display();
-        // SAFETY: the type is the one that the header gives for this name, which is the name of no other function.
+        // SAFETY: the type is the one that the header gives for this name, which is the name of no other
+        // function.
         let entry = unsafe { library.plain_function::<abi::Entry>(c"kvik_nic_plugin") };
         let entry = entry.ok_or_else(|| {
             LibraryError(format!(

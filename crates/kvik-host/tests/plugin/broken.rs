@@ -84,10 +84,10 @@ fn words_that_are_broken_in_the_middle() {
     device.poll(&mut done).unwrap();
     says(done.remove(0).result, &["it gives status 5"]);
     says(busy("fence").unwrap().0.fence(), &["keeps the address"]);
-    let (mut device, way) = busy("cut").unwrap();
-    says(device.cut(way), &["cutting what was posted"]);
-    assert_eq!(device.under_way(), 1, "what cannot be cut is under way");
+    let (mut device, way) = busy("nothing").unwrap();
     says(device.close_way(way), &["under way"]);
+    device.cut(way).unwrap();
+    assert_eq!(device.under_way(), 0);
 }
 
 #[test]
@@ -102,6 +102,10 @@ fn memory_that_may_still_be_touched_is_never_given_back() {
         device.post(&rma).unwrap();
         drop(known);
         assert_eq!(Arc::strong_count(&memory), 2, "an operation is under way");
+        if rule == "cut" {
+            says(device.cut(way), &["cutting what was posted"]);
+            assert_eq!(device.under_way(), 1, "what cannot be cut is under way");
+        }
         drop(device);
         assert_eq!(Arc::strong_count(&memory) > 1, kept, "{rule}");
     }

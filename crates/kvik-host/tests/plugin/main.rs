@@ -1,5 +1,5 @@
-//! Plug-ins: that one keeps the promises of `include/kvik/nic.h` (`promises`), and what kvik says to one that does not
-//! (`broken`).
+//! Plug-ins: that one keeps the promises of `include/kvik/nic.h` (`promises`), and what kvik says to one that
+//! does not (`broken`).
 //!
 //! The promises are checked of the sample, or of the plug-in whose file `KVIK_NIC_LIBRARY` names.
 

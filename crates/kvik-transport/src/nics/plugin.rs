@@ -1,7 +1,7 @@
 //! NICs that a plug-in brings: ways to peers by their addresses, and one cut for all peers.
 //!
-//! A peer's way needs only the address that the peer has told. So cutting a peer off means that the address changes, for
-//! all of them: who had a way takes the new address, and posts again what it had under way.
+//! A peer's way needs only the address that the peer has told. So cutting a peer off means that the address
+//! changes, for all of them: who had a way takes the new address, and posts again what it had under way.
 
 use super::NicOptions;
 use super::card::{Admitted, Card, Cut, Done, Operation, PIECES, Posted};
