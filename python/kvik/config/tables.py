@@ -135,8 +135,8 @@ ENGINE = Entry(
             kind=Path(),
             default=None,
             unset="the process's own copy, the vendor's, the distribution's",
-            help="The file of the library that speaks to the NICs; with `plugin`, the plug-in's, which must be "
-            "named.",
+            help="The file of the library that speaks to the NICs; with `plugin`, the plug-in's, which must "
+            "be named.",
             reason="For a host with several. A copy that the process has already comes first, since two "
             "cannot share a device; of a plug-in it is always this file.",
         ),

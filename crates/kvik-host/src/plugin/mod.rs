@@ -73,7 +73,8 @@ impl Plugin {
         let entry = unsafe { library.plain_function::<abi::Entry>(c"kvik_nic_plugin") };
         let entry = entry.ok_or_else(|| {
             LibraryError(format!(
-                "{path} is no plug-in for kvik: it has no function kvik_nic_plugin; name another file with {}",
+                "{path} is no plug-in for kvik: it has no function kvik_nic_plugin; \
+                 name another file with {}",
                 WANTED.option
             ))
         })?;
@@ -164,8 +165,8 @@ fn read(head: *const abi::Head) -> Result<(u32, abi::Functions, String), String>
     let (oldest, newest) = (abi::OLDEST, abi::NEWEST);
     if !(oldest..=newest).contains(&known.version) {
         return Err(format!(
-            "it knows versions {} to {} of the interface (and answers with {}), and kvik {oldest} to {newest}; take a \
-             plug-in that was built for this kvik",
+            "it knows versions {} to {} of the interface (and answers with {}), and kvik {oldest} to {newest}; \
+             take a plug-in that was built for this kvik",
             known.oldest, known.newest, known.version
         ));
     }
@@ -173,8 +174,8 @@ fn read(head: *const abi::Head) -> Result<(u32, abi::Functions, String), String>
     if size < whole {
         let version = known.version;
         return Err(format!(
-            "its table has {size} bytes, and one of version {version} has at least {whole}: it was built with a broken \
-             header"
+            "its table has {size} bytes, and one of version {version} has at least {whole}: \
+             it was built with a broken header"
         ));
     }
     let name = text(&known.name, ':').map_err(|why| format!("its name {why}"))?;

@@ -52,8 +52,8 @@ pub(super) fn nics(plugin: &Plugin) -> Result<Vec<(String, u32)>> {
     let (name, path, version) = (plugin.name(), plugin.path().display(), plugin.version());
     if devices.is_empty() {
         return Err(no(format!(
-            "the plug-in {name} ({path}) has no NIC here; its vendor's tools show what it sees, and nothing else is \
-             taken in its place"
+            "the plug-in {name} ({path}) has no NIC here; its vendor's tools show what it sees, \
+             and nothing else is taken in its place"
         )));
     }
     log::info!("the plug-in {name} ({path}, version {version} of the interface): {} NIC(s)", devices.len());
