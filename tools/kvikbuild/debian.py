@@ -15,7 +15,8 @@ from kvikbuild.stage import Context, StageError
 def missing_packages() -> list[str]:
     """Debian packages that are needed and are not here, found by what they provide."""
     missing = []
-    # openssl makes the certificates of the tests; make and gcc build the stand-in for libfabric.
+    # openssl makes the certificates of the tests; make and gcc build the stand-in for libfabric
+    # and plug-ins.
     programs = {"gcc": "gcc", "make": "make", "ld": "binutils", "readelf": "binutils", "openssl": "openssl"}
     if os.geteuid() == 0:
         # For tests between network namespaces, which root makes, and for commands in the documentation.

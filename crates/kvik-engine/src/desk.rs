@@ -145,7 +145,7 @@ impl Shared {
             Route::Nics { passed_over } => {
                 let kind = self.config.nics.as_ref().map(|nics| &nics.kind);
                 record.transport = kind.map_or("nics", NicKind::transport);
-                record.way = kind.map_or_else(String::new, NicKind::way);
+                record.way = self.nics.get().map_or_else(String::new, |nics| nics.way().to_owned());
                 record.passed_over.extend(passed_over);
                 drop(book);
                 self.begin(id, Some(session), Path::OneSided, None);

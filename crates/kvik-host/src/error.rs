@@ -79,6 +79,9 @@ pub enum HostError {
     /// libibverbs refused something.
     #[error(transparent)]
     Verbs(#[from] crate::verbs::VerbsError),
+    /// A plug-in refused something, or broke its word.
+    #[error(transparent)]
+    Plugin(#[from] crate::plugin::PluginError),
     /// What a peer gave is no address of a queue pair, or none that can be reached.
     #[error(transparent)]
     QueueAddress(#[from] crate::verbs::AddressError),

@@ -10,7 +10,8 @@
 //!   [`runs`] (contiguous runs of it, handed to the kernel), [`process_vm`] (reading a peer that shares no
 //!   mapping), [`fence`] (the shared table that says whether what was read still counted);
 //! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd);
-//! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric), [`verbs`] (libibverbs);
+//! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric), [`verbs`] (libibverbs),
+//!   [`plugin`] (whatever speaks the C interface of `include/kvik/nic.h`);
 //! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`];
 //! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
 //!   here, in words).
@@ -30,6 +31,7 @@ pub mod identity;
 pub mod library;
 pub mod memory;
 pub mod peer_memory;
+pub mod plugin;
 pub mod probe;
 pub mod process_vm;
 pub mod runs;

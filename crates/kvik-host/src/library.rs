@@ -4,6 +4,8 @@
 //! two without its device. So a copy that the process has already (NCCL's, say) is taken first, whatever it was loaded
 //! under; then the one that an option names; then the vendor's; then the distribution's. What was taken is known by
 //! its path, and nothing is ever unloaded: libraries of this kind leave threads and handlers behind.
+//!
+//! A plug-in is nobody's but kvik's, and is looked for nowhere: [`Library::open_file`] takes the one file.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fmt;
@@ -84,6 +86,23 @@ impl Library {
         )))
     }
 
+    /// Loads this file, which is looked for nowhere else.
+    ///
+    /// # Errors
+    /// It is not there, or no library for this machine: in the kernel's and the dynamic linker's own words.
+    pub fn open_file(wanted: Wanted, file: &Path) -> Result<Library, LibraryError> {
+        let refused = |why: String| {
+            let (file, what) = (file.display(), wanted.soname);
+            LibraryError(format!(
+                "{file} cannot be loaded as {what}: {why}; name its file with {}",
+                wanted.option
+            ))
+        };
+        // A whole path: the dynamic linker would search for a bare name.
+        let whole = file.canonicalize().map_err(|why| refused(why.to_string()))?;
+        Library::load(wanted, whole.as_os_str(), 0).map_err(refused)
+    }
+
     /// The file that it came from.
     pub fn path(&self) -> &Path {
         &self.path
@@ -124,6 +143,20 @@ impl Library {
         }
         // SAFETY: of the same size, and by the caller's promise a function of this type, which stays loaded.
         Ok(unsafe { std::mem::transmute_copy(&symbol) })
+    }
+}
+
+impl Library {
+    /// A function of a library without versions of symbols; None where there is none of this name.
+    ///
+    /// # Safety
+    /// `F` is the type of a function, and the one of whatever has this name.
+    pub(crate) unsafe fn plain_function<F: Copy>(&self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
+        // SAFETY: a handle of `dlopen`, which is never closed, and a C string that lives.
+        let symbol = unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) };
+        // SAFETY: of the same size, and by the caller's promise a function of this type, which stays loaded.
+        (!symbol.is_null()).then(|| unsafe { std::mem::transmute_copy(&symbol) })
     }
 }
 

@@ -125,8 +125,8 @@ ENGINE = Entry(
             name="nics",
             kind=Text(most=256, what="the name of NICs"),
             default=None,
-            help="NICs for one-sided transfers: `efa`, or `libfabric:PROVIDER` (`libfabric:tcp`); with "
-            "`:DEVICE,...` behind it, some of them.",
+            help="NICs for one-sided transfers: `efa`, `libfabric:PROVIDER` (`libfabric:tcp`), or `plugin`; "
+            "with `:DEVICE,...` behind it, some of them.",
             reason="What is named is used or the engine does not start, so that no other network is taken "
             "unseen. Left out, no library is loaded for it.",
         ),
@@ -135,9 +135,10 @@ ENGINE = Entry(
             kind=Path(),
             default=None,
             unset="the process's own copy, the vendor's, the distribution's",
-            help="The file of the library that speaks to the NICs.",
+            help="The file of the library that speaks to the NICs; with `plugin`, the plug-in's, which must "
+            "be named.",
             reason="For a host with several. A copy that the process has already comes first, since two "
-            "cannot share a device.",
+            "cannot share a device; of a plug-in it is always this file.",
         ),
         _engine(
             name="cpus",

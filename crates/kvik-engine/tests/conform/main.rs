@@ -17,6 +17,9 @@ mod ends;
 mod layouts;
 mod nics;
 mod pair;
+#[path = "../../../../tests/plugin/built.rs"]
+#[allow(dead_code)]
+mod plugins;
 mod restarts;
 #[path = "../../../../tests/standins/fabric/standin.rs"]
 #[allow(dead_code)]
@@ -82,6 +85,8 @@ macro_rules! checks {
 
 /// Names the NICs of this machine to run over, as the option `nics` does.
 const NICS: &str = "KVIK_TEST_NICS";
+/// The file of the library that speaks to them, as the option `nic_library` does.
+const LIBRARY: &str = "KVIK_NIC_LIBRARY";
 
 /// Over NICs that this machine has, and others have not.
 mod named {
@@ -91,8 +96,17 @@ mod named {
     static KIND: LazyLock<Option<Kind>> = LazyLock::new(|| {
         let nics = std::env::var(NICS).ok().filter(|nics| !nics.is_empty())?;
         let options: kvik_engine::NicOptions = nics.parse().unwrap();
-        let (transport, way) = (options.kind.transport(), String::leak(options.kind.way()));
-        Some(Kind { transport, way, nics: String::leak(nics), ..Kind::NEW })
+        // A plug-in says itself what it is called.
+        let way = String::leak(options.kind.way().unwrap_or_default());
+        let library = std::env::var(LIBRARY).ok().filter(|file| !file.is_empty());
+        let library = library.map(|file| &*String::leak(file));
+        Some(Kind {
+            transport: options.kind.transport(),
+            way,
+            nics: String::leak(nics),
+            library,
+            ..Kind::NEW
+        })
     });
 
     pub fn kind() -> Option<&'static Kind> {
@@ -110,6 +124,7 @@ conform! {
     libfabric_standin: Kind { standin: Some(Standin::NEW), ..EFA };
     libfabric_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 64, ..Standin::NEW }), ..EFA };
     libfabric_standin_software: Kind { standin: Some(Standin { software: true, ..Standin::NEW }), ..EFA };
+    plugin: Kind { transport: "plugin", way: "sample", nics: "plugin", sample: true, ..Kind::NEW };
     faulty_tcp: Kind { transport: "tcp", way: "channel", late: true, wire: true, ..Kind::NEW };
     faulty_memfd: Kind { transport: "local", way: "memfd", late: true, ..Kind::NEW };
     faulty_process_vm: Kind {

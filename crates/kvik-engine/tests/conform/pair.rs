@@ -1,6 +1,7 @@
 //! Two engines over one transport, with faults between each and its transport.
 
 use crate::common::{PATIENCE, Random};
+use crate::plugins;
 use crate::standin::{self, Control};
 use crate::wire::Wire;
 use kvik_core::{Error, Layout, Right, Use};
@@ -35,6 +36,10 @@ pub struct Kind {
     pub wire: bool,
     /// The NICs that both have; empty for none.
     pub nics: &'static str,
+    /// The file of the library that speaks to them, where the usual places are not meant.
+    pub library: Option<&'static str>,
+    /// The sample of a plug-in is that library.
+    pub sample: bool,
     /// The stand-in takes libfabric's place: in a process of its own, since a process has one libfabric.
     pub standin: Option<Standin>,
 }
@@ -69,6 +74,8 @@ impl Kind {
         late: false,
         wire: false,
         nics: "",
+        library: None,
+        sample: false,
         standin: None,
     };
 
@@ -103,7 +110,12 @@ impl Kind {
 
     fn nics(&self) -> Option<NicOptions> {
         let nics = self.one_sided().then(|| self.nics.parse().unwrap())?;
-        Some(NicOptions { library: self.standin.map(|_| standin::library()), ..nics })
+        let library = match self.library {
+            Some(file) => Some(file.into()),
+            None if self.sample => Some(plugins::sample()),
+            None => self.standin.map(|_| standin::library()),
+        };
+        Some(NicOptions { library, ..nics })
     }
 
     /// The NIC of who began a transfer moves its bytes, both ways.

@@ -2,7 +2,7 @@
 //!
 //! - [`NicOptions`]: which NICs, and what speaks to them;
 //! - [`NicPool`]: their threads;
-//! - `card`: what a thread needs of a NIC; `libfabric` and `verbs` have it;
+//! - `card`: what a thread needs of a NIC; `libfabric`, `verbs` and `plugin` have it;
 //! - `worker`: the thread: what it is told, and when it sleeps;
 //! - `hand`: the orders that it has in hand;
 //! - `roads`: its ways to peers: how they open, mend and close.
@@ -12,6 +12,7 @@ mod card;
 mod hand;
 mod libfabric;
 mod options;
+mod plugin;
 mod roads;
 mod stats;
 mod verbs;
@@ -43,6 +44,7 @@ pub struct NicPool {
     lanes: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     nics: Mutex<Nics>,
+    way: String,
     stats: Vec<Arc<NicStats>>,
 }
 
@@ -232,6 +234,7 @@ impl NicPool {
             lanes: Vec::new(),
             threads: Mutex::default(),
             nics: Mutex::default(),
+            way: options.kind.way().unwrap_or_default(),
             stats: Vec::new(),
         };
         let depth = options.depth;
@@ -247,8 +250,18 @@ impl NicPool {
                 let nics = verbs::nics(options)?;
                 pool.open(options, threads, nics, move |nic| verbs::VerbsCard::open(nic, depth))
             }
+            NicKind::Plugin => {
+                let plugin = plugin::load(options)?;
+                let nics = plugin::nics(&plugin)?;
+                pool.way = plugin.name().to_owned();
+                pool.open(options, threads, nics, move |number| {
+                    plugin::PluginCard::open(&plugin, number, depth)
+                })
+            }
         }?;
-        let nics = Nics { provider: options.kind.peers(), addresses };
+        // What peers must have too to be reached.
+        let provider = format!("{}:{}", options.kind.transport(), pool.way);
+        let nics = Nics { provider, addresses };
         if !nics.fit() {
             let text = "the NICs have longer addresses than a greeting has room for: name fewer of them";
             return Err(Error::new(Code::TransportUnavailable, text));
@@ -302,6 +315,11 @@ impl NicPool {
     /// What peers are told.
     pub fn nics(&self) -> Nics {
         lock(&self.nics).clone()
+    }
+
+    /// What reports call the way.
+    pub fn way(&self) -> &str {
+        &self.way
     }
 
     /// What each NIC has done.

@@ -1,4 +1,4 @@
-//! Which NICs an engine uses, as one text: `efa`, `verbs:mlx5_0,mlx5_1`, `libfabric:tcp`, ...
+//! Which NICs an engine uses, as one text: `efa`, `verbs:mlx5_0,mlx5_1`, `libfabric:tcp`, `plugin`, ...
 
 use kvik_core::{Code, Error, Result};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ pub struct NicOptions {
     pub devices: Vec<String>,
     /// Of RoCE devices: the index in the GID table, where the choice is not to be kvik's.
     pub gids: HashMap<String, u8>,
-    /// The library's file, where the usual places are not meant.
+    /// The library's file, where the usual places are not meant; a plug-in's, which has no usual place.
     pub library: Option<PathBuf>,
     /// The address of the interface, for providers that have addresses of the internet.
     pub source: Option<IpAddr>,
@@ -34,6 +34,8 @@ pub enum NicKind {
     Libfabric(String),
     /// libibverbs: reliable connections.
     Verbs,
+    /// A library that speaks kvik's own interface (`include/kvik/nic.h`).
+    Plugin,
 }
 
 impl NicKind {
@@ -42,20 +44,17 @@ impl NicKind {
         match self {
             NicKind::Libfabric(_) => "libfabric",
             NicKind::Verbs => "verbs",
+            NicKind::Plugin => "plugin",
         }
     }
 
-    /// What reports call the way.
-    pub fn way(&self) -> String {
+    /// What reports call the way; None for a plug-in, which has a name of its own when it is loaded.
+    pub fn way(&self) -> Option<String> {
         match self {
-            NicKind::Libfabric(provider) => provider.clone(),
-            NicKind::Verbs => "rc".into(),
+            NicKind::Libfabric(provider) => Some(provider.clone()),
+            NicKind::Verbs => Some("rc".into()),
+            NicKind::Plugin => None,
         }
-    }
-
-    /// What peers must have too to be reached.
-    pub(crate) fn peers(&self) -> String {
-        format!("{}:{}", self.transport(), self.way())
     }
 }
 
@@ -79,6 +78,7 @@ impl fmt::Display for NicOptions {
             NicKind::Libfabric(provider) if provider == "efa" => f.write_str("efa")?,
             NicKind::Libfabric(provider) => write!(f, "libfabric:{provider}")?,
             NicKind::Verbs => f.write_str("verbs")?,
+            NicKind::Plugin => f.write_str("plugin")?,
         }
         for (number, device) in self.devices.iter().enumerate() {
             write!(f, "{}{device}", if number == 0 { ":" } else { "," })?;
@@ -96,8 +96,8 @@ impl FromStr for NicOptions {
     fn from_str(text: &str) -> Result<NicOptions> {
         let wrong = |why: &str| {
             let text = format!(
-                "nics={text:?} names no NICs: {why}; say \"efa\", \"verbs\" or \"libfabric:PROVIDER\", \
-                 and \":DEVICE,...\" behind it for some of them"
+                "nics={text:?} names no NICs: {why}; say \"efa\", \"verbs\", \"libfabric:PROVIDER\" or \
+                 \"plugin\", and \":DEVICE,...\" behind it for some of them"
             );
             Err(Error::new(Code::InvalidArgument, text))
         };
@@ -105,6 +105,7 @@ impl FromStr for NicOptions {
         let (kind, devices) = match (kind, rest) {
             ("efa", devices) => (NicKind::Libfabric("efa".into()), devices),
             ("verbs", devices) => (NicKind::Verbs, devices),
+            ("plugin", devices) => (NicKind::Plugin, devices),
             ("libfabric", None | Some("")) => return wrong("libfabric needs a provider"),
             ("libfabric", Some(rest)) => {
                 let (provider, devices) =
@@ -147,6 +148,8 @@ mod tests {
             "libfabric:verbs:mlx5_0,mlx5_1",
             "verbs",
             "verbs:mlx5_0@3,mlx5_1/2",
+            "plugin",
+            "plugin:npu0,npu@1:2",
         ] {
             let options: NicOptions = text.parse().unwrap();
             assert_eq!(options.to_string(), text);
@@ -154,8 +157,18 @@ mod tests {
         let options: NicOptions = "libfabric:tcp;ofi_rxm:eth0".parse().unwrap();
         assert_eq!(options.kind, NicKind::Libfabric("tcp;ofi_rxm".into()));
         assert_eq!(options.devices, ["eth0"]);
-        for text in ["", "tcp", "libfabric", "libfabric:", "efa:", "efa:a,,b", "EFA", "verbs:a@x", "verbs:@1"]
-        {
+        for text in [
+            "",
+            "tcp",
+            "libfabric",
+            "libfabric:",
+            "efa:",
+            "efa:a,,b",
+            "EFA",
+            "verbs:a@x",
+            "verbs:@1",
+            "plugin:",
+        ] {
             let error = text.parse::<NicOptions>().unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument);
             assert!(error.text.contains("libfabric:PROVIDER"), "{error}");

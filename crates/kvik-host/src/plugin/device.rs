@@ -1,0 +1,462 @@
+//! An open device: memory that it knows, ways to peers, and what is under way on them.
+
+use super::abi;
+use super::{Plugin, PluginError, Posted, RmaOp};
+use crate::event::{Epoll, Interest};
+use crate::{HostError, Memory};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Completions that are taken in one call, and calls in one poll: others have a turn too.
+const BATCH: usize = 64;
+const ROUNDS: usize = 16;
+
+/// A way to a peer's device. No two have one number, whichever is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Way(u64);
+
+/// Bytes of the own memory that lie in one run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The first byte in the memory.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Runs here, to or from one run at the peer.
+#[derive(Clone, Copy)]
+pub struct Rma<'a> {
+    /// The direction.
+    pub op: RmaOp,
+    /// The own memory.
+    pub memory: &'a Rc<Region>,
+    /// What of it, in the order in which it lies at the peer; no more than [`PluginDevice::pieces`].
+    pub pieces: &'a [Piece],
+    /// The way to the peer.
+    pub way: Way,
+    /// Where the bytes lie there: the peer's [`Region::base`] and an offset.
+    pub remote: u64,
+    /// The peer's [`Region::key`].
+    pub key: u64,
+    /// Given back with the completion.
+    pub token: u64,
+}
+
+/// An operation has ended: its memory is not touched any more by it.
+#[derive(Debug)]
+pub struct Completion {
+    /// Of the operation.
+    pub token: u64,
+    /// Whether the bytes were delivered.
+    pub result: Result<(), PluginError>,
+}
+
+/// What a cut has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// What was posted on the way.
+    Way,
+    /// Whatever was posted on the device; all ways are closed.
+    Everything,
+}
+
+/// The device itself, closed when nothing needs it any more.
+struct Opened {
+    at: NonNull<abi::Device>,
+    plugin: Arc<Plugin>,
+}
+
+impl Opened {
+    fn check(&self, what: &'static str, code: i32) -> Result<(), PluginError> {
+        self.plugin.check(what, self.at.as_ptr(), code)
+    }
+
+    /// Asks for an address: by `address`, or by `fence`.
+    fn told(
+        &self,
+        what: &'static str,
+        ask: unsafe extern "C" fn(*mut abi::Device, *mut u8, *mut u32) -> i32,
+    ) -> Result<Vec<u8>, PluginError> {
+        let mut bytes = [0u8; abi::ADDRESS];
+        let mut len = bytes.len() as u32;
+        // SAFETY: an open device, and room for `len` bytes.
+        let code = unsafe { ask(self.at.as_ptr(), bytes.as_mut_ptr(), &mut len) };
+        self.check(what, code)?;
+        match bytes.get(..len as usize) {
+            Some([]) => Err(self.plugin.wrong(what, "it gives an address of no bytes")),
+            Some(address) => Ok(address.to_vec()),
+            None => {
+                let text = format!("it gives an address of {len} bytes, and {} is the most", abi::ADDRESS);
+                Err(self.plugin.wrong(what, text))
+            }
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: an open device, closed once, by the thread that opened it; its regions keep it and are
+        // gone.
+        unsafe { (self.plugin.functions.close)(self.at.as_ptr()) };
+    }
+}
+
+/// Memory that a device knows. It stays so while an operation on it is under way.
+pub struct Region {
+    at: NonNull<abi::Region>,
+    memory: Arc<Memory>,
+    key: u64,
+    base: u64,
+    device: Rc<Opened>,
+}
+
+impl Region {
+    /// How peers name it.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// What peers take for the address of its first byte.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let device = &self.device;
+        // SAFETY: an open device and a region of it, removed once; operations that are under way keep it.
+        let code = unsafe { (device.plugin.functions.region_remove)(device.at.as_ptr(), self.at.as_ptr()) };
+        if let Err(error) = device.check("removing memory", code) {
+            // The device may still touch it, so nobody else may have it, ever.
+            std::mem::forget(self.memory.clone());
+            log::error!("{error}; {} bytes of memory stay lost", self.memory.len());
+        }
+    }
+}
+
+struct Operation {
+    token: u64,
+    way: Way,
+    /// Known to the device until the operation has ended.
+    _memory: Rc<Region>,
+}
+
+/// See the module's text.
+pub struct PluginDevice {
+    ways: HashMap<Way, NonNull<abi::Way>>,
+    /// What is under way, by the numbers that the plug-in has for it: each is given out once.
+    operations: HashMap<u64, Operation>,
+    next: u64,
+    limits: abi::Limits,
+    /// The address that peers were told last.
+    address: Vec<u8>,
+    device: Rc<Opened>,
+}
+
+impl PluginDevice {
+    /// Opens a device of the plug-in, for this thread. `depth` bounds the operations under way, beside the
+    /// device's own bound.
+    ///
+    /// # Errors
+    /// The plug-in's own, or what it says of the device makes no sense.
+    pub fn open(plugin: &Arc<Plugin>, number: u32, depth: usize) -> Result<PluginDevice, PluginError> {
+        let mut made = ptr::null_mut();
+        // SAFETY: of the table, by the header's rules: it writes a device if it returns 0.
+        let code = unsafe { (plugin.functions.open)(number, &mut made) };
+        let what = "opening a device";
+        plugin.check(what, ptr::null_mut(), code)?;
+        let at = NonNull::new(made).ok_or_else(|| plugin.wrong(what, "it gives none"))?;
+        let device = Rc::new(Opened { at, plugin: plugin.clone() });
+        let mut limits = abi::Limits::default();
+        let what = "asking what a device takes";
+        // SAFETY: an open device, and where to write.
+        device.check(what, unsafe { (plugin.functions.limits)(at.as_ptr(), &mut limits) })?;
+        if limits.longest == 0 || limits.pieces == 0 || limits.depth == 0 {
+            let abi::Limits { longest, pieces, depth } = limits;
+            let text = format!("no operation: {longest} bytes, {pieces} pieces, {depth} under way");
+            return Err(plugin.wrong(what, text));
+        }
+        limits.depth = limits.depth.min(u32::try_from(depth).unwrap_or(u32::MAX)).max(1);
+        let address = device.told("asking for a device's address", plugin.functions.address)?;
+        Ok(PluginDevice {
+            ways: HashMap::new(),
+            operations: HashMap::new(),
+            next: 1,
+            limits,
+            address,
+            device,
+        })
+    }
+
+    fn plugin(&self) -> &Plugin {
+        &self.device.plugin
+    }
+
+    fn at(&self) -> *mut abi::Device {
+        self.device.at.as_ptr()
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Bytes of one operation, at most.
+    pub fn longest(&self) -> u64 {
+        self.limits.longest
+    }
+
+    /// Pieces of one operation, at most.
+    pub fn pieces(&self) -> usize {
+        (self.limits.pieces as usize).min(abi::PIECES)
+    }
+
+    /// The address by which peers reach it.
+    pub fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    /// Operations under way.
+    pub fn under_way(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Makes memory known to the device.
+    ///
+    /// # Errors
+    /// The plug-in's own.
+    pub fn register(&mut self, memory: Arc<Memory>) -> Result<Rc<Region>, PluginError> {
+        let what = "making memory known";
+        let (mut made, mut key, mut base) = (ptr::null_mut(), 0, 0);
+        let (start, len) = (memory.addr() as *mut _, memory.len() as u64);
+        let add = self.plugin().functions.region_add;
+        // SAFETY: an open device; the memory is mapped while `memory` lives, which the region keeps until it
+        // was removed.
+        let code = unsafe { add(self.at(), start, len, &mut made, &mut key, &mut base) };
+        self.device.check(what, code)?;
+        let at = NonNull::new(made).ok_or_else(|| self.plugin().wrong(what, "it gives no region"))?;
+        Ok(Rc::new(Region { at, memory, key, base, device: self.device.clone() }))
+    }
+
+    /// Opens a way to the device of this address.
+    ///
+    /// # Errors
+    /// It is no address of this plug-in.
+    pub fn open_way(&mut self, address: &[u8]) -> Result<Way, PluginError> {
+        let what = "opening a way to a peer";
+        if address.is_empty() || address.len() > abi::ADDRESS {
+            let text = format!(
+                "the peer's address has {} bytes, and 1 to {} are taken",
+                address.len(),
+                abi::ADDRESS
+            );
+            return Err(self.plugin().wrong(what, text));
+        }
+        let mut made = ptr::null_mut();
+        let open = self.plugin().functions.way_open;
+        // SAFETY: an open device, and an address of this length; it writes a way if it returns 0.
+        let code = unsafe { open(self.at(), address.as_ptr(), address.len() as u32, &mut made) };
+        self.device.check(what, code)?;
+        let at = NonNull::new(made).ok_or_else(|| self.plugin().wrong(what, "it gives none"))?;
+        let way = Way(self.number());
+        self.ways.insert(way, at);
+        Ok(way)
+    }
+
+    /// Closes a way.
+    ///
+    /// # Errors
+    /// Something is under way on it: it stays, and must be cut.
+    pub fn close_way(&mut self, way: Way) -> Result<(), PluginError> {
+        if self.is_busy(way) {
+            return Err(self.plugin().wrong("closing a way to a peer", "operations are under way on it"));
+        }
+        if let Some(at) = self.ways.remove(&way) {
+            // SAFETY: an open device and an open way of it, closed once; nothing is under way on it.
+            unsafe { (self.plugin().functions.way_close)(self.at(), at.as_ptr()) };
+        }
+        Ok(())
+    }
+
+    fn is_busy(&self, way: Way) -> bool {
+        self.operations.values().any(|operation| operation.way == way)
+    }
+
+    /// Posts an operation.
+    ///
+    /// # Errors
+    /// A piece does not lie in the memory, there is no such way, or the plug-in refused; nothing is under way
+    /// then.
+    pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
+        let what = "posting an operation";
+        let wrong = |text: &str| HostError::from(self.plugin().wrong(what, text));
+        if rma.pieces.is_empty() || rma.pieces.len() > self.pieces() {
+            return Err(wrong("it has no pieces, or more than the device takes"));
+        }
+        let way = *self.ways.get(&rma.way).ok_or_else(|| wrong("its way is closed"))?;
+        if !Rc::ptr_eq(&rma.memory.device, &self.device) {
+            return Err(wrong("its memory is known to another device"));
+        }
+        let mut pieces = [abi::Piece { start: ptr::null_mut(), length: 0 }; abi::PIECES];
+        for (piece, run) in pieces.iter_mut().zip(rma.pieces) {
+            let memory = rma.memory.memory();
+            let iov = match rma.op {
+                RmaOp::Read => memory.recv_run(run.offset, run.len)?.as_iovec(),
+                RmaOp::Write => memory.send_run(run.offset, run.len)?.as_iovec(),
+            };
+            *piece = abi::Piece { start: iov.iov_base, length: iov.iov_len as u64 };
+        }
+        if self.operations.len() >= self.limits.depth as usize {
+            return Ok(Posted::Full);
+        }
+        let token = self.number();
+        let post = abi::Post {
+            way: way.as_ptr(),
+            region: rma.memory.at.as_ptr(),
+            pieces: pieces.as_ptr(),
+            count: rma.pieces.len() as u32,
+            op: if rma.op == RmaOp::Read { abi::READ } else { abi::WRITE },
+            remote: rma.remote,
+            key: rma.key,
+            token,
+        };
+        // SAFETY: an open device with an open way and a region of it; the post is read during the call. The
+        // bytes lie in memory that the region keeps, and the operation keeps the region until it has ended.
+        let code = unsafe { (self.plugin().functions.post)(self.at(), &post) };
+        self.device.check(what, code)?;
+        match code {
+            abi::OK => {
+                let operation = Operation { token: rma.token, way: rma.way, _memory: rma.memory.clone() };
+                self.operations.insert(token, operation);
+                Ok(Posted::Yes)
+            }
+            abi::FULL => Ok(Posted::Full),
+            code => Err(self.plugin().wrong(what, format!("it answers {code}")).into()),
+        }
+    }
+
+    /// Lets the device work, and takes what has ended, into `into`.
+    ///
+    /// # Errors
+    /// Nothing can be learnt of operations any more: what is under way must be cut.
+    pub fn poll(&mut self, into: &mut Vec<Completion>) -> Result<(), PluginError> {
+        let what = "polling for completions";
+        let mut batch = [abi::Completion::default(); BATCH];
+        for _ in 0..ROUNDS {
+            // SAFETY: an open device, and room for so many completions.
+            let got = unsafe { (self.plugin().functions.poll)(self.at(), batch.as_mut_ptr(), BATCH as u32) };
+            self.device.check(what, got)?;
+            let told = batch.get(..got as usize).ok_or_else(|| {
+                self.plugin().wrong(what, format!("it says {got}, and there was room for {BATCH}"))
+            })?;
+            for completion in told {
+                let operation = self.operations.remove(&completion.token).ok_or_else(|| {
+                    let text = format!("it tells of operation {}, which is not under way", completion.token);
+                    self.plugin().wrong(what, text)
+                })?;
+                let result = match completion.status {
+                    status @ 1.. => Err(self.plugin().wrong(what, format!("it gives status {status}"))),
+                    status => self.device.check("an operation failed", status),
+                };
+                into.push(Completion { token: operation.token, result });
+            }
+            if told.len() < BATCH {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds to `epoll` the descriptor that is readable while there is something to poll for. False for a
+    /// device without one, which must be polled.
+    ///
+    /// # Errors
+    /// It is no descriptor that can be waited for.
+    pub fn watch(&mut self, epoll: &Epoll, token: u64) -> Result<bool, HostError> {
+        // SAFETY: an open device.
+        let fd = unsafe { (self.plugin().functions.descriptor)(self.at()) };
+        if fd < 0 {
+            return Ok(false);
+        }
+        // SAFETY: not -1, and by the header's rules open as long as the device, which this value keeps. If it
+        // is none, the kernel says so.
+        epoll.add(unsafe { BorrowedFd::borrow_raw(fd) }, token, Interest::READ)?;
+        Ok(true)
+    }
+
+    /// Whether the thread may sleep until the descriptor of [`PluginDevice::watch`] is readable.
+    pub fn may_wait(&mut self) -> bool {
+        // SAFETY: an open device.
+        unsafe { (self.plugin().functions.may_sleep)(self.at()) > 0 }
+    }
+
+    /// Whether the device can be used now.
+    pub fn is_up(&self) -> bool {
+        // SAFETY: an open device.
+        self.plugin().functions.is_up.is_none_or(|is_up| unsafe { is_up(self.at()) != 0 })
+    }
+
+    /// Stops what was posted on a way, and closes it: none of it touches memory of this process any more, and
+    /// nothing is heard of it.
+    ///
+    /// # Errors
+    /// It cannot be stopped; all is as before.
+    pub fn cut(&mut self, way: Way) -> Result<Cut, PluginError> {
+        let Some(at) = self.ways.get(&way) else { return Ok(Cut::Way) };
+        // SAFETY: an open device and an open way of it, which is closed by the call unless it fails.
+        let code = unsafe { (self.plugin().functions.cut)(self.at(), at.as_ptr()) };
+        self.device.check("cutting what was posted", code)?;
+        match code {
+            abi::OK => {
+                self.ways.remove(&way);
+                self.operations.retain(|_, operation| operation.way != way);
+                Ok(Cut::Way)
+            }
+            abi::ALL => {
+                self.ways.clear();
+                self.operations.clear();
+                Ok(Cut::Everything)
+            }
+            code => Err(self.plugin().wrong("cutting what was posted", format!("it answers {code}"))),
+        }
+    }
+
+    /// Cuts what peers can reach: nothing that one of them has posted or will post by the address that they
+    /// know touches memory here any more. Gives the address that it is reached by from now on.
+    ///
+    /// # Errors
+    /// It cannot be cut, or the address is the old one, by which a peer that was slow may still come.
+    pub fn fence(&mut self) -> Result<Vec<u8>, PluginError> {
+        let what = "cutting off peers";
+        let address = self.device.told(what, self.plugin().functions.fence)?;
+        if address == self.address {
+            return Err(self.plugin().wrong(what, "it keeps the address that peers know already"));
+        }
+        self.address.clone_from(&address);
+        Ok(address)
+    }
+}
+
+impl Drop for PluginDevice {
+    fn drop(&mut self) {
+        for way in self.ways.keys().copied().collect::<Vec<_>>() {
+            let ended = if self.is_busy(way) { self.cut(way).map(drop) } else { self.close_way(way) };
+            if let Err(error) = ended {
+                // What it may still touch stays where it is, and so does the device.
+                let left = std::mem::take(&mut self.operations);
+                log::error!("{error}; the memory of {} operations stays lost", left.len());
+                std::mem::forget(left);
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! NICs that a plug-in brings: ways to peers by their addresses, and one cut for all peers.
+//!
+//! A peer's way needs only the address that the peer has told. So cutting a peer off means that the address
+//! changes, for all of them: who had a way takes the new address, and posts again what it had under way.
+
+use super::NicOptions;
+use super::card::{Admitted, Card, Cut, Done, Operation, PIECES, Posted};
+use crate::{Held, from_host};
+use kvik_core::{Code, Error, Result};
+use kvik_host::event::Epoll;
+use kvik_host::plugin::{
+    self, Completion, Piece, Plugin, PluginDevice, PluginError, Region, Rma, RmaOp, Way,
+};
+use kvik_proto::{NicKey, Op};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
+const LONGEST: u64 = 1 << 20;
+
+/// See the module's text.
+pub(super) struct PluginCard {
+    name: String,
+    device: PluginDevice,
+    /// By session.
+    ways: HashMap<u64, Way>,
+    /// What was taken off the device, kept for its room.
+    taken: Vec<Completion>,
+}
+
+fn no(error: impl std::fmt::Display) -> Error {
+    Error::new(Code::TransportUnavailable, error.to_string())
+}
+
+fn lost(error: PluginError) -> Error {
+    Error::new(Code::PeerLost, error.to_string())
+}
+
+/// The plug-in that the options name.
+pub(super) fn load(options: &NicOptions) -> Result<Arc<Plugin>> {
+    let Some(file) = &options.library else {
+        let text = "nics=\"plugin\" needs the plug-in's file: set `nic_library` (KVIK_NIC_LIBRARY)";
+        return Err(Error::new(Code::InvalidArgument, text));
+    };
+    Plugin::load(file).map_err(no)
+}
+
+/// Its devices: their names and numbers.
+pub(super) fn nics(plugin: &Plugin) -> Result<Vec<(String, u32)>> {
+    let devices = plugin.devices().map_err(no)?;
+    let (name, path, version) = (plugin.name(), plugin.path().display(), plugin.version());
+    if devices.is_empty() {
+        return Err(no(format!(
+            "the plug-in {name} ({path}) has no NIC here; its vendor's tools show what it sees, \
+             and nothing else is taken in its place"
+        )));
+    }
+    log::info!("the plug-in {name} ({path}, version {version} of the interface): {} NIC(s)", devices.len());
+    Ok(devices.into_iter().zip(0..).collect())
+}
+
+impl PluginCard {
+    /// Opens the device of this number.
+    pub fn open(plugin: &Arc<Plugin>, number: u32, depth: usize) -> Result<PluginCard> {
+        let device = PluginDevice::open(plugin, number, depth).map_err(no)?;
+        Ok(PluginCard { name: plugin.name().to_owned(), device, ways: HashMap::new(), taken: Vec::new() })
+    }
+
+    /// What a cut has closed.
+    fn closed(&mut self, session: u64, cut: plugin::Cut) -> Cut {
+        match cut {
+            plugin::Cut::Way => {
+                self.ways.remove(&session);
+                Cut::Session
+            }
+            plugin::Cut::Everything => {
+                self.ways.clear();
+                Cut::Everybody
+            }
+        }
+    }
+}
+
+impl Card for PluginCard {
+    type Known = Rc<Region>;
+    type Way = Way;
+
+    fn longest(&self) -> u64 {
+        self.device.longest().clamp(1, LONGEST)
+    }
+
+    fn pieces(&self) -> usize {
+        self.device.pieces().min(PIECES)
+    }
+
+    fn is_held(known: &Rc<Region>, nics: usize) -> bool {
+        Arc::strong_count(known.memory()) > nics
+    }
+
+    fn address(&mut self) -> Result<Vec<u8>> {
+        Ok(self.device.address().to_vec())
+    }
+
+    fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool> {
+        self.device.watch(epoll, token).map_err(|error| from_host(Code::InvalidArgument, error))
+    }
+
+    fn may_wait(&mut self) -> bool {
+        self.device.may_wait()
+    }
+
+    fn register(&mut self, memory: Held) -> Result<(Rc<Region>, NicKey)> {
+        let region = self.device.register(memory).map_err(no)?;
+        let key = NicKey { key: region.key(), base: region.base() };
+        Ok((region, key))
+    }
+
+    fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Way>> {
+        self.connect(session, address).map(Some)
+    }
+
+    /// The address that is known here: a peer that has another one by now has cut the way to this one.
+    fn call(&mut self, _session: u64, address: &[u8]) -> Result<Vec<u8>> {
+        Ok(address.to_vec())
+    }
+
+    fn connect(&mut self, session: u64, told: &[u8]) -> Result<Way> {
+        if let Some(before) = self.ways.get(&session).copied() {
+            self.device.close_way(before).map_err(lost)?;
+            self.ways.remove(&session);
+        }
+        let way = self.device.open_way(told).map_err(lost)?;
+        self.ways.insert(session, way);
+        Ok(way)
+    }
+
+    fn admit(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<Admitted> {
+        let answer = self.address()?;
+        if answer != told {
+            return Ok(Admitted { answer, moved: None });
+        }
+        let moved = self.fence(session)?;
+        Ok(Admitted { answer: moved.clone().unwrap_or(answer), moved })
+    }
+
+    fn leave(&mut self, session: u64, way: Way) {
+        match self.device.close_way(way) {
+            Ok(()) => drop(self.ways.remove(&session)),
+            Err(error) => log::error!("a way to a peer stays: {error}"),
+        }
+    }
+
+    fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted> {
+        let mut pieces = [Piece { offset: 0, len: 0 }; PIECES];
+        for (piece, run) in pieces.iter_mut().zip(operation.pieces) {
+            *piece = Piece { offset: run.offset, len: run.len };
+        }
+        let rma = Rma {
+            op: if operation.op == Op::Read { RmaOp::Read } else { RmaOp::Write },
+            memory: operation.memory,
+            pieces: &pieces[..operation.pieces.len().min(PIECES)],
+            way: operation.way,
+            remote: operation.remote,
+            key: operation.key,
+            token: operation.token,
+        };
+        match self.device.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
+            plugin::Posted::Yes => Ok(Posted::Yes),
+            plugin::Posted::Full => Ok(Posted::Full),
+        }
+    }
+
+    /// Posting begins it.
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        let polled = self.device.poll(&mut self.taken).map_err(lost);
+        let ended = self.taken.drain(..);
+        done.extend(ended.map(|ended| Done { token: ended.token, result: ended.result.map_err(lost) }));
+        polled
+    }
+
+    fn down(&self) -> Option<Error> {
+        let text = || format!("the plug-in {} says that its device cannot be used now", self.name);
+        (!self.device.is_up()).then(|| Error::new(Code::PeerLost, text()))
+    }
+
+    fn cut(&mut self, session: u64) -> Result<Cut> {
+        let Some(way) = self.ways.get(&session).copied() else { return Ok(Cut::Session) };
+        let cut = self.device.cut(way).map_err(lost)?;
+        Ok(self.closed(session, cut))
+    }
+
+    /// All peers share the address.
+    fn fence(&mut self, _session: u64) -> Result<Option<Vec<u8>>> {
+        self.device.fence().map(Some).map_err(lost)
+    }
+
+    fn forget(&mut self, session: u64) {
+        if let Some(way) = self.ways.get(&session).copied() {
+            self.leave(session, way);
+        }
+    }
+}
