@@ -125,8 +125,8 @@ ENGINE = Entry(
             name="nics",
             kind=Text(most=256, what="the name of NICs"),
             default=None,
-            help="NICs for one-sided transfers: `efa`, `libfabric:PROVIDER` (`libfabric:tcp`), or `plugin`; "
-            "with `:DEVICE,...` behind it, some of them.",
+            help="NICs for one-sided transfers: `verbs`, `efa`, `libfabric:PROVIDER` (`libfabric:tcp`), or "
+            "`plugin`; with `:DEVICE,...` behind it, some of them (`verbs:mlx5_0@3` by GID index 3).",
             reason="What is named is used or the engine does not start, so that no other network is taken "
             "unseen. Left out, no library is loaded for it.",
         ),

@@ -284,7 +284,7 @@ mod tests {
     fn a_host_without_the_library_is_told_what_to_do() {
         let wanted = Wanted { soname: "libkvik-no-such-verbs.so.1", ..LIBIBVERBS };
         let error = Library::open(wanted, None).unwrap_err().to_string();
-        for word in ["ibverbs-providers", "KVIK_LIBIBVERBS", "--device=/dev/infiniband", "memlock"] {
+        for word in ["ibverbs-providers", "KVIK_NIC_LIBRARY", "--device=/dev/infiniband", "memlock"] {
             assert!(error.contains(word), "{word} in: {error}");
         }
     }
