@@ -61,7 +61,7 @@ class Case:
             (self.owner, self.initiator) if op == "read" else (self.initiator, self.owner)
         )
         self.wanted = transport if transport in ("tcp", "nics") else "local"
-        more = {"nics": NICS} if transport == "nics" else {}
+        more: dict[str, Any] = {"nics": NICS} if transport == "nics" else {}
         self.pair = Pair(self.wanted, io_threads=1, **more)
         self.door = self.pair.doors[self.owner]
         if transport == "tcp":
