@@ -83,14 +83,15 @@ def execute(results: Results, heard: Heard, say: Say) -> None:
     results.log = heard.lines
     for number, step in enumerate(steps(results.plan, heard), start=1):
         part = Part(number, step.name, step.title)
-        say(f"part {number}, {step.title}")
         try:
+            say(f"part {number}, {step.title}")
             part = bounded(part, _bound(step, session, tell), step.limit_s, session.cut)
+            results.parts.append(part)
+            say(part.line)
+            say("")
         except KeyboardInterrupt:
             results.interrupted = True
             session.cut()
-            results.parts.append(Part(number, step.name, step.title, said="interrupted"))
+            if len(results.parts) < number:
+                results.parts.append(Part(number, step.name, step.title, said="interrupted"))
             return
-        results.parts.append(part)
-        say(part.line)
-        say("")

@@ -78,14 +78,14 @@ metrics! {
         "Grants whose pages are the owner's again, by how they ended.";
     QUARANTINED Gauge "kvik_quarantined_pages" []
         "Pages of grants that are over while a transfer may still touch them.";
-    IN_FLIGHT Gauge "kvik_in_flight_bytes" ["peer", "peer_name"]
-        "Bytes that the data channels of a peer that has a session have in hand to send: at most the engine's window.";
     NIC_BYTES Counter "kvik_nic_bytes_total" ["nic", "direction"]
         "Bytes that each NIC of this engine moved for transfers that this engine began: in to its memory, or out of it. What peers' NICs move here is counted there.";
     NIC_FAILED Counter "kvik_nic_failed_operations_total" ["nic"]
         "Operations of a NIC that failed. What they were to move is posted again, by this NIC or another one.";
     NIC_UP Gauge "kvik_nic_up" ["nic"]
         "1 while the NIC can be used, 0 while its port is down.";
+    IN_FLIGHT Gauge "kvik_in_flight_bytes" ["peer", "peer_name"]
+        "Bytes that the data channels of a peer that has a session have in hand to send: at most the engine's window.";
     SESSIONS Gauge "kvik_sessions_open" []
         "Sessions with peers that are up.";
     SESSIONS_OPENED Counter "kvik_sessions_opened_total" []
