@@ -57,7 +57,7 @@ def _demand_sense(given: dict[str, Any]) -> None:
 
 def _leave(status: int) -> NoReturn:
     """End. A part that was cut short may still be in its thread, and Python does not survive to be taken down
-    under a thread that is inside the engine: so it is not. What this process started notices, and ends too."""
+    under a thread that is inside the engine: so it is not. What this process started notices, and ends."""
     sys.stdout.flush()
     if any(thread.name.startswith("selftest-") for thread in threading.enumerate()):
         os._exit(status)
