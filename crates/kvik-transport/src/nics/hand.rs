@@ -144,11 +144,20 @@ impl<C: Card> Worker<C> {
             key: key.key,
             token: index as u64,
         };
-        let posted = self.card.post(&operation)?;
-        if posted == Posted::Yes {
-            active.posted(&self.pieces);
+        match self.card.post(&operation) {
+            Ok(Posted::Full) => Ok(Some(Posted::Full)),
+            Ok(Posted::Yes) => {
+                active.posted(&self.pieces);
+                Ok(Some(Posted::Yes))
+            }
+            // As an operation that failed: a connection that the peer has closed refuses, and a new one does not.
+            Err(error) => {
+                active.doubt.get_or_insert(error);
+                self.stats.operation_failed();
+                self.sick.insert(session);
+                Ok(None)
+            }
         }
-        Ok(Some(posted))
     }
 
     /// A session's orders that waited for its way go on.

@@ -21,6 +21,8 @@ const REST: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)]
 pub(super) struct Peer<W> {
     /// Which of its NICs this one talks to.
     nic: usize,
+    /// The address of that one by which the way was opened, or asked for.
+    address: Vec<u8>,
     road: Road<W>,
     /// Ways that failed since something last went through.
     failures: usize,
@@ -56,7 +58,15 @@ fn gone() -> Error {
 impl<C: Card> Worker<C> {
     fn peer(&mut self, session: u64) -> &mut Peer<C::Way> {
         let nic = self.number;
-        let new = || Peer { nic, road: Road::Closed, failures: 0, rest: REST[0], since: None, why: None };
+        let new = || Peer {
+            nic,
+            address: Vec::new(),
+            road: Road::Closed,
+            failures: 0,
+            rest: REST[0],
+            since: None,
+            why: None,
+        };
         self.peers.entry(session).or_insert_with(new)
     }
 
@@ -93,17 +103,23 @@ impl<C: Card> Worker<C> {
         peer.nic %= nics.len().max(1);
         let nic = peer.nic;
         let address = nics.get(nic).ok_or_else(gone)?;
+        peer.address.clone_from(address);
         if let Some(way) = self.card.reach(session, address)? {
             self.peer(session).road = Road::Open(way);
             return Ok(Some((way, nic)));
         }
-        self.ask(desk, session, address)?;
+        self.ask(desk, session)?;
         Ok(None)
     }
 
     /// Asks the session's peer for a way to its NIC.
-    fn ask(&mut self, desk: &dyn Desk, session: u64, address: &[u8]) -> Result<()> {
-        let told = self.card.call(session, address)?;
+    fn ask(&mut self, desk: &dyn Desk, session: u64) -> Result<()> {
+        if desk.peer_nics(session).is_none() {
+            return Err(gone());
+        }
+        // The address by which the way was: if the peer has another one by now, that way is cut already.
+        let address = self.peer(session).address.clone();
+        let told = self.card.call(session, &address)?;
         let from = self.number as u8;
         let peer = self.peer(session);
         peer.road = Road::Asked(Instant::now());
@@ -146,9 +162,7 @@ impl<C: Card> Worker<C> {
         }
         peer.failures += 1;
         self.close_road(session);
-        let nics = desk.peer_nics(session).ok_or_else(gone)?.addresses;
-        let nic = self.peer(session).nic;
-        self.ask(desk, session, nics.get(nic).ok_or_else(gone)?)
+        self.ask(desk, session)
     }
 
     /// A peer that does not answer cannot vouch for what was posted to it.
@@ -176,13 +190,13 @@ impl<C: Card> Worker<C> {
             (Some(why), _) => Err(why),
             // Each of its NICs was tried, and the first one twice.
             (_, true) => Err(Error::new(Code::PeerLost, "operations to each of its NICs failed")),
-            _ => self.card.connect(session, &told),
+            _ => self.card.connect(session, &told).map(|way| (way, told)),
         });
         self.sick.remove(&session);
         let why = match opened {
-            Ok(way) => {
+            Ok((way, told)) => {
                 let peer = self.peer(session);
-                (peer.road, peer.since) = (Road::Open(way), None);
+                (peer.road, peer.address, peer.since) = (Road::Open(way), told, None);
                 return self.resume(session);
             }
             Err(error) => error,
@@ -217,6 +231,9 @@ impl<C: Card> Worker<C> {
 
     /// How long until a session that was left to others is tried again.
     pub(super) fn soonest_opening(&self) -> Option<Duration> {
+        if self.down.is_some() {
+            return Some(REST[0]);
+        }
         let now = Instant::now();
         let shut = self.peers.values().filter_map(|peer| match peer.road {
             Road::Shut(until) => Some(until.saturating_duration_since(now)),
@@ -263,13 +280,13 @@ impl<C: Card> Worker<C> {
         }
     }
 
-    /// The session's peer has other addresses: what failed failed because of that.
+    /// The session's peer has told of addresses. Where this NIC's way was by one that is no more, that way is cut.
     pub(super) fn find(&mut self, session: u64) {
-        if matches!(self.peers.get(&session).map(|peer| &peer.road), Some(Road::Asked(_))) {
-            return;
-        }
+        let Some(peer) = self.peers.get(&session) else { return };
+        let told = self.desk.as_ref().and_then(|desk| desk.peer_nics(session));
+        let same = told.is_some_and(|nics| nics.addresses.get(peer.nic) == Some(&peer.address));
         // What is under way to the old address ends by itself, with an error, and the peer is asked.
-        if self.under_way(session) == 0 {
+        if !same && !matches!(peer.road, Road::Asked(_)) && self.under_way(session) == 0 {
             self.close_road(session);
             self.sick.remove(&session);
             self.resume(session);
