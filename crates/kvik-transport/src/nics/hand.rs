@@ -17,8 +17,10 @@ impl<C: Card> Worker<C> {
     /// Takes what has ended. Whether anything has.
     pub(super) fn take_completions(&mut self) -> bool {
         let mut done = std::mem::take(&mut self.done);
-        if let Err(error) = self.card.poll(&mut done) {
-            self.card_failed(&error);
+        if self.broken.is_none()
+            && let Err(error) = self.card.poll(&mut done)
+        {
+            self.card_failed(error);
         }
         let moved = !done.is_empty();
         for ended in done.drain(..) {

@@ -244,7 +244,7 @@ impl<C: Card> Worker<C> {
 
     /// Whether the NIC itself can be used.
     pub(super) fn look_at_port(&mut self) {
-        let down = self.card.down();
+        let down = self.broken.clone().or_else(|| self.card.down());
         if down.is_some() == self.down.is_some() {
             return;
         }
@@ -336,8 +336,9 @@ impl<C: Card> Worker<C> {
     }
 
     /// Nothing can be learnt of the NIC's operations any more.
-    pub(super) fn card_failed(&mut self, error: &Error) {
-        log::error!("the completions of a NIC cannot be read: {error}");
+    pub(super) fn card_failed(&mut self, error: Error) {
+        log::error!("the completions of NIC {} ({}) cannot be read: {error}", self.number, self.stats.name());
+        self.broken = Some(error);
         let sessions: Vec<u64> = self.peers.keys().copied().collect();
         for session in sessions {
             if self.under_way(session) > 0 {

@@ -52,6 +52,8 @@ pub(super) struct Worker<C: Card> {
     waits: bool,
     /// Why the NIC cannot be used now.
     pub down: Option<Error>,
+    /// Why it never can again: what has ended cannot be learnt of it.
+    pub broken: Option<Error>,
     pub peers: HashMap<u64, Peer<C::Way>>,
     /// Sessions whose peer cannot be reached as it was.
     pub sick: BTreeSet<u64>,
@@ -86,6 +88,7 @@ impl<C: Card> Worker<C> {
             card,
             waits,
             down: None,
+            broken: None,
             peers: HashMap::new(),
             sick: BTreeSet::new(),
             wants: BTreeSet::new(),
@@ -130,7 +133,7 @@ impl<C: Card> Worker<C> {
             || !self.sick.is_empty()
             || self.desk.as_ref().is_some_and(|desk| desk.is_exposed());
         match (busy, self.waits) {
-            (_, true) if !self.card.may_wait() => Duration::ZERO,
+            (_, true) if self.broken.is_none() && !self.card.may_wait() => Duration::ZERO,
             (true, true) => GLANCE,
             (true, false) if idle < SPINS => Duration::ZERO,
             (true, false) => BREATH,
