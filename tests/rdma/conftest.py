@@ -11,8 +11,8 @@ from tests.rdma.guest import Guest, booted
 from tests.rdma.initramfs import Kernel
 from tests.rdma.programs import test_program as build_program
 
-# Test programs of the crates that are run in the guest: crate and name. They are built before it boots.
-PROGRAMS = (("kvik-engine", "conform"), ("kvik-engine", "ports"), ("kvik-host", "verbs"))
+# Test programs of the crates that are run in the guest. The stage builds them before any test's time begins.
+PROGRAMS = ("conform", "ports", "verbs")
 LIMIT = 1500.0  # seconds that the guest may live, below the limit of the stage
 FULL = bool(os.environ.get("KVIK_TEST_FULL"))
 
@@ -29,7 +29,7 @@ def kernel() -> Kernel:
 @pytest.fixture(scope="session")
 def programs() -> dict[str, Path]:
     """The test programs that run in the guest, by name."""
-    return {name: build_program(crate, name) for crate, name in PROGRAMS}
+    return {name: build_program(name) for name in PROGRAMS}
 
 
 @pytest.fixture(scope="session")

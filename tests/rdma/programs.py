@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.executable)  # of the environment that the tests run in, which has the wheel
 PORT = 18515  # over which perftest and the examples of libibverbs find each other, unless told otherwise
 BUILD_LIMIT = 1200.0  # seconds
+# Of the whole workspace, so that cargo takes what the stage `rust` has built.
+BUILD = ("cargo", "test", "--locked", "--workspace", "--no-run")
 
 
 @functools.cache
-def test_program(crate: str, name: str) -> Path:
+def test_program(name: str) -> Path:
     """The test program NAME of a crate (`tests/NAME.rs` or `tests/NAME/main.rs`), built if it has to be."""
-    # Without optimisation an emulated processor takes half a minute for most checks.
-    what = ["--release", "--locked", "-p", crate, "--test", name]
-    argv = ["cargo", "test", *what, "--no-run", "--message-format=json"]
+    argv = [*BUILD, "--test", name, "--message-format=json"]
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT, check=False, errors="replace"
     )
@@ -30,7 +30,7 @@ def test_program(crate: str, name: str) -> Path:
         message = json.loads(line) if line.startswith("{") else {}
         if message.get("executable") and message["target"]["name"] == name:
             return Path(message["executable"])
-    raise AssertionError(f"cargo built no test program `{name}` of {crate}:\n{done.stderr}")
+    raise AssertionError(f"cargo built no test program `{name}`:\n{done.stderr}")
 
 
 def cargo_test(

@@ -24,6 +24,7 @@ Output = Literal[
 ]  # both: log and terminal; terminal: the terminal itself, for live tables
 SKIPS_FILE = "KVIK_SKIPS_FILE"
 SHOWN_ON_FAILURE = 400  # lines; the log file has all of them
+SHOWN_LAST = 12  # lines of it once more at the very end, all that some readers of a long output see
 
 
 class StageError(Exception):
@@ -186,6 +187,16 @@ def _summary(outcomes: Sequence[Outcome], rest: Sequence[str], left_out: Sequenc
     print("\nskipped: nothing" if not skips else "\nskipped:")
     for name, reason in skips:
         print(f"  {name}: {reason}")
+    for outcome in outcomes:
+        if outcome.result != "ok":
+            _show_end(outcome)
+
+
+def _show_end(outcome: Outcome) -> None:
+    path = LOGS / f"{outcome.name}.log"
+    print(f"\nthe stage `{outcome.name}` failed: {outcome.note}; {path.relative_to(ROOT)} ends with")
+    for line in path.read_text(errors="replace").splitlines()[-SHOWN_LAST:]:
+        print(f"  {line}")
 
 
 def _shown(argv: Sequence[object]) -> str:
