@@ -3,5 +3,5 @@
 from typing import Literal, TypeAlias
 
 TransportName: TypeAlias = Literal["auto", "tcp", "local", "nics"]
-VerifyName: TypeAlias = Literal["auto", "off", "full"]
+VerifyName: TypeAlias = Literal["auto", "off", "sample", "full"]
 RightName: TypeAlias = Literal["read", "write"]

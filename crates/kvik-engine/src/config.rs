@@ -2,6 +2,7 @@
 
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
+use kvik_proto::Check;
 use kvik_transport::faulty::Faults;
 use kvik_transport::nics::NicOptions;
 use kvik_transport::tls::TlsFiles;
@@ -57,22 +58,33 @@ impl std::str::FromStr for Preference {
 /// Which bytes are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verify {
-    /// Page checksums on TCP, none for copies within a host.
+    /// Page checksums on TCP, a sample of them over NICs, none for copies within a host.
     #[default]
     Auto,
     /// No checksums.
     Off,
-    /// Checksums on every path.
+    /// A sample of the pages over NICs, where checksums take a pass of their own over memory; else as `Auto`.
+    Sample,
+    /// Checksums of every page on every path.
     Full,
 }
 
 impl Verify {
-    /// Whether checksums are wanted on a network (or else within the host).
+    /// Whether checksums are wanted on a network (or else within the host), where a processor handles the bytes.
     pub(crate) fn sums(self, network: bool) -> bool {
         match self {
-            Verify::Auto => network,
+            Verify::Auto | Verify::Sample => network,
             Verify::Off => false,
             Verify::Full => true,
+        }
+    }
+
+    /// How much of what NICs have moved is compared.
+    pub(crate) fn of_nics(self) -> Check {
+        match self {
+            Verify::Auto | Verify::Sample => Check::Sample,
+            Verify::Off => Check::No,
+            Verify::Full => Check::All,
         }
     }
 }
@@ -83,10 +95,11 @@ impl std::str::FromStr for Verify {
         match text {
             "auto" => Ok(Verify::Auto),
             "off" => Ok(Verify::Off),
+            "sample" => Ok(Verify::Sample),
             "full" => Ok(Verify::Full),
             other => Err(Error::new(
                 Code::InvalidArgument,
-                format!("verify is \"auto\", \"off\" or \"full\", not {other:?}"),
+                format!("verify is \"auto\", \"off\", \"sample\" or \"full\", not {other:?}"),
             )),
         }
     }

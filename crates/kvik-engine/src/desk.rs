@@ -1,6 +1,6 @@
 //! Transfers from the engine's side: where they wait and over what they go; and the answers that the transports get.
 
-use crate::config::{Preference, Verify};
+use crate::config::Preference;
 use crate::control::Ask;
 use crate::planner::chunk_bytes;
 use crate::region::Region;
@@ -62,6 +62,7 @@ impl Job {
             op: self.op?,
             path,
             sums: path != Path::OneSided && self.verify.sums(network),
+            check: self.verify.of_nics(),
             confirm: self.confirm,
             readers: self.readers,
             deadline: self.deadline,
@@ -309,12 +310,12 @@ fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
 fn route(record: &Record, link: &Link) -> Route {
     match (record.job.want, &link.memory) {
         (Preference::Tcp, _) => Route::Channels { passed_over: None },
-        (Preference::Nics, _) => over_nics(record, link),
+        (Preference::Nics, _) => over_nics(link),
         (_, MemoryPath::Up(_)) => Route::Memory,
         (_, MemoryPath::Making(_)) => Route::NotYet,
         (Preference::Auto, MemoryPath::No(why)) => {
             let passed_over = Some(format!("local: {why}"));
-            match link.nics.is_ok() && record.job.verify != Verify::Full {
+            match link.nics.is_ok() {
                 true => Route::Nics { passed_over },
                 false => Route::Channels { passed_over },
             }
@@ -327,9 +328,8 @@ fn route(record: &Record, link: &Link) -> Route {
 }
 
 /// Over NICs and nothing else.
-fn over_nics(record: &Record, link: &Link) -> Route {
+fn over_nics(link: &Link) -> Route {
     let why = match &link.nics {
-        Ok(()) if record.job.verify == Verify::Full => "no CPU sees the bytes, so it has no verify=\"full\"",
         Ok(()) => return Route::Nics { passed_over: None },
         Err(why) => why,
     };

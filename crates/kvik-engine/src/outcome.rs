@@ -11,7 +11,7 @@ use crate::shared::{Record, Shared, lock};
 use crate::transfer::Report;
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
-use kvik_proto::Finished;
+use kvik_proto::{Check, Finished};
 use kvik_transport::Desk;
 use std::time::Duration;
 
@@ -176,9 +176,17 @@ fn checks(record: &Record) -> Vec<&'static str> {
         if record.transport == "local" {
             checks.push("generation");
         }
-        if record.job.verify.sums(record.transport == "tcp") {
-            checks.push("page_checksum");
+        let verify = record.job.verify;
+        let of_nics = !["tcp", "local", "self"].contains(&record.transport);
+        match if of_nics { verify.of_nics() } else { all_or_none(verify.sums(record.transport == "tcp")) } {
+            Check::All => checks.push("page_checksum"),
+            Check::Sample => checks.push("page_sample"),
+            Check::No => {}
         }
     }
     checks
+}
+
+fn all_or_none(sums: bool) -> Check {
+    if sums { Check::All } else { Check::No }
 }

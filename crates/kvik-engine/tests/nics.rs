@@ -38,7 +38,7 @@ fn who_asks_for_nics_names_them() {
 }
 
 #[test]
-fn what_it_cannot_do_is_said_and_auto_takes_another_way() {
+fn checks_are_named_and_auto_takes_nics() {
     let (owner, other) = (engine(Preference::Tcp), engine(Preference::Tcp));
     let (there, here) = (region(&owner, 8, 1), region(&other, 8, 99));
     let grant = owner.grant(&all(&there), many()).unwrap();
@@ -47,16 +47,21 @@ fn what_it_cannot_do_is_said_and_auto_takes_another_way() {
             TransferOptions { transport: Some(transport), verify: Some(verify), ..within(PATIENCE) };
         other.read(&all(&here), grant.ticket(), None, options).unwrap().wait(Some(PATIENCE))
     };
-    why(run(Preference::Nics, Verify::Full), &["verify=\"full\""]);
-    let report = run(Preference::Nics, Verify::Auto).unwrap();
-    assert_eq!((report.transport, report.way.as_str()), ("libfabric", "tcp"));
-    assert_eq!(report.checks, ["grant", "counts"]);
-    assert_eq!(bytes(&here), bytes(&there));
-    // The engines told each other of no shared memory, so `auto` takes the NICs, or channels where sums are wanted.
-    let report = run(Preference::Auto, Verify::Auto).unwrap();
+    for (verify, checks) in [
+        (Verify::Auto, &["grant", "counts", "page_sample"][..]),
+        (Verify::Sample, &["grant", "counts", "page_sample"]),
+        (Verify::Full, &["grant", "counts", "page_checksum"]),
+        (Verify::Off, &["grant", "counts"]),
+    ] {
+        let report = run(Preference::Nics, verify).unwrap();
+        assert_eq!((report.transport, report.way.as_str()), ("libfabric", "tcp"));
+        assert_eq!(report.checks, checks);
+        assert_eq!(bytes(&here), bytes(&there));
+    }
+    // The engines told each other of no shared memory, so `auto` takes the NICs.
+    let report = run(Preference::Auto, Verify::Full).unwrap();
     assert_eq!(report.transport, "libfabric");
     assert!(report.passed_over[0].starts_with("local: "), "{report:?}");
-    assert_eq!(run(Preference::Auto, Verify::Full).unwrap().transport, "tcp");
 }
 
 #[test]

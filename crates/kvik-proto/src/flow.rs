@@ -8,6 +8,7 @@
 //! - a flow whose pages the peer's NIC can reach ([`Work::Expose`]) concludes only when the peer has answered that
 //!   nothing of it is under way any more, or when the path was cut: zero pins say nothing about it.
 
+use crate::checks::Checks;
 use crate::frame::{Op, Path, Source};
 use crate::{FlowKey, MAX_CHUNK};
 use kvik_core::{Code, EngineId, Error, GrantId, Result, Shape, View};
@@ -145,6 +146,8 @@ pub(crate) struct Flow<R> {
     pub done: u64,
     pub seen: Vec<u64>,
     pub pins: u32,
+    /// Pins of orders that a NIC has.
+    pub posted: u32,
     pub deadline: Duration,
     pub stop: Option<Error>,
     pub stop_flag: Arc<AtomicBool>,
@@ -161,6 +164,8 @@ pub(crate) struct Flow<R> {
     pub first: Option<Duration>,
     pub extents: u64,
     pub verify: Duration,
+    /// Comparisons of what a NIC has moved.
+    pub checks: Checks,
 }
 
 /// Where a copy takes its bytes from.
@@ -264,12 +269,16 @@ impl<R> Flow<R> {
 
     /// Whether it is a NIC that can touch the memory of either side.
     pub fn is_under_way(&self) -> bool {
-        self.is_touched() && matches!(self.work, Work::Post | Work::Expose(_))
+        match self.work {
+            Work::Post => self.posted > 0,
+            Work::Expose(reach) => reach != Reach::Over,
+            _ => false,
+        }
     }
 
-    /// All chunks are done.
+    /// All chunks are done, and what was to be compared is alike.
     pub fn is_complete(&self) -> bool {
-        self.done == self.cut.chunks()
+        self.done == self.cut.chunks() && self.checks.are_done()
     }
 
     /// Bytes of the chunks that are done, for reports of what was reached.

@@ -5,6 +5,7 @@
 //! what follows: a flipped bit in a page's number would be another page, which every checksum of the content fits.
 //! Unknown kinds are a protocol error: a peer sends only what the agreed version has.
 
+use crate::channel::MAX_SUMS;
 use crate::nics::{NicAnswer, NicCall, NicKey, Nics, decode_keys, encode_keys};
 use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{
@@ -156,6 +157,22 @@ pub enum Frame {
     Reach(NicCall),
     /// Answer to `Reach`.
     Reached(NicAnswer),
+    /// Checksums of the sender's side of a part that its NIC has moved: the receiver compares them with its own side.
+    Check {
+        /// The transfer.
+        transfer: u64,
+        /// Where the part begins in the stream.
+        at: u64,
+        /// One for each unit of the part.
+        sums: Vec<u64>,
+    },
+    /// Answer to `Check`: both sides are alike. Where they are not, the transfer ends.
+    Checked {
+        /// The transfer.
+        transfer: u64,
+        /// Where the part begins.
+        at: u64,
+    },
     /// The program has taken all notifications up to this one.
     Noted {
         /// The number of the latest.
@@ -195,6 +212,15 @@ impl Frame {
             Frame::Nics(nics) => nics.encode(&mut w),
             Frame::Reach(call) => call.encode(&mut w),
             Frame::Reached(answer) => answer.encode(&mut w),
+            Frame::Check { transfer, at, sums } => {
+                w.u64(*transfer).u64(*at).u32(sums.len() as u32);
+                for sum in sums {
+                    w.u64(*sum);
+                }
+            }
+            Frame::Checked { transfer, at } => {
+                w.u64(*transfer).u64(*at);
+            }
         }
         *out = w.0;
         let header = frame_header(self.kind(), &out[start + FRAME_HEADER..]);
@@ -237,6 +263,8 @@ impl Frame {
             Frame::Nics(_) => 10,
             Frame::Reach(_) => 11,
             Frame::Reached(_) => 12,
+            Frame::Check { .. } => 13,
+            Frame::Checked { .. } => 14,
         }
     }
 }
@@ -271,6 +299,8 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         10 => "nics",
         11 => "reach",
         12 => "reached",
+        13 => "check",
+        14 => "checked",
         _ => {
             return Err(Error::new(
                 Code::ProtocolError,
@@ -298,6 +328,8 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         10 => Frame::Nics(Nics::decode(&mut r)?),
         11 => Frame::Reach(NicCall::decode(&mut r)?),
         12 => Frame::Reached(NicAnswer::decode(&mut r)?),
+        13 => Frame::Check { transfer: r.u64()?, at: r.u64()?, sums: decode_sums(&mut r)? },
+        14 => Frame::Checked { transfer: r.u64()?, at: r.u64()? },
         _ => Frame::Goodbye,
     };
     r.end()?;
@@ -394,6 +426,13 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
         select,
         source,
     })
+}
+
+fn decode_sums(r: &mut Reader) -> Result<Vec<u64>> {
+    match r.count(size_of::<u64>())? {
+        count if count <= MAX_SUMS as usize => (0..count).map(|_| r.u64()).collect(),
+        _ => Err(r.wrong("it has more checksums than a chunk has")),
+    }
 }
 
 fn decode_payload(r: &mut Reader) -> Result<Arc<[u8]>> {

@@ -1,5 +1,6 @@
 //! The side that begins a transfer.
 
+use crate::checks::{Check, Checks};
 use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source};
 use crate::node::{Event, Node, Timer};
@@ -36,6 +37,8 @@ pub struct Open<R> {
     pub path: Path,
     /// Whether checksums are wanted.
     pub sums: bool,
+    /// Over [`Path::OneSided`]: how much is compared once it has moved.
+    pub check: Check,
     /// Whether success counts as a use of the grant.
     pub confirm: bool,
     /// How many engines use the grant together, as far as this one knows: from 1 to [`MAX_READERS`].
@@ -98,6 +101,7 @@ impl<R: Clone> Open<R> {
             back: Vec::new(),
             done: 0,
             pins: 0,
+            posted: 0,
             deadline: self.deadline,
             stop: None,
             stop_flag: Arc::default(),
@@ -109,6 +113,7 @@ impl<R: Clone> Open<R> {
             first: None,
             extents: 0,
             verify: Duration::ZERO,
+            checks: Checks::new(self.check),
         }
     }
 }

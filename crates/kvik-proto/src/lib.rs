@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod checks;
 mod flow;
 mod frame;
 mod grants;
@@ -30,6 +31,7 @@ mod wire;
 pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
+pub use checks::Check;
 pub use flow::{CopyFrom, Cut};
 pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, frame_header};
 pub use grants::Offer;

@@ -307,10 +307,11 @@ impl<R: Clone> Node<R> {
                 ),
             ),
         };
-        // Without an answer, or a completion in time, only a cut path gives the memory back.
-        let (told, initiator) = (flow.stop.is_some(), matches!(flow.role, Role::Initiator));
+        // Whoever moves it is asked to stop first. Without an answer, or a completion, only a cut path gives the
+        // memory back.
+        let told = flow.stop.is_some();
         self.stop_flow(key, error);
-        if (told || initiator) && self.flows.get(&key).is_some_and(Flow::is_under_way) {
+        if told && self.flows.get(&key).is_some_and(Flow::is_under_way) {
             self.break_link(key.0);
         }
     }

@@ -90,6 +90,7 @@ impl<R: Clone> Node<R> {
             let Some(flow) = self.flows.get_mut(&(session_id, transfer)) else { continue };
             let Some(CopyFrom::Peer(exposed)) = flow.source.clone() else { continue };
             let Some(part) = flow.claim() else { continue };
+            flow.posted += 1;
             session.posting.push_back(transfer);
             let kind = OrderKind::Post(flow.op, exposed);
             return order(flow, part, kind, now);

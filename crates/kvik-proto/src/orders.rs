@@ -19,6 +19,8 @@ pub struct OrderRef {
     pub(crate) at: u64,
     /// Bytes of the session's window that it takes.
     window: u64,
+    /// Whether it is for a NIC.
+    posted: bool,
 }
 
 impl OrderRef {
@@ -62,6 +64,8 @@ pub enum OrderKind<R> {
     /// bytes are in place and nothing of them is under way. `Void` means that nothing was posted. `Failed` means
     /// that something may be under way: the link is not used any more.
     Post(Op, Arc<Source>),
+    /// Sum each unit of it; nothing is moved.
+    Sum,
 }
 
 /// How an order ended.
@@ -72,6 +76,13 @@ pub enum OrderOutcome {
         /// Runs of memory that it took, without one that only goes on from the part before.
         extents: u64,
         /// Time spent on checksums.
+        verify: Duration,
+    },
+    /// Of [`OrderKind::Sum`]: the checksum of each unit.
+    Summed {
+        /// In the order of the stream; the last unit may be shorter than the others.
+        sums: Vec<u64>,
+        /// Time spent on them.
         verify: Duration,
     },
     /// It was left: stopped here, or given up by the sender.
@@ -148,16 +159,21 @@ impl<R: Clone> Node<R> {
         Ok(order(flow, part, OrderKind::Place, now))
     }
 
-    /// The next part to copy, of any transfer. Transfers take turns.
+    /// The next part to copy or to sum, of any transfer. Transfers take turns.
     pub fn next_copy(&mut self, now: Duration) -> Option<Order<R>> {
         self.expire(now);
         for _ in 0..self.copying.len() {
             let key = self.copying.pop_front()?;
             let Some(flow) = self.flows.get_mut(&key) else { continue };
-            let Some(source) = flow.source.clone() else { continue };
-            let Some(part) = flow.claim() else { continue };
+            let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
+            let (part, kind) = match source {
+                Some(source) => (flow.claim(), OrderKind::Copy(source)),
+                None => (flow.claim_sums(), OrderKind::Sum),
+            };
+            flow.checks.queued = part.is_some();
+            let Some(part) = part else { continue };
             self.copying.push_back(key);
-            return order(flow, part, OrderKind::Copy(source), now);
+            return order(flow, part, kind, now);
         }
         None
     }
@@ -167,21 +183,28 @@ impl<R: Clone> Node<R> {
         self.make_room(id);
         let Some(flow) = self.flows.get_mut(&id.key) else { return };
         flow.pins = flow.pins.saturating_sub(1);
+        flow.posted = flow.posted.saturating_sub(id.posted.into());
         match outcome {
             OrderOutcome::Done { extents, verify } => {
                 flow.done += 1;
                 flow.extents += extents;
                 flow.verify += verify;
+                if id.posted && flow.checks.delivered(id.key, &flow.cut, id.at) {
+                    self.queue_sums(id.key);
+                }
+            }
+            OrderOutcome::Summed { sums, verify } => {
+                flow.verify += verify;
+                self.on_summed(id, sums);
             }
             OrderOutcome::Void => {}
             OrderOutcome::Back => self.give_back(id),
             // What the peer has called a success is in place there.
             OrderOutcome::Failed(_) if flow.peer_done => {}
             OrderOutcome::Failed(error) => {
-                let posted = flow.work == Work::Post;
                 let error = self.name_peer(id.key, error);
                 self.stop_flow(id.key, error);
-                if posted {
+                if id.posted {
                     self.break_link(id.key.0);
                 }
             }
@@ -190,7 +213,7 @@ impl<R: Clone> Node<R> {
     }
 
     /// Damage is somewhere between two engines: which ones is for both to know.
-    fn name_peer(&self, key: FlowKey, error: Error) -> Error {
+    pub(crate) fn name_peer(&self, key: FlowKey, error: Error) -> Error {
         if error.code != Code::ChecksumMismatch {
             return error;
         }
@@ -365,7 +388,7 @@ pub(crate) fn order<R: Clone>(
     let (region, view) = flow.memory.clone()?;
     let window = if matches!(kind, OrderKind::Send(_)) { part.end - part.start } else { 0 };
     Some(Order {
-        id: OrderRef { key: flow.key, at: part.start, window },
+        id: OrderRef { key: flow.key, at: part.start, window, posted: matches!(kind, OrderKind::Post(..)) },
         stop: flow.stop_flag.clone(),
         region,
         view,

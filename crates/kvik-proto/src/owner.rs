@@ -1,6 +1,7 @@
 //! The side that owns the grant: it checks every request before it touches a page.
 
 use crate::FlowKey;
+use crate::checks::Checks;
 use crate::flow::{CopyFrom, Cut, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
 use crate::node::{Event, Node, Timer};
@@ -136,6 +137,9 @@ impl<R: Clone> Node<R> {
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
         let own_pages = if Arc::ptr_eq(view.pages(), &granted) { 0 } else { view.pages().len() * 4 };
         flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
+        if begin.path == Path::OneSided {
+            flow.held += Flow::<R>::held_by_checks(&flow.cut);
+        }
         self.check_held(&flow)?;
         let mut accept = None;
         match (begin.op, begin.path) {
@@ -245,6 +249,7 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         done: 0,
         seen: Vec::new(),
         pins: 0,
+        posted: 0,
         deadline: Duration::ZERO,
         stop: None,
         stop_flag: Arc::default(),
@@ -256,5 +261,6 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         first: None,
         extents: 0,
         verify: Duration::ZERO,
+        checks: Checks::default(),
     }
 }

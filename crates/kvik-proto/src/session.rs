@@ -264,6 +264,8 @@ impl<R: Clone> Node<R> {
             Frame::Nics(nics) => self.on_nics(id, nics),
             Frame::Reach(call) => self.on_one_sided(id, Event::Reach(id, call)),
             Frame::Reached(answer) => self.on_one_sided(id, Event::Reached(id, answer)),
+            Frame::Check { transfer, at, sums } => self.on_check(id, transfer, at, sums),
+            Frame::Checked { transfer, at } => self.on_checked(id, transfer, at),
             Frame::Goodbye => {
                 self.events.push_back(Event::Goodbye(id));
                 Err(Error::new(

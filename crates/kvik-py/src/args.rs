@@ -85,8 +85,9 @@ pub fn verify(py: Python<'_>, name: &str) -> PyResult<Verify> {
     match name {
         "auto" => Ok(Verify::Auto),
         "off" => Ok(Verify::Off),
+        "sample" => Ok(Verify::Sample),
         "full" => Ok(Verify::Full),
-        _ => Err(wrong(py, "verify", name, "\"auto\", \"off\" or \"full\"")),
+        _ => Err(wrong(py, "verify", name, "\"auto\", \"off\", \"sample\" or \"full\"")),
     }
 }
 

@@ -106,6 +106,7 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let verify = match config.verify {
         Verify::Auto => "auto",
         Verify::Off => "off",
+        Verify::Sample => "sample",
         Verify::Full => "full",
     };
     let several = |parts: Vec<String>| parts.join(",");

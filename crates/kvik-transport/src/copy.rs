@@ -3,6 +3,8 @@
 //! The owner of the destination copies, whoever began the transfer. A copy from another process counts only if the
 //! source's fence had the agreed generation before it and still has it afterwards.
 //!
+//! They also sum what a NIC has moved, which no thread has seen pass.
+//!
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
 use crate::local::{LocalLink, PeerRegion, link_broke, lock, stopped};
@@ -111,6 +113,7 @@ impl Copier {
                 // There was one when the transfer began.
                 None => Err(link_broke()),
             },
+            OrderKind::Sum => return self.sum(order),
             OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) => {
                 Err(Error::new(Code::ProtocolError, "an order for a channel was given to a copying thread"))
             }
@@ -119,6 +122,22 @@ impl Copier {
             Ok((extents, verify)) => OrderOutcome::Done { extents, verify },
             Err(error) => OrderOutcome::Failed(error),
         }
+    }
+
+    /// The checksum of each unit, of what a NIC has moved.
+    fn sum(&mut self, order: &Order<Held>) -> OrderOutcome {
+        let (began, part, unit) = (Instant::now(), order.part.clone(), order.unit.max(1));
+        let mut sums = Vec::new();
+        for start in part.clone().step_by(unit as usize) {
+            if stopped(&order.stop) {
+                return OrderOutcome::Void;
+            }
+            match self.summer.sum_of(&*order.region, &order.view, start..(start + unit).min(part.end)) {
+                Ok(sum) => sums.push(sum),
+                Err(error) => return OrderOutcome::Failed(error),
+            }
+        }
+        OrderOutcome::Summed { sums, verify: began.elapsed() }
     }
 
     fn copy_own(&mut self, order: &Order<Held>, memory: &Held, view: &View) -> Result<(u64, Duration)> {

@@ -102,7 +102,7 @@ fn goes_on(order: &Order<Held>) -> bool {
     let source = match &order.kind {
         OrderKind::Copy(CopyFrom::Own(_, view)) => Some(&**view),
         OrderKind::Copy(CopyFrom::Peer(source)) => Some(&source.view),
-        OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) => None,
+        OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) | OrderKind::Sum => None,
     };
     order.view.joins_at(at) && source.is_none_or(|view| view.joins_at(at))
 }

@@ -197,6 +197,7 @@ fn book(stage: &Stage) -> (Book, u64) {
         op: Op::Read,
         path: Path::Channels,
         sums: true,
+        check: kvik_proto::Check::No,
         confirm: true,
         readers: 1,
         deadline: NOW + Duration::from_secs(30),

@@ -156,7 +156,7 @@ pub fn begin(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result
 /// Any frame.
 pub fn frame(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result<Frame> {
     let transfer = u.int_in_range(0..=64)?;
-    Ok(match u.int_in_range(0u8..=12)? {
+    Ok(match u.int_in_range(0u8..=14)? {
         0 => Frame::Beat,
         1..=5 => Frame::Begin(Box::new(begin(u, fits)?)),
         6 => Frame::Accept { transfer, source: maybe(u, source)?.map(Box::new) },
@@ -170,6 +170,11 @@ pub fn frame(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result
         11 => {
             Frame::Nics(Nics { provider: String::new(), addresses: vec![u.bytes(u.len().min(9))?.to_vec()] })
         }
+        12 => {
+            let sums = vec![u.int_in_range(0..=1)?; u.int_in_range(0..=3)?];
+            Frame::Check { transfer, at: 4096 * u.int_in_range(0..=3)?, sums }
+        }
+        13 => Frame::Checked { transfer, at: 4096 * u.int_in_range(0..=3)? },
         _ => Frame::Goodbye,
     })
 }

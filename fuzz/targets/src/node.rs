@@ -9,8 +9,8 @@ use crate::greetings::{identity, shaken};
 use arbitrary::Unstructured;
 use kvik_core::{Code, Error, GrantId, GrantState, Layout, Order as Sort, RegionId, Right, Shape, Use, View};
 use kvik_proto::{
-    ChunkHeader, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Order, OrderOutcome, Path,
-    Select, Side, Timing,
+    Check, ChunkHeader, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Order, OrderKind,
+    OrderOutcome, Path, Select, Side, Timing,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -129,6 +129,11 @@ impl World {
                 let outcome = match u.int_in_range(0u8..=7)? {
                     0 => OrderOutcome::Void,
                     1 => OrderOutcome::Failed(Error::new(Code::ChecksumMismatch, "a bit")),
+                    _ if matches!(order.kind, OrderKind::Sum) => {
+                        let units = (order.part.end - order.part.start).div_ceil(order.unit);
+                        let sums = vec![u.int_in_range(0..=1)?; units as usize];
+                        OrderOutcome::Summed { sums, verify: Duration::ZERO }
+                    }
                     _ => OrderOutcome::Done { extents: 1, verify: Duration::ZERO },
                 };
                 self.node.order_done(order.id, outcome);
@@ -167,6 +172,7 @@ impl World {
             op,
             path,
             sums: u.arbitrary()?,
+            check: *u.choose(&[Check::No, Check::Sample, Check::All])?,
             confirm: u.arbitrary()?,
             readers: 1,
             deadline: self.now + Duration::from_secs(5),

@@ -232,7 +232,7 @@ def _console(json_file: str | None) -> Console:
 )
 @click.option(
     "--verify",
-    type=click.Choice(["auto", "off", "full"]),
+    type=click.Choice(["auto", "off", "sample", "full"]),
     default="auto",
     show_default=True,
     help="kvik's own checks of the bytes. This benchmark compares the bytes in any case.",

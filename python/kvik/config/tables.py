@@ -79,10 +79,11 @@ ENGINE = Entry(
         ),
         _engine(
             name="verify",
-            kind=Choice(("auto", "off", "full")),
+            kind=Choice(("auto", "off", "sample", "full")),
             default="auto",
-            help="Which bytes have page checksums: on TCP only (auto), none, or all.",
-            reason="Checksums cost time on both sides; off is for who has other checks, full for who doubts.",
+            help="Which bytes have page checksums: on TCP all and over NICs a sample (auto), none, a sample, or all.",
+            reason="Checksums cost time on both sides; off is for who has other checks, full for who doubts. A "
+            "sample is taken over NICs only, where no processor sees the bytes pass.",
         ),
         _engine(
             name="channels",

@@ -80,11 +80,7 @@ pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kin
     for op in OPS {
         let (set, deadline) = (
             whole(&here, PAGE),
-            TransferOptions {
-                deadline: Some(PATIENCE),
-                verify: Some(kind.verify(Verify::Full)),
-                ..Default::default()
-            },
+            TransferOptions { deadline: Some(PATIENCE), verify: Some(Verify::Full), ..Default::default() },
         );
         let begin = |owner: &Owner| match op {
             Op::Read => engine.read(&set, &owner.tickets[0], None, deadline.clone()).unwrap(),

@@ -123,11 +123,6 @@ impl Kind {
         !self.nics.is_empty()
     }
 
-    /// The most that can be asked for: no CPU sees what a NIC moves.
-    pub fn verify(&self, wanted: Verify) -> Verify {
-        if self.one_sided() { Verify::Off } else { wanted }
-    }
-
     /// An engine whose orders go through the faults.
     pub fn engine(&self, faults: &Arc<Faults>, wire: Option<&Wire>) -> Engine {
         let advertise = wire.map(|wire| wire.address().to_string()).into_iter().collect();
@@ -220,8 +215,8 @@ impl Pair {
 
     /// A whole transfer, over the transport that it is meant to take.
     pub fn run(&self, op: Op, local: &PageSet, grant: &Grant, verify: Verify) -> Result<Report, Error> {
-        let verify = Some(self.kind.verify(verify));
-        let options = TransferOptions { deadline: Some(PATIENCE), verify, ..Default::default() };
+        let options =
+            TransferOptions { deadline: Some(PATIENCE), verify: Some(verify), ..Default::default() };
         let report = self.begin_with(op, local, grant, options).wait(Some(PATIENCE))?;
         assert_eq!(report.transport, self.kind.transport);
         assert!(report.way.contains(self.kind.way), "{report:?}");

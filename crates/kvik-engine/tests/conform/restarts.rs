@@ -31,7 +31,7 @@ pub fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, control: O
         } else {
             // It dies with operations on their way to it.
             control.say("delay micros=20000");
-            let transfer = begin(kind, &engine, &here, &owner, Op::Write);
+            let transfer = begin(&engine, &here, &owner, Op::Write);
             wait_until("operations to be under way", || control.counts()["in_hand"] > 0);
             owner.kill();
             control.say("clear");
@@ -68,7 +68,7 @@ fn nothing_of_silent_peers_stays(kind: &'static Kind, control: Option<Control>) 
         // An operation has 128 pieces, one after the other, and one operation is under way at a time: more than a second
         // for each transfer, so one is under way when the session ends.
         control.say("delay micros=1000");
-        let transfers = [(); 8].map(|()| begin(kind, &engine, &here, &owner, Op::Write));
+        let transfers = [(); 8].map(|()| begin(&engine, &here, &owner, Op::Write));
         wait_until("operations to be under way", || control.counts()["in_hand"] > 0);
         owner.stop();
         let ended = transfers.map(|transfer| transfer.wait(Some(PATIENCE)));
@@ -90,8 +90,8 @@ fn silent_peers() {
     });
 }
 
-fn begin(kind: &Kind, engine: &Engine, here: &Region, owner: &Owner, op: Op) -> kvik_engine::Transfer {
-    let verify = Some(kind.verify(kvik_engine::Verify::Off));
+fn begin(engine: &Engine, here: &Region, owner: &Owner, op: Op) -> kvik_engine::Transfer {
+    let verify = Some(kvik_engine::Verify::Off);
     let options = TransferOptions { deadline: Some(PATIENCE), verify, ..Default::default() };
     match op {
         Op::Read => engine.read(&whole(here, 64 << 10), &owner.tickets[0], None, options).unwrap(),
@@ -101,7 +101,7 @@ fn begin(kind: &Kind, engine: &Engine, here: &Region, owner: &Owner, op: Op) -> 
 
 fn moves(kind: &Kind, engine: &Engine, here: &Region, owner: &Owner) {
     for op in crate::pair::OPS {
-        let report = begin(kind, engine, here, owner, op).wait(Some(PATIENCE)).unwrap();
+        let report = begin(engine, here, owner, op).wait(Some(PATIENCE)).unwrap();
         assert_eq!((report.transport, report.way.as_str()), ("libfabric", "efa"));
     }
 }

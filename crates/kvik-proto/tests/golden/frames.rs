@@ -96,6 +96,8 @@ fn today() -> Vec<(&'static str, Frame)> {
                 outcome: Err(Error::new(Code::PeerLost, "its port is down")),
             }),
         ),
+        ("check", Frame::Check { transfer: 6, at: 3 << 20, sums: vec![u64::MAX, 0x0123_4567_89AB_CDEF] }),
+        ("checked", Frame::Checked { transfer: 6, at: 3 << 20 }),
         ("nics", Frame::Nics(Nics { provider: "efa".into(), addresses: vec![vec![7; 32], vec![1]] })),
     ]
 }
@@ -211,6 +213,15 @@ fn describe(frame: &Frame) -> Fields {
             ("to", answer.to.to_string()),
             ("outcome", format!("{:?}", answer.outcome)),
         ],
+        Frame::Check { transfer, at, sums } => vec![
+            named("check"),
+            ("transfer", transfer.to_string()),
+            ("at", at.to_string()),
+            ("sums", format!("{sums:?}")),
+        ],
+        Frame::Checked { transfer, at } => {
+            vec![named("checked"), ("transfer", transfer.to_string()), ("at", at.to_string())]
+        }
         Frame::Nics(nics) => vec![
             named("nics"),
             ("provider", nics.provider.clone()),

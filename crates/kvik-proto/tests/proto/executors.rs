@@ -109,6 +109,7 @@ impl World {
             },
         };
         let outcome = match outcome {
+            Ok(true) if matches!(running.order.kind, OrderKind::Sum) => summed(&running.order),
             Ok(true) => OrderOutcome::Done { extents: 1, verify: Duration::ZERO },
             Ok(false) => OrderOutcome::Void,
             Err(error) => OrderOutcome::Failed(error),
@@ -166,4 +167,11 @@ fn finish_place(order: &Order<Mem>, chunk: &Chunk) -> Result<bool> {
         true => Ok(true),
         false => Err(Error::new(Code::ChecksumMismatch, "checksum")),
     }
+}
+
+/// The checksum of each unit, as its memory is now.
+fn summed(order: &Order<Mem>) -> OrderOutcome {
+    let bytes = order.region.read(&order.view, order.part.clone());
+    let sums = bytes.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
+    OrderOutcome::Summed { sums, verify: Duration::ZERO }
 }

@@ -346,6 +346,9 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             .prop_map(|addresses| Frame::Nics(Nics { provider: String::new(), addresses })),
         (0u8..3, 0u8..3, proptest::collection::vec(any::<u8>(), 0..40))
             .prop_map(|(from, to, address)| Frame::Reach(NicCall { from, to, address })),
+        (0u64..40, 0u64..9, proptest::collection::vec(0u64..3, 0..5))
+            .prop_map(|(transfer, at, sums)| Frame::Check { transfer, at: at * 4096, sums }),
+        (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Checked { transfer, at: at * 4096 }),
         (0u8..3, 0u8..3, any_outcome()).prop_map(|(from, to, outcome)| Frame::Reached(NicAnswer {
             from,
             to,

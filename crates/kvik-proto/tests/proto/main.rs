@@ -1,5 +1,6 @@
 //! The protocol in a world without machines: two or three nodes, model memory, pipes, channels and a clock.
 
+mod checks;
 mod endings;
 mod executors;
 mod grants;

@@ -157,7 +157,13 @@ fn an_operation_without_completion_ends_the_session() {
         let mut p = posted(Op::Write);
         match failed {
             true => p.done(OrderOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up"))),
-            false => p.world.advance(ms(30_001)),
+            false => {
+                // First its own NIC is asked to stop, which costs nobody else anything.
+                p.world.advance(ms(30_001));
+                assert!(p.order.stop.load(std::sync::atomic::Ordering::Acquire));
+                assert!(p.world.peers[0].asked_to_fence.is_empty() && p.world.peers[0].downs.is_empty());
+                p.world.advance(ms(2_001));
+            }
         }
         if !failed {
             assert_eq!(p.world.peers[0].asked_to_fence, [p.session], "its own NIC has to be stopped");
@@ -171,6 +177,23 @@ fn an_operation_without_completion_ends_the_session() {
         assert!(!p.is_free());
         p.fenced(1);
         assert!(p.is_free());
+        p.world.assert_no_leak();
+    }
+}
+
+/// A NIC that can stop what it was given, and vouch for it, costs other transfers nothing.
+#[test]
+fn an_operation_that_was_stopped_in_time_leaves_the_session() {
+    for op in [Op::Read, Op::Write] {
+        let mut p = posted(op);
+        p.world.advance(ms(30_001));
+        assert!(p.world.outcome(0, p.key).is_none(), "its memory was called free under a NIC");
+        p.done(OrderOutcome::Void);
+        assert_eq!(p.world.code(0, p.key), Some(Code::DeadlineExceeded));
+        assert!(p.world.peers.iter().all(|peer| peer.downs.is_empty() && peer.asked_to_fence.is_empty()));
+        p.world.end_grant(1, p.grant, GrantState::Revoked);
+        assert!(p.is_free());
+        p.world.assert_quiet();
         p.world.assert_no_leak();
     }
 }

@@ -258,6 +258,7 @@ impl World {
             op,
             path,
             sums: true,
+            check: Check::No,
             confirm: true,
             readers: 1,
             deadline: self.now + ms(30_000),

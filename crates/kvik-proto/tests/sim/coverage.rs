@@ -18,7 +18,7 @@ pub enum State {
 
 pub const STATES: [&str; 5] = ["new", "up", "spare", "silent", "dead"];
 /// Kinds of frames by their number, then what is no frame.
-pub const KINDS: [&str; 16] = [
+pub const KINDS: [&str; 18] = [
     "(none)",
     "beat",
     "begin",
@@ -32,13 +32,15 @@ pub const KINDS: [&str; 16] = [
     "nics",
     "reach",
     "reached",
+    "check",
+    "checked",
     "chunk",
     "nic",
     "join",
 ];
-pub const CHUNK: usize = 13;
-pub const NIC: usize = 14;
-pub const JOIN: usize = 15;
+pub const CHUNK: usize = 15;
+pub const NIC: usize = 16;
+pub const JOIN: usize = 17;
 
 /// What the adversary does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,7 +151,7 @@ impl Coverage {
 /// Why a cell cannot be reached.
 fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
     match (state, kind) {
-        ("new", "accept" | "ended" | "noted" | "reached" | "chunk" | "nic") => Some(
+        ("new", "accept" | "ended" | "noted" | "reached" | "check" | "checked" | "chunk" | "nic") => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),
         ("new", "join") => Some(

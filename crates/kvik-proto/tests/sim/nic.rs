@@ -6,7 +6,7 @@ use crate::coverage::NIC;
 use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Code, Error};
-use kvik_proto::{NicAnswer, NicCall, Nics, Op, Order, OrderKind, OrderOutcome, Source};
+use kvik_proto::{Check, NicAnswer, NicCall, Nics, Op, Order, OrderKind, OrderOutcome, Source};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,6 +37,8 @@ pub struct Post {
     op: Op,
     source: Arc<Source>,
     owner: Mem,
+    /// All of it is compared: then, and only then, damage is sure to be found.
+    compared: bool,
     pub pieces: Vec<(Range<u64>, Piece)>,
 }
 
@@ -73,7 +75,8 @@ impl World {
         let OrderKind::Post(op, source) = &order.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());
         let begun = self.begun.binary_search_by_key(&order.region.lease, |begun| begun.lease);
-        let ticket = &self.tickets[self.begun[begun.expect("a post without a transfer")].ticket];
+        let begun = &self.begun[begun.expect("a post without a transfer")];
+        let (ticket, compared) = (&self.tickets[begun.ticket], begun.check == Check::All);
         let owner = Mem { arena: ticket.arena.clone(), lease: ticket.lease };
         let exposed = self.links[at].processes[1 - side].arena(source.region);
         assert!(Rc::ptr_eq(&exposed, &owner.arena), "P5: another region was exposed than was granted");
@@ -89,6 +92,7 @@ impl World {
             op,
             source,
             owner,
+            compared,
             pieces,
         });
         engine
@@ -184,7 +188,10 @@ impl World {
                 let bytes = post.owner.read(&post.source.view, part);
                 if order.is_some() { Piece::Back(bytes) } else { Piece::Lost }
             }
-            (Piece::Back(bytes), _, Some(order)) => {
+            (Piece::Back(mut bytes), _, Some(order)) => {
+                if post.compared && std::mem::take(&mut self.links[post.link].flips) {
+                    bytes[0] ^= 1;
+                }
                 order.region.write(&order.view, part, &bytes);
                 Piece::Done
             }

@@ -181,6 +181,7 @@ impl World {
             view: view.clone(),
             fence: (op == Op::Write && path == Path::Memory).then(|| process.slot()),
         });
+        let check = [Check::No, Check::Sample, Check::All, Check::All][self.rng.below(4)];
         let ticket = &self.tickets[index];
         let open = Open {
             grant: ticket.id,
@@ -188,6 +189,7 @@ impl World {
             op,
             path: if moves { path } else { Path::Channels },
             sums: true,
+            check,
             confirm,
             readers: 1 + u16::from(self.rng.once_in(6)),
             deadline,
@@ -221,6 +223,7 @@ impl World {
                     theirs,
                     deadline,
                     confirm: confirm || op == Op::Confirm,
+                    check,
                     hopeless,
                     outcome: None,
                 };

@@ -48,6 +48,7 @@ pub struct Begun {
     pub theirs: Option<View>,
     pub deadline: Duration,
     pub confirm: bool,
+    pub check: Check,
     /// The grant had ended like this before it began.
     pub hopeless: Option<GrantState>,
     pub outcome: Option<Result<(), Code>>,
