@@ -3,7 +3,7 @@
 use crate::channels::pick;
 use crate::coverage::Fault;
 use crate::engine::ms;
-use crate::nic::Piece;
+use crate::nic::{Piece, Post};
 use crate::world::World;
 use kvik_proto::Nics;
 
@@ -100,7 +100,9 @@ impl World {
 
     fn double_piece(&mut self) -> bool {
         // A retransmission, before the operation is complete.
-        let Some(post) = self.posts.iter_mut().find(|post| post.order.is_some()) else { return false };
+        // One that was given up sends nothing again.
+        let sends = |post: &&mut Post| post.order.is_some() && post.mends.is_none();
+        let Some(post) = self.posts.iter_mut().find(sends) else { return false };
         let Some((_, piece)) = post.pieces.iter_mut().find(|(_, piece)| *piece == Piece::Done) else {
             return false;
         };
