@@ -111,10 +111,16 @@ nics! {
         let grant = pair.grant(Op::Read, &whole(&there, PAGE));
         let stuck = pair.begin(Op::Read, &whole(&here, PAGE), &grant, Duration::from_secs(1));
         wait_until("it to be stuck", || control.counts()["stuck"] == 1);
-        for turn in 0..40 {
-            scattered(pair, OPS[turn % 2]).unwrap();
-        }
-        assert_eq!(code(stuck.wait(Some(PATIENCE))), Code::DeadlineExceeded);
+        // Before its deadline, while it is stopped, and after its end.
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| code(stuck.wait(Some(PATIENCE))));
+            let mut turns = 0;
+            while !ended.is_finished() || turns < 40 {
+                scattered(pair, OPS[turns % 2]).unwrap();
+                turns += 1;
+            }
+            assert_eq!(ended.join().unwrap(), Code::DeadlineExceeded);
+        });
         let (there, here) = pair.regions(64, PAGE);
         let grant = pair.grant(Op::Write, &whole(&there, PAGE));
         pair.run(Op::Write, &whole(&here, PAGE), &grant, Verify::Off).unwrap();

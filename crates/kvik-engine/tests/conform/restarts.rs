@@ -26,7 +26,7 @@ pub fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, control: O
     for time in 0..times {
         let mut owner = Owner::start(kind);
         if time % 2 == 0 {
-            moves(kind, &engine, &here, &owner);
+            moves(&engine, &here, &owner);
             owner.kill();
         } else {
             // It dies with operations on their way to it.
@@ -99,7 +99,7 @@ fn begin(engine: &Engine, here: &Region, owner: &Owner, op: Op) -> kvik_engine::
     }
 }
 
-fn moves(kind: &Kind, engine: &Engine, here: &Region, owner: &Owner) {
+fn moves(engine: &Engine, here: &Region, owner: &Owner) {
     for op in crate::pair::OPS {
         let report = begin(engine, here, owner, op).wait(Some(PATIENCE)).unwrap();
         assert_eq!((report.transport, report.way.as_str()), ("libfabric", "efa"));

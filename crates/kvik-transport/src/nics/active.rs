@@ -91,10 +91,9 @@ impl Active {
         self.left_since.get_or_insert_with(Instant::now).elapsed() > patience
     }
 
-    /// Whether nothing of it is under way, and nothing more will be.
+    /// Whether nothing of it is under way, here or on the wire, and nothing more will be.
     pub fn is_over(&self) -> bool {
-        let settled = self.doubt.is_none() && self.at >= self.order.part.end;
-        self.out == 0 && (self.is_left() || settled)
+        self.out == 0 && self.doubt.is_none() && (self.is_left() || self.at >= self.order.part.end)
     }
 
     /// Its operations were stopped here; on the way there may still be something of them.
