@@ -286,8 +286,8 @@ pub fn memory_is_let_go_of_before_the_end_is_told(kind: &'static Kind) {
     drop(back);
 }
 
-/// Regions come and go while they are shown to a peer on this host and while the engine is asked what it holds:
-/// nothing of that keeps memory that no transfer uses.
+/// Regions come and go while they are shown to a peer on this host and while the engine is asked what it
+/// holds: nothing of that keeps memory that no transfer uses.
 pub fn a_region_that_nobody_uses_closes_at_once(kind: &'static Kind) {
     let pair = Pair::new(kind);
     pair.pass();
