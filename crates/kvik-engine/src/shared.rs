@@ -425,10 +425,11 @@ impl Shared {
     pub fn withdraw_region(&self, id: RegionId, memory: Held) {
         lock(&self.book).regions.remove(&id);
         self.node(|node, _| node.end_grants_of(id));
-        self.with_nics(|nics| nics.unregister(memory));
+        // First whoever may be showing it right now: NICs let go of memory only when nobody else holds it.
         for link in self.local_links() {
             link.unshare(id);
         }
+        self.with_nics(|nics| nics.unregister(memory));
         self.ask(Ask::FlushLocal);
     }
 

@@ -4,6 +4,7 @@
 //! and over seeded mutations of it, with no tool but cargo. A target keeps no state between two calls that would
 //! change what the next one does.
 
+mod addresses;
 mod channel;
 mod counting;
 mod feed;
@@ -34,6 +35,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("local", local::local),
     ("stat", stat::stat),
     ("router", router::router),
+    ("address", addresses::address),
 ];
 
 /// Runs a target.

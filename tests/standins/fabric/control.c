@@ -58,12 +58,13 @@ static void set_down(uint32_t number, uint32_t down) {
 
 static void clear(uint32_t number) {
     struct device *device = &devices[number];
-    device->fail_nth = device->fail_one_in = device->stick = 0;
+    device->fail_nth = device->fail_one_in = device->stick = device->late = 0;
     device->delay = 0;
     for (uint32_t at = 0; at < device->count; at++) {
         device->works[at]->due = 0;
     }
     atomic_store(&board->devices[number].again, 0);
+    atomic_store(&board->devices[number].blind, 0);
     set_down(number, 0);
 }
 
@@ -76,6 +77,13 @@ static int apply(const struct fault *fault, uint32_t number) {
         device->fail_status = (uint32_t)fault->status;
     } else if (strcmp(fault->kind, "stick") == 0) {
         device->stick = (uint32_t)fault->count;
+    } else if (strcmp(fault->kind, "late") == 0) {
+        device->late = (uint32_t)fault->count;
+        device->late_status = (uint32_t)fault->status;
+    } else if (strcmp(fault->kind, "land") == 0) {
+        late_land(number);
+    } else if (strcmp(fault->kind, "blind") == 0) {
+        atomic_store(&board->devices[number].blind, 1);
     } else if (strcmp(fault->kind, "delay") == 0) {
         device->delay = fault->micros * 1000;
     } else if (strcmp(fault->kind, "again") == 0) {
@@ -108,9 +116,10 @@ static void tell_counts(char *answer, uint64_t room) {
     }
     snprintf(answer, room,
         "ok users=%lu endpoints=%u regions=%lu slots=%lu software=%lu in_hand=%lu stuck=%lu begun=%lu "
-        "completed=%lu failed=%lu dropped=%lu pieces=%lu bytes=%lu orphans=%lu seed=%lu",
+        "completed=%lu failed=%lu dropped=%lu pieces=%lu bytes=%lu orphans=%lu late=%lu landed=%lu seed=%lu",
         users, live_count, known, slots, software, in_hand, stuck, counts.begun, counts.completed,
-        counts.failed, counts.dropped, counts.pieces, counts.bytes, counts.orphans, seed);
+        counts.failed, counts.dropped, counts.pieces, counts.bytes, counts.orphans, late_count(),
+        counts.landed, seed);
 }
 
 void obey(const char *line, char *answer, uint64_t room) {

@@ -25,6 +25,8 @@ struct work {
     /* A fault: it ends with an error when so many pieces are left, or never. */
     uint32_t fails_at, status;
     int stuck, told;
+    /* A fault of a write: it is told of as failed before its bytes land. */
+    int late;
     uint64_t due;
     /* A small write's bytes, once it has completed before they land. */
     unsigned char *early;
@@ -56,12 +58,12 @@ struct device {
     struct work **works;
     uint32_t count, room;
     /* Faults, as `control.c` has them. */
-    uint32_t fail_nth, fail_one_in, fail_status, stick;
+    uint32_t fail_nth, fail_one_in, fail_status, stick, late, late_status;
     uint64_t delay;
 };
 
 struct counts {
-    uint64_t begun, completed, failed, dropped, pieces, bytes, orphans;
+    uint64_t begun, completed, failed, dropped, pieces, bytes, orphans, landed;
 };
 
 extern struct board *board;
@@ -86,6 +88,21 @@ uint64_t move_some(void);
 void end_all(uint32_t device, uint32_t status);
 /* Nothing of the endpoint's is moved any more, and nothing into it. */
 void let_go(struct endpoint *endpoint);
+/* Takes the operation out of hand, and tells who posted it. */
+void end(struct work *work, uint32_t status);
+/* Copies from a process, or to it: the bytes, or less if memory is not there. */
+uint64_t fetch(pid_t process, uint64_t at, void *into, uint64_t len);
+uint64_t put(pid_t process, uint64_t at, void *from, uint64_t len);
+
+/* late.c */
+/* Ends a write with its error; its bytes are on the wire. */
+void late_leave(struct work *work);
+/* What a device has on the wire lands now. */
+void late_land(uint32_t device);
+/* Nothing that is on the wire lands in the endpoint. */
+void late_stop(const struct endpoint *target);
+/* Writes whose bytes are on the wire. */
+uint64_t late_count(void);
 
 /* clients.c */
 void serve(struct client *client);

@@ -78,8 +78,13 @@ static size_t write_entry(enum fi_cq_format format, void *buffer, size_t at, con
 
 static ssize_t queue_read(struct fid_cq *fid, void *buffer, size_t count) {
     struct queue *queue = container(fid, struct queue, fid);
+    struct board *board = queue->domain->link.board;
     size_t got = 0;
     enter(&queue->domain->gate, "fi_cq_read");
+    if (atomic_load(&board->devices[queue->domain->device].blind)) {
+        leave(&queue->domain->gate);
+        return -FI_EIO;
+    }
     for (struct endpoint *ep = queue->first; ep != NULL; ep = ep->next_of_queue) {
         struct done done;
         software_progress(ep);

@@ -100,6 +100,8 @@ struct board {
         _Atomic uint32_t down;
         /* Posts that are still to be refused for want of room. */
         _Atomic uint32_t again;
+        /* Its completions cannot be read. */
+        _Atomic uint32_t blind;
     } devices[MAX_DEVICES];
 };
 

@@ -51,7 +51,7 @@ static void drop(struct work *work) {
     work->from->free[--work->from->under_way] = (uint32_t)(work - work->from->works);
 }
 
-static void end(struct work *work, uint32_t status) {
+void end(struct work *work, uint32_t status) {
     if (!work->told) {
         tell(work->from, work->order.id, status);
     }
@@ -108,6 +108,11 @@ static void doom(struct work *work, struct device *device) {
     work->fails_at = fails ? 1 + chance(work->pieces) : 0;
     work->stuck = device->stick > 0;
     device->stick -= work->stuck;
+    work->late = device->late > 0 && (work->order.flags & OP_WRITE) != 0;
+    if (work->late) {
+        device->late--;
+        work->status = device->late_status;
+    }
 }
 
 static int remember(struct device *device, struct work *work) {
@@ -166,15 +171,14 @@ void begin_posted(void) {
     }
 }
 
-/* Copies from one process: the bytes, or less if memory is not there. */
-static uint64_t fetch(pid_t process, uint64_t at, void *into, uint64_t len) {
+uint64_t fetch(pid_t process, uint64_t at, void *into, uint64_t len) {
     struct iovec near = {.iov_base = into, .iov_len = len};
     struct iovec far = {.iov_base = (void *)(uintptr_t)at, .iov_len = len};
     ssize_t got = process_vm_readv(process, &near, 1, &far, 1, 0);
     return got < 0 ? 0 : (uint64_t)got;
 }
 
-static uint64_t put(pid_t process, uint64_t at, void *from, uint64_t len) {
+uint64_t put(pid_t process, uint64_t at, void *from, uint64_t len) {
     struct iovec near = {.iov_base = from, .iov_len = len};
     struct iovec far = {.iov_base = (void *)(uintptr_t)at, .iov_len = len};
     ssize_t landed = process_vm_writev(process, &near, 1, &far, 1, 0);
@@ -249,7 +253,11 @@ static uint64_t move_one(struct device *device) {
             time = now();
         }
         if (work->due <= time) {
-            move_piece(work);
+            if (work->late) {
+                late_leave(work);
+            } else {
+                move_piece(work);
+            }
             return 0;
         }
         first = work->due - time < first ? work->due - time : first;
@@ -288,6 +296,7 @@ void end_all(uint32_t number, uint32_t status) {
 }
 
 void let_go(struct endpoint *endpoint) {
+    late_stop(endpoint);
     for (uint32_t number = 0; number < MAX_DEVICES; number++) {
         for (uint32_t at = devices[number].count; at-- > 0;) {
             struct work *work = devices[number].works[at];

@@ -8,12 +8,11 @@ use crate::engine::Engine;
 use crate::peers::PeerState;
 use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
-use kvik_host::Memory;
 use kvik_proto::Op;
 use kvik_transport::nics::NicPool;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -33,7 +32,8 @@ impl Engine {
 struct Now {
     transfers: usize,
     sessions: usize,
-    regions: Vec<Arc<Memory>>,
+    /// How many regions are registered, and their bytes.
+    regions: (usize, u64),
     grants: usize,
     quarantined: u64,
     late_beats: u64,
@@ -60,8 +60,8 @@ impl Shared {
         text.single(&LATE_BEATS, now.late_beats);
         text.single(&MEMORY_HELD, self.budget.used());
         text.single(&MEMORY_CAP, self.config.memory_cap);
-        text.single(&REGISTERED, now.regions.iter().map(|memory| memory.len() as u64).sum::<u64>());
-        text.single(&REGIONS, now.regions.len());
+        text.single(&REGISTERED, now.regions.1);
+        text.single(&REGIONS, now.regions.0);
         self.metrics.threads_text(&mut text);
         text.single(&TRACE_DROPPED, self.stat.tracer.dropped());
         text.into_string()
@@ -78,10 +78,13 @@ impl Shared {
             (node.grants(), node.quarantined(), node.late_beats(), in_flight)
         });
         let book = lock(&self.book);
+        // Looked at under the lock and not kept: who closes a region takes it from the book first, and finds it free.
+        let held = book.regions.values().filter_map(Weak::upgrade);
+        let regions = held.fold((0, 0), |(count, bytes), memory| (count + 1, bytes + memory.len() as u64));
         Now {
             transfers: book.transfers.len(),
             sessions: book.links.len(),
-            regions: book.regions.values().filter_map(std::sync::Weak::upgrade).collect(),
+            regions,
             grants,
             quarantined,
             late_beats,

@@ -286,6 +286,25 @@ pub fn memory_is_let_go_of_before_the_end_is_told(kind: &'static Kind) {
     drop(back);
 }
 
+/// Regions come and go while they are shown to a peer on this host and while the engine is asked what it
+/// holds: nothing of that keeps memory that no transfer uses.
+pub fn a_region_that_nobody_uses_closes_at_once(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    pair.pass();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                assert!(metric(&pair.other, "kvik_regions") >= 0.0);
+            }
+        });
+        let closed = (0..300).try_for_each(|_| pair.other.allocate(PAGE).unwrap().close(Duration::ZERO));
+        over.store(true, Ordering::SeqCst);
+        asking.join().unwrap();
+        closed.unwrap();
+    });
+}
+
 struct OnDrop(Arc<AtomicBool>);
 
 impl Drop for OnDrop {

@@ -14,6 +14,7 @@ mod common;
 mod crowds;
 mod death;
 mod ends;
+mod late;
 mod layouts;
 mod nics;
 mod pair;
@@ -67,6 +68,7 @@ macro_rules! checks {
             ends::a_failed_order_fails_its_transfer_alone
             ends::a_lost_channel_ends_its_transfers_and_the_next_one_works
             ends::memory_is_let_go_of_before_the_end_is_told
+            ends::a_region_that_nobody_uses_closes_at_once
             crowds::many_transfers_both_ways_at_once
             crowds::nothing_runs_when_nothing_moves
             death::a_killed_peer_ends_the_transfer_and_another_one_serves);

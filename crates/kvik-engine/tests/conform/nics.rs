@@ -1,10 +1,10 @@
 //! What goes wrong in a NIC: a transfer ends well all the same, or with an error that says why, and the next one works.
 
 use crate::common::*;
-use crate::pair::{Kind, OPS, Op, Pair, Standin, whole};
+use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, whole};
 use crate::standin::Control;
 use kvik_core::Code;
-use kvik_engine::Verify;
+use kvik_engine::{Engine, Verify};
 use std::time::{Duration, Instant};
 
 const KIND: &Kind = &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::EFA };
@@ -36,28 +36,28 @@ fn scattered(pair: &Pair, op: Op) -> Result<(), kvik_core::Error> {
 }
 
 macro_rules! nics {
-    ($($name:ident: $check:expr;)*) => {
+    ($(fn $name:ident($pair:ident, $control:ident) $check:block)*) => {
         $(#[test]
         fn $name() {
-            with(concat!(module_path!(), "::", stringify!($name)), $check);
+            with(concat!(module_path!(), "::", stringify!($name)), |$pair, mut $control| $check);
         })*
     };
 }
 
 nics! {
-    a_storm_of_refusals_costs_time_only: |pair, mut control| {
+    fn a_storm_of_refusals_costs_time_only(pair, control) {
         for op in OPS {
             control.say("again count=2000");
             scattered(pair, op).unwrap();
         }
-    };
-    an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it: |pair, mut control| {
+    }
+    fn an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it(pair, control) {
         for op in OPS {
             control.say("fail nth=9 status=13");
             scattered(pair, op).unwrap();
         }
-    };
-    operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason: |pair, mut control| {
+    }
+    fn operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason(pair, control) {
         for op in OPS {
             control.say("fail one_in=1 status=13");
             let error = scattered(pair, op).unwrap_err();
@@ -66,16 +66,16 @@ nics! {
             control.say("clear");
             scattered(pair, op).unwrap();
         }
-    };
-    failures_at_random_let_no_wrong_bytes_through: |pair, mut control| {
+    }
+    fn failures_at_random_let_no_wrong_bytes_through(pair, control) {
         control.say("fail one_in=200");
         let ended: Vec<bool> = (0..12).map(|turn| scattered(pair, OPS[turn % 2]).is_ok()).collect();
         println!("{ended:?}");
         assert!(ended.contains(&true), "none of them was mended");
         control.say("clear");
         OPS.into_iter().for_each(|op| scattered(pair, op).unwrap());
-    };
-    a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up: |pair, mut control| {
+    }
+    fn a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up(pair, control) {
         for op in OPS {
             control.say("delay micros=3000");
             let (there, here) = pair.regions(64, 64 << 10);
@@ -90,8 +90,8 @@ nics! {
             control.say("clear");
             scattered(pair, op).unwrap();
         }
-    };
-    an_operation_that_never_ends_ends_with_its_transfer: |pair, mut control| {
+    }
+    fn an_operation_that_never_ends_ends_with_its_transfer(pair, control) {
         for op in OPS {
             control.say("stick count=1");
             let began = Instant::now();
@@ -104,8 +104,36 @@ nics! {
             pair.regions(4, PAGE).0.close(PATIENCE).unwrap();
             scattered(pair, op).unwrap();
         }
-    };
-    a_stuck_operation_costs_other_transfers_nothing: |pair, mut control| {
+    }
+    fn an_operation_that_outlives_its_transfer_is_stopped_long_before_its_session_would_be(pair, control) {
+        for op in OPS {
+            let tries = [(); 3].map(|()| {
+                control.say("stick count=1");
+                let (there, here) = pair.regions(1, PAGE);
+                let grant = pair.grant(op, &whole(&there, PAGE));
+                let stuck = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+                wait_until("it to be stuck", || control.counts()["stuck"] == 1);
+                let began = Instant::now();
+                stuck.cancel();
+                assert_eq!(code(stuck.wait(Some(PATIENCE))), Code::Cancelled);
+                began.elapsed()
+            });
+            // A session waits for a transfer that was told to stop as long as for a silent peer, less what
+            // its clock is behind: no more than the time between two beats. The quickest of several counts,
+            // since the machine may be busy.
+            let bound = kvik_proto::Timing::default().dead_after / 2;
+            assert!(tries.iter().any(|took| *took < bound), "{op:?}: {tries:?}");
+        }
+    }
+    fn an_operation_that_never_ends_beside_one_that_failed_costs_its_transfer_time_only(pair, control) {
+        for op in OPS {
+            control.say("stick count=1");
+            control.say("fail nth=9 status=13");
+            scattered(pair, op).unwrap();
+            assert_eq!(control.counts()["stuck"], 0);
+        }
+    }
+    fn a_stuck_operation_costs_other_transfers_nothing(pair, control) {
         control.say("stick count=1");
         let (there, here) = pair.regions(64, PAGE);
         let grant = pair.grant(Op::Read, &whole(&there, PAGE));
@@ -124,5 +152,75 @@ nics! {
         let (there, here) = pair.regions(64, PAGE);
         let grant = pair.grant(Op::Write, &whole(&there, PAGE));
         pair.run(Op::Write, &whole(&here, PAGE), &grant, Verify::Off).unwrap();
-    };
+    }
+}
+
+/// The NICs of an engine that it can use, by its metrics.
+fn up(engine: &Engine) -> [f64; 2] {
+    ["0", "1"].map(|number| metric(engine, &format!("kvik_nic_up{{nic=\"rdmap{number}s0-rdm\"}}")))
+}
+
+/// Begins a transfer, and lets nobody read the completions of the first device any more when operations of each
+/// NIC are under way.
+fn blinded(pair: &Pair, control: &mut Control, op: Op) -> Result<(), kvik_core::Error> {
+    let nics = u64::from(pair.kind.standin.map_or(0, |standin| standin.devices));
+    let (there, here) = pair.regions(128, 64 << 10);
+    let grant = pair.grant(op, &whole(&there, 64 << 10));
+    pair.ours.hold_from(pair.ours.given());
+    let transfer = pair.begin(op, &whole(&here, 64 << 10), &grant, PATIENCE);
+    assert!(pair.ours.wait_held(nics, PATIENCE), "not every NIC takes part");
+    control.say("delay micros=3000");
+    pair.ours.release();
+    wait_until("operations to be under way", || control.counts()["in_hand"] >= nics);
+    control.say("blind device=0");
+    control.say("delay micros=0");
+    let ended = transfer.wait(Some(PATIENCE));
+    assert!(ended.is_err() || bytes(&there) == bytes(&here), "{op:?}: wrong bytes were let through");
+    // Neither region is held by what is not heard of.
+    grant.revoke(PATIENCE).unwrap();
+    there.close(PATIENCE).unwrap();
+    here.close(PATIENCE).unwrap();
+    ended.map(drop)
+}
+
+#[test]
+fn a_nic_whose_completions_cannot_be_read_leaves_its_work_to_the_other_one() {
+    const TWO: &Kind = &Kind { standin: Some(Standin::NEW), ..crate::EFA };
+    let name = "a_nic_whose_completions_cannot_be_read_leaves_its_work_to_the_other_one";
+    TWO.place(&format!("{}::{name}", module_path!()), |control| {
+        let mut control = control.expect("the stand-in is there");
+        for op in OPS {
+            let pair = Pair::new(TWO);
+            pair.pass();
+            assert_eq!(up(&pair.other), [1.0, 1.0]);
+            blinded(&pair, &mut control, op).unwrap();
+            assert_eq!(up(&pair.other), [0.0, 1.0], "{op:?}");
+            // What comes later goes the same way, also when the queue could be read again: what was lost of it
+            // stays lost.
+            control.say("clear");
+            pair.pass();
+            assert_eq!(up(&pair.other), [0.0, 1.0], "{op:?}");
+        }
+    });
+}
+
+#[test]
+fn the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read() {
+    let name = "the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read";
+    KIND.place(&format!("{}::{name}", module_path!()), |control| {
+        let mut control = control.expect("the stand-in is there");
+        for op in OPS {
+            let pair = Pair::new(KIND);
+            pair.pass();
+            let under_way = blinded(&pair, &mut control, op).unwrap_err();
+            let later = scattered(&pair, op).unwrap_err();
+            for error in [under_way, later] {
+                assert_eq!(error.code, Code::PeerLost, "{op:?}: {error}");
+                let said = ["rdmap0s0-rdm", "reading completions"].map(|text| error.text.contains(text));
+                assert_eq!(said, [true, true], "{op:?}: {error}");
+            }
+            assert_eq!(up(&pair.other), [0.0, 0.0], "{op:?}");
+            control.say("clear");
+        }
+    });
 }

@@ -1,8 +1,10 @@
 //! What goes wrong on demand, and what closing stops.
 
 use crate::side::{LEN, Side, nics, pair, post_all, rma, until, wait};
+use crate::standin::Control;
 use crate::{DEVICE, alone};
-use kvik_host::fabric::{Endpoint, Posted, RmaOp};
+use kvik_host::fabric::{Endpoint, Posted, RmaOp, Slot};
+use std::collections::BTreeSet;
 
 alone!(the_nth_operation_fails_with_its_reason, [DEVICE], |mut control| {
     let (mut a, b, slot) = pair(&nics()[0], 64);
@@ -213,6 +215,53 @@ alone!(an_operation_that_never_ends_goes_with_its_endpoint, [DEVICE], |mut contr
     a.endpoint = Endpoint::open(&a.device, 64).unwrap();
     let counts = control.counts();
     assert_eq!((counts["stuck"], counts["in_hand"], b.landed(1)), (0, 0, 4096), "{counts:?}");
+});
+
+/// Two writes fail whose bytes are on the wire, and a read between them does not.
+fn fail_late(control: &mut Control, a: &mut Side, b: &Side, slot: Slot) {
+    control.say("late device=0 count=2 status=13");
+    post_all(a, &b.known, slot, RmaOp::Write, [(0, 8192, 0)]);
+    post_all(a, &b.known, slot, RmaOp::Read, [(8192, 4096, 2)]);
+    post_all(a, &b.known, slot, RmaOp::Write, [(LEN - 8192, 8192, 1)]);
+    until(a, 3);
+    let failed = a.done.drain(..).filter(|done| done.result.is_err());
+    assert_eq!(failed.map(|done| done.token).collect::<BTreeSet<_>>(), [0, 1].into());
+    assert_eq!((b.landed(1), control.counts()["late"]), (0, 2));
+}
+
+alone!(late_bytes_land_on_command_and_only_in_an_endpoint_that_is_open, [DEVICE], |mut control| {
+    let (mut a, mut b, slot) = pair(&nics()[0], 64);
+    // Who posted them has no power over them.
+    fail_late(&mut control, &mut a, &b, slot);
+    a.endpoint = Endpoint::open(&a.device, 64).unwrap();
+    let slot = a.endpoint.add_peer(&b.endpoint.address().unwrap()).unwrap();
+    let whole = b.bytes();
+    control.say("land device=1");
+    assert!(b.bytes() == whole);
+    control.say("land");
+    assert_eq!((b.landed(1), control.counts()["landed"]), (2 * 8192, 2));
+    // The endpoint that they go to has.
+    b.memory.copy_in(0, &whole).unwrap();
+    fail_late(&mut control, &mut a, &b, slot);
+    b.endpoint = Endpoint::open(&b.device, 64).unwrap();
+    control.say("land");
+    let counts = control.counts();
+    assert_eq!((b.landed(1), counts["late"], counts["landed"]), (0, 0, 2));
+});
+
+alone!(completions_that_cannot_be_read_are_an_error_of_their_devices_queues, [DEVICE], |mut control| {
+    let nics = nics();
+    let (mut a, b, slot) = pair(&nics[0], 64);
+    let (mut c, d, other) = pair(&nics[1], 64);
+    control.say("blind device=0");
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(0, 4096, 0)]);
+    let error = a.endpoint.poll(&mut a.done).unwrap_err();
+    assert_eq!(error.number, libc::EIO, "{error}");
+    post_all(&mut c, &d.known, other, RmaOp::Write, [(0, 4096, 0)]);
+    until(&mut c, 1);
+    control.say("clear");
+    until(&mut a, 1);
+    assert!(a.done[0].result.is_ok());
 });
 
 alone!(two_devices_reach_each_other, [], |_| {

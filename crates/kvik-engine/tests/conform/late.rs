@@ -1,0 +1,89 @@
+//! Bytes that are on the wire when their write is told of as failed: who posted them cannot stop them any more,
+//! and the owner's pages are its own again only when they cannot land.
+//!
+//! The stand-in keeps such bytes until a test says that they land. Reads have none: an operation that has
+//! ended writes nothing into the memory of who posted it.
+
+use crate::common::*;
+use crate::pair::{Kind, Op, Pair, Standin, options, whole};
+use crate::standin::Control;
+use kvik_core::Code;
+use kvik_engine::{Grant, Region, Verify};
+use std::time::Duration;
+
+const ONE: &Kind = &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::EFA };
+const TWO: &Kind = &Kind { standin: Some(Standin::NEW), ..crate::EFA };
+const PAGE: u64 = 64 << 10;
+
+macro_rules! late {
+    ($(fn $name:ident($pair:ident, $control:ident) over $kind:ident $check:block)*) => {
+        $(#[test]
+        fn $name() {
+            let check = |$pair: &Pair, mut $control: Control| $check;
+            $kind.place(concat!(module_path!(), "::", stringify!($name)), |control| {
+                let pair = Pair::new($kind);
+                pair.pass();
+                check(&pair, control.expect("the stand-in is there"));
+                pair.pass();
+            });
+        })*
+    };
+}
+
+/// The grant ends, and the pages are the owner's; then whatever can land does.
+fn nothing_lands_after_the_end(control: &mut Control, there: &Region, grant: &Grant) {
+    grant.revoke(PATIENCE).unwrap();
+    blank(there, 0xEE);
+    control.say("land");
+    assert!(bytes(there).iter().all(|byte| *byte == 0xEE), "bytes came late into pages of another grant");
+    assert_eq!(control.counts()["landed"], 0);
+}
+
+late! {
+    fn what_was_posted_again_is_not_written_over(pair, control) over ONE {
+        let (there, here) = pair.regions(64, PAGE);
+        let grant = pair.grant(Op::Write, &whole(&there, PAGE));
+        control.say("late count=3 status=13");
+        pair.run(Op::Write, &whole(&here, PAGE), &grant, Verify::Off).unwrap();
+        assert!(bytes(&there) == bytes(&here));
+        assert_eq!(control.counts()["failed"], 3);
+        nothing_lands_after_the_end(&mut control, &there, &grant);
+    }
+    fn what_another_nic_has_moved_is_not_written_over(pair, control) over TWO {
+        let (there, here) = pair.regions(128, PAGE);
+        let grant = pair.grant(Op::Write, &whole(&there, PAGE));
+        control.say("late device=0 count=1000000 status=13");
+        // Each of the two NICs has a part in hand before either goes on.
+        pair.ours.hold_from(pair.ours.given());
+        let transfer = pair.begin(Op::Write, &whole(&here, PAGE), &grant, PATIENCE);
+        assert!(pair.ours.wait_held(2, PATIENCE), "only one NIC takes part");
+        pair.ours.release();
+        transfer.wait(Some(PATIENCE)).unwrap();
+        assert!(bytes(&there) == bytes(&here));
+        assert!(control.counts()["failed"] > 0);
+        nothing_lands_after_the_end(&mut control, &there, &grant);
+        control.say("clear");
+    }
+    fn a_cancelled_write_that_failed_ends_when_the_owner_has_cut_it_off(pair, control) over ONE {
+        let (there, here) = pair.regions(1, PAGE);
+        let grant = pair.grant(Op::Write, &whole(&there, PAGE));
+        // The owner's NIC is busy: until it is not, nobody has cut anything.
+        let (mine, theirs) = pair.regions(1, PAGE);
+        let other = pair.other.grant(&whole(&theirs, PAGE), options(Op::Read)).unwrap();
+        pair.theirs.hold_from(pair.theirs.given());
+        let busy = pair.owner.read(&whole(&mine, PAGE), other.ticket(), None, within(PATIENCE)).unwrap();
+        assert!(pair.theirs.wait_held(1, PATIENCE), "the owner's NIC is not busy");
+        // Its write begins long after the transfer was cancelled: at once when the delay is taken away.
+        control.say("delay micros=100000000");
+        control.say("late count=1 status=13");
+        let transfer = pair.begin(Op::Write, &whole(&here, PAGE), &grant, PATIENCE);
+        wait_until("the write to be under way", || control.counts()["in_hand"] == 1);
+        transfer.cancel();
+        control.say("clear");
+        assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::Cancelled);
+        assert_eq!(code(grant.revoke(Duration::from_millis(80))), Code::PagesQuarantined);
+        pair.theirs.release();
+        nothing_lands_after_the_end(&mut control, &there, &grant);
+        assert_eq!(code(busy.wait(Some(PATIENCE))), Code::PeerLost);
+    }
+}
