@@ -174,11 +174,12 @@ impl<C: Card> Worker<C> {
         }
     }
 
-    /// A session's orders go to other NICs, or fail where there is none that reaches its peer. Nothing of them can
-    /// land any more.
+    /// A session's orders, of which nothing is under way here, go to other NICs, for which nothing of them may be on
+    /// the wire either; or they fail.
     pub(super) fn hand_over(&mut self, desk: &dyn Desk, session: u64, others: bool, why: &Error) {
         for (index, place) in self.orders.iter_mut().enumerate() {
-            let Some(mut active) = place.take_if(|active| active.session() == session) else { continue };
+            let theirs = |active: &mut Active| active.session() == session && active.out == 0;
+            let Some(mut active) = place.take_if(theirs) else { continue };
             self.turns.retain(|turn| *turn != index);
             match others {
                 true => active.give_back(desk),

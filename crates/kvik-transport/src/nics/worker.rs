@@ -239,16 +239,14 @@ impl<C: Card> Worker<C> {
         self.desk = None;
     }
 
-    /// Fails a session's orders, and stops what was posted for them.
+    /// Fails a session's orders, and stops what was posted for them. Nobody is left to vouch for what is on the wire:
+    /// the other side cuts its own path.
     fn abandon(&mut self, session: u64, why: &str) {
-        for active in self.orders.iter_mut().flatten().filter(|active| active.session() == session) {
-            active.fail(Error::new(Code::PeerLost, why));
-        }
         if self.under_way(session) > 0 {
             self.cut(session);
         }
         if let Some(desk) = self.desk.clone() {
-            self.report(&*desk);
+            self.hand_over(&*desk, session, false, &Error::new(Code::PeerLost, why));
         }
     }
 }
