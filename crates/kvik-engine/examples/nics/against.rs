@@ -37,9 +37,9 @@ impl Plain {
         Ok(Plain { mover, target, buffer: options.number::<u64>("buffer")? << 20 })
     }
 
-    fn turn(&mut self, op: &str, size: u64, pages: u64) -> Result<f64> {
-        self.target.ask("work")?;
-        let seconds = self.mover.number(&format!("turn {op} {size} {pages}"))?;
+    fn turn(&mut self, mode: &str, op: &str, size: u64, pages: u64) -> Result<f64> {
+        self.target.ask(&format!("work {mode}"))?;
+        let seconds = self.mover.number(&format!("turn {mode} {op} {size} {pages}"))?;
         self.target.ask("rest")?;
         Ok(seconds)
     }
@@ -47,7 +47,7 @@ impl Plain {
     fn prove(&mut self, op: &str, size: u64) -> Result<()> {
         self.target.ask(&format!("fill {size} 1"))?;
         self.mover.ask(&format!("fill {size} 2"))?;
-        self.turn(op, size, self.buffer / size / 2)?;
+        self.turn(plain::MODES[1], op, size, self.buffer / size / 2)?;
         match op {
             "read" => self.mover.ask(&format!("check {size} 1")),
             _ => self.target.ask(&format!("check {size} 2")),
@@ -67,6 +67,7 @@ pub fn run(options: &[String]) -> Result<()> {
     let (amount, transfer) =
         (options.number::<u64>("amount")? << 20, options.number::<u64>("transfer")? << 20);
     let (open, buffer) = (options.number("open")?, options.number("buffer")?);
+    let rounds = options.number("rounds")?;
     let mut kvik = Pair::start(&words, &words, buffer, &[])?;
     let mut plain = Plain::start(&options)?;
     let mut rows = Vec::new();
@@ -74,29 +75,43 @@ pub fn run(options: &[String]) -> Result<()> {
         for size in options.numbers("sizes")? {
             kvik.grant(op, size)?;
             let shape = (transfer / size, open, amount / transfer);
-            let pages = shape.0 * shape.2;
-            let (mut rates, mut ratios) = ([Vec::new(), Vec::new()], Vec::new());
             kvik.prove(op, size)?;
             plain.prove(op, size)?;
-            for round in 0..options.number::<u32>("rounds")? {
-                let mut pair = [0.0; 2];
-                // Which one comes first alternates.
-                for who in [round % 2, (round + 1) % 2] {
-                    let seconds = match who {
-                        0 => kvik.turn(op, size, shape)?,
-                        _ => plain.turn(op, size, pages)?,
-                    };
-                    pair[who as usize] = (pages * size) as f64 / seconds / 1e9;
-                }
-                rates.iter_mut().zip(pair).for_each(|(all, rate)| all.push(rate));
-                ratios.push(pair[0] / pair[1]);
-            }
+            let [ours, spins, sleeps] = measure(&mut kvik, &mut plain, (op, size), shape, rounds)?;
             kvik.prove(op, size)?;
             plain.prove(op, size)?;
-            let [ours, theirs] = rates.map(|all| Spread::of(all).show(2));
-            rows.push(vec![op.into(), size.to_string(), ours, theirs, Spread::of(ratios).show(3)]);
+            let ratios = (0..ours.len()).map(|round| ours[round] / spins[round].max(sleeps[round])).collect();
+            let mut row = vec![op.to_owned(), size.to_string()];
+            row.extend([ours, spins, sleeps].map(|rates| Spread::of(rates).show(2)));
+            row.push(Spread::of(ratios).show(3));
+            rows.push(row);
         }
     }
-    print(&["", "bytes", "kvik GB/s", "plain loop GB/s", "ratio"], &rows);
+    let heads = ["", "bytes", "kvik GB/s", "loop that spins", "loop that sleeps", "kvik / the faster loop"];
+    print(&heads, &rows);
     Ok(())
+}
+
+/// GB/s of kvik and of both loops, round by round.
+fn measure(
+    kvik: &mut Pair,
+    plain: &mut Plain,
+    (op, size): (&str, u64),
+    shape: (u64, u64, u64),
+    rounds: usize,
+) -> Result<[Vec<f64>; 3]> {
+    let pages = shape.0 * shape.2;
+    let mut rates = [const { Vec::new() }; 3];
+    for round in 0..rounds {
+        // Another one comes first each time.
+        for turn in 0..rates.len() {
+            let who = (turn + round) % rates.len();
+            let seconds = match who {
+                0 => kvik.turn(op, size, shape)?,
+                mode => plain.turn(plain::MODES[mode - 1], op, size, pages)?,
+            };
+            rates[who].push((pages * size) as f64 / seconds / 1e9);
+        }
+    }
+    Ok(rates)
 }

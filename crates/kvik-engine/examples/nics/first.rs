@@ -15,7 +15,7 @@ const DEFAULTS: [(&str, &str); 6] = [
     ("nics", "1,4,16"),
     ("rounds", "10"),
     ("size", "65536"),
-    ("count", "256"),
+    ("count", "64"),
     ("more", "5"),
 ];
 

@@ -83,6 +83,7 @@ impl Fabric {
             ("DIR", self.0.display().to_string()),
             ("DEVICES", devices.to_string()),
             ("DEPTH", depth.to_string()),
+            ("SEED", "1".to_owned()),
         ]
         .map(|(name, value)| (format!("KVIK_STANDIN_{name}"), value))
         .to_vec()

@@ -1,29 +1,41 @@
 //! Reads and writes over libfabric with nothing around them: what a provider gives to a loop that only fills its
-//! queue, walks through the same pages as kvik's side, and asks for completions, on both sides without a pause.
+//! queue, walks through the same pages as kvik's side, and asks for completions.
+//!
+//! There are two of it: one asks on both sides without a pause, and one sleeps on the queue's descriptor when there is
+//! nothing. Which one is faster depends on how many processors are free; the faster one is the limit.
 
 use crate::Result;
 use crate::bytes::{check, filled, pages};
 use crate::children::{obey, say};
 use crate::words::Options;
+use kvik_host::event::{Epoll, Events};
 use kvik_host::fabric::{Completion, Device, Endpoint, Fabric, Posted, Registration, Rma, RmaOp, Slot};
 use kvik_host::{HugePages, Memory};
 use std::io::stdin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The options of both sides, with their defaults.
 const OPTIONS: [(&str, &str); 4] = [("provider", "tcp"), ("library", ""), ("depth", "64"), ("buffer", "256")];
 /// Their names.
 pub const NAMES: [&str; 4] = ["provider", "library", "depth", "buffer"];
+/// Whether the loops sleep when there is nothing.
+pub const MODES: [&str; 2] = ["spin", "sleep"];
 /// Polls between two looks at what the starter says.
 const POLLS: u32 = 1000;
+/// How long a loop that sleeps does so at most: the starter's words wake nobody.
+const GLANCE: Duration = Duration::from_millis(5);
 
 struct Side {
     memory: Arc<Memory>,
     known: Rc<Registration>,
     endpoint: Endpoint,
+    epoll: Epoll,
+    events: Events,
+    /// Whether the provider has a descriptor to sleep on.
+    sleeps: bool,
     done: Vec<Completion>,
 }
 
@@ -37,10 +49,13 @@ impl Side {
         let nics = fabric.nics(provider, Some("127.0.0.1"))?;
         let nic = nics.into_iter().next().ok_or_else(|| format!("libfabric has no NIC of {provider}"))?;
         let device = Device::open(&Arc::new(nic))?;
-        let endpoint = Endpoint::open(&device, options.number("depth")?)?;
+        let mut endpoint = Endpoint::open(&device, options.number("depth")?)?;
+        let epoll = Epoll::new()?;
+        let sleeps = endpoint.watch(&epoll, 0)?;
         let memory = Arc::new(Memory::shared(options.number::<usize>("buffer")? << 20, HugePages::Auto)?);
         let known = device.register(memory.clone(), true)?;
-        Ok(Side { memory, known, endpoint, done: Vec::new() })
+        let events = Events::new(1);
+        Ok(Side { memory, known, endpoint, epoll, events, sleeps, done: Vec::new() })
     }
 
     fn fill(&self, size: usize, seed: u64) -> Result<String> {
@@ -62,6 +77,14 @@ impl Side {
             completion.result?;
         }
         Ok(ended)
+    }
+
+    /// Sleeps until something has come, where the provider can tell.
+    fn rest(&mut self) -> Result<()> {
+        if self.sleeps && self.endpoint.may_wait() {
+            self.epoll.wait(&mut self.events, GLANCE)?;
+        }
+        Ok(())
     }
 }
 
@@ -85,7 +108,7 @@ pub fn target(options: &[String]) -> Result<()> {
             }
             ["fill", size, seed] => say(&side.fill(size.parse()?, seed.parse()?)?)?,
             ["check", size, seed] => say(&side.check(size.parse()?, seed.parse()?)?)?,
-            ["work"] => work(&mut side, &told)?,
+            ["work", mode] => work(&mut side, &told, mode == "sleep")?,
             _ => return Err(format!("{line:?} is no command").into()),
         }
     }
@@ -93,11 +116,14 @@ pub fn target(options: &[String]) -> Result<()> {
 }
 
 /// Lets the provider work until the starter says something.
-fn work(side: &mut Side, told: &Receiver<String>) -> Result<()> {
+fn work(side: &mut Side, told: &Receiver<String>, sleeps: bool) -> Result<()> {
     say("working")?;
     while matches!(told.try_recv(), Err(TryRecvError::Empty)) {
-        for _ in 0..POLLS {
+        for _ in 0..if sleeps { 1 } else { POLLS } {
             side.poll()?;
+        }
+        if sleeps {
+            side.rest()?;
         }
     }
     say("resting")
@@ -126,10 +152,11 @@ pub fn mover(options: &[String]) -> Result<()> {
         }
         ["fill", size, seed] => side.fill(size.parse()?, seed.parse()?),
         ["check", size, seed] => side.check(size.parse()?, seed.parse()?),
-        ["turn", op, size, count] => {
+        ["turn", mode, op, size, count] => {
             let (count, target) = (count.parse()?, target.as_ref().ok_or("no target was named")?);
             let op = if *op == "read" { RmaOp::Read } else { RmaOp::Write };
-            let seconds = turn(&mut side, target, op, size.parse()?, (at, count))?;
+            let ids = pages(at, count, (side.memory.len() / size.parse::<usize>()?) as u64);
+            let seconds = turn(&mut side, target, op, (size.parse()?, &ids), *mode == "sleep")?;
             at += count;
             Ok(seconds.to_string())
         }
@@ -137,9 +164,14 @@ pub fn mover(options: &[String]) -> Result<()> {
     })
 }
 
-/// Moves so many pages: the seconds from the first post to the last completion.
-fn turn(side: &mut Side, target: &Target, op: RmaOp, size: usize, (at, count): (u64, u64)) -> Result<f64> {
-    let ids = pages(at, count, (side.memory.len() / size) as u64);
+/// Moves pages: the seconds from the first post to the last completion.
+fn turn(
+    side: &mut Side,
+    target: &Target,
+    op: RmaOp,
+    (size, ids): (usize, &[u32]),
+    sleeps: bool,
+) -> Result<f64> {
     let memory = side.known.clone();
     let began = Instant::now();
     let (mut next, mut ended) = (0, 0);
@@ -154,7 +186,10 @@ fn turn(side: &mut Side, target: &Target, op: RmaOp, size: usize, (at, count): (
             }
             next += 1;
         }
-        ended += side.poll()?;
+        match side.poll()? {
+            0 if sleeps => side.rest()?,
+            some => ended += some,
+        }
     }
     Ok(began.elapsed().as_secs_f64())
 }
