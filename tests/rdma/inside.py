@@ -1,6 +1,6 @@
 """Run a command in a guest of its own, and print what it says.
 
-    python -m tests.rdma.inside -- python -m tests.faults.idle --peers 20 --nics verbs:rxe0 --peer-nics verbs:rxe1
+    python -m tests.rdma.inside -- python -m tests.faults.idle --nics verbs:rxe0 --nics-only
 
 `python` is the one that runs this. The exit status is the command's.
 """

@@ -3,10 +3,11 @@
     cargo build --release -p kvik-engine --example nics
     python -m tests.rdma.rates --rounds 10
 
-A round has a turn of kvik and one of `ib_read_bw` or `ib_write_bw`, each in a job of two processes with a device
-each; which one comes first alternates. Both move as many bytes in messages of the same size. kvik's messages are
-pages that are no neighbours, walking through buffers of 32 MiB, and every byte is compared before; the tool moves
-the same message again and again. The processor is emulated: the ratio says what kvik adds, and the rates nothing.
+A round has a turn of kvik and one of `ib_read_bw` or `ib_write_bw`, each in a job of two processes with a
+device each; which one comes first alternates. Both move as many bytes in messages of the same size. kvik's
+messages are pages that are no neighbours, walking through buffers of 32 MiB, and every byte is compared
+before; the tool moves the same message again and again. The processor is emulated: the ratio says what kvik
+adds, and the rates nothing.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from tests.rdma.programs import ROOT, two
 
 KIB, MIB = 1 << 10, 1 << 20
 BUFFER = 32  # MiB on either side
-OPEN = 2  # transfers of kvik at a time; each moves half of its buffer, which is all pages that are no neighbours
+OPEN = 2  # transfers of kvik at a time; each moves all pages of a buffer that are no neighbours, half of it
 LIMIT = 180.0  # seconds of a turn
 ENOUGH = 0.9  # of the tool's rate
 

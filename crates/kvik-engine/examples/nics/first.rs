@@ -1,7 +1,7 @@
 //! The first transfer between two engines that have never met, and the ones behind it, by NICs a side.
 //!
-//! Each round starts both engines anew, twice: once the first transfer is the first that they hear of each other, once
-//! `explain` has opened the session before. What `explain` took is shown beside it.
+//! Each round starts both engines anew, twice: once the first transfer is the first that they hear of each
+//! other, once `explain` has opened the session before. What `explain` took is shown beside it.
 
 use crate::Result;
 use crate::pair::{Fabric, OPS, Pair, standin};

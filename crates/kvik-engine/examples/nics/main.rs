@@ -7,8 +7,9 @@
 //! - `first`: the first transfer between two engines, over the stand-in, as a function of NICs a side;
 //! - `rate`: kvik alone, for comparisons with the tools of others.
 //!
-//! Each side is a process of its own: this program again, as one of the [`sides`] or [`plain`] ones, which is told
-//! what to do in lines. An option that a command does not know is an error that names those that it does.
+//! Each side is a process of its own: this program again, as one of the [`sides`] or [`plain`] ones, which is
+//! told what to do in lines. An option that a command does not know is an error that names those that it
+//! does.
 
 mod against;
 mod bytes;

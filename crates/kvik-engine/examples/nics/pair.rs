@@ -60,8 +60,8 @@ impl Pair {
     }
 }
 
-/// The folder of the stand-in's fabric, which goes with the value. Its daemon is started by the first side and ends
-/// with the last.
+/// The folder of the stand-in's fabric, which goes with the value. Its daemon is started by the first side
+/// and ends with the last.
 pub struct Fabric(PathBuf);
 
 impl Fabric {

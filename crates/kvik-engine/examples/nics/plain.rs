@@ -1,8 +1,9 @@
-//! Reads and writes over libfabric with nothing around them: what a provider gives to a loop that only fills its
-//! queue, walks through the same pages as kvik's side, and asks for completions.
+//! Reads and writes over libfabric with nothing around them: what a provider gives to a loop that only fills
+//! its queue, walks through the same pages as kvik's side, and asks for completions.
 //!
-//! There are two of it: one asks on both sides without a pause, and one sleeps on the queue's descriptor when there is
-//! nothing. Which one is faster depends on how many processors are free; the faster one is the limit.
+//! There are two of it: one asks on both sides without a pause, and one sleeps on the queue's descriptor when
+//! there is nothing. Which one is faster depends on how many processors are free; the faster one is the
+//! limit.
 
 use crate::Result;
 use crate::bytes::{check, filled, pages};

@@ -1,9 +1,9 @@
 //! Few and many extents in a transfer, over queues of several depths: whether a full queue costs anything.
 //!
-//! Every count of extents walks through the same buffer, and every turn moves about as many extents, over a session
-//! that is up and with transfers open all the time: so what is compared is the rate of a steady stream, and not how
-//! long one transfer takes to begin. So many transfers are open that their extents fill the deepest queue, or
-//! [`OPEN`] of them.
+//! Every count of extents walks through the same buffer, and every turn moves about as many extents, over a
+//! session that is up and with transfers open all the time: so what is compared is the rate of a steady
+//! stream, and not how long one transfer takes to begin. So many transfers are open that their extents fill
+//! the deepest queue, or [`OPEN`] of them.
 
 use crate::Result;
 use crate::pair::{Fabric, OPS, Pair, standin};

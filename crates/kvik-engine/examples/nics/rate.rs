@@ -19,8 +19,8 @@ const DEFAULTS: [(&str, &str); 11] = [
     ("transfers", "16"),
 ];
 
-/// Moves `transfers` of `count` pages of `size` bytes, `open` at a time, between the mover's `nics` and the owner's
-/// `theirs`, and prints bytes and seconds: `moved BYTES SECONDS`.
+/// Moves `transfers` of `count` pages of `size` bytes, `open` at a time, between the mover's `nics` and the
+/// owner's `theirs`, and prints bytes and seconds: `moved BYTES SECONDS`.
 ///
 /// # Errors
 /// A wrong byte, or a side's.

@@ -135,7 +135,8 @@ impl Side {
         Ok(format!("{all} {} {}", report.post.as_secs_f64(), report.wire.as_secs_f64()))
     }
 
-    /// Transfers of so many pages one after the other, some of them open at a time: the seconds that they took.
+    /// Transfers of so many pages one after the other, some of them open at a time: the seconds that they
+    /// took.
     fn turn(&mut self, op: &str, size: &str, (count, open, transfers): (u64, usize, u64)) -> Result<String> {
         let (mut under_way, mut extents) = (VecDeque::new(), 0);
         let began = Instant::now();
