@@ -116,6 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--amount", type=int, default=64, help="MiB of a turn, a multiple of 16")
     parser.add_argument("--depth", type=int, default=64, help="operations under way")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64 * KIB, MIB], help="bytes of a message")
+    parser.add_argument("--ops", choices=("read", "write"), nargs="+", default=["read", "write"])
     parser.add_argument("--verify", choices=("auto", "off", "full"), default="off")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for all of it")
     options = parser.parse_args(arguments)
@@ -127,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         tempfile.TemporaryDirectory(prefix="kvik-guest-") as folder,
         booted(kernel, Path(folder), options.limit + BOOT) as guest,
     ):
-        for cell in [Cell(op, size) for op in ("read", "write") for size in options.sizes]:
+        for cell in [Cell(op, size) for op in options.ops for size in options.sizes]:
             rates = measure(guest, cell, options)
             ratios = [ours / theirs for ours, theirs in rates]
             ours, theirs = ([rate[side] for rate in rates] for side in (0, 1))
