@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_kernel(parser)
     parser.add_argument("--program", type=Path, default=ROOT / "target/release/examples/nics")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--amount", type=int, default=64, help="MiB of a turn, a multiple of 16")
+    parser.add_argument("--amount", type=int, default=128, help="MiB of a turn, a multiple of 16")
     parser.add_argument("--depth", type=int, default=64, help="operations under way")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64 * KIB, MIB], help="bytes of a message")
     parser.add_argument("--ops", choices=("read", "write"), nargs="+", default=["read", "write"])
