@@ -4,7 +4,7 @@
 //! other, once `explain` has opened the session before. What `explain` took is shown beside it.
 
 use crate::Result;
-use crate::pair::{Fabric, OPS, Pair, standin};
+use crate::pair::{Fabric, OPS, Pair, library, standin};
 use crate::tables::{Spread, print};
 use crate::words::Options;
 
@@ -35,6 +35,7 @@ struct Times {
 /// A transfer that failed, a wrong byte, or a side's.
 pub fn run(options: &[String]) -> Result<()> {
     let options = Options::new(options, &DEFAULTS)?;
+    let options = options.with("library", library(&options)?);
     let nics = options.numbers("nics")?;
     let mut rows = Vec::new();
     for op in OPS {
@@ -63,7 +64,7 @@ pub fn run(options: &[String]) -> Result<()> {
 /// Two engines from their start, with so many NICs each.
 fn once(options: &Options, op: &str, nics: u64, warm: bool, times: &mut Times) -> Result<()> {
     let fabric = Fabric::new()?;
-    let words = standin(options, DEPTH, BUFFER)?;
+    let words = standin(options.text("library"), DEPTH, BUFFER);
     let mut pair = Pair::start(&words, &words, BUFFER, &fabric.env(nics, DEPTH))?;
     let (size, count) = (options.number::<u64>("size")?, options.number::<u64>("count")?);
     pair.grant(op, size)?;

@@ -4,6 +4,7 @@ use crate::Result;
 use crate::children::Child;
 use crate::words::Options;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Directions.
@@ -96,16 +97,33 @@ impl Drop for Fabric {
     }
 }
 
-/// The options of sides over the stand-in's library, which the user has built.
+/// The stand-in's library: the one that was named, or the checkout's, built beside this program if it has to be.
 ///
 /// # Errors
-/// No library was named.
-pub fn standin(options: &Options, depth: u64, buffer: u64) -> Result<Vec<String>> {
-    let library = options.text("library");
-    if library.is_empty() {
-        let how = "make -C tests/standins/fabric OUT=FOLDER";
-        return Err(format!("say library=FOLDER/libfabric.so.1, which `{how}` builds").into());
+/// It cannot be built: gcc, make and the headers of libfabric are needed.
+pub fn library(options: &Options) -> Result<String> {
+    let named = options.text("library");
+    if !named.is_empty() {
+        return Ok(named.to_owned());
     }
+    let program = std::env::current_exe()?;
+    let folder = program.with_file_name("nics-standin");
+    std::fs::create_dir_all(&folder)?;
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/fabric");
+    let mut make = Command::new("make");
+    make.args(["-s", "-C", sources]).arg(format!("OUT={}", folder.display()));
+    let status =
+        make.status().map_err(|error| format!("make, to build the stand-in for libfabric: {error}"))?;
+    match status.success() {
+        true => Ok(folder.join("libfabric.so.1").display().to_string()),
+        false => {
+            Err(format!("the stand-in for libfabric could not be built: make ended with {status}").into())
+        }
+    }
+}
+
+/// The options of sides over the stand-in's library.
+pub fn standin(library: &str, depth: u64, buffer: u64) -> Vec<String> {
     let nics = "nics=efa".to_owned();
-    Ok(vec![nics, format!("library={library}"), format!("depth={depth}"), format!("buffer={buffer}")])
+    vec![nics, format!("library={library}"), format!("depth={depth}"), format!("buffer={buffer}")]
 }

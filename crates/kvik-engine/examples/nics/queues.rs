@@ -6,7 +6,7 @@
 //! the deepest queue, or [`OPEN`] of them.
 
 use crate::Result;
-use crate::pair::{Fabric, OPS, Pair, standin};
+use crate::pair::{Fabric, OPS, Pair, library, standin};
 use crate::tables::{Spread, print};
 use crate::words::Options;
 
@@ -33,10 +33,10 @@ pub fn run(options: &[String]) -> Result<()> {
     let deepest = depths.iter().max().copied().unwrap_or(1);
     // Every other page is moved.
     let buffer = (2 * most * PAGE).div_ceil(1 << 20);
-    let mut rows = Vec::new();
+    let (library, mut rows) = (library(&options)?, Vec::new());
     for depth in depths {
         let fabric = Fabric::new()?;
-        let words = standin(&options, depth, buffer)?;
+        let words = standin(&library, depth, buffer);
         let mut pair = Pair::start(&words, &words, buffer, &fabric.env(1, depth))?;
         for op in OPS {
             pair.grant(op, PAGE)?;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 /// Options with their defaults, all as text.
-#[derive(Clone)]
 pub struct Options(BTreeMap<String, String>);
 
 impl Options {
@@ -27,6 +26,13 @@ impl Options {
             }
         }
         Ok(Options(all))
+    }
+
+    /// The same with another text for an option.
+    pub fn with(&self, name: &str, value: String) -> Options {
+        let mut all = self.0.clone();
+        all.insert(name.to_owned(), value);
+        Options(all)
     }
 
     /// The text of an option.
