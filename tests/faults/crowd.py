@@ -20,8 +20,9 @@ DEADLINE = 30.0  # seconds of a transfer
 class Member:
     """One engine, which reads from the hub now and then and has a transfer open that waits all the time."""
 
-    def __init__(self, number: int, transport: str) -> None:
-        self.engine = kvik.Engine(transport=transport, io_threads=1, name=f"peer {number}")  # type: ignore[arg-type]
+    def __init__(self, number: int, transport: str, nics: str | None) -> None:
+        name = f"peer {number}"
+        self.engine = kvik.Engine(transport=transport, nics=nics, io_threads=1, name=name)  # type: ignore[arg-type]
         self.region = self.engine.allocate(PAGE * PAGES)
         self.pages = self.region.pages(kvik.Layout(PAGES, PAGE), range(PAGES))
         self.open: list[kvik.Transfer] = []
@@ -47,15 +48,18 @@ class Member:
                 print(f"{self.engine.name}: {error}", flush=True, file=sys.stderr)
 
 
-def crowd(pipe: Pipe, engines: int, first: int, transport: str) -> None:
-    """The process: obeys `connect`, `work`, `hold_gil`, `counts` and `bye`."""
+def crowd(pipe: Pipe, engines: int, first: int, transport: str, nics: str | None) -> None:
+    """The process: obeys `connect`, `read`, `work`, `hold_gil`, `counts` and `bye`."""
     end_with_starter()
-    members = [Member(first + i, transport) for i in range(engines)]
+    members = [Member(first + i, transport, nics) for i in range(engines)]
     pipe.say(ready=True)
     while (call := (heard := pipe.hear()).pop("call")) != "bye":
         if call == "connect":
             for member in members:
                 member.engine.explain(heard["ticket"])
+        elif call == "read":
+            for member in members:
+                member.engine.read(member.pages, heard["ticket"], deadline=DEADLINE).wait()
         elif call == "work":
             for member in members:
                 if "promised" in heard:
@@ -81,12 +85,12 @@ def _late_beats(engine: kvik.Engine) -> int:
     return int(float(lines[0].split()[1])) if lines else 0
 
 
-def start(processes: int, engines: int, transport: str) -> list[Peer]:
+def start(processes: int, engines: int, transport: str, nics: str | None = None) -> list[Peer]:
     """Start processes with as many engines each, and wait for them."""
     sizes = [engines // processes + (i < engines % processes) for i in range(processes)]
     firsts = [sum(sizes[:i]) for i in range(processes)]
     peers = [
-        Peer(crowd, engines=size, first=first, transport=transport)
+        Peer(crowd, engines=size, first=first, transport=transport, nics=nics)
         for size, first in zip(sizes, firsts, strict=True)
     ]
     for peer in peers:
