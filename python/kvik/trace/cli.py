@@ -112,7 +112,9 @@ def show(path: Path, as_json: bool) -> None:
     "--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Times to replay it."
 )
 @click.option("--channels", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--verify", type=click.Choice(["auto", "off", "sample", "full"]), default="auto", show_default=True)
+@click.option(
+    "--verify", type=click.Choice(["auto", "off", "sample", "full"]), default="auto", show_default=True
+)
 @click.option("--unit", type=click.Choice(list(UNITS)), default="GB/s", show_default=True)
 @click.option("--json", "json_file", metavar="FILE", help="Write the results as JSON; - is standard output.")
 @click.option("--secret", envvar=SECRET_VARIABLE, help=f"Of both sides; better in {SECRET_VARIABLE}.")
