@@ -18,8 +18,8 @@ class Report:
     way: str
     """How the transport moved the bytes: `"tcp x4"`, `"memfd"`, `"process_vm_readv"`, `"copy"`."""
     checks: tuple[str, ...]
-    """The checks that ran, such as `("grant", "generation", "page_checksum")`; `"page_sample"` where only some
-    pages were compared."""
+    """The checks that ran, such as `("grant", "generation", "page_checksum")`; `"page_sample"` where
+    only some pages were compared."""
     plan_s: float
     """Seconds to turn the page sets into extents."""
     post_s: float

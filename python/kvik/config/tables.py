@@ -81,8 +81,8 @@ ENGINE = Entry(
             name="verify",
             kind=Choice(("auto", "off", "sample", "full")),
             default="auto",
-            help="Which bytes have page checksums: all on TCP and a sample over NICs (auto), none, a sample, or "
-            "all.",
+            help="Which bytes have page checksums: all on TCP and a sample over NICs (auto), none, a "
+            "sample, or all.",
             reason="Checksums cost time on both sides; off is for who has other checks, full for who doubts. "
             "A sample is taken over NICs only, where no processor sees the bytes pass.",
         ),
