@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=64, help="operations under way")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64 * KIB, MIB], help="bytes of a message")
     parser.add_argument("--ops", choices=("read", "write"), nargs="+", default=["read", "write"])
-    parser.add_argument("--verify", choices=("auto", "off", "full"), default="off")
+    parser.add_argument("--verify", choices=("off", "sample", "full"), default="off")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for all of it")
     options = parser.parse_args(arguments)
     if not options.program.exists():

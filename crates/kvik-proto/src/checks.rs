@@ -16,7 +16,7 @@ use std::ops::Range;
 
 /// Parts of a transfer that are compared at once.
 pub(crate) const AT_ONCE: usize = 4;
-/// One chunk in so many gives a sample. With pages of 64 KiB in chunks of 1 MiB it is one page of 256.
+/// One chunk in so many gives a sample. With pages of 64 KiB in chunks of 512 KiB it is one page of 128.
 const SAMPLE: u64 = 16;
 
 /// How much of what a NIC has moved is compared.
