@@ -56,9 +56,7 @@ def rust(context: Context) -> None:
     """Tests of the Rust crates, and their example."""
     hold_cache(context)
     env = cargo_env(context)
-    # Most tests of whole engines wait for something: deadlines, deaths, expiries.
-    threads = {"RUST_TEST_THREADS": str(2 * (os.cpu_count() or 1))}
-    context.run(["cargo", "test", "--locked", "--workspace"], env | threads)
+    context.run(["cargo", "test", "--locked", "--workspace"], env)
     # Built with the tests. Cargo would build all crates again, with the features of one package alone.
     context.run([target_dir(context) / "debug" / "examples" / "transfer"], env)
 
