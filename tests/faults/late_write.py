@@ -40,10 +40,7 @@ NBYTES = 32 << 20
 PAGE = 1024  # small, and shuffled, so that copies within the host take their time
 RATE = 96 << 20  # bytes a second over TCP: a transfer takes a third of a second
 DEADLINE = {"tcp": 0.7, "local": 0.5, "memfd": 0.5, "nics": 0.7}  # seconds
-# Seconds after its deadline by which a transfer has ended. Over NICs that takes the peer's word, for which it
-# waits for a third of the 2 seconds after which a silent peer is dead; then the session is cut.
-LATE_END = {"tcp": 1.0, "local": 1.0, "memfd": 1.0, "nics": 1.5}
-REVOKE = 0.5  # seconds in which a grant is taken back, or its pages are said to be in quarantine
+LATE_END = 1.0  # seconds after its deadline by which a transfer has ended, and in which a grant is taken back
 BACK = 4.0  # seconds: a silent peer is dead after 2, and then its path is cut
 SETTLE = 0.1  # seconds in which what is still under way arrives
 INSIDE = 0.75  # of the runs, for a table to count
@@ -148,7 +145,7 @@ class Case:
             return {"code": said["code"] or "ok", "over": said["at"] - due, "quarantined": 0, "back": 0.0}
         time.sleep(max(0.0, due - time.monotonic()))
         # Pages that are not free by then are in quarantine; the answer takes a moment, too.
-        said = here.ask("revoke", grant=grant, timeout=REVOKE)
+        said = here.ask("revoke", grant=grant, timeout=LATE_END / 2)
         told = {"over": said["took"], "quarantined": int(bool(said["quarantined"])), "back": 0.0}
         if not said["quarantined"]:
             return {"code": "revoked", **told}
@@ -247,7 +244,7 @@ def wrong(case: tuple[str, ...], results: list[Job]) -> list[str]:
             bad |= {"leaked": result["thrown"], "marks": result["marks"]}
         if result.get("back", 0) > BACK:
             bad |= {"back": result["back"]}
-        if result.get("over", 0) > LATE_END[case[0]] or "broken" in result:
+        if result.get("over", 0) > LATE_END or "broken" in result:
             bad |= {"over": result.get("over"), "broken": result.get("broken")}
         if bad:
             found.append(f"{' '.join(case)} run {result['number']}: {bad}")

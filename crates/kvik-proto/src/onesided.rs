@@ -145,12 +145,12 @@ impl<R: Clone> Node<R> {
 
     /// A flow with a NIC under way stops. The owner asks the initiator to stop too, and waits no longer than for a peer
     /// that is silent. The initiator's NIC stops at once, and asks the owner's to vouch for that; its user waits for
-    /// the end of what is over already, so a third of that time has to do.
+    /// the end of what is over already, so a quarter of that time has to do.
     pub(crate) fn tell_to_stop(&mut self, key: FlowKey) {
         let (clock, dead_after) = (self.clock, self.timing.dead_after);
         let Some(flow) = self.flows.get_mut(&key) else { return };
         let owner = matches!(flow.work, Work::Expose(_));
-        let patience = clock + if owner { dead_after } else { dead_after / 3 };
+        let patience = clock + if owner { dead_after } else { dead_after / 4 };
         let Some(error) = flow.stop.clone() else { return };
         self.timers.remove(&(flow.deadline, Timer::Flow(key)));
         flow.deadline = if flow.deadline > clock { flow.deadline.min(patience) } else { patience };
