@@ -41,6 +41,8 @@ impl Handle {
         }
         shared.node(|node, _| node.goodbye());
         for session in shared.node(|node, _| node.sessions()) {
+            // Another thread may have taken it on to send what waits there, and not have begun.
+            shared.flush(session);
             shared.node(|node, _| node.close_session(session, closed()));
         }
         shared.ask(Ask::Stop);

@@ -359,7 +359,7 @@ impl Desk for Shared {
         })
     }
     fn channel_lost(&self, session: u64, error: Error) {
-        self.node(|node, _| node.close_session(session, error));
+        self.ask(Ask::Broken(session, error));
     }
     fn next_post(&self, session: u64) -> Option<Order<Held>> {
         self.node(|node, now| node.next_post(session, now))

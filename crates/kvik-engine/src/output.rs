@@ -77,7 +77,9 @@ impl Shared {
     pub fn flush(&self, session: u64) {
         let Some(conn) = lock(&self.conns).get(&session).cloned() else { return };
         if let Err(error) = self.flush_some(session, &conn) {
-            self.node(|node, _| node.close_session(session, error));
+            // Nobody tries again until the control thread has ended the session.
+            lock(&conn.out).full = true;
+            self.ask(Ask::Broken(session, error));
         }
     }
 

@@ -17,7 +17,7 @@ use crate::shared::{Link, MemoryPath, Shared, lock};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 use kvik_host::clock::boottime;
 use kvik_proto::Identity;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -366,11 +366,14 @@ impl Shared {
     pub(crate) fn peers(&self) -> Vec<Peer> {
         let now = boottime();
         let (states, gone) = self.node(|node, now| {
+            let states = node.session_states(now);
+            let here: HashSet<Identity> = states.iter().map(|state| state.peer).collect();
             let known = lock(&self.roster.known);
-            let gone = known.peers.iter().filter(|(_, entry)| entry.sessions.is_empty());
+            // Of one whose session has just ended, the roster may not know yet.
+            let gone = known.peers.iter().filter(|(peer, _)| !here.contains(peer));
             let gone: HashMap<Identity, usize> =
                 gone.map(|(peer, entry)| (*peer, node.transfers_in(entry.last_session))).collect();
-            (node.session_states(now), gone)
+            (states, gone)
         });
         let book = lock(&self.book);
         let known = lock(&self.roster.known);

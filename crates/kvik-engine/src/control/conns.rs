@@ -221,7 +221,7 @@ impl Control {
             Conn::Dialing { why: Why::Session(owner), to, .. } => self.dial_next(owner, Some((to, error))),
             Conn::Dialing { why: Why::Channel { session, .. }, .. } | Conn::Joining { session, .. } => {
                 let text = format!("a data channel could not be opened: {}", error.text);
-                self.shared.node(|node, _| node.close_session(session, Error::new(Code::PeerLost, text)));
+                self.end_session(session, Error::new(Code::PeerLost, text));
             }
             Conn::Shaking { dialled: Some((owner, to)), .. } => self.dial_next(owner, Some((to, error))),
             Conn::Shaking { dialled: None, .. } => {

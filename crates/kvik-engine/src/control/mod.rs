@@ -39,6 +39,8 @@ pub(crate) enum Ask {
     OpenChannels(u64),
     /// Tell when the control connection of the session has room.
     WantWrite(u64),
+    /// A connection of the session broke.
+    Broken(u64, Error),
     /// A session is over.
     Forget(u64),
     /// Regions were shown or taken back.
@@ -124,6 +126,7 @@ impl Control {
             Ask::Dial(owner, ticket) => self.dial(owner, &ticket),
             Ask::OpenChannels(session) => self.dial_channels(session),
             Ask::WantWrite(session) => self.set_interest(session, Interest::BOTH),
+            Ask::Broken(session, error) => self.end_session(session, error),
             Ask::Forget(session) => self.forget(session),
             Ask::FlushLocal => {
                 let local = |conn: &Conn| matches!(conn, Conn::Local { .. });

@@ -6,7 +6,7 @@ use super::local::{LOCAL_LINK, host_facts};
 use crate::dial::Dial;
 use crate::output::{ControlConn, closed_by_peer};
 use crate::shared::{Link, MemoryPath, lock};
-use kvik_core::Result;
+use kvik_core::{Error, Result};
 use kvik_host::Io;
 use kvik_host::event::Interest;
 use kvik_proto::{Established, Facts, Identity};
@@ -62,9 +62,10 @@ impl Control {
         self.shared.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
         self.shared.metrics.session_begun(peer.engine, &facts.name);
         let at = dialled.map(|(_, at)| (at, dial.map_or_else(|| vec![at], |dial| dial.known().to_vec())));
-        self.shared.on_peer_come(session, peer, &facts.name, at);
         self.shared.node(|node, now| {
             node.add_session(established, now);
+            // In one step with it: whoever hears that the peer is up sees it among the peers, and never after its end.
+            self.shared.on_peer_come(session, peer, &facts.name, at);
             if one_sided {
                 node.add_one_sided(session);
                 // What the greeting said may be old by now.
@@ -106,6 +107,21 @@ impl Control {
             "" => Err("the peer has no NICs for it: set `nics` (KVIK_NICS) there".into()),
             other => Err(format!("this engine has NICs of {:?}, and the peer of {other:?}", own.provider)),
         }
+    }
+
+    /// A connection of a session broke. What the peer has said before counts, and may be its goodbye: connections
+    /// are looked after by several threads, and the end of one is no sign that another has been read to its end.
+    pub(super) fn end_session(&mut self, session: u64, error: Error) {
+        let control = self.conns.values().find_map(|conn| match conn {
+            Conn::Control { session: of, conn } if *of == session => Some(conn.clone()),
+            _ => None,
+        });
+        if let Some(conn) = control
+            && let Err(end) = self.read_control(session, &conn)
+        {
+            log::debug!("the control connection of session {session} has come to its end: {end}");
+        }
+        self.shared.node(|node, _| node.close_session(session, error));
     }
 
     /// Frames have come.

@@ -144,6 +144,21 @@ fn a_peer_is_heard_of_from_its_coming_to_its_death() {
 }
 
 #[test]
+fn whoever_hears_of_a_peer_finds_it_among_the_peers() {
+    let owner = engine(Preference::Tcp);
+    let grant = owner.grant(&all(&region(&owner, 1, 1)), many()).unwrap();
+    for _ in 0..100 {
+        let reader = engine(Preference::Tcp);
+        let (events, here) = (reader.events().unwrap(), region(&reader, 1, 2));
+        let transfer = reader.read(&all(&here), grant.ticket(), None, within(PATIENCE)).unwrap();
+        // Looks all the time, to be there at once.
+        wait_until("the peer", || events.next(Duration::ZERO).unwrap().is_some());
+        assert_eq!(state(&reader, grant.ticket()), Some(PeerState::Up));
+        transfer.wait(Some(PATIENCE)).unwrap();
+    }
+}
+
+#[test]
 fn a_peer_that_was_only_silent_is_connected_to_again_by_itself() {
     let (child, ticket) = Child::owner();
     let reader = engine(Preference::Tcp);
