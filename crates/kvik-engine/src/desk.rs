@@ -12,7 +12,6 @@ use kvik_proto::{
     Select, Side,
 };
 use kvik_transport::local::LocalLink;
-use kvik_transport::nics::NicKind;
 use kvik_transport::{Desk, Held, from_host};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -144,8 +143,7 @@ impl Shared {
                 self.begin(id, Some(session), Path::Channels, None);
             }
             Route::Nics { passed_over } => {
-                let kind = self.config.nics.as_ref().map(|nics| &nics.kind);
-                record.transport = kind.map_or("nics", NicKind::transport);
+                record.transport = self.nic_transport();
                 record.way = self.nics.get().map_or_else(String::new, |nics| nics.way().to_owned());
                 record.passed_over.extend(passed_over);
                 drop(book);

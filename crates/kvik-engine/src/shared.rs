@@ -298,7 +298,7 @@ impl Shared {
             Event::Reach(session, call) => self.on_reach(session, call),
             Event::Reached(session, answer) => self.with_nics(|nics| nics.answered(session, answer)),
             Event::Finished(finished) => self.on_finished(finished),
-            Event::Served(served) => self.metrics.served(&served),
+            Event::Served(served) => self.metrics.served(&served, self.nic_transport()),
             Event::GrantEnded(id, state) => {
                 if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
                     cell.set(state);
@@ -339,6 +339,11 @@ impl Shared {
         if let Some(answer) = refused {
             self.node(|node, _| node.answer_reach(session, answer));
         }
+    }
+
+    /// What transfers over this engine's NICs are called.
+    pub fn nic_transport(&self) -> &'static str {
+        self.config.nics.as_ref().map_or("nics", |nics| nics.kind.transport())
     }
 
     pub fn with_nics(&self, f: impl FnOnce(&NicPool)) {

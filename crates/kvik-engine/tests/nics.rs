@@ -5,7 +5,7 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PATIENCE, all, bytes, code, many, region, within};
+use common::{PATIENCE, all, bytes, code, many, region, wait_until, within};
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, Preference, TransferOptions, Verify};
 
@@ -58,6 +58,13 @@ fn checks_are_named_and_auto_takes_nics() {
         assert_eq!(report.checks, checks);
         assert_eq!(bytes(&here), bytes(&there));
     }
+    let counted = |engine: &Engine| {
+        let text = engine.metrics();
+        let mut rows = text.lines().filter(|line| line.starts_with("kvik_transfers_total{"));
+        rows.any(|row| row.contains("transport=\"libfabric\"") && row.ends_with(" 4"))
+    };
+    // An owner answers first and counts afterwards.
+    wait_until("the count of both", || counted(&owner) && counted(&other));
     // The engines told each other of no shared memory, so `auto` takes the NICs.
     let report = run(Preference::Auto, Verify::Full).unwrap();
     assert_eq!(report.transport, "libfabric");

@@ -107,13 +107,12 @@ impl Metrics {
         });
     }
 
-    /// A peer's request has ended.
-    pub fn served(&self, served: &Served) {
+    /// A peer's request has ended; `nics` is what transfers over this engine's NICs are called.
+    pub fn served(&self, served: &Served, nics: &'static str) {
         let transport = match served.path {
             Path::Channels => "tcp",
             Path::Memory => "local",
-            // Always refused: no engine has such a link yet.
-            Path::OneSided => "one-sided",
+            Path::OneSided => nics,
         };
         let outcome = served.outcome.err();
         let row = Row { role: Role::Owner, op: served.op, peer: served.peer, transport, outcome };
@@ -217,8 +216,8 @@ mod tests {
         let metrics = Metrics::new();
         let peers = MOST_IDLE + 40;
         for peer in 0..peers {
-            metrics.served(&served(peer, Ok(())));
-            metrics.served(&served(peer, Err(Code::GrantExpired)));
+            metrics.served(&served(peer, Ok(())), "nics");
+            metrics.served(&served(peer, Err(Code::GrantExpired)), "nics");
         }
         metrics.tables(|tables| {
             assert_eq!(tables.transfers.len(), 2 * (MOST_IDLE + 1));
