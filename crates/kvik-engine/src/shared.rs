@@ -255,7 +255,9 @@ impl Shared {
         let (mut events, mut unsent) = (Vec::new(), Vec::new());
         let (result, timeout) = {
             let mut node = lock(&self.node);
-            let result = f(&mut node, boottime());
+            let now = boottime();
+            node.note_time(now);
+            let result = f(&mut node, now);
             while let Some(event) = node.next_event() {
                 match event {
                     Event::Raise(slot) => {

@@ -279,9 +279,15 @@ impl<R: Clone> Node<R> {
         }
     }
 
+    /// It is this late by now. What is done next counts its own patience from here: without it, from the last thing that
+    /// happened, which may be a heartbeat ago.
+    pub fn note_time(&mut self, now: Duration) {
+        self.clock = self.clock.max(now);
+    }
+
     /// Applies expiry before anything that is buffered is looked at.
     pub(crate) fn expire(&mut self, now: Duration) {
-        self.clock = self.clock.max(now);
+        self.note_time(now);
         while let Some(id) = self.grants.overdue(now) {
             self.end_grant(id, GrantState::Expired);
         }
