@@ -198,6 +198,21 @@ fn an_operation_that_was_stopped_in_time_leaves_the_session() {
     }
 }
 
+/// A user cancels while nothing goes on: the node has last heard of the time at the last heartbeat.
+#[test]
+fn a_cancelled_transfer_has_all_of_its_patience() {
+    let mut p = posted(Op::Write);
+    p.world.now += ms(450);
+    p.world.peers[0].node.note_time(p.world.now);
+    p.world.cancel(0, p.key);
+    p.world.advance(ms(499));
+    assert!(p.world.peers[0].downs.is_empty() && p.world.peers[0].asked_to_fence.is_empty());
+    p.world.advance(ms(2));
+    assert_eq!(p.world.peers[0].asked_to_fence, [p.session]);
+    p.done(OrderOutcome::Void);
+    assert_eq!(p.world.code(0, p.key), Some(Code::Cancelled));
+}
+
 #[test]
 fn who_has_no_such_link_says_so() {
     for (here, there) in [(false, true), (true, false)] {
