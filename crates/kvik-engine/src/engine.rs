@@ -23,7 +23,7 @@ use kvik_proto::{MAX_READERS, Offer, Op, Select};
 use kvik_transport::copy::CopyPool;
 use kvik_transport::nics::{NicOptions, NicPool};
 use kvik_transport::tcp::TcpPool;
-use kvik_transport::{Desk, from_host};
+use kvik_transport::{Desk, Held, from_host};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -137,12 +137,12 @@ impl Engine {
     ///
     /// # Errors
     /// `BufferInvalid` for memory without length.
-    pub fn register(&self, memory: Memory) -> Result<Region> {
+    pub fn register(&self, memory: impl Into<Held>) -> Result<Region> {
         self.shared().check()?;
+        let memory: Held = memory.into();
         if memory.is_empty() {
             return Err(Error::new(Code::BufferInvalid, "memory of no length cannot be registered"));
         }
-        let memory = Arc::new(memory);
         let id = {
             let mut book = lock(&self.shared().book);
             book.last_region += 1;
@@ -261,7 +261,7 @@ impl Engine {
         options: TransferOptions,
     ) -> Result<Transfer> {
         local.view.check_distinct()?;
-        check_writable(&*local.region.memory()?)?;
+        check_writable(&local.region.memory()?)?;
         self.transfer(Op::Read, local, ticket, remote, options)
     }
 
@@ -503,7 +503,7 @@ fn check_right(op: Op, ticket: &Ticket) -> Result<()> {
     ))
 }
 
-fn check_writable(memory: &Memory) -> Result<()> {
+fn check_writable(memory: &Held) -> Result<()> {
     match memory.writable() {
         true => Ok(()),
         false => Err(Error::new(

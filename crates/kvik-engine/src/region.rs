@@ -4,10 +4,9 @@ use crate::config::MAX_DEADLINE;
 use crate::grant::describe;
 use crate::shared::{Shared, lock};
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
-use kvik_host::Memory;
-use kvik_transport::{Held, from_host};
+use kvik_transport::{Held, WeakHeld};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a closing region looks whether an order that was just done has let go of the memory.
@@ -26,7 +25,7 @@ pub(crate) struct RegionInner {
     bytes: u64,
     is_shared: bool,
     memory: Mutex<Option<Held>>,
-    weak: Weak<Memory>,
+    weak: WeakHeld,
 }
 
 impl Region {
@@ -37,7 +36,7 @@ impl Region {
             addr: memory.addr(),
             bytes: memory.len() as u64,
             is_shared: memory.fd().is_some(),
-            weak: Arc::downgrade(&memory),
+            weak: memory.downgrade(),
             memory: Mutex::new(Some(memory)),
         };
         Region { inner: Arc::new(inner) }
@@ -131,7 +130,7 @@ impl Region {
     /// # Errors
     /// `PageOutOfRange` beyond the region's end, `RegionClosed`, `BufferInvalid` for read-only memory.
     pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.memory()?.copy_in(offset, from).map_err(|error| from_host(Code::BufferInvalid, error))
+        self.memory()?.copy_in(offset, from)
     }
 
     /// Copies from `offset` into `into`.
@@ -139,7 +138,7 @@ impl Region {
     /// # Errors
     /// `PageOutOfRange` beyond the region's end, `RegionClosed`.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.memory()?.copy_out(offset, into).map_err(|error| from_host(Code::BufferInvalid, error))
+        self.memory()?.copy_out(offset, into)
     }
 
     pub(crate) fn memory(&self) -> Result<Held> {

@@ -20,7 +20,7 @@ use crate::transfer::Report;
 use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
-use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts, Memory};
+use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts};
 use kvik_proto::{
     Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, NicKey, Nics, Node, Secret, Timing,
 };
@@ -29,11 +29,11 @@ use kvik_transport::local::LocalLink;
 use kvik_transport::nics::NicPool;
 use kvik_transport::tcp::TcpPool;
 use kvik_transport::tls::Tls;
-use kvik_transport::{Held, from_host};
+use kvik_transport::{Held, WeakHeld, from_host};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Grants, and writes within the host, that can be open at once: 512 KiB of generations.
@@ -89,7 +89,7 @@ pub(crate) struct Book {
     /// Transfers that wait for a session.
     pub waiting: HashSet<u64>,
     pub grants: HashMap<GrantId, (Arc<GrantCell>, FenceSlot, Lease)>,
-    pub regions: HashMap<RegionId, Weak<Memory>>,
+    pub regions: HashMap<RegionId, WeakHeld>,
     /// How each NIC knows a region.
     pub nic_keys: HashMap<RegionId, Arc<[NicKey]>>,
     pub dials: HashMap<Identity, Dial>,
@@ -421,7 +421,7 @@ impl Shared {
 
     /// Shows a region to the peers on this host; the NICs know it.
     pub fn show_region_again(&self, id: RegionId, memory: &Held) {
-        lock(&self.book).regions.insert(id, Arc::downgrade(memory));
+        lock(&self.book).regions.insert(id, memory.downgrade());
         for link in self.local_links() {
             link.share(id, memory);
         }

@@ -19,6 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Who asks for memory here.
+const COPIER: &str = "a copy within the host";
+
 /// The copying threads of an engine.
 pub struct CopyPool {
     bell: Arc<Bell>,
@@ -128,11 +131,15 @@ impl Copier {
     fn sum(&mut self, order: &Order<Held>) -> OrderOutcome {
         let (began, part, unit) = (Instant::now(), order.part.clone(), order.unit.max(1));
         let mut sums = Vec::new();
+        let memory = match order.region.host(COPIER) {
+            Ok(memory) => memory,
+            Err(error) => return OrderOutcome::Failed(error),
+        };
         for start in part.clone().step_by(unit as usize) {
             if stopped(&order.stop) {
                 return OrderOutcome::Void;
             }
-            match self.summer.sum_of(&*order.region, &order.view, start..(start + unit).min(part.end)) {
+            match self.summer.sum_of(&**memory, &order.view, start..(start + unit).min(part.end)) {
                 Ok(sum) => sums.push(sum),
                 Err(error) => return OrderOutcome::Failed(error),
             }
@@ -141,19 +148,14 @@ impl Copier {
     }
 
     fn copy_own(&mut self, order: &Order<Held>, memory: &Held, view: &View) -> Result<(u64, Duration)> {
+        let (to, from) = (order.region.host(COPIER)?, memory.host(COPIER)?);
         let mut verify = Duration::ZERO;
         for piece in pieces(order) {
             for e in Extents::new(view, &order.view, piece.clone()) {
-                Memory::copy_between(
-                    &order.region,
-                    e.right as usize,
-                    memory,
-                    e.left as usize,
-                    e.len as usize,
-                )
-                .map_err(|error| from_host(Code::PageOutOfRange, error))?;
+                Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)
+                    .map_err(|error| from_host(Code::PageOutOfRange, error))?;
             }
-            verify += self.compare(order, piece, &**memory, view)?;
+            verify += self.compare(order, piece, &**from, view)?;
         }
         Ok((Extents::new(view, &order.view, order.part.clone()).count() as u64, verify))
     }
@@ -178,11 +180,12 @@ impl Copier {
         source: &Source,
         memory: &kvik_host::PeerMemory,
     ) -> Result<(u64, Duration)> {
+        let to = order.region.host(COPIER)?;
         let mut verify = Duration::ZERO;
         for piece in pieces(order) {
             for e in Extents::new(&source.view, &order.view, piece.clone()) {
                 memory
-                    .copy_into(e.left as usize, &order.region, e.right as usize, e.len as usize)
+                    .copy_into(e.left as usize, to, e.right as usize, e.len as usize)
                     .map_err(|error| from_host(Code::PageOutOfRange, error))?;
             }
             verify += self.compare(order, piece, memory, &source.view)?;
@@ -214,6 +217,7 @@ impl Copier {
     ) -> Result<Duration> {
         let PeerRegion::Process { process, addr, len } = region else { return Ok(Duration::ZERO) };
         let broken = |error| from_host(Code::PeerLost, error);
+        let into = order.region.host(COPIER)?;
         let mut extents = Extents::new(&source.view, &order.view, piece.clone()).peekable();
         while extents.peek().is_some() {
             let (mut local, mut remote) = (self.local.begin_recv(), self.remote.begin_remote());
@@ -222,7 +226,7 @@ impl Copier {
                 let from = addr.checked_add(e.left).filter(|_| inside);
                 let from = from
                     .ok_or_else(|| Error::new(Code::PageOutOfRange, "the peer's layout leaves its region"))?;
-                let to = order.region.recv_run(e.right as usize, e.len as usize).map_err(broken)?;
+                let to = into.recv_run(e.right as usize, e.len as usize).map_err(broken)?;
                 if !local.push(to) {
                     break;
                 }
@@ -251,12 +255,12 @@ impl Copier {
         if !order.sums {
             return Ok(Duration::ZERO);
         }
-        let began = Instant::now();
+        let (began, own) = (Instant::now(), order.region.host(COPIER)?);
         let mut start = piece.start;
         while start < piece.end {
             let end = (start + order.unit).min(piece.end);
             let there = self.summer.sum_of(bytes, source, start..end)?;
-            let here = self.summer.sum_of(&*order.region, &order.view, start..end)?;
+            let here = self.summer.sum_of(&**own, &order.view, start..end)?;
             if there != here {
                 return Err(mismatch(&order.view, start));
             }

@@ -4,6 +4,7 @@
 //! it done. The desk (the engine around the protocol's node) knows peers, grants and deadlines; a transport knows
 //! sockets and mappings.
 //!
+//! - [`held`]: the memory that orders name.
 //! - [`tcp`]: threads that send and place chunks over the channels of sessions, straight from and to registered
 //!   memory.
 //! - [`copy`]: threads that copy into this process's memory, from itself or from a process on the same host.
@@ -19,6 +20,7 @@
 
 pub mod copy;
 pub mod faulty;
+pub mod held;
 pub mod local;
 pub mod nics;
 pub mod tcp;
@@ -26,13 +28,12 @@ pub mod tls;
 
 mod sums;
 
+pub use held::{Held, WeakHeld};
+
 use kvik_core::{Code, Error, Result};
-use kvik_host::{HostError, Memory};
+use kvik_host::HostError;
 use kvik_proto::{ChunkHeader, CopyFrom, NicAnswer, NicCall, Nics, Order, OrderKind, OrderOutcome, OrderRef};
 use std::sync::Arc;
-
-/// Memory as orders name it: it stays registered while any order holds it.
-pub type Held = Arc<Memory>;
 
 /// Where a transport gets its orders.
 pub trait Desk: Send + Sync + 'static {

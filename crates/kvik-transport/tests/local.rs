@@ -3,6 +3,7 @@
 use kvik_core::{Code, RegionId};
 use kvik_host::unix::{Received, UnixConn};
 use kvik_host::{FenceTable, HugePages, Memory};
+use kvik_transport::Held;
 use kvik_transport::local::LocalLink;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -116,7 +117,7 @@ fn a_copy_that_waits_for_a_region_leaves_when_it_must_stop() {
 fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     let (link, peer) = link();
     // The peer reads nothing until the socket is full.
-    let held = Arc::new(Memory::shared(SIZE, HugePages::Never).unwrap());
+    let held = Held::from(Memory::shared(SIZE, HugePages::Never).unwrap());
     let mut id = 0;
     loop {
         id += 1;
@@ -129,9 +130,11 @@ fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     let shown = id;
     for _ in 0..1000 {
         id += 1;
-        let memory = Arc::new(Memory::shared(4096, HugePages::Never).unwrap());
+        let memory = Held::from(Memory::shared(4096, HugePages::Never).unwrap());
         link.share(RegionId(id), &memory);
-        assert_eq!(Arc::strong_count(&memory), 1, "a region could not be closed before the peer reads");
+        let weak = memory.downgrade();
+        drop(memory);
+        assert!(weak.upgrade().is_none(), "a region could not be closed before the peer reads");
         if id % 2 == 0 {
             link.unshare(RegionId(id));
         }

@@ -138,8 +138,7 @@ fn stage() -> Mutex<Stage> {
     let pool = TcpPool::start(table.clone(), 1, &ThreadOptions::default()).expect("a thread");
     let listener = TcpListener::bind(([0, 0, 0, 0], 0).into(), 16, &TcpOptions::default()).expect("a port");
     let port = listener.local_addr().expect("its address").port();
-    let memory =
-        Arc::new(Memory::shared((u64::from(PAGES) * PAGE) as usize, HugePages::Never).expect("memory"));
+    let memory = Memory::shared((u64::from(PAGES) * PAGE) as usize, HugePages::Never).expect("memory").into();
     let layout = Arc::new(Layout::contiguous(PAGES, PAGE).expect("a layout"));
     let pages: Vec<u32> = (0..PAGES).rev().collect();
     let view = View::new(layout, pages.into(), 0..1, 0..1, Sort::LayerFirst).expect("a view");

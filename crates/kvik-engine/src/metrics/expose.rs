@@ -9,10 +9,10 @@ use crate::peers::PeerState;
 use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
 use kvik_proto::Op;
+use kvik_transport::WeakHeld;
 use kvik_transport::nics::NicPool;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl Shared {
         });
         let book = lock(&self.book);
         // Looked at under the lock and not kept: who closes a region takes it from the book first, and finds it free.
-        let held = book.regions.values().filter_map(Weak::upgrade);
+        let held = book.regions.values().filter_map(WeakHeld::upgrade);
         let regions = held.fold((0, 0), |(count, bytes), memory| (count + 1, bytes + memory.len() as u64));
         Now {
             transfers: book.transfers.len(),

@@ -3,7 +3,6 @@
 
 use super::active::Active;
 use super::card::{Card, Operation, Posted};
-use super::name_of;
 use super::worker::Worker;
 use crate::{Desk, Held, finish};
 use kvik_core::{Code, Error, Result};
@@ -133,7 +132,7 @@ impl<C: Card> Worker<C> {
         let Some((way, nic)) = self.way(desk, session)? else { return Ok(None) };
         let Some(Some(active)) = self.orders.get_mut(index) else { return Ok(None) };
         let no = |text: &str| Error::new(Code::TransportUnavailable, text);
-        let memory = self.known.get(&name_of(&active.order.region));
+        let memory = self.known.get(&active.order.region.name());
         let memory = memory.ok_or_else(|| no("the NIC does not know this memory: its region was closed"))?;
         let key = active.source.keys.get(nic);
         let key = key.ok_or_else(|| no("the peer's NIC does not know its memory"))?;

@@ -118,6 +118,7 @@ impl Card for FabricCard {
     }
 
     fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
+        let memory = memory.host("kvik's part for libfabric")?.clone();
         let known = self.device.register(memory, true).map_err(|error| {
             let hint = "raise the limit of locked memory (ulimit -l) if that is why";
             Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))

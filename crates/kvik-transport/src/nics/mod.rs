@@ -213,11 +213,6 @@ fn named<N>(options: &NicOptions, mut nics: Vec<(String, N)>) -> Result<Vec<(Str
     Ok(nics)
 }
 
-/// What stands for memory: somebody holds it meanwhile, so no other has its address.
-fn name_of(memory: &Held) -> usize {
-    Arc::as_ptr(memory) as usize
-}
-
 impl Drop for NicPool {
     fn drop(&mut self) {
         self.stop();
@@ -364,7 +359,7 @@ impl NicPool {
 
     /// Takes memory from every NIC, as soon as nobody else holds it.
     pub fn unregister(&self, memory: Held) {
-        let name = name_of(&memory);
+        let name = memory.name();
         drop(memory);
         let answers: Vec<_> = self
             .lanes
@@ -384,7 +379,7 @@ impl NicPool {
 
     /// Memory that was to be taken from the NICs stays known to them.
     pub fn keep(&self, memory: &Held) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Keep(name_of(memory))));
+        self.lanes.iter().for_each(|lane| lane.put(Command::Keep(memory.name())));
     }
 
     /// A NIC of a peer wants a way to one of these.

@@ -111,6 +111,7 @@ impl Card for PluginCard {
     }
 
     fn register(&mut self, memory: Held) -> Result<(Rc<Region>, NicKey)> {
+        let memory = memory.host("the interface of plug-ins")?.clone();
         let region = self.device.register(memory).map_err(no)?;
         let key = NicKey { key: region.key(), base: region.base() };
         Ok((region, key))

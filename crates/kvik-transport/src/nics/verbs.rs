@@ -200,6 +200,7 @@ impl Card for VerbsCard {
 
     fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
         let access = Access { remote: true, on_demand: false };
+        let memory = memory.host("kvik's part for verbs")?.clone();
         let registration = self.device.register(memory, access).map_err(no)?;
         let key = NicKey { key: registration.rkey().into(), base: registration.base() };
         Ok((registration, key))

@@ -4,7 +4,7 @@ use super::active::Active;
 use super::card::{Card, Done, Run};
 use super::roads::Peer;
 use super::stats::NicStats;
-use super::{Command, Fence, Inbox, Shut, name_of};
+use super::{Command, Fence, Inbox, Shut};
 use crate::{Desk, Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
@@ -166,7 +166,7 @@ impl<C: Card> Worker<C> {
     }
 
     fn register(&mut self, memory: Held) -> Result<NicKey> {
-        let name = name_of(&memory);
+        let name = memory.name();
         let (known, key) = self.card.register(memory)?;
         self.known.insert(name, known);
         Ok(key)

@@ -6,8 +6,8 @@
 use crate::copy::mismatch;
 use crate::local::stopped;
 use crate::sums::{PIECE, Running};
-use crate::tcp::Stream;
 use crate::tcp::outgoing::Tools;
+use crate::tcp::{CHANNEL, Stream};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{Io, RecvRun};
@@ -78,7 +78,8 @@ impl Chunk {
             return Ok(());
         }
         let began = Instant::now();
-        let (side, part) = ((&*order.region, &*order.view), (&order.part, order.unit));
+        let memory = order.region.host(CHANNEL)?;
+        let (side, part) = ((&**memory, &*order.view), (&order.part, order.unit));
         running.go_on(&mut tools.summer, side, part, (got, got), |sum| sums.push(sum))?;
         self.verify += began.elapsed();
         Ok(())
@@ -195,9 +196,9 @@ fn receive(chunk: &mut Chunk, tail: &mut [u8], stream: &mut Stream, tools: &mut 
     if at < payload {
         match &chunk.order {
             Some(order) => {
-                let start = order.part.start;
+                let (start, memory) = (order.part.start, order.region.host(CHANNEL)?);
                 for run in order.view.runs(start + at..start + upto) {
-                    let into = order.region.recv_run(run.offset as usize, run.len as usize);
+                    let into = memory.recv_run(run.offset as usize, run.len as usize);
                     if !batch.push(into.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
                         whole = false;
                         break;

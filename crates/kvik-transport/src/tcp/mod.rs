@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+/// Who asks for memory here.
+const CHANNEL: &str = "a TCP channel";
+
 /// The threads that serve an engine's TCP channels.
 pub struct TcpPool {
     workers: Vec<Arc<Inbox>>,

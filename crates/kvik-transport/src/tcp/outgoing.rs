@@ -5,7 +5,7 @@
 
 use crate::local::stopped;
 use crate::sums::{Running, SENT, Summer};
-use crate::tcp::Stream;
+use crate::tcp::{CHANNEL, Stream};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{Io, RunBuffer, SendBatch, SendRun};
@@ -188,7 +188,7 @@ impl Chunk {
         }
         let began = Instant::now();
         let (part, have) = ((&order.part, order.unit), (at + SENT, self.payload));
-        running.go_on(summer, (&order.region, &order.view), part, have, |sum| {
+        running.go_on(summer, (order.region.host(CHANNEL)?, &order.view), part, have, |sum| {
             trailer.extend_from_slice(&sum.to_le_bytes());
         })?;
         self.verify += began.elapsed();
@@ -216,8 +216,9 @@ fn fill<'m>(chunk: &'m mut Chunk, trailer: &'m [u8], batch: &mut SendBatch<'_, '
         match &chunk.order {
             Some(order) => {
                 let left = chunk.start + at..chunk.start + ready;
+                let memory = order.region.host(CHANNEL)?;
                 for run in order.view.runs(left) {
-                    let bytes = order.region.send_run(run.offset as usize, run.len as usize);
+                    let bytes = memory.send_run(run.offset as usize, run.len as usize);
                     if !batch.push(bytes.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
                         return Ok(());
                     }
