@@ -73,6 +73,12 @@ pub enum HostError {
         /// The process that was addressed.
         pid: u32,
     },
+    /// A library of the host is not there, or cannot be used.
+    #[error(transparent)]
+    Library(#[from] crate::library::LibraryError),
+    /// The CUDA driver refused something.
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::CudaError),
     /// libfabric refused something.
     #[error(transparent)]
     Fabric(#[from] crate::fabric::FabricError),

@@ -11,7 +11,7 @@
 //!   mapping), [`fence`] (the shared table that says whether what was read still counted);
 //! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd);
 //! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric), [`verbs`] (libibverbs),
-//!   [`plugin`] (whatever speaks the C interface of `include/kvik/nic.h`);
+//!   [`plugin`] (whatever speaks the C interface of `include/kvik/nic.h`), [`cuda`] (memory of GPUs);
 //! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`];
 //! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
 //!   here, in words).
@@ -22,6 +22,7 @@
 pub mod addr;
 pub mod clock;
 pub mod cpu;
+pub mod cuda;
 pub mod event;
 pub mod fabric;
 pub mod fence;

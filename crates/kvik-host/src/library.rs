@@ -205,6 +205,11 @@ fn path_of(handle: NonNull<c_void>) -> Option<PathBuf> {
     (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 
+/// Whether the process has a copy of a library.
+pub(crate) fn has(soname: &str) -> bool {
+    loaded(soname).is_some()
+}
+
 /// The file of a copy that the process has, also under the name that a wheel's bundler gave it
 /// (`libfabric-1a2b3c4d.so.1` for `libfabric.so.1`).
 fn loaded(soname: &str) -> Option<PathBuf> {

@@ -1,0 +1,197 @@
+//! Pieces at equal distances, which one copy of the driver's takes: a page of each layer, or every other page.
+//!
+//! Each copy costs the CPU a microsecond or two, which is what small pages are bound by. Rows are copied as fast as
+//! one piece of their size.
+
+use super::abi::{self, Addr, Code, Copy2d, Handle, Table};
+use std::ffi::c_void;
+use std::ptr;
+
+/// Pieces of one length at one distance in a device's memory, which lie packed in the host's.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rows {
+    /// The first one's address.
+    pub at: Addr,
+    /// Bytes of each.
+    pub len: usize,
+    /// From one to the next.
+    pub stride: usize,
+    pub count: usize,
+    /// Where the first one is among the packed bytes.
+    packed: usize,
+}
+
+impl Rows {
+    /// The longest run of rows that the pieces begin with, and the pieces after it. Empty pieces are passed over.
+    /// `pitch` is the widest stride that the device takes.
+    pub fn first(
+        mut pieces: &[(usize, usize)],
+        base: Addr,
+        packed: usize,
+        pitch: usize,
+    ) -> Option<(Rows, &[(usize, usize)])> {
+        let (first, mut len) = next(&mut pieces)?;
+        let mut rows = Rows { at: base + first as Addr, len, stride: len, count: 1, packed };
+        let mut last = first;
+        loop {
+            let mut after = pieces;
+            let Some((offset, more)) = next(&mut after) else { break };
+            let stride = offset.wrapping_sub(last);
+            let fits = if rows.count == 1 {
+                offset > last && stride >= len && stride <= pitch && more == len
+            } else {
+                stride == rows.stride && more == len
+            };
+            if !fits {
+                break;
+            }
+            rows.stride = stride;
+            rows.count += 1;
+            (last, pieces) = (offset, after);
+        }
+        // Rows without gaps are one.
+        if rows.count > 1 && rows.stride == rows.len {
+            len = rows.len * rows.count;
+            rows = Rows { len, stride: len, count: 1, ..rows };
+        }
+        Some((rows, pieces))
+    }
+
+    fn order(&self) -> Copy2d {
+        Copy2d {
+            src_x: 0,
+            src_y: 0,
+            src_type: 0,
+            src_host: ptr::null(),
+            src_device: 0,
+            src_array: ptr::null_mut(),
+            src_pitch: 0,
+            dst_x: 0,
+            dst_y: 0,
+            dst_type: 0,
+            dst_host: ptr::null_mut(),
+            dst_device: 0,
+            dst_array: ptr::null_mut(),
+            dst_pitch: 0,
+            width: self.len,
+            height: self.count,
+        }
+    }
+
+    /// The copy from the device to the host, where the packed bytes begin at `place`.
+    pub fn to_host(&self, place: *mut c_void) -> Copy2d {
+        Copy2d {
+            src_type: abi::TYPE_DEVICE,
+            src_device: self.at,
+            src_pitch: self.stride,
+            dst_type: abi::TYPE_HOST,
+            dst_host: place.wrapping_byte_add(self.packed),
+            dst_pitch: self.len,
+            ..self.order()
+        }
+    }
+
+    /// The copy from the host to the device.
+    pub fn to_device(&self, place: *const c_void) -> Copy2d {
+        Copy2d {
+            src_type: abi::TYPE_HOST,
+            src_host: place.wrapping_byte_add(self.packed),
+            src_pitch: self.len,
+            dst_type: abi::TYPE_DEVICE,
+            dst_device: self.at,
+            dst_pitch: self.stride,
+            ..self.order()
+        }
+    }
+
+    /// Hands it to the driver.
+    ///
+    /// # Safety
+    /// The context of `stream` is current, and all rows on both sides are memory until the copy has ended.
+    pub unsafe fn enqueue(&self, table: &Table, order: &Copy2d, stream: Handle) -> Code {
+        // SAFETY: the caller's promise; one row is a plain copy of the bytes of both sides.
+        unsafe {
+            match (self.count, order.dst_type) {
+                (1, abi::TYPE_HOST) => {
+                    (table.to_host_async)(order.dst_host, order.src_device, self.len, stream)
+                }
+                (1, _) => (table.to_device_async)(order.dst_device, order.src_host, self.len, stream),
+                _ => (table.rows_async)(order, stream),
+            }
+        }
+    }
+}
+
+/// The next piece with bytes.
+fn next(pieces: &mut &[(usize, usize)]) -> Option<(usize, usize)> {
+    while let Some((first, rest)) = pieces.split_first() {
+        *pieces = rest;
+        if first.1 > 0 {
+            return Some(*first);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rows of pieces: offset, bytes, stride, count, place.
+    fn rows(pieces: &[(usize, usize)], pitch: usize) -> Vec<(u64, usize, usize, usize, usize)> {
+        let (mut left, mut packed, mut all) = (pieces, 0, Vec::new());
+        while let Some((rows, rest)) = Rows::first(left, 1 << 40, packed, pitch) {
+            packed += rows.len * rows.count;
+            all.push((rows.at - (1 << 40), rows.len, rows.stride, rows.count, rows.packed));
+            left = rest;
+        }
+        all
+    }
+
+    #[test]
+    fn equal_distances_are_one_copy_and_all_else_is_several() {
+        const WIDE: usize = 1 << 30;
+        assert_eq!(rows(&[], WIDE), []);
+        assert_eq!(rows(&[(0, 0), (5, 0)], WIDE), []);
+        assert_eq!(rows(&[(64, 16)], WIDE), [(64, 16, 16, 1, 0)]);
+        assert_eq!(rows(&[(0, 16), (100, 16), (200, 16)], WIDE), [(0, 16, 100, 3, 0)]);
+        // Without gaps they are one piece.
+        assert_eq!(rows(&[(32, 16), (48, 16), (64, 16)], WIDE), [(32, 48, 48, 1, 0)]);
+        // Another length, another distance, the other way about, overlapping, too far apart.
+        let split = [(0, 16, 16, 1, 0), (100, 8, 8, 1, 16)];
+        assert_eq!(rows(&[(0, 16), (100, 8)], WIDE), split);
+        let split = [(0, 16, 100, 2, 0), (300, 16, 16, 1, 32)];
+        assert_eq!(rows(&[(0, 16), (100, 16), (300, 16)], WIDE), split);
+        assert_eq!(rows(&[(100, 16), (0, 16)], WIDE), [(100, 16, 16, 1, 0), (0, 16, 16, 1, 16)]);
+        assert_eq!(rows(&[(0, 16), (8, 16)], WIDE), [(0, 16, 16, 1, 0), (8, 16, 16, 1, 16)]);
+        assert_eq!(rows(&[(0, 16), (100, 16)], 99), [(0, 16, 16, 1, 0), (100, 16, 16, 1, 16)]);
+    }
+
+    #[test]
+    fn rows_cover_the_pieces_in_their_order() {
+        // A generator that needs no crate; the seed is fixed, so a failure repeats.
+        let mut state = 0x5EED_u64;
+        let mut draw = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..2000 {
+            let count = draw(12);
+            let pieces: Vec<(usize, usize)> =
+                (0..count).map(|_| (draw(6) as usize * 64, [0, 16, 64, 64][draw(4) as usize])).collect();
+            let mut expected = Vec::new();
+            for (offset, len) in &pieces {
+                expected.extend(*offset..offset + len);
+            }
+            let mut covered = Vec::new();
+            for (at, len, stride, count, packed) in rows(&pieces, 200) {
+                assert!(packed == covered.len() && (count == 1 || stride <= 200), "{pieces:?}");
+                for row in 0..count {
+                    let first = at as usize + row * stride;
+                    covered.extend(first..first + len);
+                }
+            }
+            assert_eq!(covered, expected, "{pieces:?}");
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! Copies that are under way, and how to know that they have ended.
+
+use super::abi::{self, Addr, Code, Copy2d, Handle};
+use super::device::{Current, Event, Inner};
+use super::rows::Rows;
+use super::{CudaError, Device, GpuMemory, Pinned};
+use crate::error::HostError;
+use crate::event::{EventFd, Interest, wait_ready};
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a wait looks by itself whether its mark is done or lost: nothing but a guard, the driver tells.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a copy uses.
+#[derive(Clone, Debug)]
+pub(super) enum Held {
+    Gpu(#[allow(dead_code, reason = "held, not read")] Arc<GpuMemory>),
+    Pinned(#[allow(dead_code, reason = "held, not read")] Arc<Pinned>),
+}
+
+/// Copies that one thread of kvik has under way on one device, in order. It waits for no other stream.
+pub struct Stream {
+    device: Device,
+    stream: Handle,
+    /// What copies since the last mark use, each once.
+    held: Vec<Held>,
+    /// For waits of this stream's own, made at the first.
+    flag: Option<Arc<EventFd>>,
+}
+
+// SAFETY: the driver's functions on a stream may be called by any thread.
+unsafe impl Send for Stream {}
+
+/// A place in a stream: done when all copies before it are.
+///
+/// It holds what those copies use, and lets go of it when it is seen to be done.
+pub struct Mark {
+    device: Device,
+    event: Event,
+    held: Vec<Held>,
+    done: bool,
+}
+
+impl Stream {
+    /// A stream on a device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(device: &Device) -> Result<Stream, HostError> {
+        let current = device.0.enter()?;
+        let mut stream = ptr::null_mut();
+        // SAFETY: the device's context is current; written if it returns 0, and destroyed once.
+        let code = unsafe { (device.cuda().table().stream_create)(&mut stream, abi::STREAM_NON_BLOCKING) };
+        device.0.check(code, || "making a stream".into())?;
+        drop(current);
+        device.settle();
+        Ok(Stream { device: device.clone(), stream, held: Vec::new(), flag: None })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Enqueues a copy of `len` bytes from a device's memory into the host's. The bytes count when a mark behind it is
+    /// done.
+    ///
+    /// # Errors
+    /// Out of bounds, or the driver's.
+    pub fn from_device(
+        &mut self,
+        into: &Arc<Pinned>,
+        at: usize,
+        memory: &Arc<GpuMemory>,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), HostError> {
+        self.gather(into, at, memory, &[(offset, len)])
+    }
+
+    /// Enqueues a copy of `len` bytes from the host's memory into a device's. Neither may be touched until a mark
+    /// behind it is done.
+    ///
+    /// # Errors
+    /// Out of bounds, a peer's memory, or the driver's.
+    pub fn to_device(
+        &mut self,
+        memory: &Arc<GpuMemory>,
+        offset: usize,
+        from: &Arc<Pinned>,
+        at: usize,
+        len: usize,
+    ) -> Result<(), HostError> {
+        self.scatter(memory, &[(offset, len)], from, at)
+    }
+
+    /// Enqueues copies of pieces (offset and bytes) of a device's memory, one behind the other into the host's from
+    /// `at` on. All of them, or none if one is out of bounds.
+    ///
+    /// # Errors
+    /// Out of bounds, or the driver's; then some may be under way, which the next mark is behind.
+    pub fn gather(
+        &mut self,
+        into: &Arc<Pinned>,
+        at: usize,
+        memory: &Arc<GpuMemory>,
+        pieces: &[(usize, usize)],
+    ) -> Result<(), HostError> {
+        let total = self.check(memory, pieces)?;
+        let place = into.at(at, total)?;
+        self.hold_both(memory, into);
+        self.enqueue_rows(memory, pieces, |rows| rows.to_host(place))
+    }
+
+    /// Enqueues copies of what lies in the host's memory from `at` on into pieces (offset and bytes) of a device's.
+    /// All of them, or none if one is out of bounds.
+    ///
+    /// # Errors
+    /// As for [`Stream::gather`], or a peer's memory.
+    pub fn scatter(
+        &mut self,
+        memory: &Arc<GpuMemory>,
+        pieces: &[(usize, usize)],
+        from: &Arc<Pinned>,
+        at: usize,
+    ) -> Result<(), HostError> {
+        memory.writable_at(0, 0)?;
+        let total = self.check(memory, pieces)?;
+        let place = from.at(at, total)?;
+        self.hold_both(memory, from);
+        self.enqueue_rows(memory, pieces, |rows| rows.to_device(place))
+    }
+
+    /// Checks the pieces of a copy; how many bytes they are.
+    fn check(&self, memory: &GpuMemory, pieces: &[(usize, usize)]) -> Result<usize, HostError> {
+        if !memory.device().is(&self.device) {
+            let (there, here) = (memory.device().ordinal(), self.device.ordinal());
+            let text = format!("the memory lies on device {there}, and the stream is one of device {here}");
+            return Err(CudaError::own("enqueueing a copy", text).into());
+        }
+        let mut total = 0usize;
+        for (offset, len) in pieces {
+            memory.check(*offset, *len)?;
+            total = total.saturating_add(*len);
+        }
+        Ok(total)
+    }
+
+    /// Hands the driver one copy for each run of pieces that lie at equal distances.
+    fn enqueue_rows(
+        &self,
+        memory: &GpuMemory,
+        pieces: &[(usize, usize)],
+        copy: impl Fn(&Rows) -> Copy2d,
+    ) -> Result<(), HostError> {
+        let device = &self.device.0;
+        let _current = device.enter()?;
+        let (mut left, mut packed) = (pieces, 0);
+        while let Some((rows, rest)) = Rows::first(left, memory.addr() as Addr, packed, device.pitch) {
+            let all = rows.len * rows.count;
+            let order = copy(&rows);
+            // SAFETY: all rows lie in memory that was checked, and is held until the copy has ended; the host's is
+            // page-locked.
+            let code = unsafe { rows.enqueue(device.cuda.table(), &order, self.stream) };
+            device.check(code, || format!("enqueueing a copy of {all} bytes at {:#x}", rows.at))?;
+            packed += all;
+            left = rest;
+        }
+        Ok(())
+    }
+
+    /// Enqueues a copy between two places of devices: of this one, of two, or of a peer's.
+    ///
+    /// # Errors
+    /// Out of bounds, a peer's memory to write to, or the driver's.
+    pub fn between(
+        &mut self,
+        into: &Arc<GpuMemory>,
+        at: usize,
+        from: &Arc<GpuMemory>,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), HostError> {
+        let (to, source) = (into.writable_at(at, len)?, from.at(offset, len)?);
+        let device = self.device.0.clone();
+        let _current = device.enter()?;
+        self.hold(Held::Gpu(into.clone()));
+        self.hold(Held::Gpu(from.clone()));
+        let code = self.copy_between((to, &into.device.0), (source, &from.device.0), len);
+        device.check(code, || format!("enqueueing a copy of {len} bytes from {source:#x} to {to:#x}"))?;
+        Ok(())
+    }
+
+    fn copy_between(&self, into: (Addr, &Inner), from: (Addr, &Inner), len: usize) -> Code {
+        let table = self.device.cuda().table();
+        let ((to, there), (source, here)) = (into, from);
+        // SAFETY: both ranges lie in memory that is held until the copy has ended, of these contexts.
+        unsafe {
+            if there.context == here.context {
+                (table.within_async)(to, source, len, self.stream)
+            } else {
+                (table.across_async)(to, there.context, source, here.context, len, self.stream)
+            }
+        }
+    }
+
+    /// Marks this place.
+    ///
+    /// # Errors
+    /// The driver's; what copies use stays held.
+    pub fn mark(&mut self) -> Result<Mark, HostError> {
+        self.device.settle();
+        let device = self.device.0.clone();
+        let current = device.enter()?;
+        let event = self.record(&device, &current)?;
+        Ok(Mark { device: self.device.clone(), event, held: std::mem::take(&mut self.held), done: false })
+    }
+
+    fn record(&self, device: &Inner, current: &Current<'_>) -> Result<Event, HostError> {
+        let event = device.event(current)?;
+        // SAFETY: an event and a stream of the current context.
+        let code = unsafe { (device.cuda.table().event_record)(event.0, self.stream) };
+        if let Err(error) = device.check(code, || "marking a place in a stream".into()) {
+            device.give_back(event);
+            return Err(error.into());
+        }
+        Ok(event)
+    }
+
+    /// Raises the flag when the stream gets here, or fails before: enqueued behind a mark, it tells that the mark has
+    /// something to say. A thread of the driver does it; nobody waits.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn tell(&mut self, flag: &Arc<EventFd>) -> Result<(), HostError> {
+        let device = &self.device.0;
+        let _current = device.enter()?;
+        let given = Arc::into_raw(flag.clone()).cast_mut().cast::<c_void>();
+        // SAFETY: the driver calls `raise` once if this returns 0, and never if not; the flag is given to it.
+        let code = unsafe { (device.cuda.table().stream_callback)(self.stream, raise, given, 0) };
+        if code != abi::SUCCESS {
+            // SAFETY: given to nobody.
+            drop(unsafe { Arc::from_raw(given.cast::<EventFd>()) });
+        }
+        device.check(code, || "asking a stream to tell".into())?;
+        Ok(())
+    }
+
+    /// What is enqueued from here on comes behind all that the legacy default stream has been given so far (which
+    /// waits for all blocking streams in turn): PyTorch's stream, unless the caller has chosen another one.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn after_default(&mut self) -> Result<(), HostError> {
+        // SAFETY: the null stream is always there.
+        unsafe { self.after_stream(0) }
+    }
+
+    /// What is enqueued from here on comes behind all that this stream has been given so far: a `CUstream` of the
+    /// caller's (`torch.cuda.current_stream().cuda_stream`).
+    ///
+    /// # Errors
+    /// The driver's: the stream may be another device's.
+    ///
+    /// # Safety
+    /// It is a stream that is not destroyed.
+    pub unsafe fn after_stream(&mut self, stream: usize) -> Result<(), HostError> {
+        let device = &self.device.0;
+        let current = device.enter()?;
+        let event = device.event(&current)?;
+        let table = device.cuda.table();
+        // SAFETY: an event of the current context, and by the caller's promise a stream. What waits for an event waits
+        // for what it was recorded for, whatever becomes of it later.
+        let code = unsafe {
+            match (table.event_record)(event.0, stream as Handle) {
+                abi::SUCCESS => (table.stream_wait_event)(self.stream, event.0, 0),
+                code => code,
+            }
+        };
+        device.give_back(event);
+        device.check(code, || format!("waiting for the stream {stream:#x}"))?;
+        Ok(())
+    }
+
+    /// What is enqueued from here on comes behind what this event was last recorded for: a `CUevent` of the caller's
+    /// (`torch.cuda.Event().cuda_event`), of any device.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// It is an event that is not destroyed.
+    pub unsafe fn after_event(&mut self, event: usize) -> Result<(), HostError> {
+        let device = &self.device.0;
+        let _current = device.enter()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (device.cuda.table().stream_wait_event)(self.stream, event as Handle, 0) };
+        device.check(code, || format!("waiting for the event {event:#x}"))?;
+        Ok(())
+    }
+
+    fn hold_both(&mut self, memory: &Arc<GpuMemory>, pinned: &Arc<Pinned>) {
+        self.hold(Held::Gpu(memory.clone()));
+        self.hold(Held::Pinned(pinned.clone()));
+    }
+
+    /// Keeps what a copy uses, once.
+    fn hold(&mut self, used: Held) {
+        let is = |held: &Held| match (held, &used) {
+            (Held::Gpu(held), Held::Gpu(used)) => Arc::ptr_eq(held, used),
+            (Held::Pinned(held), Held::Pinned(used)) => Arc::ptr_eq(held, used),
+            _ => false,
+        };
+        // The last one first: most copies use what the one before does.
+        if !self.held.iter().rev().any(is) {
+            self.held.push(used);
+        }
+    }
+}
+
+/// What the driver calls: raises the flag that it was given.
+unsafe extern "C" fn raise(_: Handle, _: Code, given: *mut c_void) {
+    // SAFETY: from `tell`, for this one call.
+    let flag = unsafe { Arc::from_raw(given.cast_const().cast::<EventFd>()) };
+    // It can only fail for a descriptor that is none, and nobody is there to be told.
+    let _ = flag.signal();
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let device = self.device.0.clone();
+        let Ok(current) = device.enter() else {
+            // A forked child's: nothing of it is to be undone there. The parent has its own.
+            return;
+        };
+        if !self.held.is_empty() {
+            let held = std::mem::take(&mut self.held);
+            match self.record(&device, &current) {
+                Ok(event) => device.leave(event, held),
+                // It cannot be known when they end, unless all has.
+                Err(HostError::Cuda(error)) if error.is_lost() => drop(held),
+                Err(_) => std::mem::forget(held),
+            }
+        }
+        // SAFETY: a stream of this context; the driver ends it when what is in it has ended.
+        unsafe { (device.cuda.table().stream_destroy)(self.stream) };
+    }
+}
+
+impl Mark {
+    /// Whether all before it has ended. Asks the driver, and does not wait.
+    ///
+    /// # Errors
+    /// The device's context is lost: nothing before the mark counts, and nothing of it is under way any more.
+    pub fn is_done(&mut self) -> Result<bool, HostError> {
+        if self.done {
+            return Ok(true);
+        }
+        let ended = {
+            let _current = self.device.0.enter()?;
+            self.device.0.has_ended(self.event)
+        };
+        match ended {
+            Ok(false) => Ok(false),
+            Ok(true) => {
+                self.done = true;
+                self.held.clear();
+                Ok(true)
+            }
+            Err(error) => {
+                self.held.clear();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Waits until it is done, at most so long. `stream` is the one that it is a place of; what was enqueued there
+    /// after it may have to end as well.
+    ///
+    /// # Errors
+    /// [`HostError::TimedOut`]: it is still under way. As for [`Mark::is_done`].
+    pub fn wait(&mut self, stream: &mut Stream, timeout: Duration) -> Result<(), HostError> {
+        if self.is_done()? {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let flag = match &stream.flag {
+            Some(flag) => flag.clone(),
+            None => stream.flag.insert(Arc::new(EventFd::new()?)).clone(),
+        };
+        flag.drain()?;
+        stream.tell(&flag)?;
+        loop {
+            let left = timeout.saturating_sub(begun.elapsed());
+            wait_ready(&*flag, Interest::READ, left.min(LOOK))?;
+            if self.is_done()? {
+                return Ok(());
+            }
+            if left.is_zero() {
+                let what = format!("copies of device {} that are under way", self.device.ordinal());
+                return Err(HostError::TimedOut { what, after: timeout });
+            }
+            flag.drain()?;
+        }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if !self.done && self.is_done().is_ok_and(|done| !done) {
+            // Still under way: the device lets go of it.
+            self.device.0.leave(self.event, std::mem::take(&mut self.held));
+        } else {
+            self.device.0.give_back(self.event);
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream(device {}, {:?})", self.device.ordinal(), self.stream)
+    }
+}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mark(device {}, done: {})", self.device.ordinal(), self.done)
+    }
+}
