@@ -3,10 +3,13 @@
 //!
 //! [`alone`] is the way in. README.md beside this file has the environment and the commands.
 
+#[path = "../make.rs"]
+mod make;
+
+use make::text;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,35 +23,9 @@ pub const FOLDER: &str = "KVIK_STANDIN_DIR";
 /// The daemon's answer to a command, and its end, take no longer.
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/standins/fabric")
-}
-
-/// The folder with the library and its daemon, built if the sources have changed.
+/// The folder with the library and its daemon.
 fn build() -> PathBuf {
-    let mut files: Vec<PathBuf> = fs::read_dir(sources()).unwrap().map(|file| file.unwrap().path()).collect();
-    files.retain(|file| {
-        file.extension().is_none_or(|kind| ["c", "h", "map"].iter().any(|known| kind == *known))
-    });
-    files.sort();
-    let mut hasher = DefaultHasher::new();
-    files.iter().for_each(|file| (file.file_name(), fs::read(file).unwrap()).hash(&mut hasher));
-    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let folder = temporary.join(format!("standin-fabric-{:016x}", hasher.finish()));
-    fs::create_dir_all(temporary).unwrap();
-    let lock = File::create(temporary.join("standin-fabric.lock")).unwrap();
-    lock.lock().unwrap();
-    if !folder.exists() {
-        let unfinished = temporary.join("standin-fabric-unfinished");
-        let _ = fs::remove_dir_all(&unfinished);
-        fs::create_dir(&unfinished).unwrap();
-        let mut make = Command::new("make");
-        make.arg("-C").arg(sources()).arg(format!("OUT={}", unfinished.display()));
-        let built = make.env_remove("MAKEFLAGS").output().expect("make, to build the stand-in for libfabric");
-        assert!(built.status.success(), "the stand-in for libfabric: {}", text(&built));
-        fs::rename(&unfinished, &folder).unwrap();
-    }
-    folder
+    make::build("fabric")
 }
 
 /// The program that breaks a rule of libfabric, which the stand-in must notice.
@@ -59,10 +36,6 @@ pub fn breaks() -> PathBuf {
 /// The library's file.
 pub fn library() -> PathBuf {
     build().join("libfabric.so.1")
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
 /// What a test says to the devices.
@@ -166,29 +139,7 @@ pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Control)) 
 
 /// Runs a test of this program again, in a process that has the fabric of the folder.
 pub fn again(test: &str, folder: &Folder, settings: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]);
-    command.env(FOLDER, OsString::from(&folder.path)).envs(settings.iter().copied());
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let (id, (tell, told)) = (child.id(), channel());
-    std::thread::spawn(move || tell.send(child.wait_with_output()));
-    match told.recv_timeout(patience()) {
-        Ok(output) => {
-            let output = output.unwrap();
-            let words = text(&output);
-            assert!(words.contains("running 1 test"), "{test} is no test of this program: {words}");
-            output
-        }
-        Err(_) => {
-            let process = rustix::process::Pid::from_raw(id as i32).unwrap();
-            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
-            panic!("{test} in a process of its own takes longer than {:?}", patience());
-        }
-    }
-}
-
-/// How long a test may take in its own process, in seconds, where the environment says so.
-fn patience() -> Duration {
-    let given = std::env::var("KVIK_STANDIN_PATIENCE").ok().map(|text| text.parse().unwrap());
-    Duration::from_secs(given.unwrap_or(120))
+    let mut variables = vec![(FOLDER, OsString::from(&folder.path))];
+    variables.extend(settings.iter().map(|(name, value)| (*name, OsString::from(value))));
+    make::again(test, &variables)
 }

@@ -180,7 +180,8 @@ impl Inner {
         Ok(Current { device: self, _here: PhantomData })
     }
 
-    pub fn attribute(&self, attribute: c_int) -> Result<c_int, CudaError> {
+    pub fn attribute(&self, attribute: c_int) -> Result<c_int, HostError> {
+        self.cuda.0.check_process()?;
         let mut value = 0;
         // SAFETY: writes a number.
         let code = unsafe { (self.cuda.table().device_attribute)(&mut value, attribute, self.ordinal) };

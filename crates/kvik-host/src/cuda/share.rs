@@ -70,6 +70,7 @@ impl GpuMemory {
         let what = || format!("exporting {} bytes at {:#x} as a dma-buf", self.len(), self.addr());
         let refuse = |text: &str| Err(CudaError::own(what(), text).into());
         let inner = &self.device().0;
+        inner.cuda.0.check_process()?;
         let Some(export) = inner.cuda.table().range_handle else {
             return refuse("the driver is too old for it: that of CUDA 11.7 has it");
         };

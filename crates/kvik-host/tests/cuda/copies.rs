@@ -1,0 +1,267 @@
+//! Copies in streams: what is done when, and what they hold.
+
+use super::{LIMIT, SLOW, alone, nothing_is_left, out, pattern, pinned, registered, until};
+use crate::standin::App;
+use kvik_host::HostError;
+use kvik_host::cuda::{Cuda, GpuMemory, Pinned, Stream};
+use kvik_host::event::{Epoll, EventFd, Events, Interest};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LEN: usize = 1 << 16;
+
+alone!(bytes_count_when_their_mark_is_done_and_not_before, [SLOW], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let bytes = pattern(LEN, 3);
+    control.poke(memory.addr(), &bytes);
+    let mut stream = Stream::new(memory.device()).unwrap();
+    stream.from_device(&staging, 1000, &memory, 5000, 10_000).unwrap();
+    let mut mark = stream.mark().unwrap();
+    assert!(!mark.is_done().unwrap() && out(&staging, 1000, 10_000) == vec![0; 10_000]);
+    mark.wait(&mut stream, LIMIT).unwrap();
+    assert!(mark.is_done().unwrap() && out(&staging, 1000, 10_000) == bytes[5000..15_000]);
+    // And the other way.
+    stream.to_device(&memory, 30_000, &staging, 1000, 10_000).unwrap();
+    assert!(control.peek(memory.addr() + 30_000, 10_000) == bytes[30_000..40_000]);
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    assert!(control.peek(memory.addr() + 30_000, 10_000) == bytes[5000..15_000]);
+    assert!(control.peek(memory.addr() + 40_000, 1000) == bytes[40_000..41_000]);
+});
+
+alone!(scattered_pages_are_packed_and_spread, [], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let bytes = pattern(LEN, 4);
+    control.poke(memory.addr(), &bytes);
+    let mut stream = Stream::new(memory.device()).unwrap();
+    // Equal distances, then none, then pieces of other lengths, and one that is empty.
+    let pieces: Vec<(usize, usize)> = (0..8)
+        .map(|row| (row * 4096 + 128, 512))
+        .chain([(60_000, 512), (50_000, 512), (40_000, 100), (1, 0), (7, 3)])
+        .collect();
+    stream.gather(&staging, 64, &memory, &pieces).unwrap();
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    let packed: Vec<u8> =
+        pieces.iter().flat_map(|(offset, len)| bytes[*offset..offset + len].to_vec()).collect();
+    assert!(out(&staging, 64, packed.len()) == packed);
+    assert_eq!(out(&staging, 0, 64), vec![0; 64]);
+    assert_eq!((control.count("cuMemcpy2DAsync_v2"), control.count("cuMemcpyDtoHAsync_v2")), (1, 4));
+    // Spread again, elsewhere: all else stays as it is.
+    let spread: Vec<(usize, usize)> = pieces.iter().map(|(offset, len)| (offset + 1024, *len)).collect();
+    stream.scatter(&memory, &spread, &staging, 64).unwrap();
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    let (mut expected, mut from) = (bytes.clone(), 0);
+    for (offset, len) in spread {
+        expected[offset..offset + len].copy_from_slice(&packed[from..from + len]);
+        from += len;
+    }
+    assert!(control.peek(memory.addr(), LEN) == expected);
+    assert_eq!((control.count("cuMemcpy2DAsync_v2"), control.count("cuMemcpyHtoDAsync_v2")), (2, 4));
+});
+
+alone!(what_lies_outside_is_refused_before_anything_moves, [], |control| {
+    let (app, other) = (Arc::new(App::on(0)), Arc::new(App::on(1)));
+    let (memory, staging) = (registered(&app, LEN), pinned(4096));
+    let mut stream = Stream::new(memory.device()).unwrap();
+    for (at, pieces) in
+        [(0, vec![(0, 16), (LEN - 8, 9)]), (4000, vec![(0, 50), (100, 47)]), (0, vec![(usize::MAX, 2)])]
+    {
+        let error = stream.gather(&staging, at, &memory, &pieces).unwrap_err();
+        assert!(matches!(error, HostError::OutOfBounds { .. }), "{pieces:?}: {error}");
+        assert!(stream.scatter(&memory, &pieces, &staging, at).is_err());
+    }
+    assert!(stream.between(&memory, LEN - 1, &memory, 0, 2).is_err());
+    let theirs = registered(&other, LEN);
+    let error = stream.from_device(&staging, 0, &theirs, 0, 16).unwrap_err().to_string();
+    assert!(error.contains("device 1") && error.contains("device 0"), "{error}");
+    for function in ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2"] {
+        assert_eq!(control.count(function), 0, "{function}");
+    }
+});
+
+alone!(devices_copy_to_each_other, [SLOW], |control| {
+    let (app, other) = (Arc::new(App::on(0)), Arc::new(App::on(1)));
+    let (here, there) = (registered(&app, LEN), registered(&other, LEN));
+    let bytes = pattern(LEN, 5);
+    control.poke(here.addr(), &bytes);
+    let mut stream = Stream::new(here.device()).unwrap();
+    stream.between(&there, 100, &here, 200, 5000).unwrap();
+    stream.between(&here, 30_000, &here, 200, 5000).unwrap();
+    assert_eq!(control.peek(there.addr() + 100, 5000), vec![0; 5000]);
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    assert!(control.peek(there.addr() + 100, 5000) == bytes[200..5200]);
+    assert!(control.peek(here.addr() + 30_000, 5000) == bytes[200..5200]);
+    assert_eq!((control.count("cuMemcpyPeerAsync"), control.count("cuMemcpyDtoDAsync_v2")), (1, 1));
+});
+
+alone!(a_flag_wakes_who_waits_for_descriptors, [SLOW], |_| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let (epoll, flag, mut events) =
+        (Epoll::new().unwrap(), Arc::new(EventFd::new().unwrap()), Events::new(2));
+    epoll.add(&*flag, 9, Interest::READ).unwrap();
+    let mut stream = Stream::new(memory.device()).unwrap();
+    for _ in 0..3 {
+        stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
+        let mut mark = stream.mark().unwrap();
+        stream.tell(&flag).unwrap();
+        epoll.wait(&mut events, Duration::ZERO).unwrap();
+        assert!(events.is_empty() && !mark.is_done().unwrap());
+        epoll.wait(&mut events, LIMIT).unwrap();
+        assert_eq!(events.iter().map(|event| event.token).collect::<Vec<_>>(), [9]);
+        assert!(flag.drain().unwrap() && mark.is_done().unwrap(), "told of what is done");
+    }
+    // The driver has let go of it.
+    until("the flag's end", || Arc::strong_count(&flag) == 1);
+});
+
+alone!(copies_come_behind_the_kernels_that_they_are_put_behind, [SLOW], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let mut stream = Stream::new(memory.device()).unwrap();
+    let read = |stream: &mut Stream| {
+        stream.from_device(&staging, 0, &memory, 0, 1).unwrap();
+        stream.mark().unwrap().wait(stream, LIMIT).unwrap();
+        out(&staging, 0, 1)[0]
+    };
+    // Nothing else orders them.
+    app.fill(0, memory.addr(), 1, 1, 300_000);
+    assert_eq!(read(&mut stream), 0);
+    stream.after_default().unwrap();
+    assert_eq!(read(&mut stream), 1);
+    // A stream that blocks is behind the default one too, and one that does not is asked for itself.
+    let (blocks, free) = (app.stream(true), app.stream(false));
+    app.fill(blocks, memory.addr(), 1, 2, 200_000);
+    stream.after_default().unwrap();
+    assert_eq!(read(&mut stream), 2);
+    app.fill(free, memory.addr(), 1, 3, 200_000);
+    stream.after_default().unwrap();
+    assert_eq!(read(&mut stream), 2);
+    // SAFETY: a stream that is not destroyed.
+    unsafe { stream.after_stream(free) }.unwrap();
+    assert_eq!(read(&mut stream), 3);
+    // SAFETY: the stand-in knows its events, and refuses what is none.
+    let error = unsafe { stream.after_event(0xBAD) }.unwrap_err().to_string();
+    assert!(error.contains("INVALID_HANDLE") && error.contains("0xbad"), "{error}");
+    let _ = control;
+});
+
+alone!(a_stream_that_never_gets_anywhere_bounds_the_wait, [], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let mut stream = Stream::new(memory.device()).unwrap();
+    control.say("stall");
+    stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
+    let mut mark = stream.mark().unwrap();
+    let began = Instant::now();
+    let error = mark.wait(&mut stream, Duration::from_millis(200)).unwrap_err();
+    assert!(matches!(error, HostError::TimedOut { .. }) && error.to_string().contains("device 0"), "{error}");
+    assert!(began.elapsed() >= Duration::from_millis(200) && began.elapsed() < Duration::from_secs(5));
+    assert!(!mark.is_done().unwrap());
+    control.say("release");
+    mark.wait(&mut stream, LIMIT).unwrap();
+});
+
+alone!(what_is_dropped_under_way_stays_until_it_has_ended, [], |control| {
+    let app = Arc::new(App::on(0));
+    let device = Cuda::get().unwrap().device(0).unwrap();
+    // Marks, streams and memory, dropped in every order while nothing moves: the stand-in ends who frees too early.
+    for order in 0..6 {
+        control.say("stall");
+        let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+        let mut stream = Stream::new(&device).unwrap();
+        stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
+        let mark = stream.mark().unwrap();
+        stream.to_device(&memory, 4096, &staging, 0, 4096).unwrap();
+        match order {
+            0 => drop((memory, staging, mark, stream)),
+            1 => drop((mark, stream, memory, staging)),
+            2 => drop((stream, mark, staging, memory)),
+            3 => drop((stream, memory, mark, staging)),
+            4 => drop((mark, memory, stream, staging)),
+            _ => drop((staging, stream, memory, mark)),
+        }
+        assert_eq!((control.count("allocations"), control.count("pinned")), (1, 1), "order {order}");
+        assert_eq!(device.settle(), 2, "order {order}");
+        control.say("release");
+        until("the end of all copies", || device.settle() == 0);
+        assert_eq!((control.count("allocations"), control.count("pinned")), (0, 0), "order {order}");
+    }
+    drop((device, app));
+    nothing_is_left(control);
+});
+
+alone!(a_thousand_transfers_leave_nothing_behind, [], |control| {
+    let app = Arc::new(App::on(0));
+    {
+        let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+        control.say("delay micros=0");
+        let mut stream = Stream::new(memory.device()).unwrap();
+        for round in 0..1000 {
+            stream.from_device(&staging, 0, &memory, round * 16, 512).unwrap();
+            let mut mark = stream.mark().unwrap();
+            if round % 3 > 0 {
+                mark.wait(&mut stream, LIMIT).unwrap();
+                // What was dropped before it has ended too.
+                assert_eq!(memory.device().settle(), 0);
+                assert_eq!(Arc::strong_count(&memory), 1);
+            }
+        }
+        stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+        assert_eq!(memory.device().settle(), 0);
+        assert!(control.count("events") < 20, "events are used again: {}", control.count("events"));
+    }
+    drop(app);
+    nothing_is_left(control);
+});
+
+alone!(memory_of_kviks_own_comes_and_goes, [], |control| {
+    let device = Cuda::get().unwrap().device(1).unwrap();
+    let memory = GpuMemory::alloc(&device, 5000).unwrap();
+    memory.copy_in(4000, &[9; 1000]).unwrap();
+    assert_eq!(control.peek(memory.addr() + 4000, 1000), vec![9; 1000]);
+    let error = GpuMemory::alloc(&device, 2 << 30).unwrap_err().to_string();
+    assert!(error.contains("OUT_OF_MEMORY") && error.contains("no room left"), "{error}");
+    drop((memory, device));
+    nothing_is_left(control);
+});
+
+alone!(calls_that_fail_are_named_and_leave_no_harm, [], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let device = memory.device().clone();
+    let fail = |function: &str| control.say(&format!("fail {function} nth=1 code=999"));
+    let named = |error: HostError| {
+        let error = error.to_string();
+        assert!(error.contains("CUDA_ERROR_UNKNOWN") && error.contains("device 0"), "{error}");
+    };
+    fail("cuStreamCreate");
+    named(Stream::new(&device).map(|_| ()).unwrap_err());
+    let mut stream = Stream::new(&device).unwrap();
+    fail("cuMemcpyDtoHAsync_v2");
+    named(stream.from_device(&staging, 0, &memory, 0, 16).unwrap_err());
+    fail("cuEventCreate");
+    named(stream.mark().map(|_| ()).unwrap_err());
+    fail("cuEventRecord");
+    named(stream.mark().map(|_| ()).unwrap_err());
+    fail("cuStreamAddCallback");
+    let flag = Arc::new(EventFd::new().unwrap());
+    named(stream.tell(&flag).unwrap_err());
+    assert_eq!(Arc::strong_count(&flag), 1);
+    fail("cuCtxPushCurrent_v2");
+    named(stream.after_default().unwrap_err());
+    fail("cuStreamWaitEvent");
+    named(stream.after_default().unwrap_err());
+    fail("cuMemcpyHtoD_v2");
+    named(memory.copy_in(0, &[1]).unwrap_err());
+    fail("cuStreamSynchronize");
+    named(memory.copy_in(0, &[1]).unwrap_err());
+    fail("cuMemHostAlloc");
+    named(Pinned::new(&device, 16).map(|_| ()).unwrap_err());
+    // All of it works now.
+    memory.copy_in(0, &[5]).unwrap();
+    stream.from_device(&staging, 0, &memory, 0, 16).unwrap();
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    assert_eq!(out(&staging, 0, 1), [5]);
+});
