@@ -102,6 +102,7 @@ codes! {
     38 TlsRequired "tls_required" "One side has TLS and the other has none.";
     39 TlsFailed "tls_failed" "A TLS handshake failed, or a record was altered on the way.";
     40 NotificationsFull "notifications_full" "The peer has not taken the notifications that were sent to it before.";
+    41 DeviceFailed "device_failed" "A GPU or its driver refused something, or failed.";
 }
 
 impl fmt::Display for Code {

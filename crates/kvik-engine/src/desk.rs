@@ -4,7 +4,7 @@ use crate::config::Preference;
 use crate::control::Ask;
 use crate::planner::chunk_bytes;
 use crate::region::Region;
-use crate::shared::{Book, Link, MemoryPath, Record, Shared, lock};
+use crate::shared::{Book, Link, MemoryPath, NicKeys, Record, Shared, lock};
 use crate::tag::Tag;
 use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
@@ -13,6 +13,7 @@ use kvik_proto::{
 };
 use kvik_transport::local::LocalLink;
 use kvik_transport::{Desk, Held, from_host};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -75,9 +76,9 @@ impl Job {
 
 /// How a transfer will go.
 enum Route {
-    Channels { passed_over: Option<String> },
+    Channels { passed_over: Vec<String> },
     Memory,
-    Nics { passed_over: Option<String> },
+    Nics { passed_over: Vec<String> },
     NotYet,
     No(Error),
 }
@@ -111,7 +112,7 @@ impl Shared {
     /// Begins a transfer on a session, over the transport that fits.
     pub fn launch(&self, id: u64, session: u64) {
         let mut book = lock(&self.book);
-        let Book { transfers, links, waiting, .. } = &mut *book;
+        let Book { transfers, links, waiting, nic_keys, .. } = &mut *book;
         let Some(record) = transfers.get_mut(&id).filter(|record| record.key.is_none()) else { return };
         let Some(link) = links.get(&session) else {
             drop(book);
@@ -120,7 +121,7 @@ impl Shared {
                 "the connection to the peer broke before the transfer could go on; a new transfer connects again",
             ));
         };
-        match route(record, link) {
+        match route(record.job.want, &Own::of(&record.job, nic_keys), link) {
             Route::No(error) => {
                 drop(book);
                 self.give_up(id, error);
@@ -305,36 +306,57 @@ fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
     book.waiting.iter().filter(of_peer).copied().collect()
 }
 
-fn route(record: &Record, link: &Link) -> Route {
-    match (record.job.want, &link.memory) {
-        (Preference::Tcp, _) => Route::Channels { passed_over: None },
-        (Preference::Nics, _) => over_nics(link),
+/// What this side's memory does not allow, and why.
+struct Own {
+    memory: Option<String>,
+    nics: Option<String>,
+}
+
+impl Own {
+    fn of(job: &Job, keys: &HashMap<RegionId, NicKeys>) -> Own {
+        let Some((memory, region, _)) = &job.memory else { return Own { memory: None, nics: None } };
+        Own {
+            memory: memory.closed_to_processes(*region),
+            nics: keys.get(region).and_then(|keys| keys.as_ref().err()).map(|why| why.to_string()),
+        }
+    }
+}
+
+fn route(want: Preference, own: &Own, link: &Link) -> Route {
+    let no = |why: &String| MemoryPath::No(why.clone());
+    let memory = own.memory.as_ref().map_or_else(|| link.memory.clone(), no);
+    match (want, memory) {
+        (Preference::Tcp, _) => Route::Channels { passed_over: Vec::new() },
+        (Preference::Nics, _) => over_nics(own, link),
         (_, MemoryPath::Up(_)) => Route::Memory,
         (_, MemoryPath::Making(_)) => Route::NotYet,
         (Preference::Auto, MemoryPath::No(why)) => {
-            let passed_over = Some(format!("local: {why}"));
-            match link.nics.is_ok() {
-                true => Route::Nics { passed_over },
-                false => Route::Channels { passed_over },
+            let mut passed_over = vec![format!("local: {why}")];
+            match (&link.nics, &own.nics) {
+                (Ok(()), None) => Route::Nics { passed_over },
+                (Ok(()), Some(why)) => {
+                    passed_over.push(format!("nics: {why}"));
+                    Route::Channels { passed_over }
+                }
+                (Err(_), _) => Route::Channels { passed_over },
             }
         }
         (Preference::Local, MemoryPath::No(why)) => Route::No(Error::new(
             Code::TransportUnavailable,
-            format!("transport \"local\" cannot reach this peer: {why}; use \"auto\" or \"tcp\""),
+            format!("transport \"local\" cannot be used: {why}; use \"auto\" or \"tcp\""),
         )),
     }
 }
 
 /// Over NICs and nothing else.
-fn over_nics(link: &Link) -> Route {
-    let why = match &link.nics {
-        Ok(()) => return Route::Nics { passed_over: None },
-        Err(why) => why,
+fn over_nics(own: &Own, link: &Link) -> Route {
+    let text = match (&link.nics, &own.nics) {
+        (Ok(()), None) => return Route::Nics { passed_over: Vec::new() },
+        (Err(why), _) => format!("cannot be used with this peer: {why}"),
+        (_, Some(why)) => format!("cannot be used: {why}"),
     };
-    Route::No(Error::new(
-        Code::TransportUnavailable,
-        format!("transport \"nics\" cannot be used with this peer: {why}; use \"auto\" or \"tcp\""),
-    ))
+    let text = format!("transport \"nics\" {text}; use \"auto\" or \"tcp\"");
+    Route::No(Error::new(Code::TransportUnavailable, text))
 }
 
 impl Desk for Shared {
@@ -349,6 +371,9 @@ impl Desk for Shared {
     }
     fn done(&self, id: OrderRef, outcome: OrderOutcome) {
         self.node(|node, _| node.order_done(id, outcome));
+    }
+    fn stuck(&self, id: OrderRef, error: Error) {
+        self.node(|node, _| node.order_stuck(id, error));
     }
     fn alive(&self, session: u64) -> bool {
         self.node(|node, now| {

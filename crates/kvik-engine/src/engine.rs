@@ -19,7 +19,7 @@ use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
-use kvik_proto::{MAX_READERS, Offer, Op, Select};
+use kvik_proto::{Closed, MAX_READERS, Offer, Op, Select};
 use kvik_transport::copy::CopyPool;
 use kvik_transport::nics::{NicOptions, NicPool};
 use kvik_transport::tcp::TcpPool;
@@ -133,10 +133,15 @@ impl Engine {
         self.shared().is_closed()
     }
 
-    /// Registers memory.
+    /// Registers memory: of the host ([`Memory`](crate::Memory)), or of a GPU ([`GpuMemory`](crate::GpuMemory)).
+    ///
+    /// Pages of a GPU are read by streams of kvik's own, which wait for nobody's kernels: what writes such pages has
+    /// ended before they are granted, or before a transfer from them begins. Once a transfer is done, what is launched
+    /// afterwards on any stream sees its bytes.
     ///
     /// # Errors
-    /// `BufferInvalid` for memory without length.
+    /// `BufferInvalid` for memory without length; `TransportUnavailable` where a NIC of this engine refuses memory of
+    /// the host. Memory of a GPU that a NIC does not take moves by other ways, which reports and `explain` name.
     pub fn register(&self, memory: impl Into<Held>) -> Result<Region> {
         self.shared().check()?;
         let memory: Held = memory.into();
@@ -193,6 +198,15 @@ impl Engine {
         let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
+        let keys = lock(&shared.book)
+            .nic_keys
+            .get(&pages.region.id())
+            .cloned()
+            .unwrap_or_else(|| Ok(Arc::default()));
+        let closed = Closed {
+            memory: memory.closed_to_processes(pages.region.id()).map(Into::into),
+            nics: keys.as_ref().err().cloned(),
+        };
         let ticket =
             Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
         let now = boottime();
@@ -206,7 +220,8 @@ impl Engine {
             latest: now + options.max_expiry,
             slot: slot.index(),
             generation,
-            keys: lock(&shared.book).nic_keys.get(&pages.region.id()).cloned().unwrap_or_default(),
+            keys: keys.unwrap_or_default(),
+            closed,
         };
         let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
         shared.node(|node, now| {

@@ -41,6 +41,8 @@ pub use events::{Event, Events, Who};
 pub use explain::Explanation;
 pub use grant::{Grant, GrantOptions};
 pub use kvik_host::Memory;
+pub use kvik_host::cuda::GpuMemory;
+pub use kvik_transport::Held;
 pub use kvik_transport::nics::{NicKind, NicOptions};
 pub use kvik_transport::tls::TlsFiles;
 pub use metrics::{Kind, METRICS, Metric};

@@ -64,7 +64,7 @@ impl Shared {
         if let Err(error) = &mut outcome
             && error.code == Code::TransportUnavailable
         {
-            match self.fall_back(id, error) {
+            match self.fall_back(id, &finished, error) {
                 Ok(()) => return self.launch(id, finished.key.0),
                 Err(Some(stopped)) => *error = stopped,
                 Err(None) => {}
@@ -76,15 +76,17 @@ impl Shared {
         }
     }
 
-    /// Lets a transfer under `auto` whose copy within the host turned out to be impossible go over TCP. Others are
-    /// not concerned: what one region refuses, another may allow.
-    fn fall_back(&self, id: u64, error: &Error) -> Result<(), Option<Error>> {
+    /// Lets a transfer under `auto` go over TCP whose copy within the host turned out to be impossible, or whose owner
+    /// refused NICs before anything had moved. Others are not concerned: what one region refuses, another may allow.
+    fn fall_back(&self, id: u64, finished: &Finished, error: &Error) -> Result<(), Option<Error>> {
         let mut book = lock(&self.book);
         let record = book.transfers.get_mut(&id).ok_or(None)?;
         if let Some(stopped) = &record.stopped {
             return Err(Some(stopped.clone()));
         }
-        if record.job.want != Preference::Auto || record.transport != "local" {
+        let from = record.transport;
+        let refused = from == "local" || (from == self.nic_transport() && finished.first.is_none());
+        if record.job.want != Preference::Auto || !refused {
             return Err(None);
         }
         let Job { ticket, tag, .. } = &record.job;
@@ -94,9 +96,9 @@ impl Shared {
         record.job.want = Preference::Tcp;
         // It had begun: should its session be gone too, it is lost as any other.
         record.lives = 0;
-        record.passed_over.push(format!("local: {}", error.text));
+        record.passed_over.push(format!("{from}: {}", error.text));
         let (peer, reason) = (self.roster.who(&owner), error.text.clone());
-        self.hub.say(Event::TransportChanged { peer, from: "local", to: "tcp", reason });
+        self.hub.say(Event::TransportChanged { peer, from, to: "tcp", reason });
         Ok(())
     }
 
@@ -155,7 +157,8 @@ impl Shared {
             // None have joined yet where nothing had to move.
             let channels = joined.filter(|joined| *joined > 0).unwrap_or(self.config.channels);
             let tls = if self.tls.is_some() { ", tls" } else { "" };
-            return format!("{channels} channel{}{tls}", if channels == 1 { "" } else { "s" });
+            let gpu = device_of(record).map(|gpu| format!(", staged for GPU {gpu}")).unwrap_or_default();
+            return format!("{channels} channel{}{tls}{gpu}", if channels == 1 { "" } else { "s" });
         }
         if !["local", "self"].contains(&record.transport) {
             return record.way.clone();
@@ -166,6 +169,12 @@ impl Shared {
         };
         seen().map_or_else(|| record.way.clone(), str::to_owned)
     }
+}
+
+/// The GPU that this side's pages lie on.
+fn device_of(record: &Record) -> Option<u32> {
+    let (memory, _, _) = record.job.memory.as_ref()?;
+    memory.device().map(|device| device.ordinal())
 }
 
 /// The checks that a transfer which succeeded has passed.

@@ -24,6 +24,7 @@ pub(crate) struct RegionInner {
     addr: usize,
     bytes: u64,
     is_shared: bool,
+    device: Option<u32>,
     memory: Mutex<Option<Held>>,
     weak: WeakHeld,
 }
@@ -36,6 +37,7 @@ impl Region {
             addr: memory.addr(),
             bytes: memory.len() as u64,
             is_shared: memory.fd().is_some(),
+            device: memory.device().map(|device| device.ordinal()),
             weak: memory.downgrade(),
             memory: Mutex::new(Some(memory)),
         };
@@ -46,7 +48,7 @@ impl Region {
     pub fn id(&self) -> RegionId {
         self.inner.id
     }
-    /// Address of its first byte.
+    /// Address of its first byte: the processor's, or the GPU's.
     pub fn addr(&self) -> usize {
         self.inner.addr
     }
@@ -57,6 +59,10 @@ impl Region {
     /// Whether kvik allocated it, so that processes on this host can map it.
     pub fn is_shared(&self) -> bool {
         self.inner.is_shared
+    }
+    /// The GPU that it lies on, by its number among those that this process sees; none for memory of the host.
+    pub fn device(&self) -> Option<u32> {
+        self.inner.device
     }
     /// Whether it was closed.
     pub fn is_closed(&self) -> bool {
@@ -113,6 +119,11 @@ impl Region {
             shared.show_region_again(id, &memory);
         }
         let by = match own.as_slice() {
+            [] if self.device().is_some() => {
+                "a copy of its GPU that is still under way for a transfer that has ended, or a call that is reading \
+                 or writing it"
+                    .to_owned()
+            }
             [] => "a call that is reading or writing it".to_owned(),
             some => {
                 format!("{} transfer(s) of this side: {}", some.len(), some[..some.len().min(4)].join(", "))
@@ -125,7 +136,7 @@ impl Region {
         Error::new(Code::RegionBusy, text)
     }
 
-    /// Copies `from` to `offset`.
+    /// Copies `from` to `offset`; on a GPU behind all that its default stream was given before.
     ///
     /// # Errors
     /// `PageOutOfRange` beyond the region's end, `RegionClosed`, `BufferInvalid` for read-only memory.
@@ -133,7 +144,7 @@ impl Region {
         self.memory()?.copy_in(offset, from)
     }
 
-    /// Copies from `offset` into `into`.
+    /// Copies from `offset` into `into`; on a GPU behind all that its default stream was given before.
     ///
     /// # Errors
     /// `PageOutOfRange` beyond the region's end, `RegionClosed`.

@@ -81,6 +81,9 @@ pub(crate) struct Pools {
     pub copy: CopyPool,
 }
 
+/// How each NIC knows a region, or why none does.
+pub(crate) type NicKeys = std::result::Result<Arc<[NicKey]>, Arc<str>>;
+
 /// Everything that is looked up by id.
 #[derive(Default)]
 pub(crate) struct Book {
@@ -90,8 +93,7 @@ pub(crate) struct Book {
     pub waiting: HashSet<u64>,
     pub grants: HashMap<GrantId, (Arc<GrantCell>, FenceSlot, Lease)>,
     pub regions: HashMap<RegionId, WeakHeld>,
-    /// How each NIC knows a region.
-    pub nic_keys: HashMap<RegionId, Arc<[NicKey]>>,
+    pub nic_keys: HashMap<RegionId, NicKeys>,
     pub dials: HashMap<Identity, Dial>,
     pub links: HashMap<u64, Link>,
     pub last_transfer: u64,
@@ -409,10 +411,19 @@ impl Shared {
     /// Makes a region known to the NICs, and shows it to the peers on this host.
     ///
     /// # Errors
-    /// `TransportUnavailable` when a NIC refuses.
+    /// `TransportUnavailable` when a NIC refuses memory of the host. Memory of a device is then not for NICs.
     pub fn show_region(&self, id: RegionId, memory: &Held) -> Result<()> {
         if let Some(nics) = self.nics.get() {
-            let keys = nics.register(memory)?;
+            let keys = match nics.register(memory) {
+                Ok(keys) => Ok(keys),
+                // Its pages move all the same, over channels.
+                Err(error) if memory.device().is_some() => {
+                    let why = format!("region {} is not known to the NICs: {}", id.0, error.text);
+                    log::info!(engine:% = self.local.identity.engine; "{why}");
+                    Err(why.into())
+                }
+                Err(error) => return Err(error),
+            };
             lock(&self.book).nic_keys.insert(id, keys);
         }
         self.show_region_again(id, memory);
@@ -433,8 +444,8 @@ impl Shared {
         lock(&self.book).regions.remove(&id);
         self.node(|node, _| node.end_grants_of(id));
         // First whoever may be showing it right now: NICs let go of memory only when nobody else holds it.
-        for link in self.local_links() {
-            link.unshare(id);
+        if memory.device().is_none() {
+            self.local_links().iter().for_each(|link| link.unshare(id));
         }
         self.with_nics(|nics| nics.unregister(memory));
         self.ask(Ask::FlushLocal);

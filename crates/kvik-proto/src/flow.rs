@@ -166,6 +166,8 @@ pub(crate) struct Flow<R> {
     pub verify: Duration,
     /// Comparisons of what a NIC has moved.
     pub checks: Checks,
+    /// Its end was reported ahead of its conclusion: an order of it cannot be left yet.
+    pub reported: bool,
 }
 
 /// Where a copy takes its bytes from.

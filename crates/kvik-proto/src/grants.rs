@@ -10,7 +10,7 @@
 //!   ends by its expiry;
 //! - pages of a grant are only ever reached through a [`View`] that this module has checked against it.
 
-use crate::frame::{Op, Select};
+use crate::frame::{Op, Path, Select};
 use crate::nics::NicKey;
 use crate::{FlowKey, MAX_PAGES};
 use kvik_core::{
@@ -47,6 +47,31 @@ pub struct Offer<R> {
     pub generation: u64,
     /// How each of this engine's NICs knows the memory; none where no NIC does.
     pub keys: Arc<[NicKey]>,
+    /// Paths that do not lead to the memory.
+    pub closed: Closed,
+}
+
+/// Why peers cannot take another path than channels to the memory of a grant, where they cannot. The initiator knows
+/// nothing of the owner's memory before it asks, so the owner refuses it with the reason, before anything has moved.
+#[derive(Debug, Clone, Default)]
+pub struct Closed {
+    /// Why no copy within the host reaches it.
+    pub memory: Option<Arc<str>>,
+    /// Why no NIC does.
+    pub nics: Option<Arc<str>>,
+}
+
+impl Closed {
+    /// # Errors
+    /// `TransportUnavailable`: the path does not lead there, and why.
+    pub(crate) fn check(&self, path: Path) -> Result<()> {
+        let why = match path {
+            Path::Channels => &None,
+            Path::Memory => &self.memory,
+            Path::OneSided => &self.nics,
+        };
+        why.as_ref().map_or(Ok(()), |why| Err(Error::new(Code::TransportUnavailable, why.to_string())))
+    }
 }
 
 struct Entry<R> {

@@ -114,6 +114,7 @@ impl<R: Clone> Open<R> {
             extents: 0,
             verify: Duration::ZERO,
             checks: Checks::new(self.check),
+            reported: false,
         }
     }
 }

@@ -34,7 +34,7 @@ pub use channel::{
 pub use checks::Check;
 pub use flow::{CopyFrom, Cut};
 pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, frame_header};
-pub use grants::Offer;
+pub use grants::{Closed, Offer};
 pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
     SessionKey, VERSIONS, joined, read_joined, refusal,

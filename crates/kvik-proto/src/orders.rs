@@ -212,6 +212,27 @@ impl<R: Clone> Node<R> {
         self.settle_flow(id.key);
     }
 
+    /// An order that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. Who
+    /// began the transfer hears of its end now, and why the pages are not free. The flow stays, and a grant that it is
+    /// of, until the order is done.
+    pub fn order_stuck(&mut self, id: OrderRef, error: Error) {
+        let Some(flow) = self.flows.get_mut(&id.key) else { return };
+        if flow.stop.is_none() || flow.reported || !matches!(flow.role, Role::Initiator | Role::Both { .. }) {
+            return;
+        }
+        let error = match &flow.stop {
+            Some(why) => Error::new(error.code, format!("{}; {}", why.text, error.text)),
+            None => error,
+        };
+        flow.reported = true;
+        let tells = !Self::is_own(id.key) && !flow.peer_ended && !std::mem::replace(&mut flow.end_sent, true);
+        let finished = finished(flow, Err(error.clone()));
+        self.events.push_back(Event::Finished(finished));
+        if tells {
+            self.send_end(id.key, Err(error));
+        }
+    }
+
     /// Damage is somewhere between two engines: which ones is for both to know.
     pub(crate) fn name_peer(&self, key: FlowKey, error: Error) -> Error {
         if error.code != Code::ChecksumMismatch {
@@ -362,19 +383,24 @@ impl<R: Clone> Node<R> {
     }
 
     fn report(&mut self, flow: &Flow<R>, outcome: Result<()>) {
-        let bytes = if outcome.is_ok() { flow.cut.bytes } else { flow.bytes_done() };
-        self.events.push_back(Event::Finished(Finished {
-            key: flow.key,
-            outcome,
-            bytes,
-            first: flow.first,
-            extents: flow.extents,
-            verify: flow.verify,
-            copied_from: match &flow.source {
-                Some(CopyFrom::Peer(source)) => Some(source.region),
-                _ => None,
-            },
-        }));
+        if !flow.reported {
+            self.events.push_back(Event::Finished(finished(flow, outcome)));
+        }
+    }
+}
+
+fn finished<R>(flow: &Flow<R>, outcome: Result<()>) -> Finished {
+    Finished {
+        key: flow.key,
+        bytes: if outcome.is_ok() { flow.cut.bytes } else { flow.bytes_done() },
+        outcome,
+        first: flow.first,
+        extents: flow.extents,
+        verify: flow.verify,
+        copied_from: match &flow.source {
+            Some(CopyFrom::Peer(source)) => Some(source.region),
+            _ => None,
+        },
     }
 }
 

@@ -108,7 +108,7 @@ impl<R: Clone> Node<R> {
         let offer = self.grants.check(begin.grant, begin.op, &begin.layout)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
-        let keys = offer.keys.clone();
+        let (keys, closed) = (offer.keys.clone(), offer.closed.clone());
         let granted = offer.view.pages().clone();
         let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
         let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
@@ -130,6 +130,7 @@ impl<R: Clone> Node<R> {
             flow.work = Work::Copy;
             return Ok((flow, None));
         };
+        closed.check(begin.path)?;
         let view = self.grants.select(begin.grant, &begin.select, shape.order)?;
         check_page_count(&view)?;
         // "Here" is where the error is read: at the initiator.
@@ -262,5 +263,6 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         extents: 0,
         verify: Duration::ZERO,
         checks: Checks::default(),
+        reported: false,
     }
 }

@@ -3,10 +3,12 @@
 //! The owner of the destination copies, whoever began the transfer. A copy from another process counts only if the
 //! source's fence had the agreed generation before it and still has it afterwards.
 //!
-//! They also sum what a NIC has moved, which no thread has seen pass.
+//! They also sum what a NIC has moved, which no thread has seen pass. Where one of the two sides lies on a GPU, its
+//! streams copy (`gpu`).
 //!
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
+use crate::gpu::{Broken, GpuCopier, Stuck};
 use crate::local::{LocalLink, PeerRegion, link_broke, lock, stopped};
 use crate::sums::{Bytes, PIECE, Summer};
 use crate::{Desk, Held, finish, from_host};
@@ -21,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// Who asks for memory here.
 const COPIER: &str = "a copy within the host";
+
+/// How often a thread looks for the end of copies that a GPU does not come to.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The copying threads of an engine.
 pub struct CopyPool {
@@ -73,78 +78,105 @@ impl CopyPool {
 
 fn run(desk: &dyn Desk, bell: &Bell) {
     let mut copier = Copier::default();
+    let mut stuck: Vec<(Order<Held>, Box<Stuck>)> = Vec::new();
     let mut heard = 0;
     loop {
         {
             let mut state = lock(&bell.state);
-            while state.0 == heard && !state.1 {
+            while state.0 == heard && !state.1 && stuck.is_empty() {
                 state = bell.rung.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            if state.1 {
+            if !stuck.is_empty() {
+                let waited = bell.rung.wait_timeout(state, LOOK);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if state.1 && stuck.is_empty() {
                 return;
             }
             heard = state.0;
         }
+        // No bell tells when a GPU is through after all: it is looked for.
+        while let Some(at) = stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
+            let (order, stuck) = stuck.swap_remove(at);
+            drop(stuck);
+            finish(desk, order, OrderOutcome::Void);
+        }
         while let Some(order) = desk.next_copy() {
-            let outcome = copier.execute(desk, &order);
-            finish(desk, order, outcome);
+            match copier.execute(desk, &order) {
+                Ok(outcome) => finish(desk, order, outcome),
+                Err(held) => {
+                    desk.stuck(order.id, held.error());
+                    stuck.push((order, held));
+                }
+            }
         }
     }
 }
 
 struct Copier {
     summer: Summer,
+    gpus: GpuCopier,
     local: RunBuffer,
     remote: RunBuffer,
 }
 
 impl Default for Copier {
     fn default() -> Self {
-        Copier { summer: Summer::default(), local: RunBuffer::new(512), remote: RunBuffer::new(512) }
+        let (local, remote) = (RunBuffer::new(512), RunBuffer::new(512));
+        Copier { summer: Summer::default(), gpus: GpuCopier::default(), local, remote }
     }
 }
 
 impl Copier {
-    fn execute(&mut self, desk: &dyn Desk, order: &Order<Held>) -> OrderOutcome {
+    /// # Errors
+    /// A GPU has something of the order under way that does not end.
+    fn execute(&mut self, desk: &dyn Desk, order: &Order<Held>) -> Result<OrderOutcome, Box<Stuck>> {
         if stopped(&order.stop) {
-            return OrderOutcome::Void;
+            return Ok(OrderOutcome::Void);
         }
         let result = match &order.kind {
-            OrderKind::Copy(CopyFrom::Own(memory, view)) => self.copy_own(order, memory, view),
+            OrderKind::Copy(CopyFrom::Own(memory, view)) => match (memory, &order.region) {
+                (Held::Host(_), Held::Host(_)) => self.copy_own(order, memory, view),
+                _ => return ended(self.copy_gpu(order, memory, view)),
+            },
             OrderKind::Copy(CopyFrom::Peer(source)) => match desk.local_link(order.id.session()) {
                 Some(link) => self.copy_peer(order, source, &link),
                 // There was one when the transfer began.
                 None => Err(link_broke()),
             },
-            OrderKind::Sum => return self.sum(order),
+            OrderKind::Sum => return ended(self.sum(order)),
             OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) => {
                 Err(Error::new(Code::ProtocolError, "an order for a channel was given to a copying thread"))
             }
         };
-        match result {
+        Ok(match result {
             Ok((extents, verify)) => OrderOutcome::Done { extents, verify },
             Err(error) => OrderOutcome::Failed(error),
+        })
+    }
+
+    fn copy_gpu(&mut self, order: &Order<Held>, from: &Held, view: &View) -> Result<OrderOutcome, Broken> {
+        let extents = self.gpus.copy(order, from, view)?;
+        let began = Instant::now();
+        if order.sums {
+            self.gpus.compare(&mut self.summer, order, from, view)?;
         }
+        let verify = if order.sums { began.elapsed() } else { Duration::ZERO };
+        Ok(OrderOutcome::Done { extents, verify })
     }
 
     /// The checksum of each unit, of what a NIC has moved.
-    fn sum(&mut self, order: &Order<Held>) -> OrderOutcome {
+    fn sum(&mut self, order: &Order<Held>) -> Result<OrderOutcome, Broken> {
         let (began, part, unit) = (Instant::now(), order.part.clone(), order.unit.max(1));
         let mut sums = Vec::new();
-        let memory = match order.region.host(COPIER) {
-            Ok(memory) => memory,
-            Err(error) => return OrderOutcome::Failed(error),
-        };
         for start in part.clone().step_by(unit as usize) {
             if stopped(&order.stop) {
-                return OrderOutcome::Void;
+                return Ok(OrderOutcome::Void);
             }
-            match self.summer.sum_of(&**memory, &order.view, start..(start + unit).min(part.end)) {
-                Ok(sum) => sums.push(sum),
-                Err(error) => return OrderOutcome::Failed(error),
-            }
+            let unit = start..(start + unit).min(part.end);
+            sums.push(self.gpus.sum(&mut self.summer, order, (&order.region, &order.view), unit)?);
         }
-        OrderOutcome::Summed { sums, verify: began.elapsed() }
+        Ok(OrderOutcome::Summed { sums, verify: began.elapsed() })
     }
 
     fn copy_own(&mut self, order: &Order<Held>, memory: &Held, view: &View) -> Result<(u64, Duration)> {
@@ -267,6 +299,16 @@ impl Copier {
             start = end;
         }
         Ok(began.elapsed())
+    }
+}
+
+/// How an order ended, unless a GPU has something of it under way.
+fn ended(result: Result<OrderOutcome, Broken>) -> Result<OrderOutcome, Box<Stuck>> {
+    match result {
+        Ok(outcome) => Ok(outcome),
+        Err(Broken::Failed(error)) => Ok(OrderOutcome::Failed(error)),
+        Err(Broken::Left) => Ok(OrderOutcome::Void),
+        Err(Broken::Stuck(stuck)) => Err(stuck),
     }
 }
 

@@ -215,6 +215,10 @@ impl Desk for Faulty {
         self.desk.done(id, outcome);
     }
 
+    fn stuck(&self, id: OrderRef, error: Error) {
+        self.desk.stuck(id, error);
+    }
+
     fn alive(&self, session: u64) -> bool {
         self.desk.alive(session)
     }

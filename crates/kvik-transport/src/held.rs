@@ -1,12 +1,13 @@
 //! The memory that an order names.
 //!
 //! Which kind of memory a region is of is part of its type: whoever needs bytes that this processor can read and
-//! write asks for them with [`Held::host`], and names itself, so that no address of another kind is ever taken for
-//! one of them.
+//! write asks for them with [`Held::host`], and names itself, so that a device's address is never taken for one of
+//! them. Bytes of a GPU come and go by copies of its streams, and by nothing else.
 
 use crate::from_host;
-use kvik_core::{Code, Result};
+use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::Memory;
+use kvik_host::cuda::{Device, GpuMemory};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +16,8 @@ use std::sync::{Arc, Weak};
 pub enum Held {
     /// Memory of this process, which the processor and the kernel reach.
     Host(Arc<Memory>),
+    /// Memory of a GPU.
+    Gpu(Arc<GpuMemory>),
 }
 
 impl From<Memory> for Held {
@@ -23,11 +26,18 @@ impl From<Memory> for Held {
     }
 }
 
+impl From<GpuMemory> for Held {
+    fn from(memory: GpuMemory) -> Held {
+        Held::Gpu(Arc::new(memory))
+    }
+}
+
 impl Held {
-    /// Address of the first byte, where this kind of memory has its addresses.
+    /// Address of the first byte: of the processor, or of the GPU.
     pub fn addr(&self) -> usize {
         match self {
             Held::Host(memory) => memory.addr(),
+            Held::Gpu(memory) => memory.addr(),
         }
     }
 
@@ -35,6 +45,7 @@ impl Held {
     pub fn len(&self) -> usize {
         match self {
             Held::Host(memory) => memory.len(),
+            Held::Gpu(memory) => memory.len(),
         }
     }
 
@@ -47,6 +58,15 @@ impl Held {
     pub fn writable(&self) -> bool {
         match self {
             Held::Host(memory) => memory.writable(),
+            Held::Gpu(memory) => memory.writable(),
+        }
+    }
+
+    /// The GPU that it lies on.
+    pub fn device(&self) -> Option<&Device> {
+        match self {
+            Held::Host(_) => None,
+            Held::Gpu(memory) => Some(memory.device()),
         }
     }
 
@@ -54,27 +74,37 @@ impl Held {
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Held::Host(memory) => memory.fd(),
+            Held::Gpu(_) => None,
         }
     }
 
-    /// Copies `from` to `offset`; it is there when this returns.
+    /// Why no other process on this host can copy from or into it, where that is so.
+    pub fn closed_to_processes(&self, region: RegionId) -> Option<String> {
+        let device = self.device()?.ordinal();
+        Some(format!("region {} lies on GPU {device}, which a copy within the host does not reach", region.0))
+    }
+
+    /// Copies `from` to `offset`; it is there when this returns. On a GPU behind all that its default stream was
+    /// given before.
     ///
     /// # Errors
-    /// `PageOutOfRange` beyond the end, `InvalidArgument` for read-only memory.
+    /// `PageOutOfRange` beyond the end, `InvalidArgument` for read-only memory, `DeviceFailed`.
     pub fn copy_in(&self, offset: usize, from: &[u8]) -> Result<()> {
         let copied = match self {
             Held::Host(memory) => memory.copy_in(offset, from),
+            Held::Gpu(memory) => memory.copy_in(offset, from),
         };
         copied.map_err(|error| from_host(Code::BufferInvalid, error))
     }
 
-    /// Copies from `offset` into `into`.
+    /// Copies from `offset` into `into`. On a GPU behind all that its default stream was given before.
     ///
     /// # Errors
-    /// `PageOutOfRange` beyond the end.
+    /// `PageOutOfRange` beyond the end, `DeviceFailed`.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let copied = match self {
             Held::Host(memory) => memory.copy_out(offset, into),
+            Held::Gpu(memory) => memory.copy_out(offset, into),
         };
         copied.map_err(|error| from_host(Code::BufferInvalid, error))
     }
@@ -82,10 +112,17 @@ impl Held {
     /// The memory, for who reaches no other kind: `who` says who that is.
     ///
     /// # Errors
-    /// `TransportUnavailable`, with the reason.
-    pub fn host(&self, _who: &str) -> Result<&Arc<Memory>> {
+    /// `TransportUnavailable`: it lies on a GPU.
+    pub fn host(&self, who: &str) -> Result<&Arc<Memory>> {
         match self {
             Held::Host(memory) => Ok(memory),
+            Held::Gpu(memory) => Err(Error::new(
+                Code::TransportUnavailable,
+                format!(
+                    "the region lies on GPU {}, and {who} reaches host memory only",
+                    memory.device().ordinal()
+                ),
+            )),
         }
     }
 
@@ -93,6 +130,7 @@ impl Held {
     pub(crate) fn name(&self) -> usize {
         match self {
             Held::Host(memory) => Arc::as_ptr(memory) as usize,
+            Held::Gpu(memory) => Arc::as_ptr(memory) as usize,
         }
     }
 
@@ -100,6 +138,7 @@ impl Held {
     pub fn downgrade(&self) -> WeakHeld {
         match self {
             Held::Host(memory) => WeakHeld::Host(Arc::downgrade(memory)),
+            Held::Gpu(memory) => WeakHeld::Gpu(Arc::downgrade(memory)),
         }
     }
 }
@@ -109,6 +148,8 @@ impl Held {
 pub enum WeakHeld {
     /// As [`Held::Host`].
     Host(Weak<Memory>),
+    /// As [`Held::Gpu`].
+    Gpu(Weak<GpuMemory>),
 }
 
 impl WeakHeld {
@@ -116,6 +157,7 @@ impl WeakHeld {
     pub fn upgrade(&self) -> Option<Held> {
         match self {
             WeakHeld::Host(memory) => memory.upgrade().map(Held::Host),
+            WeakHeld::Gpu(memory) => memory.upgrade().map(Held::Gpu),
         }
     }
 }

@@ -26,6 +26,7 @@ pub mod nics;
 pub mod tcp;
 pub mod tls;
 
+mod gpu;
 mod sums;
 
 pub use held::{Held, WeakHeld};
@@ -49,6 +50,9 @@ pub trait Desk: Send + Sync + 'static {
     /// An order has ended; its memory is not touched any more, and the order itself is gone: with a transfer's last
     /// order its memory is let go of before anybody hears of the end.
     fn done(&self, id: OrderRef, outcome: OrderOutcome);
+    /// An order that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. It
+    /// is reported done when the device is through.
+    fn stuck(&self, id: OrderRef, error: Error);
     /// Bytes have come from the peer of a session. False when the session is over.
     fn alive(&self, session: u64) -> bool;
     /// A channel of a session broke.
@@ -80,6 +84,7 @@ pub fn from_host(code: Code, error: HostError) -> Error {
         HostError::OutOfBounds { .. } => Code::PageOutOfRange,
         HostError::ReadOnlyMemory => Code::InvalidArgument,
         HostError::ProcessRefused { .. } | HostError::NonceMismatch { .. } => Code::TransportUnavailable,
+        HostError::Cuda(_) | HostError::Library(_) => Code::DeviceFailed,
         HostError::ProcessGone { .. } | HostError::RemoteUnmapped { .. } => Code::PeerLost,
         _ => code,
     };

@@ -5,14 +5,14 @@
 //! mapped here read-only; other memory as an address that `process_vm_readv` may reach, after a nonce has proven
 //! that the process number means the peer. Each process writes only its own memory.
 
-use crate::{Held, WeakHeld, from_host};
+use crate::{Held, from_host};
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::unix::UnixConn;
-use kvik_host::{FenceTable, Io, PeerFence, PeerMemory, ProcessMemory};
+use kvik_host::{FenceTable, Io, Memory, PeerFence, PeerMemory, ProcessMemory};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a copy waits for a region that was announced on the control connection and is still on its way here.
@@ -76,7 +76,7 @@ enum Message {
     /// Not held: what waits to be shown must not keep a region from closing.
     Share {
         region: RegionId,
-        memory: WeakHeld,
+        memory: Weak<Memory>,
     },
     Unshare {
         region: RegionId,
@@ -98,9 +98,11 @@ impl LocalLink {
         }
     }
 
-    /// Shows a region to the peer. Call [`LocalLink::flush`] afterwards.
+    /// Shows a region to the peer. Call [`LocalLink::flush`] afterwards. One on a GPU is not shown: its addresses mean
+    /// nothing to a processor.
     pub fn share(&self, region: RegionId, memory: &Held) {
-        lock(&self.to_send).push_back(Message::Share { region, memory: memory.downgrade() });
+        let Held::Host(memory) = memory else { return };
+        lock(&self.to_send).push_back(Message::Share { region, memory: Arc::downgrade(memory) });
     }
 
     /// Takes a region back. What the peer has mapped stays mapped there, so grants over it must have ended.
@@ -128,7 +130,7 @@ impl LocalLink {
                 queue.pop_front();
                 continue;
             }
-            let (bytes, fd) = self.encode(message, memory.as_ref());
+            let (bytes, fd) = self.encode(message, memory.as_deref());
             let fds: &[BorrowedFd<'_>] = fd.as_slice();
             match self.conn.send_with_fds(&bytes, fds).map_err(|error| from_host(Code::PeerLost, error))? {
                 Io::Done(_) => drop(queue.pop_front()),
@@ -142,7 +144,7 @@ impl LocalLink {
     fn encode<'m>(
         &self,
         message: &'m Message,
-        memory: Option<&'m Held>,
+        memory: Option<&'m Memory>,
     ) -> ([u8; MESSAGE], Option<BorrowedFd<'m>>) {
         let mut bytes = [0; MESSAGE];
         match message {
@@ -159,7 +161,7 @@ impl LocalLink {
                 let (addr, len) = memory.map_or((0, 0), |memory| (memory.addr(), memory.len()));
                 bytes[8..16].copy_from_slice(&(addr as u64).to_le_bytes());
                 bytes[16..24].copy_from_slice(&(len as u64).to_le_bytes());
-                (bytes, memory.and_then(Held::fd))
+                (bytes, memory.and_then(Memory::fd))
             }
             Message::Unshare { region } => {
                 bytes[0] = 3;

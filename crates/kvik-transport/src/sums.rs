@@ -72,6 +72,17 @@ impl Default for Summer {
 }
 
 impl Summer {
+    /// Adds bytes of a buffer to the checksum that [`Summer::finish`] gives.
+    pub fn add(&mut self, buffer: &Memory, at: usize, len: usize) -> Result<()> {
+        let Summer { scratch, sum } = self;
+        buffer.for_each_chunk(at, len, scratch, |bytes| sum.update(bytes)).map_err(broken)
+    }
+
+    /// The checksum of all that was added since the last one.
+    pub fn finish(&mut self) -> u64 {
+        self.sum.finish()
+    }
+
     /// The checksum of a part that was placed, or that was copied from.
     pub fn sum_of(&mut self, bytes: &impl Bytes, view: &View, part: Range<u64>) -> Result<u64> {
         if let Some(sum) = in_one_pass(bytes, view, part.clone(), next_piece(view, part.start))? {
@@ -178,6 +189,42 @@ impl Running {
         self.done = at - part.start;
         Ok(())
     }
+
+    /// As [`Running::go_on`], for a chunk that passes through a buffer: its bytes from `done` up to `to` lie there one
+    /// after the other, from `at` on.
+    pub fn go_on_staged(
+        &mut self,
+        summer: &mut Summer,
+        (buffer, mut at): (&Memory, usize),
+        (chunk, unit): (u64, u64),
+        to: u64,
+        mut each: impl FnMut(u64),
+    ) -> Result<()> {
+        while self.done < to {
+            let start = self.done / unit * unit;
+            let end = (start + unit).min(chunk);
+            let stop = end.min(to);
+            let len = (stop - self.done) as usize;
+            let whole = if (self.done, stop) == (start, end) {
+                buffer.sum(at, len, None).map_err(broken)?
+            } else {
+                None
+            };
+            match whole {
+                Some(sum) => each(sum),
+                None => {
+                    buffer
+                        .for_each_chunk(at, len, &mut summer.scratch, |bytes| self.sum.update(bytes))
+                        .map_err(broken)?;
+                    if stop == end {
+                        each(self.sum.finish());
+                    }
+                }
+            }
+            (self.done, at) = (stop, at + len);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -218,6 +265,24 @@ mod tests {
                 let units = stream[part.start as usize..part.end as usize].chunks(unit as usize);
                 assert_eq!(got, units.map(page_sum).collect::<Vec<_>>(), "pieces of {piece}");
             }
+        }
+    }
+
+    #[test]
+    fn pieces_that_pass_through_a_buffer_give_the_sums_of_their_units() {
+        let bytes: Vec<u8> = (0..50_000u32).map(|i| (i * 11 + i / 256) as u8).collect();
+        for (piece, unit) in [(1usize, 700u64), (4096, 1000), (4096, 4096), (10_000, 4096), (60_000, 4096)] {
+            let buffer = Memory::shared(1 << 16, HugePages::Never).unwrap();
+            let (mut running, mut summer, mut got) =
+                (Running::before_sending(), Summer::default(), Vec::new());
+            for piece in bytes.chunks(piece) {
+                buffer.copy_in(77, piece).unwrap();
+                let to = running.done + piece.len() as u64;
+                let sides = ((&buffer, 77), (bytes.len() as u64, unit));
+                running.go_on_staged(&mut summer, sides.0, sides.1, to, |sum| got.push(sum)).unwrap();
+            }
+            let units = bytes.chunks(unit as usize);
+            assert_eq!(got, units.map(page_sum).collect::<Vec<_>>(), "pieces of {piece}, units of {unit}");
         }
     }
 

@@ -93,6 +93,7 @@ impl Desk for Table {
             book.node.order_done(id, outcome);
         }
     }
+    fn stuck(&self, _: OrderRef, _: Error) {}
     fn alive(&self, session: u64) -> bool {
         self.book().as_ref().is_some_and(|book| book.session == session)
     }

@@ -93,6 +93,7 @@ impl World {
             slot: number.into(),
             generation: 1,
             keys: Default::default(),
+            closed: Default::default(),
         };
         if self.node.grant(id, offer, self.now).is_ok() {
             self.given.push((id, self.view.layout().digest(), self.view.shape()));

@@ -28,7 +28,8 @@ pub fn many_transfers_both_ways_at_once(kind: &'static Kind) {
     let (pair, mut random) = (Pair::new(kind), Random::new());
     let region = |engine, seed| kind.region(engine, u64::from(PAGES) * PAGE, seed);
     // Of each engine one region that it grants, and one that it uses.
-    let granted = [region(&pair.owner, 1), region(&pair.other, 2)];
+    let to_grant = |engine, seed| kind.granted_region(engine, u64::from(PAGES) * PAGE, seed);
+    let granted = [to_grant(&pair.owner, 1), to_grant(&pair.other, 2)];
     let used = [region(&pair.other, 3), region(&pair.owner, 4)];
     let engines = [&pair.owner, &pair.other];
     let all: Vec<u32> = (0..PAGES).collect();

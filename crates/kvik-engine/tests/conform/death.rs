@@ -20,7 +20,7 @@ fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (_, kind) = table().into_iter().find(|(name, _)| *name == role).unwrap();
     let engine = kind.engine(&Faults::new(1), None);
-    let region = kind.region(&engine, u64::from(PAGES) * PAGE, 1);
+    let region = kind.granted_region(&engine, u64::from(PAGES) * PAGE, 1);
     let kept = OPS.map(|op| engine.grant(&whole(&region, PAGE), options(op)).unwrap());
     println!("\npeer: {} {}", kept[0].ticket(), kept[1].ticket());
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();

@@ -4,7 +4,7 @@
 //! ones in hand. That is the worst moment for every end, and the same one for every transport.
 
 use crate::common::*;
-use crate::pair::{Kind, Memories, OPS, Op, Pair, foreign, metric, options, whole};
+use crate::pair::{Kind, Memories, OPS, Op, Pair, foreign, gpu, metric, options, whole};
 use kvik_core::{Code, GrantState};
 use kvik_engine::{Grant, GrantOptions, PageSet, Region, Transfer, Verify};
 use kvik_transport::faulty::End;
@@ -272,6 +272,7 @@ pub fn memory_is_let_go_of_before_the_end_is_told(kind: &'static Kind) {
                 pair.other.register(memory).unwrap()
             }
             Memories::Shared => pair.other.allocate(16 * PAGE).unwrap(),
+            Memories::Gpu => pair.other.register(gpu(16 * PAGE, Box::new(flag))).unwrap(),
         };
         let grant = pair.grant(op, &whole(&there, PAGE));
         let transfer = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);

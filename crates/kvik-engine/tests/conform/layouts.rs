@@ -101,7 +101,7 @@ fn cases(random: &mut Random) -> Vec<(&'static str, Side, Side)> {
 pub fn every_byte_lands_where_it_belongs(kind: &'static Kind) {
     let (pair, mut random) = (Pair::new(kind), Random::new());
     for (name, theirs, mine) in cases(&mut random) {
-        let there = kind.region(&pair.owner, theirs.layout.end() + 5, 1);
+        let there = kind.granted_region(&pair.owner, theirs.layout.end() + 5, 1);
         let here = kind.region(&pair.other, mine.layout.end() + 9, 0x5A);
         let all = [
             (Op::Read, Verify::Off),
@@ -163,6 +163,10 @@ pub fn unequal_streams_are_refused_and_nothing_is_written(kind: &'static Kind) {
 pub fn what_was_changed_on_the_way_is_found(kind: &'static Kind) {
     let pair = Pair::new(kind);
     let (there, here) = pair.regions(64, 64 << 10);
+    // Pages of a GPU that are sent are looked at once: what was summed is what is sent.
+    if there.device().is_some() && !kind.own() {
+        return;
+    }
     let changing = AtomicBool::new(true);
     std::thread::scope(|scope| {
         scope.spawn(|| {

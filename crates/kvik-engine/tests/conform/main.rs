@@ -8,12 +8,18 @@
 //!
 //! Seeds are printed; `KVIK_SEED` repeats one.
 
+#![allow(clippy::duplicate_mod, reason = "both stand-ins are built by the same few lines")]
+
 #[path = "../engine/common.rs"]
 #[allow(dead_code)]
 mod common;
 mod crowds;
+#[path = "../../../../tests/standins/cuda/standin.rs"]
+#[allow(dead_code)]
+mod cuda;
 mod death;
 mod ends;
+mod gpus;
 mod late;
 mod layouts;
 mod nics;
@@ -132,5 +138,16 @@ conform! {
     faulty_process_vm: Kind {
         transport: "local", way: "process_vm_readv", memory: Memories::Foreign, late: true, ..Kind::NEW
     };
+    gpu_tcp: Kind { transport: "tcp", way: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
+    gpu_tcp_owner: Kind { transport: "tcp", way: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
+    gpu_tcp_other: Kind {
+        transport: "tcp", way: "staged", memory: Memories::Gpu, granted: Some(Memories::Foreign), ..Kind::NEW
+    };
+    gpu_own: Kind { transport: "self", way: "copy", memory: Memories::Gpu, ..Kind::NEW };
+    gpu_own_mixed: Kind { transport: "self", way: "copy", granted: Some(Memories::Gpu), ..Kind::NEW };
+    faulty_gpu_tcp: Kind {
+        transport: "tcp", way: "staged", memory: Memories::Gpu, late: true, wire: true, ..Kind::NEW
+    };
+    faulty_gpu_own: Kind { transport: "self", way: "copy", memory: Memories::Gpu, late: true, ..Kind::NEW };
     faulty_own: Kind { transport: "self", way: "copy", late: true, ..Kind::NEW };
 }

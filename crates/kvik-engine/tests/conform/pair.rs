@@ -1,18 +1,19 @@
 //! Two engines over one transport, with faults between each and its transport.
 
 use crate::common::{PATIENCE, Random};
+use crate::cuda;
 use crate::plugins;
 use crate::standin::{self, Control};
 use crate::wire::Wire;
 use kvik_core::{Error, Layout, Right, Use};
 use kvik_engine::{
-    Config, Engine, Grant, GrantOptions, Memory, NicOptions, PageSet, Preference, Region, Report,
+    Config, Engine, GpuMemory, Grant, GrantOptions, Memory, NicOptions, PageSet, Preference, Region, Report,
 };
 use kvik_engine::{Transfer, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
 use std::any::Any;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 /// Which memory the regions are of.
@@ -20,6 +21,8 @@ use std::time::Duration;
 pub enum Memories {
     Shared,
     Foreign,
+    /// Of a GPU: the stand-in's.
+    Gpu,
 }
 
 /// A line of the table.
@@ -30,6 +33,8 @@ pub struct Kind {
     /// What reports call its way, in part.
     pub way: &'static str,
     pub memory: Memories,
+    /// The memory that is granted, where it is another.
+    pub granted: Option<Memories>,
     /// Orders come late at random, and so in another sequence.
     pub late: bool,
     /// Bytes go through a proxy that divides and delays them at random.
@@ -71,6 +76,7 @@ impl Kind {
         transport: "",
         way: "",
         memory: Memories::Shared,
+        granted: None,
         late: false,
         wire: false,
         nics: "",
@@ -81,6 +87,10 @@ impl Kind {
 
     /// Runs a check where its transport is there. `name` is the whole name of the test.
     pub fn place(&self, name: &str, check: impl FnOnce(Option<Control>)) {
+        if self.has_gpu() {
+            let name = name.split_once("::").map_or(name, |(_, name)| name);
+            return cuda::alone(name, &[], |_| check(None));
+        }
         let Some(of) = &self.standin else { return check(None) };
         let loopback = if of.software { "software" } else { "device" };
         let (devices, depth) = (of.devices.to_string(), of.depth.to_string());
@@ -123,6 +133,11 @@ impl Kind {
         !self.nics.is_empty()
     }
 
+    /// Pages of either side lie on a GPU.
+    pub fn has_gpu(&self) -> bool {
+        self.memory == Memories::Gpu || self.granted == Some(Memories::Gpu)
+    }
+
     /// An engine whose orders go through the faults.
     pub fn engine(&self, faults: &Arc<Faults>, wire: Option<&Wire>) -> Engine {
         let advertise = wire.map(|wire| wire.address().to_string()).into_iter().collect();
@@ -136,14 +151,43 @@ impl Kind {
         Engine::start(config).unwrap()
     }
 
+    /// A region that its engine uses with tickets of others.
     pub fn region(&self, engine: &Engine, bytes: u64, seed: u8) -> Region {
-        let region = match self.memory {
-            Memories::Shared => engine.allocate(bytes).unwrap(),
-            Memories::Foreign => engine.register(foreign(bytes, |buffer| Box::new(buffer))).unwrap(),
-        };
-        crate::common::fill(&region, seed);
-        region
+        of(self.memory, engine, bytes, seed)
     }
+
+    /// A region that its engine grants.
+    pub fn granted_region(&self, engine: &Engine, bytes: u64, seed: u8) -> Region {
+        of(self.granted.unwrap_or(self.memory), engine, bytes, seed)
+    }
+}
+
+fn of(memory: Memories, engine: &Engine, bytes: u64, seed: u8) -> Region {
+    let region = match memory {
+        Memories::Shared => engine.allocate(bytes).unwrap(),
+        Memories::Foreign => engine.register(foreign(bytes, |buffer| Box::new(buffer))).unwrap(),
+        Memories::Gpu => engine.register(gpu(bytes, Box::new(()))).unwrap(),
+    };
+    crate::common::fill(&region, seed);
+    region
+}
+
+/// Memory of the first GPU, allocated by somebody as PyTorch is, and freed when the engine lets go of it.
+pub fn gpu(bytes: u64, keep: Box<dyn Any + Send + Sync>) -> GpuMemory {
+    // Whoever allocates keeps the device's context.
+    static APP: Once = Once::new();
+    APP.call_once(|| std::mem::forget(cuda::App::on(0)));
+    struct Freed(usize, #[allow(dead_code, reason = "held, not read")] Box<dyn Any + Send + Sync>);
+    impl Drop for Freed {
+        fn drop(&mut self) {
+            // A device that has failed has nothing to free.
+            let code = cuda::App::on(0).free(self.0);
+            assert!([0, 700, 719].contains(&code), "{code}");
+        }
+    }
+    let at = cuda::App::on(0).alloc(bytes as usize);
+    // SAFETY: it is freed when the engine drops what keeps it.
+    unsafe { GpuMemory::new(at, bytes as usize, Box::new(Freed(at, keep))) }.unwrap()
 }
 
 /// Ordinary memory, which no process can map, kept by what `keep` makes of it.
@@ -195,7 +239,7 @@ impl Pair {
     /// A region at the owner, and one at the other, each of so many pages.
     pub fn regions(&self, pages: u32, page: u64) -> (Region, Region) {
         let bytes = u64::from(pages) * page;
-        (self.kind.region(&self.owner, bytes, 1), self.kind.region(&self.other, bytes, 0x5A))
+        (self.kind.granted_region(&self.owner, bytes, 1), self.kind.region(&self.other, bytes, 0x5A))
     }
 
     pub fn grant(&self, op: Op, pages: &PageSet) -> Grant {

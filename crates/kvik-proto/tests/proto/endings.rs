@@ -2,8 +2,8 @@
 
 use crate::memory::{Mem, view};
 use crate::world::{Action, World, layout, ms};
-use kvik_core::{Code, GrantId, GrantState, Right, Use, View};
-use kvik_proto::{FlowKey, Op, Path};
+use kvik_core::{Code, Error, GrantId, GrantState, Right, Use, View};
+use kvik_proto::{Closed, FlowKey, Offer, Op, Path};
 
 /// A transfer of 16 chunks that has come halfway, with the executors of both engines stopped inside their orders.
 struct Halfway {
@@ -262,4 +262,70 @@ fn what_comes_after_the_end_is_thrown_away() {
     assert!(node.place(h.session, &headers[2], now).unwrap().is_none());
     h.release();
     h.world.assert_no_leak();
+}
+
+/// The orders that a side has in hand, in the words of whoever cannot leave one.
+fn stick(h: &mut Halfway, peer: usize) {
+    let ids: Vec<_> = h
+        .world
+        .running
+        .iter()
+        .filter(|running| running.peer == peer)
+        .map(|running| running.order.id)
+        .collect();
+    assert!(!ids.is_empty(), "nothing is in hand");
+    for id in ids {
+        let error = Error::new(Code::PagesQuarantined, "a device has its pages in hand");
+        h.world.peers[peer].node.order_stuck(id, error);
+    }
+    h.world.pump(peer);
+}
+
+#[test]
+fn who_began_hears_of_the_end_of_a_transfer_whose_order_cannot_be_left() {
+    let mut h = halfway(Op::Read, Path::Channels);
+    stick(&mut h, 0);
+    assert!(!h.ended(), "nobody has asked for the end yet");
+    h.world.cancel(0, h.key);
+    assert!(!h.ended());
+    stick(&mut h, 0);
+    let told = h.world.outcome(0, h.key).unwrap().unwrap_err();
+    assert_eq!(told.code, Code::PagesQuarantined);
+    assert!(told.text.contains("cancelled") && told.text.contains("in hand"), "{told}");
+    // The flow is there until the order is done, and nobody is told twice.
+    assert_eq!(h.world.peers[0].node.open_flows(), 1);
+    h.release();
+    assert_eq!(h.world.code(0, h.key), Some(Code::PagesQuarantined));
+}
+
+#[test]
+fn a_grant_waits_for_an_order_of_its_owner_that_cannot_be_left() {
+    let mut h = halfway(Op::Write, Path::Channels);
+    h.world.end_grant(1, h.grant, GrantState::Revoked);
+    stick(&mut h, 1);
+    assert!(!h.world.peers[1].ended.contains_key(&h.grant), "its pages were called free");
+    h.release();
+    assert_eq!(h.world.peers[1].ended[&h.grant], GrantState::Revoked);
+}
+
+#[test]
+fn a_path_that_does_not_lead_to_the_memory_is_refused_with_the_reason_and_channels_serve() {
+    for op in [Op::Read, Op::Write] {
+        let (mut world, session) = World::pair(5);
+        let layout = layout(4, 8192);
+        let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
+        let all: View = view(&layout, &[0, 1, 2, 3]);
+        let right = if op == Op::Write { Right::Write } else { Right::Read };
+        let id = world.grant_id();
+        let closed = Closed { memory: Some("it lies elsewhere".into()), nics: None };
+        let offer = Offer { closed, ..world.offer(1, &there, &all, right, Use::Once(1)) };
+        world.issue(1, id, offer);
+        let open = world.open(0, id, op, Path::Memory, Some((&here, &all)));
+        let refused = world.transfer(0, session, open).unwrap_err();
+        assert_eq!((refused.code, &*refused.text), (Code::TransportUnavailable, "it lies elsewhere"));
+        let here = Mem::for_layout(&layout, 3);
+        let open = world.open(0, id, op, Path::Channels, Some((&here, &all)));
+        world.transfer(0, session, open).unwrap();
+        world.assert_quiet();
+    }
 }

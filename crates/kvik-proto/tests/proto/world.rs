@@ -213,6 +213,7 @@ impl World {
             slot,
             generation,
             keys: Arc::default(),
+            closed: Default::default(),
         }
     }
 
@@ -432,7 +433,11 @@ impl World {
     fn on_event(&mut self, at: usize, event: Event) {
         match event {
             Event::Finished(finished) => {
-                if let Some(mem) = self.peers[at].transfers.remove(&finished.key) {
+                let told = finished.outcome.as_ref().err().map(|error| error.code);
+                // Whoever is told that pages are held does not take them for free.
+                if let Some(mem) = self.peers[at].transfers.remove(&finished.key)
+                    && told != Some(Code::PagesQuarantined)
+                {
                     self.give_back(at, &mem);
                 }
                 let before = self.peers[at].finished.insert(finished.key, finished);

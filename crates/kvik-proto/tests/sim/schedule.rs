@@ -98,6 +98,7 @@ impl World {
             slot,
             generation,
             keys: Arc::default(),
+            closed: Default::default(),
         };
         engine.node.grant(ticket.id, offer, now).unwrap();
         engine.given.push(index);

@@ -1,20 +1,24 @@
 //! The receiving direction of a channel: each chunk goes straight to where it belongs.
 //!
 //! One call takes the rest of a payload, its trailer and the next chunk's header where they have come. With checksums
-//! it takes a piece of the payload, which is summed at once, while it is in the cache.
+//! it takes a piece of the payload, which is summed at once, while it is in the cache. Pages of a GPU are received into
+//! page-locked memory piece by piece; one goes on to the GPU while the next is received.
 
 use crate::copy::mismatch;
 use crate::local::stopped;
 use crate::sums::{PIECE, Running};
 use crate::tcp::outgoing::Tools;
+use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
-use crate::{Desk, Held, finish, from_host};
+use crate::{Desk, Held, from_host};
 use kvik_core::{Code, Error, Result};
+use kvik_host::cuda::GpuMemory;
 use kvik_host::{Io, RecvRun};
 use kvik_proto::{
     CHUNK_HEADER, ChunkHeader, MAX_SUMS, Order, OrderOutcome, STATUS_VOID, STATUS_WHOLE, SUM_BYTES,
     TRAILER_STATUS,
 };
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest trailer and the next header behind it.
@@ -31,6 +35,10 @@ pub(crate) struct Incoming {
     sums: Vec<u64>,
     /// When the desk was last told that the peer lives.
     told: Instant,
+    /// For pages of GPUs.
+    pub stagings: Stagings,
+    /// It waits for a GPU.
+    waits: bool,
 }
 
 // There is one a channel, and a box would be an allocation a chunk.
@@ -49,6 +57,10 @@ struct Chunk {
     got: u64,
     counted: u64,
     extents: u64,
+    /// Bytes of the payload that were handed to a GPU.
+    handed: u64,
+    /// The half of the buffers that the first piece is in; known with the first byte.
+    first: usize,
     /// Checksums that are being made; none are wanted without.
     running: Option<Running>,
     verify: Duration,
@@ -64,20 +76,63 @@ impl Chunk {
 
     /// Up to where the payload is received in this call.
     fn upto(&self) -> u64 {
+        let piece = if self.gpu().is_some() { piece_end(self.got) } else { u64::MAX };
         match (&self.order, &self.running) {
-            (Some(_), Some(_)) => self.payload().min(self.got + PIECE),
-            _ => self.payload(),
+            (Some(_), Some(_)) => self.payload().min(self.got + PIECE).min(piece),
+            _ => self.payload().min(piece),
         }
     }
 
+    /// The order, where its pages lie on a GPU.
+    fn gpu(&self) -> Option<(&Order<Held>, &Arc<GpuMemory>)> {
+        match self.order.as_ref().map(|order| (order, &order.region)) {
+            Some((order, Held::Gpu(memory))) => Some((order, memory)),
+            _ => None,
+        }
+    }
+
+    /// Whether there is room for what comes next: not while the GPU has the half that it belongs into.
+    fn has_room(&mut self, stagings: &mut Stagings) -> Result<bool> {
+        let at = self.got;
+        let Some((_, memory)) = self.gpu().filter(|_| at < self.payload()) else { return Ok(true) };
+        let staging = stagings.of(memory)?;
+        let free = staging.free_half();
+        if at == 0 {
+            self.first = free.unwrap_or_default();
+        }
+        Ok(free == Some(half_of(self.first, at)))
+    }
+
+    /// Hands a piece that is whole to the GPU.
+    fn hand_on(&mut self, stagings: &mut Stagings, tools: &mut Tools) -> Result<()> {
+        let got = self.got.min(self.payload());
+        let Some((order, memory)) = self.gpu() else { return Ok(()) };
+        if got == self.handed || (got < self.payload() && !got.is_multiple_of(HALF)) {
+            return Ok(());
+        }
+        let start = order.part.start;
+        let staging = stagings.of(memory)?;
+        let runs = staging.scatter(memory, &order.view, start + self.handed..start + got, &mut tools.copies);
+        self.handed = got;
+        self.extents += runs?;
+        staging.take_error().map_or(Ok(()), Err)
+    }
+
     /// Sums what has come.
-    fn sum_up(&mut self, sums: &mut Vec<u64>, tools: &mut Tools) -> Result<()> {
+    fn sum_up(&mut self, sums: &mut Vec<u64>, stagings: &mut Stagings, tools: &mut Tools) -> Result<()> {
         let got = self.got.min(self.payload());
         let (Some(order), Some(running)) = (&self.order, &mut self.running) else { return Ok(()) };
         if running.done == got {
             return Ok(());
         }
         let began = Instant::now();
+        if let Held::Gpu(memory) = &order.region {
+            let place = (stagings.of(memory)?.buffers(), place(self.first, running.done));
+            let sizes = (u64::from(self.header.len), order.unit);
+            running.go_on_staged(&mut tools.summer, place, sizes, got, |sum| sums.push(sum))?;
+            self.verify += began.elapsed();
+            return Ok(());
+        }
         let memory = order.region.host(CHANNEL)?;
         let (side, part) = ((&**memory, &*order.view), (&order.part, order.unit));
         running.go_on(&mut tools.summer, side, part, (got, got), |sum| sums.push(sum))?;
@@ -93,7 +148,14 @@ impl Incoming {
             tail: vec![0; TAIL],
             sums: Vec::with_capacity(MAX_SUMS as usize),
             told: Instant::now(),
+            stagings: Stagings::default(),
+            waits: false,
         }
+    }
+
+    /// Whether it is a GPU that it waits for: it takes nothing from the socket meanwhile.
+    pub fn waits(&self) -> bool {
+        self.waits
     }
 
     /// Takes what has come, for at most `turns` calls. True when there may be more.
@@ -108,11 +170,23 @@ impl Incoming {
         tools: &mut Tools,
         turns: usize,
     ) -> Result<bool> {
+        self.stagings.settle(desk);
+        self.waits = false;
         for _ in 0..turns {
             self.leave_if_stopped(desk);
             let moved = match &mut self.state {
                 State::Header(got) => stream.recv(&mut self.tail[*got..CHUNK_HEADER])?,
-                State::Chunk(chunk) => receive(chunk, &mut self.tail, stream, tools)?,
+                State::Chunk(chunk) => match chunk.has_room(&mut self.stagings) {
+                    Ok(true) => receive(chunk, &mut self.stagings, &mut self.tail, stream, tools)?,
+                    Ok(false) => {
+                        self.waits = true;
+                        return Ok(false);
+                    }
+                    Err(error) => {
+                        self.fail(desk, error);
+                        continue;
+                    }
+                },
             };
             match moved {
                 Io::Blocked => return Ok(false),
@@ -134,10 +208,12 @@ impl Incoming {
                     desk.alive(session);
                 }
                 chunk.got += moved as u64;
-                if let Err(error) = chunk.sum_up(&mut self.sums, tools)
+                let summed = chunk.sum_up(&mut self.sums, &mut self.stagings, tools);
+                let placed = summed.and_then(|()| chunk.hand_on(&mut self.stagings, tools));
+                if let Err(error) = placed
                     && let Some(order) = chunk.order.take()
                 {
-                    finish(desk, order, OrderOutcome::Failed(error));
+                    self.stagings.leave(desk, order, OrderOutcome::Failed(error), chunk.handed > 0);
                 }
                 if chunk.got < chunk.total() {
                     return Ok(());
@@ -146,7 +222,7 @@ impl Incoming {
                 let trailer = chunk.header.trailer_bytes();
                 if let Some(order) = chunk.order.take() {
                     let outcome = check(chunk, &order, &self.tail[..trailer], &self.sums);
-                    finish(desk, order, outcome);
+                    self.stagings.leave(desk, order, outcome, chunk.handed > 0);
                 }
                 self.tail.copy_within(trailer..trailer + ahead, 0);
                 self.state = State::Header(ahead);
@@ -161,8 +237,9 @@ impl Incoming {
             let sums = order.as_ref().is_some_and(|order| order.sums);
             let running = sums.then(Running::after_placing);
             let verify = Duration::ZERO;
+            let (got, counted, extents, handed, first) = (0, 0, 0, 0, 0);
             self.state =
-                State::Chunk(Chunk { header, order, got: 0, counted: 0, extents: 0, running, verify });
+                State::Chunk(Chunk { header, order, got, counted, extents, handed, first, running, verify });
         }
         Ok(())
     }
@@ -172,22 +249,36 @@ impl Incoming {
         if let State::Chunk(chunk) = &mut self.state
             && let Some(order) = chunk.order.take_if(|order| stopped(&order.stop))
         {
-            finish(desk, order, OrderOutcome::Void);
+            self.stagings.leave(desk, order, OrderOutcome::Void, chunk.handed > 0);
         }
     }
 
-    /// The channel is cut: leaves the order in hand.
-    pub fn abandon(&mut self, desk: &dyn Desk) {
+    /// Leaves the order in hand with an error: what comes of its chunk is thrown away.
+    fn fail(&mut self, desk: &dyn Desk, error: Error) {
         if let State::Chunk(chunk) = &mut self.state
             && let Some(order) = chunk.order.take()
         {
-            finish(desk, order, OrderOutcome::Void);
+            self.stagings.leave(desk, order, OrderOutcome::Failed(error), chunk.handed > 0);
         }
+    }
+
+    /// The channel is cut: leaves the order in hand. What a GPU still has is given.
+    pub fn abandon(mut self, desk: &dyn Desk) -> Stagings {
+        if let State::Chunk(Chunk { order: Some(order), handed, .. }) = self.state {
+            self.stagings.leave(desk, order, OrderOutcome::Void, handed > 0);
+        }
+        self.stagings
     }
 }
 
 /// One call for the rest of the payload, the trailer, and the header that may follow.
-fn receive(chunk: &mut Chunk, tail: &mut [u8], stream: &mut Stream, tools: &mut Tools) -> Result<Io> {
+fn receive(
+    chunk: &mut Chunk,
+    stagings: &mut Stagings,
+    tail: &mut [u8],
+    stream: &mut Stream,
+    tools: &mut Tools,
+) -> Result<Io> {
     let payload = chunk.payload();
     let mut at = chunk.got.min(payload);
     let upto = chunk.upto();
@@ -195,6 +286,11 @@ fn receive(chunk: &mut Chunk, tail: &mut [u8], stream: &mut Stream, tools: &mut 
     let mut whole = true;
     if at < payload {
         match &chunk.order {
+            Some(Order { region: Held::Gpu(memory), .. }) => {
+                let into = stagings.of(memory)?.buffers();
+                let into = into.recv_run(place(chunk.first, at), (upto - at) as usize);
+                whole = batch.push(into.map_err(|error| from_host(Code::PageOutOfRange, error))?);
+            }
             Some(order) => {
                 let (start, memory) = (order.part.start, order.region.host(CHANNEL)?);
                 for run in order.view.runs(start + at..start + upto) {

@@ -3,10 +3,11 @@
 //! Each channel belongs to one thread. Both directions of a channel are small state machines over a non-blocking
 //! socket ([`outgoing`], [`incoming`]); a thread serves many channels with one epoll set. Channels of a session take
 //! chunks from its transfers as they can, so a slow channel slows no other. Whether a channel is plain or under TLS
-//! is the affair of its [`Stream`].
+//! is the affair of its [`Stream`]. Pages of a GPU pass through page-locked memory ([`staged`]).
 
 mod incoming;
 mod outgoing;
+mod staged;
 mod stream;
 mod worker;
 

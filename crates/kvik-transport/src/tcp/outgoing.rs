@@ -1,10 +1,12 @@
 //! The sending direction of a channel: one chunk at a time, header, payload and trailer in as few calls as possible.
 //!
 //! With checksums a payload goes piece by piece: each is summed right before it is sent, so that the kernel's copy
-//! finds it in the cache, and the other side receives one piece while the next is summed.
+//! finds it in the cache, and the other side receives one piece while the next is summed. Pages of a GPU go piece by
+//! piece too: one is fetched while the one before is sent.
 
 use crate::local::stopped;
 use crate::sums::{Running, SENT, Summer};
+use crate::tcp::staged::{Copies, HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Result};
@@ -23,6 +25,8 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub(crate) struct Outgoing {
     chunk: Option<Chunk>,
     trailer: Vec<u8>,
+    /// For pages of GPUs.
+    pub stagings: Stagings,
 }
 
 struct Chunk {
@@ -37,6 +41,10 @@ struct Chunk {
     running: Option<Running>,
     /// Bytes of header, payload and trailer that went.
     sent: u64,
+    /// Position in the payload up to which it was fetched, or began to be, from a GPU.
+    fetched: u64,
+    /// The half of the buffers that its first piece is in.
+    first: usize,
     /// Position in the payload up to which runs were counted.
     counted: u64,
     extents: u64,
@@ -50,6 +58,8 @@ pub(crate) enum Progress {
     Idle,
     /// The socket is full.
     Blocked,
+    /// A GPU has not come to its copies yet.
+    Waits,
     /// It was this channel's turn for long enough.
     Yield,
 }
@@ -59,6 +69,15 @@ pub(crate) struct Tools {
     pub runs: RunBuffer,
     pub summer: Summer,
     pub scratch: Vec<u8>,
+    pub copies: Copies,
+}
+
+/// What is between a chunk and its end.
+enum Step {
+    /// Nothing: all of it went.
+    Whole,
+    Full,
+    Waits,
 }
 
 impl Outgoing {
@@ -75,13 +94,16 @@ impl Outgoing {
         tools: &mut Tools,
         turns: usize,
     ) -> Result<Progress> {
+        self.stagings.settle(desk);
         for _ in 0..turns {
             if self.chunk.is_none() {
                 let Some(order) = desk.next_send(session) else { return Ok(Progress::Idle) };
                 self.begin(desk, order);
             }
-            if !self.send(desk, stream, tools)? {
-                return Ok(Progress::Blocked);
+            match self.send(desk, stream, tools)? {
+                Step::Whole => {}
+                Step::Full => return Ok(Progress::Blocked),
+                Step::Waits => return Ok(Progress::Waits),
             }
         }
         Ok(Progress::Yield)
@@ -103,14 +125,16 @@ impl Outgoing {
             running: order.sums.then(Running::before_sending),
             order: Some(order),
             sent: 0,
+            fetched: 0,
+            first: 0,
             counted: 0,
             extents: 0,
             verify: Duration::ZERO,
         });
     }
 
-    /// Sends what is left of the chunk: true when all of it went.
-    fn send(&mut self, desk: &dyn Desk, stream: &mut Stream, tools: &mut Tools) -> Result<bool> {
+    /// Sends what is left of the chunk.
+    fn send(&mut self, desk: &dyn Desk, stream: &mut Stream, tools: &mut Tools) -> Result<Step> {
         self.leave_if_stopped(desk);
         while let Some(chunk) = &mut self.chunk {
             let total = CHUNK_HEADER as u64 + chunk.payload + chunk.trailing as u64;
@@ -122,20 +146,28 @@ impl Outgoing {
                 self.chunk = None;
                 break;
             }
-            if let Err(error) = chunk.sum_next(&mut self.trailer, &mut tools.summer) {
-                self.give_up(desk, OrderOutcome::Failed(error));
-                continue;
+            let prepared = match chunk.is_staged() {
+                true => chunk.fetch(&mut self.stagings, &mut self.trailer, tools),
+                false => chunk.sum_next(&mut self.trailer, &mut tools.summer).map(|()| true),
+            };
+            match prepared {
+                Ok(true) => {}
+                Ok(false) => return Ok(Step::Waits),
+                Err(error) => {
+                    self.give_up(desk, OrderOutcome::Failed(error));
+                    continue;
+                }
             }
             let mut batch = tools.runs.begin_send();
-            fill(chunk, &self.trailer, &mut batch)?;
+            fill(chunk, &mut self.stagings, &self.trailer, &mut batch)?;
             match stream.send_batch(&mut batch, &mut tools.scratch)? {
                 Io::Done(moved) => chunk.sent += moved as u64,
-                Io::Blocked => return Ok(false),
+                Io::Blocked => return Ok(Step::Full),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),
             }
             self.leave_if_stopped(desk);
         }
-        Ok(true)
+        Ok(Step::Whole)
     }
 
     /// Leaves the order in hand when it must stop: its memory is not read any more.
@@ -156,20 +188,22 @@ impl Outgoing {
                 self.trailer[..TRAILER_STATUS].copy_from_slice(&STATUS_VOID.to_le_bytes());
             }
             self.trailer.resize(chunk.trailing, 0);
-            finish(desk, order, outcome);
+            self.stagings.leave(desk, order, outcome, chunk.fetched > 0);
         }
     }
 
-    /// The channel is cut: leaves the order in hand.
-    pub fn abandon(&mut self, desk: &dyn Desk) {
-        if let Some(order) = self.chunk.take().and_then(|chunk| chunk.order) {
-            finish(desk, order, OrderOutcome::Void);
+    /// The channel is cut: leaves the order in hand. What a GPU still has is given.
+    pub fn abandon(mut self, desk: &dyn Desk) -> Stagings {
+        if let Some(Chunk { order: Some(order), fetched, .. }) = self.chunk.take() {
+            self.stagings.leave(desk, order, OrderOutcome::Void, fetched > 0);
         }
+        self.stagings
     }
 
     /// Room for the longest trailer, once.
     pub fn new() -> Outgoing {
-        Outgoing { chunk: None, trailer: Vec::with_capacity(TRAILER_STATUS + MAX_SUMS as usize * SUM_BYTES) }
+        let trailer = Vec::with_capacity(TRAILER_STATUS + MAX_SUMS as usize * SUM_BYTES);
+        Outgoing { trailer, ..Outgoing::default() }
     }
 }
 
@@ -195,9 +229,53 @@ impl Chunk {
         Ok(())
     }
 
+    /// Whether its pages lie on a GPU.
+    fn is_staged(&self) -> bool {
+        self.order.as_ref().is_some_and(|order| matches!(order.region, Held::Gpu(_)))
+    }
+
+    /// Begins to fetch what there is room for, and sums the piece that is sent next: false while it is not there.
+    fn fetch(&mut self, stagings: &mut Stagings, trailer: &mut Vec<u8>, tools: &mut Tools) -> Result<bool> {
+        let at = self.at();
+        let Some(Order { region: Held::Gpu(memory), view, unit, .. }) = &self.order else { return Ok(true) };
+        let staging = stagings.of(memory)?;
+        // One piece ahead of the one that is sent, which keeps its half.
+        while self.fetched < self.payload && self.fetched <= at / HALF * HALF + HALF {
+            let Some(half) = staging.free_half() else { break };
+            if self.fetched == 0 {
+                self.first = half;
+            }
+            let end = piece_end(self.fetched).min(self.payload);
+            let part = self.start + self.fetched..self.start + end;
+            self.fetched = end;
+            self.extents += staging.gather(memory, view, part, &mut tools.copies)?;
+        }
+        if at == self.payload {
+            return Ok(true);
+        }
+        if at >= self.fetched || !staging.is_through(half_of(self.first, at)) {
+            return Ok(false);
+        }
+        if let Some(error) = staging.take_error() {
+            return Err(error);
+        }
+        let (end, unit) = (piece_end(at).min(self.payload), *unit);
+        let Some(running) = self.running.as_mut().filter(|running| running.done < end) else {
+            return Ok(true);
+        };
+        let began = Instant::now();
+        let place = (staging.buffers(), place(self.first, running.done));
+        running.go_on_staged(&mut tools.summer, place, (self.payload, unit), end, |sum| {
+            trailer.extend_from_slice(&sum.to_le_bytes());
+        })?;
+        self.verify += began.elapsed();
+        Ok(true)
+    }
+
     /// How much of the payload may go: what is summed, where sums are wanted.
     fn ready(&self) -> u64 {
         match (&self.order, &self.running) {
+            (Some(_), _) if self.is_staged() => piece_end(self.at()).min(self.payload),
             (Some(_), Some(running)) => running.done,
             _ => self.payload,
         }
@@ -205,7 +283,12 @@ impl Chunk {
 }
 
 /// Puts what is left of the chunk into the batch, as far as it has room and is summed.
-fn fill<'m>(chunk: &'m mut Chunk, trailer: &'m [u8], batch: &mut SendBatch<'_, 'm>) -> Result<()> {
+fn fill<'m>(
+    chunk: &'m mut Chunk,
+    stagings: &'m mut Stagings,
+    trailer: &'m [u8],
+    batch: &mut SendBatch<'_, 'm>,
+) -> Result<()> {
     let head = CHUNK_HEADER as u64;
     if chunk.sent < head && !batch.push(SendRun::from(&chunk.header[chunk.sent as usize..])) {
         return Ok(());
@@ -214,6 +297,13 @@ fn fill<'m>(chunk: &'m mut Chunk, trailer: &'m [u8], batch: &mut SendBatch<'_, '
     let ready = chunk.ready();
     if at < chunk.payload {
         match &chunk.order {
+            Some(Order { region: Held::Gpu(memory), .. }) => {
+                let bytes =
+                    stagings.of(memory)?.buffers().send_run(place(chunk.first, at), (ready - at) as usize);
+                if !batch.push(bytes.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
+                    return Ok(());
+                }
+            }
             Some(order) => {
                 let left = chunk.start + at..chunk.start + ready;
                 let memory = order.region.host(CHANNEL)?;

@@ -3,6 +3,7 @@
 use crate::sums::Summer;
 use crate::tcp::incoming::Incoming;
 use crate::tcp::outgoing::{Outgoing, Progress, Tools};
+use crate::tcp::staged::{Copies, Stagings};
 use crate::tcp::{Command, Inbox, Stream};
 use crate::{Desk, from_host};
 use kvik_core::{Code, Error, Result};
@@ -10,9 +11,11 @@ use kvik_host::RunBuffer;
 use kvik_host::event::{Epoll, Events, Interest};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BELL: u64 = 0;
+/// A GPU's stream has got somewhere.
+const STREAMS: u64 = 1;
 /// Chunks or calls of one channel before another one has its turn.
 const TURNS: usize = 16;
 /// An idle thread wakes this rarely; everything that matters wakes it at once.
@@ -27,12 +30,34 @@ struct Channel {
     blocked: bool,
     /// It has more to do than its turn allowed.
     eager: bool,
+    /// What its socket is watched for.
+    interest: Interest,
 }
 
 impl Channel {
     /// It has more to do than its turn allowed, or than an event will tell.
     fn has_work(&self) -> bool {
-        self.eager || self.stream.has_input()
+        self.eager || self.has_input()
+    }
+
+    fn has_input(&self) -> bool {
+        self.stream.has_input() && !self.incoming.waits()
+    }
+
+    /// A socket of which nothing is taken would tell of its bytes again and again.
+    fn wanted(&self) -> Interest {
+        Interest { readable: !self.incoming.waits(), writable: self.blocked, edge: false }
+    }
+
+    /// Whether a GPU has something of it in hand.
+    fn is_staged(&self) -> bool {
+        self.incoming.stagings.is_busy() || self.outgoing.stagings.is_busy()
+    }
+
+    /// When to look again at orders that must stop and that a GPU has in hand.
+    fn watch(&mut self, desk: &dyn Desk) -> Option<Instant> {
+        let stagings = [&mut self.incoming.stagings, &mut self.outgoing.stagings];
+        stagings.into_iter().filter_map(|stagings| stagings.watch(desk)).min()
     }
 }
 
@@ -41,6 +66,8 @@ pub(crate) struct Worker {
     inbox: Arc<Inbox>,
     epoll: Epoll,
     channels: HashMap<u64, Channel>,
+    /// Of channels that were cut, what GPUs still have in hand.
+    left: Vec<Stagings>,
     next_token: u64,
     tools: Tools,
 }
@@ -50,9 +77,12 @@ impl Worker {
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Epoll::new().map_err(fail)?;
         epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
-        let tools =
-            Tools { runs: RunBuffer::new(1024), summer: Summer::default(), scratch: vec![0; 256 << 10] };
-        Ok(Worker { desk, inbox, epoll, channels: HashMap::new(), next_token: BELL + 1, tools })
+        let copies = Copies::new()?;
+        epoll.add(&*copies.flag, STREAMS, Interest::READ).map_err(fail)?;
+        let (runs, summer, scratch) = (RunBuffer::new(1024), Summer::default(), vec![0; 256 << 10]);
+        let tools = Tools { runs, summer, scratch, copies };
+        let (channels, left) = (HashMap::new(), Vec::new());
+        Ok(Worker { desk, inbox, epoll, channels, left, next_token: STREAMS + 1, tools })
     }
 
     pub fn run(&mut self) {
@@ -60,7 +90,7 @@ impl Worker {
         let mut commands = Vec::new();
         loop {
             let eager = self.channels.values().any(Channel::has_work);
-            let nap = if eager { Duration::ZERO } else { NAP };
+            let nap = if eager { Duration::ZERO } else { self.nap() };
             if let Err(error) = self.epoll.wait(&mut events, nap) {
                 log::error!("a data thread cannot wait for its channels and ends: {error}");
                 return self.end();
@@ -77,17 +107,47 @@ impl Worker {
                         }
                         self.obey(command);
                     }
+                } else if event.token == STREAMS {
+                    self.streams_told();
+                } else if event.closed && self.waits_to_read(event.token) {
+                    // Nothing of it is read meanwhile, and its end would be told again and again.
+                    self.lose(event.token, Error::new(Code::PeerLost, "the peer closed a channel"));
                 } else {
                     self.serve(event.token, event.readable, event.writable);
                 }
             }
             if eager {
                 let eager = self.channels.iter().filter(|(_, channel)| channel.has_work());
-                let eager: Vec<_> = eager
-                    .map(|(token, channel)| (*token, channel.stream.has_input(), channel.eager))
-                    .collect();
+                let eager: Vec<_> =
+                    eager.map(|(token, channel)| (*token, channel.has_input(), channel.eager)).collect();
                 eager.into_iter().for_each(|(token, input, output)| self.serve(token, input, output));
             }
+        }
+    }
+
+    /// How long the thread may sleep while nothing happens.
+    fn nap(&mut self) -> Duration {
+        let channels = self.channels.values_mut().filter_map(|channel| channel.watch(&*self.desk));
+        let left = self.left.iter_mut().filter_map(|stagings| stagings.watch(&*self.desk));
+        let soonest = channels.chain(left).min();
+        soonest.map_or(NAP, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    fn waits_to_read(&self, token: u64) -> bool {
+        self.channels.get(&token).is_some_and(|channel| channel.incoming.waits())
+    }
+
+    /// A GPU has got somewhere: whoever it has something of looks whether it is his.
+    fn streams_told(&mut self) {
+        if let Err(error) = self.tools.copies.flag.drain() {
+            log::error!("a data thread cannot hear its GPU: {error}");
+        }
+        self.left.iter_mut().for_each(|stagings| stagings.settle(&*self.desk));
+        self.left.retain(Stagings::holds_orders);
+        let staged = self.channels.iter().filter(|(_, channel)| channel.is_staged());
+        let staged: Vec<u64> = staged.map(|(token, _)| *token).collect();
+        for token in staged {
+            self.serve(token, true, true);
         }
     }
 
@@ -138,6 +198,7 @@ impl Worker {
             incoming: Incoming::new(),
             blocked: false,
             eager: false,
+            interest: Interest::READ,
         };
         self.channels.insert(token, channel);
         self.serve(token, true, true);
@@ -147,10 +208,11 @@ impl Worker {
         let Some(channel) = self.channels.get_mut(&token) else { return };
         match step(channel, &*self.desk, &mut self.tools, readable, writable) {
             Ok(blocked) => {
-                if blocked != channel.blocked {
-                    let interest = if blocked { Interest::BOTH } else { Interest::READ };
-                    channel.blocked = blocked;
-                    if let Err(error) = self.epoll.modify(&channel.stream, token, interest) {
+                channel.blocked = blocked;
+                let wanted = channel.wanted();
+                if wanted != channel.interest {
+                    channel.interest = wanted;
+                    if let Err(error) = self.epoll.modify(&channel.stream, token, wanted) {
                         self.lose(token, from_host(Code::PeerLost, error));
                     }
                 }
@@ -175,13 +237,26 @@ impl Worker {
             log::debug!("a channel could not be taken out of the epoll set: {error}");
         }
         shut_down(channel.stream.close());
-        channel.outgoing.abandon(&*self.desk);
-        channel.incoming.abandon(&*self.desk);
+        let stagings = [channel.outgoing.abandon(&*self.desk), channel.incoming.abandon(&*self.desk)];
+        self.left.extend(stagings.into_iter().filter(Stagings::holds_orders));
     }
 
+    /// Cuts everything, and waits for the GPUs that still have something in hand: as long as they take, since what
+    /// they touch is nobody's until then. Whoever closes the engine is told when that is too long for him.
     fn end(&mut self) {
         let tokens: Vec<u64> = self.channels.keys().copied().collect();
         tokens.into_iter().for_each(|token| self.remove(token));
+        let mut events = Events::new(2);
+        while !self.left.is_empty() {
+            let nap = self.nap();
+            if let Err(error) = self.epoll.wait(&mut events, nap) {
+                return log::error!("a data thread cannot wait for a GPU, whose pages stay held: {error}");
+            }
+            if let Err(error) = self.inbox.bell.drain() {
+                log::error!("a data thread cannot hear its bell: {error}");
+            }
+            self.streams_told();
+        }
     }
 }
 
@@ -208,6 +283,7 @@ fn step(
         channel.eager = false;
         match channel.outgoing.advance(desk, channel.session, &mut channel.stream, tools, TURNS)? {
             Progress::Idle => blocked = !channel.stream.flush()?,
+            Progress::Waits => blocked = !channel.stream.flush()?,
             Progress::Blocked => blocked = true,
             Progress::Yield => {
                 blocked = false;

@@ -1,0 +1,231 @@
+//! Pages of GPUs: which way they take, and what a GPU does that nobody can stop.
+//!
+//! The GPU is the stand-in's, whose streams can be stalled; each test has a process of its own.
+
+use crate::common::*;
+use crate::cuda::{self, Control};
+use crate::pair::{Kind, Memories, OPS, Op, Pair, metric, whole};
+use kvik_core::Code;
+use kvik_engine::{Config, Engine, Preference, Region, TransferOptions, Verify};
+use kvik_transport::faulty::Faults;
+use std::time::{Duration, Instant};
+
+const TCP: &Kind = &Kind { transport: "tcp", way: "channel", memory: Memories::Gpu, ..Kind::NEW };
+const OWN: &Kind = &Kind { transport: "self", way: "copy", memory: Memories::Gpu, ..Kind::NEW };
+/// Only one side's pages lie on a GPU.
+const OTHER: &Kind = &Kind { granted: Some(Memories::Shared), ..*TCP };
+const OWNER: &Kind = &Kind { granted: Some(Memories::Gpu), memory: Memories::Shared, ..*TCP };
+const PAGES: u32 = 64;
+const PAGE: u64 = 64 << 10;
+const SHORT: Duration = Duration::from_millis(80);
+
+macro_rules! gpus {
+    ($(fn $name:ident($control:ident) $check:block)*) => {
+        $(#[test]
+        fn $name() {
+            let name = concat!(module_path!(), "::", stringify!($name));
+            let name = name.split_once("::").map_or(name, |(_, name)| name);
+            cuda::alone(name, &[], |$control: Control| $check);
+        })*
+    };
+}
+
+/// Every combination of memory on the two sides of which one is a GPU's.
+const MIXED: [Kind; 3] = [
+    Kind { memory: Memories::Gpu, ..Kind::NEW },
+    Kind { memory: Memories::Gpu, granted: Some(Memories::Foreign), ..Kind::NEW },
+    Kind { granted: Some(Memories::Gpu), ..Kind::NEW },
+];
+
+fn engine(transport: Preference) -> Engine {
+    Engine::start(Config { transport, ..Config::default() }).unwrap()
+}
+
+fn regions(kind: &Kind, owner: &Engine, other: &Engine) -> (Region, Region) {
+    let bytes = u64::from(PAGES) * PAGE;
+    (kind.granted_region(owner, bytes, 1), kind.region(other, bytes, 0x5A))
+}
+
+/// A stream that stands still ends its transfer by the deadline, says whose pages are held, and lets go of them when
+/// it goes on: nothing is written afterwards.
+fn stalls(kind: &'static Kind, control: Control) {
+    let pair = Pair::new(kind);
+    pair.pass();
+    for op in OPS {
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.grant(op, &whole(&there, PAGE));
+        control.say("stall");
+        let began = Instant::now();
+        let deadline = Duration::from_millis(600);
+        let transfer = pair.begin(op, &whole(&here, PAGE), &grant, deadline);
+        let error = transfer.wait(Some(PATIENCE)).unwrap_err();
+        let took = began.elapsed();
+        assert!(took >= deadline && took < Duration::from_secs(3), "{op:?}: {took:?}");
+        // Each side speaks for its own pages.
+        if here.device().is_some() {
+            assert_eq!(error.code, Code::PagesQuarantined, "{op:?}: {error}");
+            assert!(error.text.contains("GPU 0") && error.text.contains("deadline"), "{error}");
+            assert_eq!(code(here.close(SHORT)), Code::RegionBusy);
+        } else {
+            assert_eq!(error.code, Code::DeadlineExceeded, "{op:?}: {error}");
+        }
+        if there.device().is_some() {
+            assert_eq!(code(grant.revoke(SHORT)), Code::PagesQuarantined);
+        }
+        control.say("release");
+        grant.revoke(PATIENCE).unwrap();
+        here.close(PATIENCE).unwrap();
+        blank(&there, 0xEE);
+        pair.pass();
+        assert!(bytes(&there).iter().all(|byte| *byte == 0xEE), "{op:?}: a copy came late");
+        there.close(PATIENCE).unwrap();
+    }
+    assert_eq!(metric(&pair.owner, "kvik_quarantined_pages"), 0.0);
+}
+
+gpus! {
+    fn a_stalled_gpu_of_who_began_ends_its_transfers_by_the_deadline_and_its_pages_are_said_to_be_held(control) {
+        stalls(OTHER, control);
+    }
+    fn a_stalled_gpu_of_the_owner_ends_transfers_by_the_deadline_and_keeps_its_grant(control) {
+        stalls(OWNER, control);
+    }
+    fn a_stalled_gpu_ends_copies_of_an_engine_by_the_deadline_and_their_pages_are_said_to_be_held(control) {
+        stalls(OWN, control);
+    }
+    fn a_stalled_gpu_keeps_no_engine_from_closing(control) {
+        let pair = Pair::new(TCP);
+        pair.pass();
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+        control.say("stall");
+        let before = control.count("cuMemcpyDtoHAsync_v2");
+        let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+        wait_until("a copy to be begun", || control.count("cuMemcpyDtoHAsync_v2") > before);
+        let began = Instant::now();
+        let error = pair.owner.close(Duration::from_millis(700)).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert_eq!(error.code, Code::PagesQuarantined, "{error}");
+        control.say("release");
+        assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::PeerLost);
+        here.close(PATIENCE).unwrap();
+        there.close(PATIENCE).unwrap();
+    }
+    fn a_read_is_done_only_when_the_gpu_has_its_bytes(control) {
+        let kind = Kind { granted: Some(Memories::Shared), ..*TCP };
+        let (owner, other) = (engine(Preference::Tcp), engine(Preference::Tcp));
+        // Each copy takes so long that whoever does not wait for it is seen to.
+        control.say("delay micros=20000");
+        for _ in 0..8 {
+            let (there, here) = regions(&kind, &owner, &other);
+            let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
+            let options = TransferOptions { verify: Some(Verify::Full), ..within(PATIENCE) };
+            let transfer = other.read(&whole(&here, PAGE), grant.ticket(), None, options).unwrap();
+            transfer.wait(Some(PATIENCE)).unwrap();
+            assert!(control.peek(here.addr(), here.bytes() as usize) == bytes(&there), "done, and not there");
+        }
+    }
+    fn a_gpu_that_fails_fails_its_transfers_and_keeps_nothing(control) {
+        for kind in [TCP, OWN] {
+            let pair = Pair::new(kind);
+            let (there, here) = pair.regions(PAGES, PAGE);
+            let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+            if kind == TCP {
+                pair.run(Op::Read, &whole(&here, PAGE), &grant, Verify::Full).unwrap();
+                continue;
+            }
+            control.say("poison device=0 code=700");
+            let failed = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+            let error = failed.wait(Some(PATIENCE)).unwrap_err();
+            assert_eq!(error.code, Code::DeviceFailed, "{error}");
+            assert!(error.text.contains("context is lost"), "{error}");
+            here.close(PATIENCE).unwrap();
+        }
+    }
+    fn a_gpu_that_fails_under_a_transfer_over_tcp_fails_it(control) {
+        let pair = Pair::new(TCP);
+        for (op, held) in [(Op::Write, true), (Op::Read, false)] {
+            let (there, here) = pair.regions(PAGES, PAGE);
+            let grant = pair.grant(op, &whole(&there, PAGE));
+            if held {
+                pair.run(op, &whole(&here, PAGE), &grant, Verify::Full).unwrap();
+                continue;
+            }
+            control.say("stall");
+            let before = control.count("cuMemcpyDtoHAsync_v2");
+            let failed = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+            wait_until("a copy to be begun", || control.count("cuMemcpyDtoHAsync_v2") > before);
+            control.say("poison device=0 code=719");
+            let error = failed.wait(Some(PATIENCE)).unwrap_err();
+            assert_eq!(error.code, Code::DeviceFailed, "{error}");
+            here.close(PATIENCE).unwrap();
+        }
+    }
+    fn auto_finds_a_way_wherever_the_pages_lie_and_says_what_it_passed_over(_control) {
+        let (owner, other) = (engine(Preference::Auto), engine(Preference::Auto));
+        for kind in MIXED {
+            for op in OPS {
+                let (there, here) = regions(&kind, &owner, &other);
+                let grant = owner.grant(&whole(&there, PAGE), crate::pair::options(op)).unwrap();
+                let begun = match op {
+                    Op::Read => other.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
+                    Op::Write => other.write(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
+                };
+                let report = begun.unwrap().wait(Some(PATIENCE)).unwrap();
+                assert_eq!(report.transport, "tcp");
+                let why = report.passed_over.join("; ");
+                assert!(why.contains("local: ") && why.contains("lies on GPU 0"), "{why}");
+                assert!(bytes(&there) == bytes(&here), "{op:?}");
+            }
+        }
+    }
+    fn local_by_name_refuses_pages_of_a_gpu_by_name(_control) {
+        let (owner, other) = (engine(Preference::Local), engine(Preference::Local));
+        for kind in MIXED {
+            for op in OPS {
+                let (there, here) = regions(&kind, &owner, &other);
+                let grant = owner.grant(&whole(&there, PAGE), crate::pair::options(op)).unwrap();
+                let before = (bytes(&there), bytes(&here));
+                let begun = match op {
+                    Op::Read => other.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
+                    Op::Write => other.write(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
+                };
+                let error = begun.unwrap().wait(Some(PATIENCE)).unwrap_err();
+                assert_eq!(error.code, Code::TransportUnavailable, "{error}");
+                assert!(error.text.contains("lies on GPU 0"), "{error}");
+                assert!((bytes(&there), bytes(&here)) == before, "{op:?}: something moved");
+            }
+        }
+    }
+    fn nics_that_do_not_take_a_gpu_are_passed_over_and_refuse_it_by_name(_control) {
+        const NICS: &Kind =
+            &Kind { nics: "plugin", sample: true, transport: "plugin", way: "sample", ..Kind::NEW };
+        let [owner, other] = [(); 2].map(|()| NICS.engine(&Faults::new(1), None));
+        for kind in MIXED {
+            let (there, here) = regions(&kind, &owner, &other);
+            let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
+            for (transport, works) in [(Preference::Nics, false), (Preference::Tcp, true), (Preference::Auto, true)] {
+                let options = TransferOptions { transport: Some(transport), ..within(PATIENCE) };
+                let read = other.read(&whole(&here, PAGE), grant.ticket(), None, options);
+                match read.unwrap().wait(Some(PATIENCE)) {
+                    Ok(report) => {
+                        assert!(works && report.transport == "tcp", "{report:?}");
+                        assert!(bytes(&there) == bytes(&here));
+                    }
+                    Err(error) => {
+                        assert!(!works && error.code == Code::TransportUnavailable, "{transport:?}: {error}");
+                        assert!(error.text.contains("GPU 0"), "{error}");
+                    }
+                }
+            }
+        }
+    }
+    fn what_channels_have_of_a_gpu_ends_with_them(control) {
+        {
+            let pair = Pair::new(TCP);
+            pair.pass();
+            assert!(control.count("pinned") > 0 && control.count("streams") > 0);
+        }
+        wait_until("the buffers to be freed", || control.count("pinned") == 0 && control.count("streams") == 0);
+    }
+}

@@ -1,0 +1,281 @@
+//! Copies between the GPUs and the memory of this process, for threads that copy.
+//!
+//! Such a thread waits for the copies that it has begun: it has nothing else to do with its order. Between a GPU and
+//! the host the bytes pass through a page-locked buffer; between two places of GPUs they go straight.
+//!
+//! A copy that was begun cannot be stopped. Where its stream does not get to it although its transfer has ended, the
+//! thread puts it aside ([`Stuck`]) and goes on with others; the order is held until the GPU is through with it.
+
+use crate::copy::mismatch;
+use crate::local::stopped;
+use crate::sums::Summer;
+use crate::{Held, from_host};
+use kvik_core::{Code, Error, Extents, View};
+use kvik_host::cuda::{Device, GpuMemory, Mark, Pinned, Stream};
+use kvik_host::{HostError, Memory};
+use kvik_proto::Order;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of the buffer.
+const ROOM: u64 = 1 << 20;
+/// How often a thread that waits for a GPU looks whether its order must stop.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long an order that must stop is waited for in silence.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What whoever waits for a transfer is told when a GPU does not come to the end of its copies.
+pub(crate) fn stuck(device: u32) -> Error {
+    Error::new(
+        Code::PagesQuarantined,
+        format!(
+            "GPU {device} still has a copy of its pages under way, which nobody can stop: do not use or free them until \
+             the region is closed; a kernel that does not end, or a GPU that hangs, is what keeps it (nvidia-smi)"
+        ),
+    )
+}
+
+pub(crate) fn failed(error: HostError) -> Error {
+    from_host(Code::DeviceFailed, error)
+}
+
+/// A thread's stream on a GPU, and its buffer.
+struct Lane {
+    stream: Stream,
+    buffer: Arc<Pinned>,
+}
+
+/// Copies that a GPU has under way for an order that has ended.
+pub(crate) struct Stuck {
+    lane: Lane,
+    /// None: there is no telling when they end.
+    mark: Option<Mark>,
+}
+
+impl Stuck {
+    /// Whether the GPU is through with them.
+    pub fn is_over(&mut self) -> bool {
+        // A context that is lost has nothing under way.
+        self.mark.as_mut().is_some_and(|mark| mark.is_done().unwrap_or(true))
+    }
+
+    /// Why their pages are not free.
+    pub fn error(&self) -> Error {
+        stuck(self.lane.stream.device().ordinal())
+    }
+}
+
+/// Why a copy did not come to a good end.
+pub(crate) enum Broken {
+    /// It failed, or was left; nothing of it is under way.
+    Failed(Error),
+    /// Its order must stop.
+    Left,
+    /// Its order must stop, and something of it is under way.
+    Stuck(Box<Stuck>),
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Broken {
+        Broken::Failed(error)
+    }
+}
+
+impl From<HostError> for Broken {
+    fn from(error: HostError) -> Broken {
+        Broken::Failed(failed(error))
+    }
+}
+
+/// What a thread copies with: a lane on each GPU that it has met.
+#[derive(Default)]
+pub(crate) struct GpuCopier {
+    lanes: Vec<Lane>,
+    runs: Vec<(usize, usize)>,
+}
+
+impl GpuCopier {
+    /// Copies an order's part from memory of this process, one of the two on a GPU: how many extents it took.
+    pub fn copy(&mut self, order: &Order<Held>, from: &Held, view: &View) -> Result<u64, Broken> {
+        match (from, &order.region) {
+            (Held::Gpu(from), Held::Gpu(to)) => self.across(order, (from, view), to)?,
+            (Held::Gpu(from), Held::Host(to)) => self.down(order, (from, view), to)?,
+            (Held::Host(from), Held::Gpu(to)) => self.up(order, (from, view), to)?,
+            (Held::Host(from), Held::Host(to)) => {
+                for e in Extents::new(view, &order.view, order.part.clone()) {
+                    Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)?;
+                }
+            }
+        }
+        Ok(Extents::new(view, &order.view, order.part.clone()).count() as u64)
+    }
+
+    fn across(
+        &mut self,
+        order: &Order<Held>,
+        (from, view): (&Arc<GpuMemory>, &View),
+        to: &Arc<GpuMemory>,
+    ) -> Result<(), Broken> {
+        let at = self.lane(to.device())?;
+        let lane = &mut self.lanes[at];
+        let mut extents = Extents::new(view, &order.view, order.part.clone());
+        let begun = extents.try_for_each(|e| {
+            lane.stream.between(to, e.right as usize, from, e.left as usize, e.len as usize)
+        });
+        self.wait(at, order)?;
+        Ok(begun?)
+    }
+
+    fn down(
+        &mut self,
+        order: &Order<Held>,
+        (from, view): (&Arc<GpuMemory>, &View),
+        to: &Memory,
+    ) -> Result<(), Broken> {
+        for part in in_parts(&order.part) {
+            let at = self.fetch(order, from, view, part.clone())?;
+            let (buffer, mut place) = (&self.lanes[at].buffer, 0);
+            for run in order.view.runs(part) {
+                let len = run.len as usize;
+                Memory::copy_between(to, run.offset as usize, buffer.memory(), place, len)?;
+                place += len;
+            }
+        }
+        Ok(())
+    }
+
+    fn up(
+        &mut self,
+        order: &Order<Held>,
+        (from, view): (&Memory, &View),
+        to: &Arc<GpuMemory>,
+    ) -> Result<(), Broken> {
+        let at = self.lane(to.device())?;
+        for part in in_parts(&order.part) {
+            let (lane, mut place) = (&mut self.lanes[at], 0);
+            for run in view.runs(part.clone()) {
+                let len = run.len as usize;
+                Memory::copy_between(lane.buffer.memory(), place, from, run.offset as usize, len)?;
+                place += len;
+            }
+            take_runs(&mut self.runs, &order.view, part);
+            let begun = lane.stream.scatter(to, &self.runs, &lane.buffer, 0);
+            self.wait(at, order)?;
+            begun?;
+        }
+        Ok(())
+    }
+
+    /// Fetches a part into a lane's buffer, and says which lane that is.
+    fn fetch(
+        &mut self,
+        order: &Order<Held>,
+        from: &Arc<GpuMemory>,
+        view: &View,
+        part: Range<u64>,
+    ) -> Result<usize, Broken> {
+        let at = self.lane(from.device())?;
+        take_runs(&mut self.runs, view, part);
+        let lane = &mut self.lanes[at];
+        let begun = lane.stream.gather(&lane.buffer, 0, from, &self.runs);
+        self.wait(at, order)?;
+        begun?;
+        Ok(at)
+    }
+
+    /// Compares what an order has copied with what it was copied from, unit by unit.
+    pub fn compare(
+        &mut self,
+        summer: &mut Summer,
+        order: &Order<Held>,
+        from: &Held,
+        view: &View,
+    ) -> Result<(), Broken> {
+        for unit in units(order) {
+            let there = self.sum(summer, order, (from, view), unit.clone())?;
+            let here = self.sum(summer, order, (&order.region, &order.view), unit.clone())?;
+            if there != here {
+                return Err(mismatch(&order.view, unit.start).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The checksum of a part of memory here, wherever it lies.
+    pub fn sum(
+        &mut self,
+        summer: &mut Summer,
+        order: &Order<Held>,
+        (memory, view): (&Held, &View),
+        part: Range<u64>,
+    ) -> Result<u64, Broken> {
+        let memory = match memory {
+            Held::Host(memory) => return Ok(summer.sum_of(&**memory, view, part)?),
+            Held::Gpu(memory) => memory,
+        };
+        for part in in_parts(&part) {
+            let len = (part.end - part.start) as usize;
+            let added = self.fetch(order, memory, view, part);
+            let added = added.and_then(|at| Ok(summer.add(self.lanes[at].buffer.memory(), 0, len)?));
+            if let Err(error) = added {
+                // What was summed until then must not be in the next one.
+                summer.finish();
+                return Err(error);
+            }
+        }
+        Ok(summer.finish())
+    }
+
+    /// Waits until a lane is through with all that it was given.
+    fn wait(&mut self, at: usize, order: &Order<Held>) -> Result<(), Broken> {
+        let lane = &mut self.lanes[at];
+        let mut mark = match lane.stream.mark() {
+            Ok(mark) => Some(mark),
+            Err(HostError::Cuda(error)) if error.is_lost() => return Err(failed(error.into()).into()),
+            Err(error) => {
+                log::error!("the end of a GPU's copies cannot be known, so their pages stay held: {error}");
+                None
+            }
+        };
+        let mut since: Option<Instant> = None;
+        loop {
+            match mark.as_mut().map(|mark| mark.wait(&mut lane.stream, LOOK)) {
+                Some(Ok(())) => break,
+                Some(Err(HostError::TimedOut { .. })) => {}
+                Some(Err(error)) => return Err(error.into()),
+                None => std::thread::sleep(LOOK),
+            }
+            if stopped(&order.stop) && since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+                let lane = self.lanes.swap_remove(at);
+                return Err(Broken::Stuck(Box::new(Stuck { lane, mark })));
+            }
+        }
+        if stopped(&order.stop) { Err(Broken::Left) } else { Ok(()) }
+    }
+
+    /// The lane on a GPU, made at the first use.
+    fn lane(&mut self, device: &Device) -> Result<usize, Broken> {
+        if let Some(at) = self.lanes.iter().position(|lane| lane.stream.device().is(device)) {
+            return Ok(at);
+        }
+        let (stream, buffer) = (Stream::new(device)?, Arc::new(Pinned::new(device, ROOM as usize)?));
+        self.lanes.push(Lane { stream, buffer });
+        Ok(self.lanes.len() - 1)
+    }
+}
+
+fn take_runs(runs: &mut Vec<(usize, usize)>, view: &View, part: Range<u64>) {
+    runs.clear();
+    runs.extend(view.runs(part).map(|run| (run.offset as usize, run.len as usize)));
+}
+
+fn in_parts(part: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (start, end) = (part.start, part.end);
+    (start..end).step_by(ROOM as usize).map(move |at| at..(at + ROOM).min(end))
+}
+
+fn units(order: &Order<Held>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (part, unit) = (order.part.clone(), order.unit.max(1));
+    part.clone().step_by(unit as usize).map(move |at| at..(at + unit).min(part.end))
+}

@@ -1,0 +1,301 @@
+//! Pages of a GPU on their way to and from a socket, by way of page-locked memory.
+//!
+//! Each direction of a channel has two buffers and a stream of the GPU's, made when the first page of that GPU passes.
+//! While the stream fills one buffer, or empties it, the other is summed and sent, or received and summed. Nobody
+//! waits: a mark behind each piece says whether the GPU is through with its buffer, and the stream wakes the thread
+//! when it gets there.
+//!
+//! An order that has ended here still has pieces under way on the GPU. It is reported only when the last of them is
+//! done: then its bytes are where they belong (success), or the GPU touches its memory no more (stop). A stream cannot
+//! be stopped: where it does not get there, whoever waits for the transfer is told so by name, and the memory stays
+//! held until it does.
+
+use crate::gpu::{PATIENCE, failed, stuck};
+use crate::local::stopped;
+use crate::{Desk, Held, finish, from_host};
+use kvik_core::{Code, Error, Result, View};
+use kvik_host::cuda::{GpuMemory, Mark, Pinned, Stream};
+use kvik_host::event::EventFd;
+use kvik_host::{HostError, Memory};
+use kvik_proto::{Order, OrderOutcome};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of a buffer: a GPU's engine is busy with them for long beside what a copy takes to begin, and with as many
+/// that are sent they fit a core's cache.
+pub(crate) const HALF: u64 = 256 << 10;
+
+/// What copies between a GPU and a channel's buffers need of the thread.
+pub(crate) struct Copies {
+    /// A stream that has got somewhere raises it.
+    pub flag: Arc<EventFd>,
+    /// The runs of a piece, kept for their room.
+    runs: Vec<(usize, usize)>,
+}
+
+/// The buffers of one direction of a channel, for one GPU.
+pub(crate) struct Staging {
+    stream: Stream,
+    buffers: Arc<Pinned>,
+    halves: [Half; 2],
+    /// Which half the next piece takes: of the two, the one that was given to the GPU first.
+    next: usize,
+    /// A copy of the chunk in hand failed.
+    error: Option<Error>,
+}
+
+#[derive(Default)]
+struct Half {
+    /// Until it is done the GPU has the half.
+    mark: Option<Mark>,
+    /// There is no telling when the GPU is through with it.
+    blind: bool,
+    /// The order that ends with it.
+    ending: Option<Ending>,
+}
+
+struct Ending {
+    order: Order<Held>,
+    outcome: OrderOutcome,
+    /// An earlier copy of it failed.
+    failed: Option<Error>,
+    /// When it was seen to have to stop.
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Copies {
+    pub fn new() -> Result<Copies> {
+        let flag = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
+        Ok(Copies { flag: Arc::new(flag), runs: Vec::new() })
+    }
+
+    /// Takes the runs of a part of a stream: how many they are.
+    fn take_runs(&mut self, view: &View, part: Range<u64>) -> u64 {
+        self.runs.clear();
+        self.runs.extend(view.runs(part).map(|run| (run.offset as usize, run.len as usize)));
+        self.runs.len() as u64
+    }
+}
+
+/// The half that a position of a payload is in, whose first piece is in the half `first`.
+pub(crate) fn half_of(first: usize, at: u64) -> usize {
+    (first + (at / HALF) as usize) % 2
+}
+
+/// The end of the piece that it is in.
+pub(crate) fn piece_end(at: u64) -> u64 {
+    (at / HALF + 1) * HALF
+}
+
+/// Where in the buffers it is.
+pub(crate) fn place(first: usize, at: u64) -> usize {
+    half_of(first, at) * HALF as usize + (at % HALF) as usize
+}
+
+impl Staging {
+    pub fn new(memory: &GpuMemory) -> Result<Staging> {
+        let stream = Stream::new(memory.device()).map_err(failed)?;
+        let buffers = Pinned::new(memory.device(), 2 * HALF as usize).map_err(failed)?;
+        Ok(Staging { stream, buffers: Arc::new(buffers), halves: Default::default(), next: 0, error: None })
+    }
+
+    /// Whether it is for the GPU of this memory.
+    fn serves(&self, memory: &GpuMemory) -> bool {
+        self.stream.device().is(memory.device())
+    }
+
+    pub fn buffers(&self) -> &Memory {
+        self.buffers.memory()
+    }
+
+    /// The half that the next piece takes, if the GPU is through with it.
+    pub fn free_half(&self) -> Option<usize> {
+        self.is_through(self.next).then_some(self.next)
+    }
+
+    /// Whether the GPU is through with a half.
+    pub fn is_through(&self, half: usize) -> bool {
+        !self.halves[half].is_taken()
+    }
+
+    /// Why a copy of the chunk in hand failed, once.
+    pub fn take_error(&mut self) -> Option<Error> {
+        self.error.take()
+    }
+
+    /// Whether the GPU has nothing of it in hand.
+    pub fn is_idle(&self) -> bool {
+        !self.halves.iter().any(Half::is_taken)
+    }
+
+    /// Begins to fetch a part of an order's stream into the next half: how many runs it takes.
+    pub fn gather(
+        &mut self,
+        memory: &Arc<GpuMemory>,
+        view: &View,
+        part: Range<u64>,
+        copies: &mut Copies,
+    ) -> Result<u64> {
+        let runs = copies.take_runs(view, part);
+        let begun = self.stream.gather(&self.buffers, place(self.next, 0), memory, &copies.runs);
+        self.mark(begun.map_err(failed), copies).map(|()| runs)
+    }
+
+    /// Begins to bring the next half's bytes to a part of an order's stream: how many runs it takes.
+    pub fn scatter(
+        &mut self,
+        memory: &Arc<GpuMemory>,
+        view: &View,
+        part: Range<u64>,
+        copies: &mut Copies,
+    ) -> Result<u64> {
+        let runs = copies.take_runs(view, part);
+        let begun = self.stream.scatter(memory, &copies.runs, &self.buffers, place(self.next, 0));
+        self.mark(begun.map_err(failed), copies).map(|()| runs)
+    }
+
+    /// Marks the place behind a piece, also behind one of which only a part could be begun.
+    fn mark(&mut self, begun: Result<()>, copies: &Copies) -> Result<()> {
+        let half = &mut self.halves[self.next];
+        match self.stream.mark() {
+            Ok(mark) => half.mark = Some(mark),
+            // Nothing is under way where all is lost.
+            Err(HostError::Cuda(error)) if error.is_lost() => return Err(failed(error.into())),
+            Err(error) => {
+                log::error!("the end of a GPU's copies cannot be known, so their pages stay held: {error}");
+                half.blind = true;
+            }
+        }
+        let told = self.stream.tell(&copies.flag).map_err(failed);
+        self.next = 1 - self.next;
+        begun.and(told)
+    }
+
+    /// An order has ended. If pieces of it were begun, it is reported when the GPU is through with the last one.
+    pub fn leave(&mut self, desk: &dyn Desk, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
+        let last = &mut self.halves[1 - self.next];
+        match begun && last.is_taken() {
+            true => {
+                let ending = Ending { order, outcome, failed: None, since: None, told: false };
+                last.ending = Some(ending);
+            }
+            false => finish(desk, order, outcome),
+        }
+    }
+
+    /// Takes note of what the GPU is through with, and reports the orders that ended with it.
+    pub fn settle(&mut self, desk: &dyn Desk) {
+        for at in [self.next, 1 - self.next] {
+            let half = &mut self.halves[at];
+            let error = match half.mark.as_mut().map(Mark::is_done) {
+                None | Some(Ok(false)) => continue,
+                Some(Ok(true)) => None,
+                Some(Err(error)) => Some(failed(error)),
+            };
+            half.mark = None;
+            let ending = half.ending.take();
+            match (error, ending) {
+                (None, None) => {}
+                (error, Some(ending)) => ending.finish(desk, error),
+                // It is of the order that ends with the later half, or of the chunk in hand.
+                (Some(error), None) => match &mut self.halves[1 - at].ending {
+                    Some(later) => later.failed = Some(error),
+                    None => self.error = Some(error),
+                },
+            }
+        }
+    }
+
+    /// Looks after orders that must stop and have pieces under way: when to look again.
+    fn watch(&mut self, desk: &dyn Desk) -> Option<Instant> {
+        let device = self.stream.device().ordinal();
+        let endings = self.halves.iter_mut().filter_map(|half| half.ending.as_mut());
+        endings.filter_map(|ending| ending.watch(desk, device)).min()
+    }
+
+    /// Whether an order waits for the GPU.
+    fn holds_orders(&self) -> bool {
+        self.halves.iter().any(|half| half.ending.is_some())
+    }
+}
+
+impl Half {
+    fn is_taken(&self) -> bool {
+        self.mark.is_some() || self.blind
+    }
+}
+
+impl Ending {
+    /// The GPU is through with it: well, or with an error.
+    fn finish(self, desk: &dyn Desk, error: Option<Error>) {
+        let outcome = match (self.failed.or(error), self.outcome) {
+            (Some(error), OrderOutcome::Done { .. }) => OrderOutcome::Failed(error),
+            (_, outcome) => outcome,
+        };
+        finish(desk, self.order, outcome);
+    }
+
+    fn watch(&mut self, desk: &dyn Desk, device: u32) -> Option<Instant> {
+        if self.told || !stopped(&self.order.stop) {
+            return None;
+        }
+        let until = *self.since.get_or_insert_with(Instant::now) + PATIENCE;
+        if Instant::now() < until {
+            return Some(until);
+        }
+        self.told = true;
+        desk.stuck(self.order.id, stuck(device));
+        None
+    }
+}
+
+/// The buffers of one direction of a channel: those of each GPU whose pages have passed.
+#[derive(Default)]
+pub(crate) struct Stagings(Vec<Staging>);
+
+impl Stagings {
+    /// The buffers for this memory's GPU, made at the first use.
+    pub fn of(&mut self, memory: &GpuMemory) -> Result<&mut Staging> {
+        let at = match self.0.iter().position(|staging| staging.serves(memory)) {
+            Some(at) => at,
+            None => {
+                self.0.push(Staging::new(memory)?);
+                self.0.len() - 1
+            }
+        };
+        // It is there: found, or pushed just now.
+        self.0.get_mut(at).ok_or_else(|| Error::new(Code::DeviceFailed, "a channel has no buffers for a GPU"))
+    }
+
+    /// As [`Stagings::of`], without making any.
+    pub fn leave(&mut self, desk: &dyn Desk, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
+        let staging = match &order.region {
+            Held::Gpu(memory) => self.0.iter_mut().find(|staging| staging.serves(memory)),
+            Held::Host(_) => None,
+        };
+        match staging {
+            Some(staging) => staging.leave(desk, order, outcome, begun),
+            None => finish(desk, order, outcome),
+        }
+    }
+
+    pub fn settle(&mut self, desk: &dyn Desk) {
+        self.0.iter_mut().for_each(|staging| staging.settle(desk));
+    }
+
+    pub fn watch(&mut self, desk: &dyn Desk) -> Option<Instant> {
+        self.0.iter_mut().filter_map(|staging| staging.watch(desk)).min()
+    }
+
+    /// Whether a GPU has something of the channel in hand.
+    pub fn is_busy(&self) -> bool {
+        !self.0.iter().all(Staging::is_idle)
+    }
+
+    /// Whether a GPU has an order in hand.
+    pub fn holds_orders(&self) -> bool {
+        self.0.iter().any(Staging::holds_orders)
+    }
+}
