@@ -4,7 +4,7 @@ ENGINE ?= emulator
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-rdma soak mutants wheel docs lint env lock clean help
+.PHONY: demo test test-rdma gpu-check soak mutants wheel docs lint env lock clean help
 
 demo:  ## a prefill engine, a decode engine and a router here; shows each handover (ENGINE=vllm: real vLLM)
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
@@ -15,6 +15,9 @@ test:  ## everything this machine can check (STAGES="rust python" runs only thos
 
 test-rdma:  ## two soft-RoCE devices in a small virtual machine, and what runs on them (FULL=1: at length)
 	@FULL="$(FULL)" $(BUILD) test-rdma
+
+gpu-check:  ## kvik's side of this machine's GPUs, byte by byte, and how fast pages come and go
+	@GPU_CHECK="$(GPU_CHECK)" $(BUILD) gpu-check
 
 soak:  ## the same checks at length, for hours (STAGES="soak-sim" runs only that)
 	@$(BUILD) soak $(STAGES)

@@ -176,6 +176,22 @@ def hostile(context: Context) -> None:
     context.run([overlay_env(context, "dev"), "-m", "tests.hostile.run", "--full"])
 
 
+def gpu_check(context: Context) -> None:
+    """Every part of kvik's side of this machine's GPUs, byte by byte, and how fast pages come and go."""
+    hold_cache(context)
+    what = ("-p", "kvik-host", "--bin", "kvik-gpu-check")
+    context.run(["cargo", "build", "--locked", "--release", *what], cargo_env(context))
+    more = shlex.split(os.environ.get("GPU_CHECK", ""))  # such as GPU_CHECK="--device 0 --rounds 99"
+    status = context.status([target_dir(context) / "release" / "kvik-gpu-check", *more])
+    if status == _NO_GPU:
+        raise StageError("there is no GPU here that could be checked; the line above says why")
+    if status != 0:
+        raise StageError(f"kvik-gpu-check ended with status {status}")
+
+
+_NO_GPU = 77
+
+
 def _demo(context: Context, env: str, engine: str) -> None:
     more = shlex.split(os.environ.get("DEMO", ""))  # such as DEMO="--link-rate 1gbit"
     context.run([overlay_env(context, env), "-m", "kvik.demo", "--engine", engine, *more])
@@ -208,6 +224,7 @@ STAGES = {
         Stage("vllm", vllm, output="both", limit=1500),
         Stage("demo", demo, output="terminal", limit=300),
         Stage("demo-vllm", demo_vllm, output="terminal", limit=900),
+        Stage("gpu-check", gpu_check, output="both", limit=2400),
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
         Stage("soak-faults", soak_faults, output="both", limit=7200),
@@ -235,6 +252,7 @@ TARGETS = {
         "vllm",
     ],
     "test-rdma": ["toolchain", "dev-env", "wheel", "rdma"],
+    "gpu-check": ["toolchain", "gpu-check"],
     "demo": ["toolchain", "dev-env", "wheel", "demo"],
     "demo-vllm": ["toolchain", "dev-env", "wheel", "vllm-env", "demo-vllm"],
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],

@@ -7,6 +7,7 @@ use std::fs;
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::cuda::Cuda;
 use crate::error::HostError;
 use crate::huge_pages::{HugePageFacts, HugePages};
 use crate::identity::{HostFacts, nonce};
@@ -56,6 +57,7 @@ impl Probes {
                 namespace("user_namespace", facts.as_ref().map(|f| f.user_namespace), FIRST_USER_NAMESPACE),
                 cgroup_memory(),
                 numa(),
+                cuda(),
             ],
         }
     }
@@ -222,6 +224,24 @@ fn numa() -> Probe {
     probe("numa", true, value, reason)
 }
 
+/// Loads and initialises nothing: a probe must not take CUDA away from a child that is forked later.
+fn cuda() -> Probe {
+    let name = "cuda";
+    if let Some(cuda) = Cuda::loaded() {
+        let (major, minor) = cuda.version();
+        let value = format!("{} device(s), CUDA {major}.{minor}", cuda.devices());
+        return probe(name, true, value, "this process uses GPUs: their memory can be registered");
+    }
+    match fs::read_to_string("/proc/driver/nvidia/version") {
+        Ok(text) => {
+            let version = text.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+            let value = format!("driver {}", version.unwrap_or("of an unknown version"));
+            probe(name, true, value, "there are GPUs, which this process does not use so far")
+        }
+        Err(_) => probe(name, true, "none", "no NVIDIA driver: only memory of the host can be registered"),
+    }
+}
+
 /// The lowest memory limit of the control groups that hold this process.
 fn memory_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -269,5 +289,6 @@ mod tests {
         }
         assert!(probes.get("memfd_sealing").unwrap().ok, "{:?}", probes.get("memfd_sealing"));
         assert!(probes.get("no_such_probe").is_none());
+        assert!(probes.get("cuda").unwrap().ok, "{:?}", probes.get("cuda"));
     }
 }

@@ -51,6 +51,8 @@ int obey(const char *command) {
         struct known *function = known_as(name);
         function->nth = nth;
         function->code = code;
+    } else if (sscanf(command, "flip nth=%u%n", &nth, &used) == 1 && command[used] == 0) {
+        faults.flip = nth;
     } else if (sscanf(command, "delay micros=%u%n", &micros, &used) == 1 && command[used] == 0) {
         faults.delay = micros;
     } else if (sscanf(command, "poison device=%d code=%d%n", &device, &code, &used) == 2 &&

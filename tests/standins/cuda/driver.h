@@ -115,6 +115,8 @@ void wait_for(struct stream *stream);
 struct fault_settings {
     uint64_t delay;
     int stalled;
+    /* The copy, counted from here on, of which one byte is another. */
+    unsigned flip;
 };
 extern struct fault_settings faults;
 /* What this call of a function returns instead of doing anything, or 0. */

@@ -143,6 +143,17 @@ impl App {
         App { device, context }
     }
 
+    /// The context that is current to this thread, 0 for none.
+    pub fn current() -> usize {
+        let mut context = 0;
+        // SAFETY: the function's type, and room for a handle.
+        let code = unsafe {
+            function::<unsafe extern "C" fn(*mut usize) -> c_int>(c"cuCtxGetCurrent")(&mut context)
+        };
+        assert_eq!(code, 0);
+        context
+    }
+
     /// Calls a function of the driver's in the context, and gives what it returns.
     pub fn within(&self, call: impl FnOnce() -> c_int) -> c_int {
         let mut was = 0;

@@ -80,6 +80,12 @@ static void do_rows(const struct deed *deed) {
             move(to, deed->from + row * deed->from_pitch, deed->width);
         }
     }
+    if (deed->what == COPY && faults.flip > 0 && --faults.flip == 0) {
+        unsigned char byte;
+        move((uint64_t)&byte, deed->to, 1);
+        byte ^= 0xFF;
+        move(deed->to, (uint64_t)&byte, 1);
+    }
 }
 
 /* A context that is lost does nothing any more, but tells whoever asked to be told. */

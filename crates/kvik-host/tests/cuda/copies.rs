@@ -265,3 +265,49 @@ alone!(calls_that_fail_are_named_and_leave_no_harm, [], |control| {
     stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
     assert_eq!(out(&staging, 0, 1), [5]);
 });
+
+alone!(threads_keep_the_contexts_that_they_had, [], |control| {
+    let (app, other) = (Arc::new(App::on(0)), App::on(1));
+    let memory = registered(&app, LEN);
+    control.poke(memory.addr(), &pattern(LEN, 8));
+    let use_all = |memory: &Arc<GpuMemory>, part: usize| {
+        let staging = Arc::new(Pinned::new(memory.device(), 4096).unwrap());
+        let mut stream = Stream::new(memory.device()).unwrap();
+        for round in 0..20 {
+            let at = part * 16_000 + round * 100;
+            stream.from_device(&staging, 0, memory, at, 4096).unwrap();
+            stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+            assert!(out(&staging, 0, 4096) == pattern(LEN, 8)[at..at + 4096]);
+        }
+        memory.copy_out(0, &mut [0; 10]).unwrap();
+        assert!(stream.from_device(&staging, 4090, memory, 0, 10).is_err());
+        (stream, staging)
+    };
+    std::thread::scope(|scope| {
+        for part in 0..3 {
+            let memory = memory.clone();
+            scope.spawn(move || {
+                assert_eq!(App::current(), 0);
+                let (mut stream, staging) = use_all(&memory, part);
+                assert_eq!(App::current(), 0);
+                // A stream may go to another thread, and end there.
+                let last = std::thread::spawn(move || {
+                    stream.from_device(&staging, 0, &memory, 0, 16).unwrap();
+                    let mut mark = stream.mark().unwrap();
+                    mark.wait(&mut stream, LIMIT).unwrap();
+                    drop((mark, stream));
+                    assert_eq!(App::current(), 0);
+                });
+                last.join().unwrap();
+            });
+        }
+    });
+    // And where an application works on another device meanwhile, it still does.
+    let code = other.within(|| {
+        let had = App::current();
+        let used = use_all(&memory, 0);
+        drop(used);
+        i32::from(had == 0 || App::current() != had)
+    });
+    assert_eq!(code, 0);
+});

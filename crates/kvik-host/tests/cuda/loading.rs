@@ -2,8 +2,8 @@
 
 use super::{alone, registered, standin};
 use crate::common::in_forked_child;
-use kvik_host::HostError;
 use kvik_host::cuda::{Cuda, GpuMemory, Pinned, Stream};
+use kvik_host::{HostError, Probes};
 use standin::App;
 use std::path::Path;
 use std::sync::Arc;
@@ -124,4 +124,13 @@ alone!(a_forked_child_is_refused_and_touches_nothing, [], |control| {
     // And the parent goes on.
     control.say("release");
     mark.unwrap().wait(&mut stream.unwrap(), super::LIMIT).unwrap();
+});
+
+alone!(a_probe_tells_of_devices_and_initialises_nothing, [], |control| {
+    let told = || Probes::run().get("cuda").cloned().unwrap();
+    assert!(!told().value.contains("device(s)"), "{:?}", told());
+    assert_eq!(control.count("cuInit"), 0);
+    assert!(!told().value.contains("device(s)"), "{:?}", told());
+    let _app = App::on(0);
+    assert_eq!((told().value.as_str(), told().ok), ("2 device(s), CUDA 12.4", true));
 });
