@@ -6,9 +6,10 @@
 
 use crate::args::Natural;
 use crate::errors::error;
+use crate::gpus::{self, Where};
 use crate::process;
 use kvik_core::Code;
-use kvik_engine::Memory;
+use kvik_engine::{Held, Memory};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
@@ -17,19 +18,19 @@ use std::mem;
 use std::ptr::NonNull;
 
 /// A Python object whose memory is registered.
-pub enum Held {
+pub enum Export {
     /// The export of its buffer.
     Buffer(PyUntypedBuffer),
     /// A tensor, which has no exports: a reference keeps it alive.
     Object(Py<PyAny>),
 }
 
-impl Held {
+impl Export {
     /// Gives it up, with the GIL.
     pub fn give_up(self, py: Python<'_>) {
         match self {
-            Held::Buffer(buffer) => buffer.release(py),
-            Held::Object(object) => drop(object.into_bound(py)),
+            Export::Buffer(buffer) => buffer.release(py),
+            Export::Object(object) => drop(object.into_bound(py)),
         }
     }
 }
@@ -39,7 +40,7 @@ impl Held {
 /// After the interpreter's end nobody empties the inbox, so what it holds is leaked, as it must be. In a
 /// forked child it is leaked at once: the export belongs to the parent's engine.
 struct Keep {
-    held: Option<Held>,
+    held: Option<Export>,
     owner: u32,
 }
 
@@ -56,23 +57,33 @@ impl Drop for Keep {
 /// Memory to register.
 pub struct Source {
     /// The memory, with what keeps it alive.
-    pub memory: Memory,
+    pub memory: Held,
     /// Whether a transfer may write it.
     pub writable: bool,
 }
 
-/// The memory of a Python object: `(address, nbytes)`, a torch CPU tensor, or anything with a buffer.
+/// The memory of a Python object: `(address, nbytes)`, a torch tensor, anything with `__cuda_array_interface__` or with
+/// a buffer.
 pub fn source(object: &Bound<'_, PyAny>) -> PyResult<Source> {
     if let Ok(pair) = object.cast::<PyTuple>() {
         return from_address(pair);
     }
+    let place = gpus::place(object)?;
     if is_tensor(object)? {
-        return from_tensor(object);
+        return from_tensor(object, place);
+    }
+    if let Some(told) = gpus::interface(object)? {
+        return gpus::from_interface(&told, Box::new(keep(Export::Object(object.clone().unbind()))));
+    }
+    if place == Where::Cuda {
+        let text = "the object lies on a CUDA device and has no __cuda_array_interface__: give one that has it, a \
+                    torch tensor, or (address, nbytes)";
+        return Err(error(object.py(), Code::BufferInvalid, text));
     }
     if !has_buffer(object) {
         let text = format!(
             "{} has no memory that kvik can register: give a buffer (bytearray, memoryview, NumPy array), \
-             a torch CPU tensor, or (address, nbytes)",
+             a torch tensor, anything with __cuda_array_interface__, or (address, nbytes)",
             object.get_type().name()?
         );
         return Err(pyo3::exceptions::PyTypeError::new_err(text));
@@ -94,6 +105,9 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
 
 fn from_address(pair: &Bound<'_, PyTuple>) -> PyResult<Source> {
     let (address, bytes) = pair.extract::<(Natural, Natural)>()?;
+    if gpus::is_device(pair.py(), address.0)? {
+        return gpus::located(pair.py(), address.0, bytes.0, true, Box::new(()));
+    }
     located(pair.py(), address.0, bytes.0, true, Box::new(()))
 }
 
@@ -110,7 +124,7 @@ fn from_buffer(object: &Bound<'_, PyAny>) -> PyResult<Source> {
         return Err(not_contiguous(py, "buffer"));
     }
     let (address, bytes, writable) = (buffer.buf_ptr() as u64, buffer.len_bytes() as u64, !buffer.readonly());
-    located(py, address, bytes, writable, Box::new(keep(Held::Buffer(buffer))))
+    located(py, address, bytes, writable, Box::new(keep(Export::Buffer(buffer))))
 }
 
 /// Tensors are told by what they can do, so that torch is never imported.
@@ -123,11 +137,14 @@ fn is_tensor(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(true)
 }
 
-fn from_tensor(tensor: &Bound<'_, PyAny>) -> PyResult<Source> {
+fn from_tensor(tensor: &Bound<'_, PyAny>, place: Where) -> PyResult<Source> {
     let py = tensor.py();
     let device = tensor.getattr("device")?.getattr("type")?.extract::<String>()?;
-    if device != "cpu" {
-        let text = format!("the tensor lies on {device:?}; kvik moves host memory: register a CPU tensor");
+    if !["cpu", "cuda"].contains(&&*device) {
+        let text = format!(
+            "the tensor lies on {device:?}; kvik moves host memory and memory of CUDA devices: register one that lies \
+             there"
+        );
         return Err(error(py, Code::BufferInvalid, text));
     }
     if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
@@ -137,7 +154,11 @@ fn from_tensor(tensor: &Bound<'_, PyAny>) -> PyResult<Source> {
     let Some(bytes) = number("numel")?.checked_mul(number("element_size")?) else {
         return Err(error(py, Code::BufferInvalid, "the tensor is larger than any memory"));
     };
-    located(py, number("data_ptr")?, bytes, true, Box::new(keep(Held::Object(tensor.clone().unbind()))))
+    let (address, keep) = (number("data_ptr")?, Box::new(keep(Export::Object(tensor.clone().unbind()))));
+    match device == "cuda" || place == Where::Cuda {
+        true => gpus::located(py, address, bytes, true, keep),
+        false => located(py, address, bytes, true, keep),
+    }
 }
 
 fn located(
@@ -165,10 +186,10 @@ fn located(
             false => Memory::foreign_read_only(start, len, keep),
         }
     };
-    Ok(Source { memory, writable })
+    Ok(Source { memory: memory.into(), writable })
 }
 
-fn keep(held: Held) -> Keep {
+fn keep(held: Export) -> Keep {
     Keep { held: Some(held), owner: std::process::id() }
 }
 

@@ -165,12 +165,22 @@ impl PyEngine {
     ///     - anything with a C-contiguous buffer (bytearray, memoryview, NumPy array, array). While it is
     ///       registered Python refuses to resize or release it (BufferError). A read-only one (bytes) can
     ///       only be the source of transfers.
-    ///     - a contiguous torch CPU tensor. kvik holds the tensor; don't resize its storage.
-    ///     - (address, nbytes). The caller promises that the memory stays mapped, readable and writable until
-    ///       the region, or the engine, has been closed.
+    ///     - a contiguous torch tensor, on the CPU or on a CUDA device. kvik holds the tensor; don't resize its
+    ///       storage.
+    ///     - anything C-contiguous with `__cuda_array_interface__`, of version 2 or 3 (CuPy, Numba). kvik holds
+    ///       the object. A stream that the interface names is waited for here, up to 30 s.
+    ///     - (address, nbytes), of the host or of a CUDA device. The caller promises that the memory stays mapped,
+    ///       readable and writable until the region, or the engine, has been closed.
     ///
-    /// Raises BufferInvalid for a zero length, a buffer that is not contiguous and a tensor on another
-    /// device; TypeError for an object without memory; EngineClosed.
+    /// Of a GPU: kvik copies by streams of its own, which wait for nobody's kernels. Before pages are granted for
+    /// reading, or written to a peer, wait for what writes them (`torch.cuda.synchronize()`, or an event); once a
+    /// transfer is done, whatever is launched afterwards sees its bytes. Registration itself waits for nothing but
+    /// a stream that the interface names. Such pages move over tcp, and within an engine, by way of page-locked
+    /// memory.
+    ///
+    /// Raises BufferInvalid for a zero length, memory that is not contiguous, an address that CUDA does not know
+    /// (freed, or of another context), and a device of another maker; DeviceFailed for what the driver refuses;
+    /// TypeError for an object without memory; EngineClosed.
     fn register<'py>(slf: &Bound<'py, Self>, obj: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyRegion>> {
         let py = slf.py();
         let engine = slf.get().0.get(py)?;

@@ -11,6 +11,7 @@ mod engine;
 mod errors;
 mod events;
 mod fork;
+mod gpus;
 mod grant;
 mod ids;
 mod layout;

@@ -7,7 +7,7 @@
 //! A forked child starts with an empty [`Process`]: the parent's may be locked by a thread that the child
 //! does not have. It is left as it is, never freed.
 
-use crate::buffers::Held;
+use crate::buffers::Export;
 use crate::logs::Record;
 use kvik_engine::Engine;
 use pyo3::prelude::*;
@@ -92,7 +92,7 @@ pub struct Inbox {
 #[derive(Default)]
 struct State {
     records: VecDeque<Record>,
-    held: Vec<Held>,
+    held: Vec<Export>,
     /// Records dropped since it was last reported.
     dropped: u64,
     /// Records that ever came in, that were taken out, and that Python is done with.
@@ -125,7 +125,7 @@ impl Inbox {
     }
 
     /// Hands over a reference to a Python object that is to be given up.
-    pub fn put_held(&self, held: Held) {
+    pub fn put_held(&self, held: Export) {
         lock(&self.state).held.push(held);
         self.arrived.notify_one();
     }

@@ -75,7 +75,7 @@ impl PyRegion {
 
 #[pymethods]
 impl PyRegion {
-    /// Address of the first byte in this process.
+    /// Address of the first byte in this process: the processor's, or the GPU's.
     #[getter]
     fn address(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.region.get(py)?.addr())
@@ -91,6 +91,19 @@ impl PyRegion {
     #[getter]
     fn shared(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.region.get(py)?.is_shared())
+    }
+
+    /// Where it lies: "cpu", or "cuda:0" for the first GPU that this process sees.
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<String> {
+        let device = self.region.get(py)?.device();
+        Ok(device.map_or_else(|| "cpu".to_owned(), |number| format!("cuda:{number}")))
+    }
+
+    /// True for memory of a GPU.
+    #[getter]
+    fn is_gpu(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.region.get(py)?.device().is_some())
     }
 
     /// True once it was closed, or its engine was.
@@ -216,7 +229,8 @@ impl PyRegion {
             (false, true) => "registered",
             (false, false) => "registered read-only",
         };
-        format!("<kvik.Region {} bytes at {:#x}, {kind}>", region.bytes(), region.addr())
+        let gpu = region.device().map(|number| format!(" on cuda:{number}")).unwrap_or_default();
+        format!("<kvik.Region {} bytes at {:#x}{gpu}, {kind}>", region.bytes(), region.addr())
     }
 }
 

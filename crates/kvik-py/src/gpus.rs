@@ -1,0 +1,216 @@
+//! Memory of GPUs that Python gives to be registered.
+//!
+//! An object says where its memory lies by `__cuda_array_interface__` (Numba, CuPy and others), or it is a torch tensor
+//! on a CUDA device; `__dlpack_device__` tells other makers' devices apart, which are refused by name. What an object
+//! says is not believed: the driver is asked whether such memory is there.
+
+use crate::args::Natural;
+use crate::buffers::Source;
+use crate::errors::error;
+use kvik_core::Code;
+use kvik_engine::{GpuMemory, Held};
+use kvik_host::HostError;
+use kvik_host::cuda::{Cuda, Kind, Stream};
+use pyo3::exceptions::{PyKeyError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::any::Any;
+use std::time::Duration;
+
+const INTERFACE: &str = "__cuda_array_interface__";
+/// How long a registration waits for the stream that its object names.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where an object says that its memory lies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    /// It says nothing, or that it is the host's.
+    Host,
+    Cuda,
+}
+
+/// What DLPack's numbers of devices mean, as far as it is neither the host's memory nor CUDA's.
+fn maker(kind: i64) -> &'static str {
+    match kind {
+        4 => "an OpenCL device",
+        7 => "a Vulkan device",
+        8 => "a Metal device",
+        10 => "a ROCm device",
+        14 => "a oneAPI device",
+        15 => "a WebGPU device",
+        16 => "a Hexagon device",
+        17 => "a MAIA device",
+        18 => "a Trainium device",
+        _ => "a device of another maker",
+    }
+}
+
+/// Where an object says that its memory lies.
+///
+/// # Errors
+/// `BufferInvalid`: on a device that is not CUDA's.
+pub fn place(object: &Bound<'_, PyAny>) -> PyResult<Where> {
+    let py = object.py();
+    let Some(ask) = object.getattr_opt("__dlpack_device__")? else { return Ok(Where::Host) };
+    // Some objects have it and refuse to answer; the other ways to ask are left.
+    let Ok((kind, number)) = ask.call0().and_then(|told| told.extract::<(i64, i64)>()) else {
+        return Ok(Where::Host);
+    };
+    match kind {
+        // Ordinary memory, and what CUDA or ROCm have locked of it.
+        1 | 3 | 11 => Ok(Where::Host),
+        2 | 13 => Ok(Where::Cuda),
+        other => {
+            let maker = maker(other);
+            let text = format!(
+                "the object lies on {maker} (DLPack device {other}, number {number}); kvik moves host memory and \
+                 memory of CUDA devices: copy it there first"
+            );
+            Err(error(py, Code::BufferInvalid, text))
+        }
+    }
+}
+
+/// The interface of an object that has one.
+///
+/// # Errors
+/// What the object raises, but for saying that it has none.
+pub fn interface<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    object.getattr_opt(INTERFACE)
+}
+
+/// What an interface says.
+struct Array {
+    address: u64,
+    bytes: u64,
+    writable: bool,
+    stream: Option<u64>,
+}
+
+/// Memory of an object with an interface.
+pub fn from_interface(told: &Bound<'_, PyAny>, keep: Box<dyn Any + Send + Sync>) -> PyResult<Source> {
+    let py = told.py();
+    let array = read(told)?;
+    let source = located(py, array.address, array.bytes, array.writable, keep)?;
+    if let (Some(stream), Held::Gpu(memory)) = (array.stream, &source.memory) {
+        let memory = memory.clone();
+        py.detach(|| wait_for(&memory, stream)).map_err(|cause| failed(py, cause))?;
+    }
+    Ok(source)
+}
+
+/// Memory of a CUDA device at an address.
+pub fn located(
+    py: Python<'_>,
+    address: u64,
+    bytes: u64,
+    writable: bool,
+    keep: Box<dyn Any + Send + Sync>,
+) -> PyResult<Source> {
+    let (Ok(start), Ok(len)) = (usize::try_from(address), usize::try_from(bytes)) else {
+        return Err(error(py, Code::BufferInvalid, "the memory is larger than the address space"));
+    };
+    if start == 0 || len == 0 {
+        let text = format!(
+            "a region takes at least one byte of memory, but {bytes} bytes at {address:#x} were given"
+        );
+        return Err(error(py, Code::BufferInvalid, text));
+    }
+    // SAFETY: `keep` holds the object, so that its memory stays allocated until it is dropped; for a bare address the
+    // caller promises it, as `Engine.register` says. That it is there now is asked of the driver.
+    let memory = unsafe { GpuMemory::new(start, len, keep) }.map_err(|cause| failed(py, cause))?;
+    Ok(Source { memory: memory.into(), writable })
+}
+
+/// Whether an address is a device's, which no processor may touch.
+pub fn is_device(py: Python<'_>, address: u64) -> PyResult<bool> {
+    let Ok(address) = usize::try_from(address) else { return Ok(false) };
+    let place = Cuda::locate(address).map_err(|cause| failed(py, cause))?;
+    Ok(place.is_some_and(|place| place.kind != Kind::Pinned))
+}
+
+/// Waits until a stream has done what it was given so far.
+fn wait_for(memory: &GpuMemory, stream: u64) -> Result<(), HostError> {
+    let mut own = Stream::new(memory.device())?;
+    match stream {
+        1 => own.after_default()?,
+        // SAFETY: the object says that it is a stream of the device, which it keeps while it names it.
+        _ => unsafe { own.after_stream(stream as usize) }?,
+    }
+    let mut mark = own.mark()?;
+    mark.wait(&mut own, LIMIT)
+}
+
+/// The driver's refusal, or kvik's own of what was given.
+fn failed(py: Python<'_>, cause: HostError) -> PyErr {
+    let code = match &cause {
+        HostError::Cuda(cuda) if cuda.code == 0 => Code::BufferInvalid,
+        HostError::TimedOut { .. } => Code::DeadlineExceeded,
+        HostError::Forked { .. } => Code::EngineForked,
+        _ => Code::DeviceFailed,
+    };
+    error(py, code, cause.to_string())
+}
+
+fn read(told: &Bound<'_, PyAny>) -> PyResult<Array> {
+    let py = told.py();
+    let wrong = |why: String| error(py, Code::BufferInvalid, format!("the object's {INTERFACE} {why}"));
+    let Ok(told) = told.cast::<PyDict>() else { return Err(wrong("is no dict".into())) };
+    let must = |name: &str| {
+        told.get_item(name)?.ok_or_else(|| PyKeyError::new_err(format!("{INTERFACE} has no {name:?}")))
+    };
+    let version: u64 = must("version")?.extract::<Natural>()?.0;
+    if !(2..=3).contains(&version) {
+        return Err(wrong(format!("is of version {version}; kvik reads versions 2 and 3")));
+    }
+    if told.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
+        return Err(wrong("has a mask: register the array without it".into()));
+    }
+    let shape = naturals(&must("shape")?)?;
+    let kind: String = must("typestr")?.extract()?;
+    let item = kind.get(2..).and_then(|size| size.parse::<u64>().ok()).filter(|size| *size > 0);
+    let Some(item) = item else { return Err(wrong(format!("has the typestr {kind:?}, without a size"))) };
+    let bytes = shape.iter().try_fold(item, |bytes, side| bytes.checked_mul(*side));
+    let Some(bytes) = bytes else { return Err(wrong("is larger than any memory".into())) };
+    if let Some(strides) = told.get_item("strides")?.filter(|strides| !strides.is_none())
+        && bytes > 0
+        && !is_contiguous(&shape, &strides.extract::<Vec<i64>>()?, item)
+    {
+        return Err(wrong(
+            "has strides that are not C-contiguous: register the array that it is a view of, and describe the part with \
+             kvik.Layout (offset, strides)"
+                .into(),
+        ));
+    }
+    let data = must("data")?;
+    let Ok((address, read_only)) = data.extract::<(Natural, bool)>() else {
+        return Err(wrong("has `data` that is no (address, read-only)".into()));
+    };
+    let stream = match told.get_item("stream")?.filter(|stream| !stream.is_none() && version >= 3) {
+        Some(stream) => Some(stream.extract::<Natural>()?.0),
+        None => None,
+    };
+    if stream == Some(0) {
+        return Err(wrong("names the stream 0, which the interface forbids: 1 is the default stream".into()));
+    }
+    Ok(Array { address: address.0, bytes, writable: !read_only, stream })
+}
+
+fn naturals(told: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let Ok(tuple) = told.cast::<PyTuple>() else {
+        return Err(PyTypeError::new_err(format!("the shape of {INTERFACE} is no tuple")));
+    };
+    tuple.iter().map(|side| Ok(side.extract::<Natural>()?.0)).collect()
+}
+
+/// Whether elements lie one after the other; sides of one element may have any stride.
+fn is_contiguous(shape: &[u64], strides: &[i64], item: u64) -> bool {
+    let mut expected = item;
+    let sides = shape.iter().zip(strides).rev();
+    let whole = sides.into_iter().all(|(side, stride)| {
+        let fits = *side == 1 || u64::try_from(*stride) == Ok(expected);
+        expected *= side;
+        fits
+    });
+    shape.len() == strides.len() && whole
+}

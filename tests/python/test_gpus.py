@@ -1,0 +1,232 @@
+"""Pages on a GPU through the Python face, over the stand-in for the CUDA driver."""
+
+import ctypes
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvik
+from tests.python.gpu import Array, Cuda, alone, build
+from tests.python.peers import LIMIT, engines, random_bytes, random_seed
+
+PAGES, PAGE = 24, 16 << 10
+LAYOUT = kvik.Layout(PAGES, PAGE)
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("cuda"))
+
+
+class Tensor:
+    """A torch tensor on a CUDA device, as far as `register` looks at it."""
+
+    def __init__(self, array: Array, contiguous: bool = True) -> None:
+        self.array, self.contiguous = array, contiguous
+
+    class device:  # noqa: N801 - torch's name
+        type = "cuda"
+
+    def data_ptr(self) -> int:
+        return self.array.at
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def element_size(self) -> int:
+        return 2
+
+    def numel(self) -> int:
+        return self.array.count // 2
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def refused(given: Any, *words: str, error: type[kvik.KvikError] = kvik.BufferInvalid) -> None:
+    with engines() as start, pytest.raises(error) as told:
+        start().register(given)
+    assert all(word in str(told.value) for word in words), told.value
+
+
+@alone
+def test_pages_move_between_gpus_and_the_host_both_ways(cuda: Cuda) -> None:
+    seed = random_seed()
+    given = random_bytes(LAYOUT.nbytes, seed)
+    host = np.zeros(LAYOUT.nbytes, np.uint8)
+    kinds: list[tuple[Any, Any]] = [
+        (cuda.array(LAYOUT.nbytes), cuda.array(LAYOUT.nbytes)),
+        (cuda.array(LAYOUT.nbytes), host),
+        (host, Tensor(cuda.array(LAYOUT.nbytes))),
+        ((cuda.array(LAYOUT.nbytes).at, LAYOUT.nbytes), cuda.array(LAYOUT.nbytes)),
+    ]
+    with engines() as start:
+        owner, other = start(), start()
+        for theirs, mine in kinds:
+            there, here = owner.register(theirs), other.register(mine)
+            assert (there.is_gpu, here.is_gpu) == (theirs is not host, mine is not host)
+            assert {there.device, here.device} <= {"cpu", "cuda:0"}
+            pages = here.pages(LAYOUT, range(PAGES))
+            put(cuda, there, given)
+            grant = owner.grant(there.pages(LAYOUT, range(PAGES)))
+            report = other.read(pages, grant.ticket, verify="full").wait(LIMIT)
+            assert report.transport == "tcp", report
+            assert any("local: " in why and "GPU 0" in why for why in report.passed_over), report
+            assert (got(cuda, here) == given).all()
+            put(cuda, here, given[::-1].copy())
+            grant = owner.grant(there.pages(LAYOUT, range(PAGES)), right="write")
+            other.write(pages, grant.ticket, verify="full").wait(LIMIT)
+            assert (got(cuda, there) == given[::-1]).all()
+            there.close()
+            here.close()
+
+
+def put(cuda: Cuda, region: kvik.Region, given: Any) -> None:
+    if region.is_gpu:
+        at(cuda, region).now = given
+    else:
+        view(region)[:] = given
+
+
+def got(cuda: Cuda, region: kvik.Region) -> Any:
+    return at(cuda, region).now if region.is_gpu else view(region).copy()
+
+
+def at(cuda: Cuda, region: kvik.Region) -> Array:
+    array = Array.__new__(Array)
+    array.cuda, array.at, array.count = cuda, region.address, region.nbytes
+    return array
+
+
+def view(region: kvik.Region) -> Any:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * region.nbytes).from_address(region.address))
+
+
+@alone
+def test_an_engine_copies_between_its_own_regions(cuda: Cuda) -> None:
+    given = random_bytes(LAYOUT.nbytes, random_seed())
+    with engines() as start:
+        engine = start()
+        gpu, host = engine.register(cuda.array(LAYOUT.nbytes)), engine.allocate(LAYOUT.nbytes)
+        put(cuda, gpu, given)
+        ticket = engine.grant(gpu.pages(LAYOUT, range(PAGES))).ticket
+        report = engine.read(host.pages(LAYOUT, range(PAGES)), ticket, verify="full").wait(LIMIT)
+        assert (report.transport, report.way) == ("self", "copy")
+        assert (np.frombuffer(memoryview(host), np.uint8) == given).all()
+
+
+@alone
+def test_the_stream_of_the_interface_is_waited_for(cuda: Cuda) -> None:
+    stream = cuda.stream()
+    with engines() as start:
+        for named in (stream, 1):
+            array = cuda.array(4 << 20, stream=named)
+            array.fill(stream if named == stream else 0, 7, 200_000)
+            assert not array.now.any()
+            start().register(array)
+            assert (array.now == 7).all()
+
+
+@alone
+def test_an_array_lives_as_long_as_it_is_registered(cuda: Cuda) -> None:
+    with engines() as start:
+        engine, freed = start(), threading.Event()
+
+        class Watched(Array):
+            def __del__(self) -> None:
+                freed.set()
+
+        region = engine.register(Watched(cuda, 4096, {}))
+        gc.collect()
+        assert not freed.is_set()
+        assert "on cuda:0" in repr(region)
+        region.close()
+        assert freed.wait(LIMIT)
+
+
+@alone
+def test_an_array_that_is_read_only_is_a_source_and_nothing_else(cuda: Cuda) -> None:
+    array = cuda.array(LAYOUT.nbytes)
+    array.changes = {"data": (array.at, True)}
+    with engines() as start:
+        engine = start()
+        region = engine.register(array)
+        assert not region.writable
+        pages = region.pages(LAYOUT, range(PAGES))
+        engine.grant(pages)
+        with pytest.raises(kvik.BufferInvalid, match="read-only"):
+            engine.grant(pages, right="write")
+
+
+@alone
+def test_what_an_object_says_is_not_believed(cuda: Cuda) -> None:
+    array = cuda.array(64 << 10)
+    wrong: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"version": 1}, ("version 1",)),
+        ({"version": 9}, ("version 9",)),
+        ({"mask": array}, ("mask",)),
+        ({"typestr": "|u"}, ("typestr",)),
+        ({"data": None}, ("data",)),
+        ({"shape": (256, 256), "strides": (512, 1)}, ("C-contiguous",)),
+        ({"shape": (256, 128), "strides": (1, 256)}, ("C-contiguous",)),
+        ({"shape": (256,), "strides": (-1,)}, ("C-contiguous",)),
+        ({"shape": (0,)}, ("at least one byte",)),
+        ({"shape": (2**40, 2**40)}, ("larger than any memory",)),
+        ({"shape": (1 << 30,)}, ("allocated",)),
+        ({"data": (array.at + (1 << 40), False)}, ("CUDA does not know it",)),
+        ({"stream": 0}, ("stream 0",)),
+    ]
+    for changes, words in wrong:
+        array.changes = changes
+        refused(array, *words)
+    host = np.zeros(4096, np.uint8)
+    array.changes = {"shape": (4096,), "data": (host.ctypes.data, False)}
+    refused(array, "CUDA does not know it")
+    array.changes = {"shape": (64, 1, 1024), "strides": (1024, 77, 1)}
+    with engines() as start:
+        assert start().register(array).nbytes == 64 << 10
+    refused(Tensor(array, contiguous=False), "contiguous")
+    array.changes = {}
+    array.free()
+    refused(array, "freed")
+
+
+@alone
+def test_what_the_driver_refuses_is_said_in_its_words(cuda: Cuda) -> None:
+    array = cuda.array(4096)
+    cuda.say("fail cuPointerGetAttributes nth=1 code=999")
+    refused(array, "asking what lies at", "nvidia-modprobe", error=kvik.DeviceFailed)
+
+
+class Elsewhere:
+    """An array on a device of another maker."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(10, "ROCm"), (8, "Metal"), (14, "oneAPI"), (99, "another maker")]
+)
+def test_devices_of_other_makers_are_refused_by_name(kind: int, name: str) -> None:
+    refused(Elsewhere(kind), name)
+
+
+def test_cuda_without_a_way_in_is_refused() -> None:
+    refused(Elsewhere(2), "__cuda_array_interface__")
+
+
+def test_without_cuda_no_address_is_a_gpus() -> None:
+    class Told:
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {"shape": (64,), "typestr": "|u1", "data": (4096, False), "version": 3}
+
+    refused(Told(), "nobody in this process uses CUDA")
