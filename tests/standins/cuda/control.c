@@ -108,7 +108,7 @@ static int number_of(const char *name, int usual) {
 
 void begin_with_environment(void) {
     device_count = number_of("KVIK_STANDIN_CUDA_DEVICES", 2);
-    version = number_of("KVIK_STANDIN_CUDA_VERSION", 12040);
+    version = number_of("KVIK_STANDIN_CUDA_VERSION", 12080);
     memory_of_each = (uint64_t)number_of("KVIK_STANDIN_CUDA_MEMORY", 1024) << 20;
     if (device_count < 0 || device_count > MAX_DEVICES) {
         broken("KVIK_STANDIN_CUDA_DEVICES is not 0 to %d", MAX_DEVICES);

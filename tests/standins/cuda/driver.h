@@ -20,6 +20,10 @@ typedef struct { unsigned char bytes[64]; } CUipcMemHandle;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *given);
 typedef struct {
+    int order, source[2], target[2];
+    unsigned flags;
+} CUmemcpyAttributes;
+typedef struct {
     size_t src_x, src_y;
     uint32_t src_type;
     const void *src_host;
@@ -160,6 +164,9 @@ API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size,
 API CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here,
                                size_t size, CUstream stream);
 API CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *rows, CUstream stream);
+API CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
+                                CUmemcpyAttributes *how, size_t *firsts, size_t ways, size_t *failed,
+                                CUstream stream);
 API CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 API CUresult cuStreamDestroy_v2(CUstream stream);
 API CUresult cuStreamSynchronize(CUstream stream);

@@ -10,9 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Addresses are never given out again, so that what was freed is unknown for ever. */
-static const uint64_t RESERVED = 1ull << 40;
-static uint64_t next_address;
+/* Addresses are never given out again, so that what was freed is unknown for ever. Sanitizers leave no room for
+ * many more. */
+static const uint64_t RESERVED = 128ull << 30;
+static uint64_t next_address, reserved_to;
 static uint64_t next_serial = 1;
 static struct piece *first;
 
@@ -48,6 +49,10 @@ static uint64_t reserve(uint64_t size) {
             broken("no addresses can be reserved");
         }
         next_address = (uint64_t)at;
+        reserved_to = next_address + RESERVED;
+    }
+    if (size > reserved_to - next_address) {
+        broken("this process has allocated more than there are addresses for");
     }
     uint64_t at = next_address;
     next_address += size;

@@ -330,6 +330,34 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *rows, CUstream stream) {
     return copy(&deed, to_device, from_device, stream);
 }
 
+/* The last one first: they are in no order. */
+CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
+                            CUmemcpyAttributes *how, size_t *firsts, size_t ways, size_t *failed,
+                            CUstream stream) {
+    ENTER(CURRENT);
+    if (version < 12080) {
+        return NOT_SUPPORTED;
+    }
+    /* No hints, and sources in the order of the stream, which may not be the default one. */
+    if (ways != 1 || firsts[0] != 0 || how->order != 1 || how->flags != 0 || stream == NULL || count == 0) {
+        return INVALID_VALUE;
+    }
+    *failed = SIZE_MAX;
+    for (size_t number = count; number-- > 0;) {
+        pthread_mutex_lock(&big);
+        int to_device = is_whole(to[number], sizes[number], 1);
+        int from_device = is_whole(from[number], sizes[number], 1);
+        pthread_mutex_unlock(&big);
+        struct deed deed = plain(to[number], from[number], sizes[number]);
+        CUresult code = copy(&deed, to_device, from_device, stream);
+        if (code != SUCCESS) {
+            *failed = number;
+            return code;
+        }
+    }
+    return SUCCESS;
+}
+
 CUresult standin_fill(CUstream stream, CUdeviceptr at, size_t size, int value, unsigned micros) {
     ENTER(CURRENT);
     pthread_mutex_lock(&big);

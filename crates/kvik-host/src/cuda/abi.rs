@@ -103,6 +103,32 @@ pub(super) struct Copy2d {
     pub height: usize,
 }
 
+/// `CUmemcpyAttributes`: the places are hints, and may be empty (`CUmemLocation`: kind and number).
+#[repr(C)]
+pub(super) struct CopyAttributes {
+    pub order: c_int,
+    pub source: [c_int; 2],
+    pub target: [c_int; 2],
+    pub flags: c_uint,
+}
+
+/// Sources are read in the order of the stream.
+pub(super) const ORDER_OF_STREAM: c_int = 1;
+
+/// `cuMemcpyBatchAsync` of CUDA 12.8: targets, sources, lengths and how many, attributes, from which copy on each
+/// holds and how many, which copy failed, and the stream.
+pub(super) type CopyBatch = unsafe extern "C" fn(
+    *mut Addr,
+    *mut Addr,
+    *mut usize,
+    usize,
+    *mut CopyAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
+    Handle,
+) -> Code;
+
 /// What the driver calls when a stream has come to it: also after a failure, which is the second argument.
 pub(super) type Callback = unsafe extern "C" fn(Handle, Code, *mut c_void);
 
@@ -114,6 +140,8 @@ macro_rules! table {
             $($(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> Code,)+
             /// Of drivers for CUDA 11.7 and newer.
             pub range_handle: Option<unsafe extern "C" fn(*mut c_void, Addr, usize, c_int, u64) -> Code>,
+            /// Of drivers for CUDA 12.8 and newer.
+            pub copy_batch: Option<CopyBatch>,
         }
 
         impl Table {
@@ -123,6 +151,7 @@ macro_rules! table {
                     Ok(Table {
                         $($field: needed(library, $symbol)?,)+
                         range_handle: library.plain_function(c"cuMemGetHandleForAddressRange"),
+                        copy_batch: library.plain_function(c"cuMemcpyBatchAsync"),
                     })
                 }
             }

@@ -8,7 +8,11 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The interface that has copies in batches: 12.8.
+const BATCHES: i32 = 12080;
 
 /// One GPU, with its primary context, which stays while this lives. A cheap clone.
 #[derive(Clone)]
@@ -24,6 +28,8 @@ pub(super) struct Inner {
     memory: u64,
     /// The widest stride of a copy in rows.
     pub pitch: usize,
+    /// Whether the driver takes many copies in one call.
+    pub batches: AtomicBool,
     /// Events that nobody uses now.
     events: Mutex<Vec<Event>>,
     /// What copies still use whose marks nobody asks any more, each with the event behind them.
@@ -105,6 +111,11 @@ impl Device {
         self.0.cuda.table().range_handle.is_some() && self.0.attribute(abi::DMA_BUF).unwrap_or(0) != 0
     }
 
+    /// Whether the driver takes many copies in one call (CUDA 12.8 has it); small pages are slower without.
+    pub fn has_batches(&self) -> bool {
+        self.0.batches.load(Ordering::Relaxed)
+    }
+
     /// Whether it is the other one.
     pub fn is(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -166,6 +177,7 @@ impl Inner {
             bus: text(&bus),
             memory: memory as u64,
             pitch: usize::try_from(pitch).unwrap_or(0),
+            batches: AtomicBool::new(cuda.0.version >= BATCHES && table.copy_batch.is_some()),
             events: Mutex::default(),
             left: Mutex::default(),
         })

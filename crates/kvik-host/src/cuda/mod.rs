@@ -55,6 +55,7 @@
 //! anywhere (a kernel before it that does not end) is for [`Mark::wait`]'s bound, and for the caller's own deadline.
 
 mod abi;
+mod batch;
 mod device;
 mod error;
 mod memory;

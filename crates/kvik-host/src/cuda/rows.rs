@@ -1,11 +1,13 @@
 //! Pieces at equal distances, which one copy of the driver's takes: a page of each layer, or every other page.
 //!
-//! Each copy costs the CPU a microsecond or two, which is what small pages are bound by. Rows are copied as fast as
-//! one piece of their size.
+//! Each copy costs the CPU a microsecond or two, which is what small pages are bound by. Rows are one.
 
 use super::abi::{self, Addr, Code, Copy2d, Handle, Table};
 use std::ffi::c_void;
 use std::ptr;
+
+/// Fewer rows are no run: two pages have some distance always.
+const LEAST: usize = 4;
 
 /// Pieces of one length at one distance in a device's memory, which lie packed in the host's.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,39 +24,38 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// The longest run of rows that the pieces begin with, and the pieces after it. Empty pieces are passed over.
-    /// `pitch` is the widest stride that the device takes.
+    /// The longest run of rows that the pieces begin with, and the pieces after it; a single one where it is not worth
+    /// a copy of rows. Empty pieces are passed over. `pitch` is the widest stride that the device takes.
     pub fn first(
         mut pieces: &[(usize, usize)],
         base: Addr,
         packed: usize,
         pitch: usize,
     ) -> Option<(Rows, &[(usize, usize)])> {
-        let (first, mut len) = next(&mut pieces)?;
-        let mut rows = Rows { at: base + first as Addr, len, stride: len, count: 1, packed };
-        let mut last = first;
+        let (first, len) = next(&mut pieces)?;
+        let one = Rows { at: base + first as Addr, len, stride: len, count: 1, packed };
+        let after_one = pieces;
+        let (mut count, mut stride, mut last) = (1, len, first);
         loop {
             let mut after = pieces;
             let Some((offset, more)) = next(&mut after) else { break };
-            let stride = offset.wrapping_sub(last);
-            let fits = if rows.count == 1 {
-                offset > last && stride >= len && stride <= pitch && more == len
-            } else {
-                stride == rows.stride && more == len
-            };
-            if !fits {
+            let step = offset.wrapping_sub(last);
+            let fits =
+                if count == 1 { offset > last && step >= len && step <= pitch } else { step == stride };
+            if !fits || more != len {
                 break;
             }
-            rows.stride = stride;
-            rows.count += 1;
-            (last, pieces) = (offset, after);
+            (stride, count, last, pieces) = (step, count + 1, offset, after);
         }
-        // Rows without gaps are one.
-        if rows.count > 1 && rows.stride == rows.len {
-            len = rows.len * rows.count;
-            rows = Rows { len, stride: len, count: 1, ..rows };
+        if stride == len {
+            // Without gaps they are one, however many.
+            let len = len * count;
+            return Some((Rows { len, stride: len, ..one }, pieces));
         }
-        Some((rows, pieces))
+        if count < LEAST {
+            return Some((one, after_one));
+        }
+        Some((Rows { stride, count, ..one }, pieces))
     }
 
     fn order(&self) -> Copy2d {
@@ -78,47 +79,40 @@ impl Rows {
         }
     }
 
-    /// The copy from the device to the host, where the packed bytes begin at `place`.
-    pub fn to_host(&self, place: *mut c_void) -> Copy2d {
-        Copy2d {
-            src_type: abi::TYPE_DEVICE,
-            src_device: self.at,
-            src_pitch: self.stride,
-            dst_type: abi::TYPE_HOST,
-            dst_host: place.wrapping_byte_add(self.packed),
-            dst_pitch: self.len,
-            ..self.order()
-        }
+    /// Where the first row is among the packed bytes that begin at `place`.
+    pub fn place(&self, place: *mut c_void) -> *mut c_void {
+        place.wrapping_byte_add(self.packed)
     }
 
-    /// The copy from the host to the device.
-    pub fn to_device(&self, place: *const c_void) -> Copy2d {
-        Copy2d {
-            src_type: abi::TYPE_HOST,
-            src_host: place.wrapping_byte_add(self.packed),
-            src_pitch: self.len,
-            dst_type: abi::TYPE_DEVICE,
-            dst_device: self.at,
-            dst_pitch: self.stride,
-            ..self.order()
-        }
-    }
-
-    /// Hands it to the driver.
+    /// Hands all of them to the driver as one copy, from or to packed bytes that begin at `place`.
     ///
     /// # Safety
     /// The context of `stream` is current, and all rows on both sides are memory until the copy has ended.
-    pub unsafe fn enqueue(&self, table: &Table, order: &Copy2d, stream: Handle) -> Code {
-        // SAFETY: the caller's promise; one row is a plain copy of the bytes of both sides.
-        unsafe {
-            match (self.count, order.dst_type) {
-                (1, abi::TYPE_HOST) => {
-                    (table.to_host_async)(order.dst_host, order.src_device, self.len, stream)
-                }
-                (1, _) => (table.to_device_async)(order.dst_device, order.src_host, self.len, stream),
-                _ => (table.rows_async)(order, stream),
+    pub unsafe fn enqueue(&self, table: &Table, place: *mut c_void, to_host: bool, stream: Handle) -> Code {
+        let (place, order) = (self.place(place), self.order());
+        let order = if to_host {
+            Copy2d {
+                src_type: abi::TYPE_DEVICE,
+                src_device: self.at,
+                src_pitch: self.stride,
+                dst_type: abi::TYPE_HOST,
+                dst_host: place,
+                dst_pitch: self.len,
+                ..order
             }
-        }
+        } else {
+            Copy2d {
+                src_type: abi::TYPE_HOST,
+                src_host: place,
+                src_pitch: self.len,
+                dst_type: abi::TYPE_DEVICE,
+                dst_device: self.at,
+                dst_pitch: self.stride,
+                ..order
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { (table.rows_async)(&order, stream) }
     }
 }
 
@@ -154,17 +148,22 @@ mod tests {
         assert_eq!(rows(&[], WIDE), []);
         assert_eq!(rows(&[(0, 0), (5, 0)], WIDE), []);
         assert_eq!(rows(&[(64, 16)], WIDE), [(64, 16, 16, 1, 0)]);
-        assert_eq!(rows(&[(0, 16), (100, 16), (200, 16)], WIDE), [(0, 16, 100, 3, 0)]);
-        // Without gaps they are one piece.
-        assert_eq!(rows(&[(32, 16), (48, 16), (64, 16)], WIDE), [(32, 48, 48, 1, 0)]);
-        // Another length, another distance, the other way about, overlapping, too far apart.
-        let split = [(0, 16, 16, 1, 0), (100, 8, 8, 1, 16)];
-        assert_eq!(rows(&[(0, 16), (100, 8)], WIDE), split);
-        let split = [(0, 16, 100, 2, 0), (300, 16, 16, 1, 32)];
-        assert_eq!(rows(&[(0, 16), (100, 16), (300, 16)], WIDE), split);
+        let four = [(0, 16), (100, 16), (200, 16), (300, 16)];
+        assert_eq!(rows(&four, WIDE), [(0, 16, 100, 4, 0)]);
+        // Without gaps they are one piece, however few.
+        assert_eq!(rows(&[(32, 16), (48, 16)], WIDE), [(32, 32, 32, 1, 0)]);
+        // Too few, and too far apart.
+        let single = |at: usize| (at as u64 * 100, 16, 16, 1, at * 16);
+        assert_eq!(rows(&four[..3], WIDE), [single(0), single(1), single(2)]);
+        assert_eq!(rows(&four, 99), [single(0), single(1), single(2), single(3)]);
+        // Another length, another distance.
+        let more = [&four[..], &[(400, 8)]].concat();
+        assert_eq!(rows(&more, WIDE), [(0, 16, 100, 4, 0), (400, 8, 8, 1, 64)]);
+        let more = [&four[..], &[(500, 16)]].concat();
+        assert_eq!(rows(&more, WIDE), [(0, 16, 100, 4, 0), (500, 16, 16, 1, 64)]);
+        // The other way about, and overlapping.
         assert_eq!(rows(&[(100, 16), (0, 16)], WIDE), [(100, 16, 16, 1, 0), (0, 16, 16, 1, 16)]);
         assert_eq!(rows(&[(0, 16), (8, 16)], WIDE), [(0, 16, 16, 1, 0), (8, 16, 16, 1, 16)]);
-        assert_eq!(rows(&[(0, 16), (100, 16)], 99), [(0, 16, 16, 1, 0), (100, 16, 16, 1, 16)]);
     }
 
     #[test]

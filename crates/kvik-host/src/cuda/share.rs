@@ -181,6 +181,10 @@ impl PeerGpu {
         let code = unsafe {
             (cuda.table().ipc_open)(&mut base, IpcMemHandle(handle.handle), abi::IPC_LAZY_PEER_ACCESS)
         };
+        if code == abi::INVALID_CONTEXT {
+            let text = "a process cannot open what it has exported itself, or the device's context is gone";
+            return Err(CudaError::own(what, text).into());
+        }
         inner.check(code, || what.into())?;
         let opened = Opened { device: device.clone(), base };
         let (mut start, mut size) = (0, 0);

@@ -1,6 +1,7 @@
 //! Copies that are under way, and how to know that they have ended.
 
-use super::abi::{self, Addr, Code, Copy2d, Handle};
+use super::abi::{self, Addr, Code, Handle};
+use super::batch::Batch;
 use super::device::{Current, Event, Inner};
 use super::rows::Rows;
 use super::{CudaError, Device, GpuMemory, Pinned};
@@ -28,6 +29,8 @@ pub struct Stream {
     stream: Handle,
     /// What copies since the last mark use, each once.
     held: Vec<Held>,
+    /// Empty between calls.
+    batch: Batch,
     /// For waits of this stream's own, made at the first.
     flag: Option<Arc<EventFd>>,
 }
@@ -58,7 +61,7 @@ impl Stream {
         device.0.check(code, || "making a stream".into())?;
         drop(current);
         device.settle();
-        Ok(Stream { device: device.clone(), stream, held: Vec::new(), flag: None })
+        Ok(Stream { device: device.clone(), stream, held: Vec::new(), batch: Batch::new(), flag: None })
     }
 
     /// Its device.
@@ -113,11 +116,11 @@ impl Stream {
         let total = self.check(memory, pieces)?;
         let place = into.at(at, total)?;
         self.hold_both(memory, into);
-        self.enqueue_rows(memory, pieces, |rows| rows.to_host(place))
+        self.enqueue(memory, pieces, place, true)
     }
 
     /// Enqueues copies of what lies in the host's memory from `at` on into pieces (offset and bytes) of a device's.
-    /// All of them, or none if one is out of bounds.
+    /// All of them, or none if one is out of bounds. The pieces do not overlap: they are copied in no order.
     ///
     /// # Errors
     /// As for [`Stream::gather`], or a peer's memory.
@@ -132,7 +135,7 @@ impl Stream {
         let total = self.check(memory, pieces)?;
         let place = from.at(at, total)?;
         self.hold_both(memory, from);
-        self.enqueue_rows(memory, pieces, |rows| rows.to_device(place))
+        self.enqueue(memory, pieces, place, false)
     }
 
     /// Checks the pieces of a copy; how many bytes they are.
@@ -150,26 +153,47 @@ impl Stream {
         Ok(total)
     }
 
-    /// Hands the driver one copy for each run of pieces that lie at equal distances.
-    fn enqueue_rows(
-        &self,
+    /// Hands the driver one copy for each run of pieces that lie at equal distances, and the rest in batches.
+    fn enqueue(
+        &mut self,
         memory: &GpuMemory,
         pieces: &[(usize, usize)],
-        copy: impl Fn(&Rows) -> Copy2d,
+        place: *mut c_void,
+        to_host: bool,
     ) -> Result<(), HostError> {
         let device = &self.device.0;
         let _current = device.enter()?;
         let (mut left, mut packed) = (pieces, 0);
+        let mut code = abi::SUCCESS;
         while let Some((rows, rest)) = Rows::first(left, memory.addr() as Addr, packed, device.pitch) {
-            let all = rows.len * rows.count;
-            let order = copy(&rows);
-            // SAFETY: all rows lie in memory that was checked, and is held until the copy has ended; the host's is
-            // page-locked.
-            let code = unsafe { rows.enqueue(device.cuda.table(), &order, self.stream) };
-            device.check(code, || format!("enqueueing a copy of {all} bytes at {:#x}", rows.at))?;
-            packed += all;
+            packed += rows.len * rows.count;
             left = rest;
+            // SAFETY: all pieces lie in memory that was checked, and is held until the copies have ended; the host's
+            // is page-locked.
+            code = unsafe {
+                if rows.count > 1 {
+                    rows.enqueue(device.cuda.table(), place, to_host, self.stream)
+                } else {
+                    self.batch.push(rows.at, rows.place(place), rows.len, to_host);
+                    if self.batch.is_full() {
+                        self.batch.flush(device, to_host, self.stream)
+                    } else {
+                        abi::SUCCESS
+                    }
+                }
+            };
+            if code != abi::SUCCESS {
+                break;
+            }
         }
+        // SAFETY: as above. After a failure it empties the batch, and the first failure is what is told.
+        let last = unsafe { self.batch.flush(device, to_host, self.stream) };
+        code = if code == abi::SUCCESS { last } else { code };
+        device.check(code, || {
+            let (count, at) = (pieces.len(), memory.addr());
+            let way = if to_host { "from" } else { "to" };
+            format!("enqueueing copies of {count} pieces {way} the memory at {at:#x}")
+        })?;
         Ok(())
     }
 

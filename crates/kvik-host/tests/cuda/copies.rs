@@ -1,7 +1,7 @@
 //! Copies in streams: what is done when, and what they hold.
 
 use super::{LIMIT, SLOW, alone, nothing_is_left, out, pattern, pinned, registered, until};
-use crate::standin::App;
+use crate::standin::{App, Control};
 use kvik_host::HostError;
 use kvik_host::cuda::{Cuda, GpuMemory, Pinned, Stream};
 use kvik_host::event::{Epoll, EventFd, Events, Interest};
@@ -46,7 +46,7 @@ alone!(scattered_pages_are_packed_and_spread, [], |control| {
         pieces.iter().flat_map(|(offset, len)| bytes[*offset..offset + len].to_vec()).collect();
     assert!(out(&staging, 64, packed.len()) == packed);
     assert_eq!(out(&staging, 0, 64), vec![0; 64]);
-    assert_eq!((control.count("cuMemcpy2DAsync_v2"), control.count("cuMemcpyDtoHAsync_v2")), (1, 4));
+    assert_eq!((control.count("cuMemcpy2DAsync_v2"), control.count("cuMemcpyBatchAsync")), (1, 1));
     // Spread again, elsewhere: all else stays as it is.
     let spread: Vec<(usize, usize)> = pieces.iter().map(|(offset, len)| (offset + 1024, *len)).collect();
     stream.scatter(&memory, &spread, &staging, 64).unwrap();
@@ -57,7 +57,80 @@ alone!(scattered_pages_are_packed_and_spread, [], |control| {
         from += len;
     }
     assert!(control.peek(memory.addr(), LEN) == expected);
-    assert_eq!((control.count("cuMemcpy2DAsync_v2"), control.count("cuMemcpyHtoDAsync_v2")), (2, 4));
+    assert_eq!((control.count("cuMemcpy2DAsync_v2"), control.count("cuMemcpyBatchAsync")), (2, 2));
+    assert_eq!((control.count("cuMemcpyDtoHAsync_v2"), control.count("cuMemcpyHtoDAsync_v2")), (0, 0));
+});
+
+/// Moves 2500 pieces at no equal distances out and back, swapped end for end.
+fn move_many(control: Control) {
+    let app = Arc::new(App::on(0));
+    let count = 2500;
+    let (memory, staging) = (registered(&app, 64 * count), pinned(20 * count));
+    let bytes = pattern(64 * count, 9);
+    control.poke(memory.addr(), &bytes);
+    // Every piece at another place of its 64 bytes than the ones beside it.
+    let pieces: Vec<(usize, usize)> = (0..count).map(|at| (at * 64 + at * at % 41, 20)).collect();
+    let mut stream = Stream::new(memory.device()).unwrap();
+    stream.gather(&staging, 0, &memory, &pieces).unwrap();
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    let packed: Vec<u8> =
+        pieces.iter().flat_map(|(offset, len)| bytes[*offset..offset + len].to_vec()).collect();
+    assert!(out(&staging, 0, packed.len()) == packed);
+    let back: Vec<(usize, usize)> = pieces.iter().rev().copied().collect();
+    stream.scatter(&memory, &back, &staging, 0).unwrap();
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    let mut expected = bytes;
+    for (at, (offset, len)) in back.iter().enumerate() {
+        expected[*offset..offset + len].copy_from_slice(&packed[at * 20..at * 20 + 20]);
+    }
+    assert!(control.peek(memory.addr(), expected.len()) == expected);
+}
+
+const FAST: (&str, &str) = ("KVIK_STANDIN_CUDA_FAULTS", "delay micros=0");
+
+alone!(many_pieces_go_in_few_calls, [FAST], |control| {
+    move_many(control);
+    let batches = control.count("cuMemcpyBatchAsync");
+    assert!((4..=8).contains(&batches), "{batches}");
+});
+
+alone!(an_older_driver_gets_them_one_by_one, [FAST, ("KVIK_STANDIN_CUDA_VERSION", "12040")], |control| {
+    move_many(control);
+    assert_eq!(control.count("cuMemcpyBatchAsync"), 0);
+    assert!(control.count("cuMemcpyDtoHAsync_v2") > 1000);
+});
+
+alone!(
+    a_driver_that_cannot_after_all_is_asked_once,
+    [("KVIK_STANDIN_CUDA_FAULTS", "delay micros=0;fail cuMemcpyBatchAsync nth=1 code=801")],
+    |control| {
+        let device = Cuda::get().unwrap().device(0).unwrap();
+        assert!(device.has_batches());
+        move_many(control);
+        assert_eq!(control.count("cuMemcpyBatchAsync"), 1);
+        assert!(!device.has_batches());
+    }
+);
+
+alone!(a_batch_that_fails_is_named_and_forgotten, [FAST], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let mut stream = Stream::new(memory.device()).unwrap();
+    let pieces = [(0, 16), (100, 16), (900, 16), (300, 16), (600, 16)];
+    let rows = [(2000, 8), (2100, 8), (2200, 8), (2300, 8)];
+    for function in ["cuMemcpyBatchAsync", "cuMemcpy2DAsync_v2"] {
+        control.say(&format!("fail {function} nth=1 code=719"));
+        let error = stream.gather(&staging, 0, &memory, &[&pieces[..], &rows[..]].concat());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("LAUNCH_FAILED") && error.contains("9 pieces"), "{error}");
+    }
+    // What one call left behind would come with the next.
+    staging.memory().copy_in(0, &[0xEE; 1000]).unwrap();
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    staging.memory().copy_in(0, &[0xEE; 1000]).unwrap();
+    stream.gather(&staging, 500, &memory, &[(0, 4)]).unwrap();
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+    assert!(out(&staging, 0, 500) == [0xEE; 500] && out(&staging, 504, 496) == [0xEE; 496]);
 });
 
 alone!(what_lies_outside_is_refused_before_anything_moves, [], |control| {
@@ -75,7 +148,9 @@ alone!(what_lies_outside_is_refused_before_anything_moves, [], |control| {
     let theirs = registered(&other, LEN);
     let error = stream.from_device(&staging, 0, &theirs, 0, 16).unwrap_err().to_string();
     assert!(error.contains("device 1") && error.contains("device 0"), "{error}");
-    for function in ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2"] {
+    for function in
+        ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyBatchAsync"]
+    {
         assert_eq!(control.count(function), 0, "{function}");
     }
 });

@@ -12,7 +12,7 @@ alone!(it_is_found_where_the_linker_finds_it, [("KVIK_STANDIN_CUDA_DEVICES", "3"
     assert!(Cuda::loaded().is_none());
     let cuda = Cuda::get().unwrap();
     assert_eq!(cuda.path(), standin::library());
-    assert_eq!((cuda.version(), cuda.devices()), ((12, 4), 3));
+    assert_eq!((cuda.version(), cuda.devices()), ((12, 8), 3));
     assert!(Cuda::loaded().is_some());
     let device = cuda.device(2).unwrap();
     assert_eq!((device.ordinal(), device.name(), device.bus()), (2, "Stand-in 2", "0000:12:00.0"));
@@ -132,5 +132,5 @@ alone!(a_probe_tells_of_devices_and_initialises_nothing, [], |control| {
     assert_eq!(control.count("cuInit"), 0);
     assert!(!told().value.contains("device(s)"), "{:?}", told());
     let _app = App::on(0);
-    assert_eq!((told().value.as_str(), told().ok), ("2 device(s), CUDA 12.4", true));
+    assert_eq!((told().value.as_str(), told().ok), ("2 device(s), CUDA 12.8", true));
 });

@@ -88,7 +88,8 @@ fn check(cuda: &Cuda, ordinal: u32, asked: &Asked) -> usize {
         }
     };
     let gib = device.memory() >> 30;
-    println!("device {ordinal}: {}, {}, {gib} GiB", device.name(), device.bus());
+    let how = if device.has_batches() { "many copies in a call" } else { "one copy in a call (before 12.8)" };
+    println!("device {ordinal}: {}, {}, {gib} GiB, {how}", device.name(), device.bus());
     let mut wrong = 0;
     for (name, part) in PARTS {
         wrong += usize::from(!say(name, part(&device)));

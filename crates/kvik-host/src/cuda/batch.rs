@@ -1,0 +1,92 @@
+//! Many copies in one call of the driver's, which is what small pages at no equal distances take.
+
+use super::abi::{self, Addr, Code, CopyAttributes, Handle};
+use super::device::Inner;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+/// Copies of one call. Room for them is made once.
+const MOST: usize = 1024;
+/// Fewer are as fast one by one.
+const FEW: usize = 4;
+
+/// Copies that the driver has not been given yet, all of them to the host or all to the device. They are in no order
+/// among each other.
+#[derive(Default)]
+pub(super) struct Batch {
+    to: Vec<Addr>,
+    from: Vec<Addr>,
+    len: Vec<usize>,
+}
+
+impl Batch {
+    /// None, with room for a call's.
+    pub fn new() -> Batch {
+        Batch { to: Vec::with_capacity(MOST), from: Vec::with_capacity(MOST), len: Vec::with_capacity(MOST) }
+    }
+
+    /// Takes a copy between a device's memory and the host's.
+    pub fn push(&mut self, device: Addr, host: *mut c_void, len: usize, to_host: bool) {
+        let host = host as Addr;
+        let (to, from) = if to_host { (host, device) } else { (device, host) };
+        self.to.push(to);
+        self.from.push(from);
+        self.len.push(len);
+    }
+
+    /// Whether it takes no more.
+    pub fn is_full(&self) -> bool {
+        self.len.len() == MOST
+    }
+
+    /// Gives all of them to the driver.
+    ///
+    /// # Safety
+    /// The context of `stream` is current, and both sides of each copy are memory until it has ended.
+    pub unsafe fn flush(&mut self, device: &Inner, to_host: bool, stream: Handle) -> Code {
+        // SAFETY: the caller's promise.
+        let code = unsafe { self.give(device, to_host, stream) };
+        self.to.clear();
+        self.from.clear();
+        self.len.clear();
+        code
+    }
+
+    /// # Safety
+    /// As for [`Batch::flush`].
+    unsafe fn give(&mut self, device: &Inner, to_host: bool, stream: Handle) -> Code {
+        let table = device.cuda.table();
+        if let Some(copy) = table.copy_batch
+            && self.len.len() >= FEW
+            && device.batches.load(Ordering::Relaxed)
+        {
+            let order = abi::ORDER_OF_STREAM;
+            let mut how = CopyAttributes { order, source: [0; 2], target: [0; 2], flags: 0 };
+            let (mut first, mut failed) = (0, usize::MAX);
+            let (to, from, len) = (self.to.as_mut_ptr(), self.from.as_mut_ptr(), self.len.as_mut_ptr());
+            // SAFETY: three arrays of one length, and one attribute that holds from the first copy on; the rest is
+            // the caller's promise.
+            let code =
+                unsafe { copy(to, from, len, self.len.len(), &mut how, &mut first, 1, &mut failed, stream) };
+            if code != abi::NOT_SUPPORTED {
+                return code;
+            }
+            // Whatever the driver's version says: from now on one by one.
+            device.batches.store(false, Ordering::Relaxed);
+        }
+        for ((to, from), len) in self.to.iter().zip(&self.from).zip(&self.len) {
+            // SAFETY: the caller's promise; the host's side is the address that it was.
+            let code = unsafe {
+                if to_host {
+                    (table.to_host_async)(*to as *mut c_void, *from, *len, stream)
+                } else {
+                    (table.to_device_async)(*to, *from as *const c_void, *len, stream)
+                }
+            };
+            if code != abi::SUCCESS {
+                return code;
+            }
+        }
+        abi::SUCCESS
+    }
+}
