@@ -25,7 +25,7 @@ class Company:
         self.news()
 
     def news(self) -> dict[str, int]:
-        """Their reads that succeeded, and those that failed with sessions that were lost, since the last time."""
+        """Reads that succeeded since the last time, and what was hurt: reads that failed, sessions lost."""
         now = dict.fromkeys(self.before, 0)
         for said in self._ask(call="counts"):
             now = {name: count + int(said[name]) for name, count in now.items()}
