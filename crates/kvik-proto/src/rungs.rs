@@ -4,17 +4,16 @@
 //! dead costs, and a test that the path which it means to try is the one that was taken.
 
 use crate::FlowKey;
-use crate::flow::Flow;
-use crate::frame::Path;
+use crate::flow::{Flow, Work};
 use crate::node::Node;
 use kvik_core::GrantId;
 
 /// What gave memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rung {
-    /// Threads of this side let go of it: nobody else could touch it.
+    /// Threads and NICs of this side let go of it: nobody else touches it.
     Own,
-    /// The peer said that its NIC is done with it.
+    /// The peer, whose NIC may have used it, said that it has stopped.
     Answered,
     /// The path to the peer was cut, since the peer is gone or does not answer.
     Cut,
@@ -54,9 +53,9 @@ impl<R: Clone> Node<R> {
         if !Self::is_own(flow.key) && !self.sessions.contains_key(&flow.key.0) {
             return Rung::Cut;
         }
-        match flow.path {
-            Path::OneSided => Rung::Answered,
-            Path::Channels | Path::Memory => Rung::Own,
+        match flow.work {
+            Work::Expose(_) => Rung::Answered,
+            Work::Wait | Work::Send | Work::Place | Work::Copy | Work::Post => Rung::Own,
         }
     }
 

@@ -79,7 +79,7 @@ metrics! {
     QUARANTINED Gauge "kvik_quarantined_pages" []
         "Pages of grants that are over while a transfer may still touch them.";
     RUNGS Counter "kvik_ends_in_use_total" ["of", "rung"]
-        "Ends under which something still used the memory, by what gave it back: own (threads of this side let go), answered (the peer said that its NIC is done with it), cut (the path to the peer was cut). Of is grant, for grants that ended while a transfer used their pages, or transfer, for transfers that this engine began and that failed.";
+        "Ends under which something still used the memory, by what gave it back: own (threads and NICs of this side let go), answered (the peer, whose NIC may have used it, said that it has stopped), cut (the path to the peer was cut). Of is grant, for grants that ended while a transfer used their pages, or transfer, for transfers that this engine began and that failed.";
     NIC_BYTES Counter "kvik_nic_bytes_total" ["nic", "direction"]
         "Bytes that each NIC of this engine moved for transfers that this engine began: in to its memory, or out of it. What peers' NICs move here is counted there.";
     NIC_FAILED Counter "kvik_nic_failed_operations_total" ["nic"]

@@ -116,7 +116,7 @@ fn a_revoked_grant_waits_for_the_initiator_to_answer() {
         assert!(p.is_free());
         assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
         assert_eq!(p.world.peers[1].node.quarantined(), 0);
-        p.assert_rungs(Rung::Answered, Rung::Answered);
+        p.assert_rungs(Rung::Own, Rung::Answered);
         p.world.assert_quiet();
         p.world.assert_no_leak();
     }
