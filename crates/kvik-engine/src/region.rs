@@ -114,6 +114,9 @@ impl Region {
             shared.show_region_again(id, &memory);
         }
         let by = match own.as_slice() {
+            [] if shared.nics.get().is_some() => {
+                "a call that is reading or writing it, or a NIC whose driver does not let go of it".to_owned()
+            }
             [] => "a call that is reading or writing it".to_owned(),
             some => {
                 format!("{} transfer(s) of this side: {}", some.len(), some[..some.len().min(4)].join(", "))

@@ -39,6 +39,11 @@ use std::time::{Duration, Instant};
 /// Grants, and writes within the host, that can be open at once: 512 KiB of generations.
 const FENCE_SLOTS: u32 = 1 << 16;
 
+/// How long NICs may take to learn of so many bytes, whose pages the kernel pins one by one.
+fn registering(deadline: Duration, bytes: usize) -> Duration {
+    deadline + Duration::from_secs(bytes as u64 >> 30)
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -397,6 +402,7 @@ impl Shared {
         if let Some(link) = lock(&self.book).links.get_mut(&session) {
             link.channels += 1;
         }
+        self.look_at_warm(session);
     }
 
     // ---- grants and regions ----
@@ -409,10 +415,10 @@ impl Shared {
     /// Makes a region known to the NICs, and shows it to the peers on this host.
     ///
     /// # Errors
-    /// `TransportUnavailable` when a NIC refuses.
+    /// `TransportUnavailable` when a NIC refuses, `DeadlineExceeded` when one does not answer.
     pub fn show_region(&self, id: RegionId, memory: &Held) -> Result<()> {
         if let Some(nics) = self.nics.get() {
-            let keys = nics.register(memory)?;
+            let keys = nics.register(memory, registering(self.config.deadline, memory.len()))?;
             lock(&self.book).nic_keys.insert(id, keys);
         }
         self.show_region_again(id, memory);

@@ -84,6 +84,8 @@ metrics! {
         "Bytes that each NIC of this engine moved for transfers that this engine began: in to its memory, or out of it. What peers' NICs move here is counted there.";
     NIC_FAILED Counter "kvik_nic_failed_operations_total" ["nic"]
         "Operations of a NIC that failed. What they were to move is posted again, by this NIC or another one.";
+    NIC_WAYS Counter "kvik_nic_ways_opened_total" ["nic"]
+        "Ways to peers' NICs that each NIC has opened: by warm, or by the first transfer, and again where one was mended.";
     NIC_UP Gauge "kvik_nic_up" ["nic"]
         "1 while the NIC can be used, 0 while its port is down.";
     IN_FLIGHT Gauge "kvik_in_flight_bytes" ["peer", "peer_name"]

@@ -25,6 +25,7 @@ mod restarts;
 #[path = "../../../../tests/standins/fabric/standin.rs"]
 #[allow(dead_code)]
 mod standin;
+mod warm;
 mod windows;
 mod wire;
 mod wires;
@@ -71,7 +72,9 @@ macro_rules! checks {
             ends::a_region_that_nobody_uses_closes_at_once
             crowds::many_transfers_both_ways_at_once
             crowds::nothing_runs_when_nothing_moves
-            death::a_killed_peer_ends_the_transfer_and_another_one_serves);
+            death::a_killed_peer_ends_the_transfer_and_another_one_serves
+            warm::what_is_warm_is_opened_once_and_by_no_transfer
+            warm::several_at_a_time_beside_transfers_share_the_work);
     };
     (@each $($file:ident::$check:ident)*) => {
         $(#[test]

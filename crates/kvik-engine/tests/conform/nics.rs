@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, whole};
 use crate::standin::Control;
 use kvik_core::Code;
-use kvik_engine::{Engine, Verify};
+use kvik_engine::{Config, Engine, Verify};
 use std::time::{Duration, Instant};
 
 const KIND: &Kind = &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::EFA };
@@ -225,5 +225,51 @@ fn the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read()
             assert_eq!(up(&pair.other), [0.0, 0.0], "{op:?}");
             control.say("clear");
         }
+    });
+}
+
+/// Nothing waits for a NIC's thread without end.
+#[test]
+fn a_nic_that_does_not_answer_is_named_and_takes_the_memory_in_no_more() {
+    let name = "a_nic_that_does_not_answer_is_named_and_takes_the_memory_in_no_more";
+    KIND.place(&format!("{}::{name}", module_path!()), |control| {
+        let mut control = control.expect("the stand-in is there");
+        let mut pair = Pair::new(KIND);
+        pair.other =
+            KIND.engine_with(&pair.ours, Config { deadline: Duration::from_secs(1), ..Config::default() });
+        pair.pass();
+        let (there, here) = pair.regions(4, PAGE);
+        let spare = pair.other.allocate(PAGE).unwrap();
+        let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+        let known = control.counts()["regions"];
+        // Its thread is in the middle of something, and does not come back from it.
+        pair.ours.hold_from(pair.ours.given());
+        let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+        assert!(pair.ours.wait_held(1, PATIENCE));
+        let began = Instant::now();
+        let error = pair.other.allocate(PAGE).map(drop).unwrap_err();
+        assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+        assert!(error.text.contains("rdmap0s0-rdm") && error.text.contains("1s"), "{error}");
+        // Its deadline, and the second in which the NIC may say that it has let go of it.
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        let began = Instant::now();
+        let error = spare.close(Duration::from_secs(1)).unwrap_err();
+        assert!(error.code == Code::RegionBusy && error.text.contains("a NIC"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        pair.ours.release();
+        transfer.wait(Some(PATIENCE)).unwrap();
+        // It learns of the memory that came too late, and that nobody wants it any more.
+        wait_until("the NIC to forget it", || control.counts()["regions"] == known);
+        spare.close(PATIENCE).unwrap();
+        wait_until("the NIC to forget the region", || control.counts()["regions"] == known - 1);
+        // And an engine whose NIC does not come back closes in its time.
+        pair.ours.hold_from(pair.ours.given());
+        let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+        assert!(pair.ours.wait_held(1, PATIENCE));
+        let began = Instant::now();
+        assert_eq!(code(pair.other.close(Duration::from_secs(1))), Code::PagesQuarantined);
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        pair.ours.release();
+        assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::EngineClosed);
     });
 }

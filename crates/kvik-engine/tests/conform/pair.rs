@@ -126,14 +126,13 @@ impl Kind {
     /// An engine whose orders go through the faults.
     pub fn engine(&self, faults: &Arc<Faults>, wire: Option<&Wire>) -> Engine {
         let advertise = wire.map(|wire| wire.address().to_string()).into_iter().collect();
-        let config = Config {
-            transport: self.preference(),
-            advertise,
-            faults: Some(faults.clone()),
-            nics: self.nics(),
-            ..Config::default()
-        };
-        Engine::start(config).unwrap()
+        self.engine_with(faults, Config { advertise, ..Config::default() })
+    }
+
+    /// One with options of its own.
+    pub fn engine_with(&self, faults: &Arc<Faults>, config: Config) -> Engine {
+        let (transport, faults, nics) = (self.preference(), Some(faults.clone()), self.nics());
+        Engine::start(Config { transport, faults, nics, ..config }).unwrap()
     }
 
     pub fn region(&self, engine: &Engine, bytes: u64, seed: u8) -> Region {

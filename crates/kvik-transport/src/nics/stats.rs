@@ -10,13 +10,21 @@ pub struct NicStats {
     read: AtomicU64,
     written: AtomicU64,
     failed: AtomicU64,
+    ways: AtomicU64,
     up: AtomicBool,
 }
 
 impl NicStats {
     pub(super) fn new(name: String) -> NicStats {
         let count = AtomicU64::default;
-        NicStats { name, read: count(), written: count(), failed: count(), up: AtomicBool::new(true) }
+        NicStats {
+            name,
+            read: count(),
+            written: count(),
+            failed: count(),
+            ways: count(),
+            up: AtomicBool::new(true),
+        }
     }
 
     /// The device.
@@ -39,6 +47,11 @@ impl NicStats {
         self.failed.load(Ordering::Relaxed)
     }
 
+    /// Ways to peers' NICs that it has opened.
+    pub fn ways(&self) -> u64 {
+        self.ways.load(Ordering::Relaxed)
+    }
+
     /// Whether it can be used now.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
@@ -51,6 +64,10 @@ impl NicStats {
 
     pub(super) fn operation_failed(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn way_opened(&self) {
+        self.ways.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn set_up(&self, up: bool) {
