@@ -80,7 +80,7 @@ static int endpoint_close(struct fid *fid) {
         struct request request = {.kind = CLOSE_ENDPOINT, .device = domain->device, .a = ep->name};
         struct reply reply;
         /* The answer comes when the device has let go of it: this is the fence. */
-        error = link_ask(&request, -1, &reply);
+        error = ask(&request, -1, &reply);
         for (uint32_t id = 0; id < ep->depth; id++) {
             if (ep->pending[id].taken) {
                 release(ep, id);
@@ -138,7 +138,7 @@ static int enable(struct endpoint *ep) {
         struct request request = {.kind = OPEN_ENDPOINT, .device = ep->domain->device, .a = size};
         request.domain = ep->domain->number;
         struct reply reply;
-        error = link_ask(&request, fd, &reply);
+        error = ask(&request, fd, &reply);
         ep->queues = error == 0 ? queues : NULL;
         ep->name = reply.value;
         ep->address = reply.address;

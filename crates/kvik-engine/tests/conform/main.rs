@@ -22,7 +22,7 @@ mod pair;
 #[allow(dead_code)]
 mod plugins;
 mod restarts;
-#[path = "../../../../tests/standins/fabric/standin.rs"]
+#[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
 mod windows;

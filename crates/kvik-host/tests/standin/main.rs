@@ -2,10 +2,12 @@
 
 mod faults;
 mod limits;
+#[path = "../common/peer.rs"]
+mod peer;
 mod processes;
 mod rules;
 mod side;
-#[path = "../../../../tests/standins/fabric/standin.rs"]
+#[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
 
@@ -19,7 +21,11 @@ macro_rules! alone {
         fn $name() {
             let module =
                 module_path!().split_once("::").map_or(String::new(), |(_, path)| format!("{path}::"));
-            crate::standin::alone(&format!("{module}{}", stringify!($name)), &$settings, $body);
+            crate::standin::Standin::Fabric.alone(
+                &format!("{module}{}", stringify!($name)),
+                &$settings,
+                $body,
+            );
         }
     };
 }
