@@ -42,7 +42,8 @@ def test_conformance_over_libfabric_verbs(guest: Guest, programs: dict[str, Path
 
 def test_queue_pairs(guest: Guest, programs: dict[str, Path]) -> None:
     """The layer below: fences, order, events, on a device."""
-    some = () if FULL else ("failing::",)
+    # Without those over the stand-in, which need no device.
+    some = ("--skip", "over::") if FULL else ("failing::",)
     told = {"KVIK_TEST_VERBS": "rxe0", "KVIK_TEST_VERBS_DOWN": "rxe1"}
     result = guest.run(cargo_test(programs["verbs"], "--include-ignored", *some, limit=200, env=told))
     print(f"{result.seconds:.1f} s\n{result.output}")

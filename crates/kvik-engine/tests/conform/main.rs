@@ -22,7 +22,7 @@ mod pair;
 #[allow(dead_code)]
 mod plugins;
 mod restarts;
-#[path = "../../../../tests/standins/fabric/standin.rs"]
+#[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
 mod warm;
@@ -34,6 +34,12 @@ use pair::{Kind, Memories, Standin};
 
 /// Over the stand-in for a NIC of EFA, each check in a process of its own.
 const EFA: Kind = Kind { transport: "libfabric", way: "efa", nics: "efa", ..Kind::NEW };
+
+/// The same for RoCE devices.
+const VERBS: Kind = Kind { transport: "verbs", way: "rc", nics: "verbs", ..Kind::NEW };
+
+/// What the stand-in for RoCE devices stands for.
+const ROCE: Standin = Standin { library: standin::Standin::Verbs, ..Standin::NEW };
 
 /// The checks, for every line of the table, and for the NICs that are named from outside.
 macro_rules! conform {
@@ -129,6 +135,8 @@ conform! {
     libfabric_standin: Kind { standin: Some(Standin::NEW), ..EFA };
     libfabric_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 64, ..Standin::NEW }), ..EFA };
     libfabric_standin_software: Kind { standin: Some(Standin { software: true, ..Standin::NEW }), ..EFA };
+    verbs_standin: Kind { standin: Some(ROCE), ..VERBS };
+    verbs_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 16, pieces: 2, ..ROCE }), ..VERBS };
     plugin: Kind { transport: "plugin", way: "sample", nics: "plugin", sample: true, ..Kind::NEW };
     faulty_tcp: Kind { transport: "tcp", way: "channel", late: true, wire: true, ..Kind::NEW };
     faulty_memfd: Kind { transport: "local", way: "memfd", late: true, ..Kind::NEW };

@@ -1,7 +1,7 @@
-//! The stand-in for libfabric, as tests use it: built once, and in a process of its own for each test, since a process
-//! takes one libfabric only and the stand-in reads its environment.
+//! The stand-ins for libraries, as tests use them: built once, and in a process of its own for each test, since a
+//! process takes one file of a library only and a stand-in reads its environment.
 //!
-//! [`alone`] is the way in. README.md beside this file has the environment and the commands.
+//! [`Standin::alone`] is the way in. The README.md of each has the environment and the commands.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -9,56 +9,105 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Names the fabric's folder: set in the processes that use the stand-in.
+/// Names the devices' folder: set in the processes that use the stand-in.
 pub const FOLDER: &str = "KVIK_STANDIN_DIR";
 /// The daemon's answer to a command, and its end, take no longer.
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/standins/fabric")
+/// The library that a stand-in takes the place of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standin {
+    /// libfabric, with the provider `efa`.
+    Fabric,
+    /// libibverbs, with RoCE devices.
+    Verbs,
 }
 
-/// The folder with the library and its daemon, built if the sources have changed.
-fn build() -> PathBuf {
-    let mut files: Vec<PathBuf> = fs::read_dir(sources()).unwrap().map(|file| file.unwrap().path()).collect();
-    files.retain(|file| {
-        file.extension().is_none_or(|kind| ["c", "h", "map"].iter().any(|known| kind == *known))
-    });
-    files.sort();
-    let mut hasher = DefaultHasher::new();
-    files.iter().for_each(|file| (file.file_name(), fs::read(file).unwrap()).hash(&mut hasher));
-    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let folder = temporary.join(format!("standin-fabric-{:016x}", hasher.finish()));
-    fs::create_dir_all(temporary).unwrap();
-    let lock = File::create(temporary.join("standin-fabric.lock")).unwrap();
-    lock.lock().unwrap();
-    if !folder.exists() {
-        let unfinished = temporary.join("standin-fabric-unfinished");
-        let _ = fs::remove_dir_all(&unfinished);
-        fs::create_dir(&unfinished).unwrap();
-        let mut make = Command::new("make");
-        make.arg("-C").arg(sources()).arg(format!("OUT={}", unfinished.display()));
-        let built = make.env_remove("MAKEFLAGS").output().expect("make, to build the stand-in for libfabric");
-        assert!(built.status.success(), "the stand-in for libfabric: {}", text(&built));
-        fs::rename(&unfinished, &folder).unwrap();
+impl Standin {
+    fn name(self) -> &'static str {
+        match self {
+            Standin::Fabric => "fabric",
+            Standin::Verbs => "verbs",
+        }
     }
-    folder
-}
 
-/// The program that breaks a rule of libfabric, which the stand-in must notice.
-pub fn breaks() -> PathBuf {
-    build().join("standin-breaks")
-}
+    /// The folder with the library and its daemon, built if the sources have changed.
+    fn build(self) -> PathBuf {
+        let name = self.name();
+        let standins = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/standins");
+        let mut hasher = DefaultHasher::new();
+        for sources in [standins.join("common"), standins.join(name)] {
+            let mut files: Vec<PathBuf> =
+                fs::read_dir(sources).unwrap().map(|file| file.unwrap().path()).collect();
+            files.retain(|file| file.extension().is_none_or(|kind| kind != "md"));
+            files.sort();
+            files.iter().for_each(|file| (file.file_name(), fs::read(file).unwrap()).hash(&mut hasher));
+        }
+        let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let folder = temporary.join(format!("standin-{name}-{:016x}", hasher.finish()));
+        fs::create_dir_all(temporary).unwrap();
+        let lock = File::create(temporary.join(format!("standin-{name}.lock"))).unwrap();
+        lock.lock().unwrap();
+        if !folder.exists() {
+            let unfinished = temporary.join(format!("standin-{name}-unfinished"));
+            let _ = fs::remove_dir_all(&unfinished);
+            fs::create_dir(&unfinished).unwrap();
+            let mut make = Command::new("make");
+            make.arg("-C").arg(standins.join(name)).arg(format!("OUT={}", unfinished.display()));
+            let built = make.env_remove("MAKEFLAGS").output().expect("make, to build a stand-in");
+            assert!(built.status.success(), "the stand-in {name}: {}", text(&built));
+            fs::rename(&unfinished, &folder).unwrap();
+        }
+        folder
+    }
 
-/// The library's file.
-pub fn library() -> PathBuf {
-    build().join("libfabric.so.1")
+    /// Breaks a rule of the library, which the stand-in must notice: the signal that ends the program, and what it
+    /// says.
+    pub fn broken(self, rule: &str) -> (Option<i32>, String) {
+        let mut folder = Folder::new();
+        let mut command = Command::new(self.build().join("standin-breaks"));
+        let output = command.arg(rule).env(FOLDER, &folder.path).output().unwrap();
+        folder.ended();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || output.status.signal().is_some(), "{rule}: {said}");
+        (output.status.signal(), said)
+    }
+
+    /// A broken rule ends the process, and these words say why.
+    pub fn ends(self, rule: &str, words: &[&str]) {
+        let (signal, text) = self.broken(rule);
+        assert_eq!(signal, Some(rustix::process::Signal::ABORT.as_raw()), "{rule}: {text}");
+        assert!(text.contains("rule broken: "), "{text}");
+        words.iter().for_each(|word| assert!(text.contains(word), "{rule}: {text}"));
+    }
+
+    /// The library's file.
+    pub fn library(self) -> PathBuf {
+        self.build().join(match self {
+            Standin::Fabric => "libfabric.so.1",
+            Standin::Verbs => "libibverbs.so.1",
+        })
+    }
+
+    /// Runs `body` in a process of its own, over devices of its own with these settings (of the environment).
+    /// `test` is the whole name of the test that calls.
+    pub fn alone(self, test: &str, settings: &[(&str, &str)], body: impl FnOnce(Control)) {
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            return body(Control::open(Path::new(&folder)));
+        }
+        let mut folder = Folder::start(self, settings);
+        let output = again(test, &folder, settings);
+        assert!(output.status.success(), "{test} in a process of its own: {}", text(&output));
+        println!("{}", text(&output));
+        folder.ended();
+    }
 }
 
 fn text(output: &Output) -> String {
@@ -92,7 +141,7 @@ impl Control {
     }
 }
 
-/// A folder of a fabric, which goes with the value, as its daemon does.
+/// A folder of devices, which goes with the value, as its daemon does.
 pub struct Folder {
     pub path: PathBuf,
     daemon: Option<(Child, Control)>,
@@ -104,15 +153,15 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         // Not in the build's folder: the paths of sockets are short.
-        let path = std::env::temp_dir().join(format!("kvik-fabric-{}-{number}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("kvik-standin-{}-{number}", std::process::id()));
         fs::create_dir(&path).unwrap();
         Folder { path, daemon: None }
     }
 
     /// With a daemon, which goes on while the value lives.
-    fn start(settings: &[(&str, &str)]) -> Folder {
+    fn start(standin: Standin, settings: &[(&str, &str)]) -> Folder {
         let mut folder = Folder::new();
-        let mut command = Command::new(build().join("standin-nic"));
+        let mut command = Command::new(standin.build().join("standin-nic"));
         command.arg(&folder.path).arg("stay").envs(settings.iter().copied()).stdout(Stdio::piped());
         let mut daemon = command.spawn().unwrap();
         let mut line = String::new();
@@ -151,20 +200,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs `body` in a process of its own, over a fabric of its own with these settings (of the environment). `test` is
-/// the whole name of the test that calls.
-pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Control)) {
-    if let Some(folder) = std::env::var_os(FOLDER) {
-        return body(Control::open(Path::new(&folder)));
-    }
-    let mut folder = Folder::start(settings);
-    let output = again(test, &folder, settings);
-    assert!(output.status.success(), "{test} in a process of its own: {}", text(&output));
-    println!("{}", text(&output));
-    folder.ended();
-}
-
-/// Runs a test of this program again, in a process that has the fabric of the folder.
+/// Runs a test of this program again, in a process that has the devices of the folder.
 pub fn again(test: &str, folder: &Folder, settings: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]);
