@@ -105,28 +105,46 @@ fn a_port_that_goes_down_leaves_its_work_to_the_others_and_comes_back() {
     let mut links: Vec<Interface> = links.split(' ').map(Interface).collect();
     let rounds = std::env::var("KVIK_TEST_ROUNDS").map_or(4, |rounds| rounds.parse().unwrap());
     let mut links: Vec<&mut dyn Link> = links.iter_mut().map(|link| link as &mut dyn Link).collect();
-    go_down(&nics.parse().unwrap(), &mut links, rounds);
+    let nics: NicOptions = nics.parse().unwrap();
+    go_down([&nics, &nics], &mut links, rounds);
 }
 
-#[test]
-fn the_same_over_a_stand_in() {
-    let rounds = std::env::var("KVIK_TEST_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
-    Standin::Verbs.alone("the_same_over_a_stand_in", &[], |mut control| {
+/// Over ports of the stand-in, of which the first two are taken down: `nics` are those of the owner, and of the reader.
+fn over_a_stand_in(test: &str, nics: [&str; 2]) {
+    let rounds = std::env::var("KVIK_TEST_ROUNDS").map_or(4, |rounds| rounds.parse().unwrap());
+    Standin::Verbs.alone(test, &[("KVIK_STANDIN_DEVICES", "4")], |mut control| {
         // 32 MiB in pieces of 16 KiB over two NICs: about half a second, so that there is a middle.
         control.say("delay micros=300");
         let control = RefCell::new(control);
         let (mut first, mut second) = (Device(0, &control), Device(1, &control));
-        let library = Some(Standin::Verbs.library());
-        let nics = NicOptions { library, ..NicOptions::of(kvik_engine::NicKind::Verbs) };
-        let moved = go_down(&nics, &mut [&mut first, &mut second], rounds);
+        let nics = nics.map(|nics| NicOptions {
+            library: Some(Standin::Verbs.library()),
+            ..nics.parse::<NicOptions>().unwrap()
+        });
+        let moved = go_down([&nics[0], &nics[1]], &mut [&mut first, &mut second], rounds);
         assert_eq!(moved, rounds, "the other NIC takes the work of the one whose port is down");
     });
 }
 
+#[test]
+fn a_port_of_both_sides() {
+    over_a_stand_in("a_port_of_both_sides", ["verbs:roce0,roce1"; 2]);
+}
+
+#[test]
+fn a_port_of_the_owner_alone() {
+    over_a_stand_in("a_port_of_the_owner_alone", ["verbs:roce0,roce1", "verbs:roce2,roce3"]);
+}
+
+#[test]
+fn a_port_of_the_reader_alone() {
+    over_a_stand_in("a_port_of_the_reader_alone", ["verbs:roce2,roce3", "verbs:roce0,roce1"]);
+}
+
 /// Takes one port after the other down in the middle of a transfer: how many transfers ended well all the same.
-fn go_down(nics: &NicOptions, links: &mut [&mut dyn Link], rounds: usize) -> usize {
+fn go_down(nics: [&NicOptions; 2], links: &mut [&mut dyn Link], rounds: usize) -> usize {
     log::set_logger(&Says).map(|()| log::set_max_level(log::LevelFilter::Warn)).unwrap();
-    let (owner, reader) = (start(nics), start(nics));
+    let (owner, reader) = (start(nics[0]), start(nics[1]));
     let (there, here) = (region(&owner, PAGES, 1), region(&reader, PAGES, 0));
     let options = GrantOptions { expiry: LONG, max_expiry: LONG, ..many() };
     let grant = owner.grant(&all(&there), options).unwrap();
