@@ -18,6 +18,10 @@ static struct ibv_mr *mr;
 static struct ibv_qp *qps[2];
 static union ibv_gid gid;
 static char bytes[1 << 16];
+/* What requests name: the own memory's key, the first byte at the peer, and what the peer allows. */
+static uint32_t lkey;
+static uint64_t remote;
+static unsigned allowed = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
 static void good(int so, const char *what) {
     if (!so) {
@@ -55,6 +59,8 @@ static void open_all(void) {
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
     mr = ibv_reg_mr(pd, bytes, sizeof bytes, access);
     GOOD(pd != NULL && channel != NULL && cq != NULL && mr != NULL);
+    lkey = mr->lkey;
+    remote = (uintptr_t)bytes + 4096;
     for (int side = 0; side < 2; side++) {
         qps[side] = make(cq, DEPTH);
         GOOD(qps[side] != NULL);
@@ -69,7 +75,7 @@ static const int RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP
 
 static struct ibv_qp_attr attributes(enum ibv_qp_state state, uint32_t peer) {
     struct ibv_qp_attr attr = {.qp_state = state,
-        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+        .qp_access_flags = allowed,
         .port_num = 1,
         .path_mtu = IBV_MTU_1024,
         .dest_qp_num = peer,
@@ -102,11 +108,11 @@ static void connect_with(uint8_t reads) {
 static int post(enum ibv_wr_opcode opcode, unsigned flags, int pieces, uint32_t key) {
     struct ibv_sge sges[3];
     for (int at = 0; at < 3; at++) {
-        sges[at] = (struct ibv_sge){.addr = (uintptr_t)bytes, .length = 64, .lkey = mr->lkey};
+        sges[at] = (struct ibv_sge){.addr = (uintptr_t)bytes, .length = 64, .lkey = lkey};
     }
     struct ibv_send_wr wr = {
         .wr_id = 7, .sg_list = sges, .num_sge = pieces, .opcode = opcode, .send_flags = flags}, *bad = NULL;
-    wr.wr.rdma.remote_addr = (uintptr_t)bytes + 4096;
+    wr.wr.rdma.remote_addr = remote;
     wr.wr.rdma.rkey = key;
     int error = ibv_post_send(qps[0], &wr, &bad);
     GOOD(error == 0 || bad == &wr);
@@ -209,6 +215,17 @@ static void bounds(void) {
     GOOD(ibv_resize_cq(cq, PLACES * 2) == 0 && cq->cqe == PLACES * 2);
 }
 
+/* The peer's queue pair has failed with the request, and says so. */
+static void told(enum ibv_event_type type) {
+    struct ibv_async_event event;
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    GOOD(ibv_get_async_event(context, &event) == 0 && event.event_type == type);
+    GOOD(event.element.qp == qps[1]);
+    ibv_ack_async_event(&event);
+    GOOD(ibv_query_qp(qps[1], &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+}
+
 static void reads(void) {
     connect_with(2);
     /* Two at a time, where the peer answers one. */
@@ -219,10 +236,51 @@ static void reads(void) {
     wrs[1] = wrs[0];
     wrs[0].next = &wrs[1];
     GOOD(ibv_post_send(qps[0], wrs, &bad) == 0 && completion().status == IBV_WC_REM_INV_REQ_ERR);
-    struct ibv_async_event event;
-    GOOD(ibv_get_async_event(context, &event) == 0 && event.event_type == IBV_EVENT_QP_REQ_ERR);
-    GOOD(event.element.qp == qps[1]);
-    ibv_ack_async_event(&event);
+    told(IBV_EVENT_QP_REQ_ERR);
+}
+
+/* A write of its own on queue pairs that were connected anew, and how it ends. */
+static enum ibv_wc_status ends(enum ibv_wr_opcode opcode, uint32_t key) {
+    for (int side = 0; side < 2; side++) {
+        GOOD(change(qps[side], attributes(IBV_QPS_RESET, 0), IBV_QP_STATE) == 0);
+    }
+    connect_with(1);
+    GOOD(post(opcode, 0, 1, key) == 0);
+    return completion().status;
+}
+
+static void errors(void) {
+    GOOD(ends(IBV_WR_RDMA_WRITE_WITH_IMM, mr->rkey) == IBV_WC_RNR_RETRY_EXC_ERR);
+    lkey ^= 1;
+    GOOD(ends(IBV_WR_RDMA_WRITE, mr->rkey) == IBV_WC_LOC_PROT_ERR);
+    lkey ^= 1;
+    GOOD(ends(IBV_WR_RDMA_WRITE, mr->rkey ^ 1) == IBV_WC_REM_ACCESS_ERR);
+    told(IBV_EVENT_QP_ACCESS_ERR);
+    remote = (uintptr_t)bytes + sizeof bytes - 63;
+    GOOD(ends(IBV_WR_RDMA_READ, mr->rkey) == IBV_WC_REM_ACCESS_ERR);
+    told(IBV_EVENT_QP_ACCESS_ERR);
+    remote = (uintptr_t)bytes + 4096;
+    struct ibv_mr *to_read = ibv_reg_mr(pd, bytes, sizeof bytes, IBV_ACCESS_REMOTE_READ);
+    GOOD(ends(IBV_WR_RDMA_WRITE, to_read->rkey) == IBV_WC_REM_ACCESS_ERR);
+    told(IBV_EVENT_QP_ACCESS_ERR);
+    struct ibv_pd *other = ibv_alloc_pd(context);
+    struct ibv_mr *others = ibv_reg_mr(other, bytes, sizeof bytes, IBV_ACCESS_REMOTE_READ);
+    GOOD(ends(IBV_WR_RDMA_READ, others->rkey) == IBV_WC_REM_ACCESS_ERR);
+    told(IBV_EVENT_QP_ACCESS_ERR);
+    GOOD(ibv_dealloc_pd(other) == EBUSY && ibv_dereg_mr(others) == 0 && ibv_dealloc_pd(other) == 0);
+    GOOD(ibv_dereg_mr(to_read) == 0);
+    allowed = IBV_ACCESS_REMOTE_WRITE;
+    GOOD(ends(IBV_WR_RDMA_READ, mr->rkey) == IBV_WC_REM_INV_REQ_ERR);
+    told(IBV_EVENT_QP_REQ_ERR);
+    struct ibv_recv_wr receive = {.wr_id = 9}, *bad;
+    for (int side = 0; side < 2; side++) {
+        GOOD(change(qps[side], attributes(IBV_QPS_RESET, 0), IBV_QP_STATE) == 0);
+    }
+    connect_with(1);
+    GOOD(ibv_post_recv(qps[1], &receive, &bad) == 0);
+    GOOD(change(qps[1], attributes(IBV_QPS_ERR, 0), IBV_QP_STATE) == 0);
+    struct ibv_wc wc = completion();
+    GOOD(wc.wr_id == 9 && wc.status == IBV_WC_WR_FLUSH_ERR && wc.qp_num == qps[1]->qp_num);
 }
 
 static void overflow(void) {
@@ -256,6 +314,8 @@ int main(int count, char **arguments) {
         bounds();
     } else if (strcmp(rule, "reads") == 0) {
         reads();
+    } else if (strcmp(rule, "errors") == 0) {
+        errors();
     } else if (strcmp(rule, "overflow") == 0) {
         overflow();
     } else if (strcmp(rule, "memory") == 0) {

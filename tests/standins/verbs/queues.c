@@ -26,13 +26,20 @@ static void release(struct queue *queue) {
 }
 
 void queue_retire(struct queue *queue, uint32_t number) {
-    if (number - queue->retired >= queue->posted - queue->retired) {
-        broken("the device ended request %u of queue pair %u, which was not under way", number,
-            queue->ibv.qp_num);
-    }
-    while (queue->retired != number + 1) {
+    /* One of before the queue pair was reset frees nothing. */
+    while (number - queue->retired < queue->posted - queue->retired) {
         release(queue);
     }
+}
+
+/* All places are free. */
+static void empty(struct queue *queue) {
+    pthread_mutex_lock(&lock);
+    while (queue->retired != queue->posted) {
+        release(queue);
+    }
+    queue->received = queue->receives;
+    pthread_mutex_unlock(&lock);
 }
 
 /* Why there can be no such queue pair, or 0. */
@@ -105,6 +112,9 @@ EXPORT int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) 
     if (error == 0) {
         qp->state = reply.state;
     }
+    if (error == 0 && reply.state == IBV_QPS_RESET) {
+        empty(container(qp, struct queue, ibv));
+    }
     return error;
 }
 
@@ -134,10 +144,8 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *qp) {
     }
     /* When the answer comes, nothing of it is moved any more: this is the fence. */
     int error = ask_about(CLOSE, qp->handle, &reply);
+    empty(queue);
     pthread_mutex_lock(&lock);
-    while (queue->retired != queue->posted) {
-        release(queue);
-    }
     struct queue **at = &queues;
     while (*at != queue) {
         at = &(*at)->next;

@@ -4,7 +4,7 @@ use crate::standin::Standin;
 
 #[test]
 fn states_bounds_and_queues_are_those_of_the_specification() {
-    for rule in ["states", "bounds", "reads", "overflow"] {
+    for rule in ["states", "bounds", "reads", "errors", "overflow"] {
         let (signal, text) = Standin::Verbs.broken(rule);
         assert_eq!(signal, None, "{rule}: {text}");
     }
