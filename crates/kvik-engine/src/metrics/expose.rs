@@ -119,6 +119,8 @@ impl Shared {
         nics.iter().for_each(|nic| text.sample(&NIC_FAILED, &[&nic.name()], nic.failed()));
         text.family(&NIC_WAYS);
         nics.iter().for_each(|nic| text.sample(&NIC_WAYS, &[&nic.name()], nic.ways()));
+        text.family(&NIC_WAYS_OPEN);
+        nics.iter().for_each(|nic| text.sample(&NIC_WAYS_OPEN, &[&nic.name()], nic.open_ways()));
         text.family(&NIC_UP);
         nics.iter().for_each(|nic| text.sample(&NIC_UP, &[&nic.name()], u8::from(nic.is_up())));
     }

@@ -86,6 +86,8 @@ metrics! {
         "Operations of a NIC that failed. What they were to move is posted again, by this NIC or another one.";
     NIC_WAYS Counter "kvik_nic_ways_opened_total" ["nic"]
         "Ways to peers' NICs that each NIC has opened: by warm, or by the first transfer, and again where one was mended.";
+    NIC_WAYS_OPEN Gauge "kvik_nic_ways_open" ["nic"]
+        "Ways to peers' NICs that are open: one for each peer that the NIC has moved something for, or was warmed for.";
     NIC_UP Gauge "kvik_nic_up" ["nic"]
         "1 while the NIC can be used, 0 while its port is down.";
     IN_FLIGHT Gauge "kvik_in_flight_bytes" ["peer", "peer_name"]

@@ -357,6 +357,7 @@ impl<C: Card> Worker<C> {
         for (other, peer) in &mut self.peers {
             if (all || *other == session) && matches!(peer.road, Road::Open(_)) {
                 peer.road = Road::Closed;
+                self.stats.way_closed();
             }
         }
     }
@@ -366,6 +367,7 @@ impl<C: Card> Worker<C> {
         let Some(peer) = self.peers.get_mut(&session) else { return };
         if let Road::Open(way) = std::mem::replace(&mut peer.road, Road::Closed) {
             self.card.leave(session, way);
+            self.stats.way_closed();
         }
     }
 

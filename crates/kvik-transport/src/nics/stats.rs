@@ -3,7 +3,7 @@
 use kvik_proto::Op;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Counts of one NIC, which only rise.
+/// Counts of one NIC, which only rise, and what it has now.
 #[derive(Debug)]
 pub struct NicStats {
     name: String,
@@ -11,6 +11,7 @@ pub struct NicStats {
     written: AtomicU64,
     failed: AtomicU64,
     ways: AtomicU64,
+    open: AtomicU64,
     up: AtomicBool,
 }
 
@@ -23,6 +24,7 @@ impl NicStats {
             written: count(),
             failed: count(),
             ways: count(),
+            open: count(),
             up: AtomicBool::new(true),
         }
     }
@@ -52,6 +54,11 @@ impl NicStats {
         self.ways.load(Ordering::Relaxed)
     }
 
+    /// Those of them that are open.
+    pub fn open_ways(&self) -> u64 {
+        self.open.load(Ordering::Relaxed)
+    }
+
     /// Whether it can be used now.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
@@ -68,6 +75,11 @@ impl NicStats {
 
     pub(super) fn way_opened(&self) {
         self.ways.fetch_add(1, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn way_closed(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn set_up(&self, up: bool) {
