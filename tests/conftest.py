@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 NO_NAMESPACES = "network namespaces take root (CAP_SYS_ADMIN) and iproute2"
+NO_MACHINES = "mount namespaces take root (CAP_SYS_ADMIN)"
 NO_GUEST = "the stage `rdma` (make test-rdma) prepares the virtual machine, and runs these tests"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
@@ -18,6 +19,7 @@ MAY_SKIP: dict[str, str] = {
     "tests/netns/test_demo.py": NO_NAMESPACES,
     "tests/netns/test_engines.py": NO_NAMESPACES,
     "tests/netns/test_hosts.py": NO_NAMESPACES,
+    "tests/packaging/test_machines.py": NO_MACHINES,
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which is not part of the tools here",
     "tests/rdma/test_devices.py": NO_GUEST,
     "tests/rdma/test_guest.py": NO_GUEST,

@@ -1,4 +1,4 @@
-"""`await transfer`, `await notice`, `async for event in events`: what is native, in the running asyncio loop.
+"""`await` for transfers, warm-ups and notices, `async for` for events: what is native, in the running loop.
 
 The native module gives a descriptor (an eventfd) that becomes readable when what is awaited is there. The
 loop watches it as it watches sockets, so a waiting task costs neither a thread nor a poll. Each await has
@@ -10,10 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from kvik._events import Event
-from kvik._report import Report
+from kvik._report import Report, Warmed
 
 if TYPE_CHECKING:
-    from kvik._native import Events, Notice, Transfer
+    from kvik._native import Events, Notice, Transfer, Warming
 
 
 async def result_of(transfer: "Transfer") -> Report:
@@ -24,7 +24,14 @@ async def result_of(transfer: "Transfer") -> Report:
     return transfer.wait()
 
 
-async def _end_of(transfer: "Transfer") -> None:
+async def warmed_of(warming: "Warming") -> Warmed:
+    """What the warm-up found and made, or its error. Cancelling the task ends the warm-up."""
+    if not warming.done:
+        await _end_of(warming)
+    return warming.wait()
+
+
+async def _end_of(transfer: "Transfer | Warming") -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     fd = transfer.done_fd()

@@ -1,4 +1,4 @@
-"""The report of a transfer."""
+"""The reports of a transfer and of a warm-up."""
 
 from dataclasses import dataclass
 
@@ -32,3 +32,47 @@ class Report:
     """Seconds from the call to the end."""
     passed_over: tuple[str, ...]
     """Transports that `"auto"` did not take, each as `"transport: reason"`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NicPair:
+    """A NIC of this engine, and the one of the peer that it reads from and writes to."""
+
+    nic: str
+    """The device here."""
+    peer_nic: int
+    """The number of the peer's NIC, from 0."""
+    state: str
+    """`"made"` now, `"there"` already, or `"failed"`."""
+    reason: str
+    """Why it failed; empty when it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What a warm-up found and made. Made by the native module when it has ended."""
+
+    connected: bool
+    """Whether there was no connection to the peer before."""
+    transports: tuple[str, ...]
+    """What transfers can go over at once: `"local"`, `"tcp"`, what the NICs are called, or `"self"`."""
+    made: tuple[str, ...]
+    """Those of them for which something was opened now."""
+    channels: int
+    """Data channels that have joined."""
+    pairs: tuple[NicPair, ...]
+    """One for each NIC here, where the peer has NICs of the same provider."""
+    passed_over: tuple[str, ...]
+    """Transports that a transfer would not take, each as `"transport: reason"`."""
+    took_s: float
+    """Seconds from the call to the end."""
+
+    @property
+    def failed(self) -> tuple[NicPair, ...]:
+        """The pairs that could not be opened."""
+        return tuple(pair for pair in self.pairs if pair.state == "failed")
+
+    @property
+    def did_nothing(self) -> bool:
+        """Whether everything was there already."""
+        return not (self.connected or self.made or self.failed)

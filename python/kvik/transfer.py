@@ -17,10 +17,11 @@ from kvik._native import (
     Region,
     Ticket,
     Transfer,
+    Warming,
     content_chain,
     parse_size,
 )
-from kvik._report import Report
+from kvik._report import NicPair, Report, Warmed
 
 __all__ = [
     "Engine",
@@ -29,6 +30,7 @@ __all__ = [
     "Events",
     "Grant",
     "Layout",
+    "NicPair",
     "Notice",
     "PageSet",
     "Peer",
@@ -41,6 +43,8 @@ __all__ = [
     "Transfer",
     "TransportName",
     "VerifyName",
+    "Warmed",
+    "Warming",
     "content_chain",
     "flush_logs",
     "parse_size",

@@ -13,7 +13,12 @@ resumed, or killed (`kill`). Counted are
 
 Over NICs (`--transport nics`; `KVIK_TEST_NICS` says which, `libfabric:tcp` if it does not) a stopped
 peer's NIC may go on, so an owner's pages first go into quarantine: they are its own when it has cut the path,
-at most BACK seconds after the revocation, and only then are they used again.
+at most BACK seconds after the revocation, and only then are they used again. By which rung of the ladder
+memory came back that was in use is counted by the engine (`kvik_ends_in_use_total`): its own threads and NICs let go,
+the peer answered, or the path was cut.
+
+With `--beside 10` as many other engines read from the side that runs all the while: none of their reads may
+fail, and none of their sessions may be lost.
 """
 
 import argparse
@@ -30,9 +35,11 @@ from typing import Any
 import numpy as np
 
 from tests.faults import sheets
+from tests.faults.beside import Company
 from tests.faults.lanes import Job, Worker, run
 from tests.faults.pair import Pair
 from tests.faults.sheets import BLANK, REFILL, Sheet
+from tests.faults.side import RUNGS
 from tests.faults.tables import print_table
 from tests.python.peers import random_seed, stop, until
 
@@ -53,7 +60,7 @@ NICS = os.environ.get("KVIK_TEST_NICS") or "libfabric:tcp"
 class Case:
     """One row of the tables, with the pair that its runs share."""
 
-    def __init__(self, transport: str, op: str, stopped: str, variant: str) -> None:
+    def __init__(self, transport: str, op: str, stopped: str, variant: str, beside: int) -> None:
         self.transport, self.op, self.stopped, self.variant = transport, op, stopped, variant
         self.initiator, self.owner = ("there", "here") if stopped == "initiator" else ("here", "there")
         self.source, self.target = (
@@ -69,6 +76,9 @@ class Case:
         self.sheets: dict[str, Sheet] = {}
         for side in ("here", "there"):
             self.hold(side)
+        here = self.pair.sides["here"]
+        self.company = Company(beside, here, self.wanted, more.get("nics"))
+        self.rungs = here.ask("counts")["rungs"]
 
     def hold(self, side: str) -> None:
         """Give a side memory of its own."""
@@ -107,9 +117,9 @@ class Case:
         else:
             self.put("here", "new" if self.source == "here" else "refill")
         other = self.resume()
-        result = {**ended, **inside, "other": other, **self.count(order, ended["code"], other)}
+        counted = {**self.count(order, ended["code"], other), **self.climbed(), **self.company.news()}
         self.tidy(grant)
-        return result
+        return {**ended, **inside, "other": other, **counted}
 
     def begin(self, order: int) -> tuple[str, float]:
         """Begin the transfer; its grant, and when it began."""
@@ -195,6 +205,13 @@ class Case:
             counted["wrong"] = 1
         return counted
 
+    def climbed(self) -> Job:
+        """By which rungs the running side's memory came back in this run."""
+        rungs = self.pair.sides["here"].ask("counts")["rungs"]
+        more = {rung: count - self.rungs[rung] for rung, count in rungs.items()}
+        self.rungs = rungs
+        return {"rungs": more}
+
     def tidy(self, grant: str) -> None:
         """Ready for the next run: both sides run and have memory, and the grant is over."""
         if self.variant == "kill":
@@ -207,14 +224,15 @@ class Case:
             until(lambda: not self.pair.sides["there"].ask("revoke", grant=grant, timeout=5)["quarantined"])
 
     def close(self) -> None:
-        """End both sides."""
+        """End all engines."""
+        self.company.close()
         self.pair.close()
         for sheet in self.sheets.values():
             sheet.close()
 
 
 @contextlib.contextmanager
-def worker(seed: int) -> Iterator[Worker]:
+def worker(seed: int, beside: int) -> Iterator[Worker]:
     """Does runs; keeps the pair of the case that it was last asked for."""
     kept: dict[tuple[str, ...], Case] = {}
 
@@ -225,7 +243,8 @@ def worker(seed: int) -> Iterator[Worker]:
         if key not in kept:
             while kept:
                 kept.popitem()[1].close()
-            kept[key] = Case(*key)
+            transport, op, stopped, variant = key
+            kept[key] = Case(transport, op, stopped, variant, beside)
         return {**job, **kept[key].run(job["number"], seed)}
 
     try:
@@ -239,7 +258,7 @@ def wrong(case: tuple[str, ...], results: list[Job]) -> list[str]:
     """What a table's runs did that must not be, in words."""
     found = []
     for result in results:
-        bad = {name: result[name] for name in ("late", "used", "wrong") if result.get(name)}
+        bad = {name: result[name] for name in ("late", "used", "wrong", "hurt") if result.get(name)}
         if case[0] in ("tcp", "nics") and (result.get("marks") or result.get("thrown")):
             bad |= {"leaked": result["thrown"], "marks": result["marks"]}
         if result.get("back", 0) > BACK:
@@ -258,7 +277,8 @@ def wrong(case: tuple[str, ...], results: list[Job]) -> list[str]:
 def row(case: tuple[str, ...], results: list[Job]) -> list[object]:
     """A line of the table."""
     good = [result for result in results if "broken" not in result]
-    total = {key: sum(result[key] for result in good) for key in ("late", "used", "thrown", "marks", "wrong")}
+    counted = ("late", "used", "thrown", "marks", "wrong", "beside", "hurt")
+    total = {key: sum(result[key] for result in good) for key in counted}
     placed = sorted(result["placed"] / 2**20 for result in good if result["inside"]) or [0.0]
     ends: dict[str, int] = {}
     for result in good:
@@ -270,12 +290,14 @@ def row(case: tuple[str, ...], results: list[Job]) -> list[object]:
     quarantined = sum(result["quarantined"] for result in good)
     inside = sum(result["inside"] for result in good)
     back = max((result["back"] for result in good), default=0.0)
-    return [*case, len(results), inside, spread, over, quarantined, back, *total.values(), words]
+    rungs = [sum(result["rungs"][rung] for result in good) for rung in RUNGS]
+    return [*case, len(results), inside, spread, over, quarantined, back, *rungs, *total.values(), words]
 
 
 HEADS = (
     "transport", "op", "stopped", "then", "runs", "inside", "MiB at the stop", "s over", "quarantined",
-    "s until back", "late", "leaked", "thrown away", "on the wire", "wrong", "ends (here/there)",
+    "s until back", *(f"by {rung}" for rung in RUNGS), "late", "leaked", "thrown away", "on the wire",
+    "wrong", "reads beside", "hurt", "ends (here/there)",
 )  # fmt: skip
 
 
@@ -286,6 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variant", choices=VARIANTS, action="append")
     parser.add_argument("--runs", type=int, default=200, help="runs of each table")
     parser.add_argument("--lanes", type=int, default=1, help="tables at the same time")
+    parser.add_argument("--beside", type=int, default=0, help="live engines that read from the running side")
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args(arguments)
     seed = random_seed() if options.seed is None else options.seed
@@ -299,7 +322,8 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     results: dict[tuple[str, ...], list[Any]] = {case: [] for case in cases}
     jobs = [{"case": case, "number": number} for case in cases for number in range(options.runs)]
-    for result in run("tests.faults.late_write.worker", jobs, options.lanes, 60.0, seed=seed):
+    shared = {"seed": seed, "beside": options.beside}
+    for result in run("tests.faults.late_write.worker", jobs, options.lanes, 60.0, **shared):
         if "case" in result:
             results[tuple(result["case"])].append(result)
     print_table(HEADS, [row(case, found) for case, found in results.items()])

@@ -19,6 +19,8 @@ from tests.faults.starter import end_with_starter
 from tests.python.peers import Peer, Pipe
 
 Reply = dict[str, Any]
+# By what memory came back that was in use when its transfer or grant ended.
+RUNGS = ("own", "answered", "cut")
 
 
 class Memory:
@@ -183,7 +185,10 @@ class Side:
         """What the process and its engine hold."""
         quarantined = _metric(self.engine, "kvik_quarantined_pages")
         threads, fds = (len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("task", "fd"))
-        return {"stats": self.engine.stats(), "threads": threads, "fds": fds, "quarantined": quarantined}
+        used = "kvik_ends_in_use_total"
+        rungs = {rung: _metric(self.engine, used, f'rung="{rung}"') for rung in RUNGS}
+        held = {"threads": threads, "fds": fds, "quarantined": quarantined}
+        return {"stats": self.engine.stats(), "rungs": rungs, **held}
 
     def _pages(self, name: str, page_bytes: int, order: int = 0) -> kvik.PageSet:
         region = self.memory[name].region
@@ -191,9 +196,10 @@ class Side:
         return region.pages(layout, shuffled(layout.pages, order))
 
 
-def _metric(engine: kvik.Engine, name: str) -> int:
+def _metric(engine: kvik.Engine, name: str, label: str = "") -> int:
+    """The sum of a metric's series, of those with the label."""
     lines = [line for line in engine.metrics().splitlines() if line.split(" ")[0].split("{")[0] == name]
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if label in line)
 
 
 def side(pipe: Pipe, **options: Any) -> None:

@@ -1,37 +1,18 @@
 """The wheel as a stranger gets it: what it links, how big it is, and that it works alone in an empty
 environment."""
 
-import os
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.packaging.commands import ROOT, run
+
 LIMIT = 15_000_000  # bytes
 ALLOWED = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|ld-linux-x86-64)\.so\.\d+")
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(300)]
-
-
-def run(*argv: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """What a command prints; it has to succeed."""
-    done = subprocess.run(
-        [str(a) for a in argv], capture_output=True, text=True, timeout=240, check=False, cwd=cwd,
-        env={**os.environ, **(env or {})},
-    )  # fmt: skip
-    assert done.returncode == 0, f"{argv} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel() -> Path:
-    """The one wheel in dist/."""
-    found = list((ROOT / "dist").glob("kvik-*.whl"))
-    assert len(found) == 1, f"expected one wheel in dist/, found {found}"
-    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +22,6 @@ def native(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         assert names == ["kvik/_native.abi3.so"]
         return Path(archive.extract(names[0], tmp_path_factory.mktemp("native")))
-
-
-@pytest.fixture(scope="module")
-def empty_env(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel and what it asks for, and nothing else; its folder of programs."""
-    home = tmp_path_factory.mktemp("stranger") / "env"
-    uv = os.environ["KVIK_UV"]
-    run(uv, "venv", "--no-project", "--python", sys.executable, home)
-    pins = ROOT / "tools" / "locks" / "dev.txt"
-    install = [uv, "pip", "install", "--python", home / "bin" / "python", "--no-verify-hashes"]
-    run(*install, "--constraint", pins, wheel)
-    return home / "bin"
 
 
 def test_name_and_size(wheel: Path) -> None:

@@ -29,6 +29,7 @@ def attempts(
         lambda: engine.write(pages, ticket),
         lambda: engine.release(ticket),
         lambda: engine.explain(ticket),
+        lambda: engine.warm(ticket),
         engine.stats,
         engine.close,
         lambda: region.nbytes,

@@ -118,7 +118,16 @@ def _demand_schema(document: dict[str, Any]) -> None:
 
 
 def _demand_measured(parts: dict[str, Any], fitting: int) -> None:
-    assert len(parts["first"]["data"]["submits"]) == 2 * 6
+    submits = [row["which"] for row in parts["first"]["data"]["submits"]]
+    series = ["cold", *(f"warm {number}" for number in range(1, 6))]
+    assert submits == 2 * [*series, *(f"warmed {number}" for number in range(1, 6))]
+    for warm_up in parts["first"]["data"]["warm_ups"]:
+        assert warm_up["transports"]
+        assert {pair["state"] for pair in warm_up["pairs"]} <= {"made"}
+        assert warm_up["took_s"] > 0
+    assert [warm_up["op"] for warm_up in parts["first"]["data"]["warm_ups"]] == ["read", "write"]
+    assert {check["state"] for check in parts["first"]["checks"]} == {"passed"}
+    assert len(parts["first"]["checks"]) == 4
     assert len(parts["sweep"]["data"]["points"]) == 2 * fitting
     assert len(parts["grid"]["data"]["points"]) == 2 * len(THREADS) * len(UNDER_WAY)
     for point in [*parts["sweep"]["data"]["points"], *parts["grid"]["data"]["points"]]:
@@ -435,6 +444,18 @@ def test_a_peer_that_dies_fails_its_part_and_not_the_next(monkeypatch: pytest.Mo
         Part(3, "first", "a test"), lambda part: first.first(part, session, _quiet), 20.0, session.cut
     )
     assert (part.state, list(session.counted)) == ("passed", ["first"])
+
+
+def test_a_warm_up_that_is_none_fails_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = iter([(1, 0.0), (1, 0.0), (2, 3.0), *[(1, 0.0)] * 3])
+    monkeypatch.setattr(first, "_opened", lambda _: next(opened))
+    session = Session(_plan())
+    part = bounded(
+        Part(3, "first", "a test"), lambda part: first.first(part, session, _quiet), 20.0, session.cut
+    )
+    failed = [check for check in part.checks if check.state == "failed"]
+    assert (part.state, [check.name for check in failed]) == ("failed", ["no read after it opened anything"])
+    assert failed[0].said == "1 sessions and 3 ways of NICs were opened after the warm-up"
 
 
 def test_an_error_is_the_answer_of_a_check_and_of_a_part() -> None:

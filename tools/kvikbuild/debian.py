@@ -15,8 +15,7 @@ from kvikbuild.stage import Context, StageError
 def missing_packages() -> list[str]:
     """Debian packages that are needed and are not here, found by what they provide."""
     missing = []
-    # openssl makes the certificates of the tests; make and gcc build the stand-in for libfabric
-    # and plug-ins.
+    # openssl makes the certificates of the tests; make and gcc build the stand-ins and plug-ins.
     programs = {"gcc": "gcc", "make": "make", "ld": "binutils", "readelf": "binutils", "openssl": "openssl"}
     if os.geteuid() == 0:
         # For tests between network namespaces, which root makes, and for commands in the documentation.
@@ -32,8 +31,9 @@ def missing_packages() -> list[str]:
         missing.append("libfabric1")  # loaded at run time; its tests need no NIC
     if not _loads("libibverbs.so.1"):
         missing.append("libibverbs1")  # loaded at run time; some of its tests need no device
-    if not any(Path(folder, "rdma/fabric.h").is_file() for folder in ("/usr/include", "/usr/local/include")):
-        missing.append("libfabric-dev")  # its headers, for the stand-in of the tests
+    for header, package in (("rdma/fabric.h", "libfabric-dev"), ("infiniband/verbs.h", "libibverbs-dev")):
+        if not any(Path(folder, header).is_file() for folder in ("/usr/include", "/usr/local/include")):
+            missing.append(package)  # its headers, for the stand-in of the tests
     return missing
 
 

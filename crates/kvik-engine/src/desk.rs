@@ -6,6 +6,7 @@ use crate::planner::chunk_bytes;
 use crate::region::Region;
 use crate::shared::{Book, Link, MemoryPath, NicKeys, Record, Shared, lock};
 use crate::tag::Tag;
+use crate::warm::Warm;
 use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
     ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Order, OrderOutcome, OrderRef, Path,
@@ -23,6 +24,8 @@ pub(crate) struct Job {
     pub ticket: Arc<Ticket>,
     /// None: nothing is asked of the owner, only how it would be reached.
     pub op: Option<Op>,
+    /// What is to be ready before it has ended; without an operation only.
+    pub warm: Option<Arc<Warm>>,
     pub memory: Option<(Held, RegionId, View)>,
     /// Stays registered, and shown to the peers on this host, while the transfer runs.
     pub _region: Option<Region>,
@@ -121,7 +124,18 @@ impl Shared {
                 "the connection to the peer broke before the transfer could go on; a new transfer connects again",
             ));
         };
-        match route(record.job.want, &Own::of(&record.job, nic_keys), link) {
+        let route = route(record.job.want, &Own::of(&record.job, nic_keys), link);
+        if let Some(warm) = record.job.warm.clone()
+            && !matches!(route, Route::No(_) | Route::NotYet)
+        {
+            self.note_route(record, route);
+            waiting.insert(id);
+            let deadline = record.job.deadline;
+            drop(book);
+            self.wake_by(deadline);
+            return self.warm_up(id, session, &warm, deadline);
+        }
+        match route {
             Route::No(error) => {
                 drop(book);
                 self.give_up(id, error);
@@ -159,6 +173,18 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Notes how a transfer would go.
+    fn note_route(&self, record: &mut Record, route: Route) {
+        let (transport, passed_over) = match route {
+            Route::Memory => ("local", Vec::new()),
+            Route::Channels { passed_over } => ("tcp", passed_over),
+            Route::Nics { passed_over } => (self.nic_transport(), passed_over),
+            Route::NotYet | Route::No(_) => return,
+        };
+        record.transport = transport;
+        record.passed_over = passed_over;
     }
 
     /// Notes how a transfer goes within the host, with a fence slot where the peer copies from this side's memory.
@@ -301,7 +327,7 @@ impl Shared {
     }
 }
 
-fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
+pub(crate) fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
     let of_peer = |id: &&u64| book.transfers.get(id).is_some_and(|record| record.job.owner() == *owner);
     book.waiting.iter().filter(of_peer).copied().collect()
 }
@@ -404,6 +430,9 @@ impl Desk for Shared {
     }
     fn answer_nic(&self, session: u64, answer: NicAnswer) {
         self.node(|node, _| node.answer_reach(session, answer));
+    }
+    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
+        self.on_warmed(session, nic, number, &outcome);
     }
     fn fenced(&self, session: u64) {
         self.node(|node, _| node.fenced(session));

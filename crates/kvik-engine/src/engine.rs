@@ -378,7 +378,7 @@ impl Engine {
         }
     }
 
-    fn job(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Job> {
+    pub(crate) fn job(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Job> {
         if options.readers == 0 || options.readers > MAX_READERS {
             let text = format!("readers is from 1 to {MAX_READERS}, not {}", options.readers);
             return Err(Error::new(Code::InvalidArgument, text));
@@ -388,6 +388,7 @@ impl Engine {
         Ok(Job {
             ticket: Arc::new(ticket.clone()),
             op: None,
+            warm: None,
             memory: None,
             _region: None,
             select: Select::default(),
@@ -403,7 +404,7 @@ impl Engine {
         })
     }
 
-    fn begin(&self, job: Job, began: Duration) -> Result<Transfer> {
+    pub(crate) fn begin(&self, job: Job, began: Duration) -> Result<Transfer> {
         let shared = self.shared();
         let own = job.ticket.engine == self.id();
         if own && job.ticket.incarnation != self.incarnation() {

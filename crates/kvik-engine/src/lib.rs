@@ -34,6 +34,7 @@ mod stat;
 mod tag;
 mod trace;
 mod transfer;
+mod warm;
 
 pub use config::{Config, Preference, Verify, parse_listen};
 pub use engine::Engine;
@@ -50,3 +51,4 @@ pub use notify::{Notice, Notifying, To};
 pub use peers::{Peer, PeerState};
 pub use region::{PageSet, Region};
 pub use transfer::{Report, Transfer, TransferOptions};
+pub use warm::{NicPair, PairState, Warmed, Warming};

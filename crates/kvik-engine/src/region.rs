@@ -124,6 +124,9 @@ impl Region {
                  or writing it"
                     .to_owned()
             }
+            [] if shared.nics.get().is_some() => {
+                "a call that is reading or writing it, or a NIC whose driver does not let go of it".to_owned()
+            }
             [] => "a call that is reading or writing it".to_owned(),
             some => {
                 format!("{} transfer(s) of this side: {}", some.len(), some[..some.len().min(4)].join(", "))

@@ -39,6 +39,11 @@ use std::time::{Duration, Instant};
 /// Grants, and writes within the host, that can be open at once: 512 KiB of generations.
 const FENCE_SLOTS: u32 = 1 << 16;
 
+/// How long NICs may take to learn of so many bytes, whose pages the kernel pins one by one.
+fn registering(deadline: Duration, bytes: usize) -> Duration {
+    deadline + Duration::from_secs(bytes as u64 >> 30)
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -399,6 +404,7 @@ impl Shared {
         if let Some(link) = lock(&self.book).links.get_mut(&session) {
             link.channels += 1;
         }
+        self.look_at_warm(session);
     }
 
     // ---- grants and regions ----
@@ -411,10 +417,11 @@ impl Shared {
     /// Makes a region known to the NICs, and shows it to the peers on this host.
     ///
     /// # Errors
-    /// `TransportUnavailable` when a NIC refuses memory of the host. Memory of a device is then not for NICs.
+    /// `TransportUnavailable` when a NIC refuses memory of the host, `DeadlineExceeded` when one does not answer. Memory
+    /// of a device is then not for NICs.
     pub fn show_region(&self, id: RegionId, memory: &Held) -> Result<()> {
         if let Some(nics) = self.nics.get() {
-            let keys = match nics.register(memory) {
+            let keys = match nics.register(memory, registering(self.config.deadline, memory.len())) {
                 Ok(keys) => Ok(keys),
                 // Its pages move all the same, over channels.
                 Err(error) if memory.device().is_some() => {

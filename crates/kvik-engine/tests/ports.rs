@@ -1,15 +1,21 @@
 //! A NIC whose port goes down in the middle of a transfer: the others take its work, and it comes back.
 //!
 //! Runs where `KVIK_TEST_PORTS` names the NICs and the network interfaces behind them, and the process may take those
-//! down: `KVIK_TEST_PORTS="verbs:rxe0,rxe1 d0 d1"`. `KVIK_TEST_ROUNDS` says how often.
+//! down: `KVIK_TEST_PORTS="verbs:rxe0,rxe1 d0 d1"`. `KVIK_TEST_ROUNDS` says how often. And everywhere, over the stand-in
+//! for RoCE devices.
 
 #[path = "engine/common.rs"]
 #[allow(dead_code)]
 mod common;
+#[path = "../../../tests/standins/standin.rs"]
+#[allow(dead_code)]
+mod standin;
 
 use common::{all, bytes, fill, many, region, wait_until, within};
 use kvik_core::Code;
-use kvik_engine::{Config, Engine, GrantOptions, Preference};
+use kvik_engine::{Config, Engine, GrantOptions, NicOptions, Preference};
+use standin::Standin;
+use std::cell::RefCell;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -21,19 +27,40 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// What promise P3 gives from the moment in which the way is gone.
 const BOUND: Duration = Duration::from_millis(2500);
 
-/// The interface is up again when the test ends, however it does.
-struct Link<'a>(&'a str);
+/// Something that can be taken down.
+trait Link {
+    fn name(&self) -> String;
+    fn set(&mut self, state: &str);
+}
 
-impl Link<'_> {
-    fn set(&self, state: &str) {
+/// A network interface: it is up again when the test ends, however it does.
+struct Interface<'a>(&'a str);
+
+impl Link for Interface<'_> {
+    fn name(&self) -> String {
+        self.0.to_owned()
+    }
+    fn set(&mut self, state: &str) {
         let set = Command::new("ip").args(["link", "set", self.0, state]).status().unwrap();
         assert!(set.success(), "`ip link set {} {state}`: {set}", self.0);
     }
 }
 
-impl Drop for Link<'_> {
+impl Drop for Interface<'_> {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["link", "set", self.0, "up"]).status();
+    }
+}
+
+/// A port of the stand-in.
+struct Device<'a>(usize, &'a RefCell<standin::Control>);
+
+impl Link for Device<'_> {
+    fn name(&self) -> String {
+        format!("roce{}", self.0)
+    }
+    fn set(&mut self, state: &str) {
+        self.1.borrow_mut().say(&format!("{state} device={}", self.0));
     }
 }
 
@@ -64,8 +91,8 @@ fn brought(engine: &Engine) -> Vec<u64> {
     each(engine, "kvik_nic_bytes_total").into_iter().step_by(2).collect()
 }
 
-fn start(nics: &str) -> Engine {
-    let nics = Some(nics.parse().unwrap());
+fn start(nics: &NicOptions) -> Engine {
+    let nics = Some(nics.clone());
     Engine::start(Config { transport: Preference::Nics, nics, ..Config::default() }).unwrap()
 }
 
@@ -74,18 +101,58 @@ fn a_port_that_goes_down_leaves_its_work_to_the_others_and_comes_back() {
     let Ok(told) = std::env::var("KVIK_TEST_PORTS") else {
         return println!("not run: KVIK_TEST_PORTS names no NICs");
     };
-    log::set_logger(&Says).map(|()| log::set_max_level(log::LevelFilter::Warn)).unwrap();
     let (nics, links) = told.split_once(' ').expect("NICs and interfaces");
-    let links: Vec<Link> = links.split(' ').map(Link).collect();
+    let mut links: Vec<Interface> = links.split(' ').map(Interface).collect();
     let rounds = std::env::var("KVIK_TEST_ROUNDS").map_or(4, |rounds| rounds.parse().unwrap());
-    let (owner, reader) = (start(nics), start(nics));
+    let mut links: Vec<&mut dyn Link> = links.iter_mut().map(|link| link as &mut dyn Link).collect();
+    let nics: NicOptions = nics.parse().unwrap();
+    go_down([&nics, &nics], &mut links, rounds);
+}
+
+/// Over ports of the stand-in, of which the first two are taken down: `nics` are those of the owner, and of the reader.
+fn over_a_stand_in(test: &str, nics: [&str; 2]) {
+    let rounds = std::env::var("KVIK_TEST_ROUNDS").map_or(4, |rounds| rounds.parse().unwrap());
+    Standin::Verbs.alone(test, &[("KVIK_STANDIN_DEVICES", "4")], |mut control| {
+        // 32 MiB in pieces of 16 KiB over two NICs: about half a second, so that there is a middle.
+        control.say("delay micros=300");
+        let control = RefCell::new(control);
+        let (mut first, mut second) = (Device(0, &control), Device(1, &control));
+        let nics = nics.map(|nics| NicOptions {
+            library: Some(Standin::Verbs.library()),
+            ..nics.parse::<NicOptions>().unwrap()
+        });
+        let moved = go_down([&nics[0], &nics[1]], &mut [&mut first, &mut second], rounds);
+        assert_eq!(moved, rounds, "the other NIC takes the work of the one whose port is down");
+    });
+}
+
+#[test]
+fn a_port_of_both_sides() {
+    over_a_stand_in("a_port_of_both_sides", ["verbs:roce0,roce1"; 2]);
+}
+
+#[test]
+fn a_port_of_the_owner_alone() {
+    over_a_stand_in("a_port_of_the_owner_alone", ["verbs:roce0,roce1", "verbs:roce2,roce3"]);
+}
+
+#[test]
+fn a_port_of_the_reader_alone() {
+    over_a_stand_in("a_port_of_the_reader_alone", ["verbs:roce2,roce3", "verbs:roce0,roce1"]);
+}
+
+/// Takes one port after the other down in the middle of a transfer: how many transfers ended well all the same.
+fn go_down(nics: [&NicOptions; 2], links: &mut [&mut dyn Link], rounds: usize) -> usize {
+    log::set_logger(&Says).map(|()| log::set_max_level(log::LevelFilter::Warn)).unwrap();
+    let (owner, reader) = (start(nics[0]), start(nics[1]));
     let (there, here) = (region(&owner, PAGES, 1), region(&reader, PAGES, 0));
     let options = GrantOptions { expiry: LONG, max_expiry: LONG, ..many() };
     let grant = owner.grant(&all(&there), options).unwrap();
     let expected = bytes(&there);
     let (mut moved, mut named, mut longest) = (0, 0, Duration::ZERO);
     for round in 0..rounds {
-        let link = &links[round % links.len()];
+        let count = links.len();
+        let link = &mut links[round % count];
         fill(&here, 0x55);
         let before = brought(&reader);
         let transfer = reader.read(&all(&here), grant.ticket(), None, within(DEADLINE)).unwrap();
@@ -103,7 +170,7 @@ fn a_port_that_goes_down_leaves_its_work_to_the_others_and_comes_back() {
             after.iter().zip(&before).map(|(after, before)| (after - before) >> 20).collect();
         println!(
             "round {round}: {} went down, in the middle: {middle}; ended after {took:?}: {}; MiB by each NIC: {shares:?}",
-            link.0,
+            link.name(),
             outcome.as_ref().map_or_else(ToString::to_string, |_| "ok".into())
         );
         match outcome {
@@ -136,4 +203,5 @@ fn a_port_that_goes_down_leaves_its_work_to_the_others_and_comes_back() {
         });
     }
     println!("{rounds} rounds: {moved} moved all bytes, {named} ended by name; the longest took {longest:?}");
+    moved
 }

@@ -251,6 +251,12 @@ impl<R: Clone> Grants<R> {
         self.settle(id)
     }
 
+    /// Whether the grant is over, and this flow is the last that it waits for.
+    pub fn waits_for_only(&self, id: GrantId, flow: FlowKey) -> bool {
+        let entry = self.entries.get(&id).filter(|entry| entry.ending.is_some());
+        entry.is_some_and(|entry| entry.flows.len() == 1 && entry.flows.contains(&flow))
+    }
+
     /// A reader has confirmed: true when it was the last one that the grant was for.
     pub fn confirm(&mut self, id: GrantId, reader: EngineId) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };

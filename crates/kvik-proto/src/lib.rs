@@ -24,6 +24,7 @@ mod orders;
 mod owner;
 mod pages;
 mod peers;
+mod rungs;
 mod served;
 mod session;
 mod wire;
@@ -47,6 +48,7 @@ pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification,
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
 pub use pages::{MAX_PAGES, PageList};
 pub use peers::SessionState;
+pub use rungs::{Rung, Rungs};
 pub use served::Served;
 pub use session::MAX_CHANNELS;
 

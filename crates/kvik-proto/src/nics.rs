@@ -39,7 +39,8 @@ const MAX_ADDRESS: usize = 512;
 /// land.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicCall {
-    /// The number of the NIC that asks.
+    /// The number of the NIC that asks; with 128 added where it asks what it may read to try its way, which cuts
+    /// nothing and opens nothing.
     pub from: u8,
     /// The number of the NIC that is asked.
     pub to: u8,

@@ -10,6 +10,7 @@ use crate::grants::{Grants, Offer};
 use crate::handshake::Identity;
 use crate::nics::{NicAnswer, NicCall};
 use crate::notify::Notification;
+use crate::rungs::Rungs;
 use crate::served::Served;
 use crate::session::Session;
 use crate::{FlowKey, OWN_SESSION};
@@ -140,6 +141,7 @@ pub struct Node<R> {
     pub(crate) clock: Duration,
     /// Beats that were sent later than half a heartbeat after they were due.
     pub(crate) late_beats: u64,
+    pub(crate) rungs: Rungs,
 }
 
 impl<R: Clone> Node<R> {
@@ -166,6 +168,7 @@ impl<R: Clone> Node<R> {
             unsent: Vec::new(),
             clock: now,
             late_beats: 0,
+            rungs: Rungs::default(),
         }
     }
 

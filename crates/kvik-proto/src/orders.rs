@@ -5,6 +5,7 @@ use crate::channel::ChunkHeader;
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Frame, Op, Source};
 use crate::node::{Event, Finished, Node, Timer};
+use crate::rungs::Rung;
 use kvik_core::{Code, Error, Result, View};
 use std::ops::Range;
 use std::sync::Arc;
@@ -342,6 +343,10 @@ impl<R: Clone> Node<R> {
         if !Self::is_own(key) {
             self.tell_end(&flow, &outcome);
         }
+        let rung = self.rung_of(&flow);
+        if matches!(flow.role, Role::Initiator) && outcome.is_err() {
+            self.rungs.transfers[rung as usize] += 1;
+        }
         match flow.role {
             Role::Initiator => self.report(&flow, outcome),
             Role::Parked { grant } => {
@@ -353,18 +358,19 @@ impl<R: Clone> Node<R> {
                 self.note_served(&flow, reader, &outcome);
                 self.leave_session(&flow);
                 let confirmed = outcome.is_ok() && flow.confirm && self.grants.confirm(grant, reader);
-                self.leave(grant, key, confirmed);
+                self.leave(grant, key, confirmed, rung);
             }
             Role::Both { grant } => {
                 let reader = self.identity.engine;
                 let confirmed = outcome.is_ok() && flow.confirm && self.grants.confirm(grant, reader);
-                self.leave(grant, key, confirmed);
+                self.leave(grant, key, confirmed, rung);
                 self.report(&flow, outcome);
             }
         }
     }
 
-    fn leave(&mut self, grant: kvik_core::GrantId, key: FlowKey, consumed: bool) {
+    fn leave(&mut self, grant: kvik_core::GrantId, key: FlowKey, consumed: bool, rung: Rung) {
+        self.note_rung(grant, key, rung);
         if consumed {
             self.end_grant(grant, kvik_core::GrantState::Consumed);
         }

@@ -14,6 +14,7 @@ use crate::process;
 use crate::region::{PyPageSet, PyRegion};
 use crate::ticket::{PyTicket, ticket};
 use crate::transfer::PyTransfer;
+use crate::warming::{self, PyWarming};
 use kvik_core::{GrantId, GrantState, Result, Right, Ticket};
 use kvik_engine::{Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions};
 use pyo3::exceptions::PyResourceWarning;
@@ -395,6 +396,21 @@ impl PyEngine {
         }
         told.set_item("probes", probes)?;
         Ok(told)
+    }
+
+    /// Open all that the first transfer with a peer would wait for, so that no request pays for it.
+    ///
+    /// ticket: any ticket of the peer, or its text: one of `ticket_template`, or one whose grant has ended, does as
+    ///     well. No page is touched, and no grant is used.
+    /// timeout: seconds until it has ended; None for the engine's deadline.
+    ///
+    /// Returns a Warming at once: `wait()` for it, or `await` it. It opens the connection, and of what this engine's
+    /// `transport` allows the data channels, the local link and the way of each NIC here to its NIC there. What is open
+    /// is left as it is. A NIC that cannot be warmed is in the report's `failed`; the others are warm all the same.
+    /// Raises InvalidArgument; `wait()` PeerUnreachable, PeerRestarted, TransportUnavailable, DeadlineExceeded.
+    #[pyo3(signature = (ticket, *, timeout=None))]
+    fn warm(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<PyWarming> {
+        warming::warm(py, self.0.get(py)?, ticket, timeout)
     }
 
     /// Notify a peer's program, which finds the notification among its events.

@@ -24,6 +24,7 @@ mod router;
 mod ticket;
 mod transfer;
 mod wait;
+mod warming;
 
 use errors::OrRaise;
 use pyo3::prelude::*;
@@ -85,6 +86,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<events::PyEvents>()?;
     module.add_class::<notice::PyNotice>()?;
+    module.add_class::<warming::PyWarming>()?;
     module.add_class::<router::PyRouter>()?;
     module.add_function(wrap_pyfunction!(router::serve_router, module)?)?;
     module.add_function(wrap_pyfunction!(options::engine_defaults, module)?)?;

@@ -253,6 +253,9 @@ impl Desk for Faulty {
     fn answer_nic(&self, session: u64, answer: NicAnswer) {
         self.desk.answer_nic(session, answer);
     }
+    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
+        self.desk.warmed(session, nic, number, outcome);
+    }
     fn fenced(&self, session: u64) {
         self.desk.fenced(session);
     }

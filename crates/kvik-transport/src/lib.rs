@@ -71,6 +71,9 @@ pub trait Desk: Send + Sync + 'static {
     fn call_nic(&self, session: u64, call: NicCall);
     /// The answer to a NIC of the session's peer.
     fn answer_nic(&self, session: u64, answer: NicAnswer);
+    /// This NIC was to have an open way to one of the session's peer, by `number`: whether it has made one (true) or
+    /// had one (false), or why it has none.
+    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>);
     /// No NIC touches memory for this session any more, which has ended.
     fn fenced(&self, session: u64);
 }

@@ -118,6 +118,7 @@ impl Desk for Table {
     fn nic_moved(&self, _: usize, _: Vec<u8>) {}
     fn call_nic(&self, _: u64, _: kvik_proto::NicCall) {}
     fn answer_nic(&self, _: u64, _: kvik_proto::NicAnswer) {}
+    fn warmed(&self, _: u64, _: usize, _: usize, _: Result<bool>) {}
     fn fenced(&self, _: u64) {}
 }
 

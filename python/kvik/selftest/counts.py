@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 NicCounts = dict[str, dict[str, float]]
 
+_WAYS = "kvik_nic_ways_opened_total"
 _FAILED, _UP, _BYTES = "kvik_nic_failed_operations_total", "kvik_nic_up", "kvik_nic_bytes_total"
 
 
@@ -20,6 +21,12 @@ def nic_counts(metrics: str) -> NicCounts:
             if key:
                 counts.setdefault(sample.labels["nic"], {})[key] = sample.value
     return counts
+
+
+def ways_opened(metrics: str) -> float:
+    """Ways to peers' NICs that all NICs together have opened."""
+    families = text_string_to_metric_families(metrics)
+    return sum(sample.value for one in families for sample in one.samples if sample.name == _WAYS)
 
 
 def summed(all_counts: Iterable[NicCounts]) -> NicCounts:

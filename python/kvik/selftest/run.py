@@ -61,7 +61,7 @@ def steps(plan: Plan, heard: Heard) -> list[Step]:
     return [
         Step("here", "what is here and what is used", first_of_all, _SHORT_S),
         Step("conformance", "what a user may rely on", conformance, _CONFORMANCE_S),
-        Step("first", "first and warm transfers", first, _SHORT_S),
+        Step("first", "first and warm transfers", first, 2 * _SHORT_S),
         Step("sweep", "block sizes", sweep, sweep_s),
         Step("grid", "submitting threads and transfers under way", grid, grid_s),
         Step("nics", "each NIC's part", nics, _SHORT_S),

@@ -55,6 +55,19 @@ def _first(data: Document) -> Iterator[str]:
         for row in data.get("submits", [])
     ]
     yield from _table(("", "submit", "plan", "post", "wire", "total", "for the caller"), rows)
+    warm_ups = [
+        (
+            row["op"],
+            ", ".join(row["transports"]),
+            row["channels"],
+            len(row["pairs"]),
+            ", ".join(pair["nic"] for pair in row["pairs"] if pair["state"] == "failed") or "none",
+            seconds_text(row["took_s"]),
+        )
+        for row in data.get("warm_ups", [])
+    ]
+    head = ("warm-up before a", "over", "data channels", "pairs of NICs", "NICs without a way", "took")
+    yield from _table(head, warm_ups)
 
 
 def _sweep(data: Document) -> Iterator[str]:

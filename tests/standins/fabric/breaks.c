@@ -8,9 +8,13 @@
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_rma.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Since libfabric 1.20, whose headers may not be here. */
+#define SHARED_MEMORY_PERMITTED 11
 
 static struct fid_fabric *fabric;
 static struct fid_domain *domain;
@@ -27,7 +31,7 @@ static void good(int code, const char *what) {
     }
 }
 
-static void open_all(void) {
+static void open_all(int by_device) {
     struct fi_info *hints = fi_allocinfo(), *info = NULL;
     hints->caps = FI_RMA;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
@@ -42,6 +46,10 @@ static void open_all(void) {
     good(fi_endpoint(domain, info, &ep, NULL), "fi_endpoint");
     good(fi_ep_bind(ep, &av->fid, 0), "fi_ep_bind");
     good(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind");
+    bool shared = false;
+    if (by_device) {
+        good(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &shared, sizeof shared), "fi_setopt");
+    }
     good(fi_enable(ep), "fi_enable");
     uint64_t access = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
     good(fi_mr_reg(domain, bytes, sizeof bytes, access, 0, 0, 0, &mr, NULL), "fi_mr_reg");
@@ -91,7 +99,7 @@ static void two_threads(void) {
 
 int main(int count, char **arguments) {
     const char *rule = count == 2 ? arguments[1] : "";
-    open_all();
+    open_all(strcmp(rule, "shared") != 0);
     if (strcmp(rule, "threads") == 0) {
         two_threads();
     } else if (strcmp(rule, "memory") == 0) {

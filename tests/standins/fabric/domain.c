@@ -49,7 +49,7 @@ static int region_close(struct fid *fid) {
     region_remove(region);
     struct request request = {.kind = DEREGISTER, .device = domain->device, .a = region->fid.key};
     struct reply reply;
-    int error = link_ask(&request, -1, &reply);
+    int error = ask(&request, -1, &reply);
     domain->regions--;
     free(region);
     leave(&domain->gate);
@@ -70,7 +70,7 @@ static int region_open(
     request.c = access & FI_REMOTE_READ ? ACCESS_READ : 0;
     request.c |= access & FI_REMOTE_WRITE ? ACCESS_WRITE : 0;
     struct reply reply;
-    int error = link_ask(&request, -1, &reply);
+    int error = ask(&request, -1, &reply);
     if (error != 0) {
         free(region);
         return error;

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "nic.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -80,7 +81,7 @@ static int endpoint_close(struct fid *fid) {
         struct request request = {.kind = CLOSE_ENDPOINT, .device = domain->device, .a = ep->name};
         struct reply reply;
         /* The answer comes when the device has let go of it: this is the fence. */
-        error = link_ask(&request, -1, &reply);
+        error = ask(&request, -1, &reply);
         for (uint32_t id = 0; id < ep->depth; id++) {
             if (ep->pending[id].taken) {
                 release(ep, id);
@@ -138,7 +139,7 @@ static int enable(struct endpoint *ep) {
         struct request request = {.kind = OPEN_ENDPOINT, .device = ep->domain->device, .a = size};
         request.domain = ep->domain->number;
         struct reply reply;
-        error = link_ask(&request, fd, &reply);
+        error = ask(&request, fd, &reply);
         ep->queues = error == 0 ? queues : NULL;
         ep->name = reply.value;
         ep->address = reply.address;
@@ -159,6 +160,9 @@ static int endpoint_control(struct fid *fid, int command, void *argument) {
     enter(&ep->domain->gate, "fi_enable");
     int error = ep->vector == NULL ? FI_ENOAV : ep->queue == NULL ? FI_ENOCQ : 0;
     error = error == 0 && enabled(ep) ? FI_EOPBADSTATE : error;
+    if (error == 0 && !ep->by_device) {
+        broken("an endpoint may move bytes by shared memory, which closing it does not stop");
+    }
     error = error == 0 ? enable(ep) : error;
     if (error == 0) {
         software_add(ep);
@@ -268,10 +272,28 @@ static ssize_t write_message(struct fid_ep *fid, const struct fi_msg_rma *messag
     return post_message(fid, message, flags, OP_WRITE);
 }
 
+/* Since libfabric 1.20, whose headers may not be here. */
+#define SHARED_MEMORY_PERMITTED 11
+
+static int endpoint_setopt(fid_t fid, int level, int option, const void *value, size_t len) {
+    struct endpoint *ep = container(fid, struct endpoint, fid.fid);
+    if (level != FI_OPT_ENDPOINT || option != SHARED_MEMORY_PERMITTED || getenv("KVIK_STANDIN_OLD") != NULL) {
+        return -FI_ENOPROTOOPT;
+    }
+    enter(&ep->domain->gate, "fi_setopt");
+    int error = enabled(ep) || len != sizeof(bool) ? FI_EINVAL : 0;
+    if (error == 0) {
+        ep->by_device = !*(const bool *)value;
+    }
+    leave(&ep->domain->gate);
+    return -error;
+}
+
 static struct fi_ops endpoint_fid = {.size = sizeof(struct fi_ops),
     .close = endpoint_close,
     .bind = endpoint_bind,
     .control = endpoint_control};
+static struct fi_ops_ep options = {.size = sizeof(struct fi_ops_ep), .setopt = endpoint_setopt};
 static struct fi_ops_cm names = {.size = sizeof(struct fi_ops_cm), .getname = endpoint_getname};
 static struct fi_ops_rma operations = {
     .size = sizeof(struct fi_ops_rma), .readmsg = read_message, .writemsg = write_message};
@@ -292,7 +314,10 @@ int endpoint_open(struct fid_domain *fid, struct fi_info *info, struct fid_ep **
         return -FI_ENOMEM;
     }
     ep->fid.fid = (struct fid){.fclass = FI_CLASS_EP, .context = context, .ops = &endpoint_fid};
+    ep->fid.ops = &options;
     ep->fid.cm = &names;
+    const char *shared = getenv("FI_EFA_ENABLE_SHM_TRANSFER");
+    ep->by_device = shared != NULL && strcmp(shared, "0") == 0;
     ep->fid.rma = &operations;
     ep->domain = domain;
     ep->depth = depth;

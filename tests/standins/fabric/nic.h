@@ -4,6 +4,7 @@
 #ifndef STANDIN_NIC_H
 #define STANDIN_NIC_H
 
+#include "link.h"
 #include "wire.h"
 
 #include <pthread.h>
@@ -24,7 +25,6 @@ struct gate {
     _Atomic int owner;
     const char *_Atomic call;
 };
-_Noreturn void broken(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void enter(struct gate *gate, const char *call);
 void leave(struct gate *gate);
 
@@ -35,7 +35,7 @@ struct link {
     struct tally *tally;
 };
 int link_open(struct link *link);
-int link_ask(const struct request *request, int fd, struct reply *reply);
+int ask(const struct request *request, int fd, struct reply *reply);
 /* Wakes the daemon if it sleeps. */
 void link_ring(void);
 
@@ -126,6 +126,8 @@ struct endpoint {
     struct endpoint *next_of_queue;
     struct address address;
     uint32_t depth, under_way;
+    /* Whether what goes to the own host goes by the device, too. */
+    int by_device;
     /* Ids; those from `under_way` on are free. */
     uint32_t *free;
     struct queues *queues;

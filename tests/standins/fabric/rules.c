@@ -1,20 +1,7 @@
 #define _GNU_SOURCE
 #include "nic.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
-
-void broken(const char *format, ...) {
-    char line[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    fprintf(stderr, "libfabric stand-in: rule broken: %s\n", line);
-    abort();
-}
 
 void enter(struct gate *gate, const char *call) {
     int none = 0, me = gettid();

@@ -6,12 +6,9 @@
 #ifndef STANDIN_WIRE_H
 #define STANDIN_WIRE_H
 
-#include <stdatomic.h>
-#include <stdint.h>
+#include "shared.h"
 
 enum {
-    MAX_DEVICES = 16,
-    MAX_CLIENTS = 256,
     MAX_ENDPOINTS = 4096,
     MAX_REGIONS = 65535,
     MAX_DEPTH = 8192,
@@ -24,12 +21,6 @@ enum {
 
 /* Of an operation: 1 GiB, as EFA's device has it. */
 #define LONGEST (UINT64_C(1) << 30)
-
-/* Files in the fabric directory. */
-#define NIC_SOCKET "nic"
-#define CONTROL_SOCKET "control"
-#define LOCK_FILE "lock"
-#define LOG_FILE "log"
 
 /* How an operation ended. The numbers are those of EFA's device interface (efa_io_comp_status), which
  * libfabric hands on as prov_errno. */
@@ -92,19 +83,6 @@ static inline uint64_t bytes_of_queues(uint32_t size) {
     return sizeof(struct queues) + size * (uint64_t)(sizeof(struct order) + sizeof(struct done));
 }
 
-/* Seen by the daemon and by all its clients. */
-struct board {
-    /* The daemon sleeps: whoever posts wakes it. */
-    _Atomic uint32_t asleep;
-    struct {
-        _Atomic uint32_t down;
-        /* Posts that are still to be refused for want of room. */
-        _Atomic uint32_t again;
-        /* Its completions cannot be read. */
-        _Atomic uint32_t blind;
-    } devices[MAX_DEVICES];
-};
-
 /* What a client counts, and the daemon reads. */
 struct tally {
     _Atomic uint64_t slots, software;
@@ -127,13 +105,5 @@ struct reply {
     uint64_t value;
     struct address address;
 };
-
-/* A message with at most two descriptors. Each returns the bytes, or -1; `receive_with` 0 at the end. */
-int send_with(int socket, const void *bytes, uint64_t len, const int *fds, int count);
-int receive_with(int socket, void *bytes, uint64_t len, int fds[2], int *count);
-
-/* The socket's address in a folder: false if the path is too long for one. */
-struct sockaddr_un;
-int socket_address(struct sockaddr_un *at, const char *folder, const char *name);
 
 #endif

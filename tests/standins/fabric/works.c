@@ -1,12 +1,7 @@
 /* Operations: their bytes land in pieces, in any order, by the kernel's copies between processes. */
-#define _GNU_SOURCE
 #include "device.h"
 
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/uio.h>
-#include <time.h>
 
 /* Pieces between two looks at who else wants something. */
 enum { PIECES_A_TURN = 64 };
@@ -14,24 +9,9 @@ enum { PIECES_A_TURN = 64 };
 /* An operation begins after up to so many nanoseconds, so that none knows which is first. */
 enum { JITTER = 40000 };
 
+struct device devices[MAX_DEVICES];
+
 static unsigned char bounce[PIECE];
-static uint64_t random_state;
-
-uint32_t chance(uint32_t limit) {
-    if (random_state == 0) {
-        random_state = seed | 1;
-    }
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)((random_state >> 32) % limit);
-}
-
-uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
-}
 
 static void tell(struct endpoint *endpoint, uint32_t id, uint32_t status) {
     struct queues *queues = endpoint->queues;
@@ -98,20 +78,15 @@ static uint32_t common_divisor(uint32_t a, uint32_t b) {
 }
 
 /* Which faults it has. */
-static void doom(struct work *work, struct device *device) {
-    int fails = device->fail_one_in > 0 && chance(device->fail_one_in) == 0;
-    if (device->fail_nth > 0 && --device->fail_nth == 0) {
-        fails = 1;
-    }
-    work->status = device->fail_status;
+static void doom(struct work *work, struct faults *of) {
+    int fails = fails_next(of);
+    work->status = of->fail_status;
     /* Some of its bytes land all the same. */
     work->fails_at = fails ? 1 + chance(work->pieces) : 0;
-    work->stuck = device->stick > 0;
-    device->stick -= work->stuck;
-    work->late = device->late > 0 && (work->order.flags & OP_WRITE) != 0;
+    work->stuck = takes_one(&of->stick);
+    work->late = (work->order.flags & OP_WRITE) != 0 && takes_one(&of->late);
     if (work->late) {
-        device->late--;
-        work->status = device->late_status;
+        work->status = of->late_status;
     }
 }
 
@@ -154,8 +129,8 @@ static void begin(struct endpoint *from, const struct order *order) {
     do {
         work->stride = 1 + chance(work->pieces);
     } while (common_divisor(work->stride, work->pieces) != 1);
-    work->due = now() + chance(JITTER) + device->delay;
-    doom(work, device);
+    work->due = now() + chance(JITTER) + faults[from->device].delay;
+    doom(work, &faults[from->device]);
 }
 
 void begin_posted(void) {
@@ -169,20 +144,6 @@ void begin_posted(void) {
             begin(endpoint, &order);
         }
     }
-}
-
-uint64_t fetch(pid_t process, uint64_t at, void *into, uint64_t len) {
-    struct iovec near = {.iov_base = into, .iov_len = len};
-    struct iovec far = {.iov_base = (void *)(uintptr_t)at, .iov_len = len};
-    ssize_t got = process_vm_readv(process, &near, 1, &far, 1, 0);
-    return got < 0 ? 0 : (uint64_t)got;
-}
-
-uint64_t put(pid_t process, uint64_t at, void *from, uint64_t len) {
-    struct iovec near = {.iov_base = from, .iov_len = len};
-    struct iovec far = {.iov_base = (void *)(uintptr_t)at, .iov_len = len};
-    ssize_t landed = process_vm_writev(process, &near, 1, &far, 1, 0);
-    return landed < 0 ? 0 : (uint64_t)landed;
 }
 
 /* A small write may be told of as soon as its source is free again, where delivery was not asked for. */
@@ -230,10 +191,29 @@ static void move_piece(struct work *work) {
     counts.pieces++;
     counts.bytes += len;
     work->at = (work->at + work->stride) % work->pieces;
-    work->due = devices[work->from->device].delay > 0 ? now() + devices[work->from->device].delay : 0;
+    uint64_t delay = faults[work->from->device].delay;
+    work->due = delay > 0 ? now() + delay : 0;
     if (--work->left == 0) {
         end(work, STATUS_OK);
     }
+}
+
+/* The name of an endpoint, which no later one in its place has. */
+static uint64_t name_of(uint32_t name, uint32_t token) {
+    return (uint64_t)name << 32 | token;
+}
+
+/* Ends a write with its error; its bytes are on the wire. */
+static void leave_late(struct work *work) {
+    const struct order *order = &work->order;
+    unsigned char *bytes = malloc(order->len);
+    if (bytes != NULL && fetch(work->from->client->process, order->local, bytes, order->len) == order->len) {
+        late_add(work->from->device, name_of(work->target, work->token), work->target_process, order->remote,
+            bytes, order->len);
+    } else {
+        free(bytes);
+    }
+    end(work, work->status);
 }
 
 /* One piece of one of the device's operations: the time until one is due, 0 if one was moved. */
@@ -254,7 +234,7 @@ static uint64_t move_one(struct device *device) {
         }
         if (work->due <= time) {
             if (work->late) {
-                late_leave(work);
+                leave_late(work);
             } else {
                 move_piece(work);
             }
@@ -296,7 +276,7 @@ void end_all(uint32_t number, uint32_t status) {
 }
 
 void let_go(struct endpoint *endpoint) {
-    late_stop(endpoint);
+    late_stop(name_of(endpoint->name, endpoint->token));
     for (uint32_t number = 0; number < MAX_DEVICES; number++) {
         for (uint32_t at = devices[number].count; at-- > 0;) {
             struct work *work = devices[number].works[at];

@@ -1,7 +1,7 @@
 //! The first transfer between two engines that have never met, and the ones behind it, by NICs a side.
 //!
 //! Each round starts both engines anew, twice: once the first transfer is the first that they hear of each
-//! other, once `explain` has opened the session before. What `explain` took is shown beside it.
+//! other, once `warm` has opened before all that it needs. What `warm` took is shown beside it.
 
 use crate::Result;
 use crate::pair::{Fabric, OPS, Pair, library, standin};
@@ -10,8 +10,9 @@ use crate::words::Options;
 
 const DEPTH: u64 = 256;
 const BUFFER: u64 = 64; // MiB
-const DEFAULTS: [(&str, &str); 6] = [
+const DEFAULTS: [(&str, &str); 7] = [
     ("library", ""),
+    ("over", ""),
     ("nics", "1,4,16"),
     ("rounds", "10"),
     ("size", "65536"),
@@ -19,27 +20,49 @@ const DEFAULTS: [(&str, &str); 6] = [
     ("more", "5"),
 ];
 
-/// Milliseconds of one kind of transfer, one for each round.
+/// Milliseconds of one kind of transfer, one for each round: in all, and until the first byte could move.
 #[derive(Default)]
 struct Times {
-    explain: Vec<f64>,
-    cold: Vec<f64>,
-    cold_post: Vec<f64>,
-    warm: Vec<f64>,
-    next: Vec<f64>,
+    all: Vec<f64>,
+    post: Vec<f64>,
 }
 
-/// Measures and prints a table.
+impl Times {
+    fn add(&mut self, [all, post]: [f64; 2]) {
+        self.all.push(all);
+        self.post.push(post);
+    }
+
+    fn row(self, op: &str, nics: u64, which: &str) -> Vec<String> {
+        let figures = [self.all, self.post].map(|figures| Spread::of(figures).show(2));
+        [op.to_owned(), nics.to_string(), which.to_owned()].into_iter().chain(figures).collect()
+    }
+}
+
+/// What is measured with so many NICs a side.
+#[derive(Default)]
+struct Rows {
+    warming: Vec<f64>,
+    cold: Times,
+    warm: Times,
+    later: Times,
+}
+
+/// Measures and prints two tables.
 ///
 /// # Errors
-/// A transfer that failed, a wrong byte, or a side's.
+/// A transfer that failed, or a side's.
 pub fn run(options: &[String]) -> Result<()> {
     let options = Options::new(options, &DEFAULTS)?;
-    let options = options.with("library", library(&options)?);
+    let options = match options.text("over") {
+        "" => options.with("library", library(&options)?),
+        // What there is of NICs is the machine's own.
+        _ => options.with("nics", "1".to_owned()),
+    };
     let nics = options.numbers("nics")?;
-    let mut rows = Vec::new();
+    let (mut rows, mut warming) = (Vec::new(), Vec::new());
     for op in OPS {
-        let mut all: Vec<Times> = nics.iter().map(|_| Times::default()).collect();
+        let mut all: Vec<Rows> = nics.iter().map(|_| Rows::default()).collect();
         for round in 0..options.number::<usize>("rounds")? {
             for turn in 0..nics.len() {
                 let which = (turn + round) % nics.len();
@@ -48,23 +71,26 @@ pub fn run(options: &[String]) -> Result<()> {
                 }
             }
         }
-        for (count, times) in nics.iter().zip(all) {
-            let Times { explain, cold, cold_post, warm, next } = times;
-            let figures = [cold, cold_post, explain, warm, next];
-            let cells = figures.map(|figures| Spread::of(figures).show(2));
-            rows.push([op.to_owned(), count.to_string()].into_iter().chain(cells).collect());
+        for (count, of) in nics.iter().zip(all) {
+            let spread = Spread::of(of.warming);
+            warming.push(vec![op.to_owned(), count.to_string(), spread.show(2)]);
+            rows.push(of.cold.row(op, *count, "cold"));
+            rows.push(of.warm.row(op, *count, "after warm"));
+            rows.push(of.later.row(op, *count, "later"));
         }
     }
-    let heads =
-        ["", "NICs", "cold ms", "of it until it began", "explain ms", "first after it ms", "later ms"];
-    print(&heads, &rows);
+    print(&["", "NICs", "", "ms", "of it until it began"], &rows);
+    print(&["before a", "pairs of NICs", "warm-up ms"], &warming);
     Ok(())
 }
 
 /// Two engines from their start, with so many NICs each.
-fn once(options: &Options, op: &str, nics: u64, warm: bool, times: &mut Times) -> Result<()> {
+fn once(options: &Options, op: &str, nics: u64, warm: bool, rows: &mut Rows) -> Result<()> {
     let fabric = Fabric::new()?;
-    let words = standin(options.text("library"), DEPTH, BUFFER);
+    let words = match options.text("over") {
+        "" => standin(options.text("library"), DEPTH, BUFFER),
+        over => vec![format!("nics={over}"), format!("depth={DEPTH}"), format!("buffer={BUFFER}")],
+    };
     let mut pair = Pair::start(&words, &words, BUFFER, &fabric.env(nics, DEPTH))?;
     let (size, count) = (options.number::<u64>("size")?, options.number::<u64>("count")?);
     pair.grant(op, size)?;
@@ -72,21 +98,18 @@ fn once(options: &Options, op: &str, nics: u64, warm: bool, times: &mut Times) -
     pair.owner.ask(&format!("fill {size} 1"))?;
     pair.mover.ask(&format!("fill {size} 2"))?;
     if warm {
-        times.explain.push(1e3 * pair.mover.number(&format!("explain {op} {size}"))?);
+        rows.warming.push(1e3 * pair.mover.number(&format!("warm {op} {size} {nics}"))?);
     }
     let mut go = || -> Result<[f64; 2]> {
         let words = pair.mover.ask(&format!("once {op} {size} {count}"))?;
         let number = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok());
         number(0).zip(number(1)).map(|(all, post)| [1e3 * all, 1e3 * post]).ok_or("no times".into())
     };
-    let [all, post] = go()?;
-    if warm {
-        times.warm.push(all);
-    } else {
-        times.cold.push(all);
-        times.cold_post.push(post);
+    if warm { &mut rows.warm } else { &mut rows.cold }.add(go()?);
+    let mut later = Times::default();
+    for _ in 0..options.number::<usize>("more")? {
+        later.add(go()?);
     }
-    let later = (0..options.number::<usize>("more")?).map(|_| Ok(go()?[0])).collect::<Result<Vec<f64>>>()?;
-    times.next.push(Spread::of(later).median);
+    rows.later.add([Spread::of(later.all).median, Spread::of(later.post).median]);
     Ok(())
 }

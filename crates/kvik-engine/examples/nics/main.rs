@@ -4,7 +4,7 @@
 //!
 //! - `against`: kvik over a provider of libfabric, and a loop over the same provider that does nothing else;
 //! - `queues`: transfers of few and of many extents, over the stand-in's queues of several depths;
-//! - `first`: the first transfer between two engines, over the stand-in, as a function of NICs a side;
+//! - `first`: the first transfer between two engines, cold and after `warm`, as a function of NICs a side;
 //! - `rate`: kvik alone, for comparisons with the tools of others.
 //!
 //! Each side is a process of its own: this program again, as one of the [`sides`] or [`plain`] ones, which is

@@ -6,8 +6,8 @@ use crate::children::obey;
 use crate::words::Options;
 use kvik_core::{Layout, Right, Ticket, Use};
 use kvik_engine::{
-    Config, Engine, Grant, GrantOptions, NicOptions, PageSet, Preference, Region, Transfer, TransferOptions,
-    Verify,
+    Config, Engine, Grant, GrantOptions, NicOptions, PageSet, PairState, Preference, Region, Transfer,
+    TransferOptions, Verify,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -63,6 +63,14 @@ impl Side {
                 let began = Instant::now();
                 self.engine.explain(self.ticket(op, size)?)?;
                 Ok(began.elapsed().as_secs_f64().to_string())
+            }
+            ["warm", op, size, pairs] => {
+                let warmed = self.engine.warm(self.ticket(op, size)?, None)?.wait(None)?;
+                let made = warmed.pairs.iter().filter(|pair| matches!(pair.state, PairState::Made)).count();
+                match made == pairs.parse::<usize>()? {
+                    true => Ok(warmed.took.as_secs_f64().to_string()),
+                    false => Err(format!("{pairs} pairs were to be made: {warmed:?}").into()),
+                }
             }
             ["once", op, size, count] => self.once(op, size, count.parse()?),
             ["turn", op, size, count, open, transfers] => {

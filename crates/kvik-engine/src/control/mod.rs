@@ -191,6 +191,9 @@ impl Control {
         };
         links.into_iter().for_each(|session| self.shared.launch_waiting(session));
         for (id, owner) in waited {
+            if self.shared.warm_is_late(id) {
+                continue;
+            }
             let error = self.shared.why_waited(&owner);
             self.shared.give_up(id, error);
         }

@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::peers::PeerState;
 use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
-use kvik_proto::Op;
+use kvik_proto::{Op, Rung, Rungs};
 use kvik_transport::WeakHeld;
 use kvik_transport::nics::NicPool;
 use std::collections::{BTreeMap, HashMap};
@@ -36,6 +36,7 @@ struct Now {
     regions: (usize, u64),
     grants: usize,
     quarantined: u64,
+    rungs: Rungs,
     late_beats: u64,
     in_flight: BTreeMap<EngineId, u64>,
 }
@@ -68,14 +69,14 @@ impl Shared {
     }
 
     fn look(&self) -> Now {
-        let (grants, quarantined, late_beats, in_flight) = self.node(|node, _| {
+        let (grants, quarantined, rungs, late_beats, in_flight) = self.node(|node, _| {
             let mut in_flight = BTreeMap::new();
             for session in node.sessions() {
                 if let Some(peer) = node.established(session).map(|session| session.peer.engine) {
                     *in_flight.entry(peer).or_default() += node.in_flight(session);
                 }
             }
-            (node.grants(), node.quarantined(), node.late_beats(), in_flight)
+            (node.grants(), node.quarantined(), node.rungs(), node.late_beats(), in_flight)
         });
         let book = lock(&self.book);
         // Looked at under the lock and not kept: who closes a region takes it from the book first, and finds it free.
@@ -87,6 +88,7 @@ impl Shared {
             regions,
             grants,
             quarantined,
+            rungs,
             late_beats,
             in_flight,
         }
@@ -98,6 +100,12 @@ impl Shared {
         let ended = self.metrics.tables(|tables| tables.grants_ended.clone());
         counts(text, &GRANTS_ENDED, ended.iter().map(|(state, count)| (state.name(), *count)));
         text.single(&QUARANTINED, now.quarantined);
+        text.family(&RUNGS);
+        for (of, counts) in [("grant", now.rungs.grants), ("transfer", now.rungs.transfers)] {
+            for (rung, count) in Rung::ALL.iter().zip(counts) {
+                text.sample(&RUNGS, &[&of, &rung.name()], count);
+            }
+        }
     }
 
     fn nics_text(&self, text: &mut Text) {
@@ -109,6 +117,10 @@ impl Shared {
         }
         text.family(&NIC_FAILED);
         nics.iter().for_each(|nic| text.sample(&NIC_FAILED, &[&nic.name()], nic.failed()));
+        text.family(&NIC_WAYS);
+        nics.iter().for_each(|nic| text.sample(&NIC_WAYS, &[&nic.name()], nic.ways()));
+        text.family(&NIC_WAYS_OPEN);
+        nics.iter().for_each(|nic| text.sample(&NIC_WAYS_OPEN, &[&nic.name()], nic.open_ways()));
         text.family(&NIC_UP);
         nics.iter().for_each(|nic| text.sample(&NIC_UP, &[&nic.name()], u8::from(nic.is_up())));
     }

@@ -54,6 +54,11 @@ impl Owner {
     pub fn stop(&self) {
         let process = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+        wait_until("each of its threads to stop", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).unwrap();
+            let stats = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap());
+            stats.into_iter().all(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+        });
     }
 
     pub fn kill(&mut self) {

@@ -8,8 +8,6 @@
 //!
 //! Seeds are printed; `KVIK_SEED` repeats one.
 
-#![allow(clippy::duplicate_mod, reason = "both stand-ins are built by the same few lines")]
-
 #[path = "../engine/common.rs"]
 #[allow(dead_code)]
 mod common;
@@ -28,9 +26,10 @@ mod pair;
 #[allow(dead_code)]
 mod plugins;
 mod restarts;
-#[path = "../../../../tests/standins/fabric/standin.rs"]
+#[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
+mod warm;
 mod windows;
 mod wire;
 mod wires;
@@ -39,6 +38,12 @@ use pair::{Kind, Memories, Standin};
 
 /// Over the stand-in for a NIC of EFA, each check in a process of its own.
 const EFA: Kind = Kind { transport: "libfabric", way: "efa", nics: "efa", ..Kind::NEW };
+
+/// The same for RoCE devices.
+const VERBS: Kind = Kind { transport: "verbs", way: "rc", nics: "verbs", ..Kind::NEW };
+
+/// What the stand-in for RoCE devices stands for.
+const ROCE: Standin = Standin { library: standin::Standin::Verbs, ..Standin::NEW };
 
 /// The checks, for every line of the table, and for the NICs that are named from outside.
 macro_rules! conform {
@@ -77,7 +82,9 @@ macro_rules! checks {
             ends::a_region_that_nobody_uses_closes_at_once
             crowds::many_transfers_both_ways_at_once
             crowds::nothing_runs_when_nothing_moves
-            death::a_killed_peer_ends_the_transfer_and_another_one_serves);
+            death::a_killed_peer_ends_the_transfer_and_another_one_serves
+            warm::what_is_warm_is_opened_once_and_by_no_transfer
+            warm::several_at_a_time_beside_transfers_share_the_work);
     };
     (@each $($file:ident::$check:ident)*) => {
         $(#[test]
@@ -132,6 +139,8 @@ conform! {
     libfabric_standin: Kind { standin: Some(Standin::NEW), ..EFA };
     libfabric_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 64, ..Standin::NEW }), ..EFA };
     libfabric_standin_software: Kind { standin: Some(Standin { software: true, ..Standin::NEW }), ..EFA };
+    verbs_standin: Kind { standin: Some(ROCE), ..VERBS };
+    verbs_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 16, pieces: 2, ..ROCE }), ..VERBS };
     plugin: Kind { transport: "plugin", way: "sample", nics: "plugin", sample: true, ..Kind::NEW };
     faulty_tcp: Kind { transport: "tcp", way: "channel", late: true, wire: true, ..Kind::NEW };
     faulty_memfd: Kind { transport: "local", way: "memfd", late: true, ..Kind::NEW };

@@ -4,19 +4,55 @@ use crate::common::*;
 use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, whole};
 use crate::standin::Control;
 use kvik_core::Code;
-use kvik_engine::{Engine, Verify};
+use kvik_engine::{Config, Engine, Verify};
 use std::time::{Duration, Instant};
 
-const KIND: &Kind = &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::EFA };
+/// A kind of NIC, by its stand-in, and what it says.
+pub struct Nic {
+    pub one: &'static Kind,
+    pub two: &'static Kind,
+    names: [&'static str; 2],
+    /// Of an operation that the peer's NIC does not answer.
+    pub silent: &'static str,
+    says_silent: &'static str,
+    says_down: [&'static str; 2],
+    says_blind: &'static str,
+    /// Operations that may fail, one after the other, before a transfer does.
+    pub failures: u64,
+}
+
+pub const EFA: &Nic = &Nic {
+    one: &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::EFA },
+    two: &Kind { standin: Some(Standin::NEW), ..crate::EFA },
+    names: ["rdmap0s0-rdm", "rdmap1s0-rdm"],
+    silent: "status=13",
+    says_silent: "does not answer",
+    says_down: ["device is down", "Network is down"],
+    says_blind: "reading completions",
+    failures: 3,
+};
+
+/// Whatever fails on a queue pair ends it, and what is behind it comes back with it.
+pub const ROCE: &Nic = &Nic {
+    one: &Kind { standin: Some(Standin { devices: 1, ..crate::ROCE }), ..crate::VERBS },
+    two: &Kind { standin: Some(crate::ROCE), ..crate::VERBS },
+    names: ["roce0", "roce1"],
+    silent: "status=12",
+    says_silent: "did not answer",
+    says_down: ["has lost its link", "has lost its link"],
+    says_blind: "taking the completions",
+    failures: 1,
+};
+
 const PAGE: u64 = 16 << 10;
 const PAGES: u32 = 256;
 
 /// Runs with two engines that have moved something already.
-fn with(name: &str, check: fn(&Pair, Control)) {
-    KIND.place(name, |control| {
-        let pair = Pair::new(KIND);
+fn with(nic: &'static Nic, name: &str, check: fn(&Pair, Control, &Nic)) {
+    nic.one.place(name, |control| {
+        let pair = Pair::new(nic.one);
         pair.pass();
-        check(&pair, control.expect("the stand-in is there"));
+        check(&pair, control.expect("the stand-in is there"), nic);
         pair.pass();
     });
 }
@@ -39,39 +75,48 @@ fn scattered_within(pair: &Pair, op: Op, deadline: Duration) -> Result<(), kvik_
     ended.map(drop)
 }
 
-macro_rules! nics {
-    ($(fn $name:ident($pair:ident, $control:ident) $check:block)*) => {
+macro_rules! checks {
+    ($(fn $name:ident($pair:ident, $control:ident, $nic:pat) $check:block)*) => {
+        mod checks {
+            use super::*;
+            $(pub fn $name($pair: &Pair, mut $control: Control, $nic: &Nic) $check)*
+        }
+    };
+}
+
+macro_rules! tests {
+    ($of:expr; $($name:ident)*) => {
         $(#[test]
         fn $name() {
-            with(concat!(module_path!(), "::", stringify!($name)), |$pair, mut $control| $check);
+            with($of, concat!(module_path!(), "::", stringify!($name)), checks::$name);
         })*
     };
 }
 
-nics! {
-    fn a_storm_of_refusals_costs_time_only(pair, control) {
+checks! {
+    fn a_storm_of_refusals_costs_time_only(pair, control, _) {
         for op in OPS {
             control.say("again count=2000");
             scattered(pair, op).unwrap();
         }
     }
-    fn an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it(pair, control) {
+    fn an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it(pair, control, nic) {
         for op in OPS {
-            control.say("fail nth=9 status=13");
+            control.say(&format!("fail nth=9 {}", nic.silent));
             scattered(pair, op).unwrap();
         }
     }
-    fn operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason(pair, control) {
+    fn operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason(pair, control, nic) {
         for op in OPS {
-            control.say("fail one_in=1 status=13");
+            control.say(&format!("fail one_in=1 {}", nic.silent));
             let error = scattered(pair, op).unwrap_err();
             assert_eq!(error.code, Code::PeerLost, "{error}");
-            assert!(error.text.contains("does not answer"), "{error}");
+            assert!(error.text.contains(nic.says_silent), "{error}");
             control.say("clear");
             scattered(pair, op).unwrap();
         }
     }
-    fn failures_at_random_let_no_wrong_bytes_through(pair, control) {
+    fn failures_at_random_let_no_wrong_bytes_through(pair, control, _) {
         control.say("fail one_in=200");
         let ended: Vec<bool> = (0..12).map(|turn| scattered(pair, OPS[turn % 2]).is_ok()).collect();
         println!("{ended:?}");
@@ -79,7 +124,7 @@ nics! {
         control.say("clear");
         OPS.into_iter().for_each(|op| scattered(pair, op).unwrap());
     }
-    fn a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up(pair, control) {
+    fn a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up(pair, control, nic) {
         for op in OPS {
             control.say("delay micros=3000");
             let (there, here) = pair.regions(64, 64 << 10);
@@ -88,14 +133,15 @@ nics! {
             wait_until("operations to be under way", || control.counts()["in_hand"] > 0);
             control.say("down");
             let error = transfer.wait(Some(PATIENCE)).map(drop).unwrap_err();
-            assert!(error.text.contains("device is down") || error.text.contains("Network is down"), "{error}");
+            assert!(nic.says_down.iter().any(|says| error.text.contains(says)), "{error}");
             let error = scattered(pair, op).unwrap_err();
-            assert!(error.text.contains("Network is down"), "{error}");
+            assert!(error.text.contains(nic.says_down[1]), "{error}");
             control.say("clear");
+            wait_until("the NICs to be in use", || [&pair.owner, &pair.other].map(|engine| up(engine, nic)[0]) == [1.0; 2]);
             scattered(pair, op).unwrap();
         }
     }
-    fn an_operation_that_never_ends_ends_with_its_transfer(pair, control) {
+    fn an_operation_that_never_ends_ends_with_its_transfer(pair, control, _) {
         for op in OPS {
             control.say("stick count=1");
             let began = Instant::now();
@@ -109,7 +155,7 @@ nics! {
             scattered(pair, op).unwrap();
         }
     }
-    fn an_operation_that_outlives_its_transfer_is_stopped_long_before_its_session_would_be(pair, control) {
+    fn an_operation_that_outlives_its_transfer_is_stopped_long_before_its_session_would_be(pair, control, _) {
         for op in OPS {
             let tries = [(); 3].map(|()| {
                 control.say("stick count=1");
@@ -128,7 +174,7 @@ nics! {
             assert!(tries.iter().any(|took| *took < bound), "{op:?}: {tries:?}");
         }
     }
-    fn an_operation_that_never_ends_beside_one_that_failed_costs_its_transfer_time_only(pair, control) {
+    fn an_operation_that_never_ends_beside_one_that_failed_costs_its_transfer_time_only(pair, control, _) {
         for op in OPS {
             control.say("stick count=1");
             control.say("fail nth=9 status=13");
@@ -136,7 +182,7 @@ nics! {
             assert_eq!(control.counts()["stuck"], 0);
         }
     }
-    fn a_stuck_operation_costs_other_transfers_nothing(pair, control) {
+    fn a_stuck_operation_costs_other_transfers_nothing(pair, control, _) {
         control.say("stick count=1");
         let (there, here) = pair.regions(64, PAGE);
         let grant = pair.grant(Op::Read, &whole(&there, PAGE));
@@ -156,11 +202,67 @@ nics! {
         let grant = pair.grant(Op::Write, &whole(&there, PAGE));
         pair.run(Op::Write, &whole(&here, PAGE), &grant, Verify::Off).unwrap();
     }
+    fn a_post_that_is_refused_ends_its_queue_pair_and_is_posted_again(pair, control, _) {
+        for op in OPS {
+            control.say("again count=1");
+            scattered(pair, op).unwrap();
+        }
+    }
+    fn a_completion_that_never_comes_ends_with_its_transfer(pair, control, _) {
+        for op in OPS {
+            control.say("lose count=1000");
+            let error = scattered_within(pair, op, Duration::from_secs(2)).unwrap_err();
+            assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+            control.say("clear");
+            scattered(pair, op).unwrap();
+        }
+    }
+}
+
+tests! {
+    EFA;
+    a_storm_of_refusals_costs_time_only
+    an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it
+    operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason
+    failures_at_random_let_no_wrong_bytes_through
+    a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up
+    an_operation_that_never_ends_ends_with_its_transfer
+    an_operation_that_outlives_its_transfer_is_stopped_long_before_its_session_would_be
+    an_operation_that_never_ends_beside_one_that_failed_costs_its_transfer_time_only
+    a_stuck_operation_costs_other_transfers_nothing
+}
+
+/// The same over verbs. Nothing passes what is stuck on its queue pair, so that is for its own transfer to end.
+mod roce {
+    use super::*;
+    tests! {
+        ROCE;
+        an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it
+        operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason
+        failures_at_random_let_no_wrong_bytes_through
+        a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up
+        an_operation_that_never_ends_ends_with_its_transfer
+        an_operation_that_outlives_its_transfer_is_stopped_long_before_its_session_would_be
+        a_post_that_is_refused_ends_its_queue_pair_and_is_posted_again
+        a_completion_that_never_comes_ends_with_its_transfer
+    }
+
+    #[test]
+    fn a_nic_whose_completions_cannot_be_read_leaves_its_work_to_the_other_one() {
+        let name = "a_nic_whose_completions_cannot_be_read_leaves_its_work_to_the_other_one";
+        blind_beside_another(ROCE, &format!("{}::{name}", module_path!()));
+    }
+
+    #[test]
+    fn the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read() {
+        let name = "the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read";
+        blind_alone(ROCE, &format!("{}::{name}", module_path!()));
+    }
 }
 
 /// The NICs of an engine that it can use, by its metrics.
-fn up(engine: &Engine) -> [f64; 2] {
-    ["0", "1"].map(|number| metric(engine, &format!("kvik_nic_up{{nic=\"rdmap{number}s0-rdm\"}}")))
+fn up(engine: &Engine, nic: &Nic) -> [f64; 2] {
+    nic.names.map(|name| metric(engine, &format!("kvik_nic_up{{nic=\"{name}\"}}")))
 }
 
 /// Begins a transfer, and lets nobody read the completions of the first device any more when operations of each
@@ -188,21 +290,24 @@ fn blinded(pair: &Pair, control: &mut Control, op: Op) -> Result<(), kvik_core::
 
 #[test]
 fn a_nic_whose_completions_cannot_be_read_leaves_its_work_to_the_other_one() {
-    const TWO: &Kind = &Kind { standin: Some(Standin::NEW), ..crate::EFA };
     let name = "a_nic_whose_completions_cannot_be_read_leaves_its_work_to_the_other_one";
-    TWO.place(&format!("{}::{name}", module_path!()), |control| {
+    blind_beside_another(EFA, &format!("{}::{name}", module_path!()));
+}
+
+fn blind_beside_another(nic: &'static Nic, name: &str) {
+    nic.two.place(name, |control| {
         let mut control = control.expect("the stand-in is there");
         for op in OPS {
-            let pair = Pair::new(TWO);
+            let pair = Pair::new(nic.two);
             pair.pass();
-            assert_eq!(up(&pair.other), [1.0, 1.0]);
+            assert_eq!(up(&pair.other, nic), [1.0, 1.0]);
             blinded(&pair, &mut control, op).unwrap();
-            assert_eq!(up(&pair.other), [0.0, 1.0], "{op:?}");
+            assert_eq!(up(&pair.other, nic), [0.0, 1.0], "{op:?}");
             // What comes later goes the same way, also when the queue could be read again: what was lost of it
             // stays lost.
             control.say("clear");
             pair.pass();
-            assert_eq!(up(&pair.other), [0.0, 1.0], "{op:?}");
+            assert_eq!(up(&pair.other, nic), [0.0, 1.0], "{op:?}");
         }
     });
 }
@@ -210,20 +315,70 @@ fn a_nic_whose_completions_cannot_be_read_leaves_its_work_to_the_other_one() {
 #[test]
 fn the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read() {
     let name = "the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read";
-    KIND.place(&format!("{}::{name}", module_path!()), |control| {
+    blind_alone(EFA, &format!("{}::{name}", module_path!()));
+}
+
+fn blind_alone(nic: &'static Nic, name: &str) {
+    nic.one.place(name, |control| {
         let mut control = control.expect("the stand-in is there");
         for op in OPS {
-            let pair = Pair::new(KIND);
+            let pair = Pair::new(nic.one);
             pair.pass();
             let under_way = blinded(&pair, &mut control, op).unwrap_err();
             let later = scattered(&pair, op).unwrap_err();
             for error in [under_way, later] {
                 assert_eq!(error.code, Code::PeerLost, "{op:?}: {error}");
-                let said = ["rdmap0s0-rdm", "reading completions"].map(|text| error.text.contains(text));
+                let said = [nic.names[0], nic.says_blind].map(|text| error.text.contains(text));
                 assert_eq!(said, [true, true], "{op:?}: {error}");
             }
-            assert_eq!(up(&pair.other), [0.0, 0.0], "{op:?}");
+            assert_eq!(up(&pair.other, nic), [0.0, 0.0], "{op:?}");
             control.say("clear");
         }
+    });
+}
+
+/// Nothing waits for a NIC's thread without end.
+#[test]
+fn a_nic_that_does_not_answer_is_named_and_takes_the_memory_in_no_more() {
+    let name = "a_nic_that_does_not_answer_is_named_and_takes_the_memory_in_no_more";
+    KIND.place(&format!("{}::{name}", module_path!()), |control| {
+        let mut control = control.expect("the stand-in is there");
+        let mut pair = Pair::new(KIND);
+        pair.other =
+            KIND.engine_with(&pair.ours, Config { deadline: Duration::from_secs(1), ..Config::default() });
+        pair.pass();
+        let (there, here) = pair.regions(4, PAGE);
+        let spare = pair.other.allocate(PAGE).unwrap();
+        let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+        let known = control.counts()["regions"];
+        // Its thread is in the middle of something, and does not come back from it.
+        pair.ours.hold_from(pair.ours.given());
+        let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+        assert!(pair.ours.wait_held(1, PATIENCE));
+        let began = Instant::now();
+        let error = pair.other.allocate(PAGE).map(drop).unwrap_err();
+        assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+        assert!(error.text.contains("rdmap0s0-rdm") && error.text.contains("1s"), "{error}");
+        // Its deadline, and the second in which the NIC may say that it has let go of it.
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        let began = Instant::now();
+        let error = spare.close(Duration::from_secs(1)).unwrap_err();
+        assert!(error.code == Code::RegionBusy && error.text.contains("a NIC"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        pair.ours.release();
+        transfer.wait(Some(PATIENCE)).unwrap();
+        // It learns of the memory that came too late, and that nobody wants it any more.
+        wait_until("the NIC to forget it", || control.counts()["regions"] == known);
+        spare.close(PATIENCE).unwrap();
+        wait_until("the NIC to forget the region", || control.counts()["regions"] == known - 1);
+        // And an engine whose NIC does not come back closes in its time.
+        pair.ours.hold_from(pair.ours.given());
+        let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+        assert!(pair.ours.wait_held(1, PATIENCE));
+        let began = Instant::now();
+        assert_eq!(code(pair.other.close(Duration::from_secs(1))), Code::PagesQuarantined);
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        pair.ours.release();
+        assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::EngineClosed);
     });
 }

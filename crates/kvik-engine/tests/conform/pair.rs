@@ -45,21 +45,25 @@ pub struct Kind {
     pub library: Option<&'static str>,
     /// The sample of a plug-in is that library.
     pub sample: bool,
-    /// The stand-in takes libfabric's place: in a process of its own, since a process has one libfabric.
+    /// A stand-in takes a library's place: in a process of its own, since a process has each library once.
     pub standin: Option<Standin>,
 }
 
-/// What the stand-in for libfabric stands for.
+/// What a stand-in stands for.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Standin {
+    pub library: standin::Standin,
     pub devices: u32,
     pub depth: u32,
-    /// Endpoints of one device in one process reach each other without the device.
+    /// verbs: runs of memory that an operation takes.
+    pub pieces: u32,
+    /// libfabric: endpoints of one device in one process reach each other without the device.
     pub software: bool,
 }
 
 impl Standin {
-    pub const NEW: Standin = Standin { devices: 2, depth: 256, software: false };
+    pub const NEW: Standin =
+        Standin { library: standin::Standin::Fabric, devices: 2, depth: 256, pieces: 16, software: false };
 }
 
 /// Which way the bytes go, as the initiator sees it.
@@ -93,15 +97,16 @@ impl Kind {
         }
         let Some(of) = &self.standin else { return check(None) };
         let loopback = if of.software { "software" } else { "device" };
-        let (devices, depth) = (of.devices.to_string(), of.depth.to_string());
+        let [devices, depth, pieces] = [of.devices, of.depth, of.pieces].map(|number| number.to_string());
         let settings = [
             ("KVIK_STANDIN_LOOPBACK", loopback),
             ("KVIK_STANDIN_DEVICES", &devices),
             ("KVIK_STANDIN_DEPTH", &depth),
+            ("KVIK_STANDIN_PIECES", &pieces),
         ];
         // Without the crate's name, as the test harness has it.
         let name = name.split_once("::").map_or(name, |(_, name)| name);
-        standin::alone(name, &settings, |control| check(Some(control)));
+        of.library.alone(name, &settings, |control| check(Some(control)));
     }
 
     /// Owner and initiator are one engine.
@@ -123,7 +128,7 @@ impl Kind {
         let library = match self.library {
             Some(file) => Some(file.into()),
             None if self.sample => Some(plugins::sample()),
-            None => self.standin.map(|_| standin::library()),
+            None => self.standin.map(|of| of.library.library()),
         };
         Some(NicOptions { library, ..nics })
     }
@@ -141,14 +146,13 @@ impl Kind {
     /// An engine whose orders go through the faults.
     pub fn engine(&self, faults: &Arc<Faults>, wire: Option<&Wire>) -> Engine {
         let advertise = wire.map(|wire| wire.address().to_string()).into_iter().collect();
-        let config = Config {
-            transport: self.preference(),
-            advertise,
-            faults: Some(faults.clone()),
-            nics: self.nics(),
-            ..Config::default()
-        };
-        Engine::start(config).unwrap()
+        self.engine_with(faults, Config { advertise, ..Config::default() })
+    }
+
+    /// One with options of its own.
+    pub fn engine_with(&self, faults: &Arc<Faults>, config: Config) -> Engine {
+        let (transport, faults, nics) = (self.preference(), Some(faults.clone()), self.nics());
+        Engine::start(Config { transport, faults, nics, ..config }).unwrap()
     }
 
     /// A region that its engine uses with tickets of others.

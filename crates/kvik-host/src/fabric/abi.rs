@@ -49,6 +49,9 @@ pub const FI_CQ_FORMAT_CONTEXT: u32 = 1;
 /// `enum` of `fi_control` commands.
 pub const FI_GETWAIT: c_int = 5;
 pub const FI_ENABLE: c_int = 6;
+pub const FI_OPT_ENDPOINT: c_int = 0;
+/// A `bool`; since libfabric 1.20.
+pub const FI_OPT_SHARED_MEMORY_PERMITTED: c_int = 11;
 
 /// Negative returns: `errno`s, and libfabric's own from 256 on.
 pub const FI_EAGAIN: isize = libc::EAGAIN as isize;
@@ -269,10 +272,19 @@ pub struct CqError {
 #[repr(C)]
 pub struct FidEp {
     pub fid: Fid,
-    pub ops: *mut c_void,
+    pub ops: *mut OpsEp,
     pub cm: *mut OpsCm,
     pub msg: *mut c_void,
     pub rma: *mut OpsRma,
+}
+
+#[repr(C)]
+pub struct OpsEp {
+    pub size: usize,
+    pub cancel: Unused,
+    pub getopt: Unused,
+    /// Object, level, option, value, bytes of the value.
+    pub setopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *const c_void, usize) -> c_int,
 }
 
 #[repr(C)]

@@ -116,6 +116,9 @@ impl Endpoint {
             let ep: Object<FidEp> = Object::make(lib, "making an endpoint", |out| {
                 ((*ops).endpoint)(d, info, out, ptr::null_mut())
             })?;
+            if device.nic.provider() == "efa" {
+                super::within_host::forbid_shared_memory(lib, &ep)?;
+            }
             let fid = ep.fid();
             let bind = (*(*fid).ops).bind;
             lib.check("binding addresses", bind(fid, av.fid(), 0) as isize)?;

@@ -15,6 +15,7 @@ mod abi;
 mod device;
 mod endpoint;
 mod nic;
+mod within_host;
 
 pub use device::{Device, Registration};
 pub use endpoint::{Completion, Endpoint, Posted, Rma, RmaOp, Slot};

@@ -2,14 +2,16 @@
 
 mod faults;
 mod limits;
+#[path = "../common/peer.rs"]
+mod peer;
 mod processes;
 mod rules;
 mod side;
-#[path = "../../../../tests/standins/fabric/standin.rs"]
+#[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
 
-use kvik_host::fabric::{Endpoint, RmaOp};
+use kvik_host::fabric::{Device, Endpoint, RmaOp};
 use side::{LEN, Side, fabric, nics, pair, post_all, until};
 
 /// Runs a test of this module's file in a process of its own.
@@ -19,7 +21,11 @@ macro_rules! alone {
         fn $name() {
             let module =
                 module_path!().split_once("::").map_or(String::new(), |(_, path)| format!("{path}::"));
-            crate::standin::alone(&format!("{module}{}", stringify!($name)), &$settings, $body);
+            crate::standin::Standin::Fabric.alone(
+                &format!("{module}{}", stringify!($name)),
+                &$settings,
+                $body,
+            );
         }
     };
 }
@@ -40,6 +46,21 @@ alone!(it_is_efa_and_nothing_else, [("KVIK_STANDIN_DEVICES", "3"), ("KVIK_STANDI
     assert_eq!(fabric().nics("efa", Some("127.0.0.1")).unwrap().len(), 3);
     let mut side = Side::new(&nics[1], 1, 64);
     assert_eq!(side.endpoint.address().unwrap().len(), 32);
+});
+
+alone!(a_library_that_cannot_forbid_shared_memory_is_refused, [("KVIK_STANDIN_OLD", "1")], |_| {
+    let device = Device::open(&nics()[0]).unwrap();
+    let refused = Endpoint::open(&device, 64).err().unwrap().to_string();
+    for word in ["shared memory", "1.20", "FI_EFA_ENABLE_SHM_TRANSFER=0"] {
+        assert!(refused.contains(word), "{refused}");
+    }
+});
+
+/// What libfabric was told by its environment holds for every endpoint.
+const NO_SHM: (&str, &str) = ("FI_EFA_ENABLE_SHM_TRANSFER", "0");
+
+alone!(an_old_library_that_was_told_by_its_environment_is_taken, [("KVIK_STANDIN_OLD", "1"), NO_SHM], |_| {
+    moves_bytes();
 });
 
 alone!(it_has_no_descriptor_to_wait_for, [], |_| {

@@ -1,21 +1,18 @@
 //! Several processes: what a device goes on with when they stop, and what ends with them.
 
+use crate::peer::{Peer, bytes, hex, is_peer};
 use crate::side::{LEN, Side, nics, pair, post_all, rma, until, wait};
 use crate::standin::{Folder, again};
 use crate::{DEVICE, alone};
 use kvik_host::fabric::{Endpoint, Posted, Rma, RmaOp};
 use kvik_host::{HugePages, Memory};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use rustix::process::Signal;
 use std::sync::Arc;
-
-const ROLE: &str = "KVIK_TEST_STANDIN_PEER";
 
 /// Not a test: another process, which does what its input says.
 #[test]
 fn peer() {
-    if std::env::var_os(ROLE).is_none() {
+    if !is_peer() {
         return;
     }
     let mut side = Side::new(&nics()[0], 3, 64);
@@ -39,65 +36,11 @@ fn peer() {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn bytes(hex: &str) -> Vec<u8> {
-    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
-}
-
-struct Peer {
-    process: Child,
-    lines: Box<dyn Iterator<Item = String>>,
-    /// Address, base and key.
-    told: Vec<String>,
-}
-
-impl Peer {
-    fn start() -> Peer {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "processes::peer", "--nocapture"]).env(ROLE, "1");
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut lines = lines.filter_map(|line| line.strip_prefix("peer: ").map(str::to_owned));
-        let told = lines.next().expect("what the peer is").split(' ').map(str::to_owned).collect();
-        Peer { process, lines: Box::new(lines), told }
-    }
-
-    fn ask(&mut self, line: &str) -> String {
-        self.process.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
-        self.lines.next().expect("the peer's answer")
-    }
-
-    /// It has posted a write of all its memory into the side's.
-    fn writes_into(&mut self, side: &mut Side) {
-        let address = hex(&side.endpoint.address().unwrap());
-        let line = format!("write {address} {} {}", side.known.base(), side.known.key());
-        assert_eq!(self.ask(&line), "posted");
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
-    }
-
-    /// Returns when it has stopped.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let id = WaitId::Pid(Pid::from_child(&self.process));
-        waitid(id, WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap().unwrap();
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.kill();
-    }
+/// It has posted a write of all its memory into the side's.
+fn writes_into(peer: &mut Peer, side: &mut Side) {
+    let address = hex(&side.endpoint.address().unwrap());
+    let line = format!("write {address} {} {}", side.known.base(), side.known.key());
+    assert_eq!(peer.ask(&line), "posted");
 }
 
 /// Each piece of 8 KiB waits: the whole takes a fifth of a second.
@@ -105,9 +48,9 @@ const SLOWLY: &str = "delay micros=1500";
 
 alone!(what_a_stopped_process_has_posted_goes_on, [], |mut control| {
     let mut side = Side::new(&nics()[0], 2, 64);
-    let mut peer = Peer::start();
+    let mut peer = Peer::start("processes::peer");
     control.say(SLOWLY);
-    peer.writes_into(&mut side);
+    writes_into(&mut peer, &mut side);
     peer.stop();
     let at_stop = side.landed(3);
     wait("the rest", || side.landed(3) == LEN);
@@ -117,7 +60,7 @@ alone!(what_a_stopped_process_has_posted_goes_on, [], |mut control| {
 
 alone!(what_goes_to_a_stopped_process_lands, [], |mut control| {
     let mut side = Side::new(&nics()[0], 1, 64);
-    let mut peer = Peer::start();
+    let mut peer = Peer::start("processes::peer");
     peer.stop();
     write(&mut side, &peer, 0);
     until(&mut side, 1);
@@ -138,9 +81,9 @@ fn write(side: &mut Side, peer: &Peer, token: u64) {
 alone!(what_a_killed_process_had_ends_with_it, [], |mut control| {
     let mut side = Side::new(&nics()[0], 1, 64);
     let before = control.counts();
-    let mut peer = Peer::start();
+    let mut peer = Peer::start("processes::peer");
     control.say(SLOWLY);
-    peer.writes_into(&mut side);
+    writes_into(&mut peer, &mut side);
     write(&mut side, &peer, 5);
     wait("the first piece", || side.landed(3) > 0);
     peer.kill();

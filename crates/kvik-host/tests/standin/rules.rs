@@ -1,21 +1,13 @@
 //! Rules of libfabric that the stand-in ends a process for.
 
-use crate::standin::{FOLDER, Folder, breaks};
-use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use crate::standin::Standin;
 
 fn broken(rule: &str) -> (Option<i32>, String) {
-    let mut folder = Folder::new();
-    let output = Command::new(breaks()).arg(rule).env(FOLDER, &folder.path).output().unwrap();
-    folder.ended();
-    (output.status.signal(), String::from_utf8_lossy(&output.stderr).into_owned())
+    Standin::Fabric.broken(rule)
 }
 
 fn ends(rule: &str, words: &[&str]) {
-    let (signal, text) = broken(rule);
-    assert_eq!(signal, Some(libc::SIGABRT), "{rule}: {text}");
-    assert!(text.contains("rule broken: "), "{text}");
-    words.iter().for_each(|word| assert!(text.contains(word), "{rule}: {text}"));
+    Standin::Fabric.ends(rule, words);
 }
 
 #[test]
@@ -42,4 +34,9 @@ fn what_others_need_may_not_be_closed() {
     ends("vector", &["address vector", "1 endpoints"]);
     ends("domain", &["1 address vectors, 1 completion queues, 1 endpoints and 1 registrations"]);
     ends("fabric", &["before 1 of its domains"]);
+}
+
+#[test]
+fn an_endpoint_that_may_use_shared_memory_ends_the_process() {
+    ends("shared", &["shared memory"]);
 }

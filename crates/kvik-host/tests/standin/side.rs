@@ -1,6 +1,6 @@
 //! One side of a transfer, and what tests do with two of them.
 
-use crate::standin;
+use crate::standin::Standin;
 use kvik_host::fabric::{Completion, Device, Endpoint, Fabric, Nic, Posted, Registration, Rma, RmaOp, Slot};
 use kvik_host::{HugePages, Memory};
 use std::rc::Rc;
@@ -11,7 +11,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub const LEN: usize = 1 << 20;
 
 pub fn fabric() -> Arc<Fabric> {
-    Fabric::load(Some(&standin::library())).unwrap()
+    Fabric::load(Some(&Standin::Fabric.library())).unwrap()
 }
 
 pub fn nics() -> Vec<Arc<Nic>> {

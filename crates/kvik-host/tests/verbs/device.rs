@@ -1,6 +1,6 @@
 //! Ports, GIDs, events, and what is left behind.
 
-use super::{LIMIT, PAGE, all_are, connected, devices, names, pair, port};
+use super::{LIMIT, PAGE, all_are, connected, devices, names, pair, port, verbs};
 use kvik_host::event::{Epoll, Events};
 use kvik_host::verbs::{Device, Event, Family, Link, PortState, Posted, Queue, QueueOptions, RmaOp, Verbs};
 use std::rc::Rc;
@@ -18,8 +18,8 @@ fn the_library_says_where_it_came_from_and_lists_what_there_is() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn a_port_says_what_it_is() {
-    let verbs = Verbs::load(None).unwrap();
+pub fn a_port_says_what_it_is() {
+    let verbs = verbs();
     for name in names() {
         let port = port(&verbs, &name);
         assert_eq!((port.number, port.state), (1, PortState::Active), "{port:?}");
@@ -44,8 +44,13 @@ fn set_link(interface: &str, state: &str) {
 #[ignore = "needs an RDMA device whose interface may go down: KVIK_TEST_VERBS_DOWN=rxe1"]
 fn a_port_that_loses_its_link_is_an_event() {
     let name = std::env::var("KVIK_TEST_VERBS_DOWN").expect("KVIK_TEST_VERBS_DOWN names an RDMA device");
-    let verbs = Verbs::load(None).unwrap();
-    let port = port(&verbs, &name);
+    loses_its_link(&name, set_link);
+}
+
+/// `set` takes the network interface of a port `down` or `up`.
+pub fn loses_its_link(name: &str, mut set: impl FnMut(&str, &str)) {
+    let verbs = verbs();
+    let port = port(&verbs, name);
     let gid = port.choose_gid(Family::Any, None).unwrap();
     let device = Device::open(&verbs, &port, gid.index).unwrap();
     let epoll = Epoll::new().unwrap();
@@ -58,18 +63,18 @@ fn a_port_that_loses_its_link_is_an_event() {
             device.events(&mut told).unwrap();
         }
     };
-    set_link(&gid.interface, "down");
+    set(&gid.interface, "down");
     until(Event::PortDown { port: 1 });
-    assert_eq!(self::port(&verbs, &name).state, PortState::Down);
-    set_link(&gid.interface, "up");
+    assert_eq!(self::port(&verbs, name).state, PortState::Down);
+    set(&gid.interface, "up");
     until(Event::PortUp { port: 1 });
-    assert_eq!(self::port(&verbs, &name).state, PortState::Active);
+    assert_eq!(self::port(&verbs, name).state, PortState::Active);
 }
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn any_gid_of_the_table_can_be_named() {
-    let verbs = Verbs::load(None).unwrap();
+pub fn any_gid_of_the_table_can_be_named() {
+    let verbs = verbs();
     let port = port(&verbs, &names()[0]);
     assert!(port.gids.len() > 1, "one GID shows nothing: {port:?}");
     let options = QueueOptions { depth: 4, ..QueueOptions::default() };
@@ -94,7 +99,7 @@ fn any_gid_of_the_table_can_be_named() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn a_descriptor_tells_of_completions() {
+pub fn a_descriptor_tells_of_completions() {
     let (mut a, b) = pair(16);
     let epoll = Epoll::new().unwrap();
     a.device.watch(&epoll, 5).unwrap();
@@ -121,7 +126,7 @@ fn a_descriptor_tells_of_completions() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn a_hundred_connections_leave_nothing_behind() {
+pub fn a_hundred_connections_leave_nothing_behind() {
     // In a process of its own, where other tests hold nothing.
     if std::env::var_os("KVIK_TEST_VERBS_ALONE").is_none() {
         let own = std::env::current_exe().unwrap();
@@ -145,15 +150,17 @@ fn a_hundred_connections_leave_nothing_behind() {
         b.queue.fail().unwrap();
         b.until("drained", |side| side.queue.is_drained());
     };
-    // Descriptors, and mappings that queue pairs have of the driver.
+    // Descriptors, and mappings that queue pairs have of the driver; of the stand-in, its memory and its pipes.
     let held = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let of_driver = maps.lines().filter(|line| line.contains("uverbs")).count();
+        let of_driver =
+            maps.lines().filter(|line| ["uverbs", "memfd:standin"].iter().any(|of| line.contains(of)));
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|file| {
             let target = std::fs::read_link(file.unwrap().path()).ok()?;
-            target.to_string_lossy().contains("uverbs").then_some(())
+            let target = target.to_string_lossy();
+            ["uverbs", "memfd:standin", "pipe:"].iter().any(|of| target.contains(of)).then_some(())
         });
-        (of_driver, descriptors.count())
+        (of_driver.count(), descriptors.count())
     };
     round();
     let before = held();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn a_wrong_key_is_an_error_by_name_and_the_rest_is_flushed() {
+pub fn a_wrong_key_is_an_error_by_name_and_the_rest_is_flushed() {
     let (mut a, mut b) = pair(64);
     for token in 0..8 {
         let at = token as usize * PAGE;
@@ -61,7 +61,7 @@ fn keep_writing(a: &mut Side, b: &Side) {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
+pub fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
     let (mut a, mut b) = pair(128);
     keep_writing(&mut a, &b);
     b.queue.fail().unwrap();
@@ -82,7 +82,7 @@ fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn an_initiator_that_fails_its_queue_pair_gets_back_all() {
+pub fn an_initiator_that_fails_its_queue_pair_gets_back_all() {
     let (mut a, mut b) = pair(64);
     // A peer that answers nothing: all of it stays under way.
     b.queue.fail().unwrap();
@@ -111,7 +111,7 @@ fn an_initiator_that_fails_its_queue_pair_gets_back_all() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn reads_of_a_drained_queue_pair_touch_memory_no_more() {
+pub fn reads_of_a_drained_queue_pair_touch_memory_no_more() {
     let devices = devices();
     let options = QueueOptions { depth: 64, ..QueueOptions::default() };
     for _ in 0..5 {
@@ -135,7 +135,7 @@ fn reads_of_a_drained_queue_pair_touch_memory_no_more() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn a_peer_that_is_gone_is_an_error_in_time() {
+pub fn a_peer_that_is_gone_is_an_error_in_time() {
     let (mut a, b) = pair(16);
     let there = b.known.clone();
     drop(b.queue);
@@ -150,7 +150,7 @@ fn a_peer_that_is_gone_is_an_error_in_time() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn a_queue_pair_that_is_dropped_gives_back_its_requests() {
+pub fn a_queue_pair_that_is_dropped_gives_back_its_requests() {
     let (mut a, b) = pair(64);
     keep_writing(&mut a, &b);
     let (count, device, queue) = (a.queue.under_way(), a.device.clone(), a.queue.id());

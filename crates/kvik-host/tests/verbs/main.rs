@@ -3,10 +3,18 @@
 //! They need a device, which a soft-RoCE one is: `KVIK_TEST_VERBS=rxe0 cargo test --test verbs --
 //! --include-ignored`. With two names the two sides are on a device each; these must reach each other, which
 //! two soft-RoCE devices of one host do not.
+//!
+//! Where there is none, [`over`] runs them over the stand-in for libibverbs (`tests/standins/verbs`).
 
 mod device;
 mod failing;
 mod moving;
+mod over;
+#[path = "../common/peer.rs"]
+mod peer;
+#[path = "../../../../tests/standins/standin.rs"]
+#[allow(dead_code)]
+mod standin;
 
 use kvik_host::verbs::{
     Access, Completion, Device, Family, Piece, Port, Posted, Queue, QueueAddress, QueueOptions, Registration,
@@ -28,6 +36,12 @@ fn names() -> Vec<String> {
     let names: Vec<String> = names.split(',').filter(|name| !name.is_empty()).map(Into::into).collect();
     assert!(!names.is_empty(), "KVIK_TEST_VERBS names no RDMA device, such as rxe0");
     names
+}
+
+/// The library: the stand-in's, in a process that has its devices.
+fn verbs() -> Arc<Verbs> {
+    let standin = std::env::var_os(standin::FOLDER).map(|_| standin::Standin::Verbs.library());
+    Verbs::load(standin.as_deref()).unwrap()
 }
 
 fn port(verbs: &Verbs, name: &str) -> Port {
@@ -88,18 +102,27 @@ impl Side {
         self.until("enough completions", |side| side.ended().len() >= count);
     }
 
+    /// Bytes of this value.
+    fn landed(&self, value: u8) -> usize {
+        self.bytes().iter().filter(|byte| **byte == value).count()
+    }
+
     /// Gathers a request of one piece.
     fn gather(&mut self, op: RmaOp, peer: &Registration, at: usize, len: usize, token: u64) -> Posted {
+        self.gather_to(op, (peer.base(), peer.rkey()), at, len, token)
+    }
+
+    /// The same, for a peer of which only base and key are known.
+    fn gather_to(&mut self, op: RmaOp, peer: (u64, u32), at: usize, len: usize, token: u64) -> Posted {
         let pieces = [Piece { memory: &self.known, offset: at, len }];
-        let (remote, rkey) = (peer.base() + at as u64, peer.rkey());
+        let (remote, rkey) = (peer.0 + at as u64, peer.1);
         self.queue.post(&Rma { op, pieces: &pieces, remote, rkey, token, immediate: None }).unwrap()
     }
 }
 
 /// A device for each side, with a completion queue of its own.
 fn devices() -> (Rc<Device>, Rc<Device>) {
-    let verbs = Verbs::load(None).unwrap();
-    let names = names();
+    let (verbs, names) = (verbs(), names());
     let open = |name: &str| {
         let port = port(&verbs, name);
         let gid = port.choose_gid(Family::Any, None).unwrap().index;
@@ -112,9 +135,25 @@ fn devices() -> (Rc<Device>, Rc<Device>) {
 fn connected(devices: &(Rc<Device>, Rc<Device>), options: &QueueOptions) -> (Side, Side) {
     let (mut a, mut b) = (Side::on(&devices.0, 1, options), Side::on(&devices.1, 2, options));
     let (to_a, to_b) = (a.queue.address().encode(), b.queue.address().encode());
-    a.queue.connect(&QueueAddress::decode(&to_b).unwrap()).unwrap();
-    b.queue.connect(&QueueAddress::decode(&to_a).unwrap()).unwrap();
+    connect(&mut a, &to_b);
+    connect(&mut b, &to_a);
     (a, b)
+}
+
+fn connect(side: &mut Side, address: &[u8]) {
+    try_connect(side, address).unwrap();
+}
+
+fn try_connect(side: &mut Side, address: &[u8]) -> Result<(), String> {
+    side.queue.connect(&QueueAddress::decode(address).unwrap()).map_err(|error| error.to_string())
+}
+
+fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LIMIT, "{what} does not come");
+        std::thread::yield_now();
+    }
 }
 
 fn pair(depth: usize) -> (Side, Side) {

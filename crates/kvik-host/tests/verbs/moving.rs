@@ -7,7 +7,7 @@ use std::time::Instant;
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn scattered_pages_are_written_and_read() {
+pub fn scattered_pages_are_written_and_read() {
     let (mut a, mut b) = pair(32);
     assert!(a.queue.max_pieces() >= 4, "{}", a.queue.max_pieces());
     // Each side has pages that say whose and which they are.
@@ -50,7 +50,7 @@ fn scattered_pages_are_written_and_read() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn there_is_never_more_under_way_than_the_depth() {
+pub fn there_is_never_more_under_way_than_the_depth() {
     let (mut a, b) = pair(16);
     let mut token = 0;
     for _ in 0..20 {
@@ -71,7 +71,7 @@ fn there_is_never_more_under_way_than_the_depth() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn every_token_comes_back_in_order_though_few_requests_ask() {
+pub fn every_token_comes_back_in_order_though_few_requests_ask() {
     let (mut a, b) = pair(128);
     let mut token = 0u64;
     // Chains of all lengths, so that the ones that ask lie everywhere.
@@ -92,7 +92,7 @@ fn every_token_comes_back_in_order_though_few_requests_ask() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn immediates_tell_the_target_that_all_lies_there() {
+pub fn immediates_tell_the_target_that_all_lies_there() {
     let options = QueueOptions { depth: 64, immediates: 8, ..QueueOptions::default() };
     let (mut a, mut b) = connected(&devices(), &options);
     for value in 0..40u32 {
@@ -116,7 +116,7 @@ fn immediates_tell_the_target_that_all_lies_there() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn what_no_device_should_see_is_not_posted() {
+pub fn what_no_device_should_see_is_not_posted() {
     let (mut a, b) = pair(16);
     let (remote, rkey) = (b.known.base(), b.known.rkey());
     let known = a.known.clone();
@@ -152,7 +152,7 @@ fn what_no_device_should_see_is_not_posted() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-fn completions_of_queue_pairs_that_share_a_device_are_told_apart() {
+pub fn completions_of_queue_pairs_that_share_a_device_are_told_apart() {
     let devices = devices();
     let options = QueueOptions { depth: 16, ..QueueOptions::default() };
     let mut pairs: Vec<(Side, Side)> = (0..3).map(|_| connected(&devices, &options)).collect();

@@ -117,6 +117,7 @@ fn a_cancelled_transfer_ends_when_its_orders_have() {
         assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
         h.release();
         assert_eq!(h.world.code(0, h.key), Some(Code::Cancelled));
+        assert_eq!(h.world.peers[0].node.rungs().transfers, [1, 0, 0], "no peer was asked");
         assert_eq!(h.world.peers[1].node.grant_state(h.grant), Some(GrantState::Live));
         h.world.assert_no_leak();
     }
@@ -159,6 +160,7 @@ fn a_cut_session_ends_its_transfers_when_their_orders_have() {
             assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
             h.release();
             assert_eq!(h.world.code(0, h.key), Some(Code::PeerLost), "{op:?} {path:?}");
+            assert_eq!(h.world.peers[0].node.rungs().transfers, [0, 0, 1], "{op:?} {path:?}");
             assert_eq!(h.world.peers[1].node.grant_state(h.grant), Some(GrantState::Live));
             assert_eq!(h.world.peers[0].downs.len() + h.world.peers[1].downs.len(), 2);
             h.world.assert_no_leak();

@@ -4,7 +4,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use};
-use kvik_proto::{FlowKey, Op, Order, OrderKind, OrderOutcome, Path};
+use kvik_proto::{FlowKey, Op, Order, OrderKind, OrderOutcome, Path, Rung, Rungs};
 use std::time::Duration;
 
 /// A transfer of three chunks; the first is posted, and the NIC has said nothing of it yet.
@@ -46,6 +46,14 @@ impl Posted {
         self.world.settle();
     }
 
+    /// One end of each kind has been counted, under this rung: the initiator's transfer, and the owner's grant.
+    fn assert_rungs(&self, transfer: Rung, grant: Rung) {
+        let [initiator, owner] = [0, 1].map(|peer: usize| self.world.peers[peer].node.rungs());
+        let one = |rung: Rung| Rung::ALL.map(|other| u64::from(other == rung));
+        assert_eq!((initiator.transfers, initiator.grants), (one(transfer), [0; 3]));
+        assert_eq!((owner.transfers, owner.grants), ([0; 3], one(grant)));
+    }
+
     fn fenced(&mut self, peer: usize) {
         self.world.peers[peer].node.fenced(self.session);
         self.world.pump(peer);
@@ -67,6 +75,7 @@ fn what_was_delivered_is_a_success_on_both_sides() {
         p.done(DONE);
         assert_eq!(p.world.outcome(0, p.key), Some(Ok(())));
         assert_eq!(p.world.peers[1].ended[&p.grant], GrantState::Consumed);
+        assert!(p.world.peers.iter().all(|peer| peer.node.rungs() == Rungs::default()), "nothing was in use");
         p.world.assert_quiet();
         p.world.assert_no_leak();
     }
@@ -107,6 +116,7 @@ fn a_revoked_grant_waits_for_the_initiator_to_answer() {
         assert!(p.is_free());
         assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
         assert_eq!(p.world.peers[1].node.quarantined(), 0);
+        p.assert_rungs(Rung::Own, Rung::Answered);
         p.world.assert_quiet();
         p.world.assert_no_leak();
     }
@@ -128,6 +138,7 @@ fn a_silent_initiator_is_cut_off_and_its_pages_wait_for_the_cut() {
     p.done(OrderOutcome::Void);
     p.fenced(0);
     assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
+    p.assert_rungs(Rung::Cut, Rung::Cut);
     p.world.assert_no_leak();
 }
 

@@ -3,6 +3,7 @@
 
 use super::active::Active;
 use super::card::{Card, Operation, Posted};
+use super::warm::Knock;
 use super::worker::Worker;
 use crate::{Desk, Held, finish};
 use kvik_core::{Code, Error, Result};
@@ -23,7 +24,10 @@ impl<C: Card> Worker<C> {
         }
         let moved = !done.is_empty();
         for ended in done.drain(..) {
-            let Some(Some(active)) = self.orders.get_mut(ended.token as usize) else { continue };
+            let Some(Some(active)) = self.orders.get_mut(ended.token as usize) else {
+                self.knocked(ended);
+                continue;
+            };
             let session = active.session();
             let error = ended.result.err();
             let failed = error.is_some();
@@ -193,6 +197,7 @@ impl<C: Card> Worker<C> {
     /// Operations under way to a session's peer.
     pub(super) fn under_way(&self, session: u64) -> u32 {
         let orders = self.orders.iter().flatten().filter(|active| active.session() == session);
-        orders.map(|active| active.out).sum()
+        let knocks = self.knocks.get(&session).is_some_and(Knock::is_under_way);
+        orders.map(|active| active.out).sum::<u32>() + u32::from(knocks)
     }
 }

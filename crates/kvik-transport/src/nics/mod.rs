@@ -5,7 +5,8 @@
 //! - `card`: what a thread needs of a NIC; `libfabric`, `verbs` and `plugin` have it;
 //! - `worker`: the thread: what it is told, and when it sleeps;
 //! - `hand`: the orders that it has in hand;
-//! - `roads`: its ways to peers: how they open, mend and close.
+//! - `roads`: its ways to peers: how they open, mend and close;
+//! - `warm`: ways that are opened before anything moves over them.
 
 mod active;
 mod card;
@@ -16,6 +17,7 @@ mod plugin;
 mod roads;
 mod stats;
 mod verbs;
+mod warm;
 mod worker;
 
 pub use options::{NicKind, NicOptions};
@@ -29,7 +31,7 @@ use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -38,6 +40,9 @@ use worker::Place;
 /// How long a thread may take to answer before its caller goes on without: far longer than any driver takes to forget
 /// memory.
 const ANSWER: Duration = Duration::from_secs(1);
+
+/// How long a NIC may take to open: some take seconds.
+const OPEN: Duration = Duration::from_secs(60);
 
 /// The threads of an engine's NICs.
 pub struct NicPool {
@@ -64,6 +69,8 @@ pub(crate) enum Command {
     Called(u64, NicCall),
     /// The session's peer has answered this one.
     Answered(u64, NicAnswer),
+    /// The way to the session's peer is to be open, before this time is over.
+    Warm(u64, Instant),
     /// The session is over.
     Forget(u64),
     /// The session is over, and its peer may still reach memory here.
@@ -103,9 +110,20 @@ struct Waiting {
     /// Sessions that have a `Post` among the commands already, and whether `Halt` and `Expose` are there.
     posts: HashSet<u64>,
     told: [bool; 2],
-    /// Where the call of a peer's NIC, or an answer of a peer, is among the commands: a later one takes its place, so
-    /// that a peer can fill nothing.
-    calls: HashMap<(u64, Option<u8>), usize>,
+    /// Where what is said again and again is among the commands: a later word of its kind takes its place, so that a
+    /// peer can fill nothing.
+    words: HashMap<(u64, Word), usize>,
+}
+
+/// What is said to a NIC again and again, of which the last counts.
+#[derive(PartialEq, Eq, Hash)]
+enum Word {
+    /// One of the peer's NICs calls.
+    Call(u8),
+    /// The peer answers; whether for a page.
+    Answer(bool),
+    /// The engine wants it warm.
+    Warm,
 }
 
 impl Waiting {
@@ -120,16 +138,18 @@ impl Waiting {
     }
 
     fn put(&mut self, command: Command) {
-        let caller = match &command {
-            Command::Called(session, call) => Some((*session, Some(call.from))),
-            Command::Answered(session, _) => Some((*session, None)),
+        let word = match &command {
+            Command::Called(session, call) => Some((*session, Word::Call(call.from))),
+            Command::Answered(session, answer) => Some((*session, Word::Answer(warm::of_page(answer)))),
+            Command::Warm(session, _) => Some((*session, Word::Warm)),
             _ => None,
         };
         let next = self.commands.len();
-        let at = caller.map_or(next, |caller| *self.calls.entry(caller).or_insert(next));
-        match self.commands.get_mut(at) {
-            Some(earlier) => *earlier = command,
-            None => self.commands.push(command),
+        let at = word.map_or(next, |word| *self.words.entry(word).or_insert(next));
+        match (self.commands.get_mut(at), command) {
+            (Some(Command::Warm(_, earlier)), Command::Warm(_, until)) => *earlier = until.max(*earlier),
+            (Some(earlier), command) => *earlier = command,
+            (None, command) => self.commands.push(command),
         }
     }
 }
@@ -150,7 +170,7 @@ impl Inbox {
     fn take(&self, into: &mut Vec<Command>) {
         let mut waiting = lock(&self.waiting);
         waiting.posts.clear();
-        waiting.calls.clear();
+        waiting.words.clear();
         waiting.told = [false; 2];
         std::mem::swap(&mut waiting.commands, into);
     }
@@ -195,10 +215,29 @@ impl Shut {
     }
 }
 
-/// What a thread said, which may have ended instead.
-fn answered<T>(wait: Receiver<Result<T>>) -> Result<T> {
-    let gone = || Error::new(Code::TransportUnavailable, "a NIC's thread has ended");
-    wait.recv().unwrap_or_else(|_| Err(gone()))
+/// What a thread said, which may have ended instead, or may be stuck in the NIC's driver.
+fn answered<T>(
+    wait: &Receiver<Result<T>>,
+    nic: &NicStats,
+    what: &str,
+    limit: (Duration, Instant),
+) -> Result<T> {
+    let (limit, until) = limit;
+    wait.recv_timeout(until.saturating_duration_since(Instant::now())).unwrap_or_else(|why| {
+        let name = nic.name();
+        Err(match why {
+            RecvTimeoutError::Disconnected => {
+                Error::new(Code::TransportUnavailable, format!("the thread of NIC {name} has ended"))
+            }
+            RecvTimeoutError::Timeout => Error::new(
+                Code::DeadlineExceeded,
+                format!(
+                    "NIC {name} did not {what} within {limit:?}: its driver is busy or stuck; try again, or leave \
+                     this NIC out of `nics`"
+                ),
+            ),
+        })
+    })
 }
 
 /// The NICs that the options name, or all; no more than peers can be told of.
@@ -298,8 +337,16 @@ impl NicPool {
             self.stats.push(stats);
             opening.push(opened);
         }
-        // They open side by side: some take seconds.
-        opening.into_iter().map(answered).collect()
+        // They open side by side.
+        let limit = (OPEN, Instant::now() + OPEN);
+        let opened: Result<Vec<_>> = (opening.iter().zip(&self.stats))
+            .map(|(opened, nic)| answered(opened, nic, "open", limit))
+            .collect();
+        if opened.as_ref().is_err_and(|error| error.code == Code::DeadlineExceeded) {
+            // Whoever waited for a stuck one would be stuck with it. It ends when it comes back.
+            lock(&self.threads).clear();
+        }
+        opened
     }
 
     /// Begins to serve orders.
@@ -336,11 +383,13 @@ impl NicPool {
         self.lanes.iter().for_each(|lane| lane.put(Command::Find(session)));
     }
 
-    /// Makes memory known to every NIC.
+    /// Makes memory known to every NIC, within `limit`.
     ///
     /// # Errors
-    /// A NIC refused; none knows the memory then.
-    pub fn register(&self, memory: &Held) -> Result<Arc<[NicKey]>> {
+    /// A NIC refused, or `DeadlineExceeded` where one did not answer; none knows the memory then, or only until it
+    /// comes back to hear so.
+    pub fn register(&self, memory: &Held, limit: Duration) -> Result<Arc<[NicKey]>> {
+        let limit = (limit, Instant::now() + limit);
         let answers: Vec<_> = self
             .lanes
             .iter()
@@ -350,7 +399,9 @@ impl NicPool {
                 wait
             })
             .collect();
-        let keys: Result<Vec<_>> = answers.into_iter().map(answered).collect();
+        let keys: Result<Vec<_>> = (answers.iter().zip(&self.stats))
+            .map(|(wait, nic)| answered(wait, nic, "take in the memory", limit))
+            .collect();
         if keys.is_err() {
             self.unregister(memory.clone());
         }
@@ -403,9 +454,15 @@ impl NicPool {
 
     /// A peer has answered one of these.
     pub fn answered(&self, session: u64, answer: NicAnswer) {
-        if let Some(lane) = self.lanes.get(usize::from(answer.from)) {
+        if let Some(lane) = self.lanes.get(warm::caller(answer.from)) {
             lane.put(Command::Answered(session, answer));
         }
+    }
+
+    /// Has each NIC open its way to the session's peer, and an operation go over it. The desk hears from each of
+    /// them, unless `until` passes first.
+    pub fn warm(&self, session: u64, until: Instant) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Warm(session, until)));
     }
 
     /// The session may have something to post.

@@ -6,6 +6,8 @@
 
 use super::card::{Card, Cut};
 use super::hand::PATIENCE;
+use super::stats::NicStats;
+use super::warm::of_page;
 use super::worker::Worker;
 use crate::Desk;
 use kvik_core::{Code, Error, Result};
@@ -13,7 +15,7 @@ use kvik_proto::{NicAnswer, NicCall};
 use std::time::{Duration, Instant};
 
 /// How long a peer may take to answer.
-const CALL: Duration = Duration::from_secs(2);
+pub(super) const CALL: Duration = Duration::from_secs(2);
 /// How long a NIC that cannot reach a peer leaves it to others, at first and at most.
 const REST: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
 
@@ -27,6 +29,8 @@ pub(super) struct Peer<W> {
     /// Ways that failed since something last went through.
     failures: usize,
     rest: Duration,
+    /// Something went through since the way opened.
+    warm: bool,
     /// When operations were first seen to fail.
     since: Option<Instant>,
     /// Why it cannot be reached.
@@ -47,7 +51,22 @@ enum Road<W> {
 impl<W> Peer<W> {
     /// An operation went through.
     pub fn works(&mut self) {
-        (self.failures, self.rest) = (0, REST[0]);
+        (self.failures, self.rest, self.warm) = (0, REST[0], true);
+    }
+
+    /// The number of the peer's NIC.
+    pub fn nic(&self) -> usize {
+        self.nic
+    }
+
+    /// Whether something went over the way as it is.
+    pub fn is_warm(&self) -> bool {
+        self.warm && matches!(self.road, Road::Open(_))
+    }
+
+    fn open(&mut self, way: W, stats: &NicStats) {
+        (self.road, self.warm) = (Road::Open(way), false);
+        stats.way_opened();
     }
 }
 
@@ -56,7 +75,7 @@ fn gone() -> Error {
 }
 
 impl<C: Card> Worker<C> {
-    fn peer(&mut self, session: u64) -> &mut Peer<C::Way> {
+    pub(super) fn peer(&mut self, session: u64) -> &mut Peer<C::Way> {
         let nic = self.number;
         let new = || Peer {
             nic,
@@ -64,6 +83,7 @@ impl<C: Card> Worker<C> {
             road: Road::Closed,
             failures: 0,
             rest: REST[0],
+            warm: false,
             since: None,
             why: None,
         };
@@ -105,7 +125,8 @@ impl<C: Card> Worker<C> {
         let address = nics.get(nic).ok_or_else(gone)?;
         peer.address.clone_from(address);
         if let Some(way) = self.card.reach(session, address)? {
-            self.peer(session).road = Road::Open(way);
+            let stats = self.stats.clone();
+            self.peer(session).open(way, &stats);
             return Ok(Some((way, nic)));
         }
         self.ask(desk, session)?;
@@ -173,11 +194,15 @@ impl<C: Card> Worker<C> {
         if self.under_way(session) > 0 {
             self.cut(session);
         }
+        self.stays_cold(desk, session, why);
         self.hand_over(desk, session, false, why);
     }
 
     /// The peer has answered: whatever was posted before cannot land any more.
     pub(super) fn answered(&mut self, session: u64, answer: NicAnswer) {
+        if of_page(&answer) {
+            return self.page_told(session, answer);
+        }
         let Some(desk) = self.desk.clone() else { return };
         let Some(peer) = self.peers.get_mut(&session) else { return };
         if !matches!(peer.road, Road::Asked(_)) || peer.nic != usize::from(answer.to) {
@@ -195,8 +220,10 @@ impl<C: Card> Worker<C> {
         self.sick.remove(&session);
         let why = match opened {
             Ok((way, told)) => {
+                let stats = self.stats.clone();
                 let peer = self.peer(session);
-                (peer.road, peer.address, peer.since) = (Road::Open(way), told, None);
+                peer.open(way, &stats);
+                (peer.address, peer.since) = (told, None);
                 return self.resume(session);
             }
             Err(error) => error,
@@ -226,6 +253,7 @@ impl<C: Card> Worker<C> {
         peer.rest = (peer.rest * 2).min(REST[1]);
         let others = self.shut.shut(session, self.number);
         log::warn!("{}; {}", why.text, if others { "others take its work" } else { "nor can any other" });
+        self.stays_cold(desk, session, &why);
         self.hand_over(desk, session, others, &why);
     }
 
@@ -295,6 +323,9 @@ impl<C: Card> Worker<C> {
 
     /// A NIC of the session's peer wants a way to this one.
     pub(super) fn called(&mut self, session: u64, call: NicCall) {
+        if Self::asks_for_page(&call) {
+            return self.show_page(session, call);
+        }
         let Some(desk) = self.desk.clone() else { return };
         let admitted = self.card.admit(session, call.from, &call.address);
         let outcome = admitted.map(|admitted| {
@@ -320,9 +351,13 @@ impl<C: Card> Worker<C> {
             }
             active.stop(&stopped);
         }
+        for (_, knock) in self.knocks.iter_mut().filter(|(other, _)| all || **other == session) {
+            knock.stop();
+        }
         for (other, peer) in &mut self.peers {
             if (all || *other == session) && matches!(peer.road, Road::Open(_)) {
                 peer.road = Road::Closed;
+                self.stats.way_closed();
             }
         }
     }
@@ -332,6 +367,7 @@ impl<C: Card> Worker<C> {
         let Some(peer) = self.peers.get_mut(&session) else { return };
         if let Road::Open(way) = std::mem::replace(&mut peer.road, Road::Closed) {
             self.card.leave(session, way);
+            self.stats.way_closed();
         }
     }
 

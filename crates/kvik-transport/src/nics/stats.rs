@@ -3,20 +3,30 @@
 use kvik_proto::Op;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Counts of one NIC, which only rise.
+/// Counts of one NIC, which only rise, and what it has now.
 #[derive(Debug)]
 pub struct NicStats {
     name: String,
     read: AtomicU64,
     written: AtomicU64,
     failed: AtomicU64,
+    ways: AtomicU64,
+    open: AtomicU64,
     up: AtomicBool,
 }
 
 impl NicStats {
     pub(super) fn new(name: String) -> NicStats {
         let count = AtomicU64::default;
-        NicStats { name, read: count(), written: count(), failed: count(), up: AtomicBool::new(true) }
+        NicStats {
+            name,
+            read: count(),
+            written: count(),
+            failed: count(),
+            ways: count(),
+            open: count(),
+            up: AtomicBool::new(true),
+        }
     }
 
     /// The device.
@@ -39,6 +49,16 @@ impl NicStats {
         self.failed.load(Ordering::Relaxed)
     }
 
+    /// Ways to peers' NICs that it has opened.
+    pub fn ways(&self) -> u64 {
+        self.ways.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that are open.
+    pub fn open_ways(&self) -> u64 {
+        self.open.load(Ordering::Relaxed)
+    }
+
     /// Whether it can be used now.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
@@ -51,6 +71,15 @@ impl NicStats {
 
     pub(super) fn operation_failed(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn way_opened(&self) {
+        self.ways.fetch_add(1, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn way_closed(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn set_up(&self, up: bool) {

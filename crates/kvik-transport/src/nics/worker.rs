@@ -4,6 +4,7 @@ use super::active::Active;
 use super::card::{Card, Done, Run};
 use super::roads::Peer;
 use super::stats::NicStats;
+use super::warm::Knock;
 use super::{Command, Fence, Inbox, Shut};
 use crate::{Desk, Held, from_host};
 use kvik_core::{Code, Error, Result};
@@ -12,7 +13,7 @@ use kvik_proto::NicKey;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BELL: u64 = 0;
 const QUEUE: u64 = 1;
@@ -47,6 +48,8 @@ pub(super) struct Worker<C: Card> {
     pub known: HashMap<usize, C::Known>,
     /// Memory that is let go of when nobody else holds it.
     leaving: HashMap<usize, C::Known>,
+    /// What peers' NICs read to see that they reach this one, once one has asked for it.
+    pub page: Option<(C::Known, NicKey)>,
     pub card: C,
     /// The card tells by a descriptor when to poll.
     waits: bool,
@@ -59,6 +62,12 @@ pub(super) struct Worker<C: Card> {
     pub sick: BTreeSet<u64>,
     /// Sessions that may have something to post.
     pub wants: BTreeSet<u64>,
+    /// Ways that are to be warm, by session.
+    pub knocks: HashMap<u64, Knock>,
+    /// The number of the next operation that is no order's.
+    pub next_knock: u64,
+    /// Until when peers' NICs may read the page.
+    pub visited: Option<Instant>,
     pub orders: Vec<Option<Active>>,
     /// Orders with something left to post.
     pub turns: VecDeque<usize>,
@@ -85,6 +94,7 @@ impl<C: Card> Worker<C> {
             desk: None,
             known: HashMap::new(),
             leaving: HashMap::new(),
+            page: None,
             card,
             waits,
             down: None,
@@ -92,6 +102,9 @@ impl<C: Card> Worker<C> {
             peers: HashMap::new(),
             sick: BTreeSet::new(),
             wants: BTreeSet::new(),
+            knocks: HashMap::new(),
+            next_knock: 0,
+            visited: None,
             orders: (0..ORDERS).map(|_| None).collect(),
             turns: VecDeque::new(),
             done: Vec::new(),
@@ -131,6 +144,7 @@ impl<C: Card> Worker<C> {
         let busy = self.orders.iter().any(Option::is_some)
             || !self.leaving.is_empty()
             || !self.sick.is_empty()
+            || self.is_warming()
             || self.desk.as_ref().is_some_and(|desk| desk.is_exposed());
         match (busy, self.waits) {
             (_, true) if self.broken.is_none() && !self.card.may_wait() => Duration::ZERO,
@@ -158,6 +172,7 @@ impl<C: Card> Worker<C> {
             Command::Find(session) => self.find(session),
             Command::Called(session, call) => self.called(session, call),
             Command::Answered(session, answer) => self.answered(session, answer),
+            Command::Warm(session, until) => self.warm(session, until),
             Command::Forget(session) => self.forget(session),
             Command::Fence(fence) => self.fence(&fence),
             // Their flags, and the desk, are looked at in every turn.
@@ -187,6 +202,7 @@ impl<C: Card> Worker<C> {
         let mut moved = self.take_completions();
         self.look_at_port();
         self.tend(&*desk);
+        self.tend_knocks(&*desk);
         self.report(&*desk);
         moved |= self.take_orders(&*desk);
         moved |= self.post(&*desk);
@@ -216,14 +232,16 @@ impl<C: Card> Worker<C> {
         self.close_road(session);
         self.peers.remove(&session);
         self.sick.remove(&session);
+        self.knocks.remove(&session);
         self.card.forget(session);
     }
 
-    fn forget(&mut self, session: u64) {
+    pub fn forget(&mut self, session: u64) {
         self.wants.remove(&session);
         self.sick.remove(&session);
         self.shut.open(session, self.number);
-        // Operations that are under way name it still: it goes with them, by a fence.
+        self.leave_knock(session);
+        // Operations that are under way name it still: it goes with them, by a fence, or with its knock.
         if self.under_way(session) == 0 {
             self.close_road(session);
             self.peers.remove(&session);

@@ -1,38 +1,30 @@
 /* Writes that were told of as failed while their bytes are still on the wire: they land when a test says so,
- * or not at all, if the endpoint that they go to is closed before. What becomes of who posted them is nothing
+ * or not at all, if what they go through is closed before. What becomes of who posted them is nothing
  * to them. */
-#include "device.h"
+#include "daemon.h"
 
 #include <stdlib.h>
 
 struct late {
     struct late *next;
-    /* Where they came from, and where they go: by name and token, since an endpoint's place is used again. */
-    uint32_t device, target, token;
+    uint32_t device;
+    uint64_t target;
     pid_t process;
     uint64_t at, len;
-    unsigned char bytes[];
+    unsigned char *bytes;
 };
 
 static struct late *first;
 
-void late_leave(struct work *work) {
-    const struct order *order = &work->order;
-    struct late *late = malloc(sizeof *late + order->len);
-    if (late != NULL &&
-        fetch(work->from->client->process, order->local, late->bytes, order->len) == order->len) {
-        late->device = work->from->device;
-        late->target = work->target;
-        late->token = work->token;
-        late->process = work->target_process;
-        late->at = order->remote;
-        late->len = order->len;
-        late->next = first;
-        first = late;
-    } else {
-        free(late);
+void late_add(
+    uint32_t device, uint64_t target, pid_t process, uint64_t at, unsigned char *bytes, uint64_t len) {
+    struct late *late = malloc(sizeof *late);
+    if (late == NULL) {
+        free(bytes);
+        return;
     }
-    end(work, work->status);
+    *late = (struct late){first, device, target, process, at, len, bytes};
+    first = late;
 }
 
 static void take(struct late **at, int lands) {
@@ -45,6 +37,7 @@ static void take(struct late **at, int lands) {
         counts.bytes += late->len;
         counts.landed++;
     }
+    free(late->bytes);
     free(late);
 }
 
@@ -58,9 +51,9 @@ void late_land(uint32_t device) {
     }
 }
 
-void late_stop(const struct endpoint *target) {
+void late_stop(uint64_t target) {
     for (struct late **at = &first; *at != NULL;) {
-        if ((*at)->target == target->name && (*at)->token == target->token) {
+        if ((*at)->target == target) {
             take(at, 0);
         } else {
             at = &(*at)->next;

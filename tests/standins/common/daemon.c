@@ -1,7 +1,7 @@
-/* The daemon of a fabric directory: `standin-nic FOLDER [stay]`. It serves one folder, and ends when its last
+/* The daemon of a folder: `standin-nic FOLDER [stay]`. It serves this one, and ends when its last
  * user has gone. It leaves whoever starts it, unless it is to stay: then it says when it is ready. */
 #define _GNU_SOURCE
-#include "device.h"
+#include "daemon.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -33,7 +32,6 @@ enum {
 };
 
 struct board *board;
-struct device devices[MAX_DEVICES];
 struct counts counts;
 uint64_t seed;
 int board_fd;
@@ -131,14 +129,12 @@ static void be_the_only_one(const char *folder) {
 }
 
 static void begin(const char *folder) {
-    board_fd = memfd_create("standin-board", MFD_CLOEXEC);
-    if (board_fd < 0 || ftruncate(board_fd, sizeof *board) < 0) {
-        fail("memory");
-    }
-    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED, board_fd, 0);
+    void *shared = NULL;
+    board_fd = shared_memory("standin-board", sizeof *board, &shared);
+    board = shared;
     prctl(PR_SET_TIMERSLACK, 1000);
     epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (board == MAP_FAILED || epoll < 0) {
+    if (board_fd < 0 || epoll < 0) {
         fail("memory");
     }
     const char *given = getenv("KVIK_STANDIN_SEED");
@@ -155,9 +151,9 @@ static void begin(const char *folder) {
         fail("epoll");
     }
     const char *wanted = getenv("KVIK_STANDIN_FAULTS");
-    char faults[LINE], answer[LINE], *rest = NULL;
-    snprintf(faults, sizeof faults, "%s", wanted != NULL ? wanted : "");
-    for (char *line = strtok_r(faults, ";", &rest); line != NULL; line = strtok_r(NULL, ";", &rest)) {
+    char given_faults[LINE], answer[LINE], *rest = NULL;
+    snprintf(given_faults, sizeof given_faults, "%s", wanted != NULL ? wanted : "");
+    for (char *line = strtok_r(given_faults, ";", &rest); line != NULL; line = strtok_r(NULL, ";", &rest)) {
         obey(line, answer, sizeof answer);
         fprintf(stderr, "standin-nic: %s: %s\n", line, answer);
     }

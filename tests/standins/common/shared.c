@@ -1,10 +1,13 @@
 #define _GNU_SOURCE
-#include "wire.h"
+#include "shared.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 int send_with(int socket, const void *bytes, uint64_t len, const int *fds, int count) {
     char room[CMSG_SPACE(2 * sizeof(int))] = {0};
@@ -43,4 +46,22 @@ int socket_address(struct sockaddr_un *at, const char *folder, const char *name)
     at->sun_family = AF_UNIX;
     int len = snprintf(at->sun_path, sizeof at->sun_path, "%s/%s", folder, name);
     return len > 0 && (size_t)len < sizeof at->sun_path;
+}
+
+int shared_memory(const char *name, uint64_t bytes, void **at) {
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0) {
+        return -1;
+    }
+    *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return *at == MAP_FAILED ? -1 : fd;
+}
+
+void *shared_mapped(int fd, uint64_t bytes) {
+    struct stat stat;
+    if (fstat(fd, &stat) < 0 || (uint64_t)stat.st_size < bytes) {
+        return NULL;
+    }
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return at == MAP_FAILED ? NULL : at;
 }

@@ -1,4 +1,4 @@
-/* The processes that use the devices: what they ask for, and their end. */
+/* What processes ask for, and what is closed when they end. */
 #define _GNU_SOURCE
 #include "device.h"
 
@@ -7,37 +7,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 struct endpoint endpoints[MAX_ENDPOINTS];
 struct endpoint *live[MAX_ENDPOINTS];
 uint32_t live_count;
 struct region regions[MAX_REGIONS + 1];
-struct client clients[MAX_CLIENTS];
-
-struct client *client_new(int socket) {
-    static uint64_t number;
-    struct ucred peer;
-    socklen_t len = sizeof peer;
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0) {
-        return NULL;
-    }
-    for (struct client *client = clients; client < clients + MAX_CLIENTS; client++) {
-        if (!client->used) {
-            int alive = (int)syscall(SYS_pidfd_open, peer.pid, 0);
-            *client = (struct client){.used = alive >= 0,
-                .socket = socket,
-                .alive = alive,
-                .doorbell = -1,
-                .process = peer.pid,
-                .number = ++number};
-            return alive >= 0 ? client : NULL;
-        }
-    }
-    return NULL;
-}
 
 static void close_endpoint(struct endpoint *endpoint) {
     let_go(endpoint);
@@ -53,7 +28,7 @@ static void close_region(struct region *region) {
     region->used = 0;
 }
 
-void client_gone(struct client *client) {
+void objects_gone(struct client *client) {
     for (struct endpoint *endpoint = endpoints; endpoint < endpoints + MAX_ENDPOINTS; endpoint++) {
         if (endpoint->used && endpoint->client == client) {
             close_endpoint(endpoint);
@@ -67,21 +42,6 @@ void client_gone(struct client *client) {
     if (client->tally != NULL) {
         munmap(client->tally, sizeof *client->tally);
     }
-    if (client->doorbell >= 0) {
-        close(client->doorbell);
-    }
-    close(client->socket);
-    close(client->alive);
-    memset(client, 0, sizeof *client);
-}
-
-static void *mapped(int fd, uint64_t bytes) {
-    struct stat stat;
-    if (fstat(fd, &stat) < 0 || (uint64_t)stat.st_size < bytes) {
-        return NULL;
-    }
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return at == MAP_FAILED ? NULL : at;
 }
 
 /* A place that is free, looked for from where the last one was found: names come back late. */
@@ -105,7 +65,7 @@ static int open_endpoint(struct client *client, const struct request *request, i
     if (endpoint == NULL) {
         return ENOMEM;
     }
-    struct queues *queues = mapped(fd, bytes_of_queues(size));
+    struct queues *queues = shared_mapped(fd, bytes_of_queues(size));
     struct work *works = calloc(size, sizeof *works);
     uint32_t *ids = calloc(size, sizeof *ids);
     if (queues == NULL || works == NULL || ids == NULL) {
@@ -188,7 +148,7 @@ static int greet(struct client *client, int fds[2], int count, struct reply *rep
     if (client->tally != NULL || count != 2) {
         return EINVAL;
     }
-    client->tally = mapped(fds[1], sizeof *client->tally);
+    client->tally = shared_mapped(fds[1], sizeof *client->tally);
     client->doorbell = dup(fds[0]);
     reply->value = seed;
     return client->tally != NULL && client->doorbell >= 0 ? 0 : ENOMEM;

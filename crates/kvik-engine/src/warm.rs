@@ -1,0 +1,360 @@
+//! Everything that the first transfer with a peer would wait for, made before it.
+//!
+//! A warm-up waits for a session as a transfer does, and goes on on it: it asks for what is missing, and looks again
+//! whenever something of it has come. Nothing is asked of the grant, and no memory is touched.
+
+use crate::config::Preference;
+use crate::desk::waiting_for;
+use crate::engine::Engine;
+use crate::shared::{MemoryPath, Shared, lock};
+use crate::transfer::{Report, Transfer, TransferOptions};
+use kvik_core::{Code, Error, Result, Ticket};
+use kvik_host::clock::boottime;
+use kvik_proto::Identity;
+use kvik_transport::nics::NicPool;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// What became of the way from a NIC here to one of the peer.
+#[derive(Debug, Clone)]
+pub enum PairState {
+    /// It was opened by this call, or by one at the same time.
+    Made,
+    /// It was open, and something had gone over it.
+    There,
+    /// It is not open, and why. Transfers leave its work to other NICs.
+    Failed(Error),
+}
+
+impl PairState {
+    /// The word for it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            PairState::Made => "made",
+            PairState::There => "there",
+            PairState::Failed(_) => "failed",
+        }
+    }
+}
+
+/// A NIC here, and the one of the peer that it reads from and writes to.
+#[derive(Debug, Clone)]
+pub struct NicPair {
+    /// The device here.
+    pub nic: String,
+    /// The number of the peer's NIC.
+    pub peer_nic: usize,
+    /// What became of it.
+    pub state: PairState,
+}
+
+/// What a warm-up found and made.
+#[derive(Debug, Clone)]
+pub struct Warmed {
+    /// Whether there was no session with the peer before.
+    pub connected: bool,
+    /// What transfers can go over at once: `"local"`, `"tcp"`, what the NICs are called, or `"self"`.
+    pub transports: Vec<&'static str>,
+    /// Those of them for which something was opened now.
+    pub made: Vec<&'static str>,
+    /// Data channels that have joined.
+    pub channels: u16,
+    /// One for each NIC here, where the peer has NICs of the same provider.
+    pub pairs: Vec<NicPair>,
+    /// Transports that a transfer would not take, each with its reason.
+    pub passed_over: Vec<String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Warmed {
+    /// Whether everything was there already.
+    pub fn did_nothing(&self) -> bool {
+        !self.connected && self.made.is_empty() && self.failed().next().is_none()
+    }
+
+    /// The pairs that could not be opened.
+    pub fn failed(&self) -> impl Iterator<Item = &NicPair> {
+        self.pairs.iter().filter(|pair| matches!(pair.state, PairState::Failed(_)))
+    }
+}
+
+/// A warm-up under way. Dropping it does not end it: its timeout does.
+#[derive(Clone)]
+pub struct Warming {
+    transfer: Transfer,
+    warm: Arc<Warm>,
+}
+
+impl Warming {
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        self.transfer.is_done()
+    }
+
+    /// What came of it, if it has ended.
+    pub fn result(&self) -> Option<Result<Warmed>> {
+        Some(self.transfer.result()?.map(|report| self.warm.told(report)))
+    }
+
+    /// Waits for its end; with `None` as long as its own timeout takes.
+    ///
+    /// # Errors
+    /// Why the peer could not be reached; `WaitTimeout` when `timeout` passes first.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Warmed> {
+        match self.transfer.wait(timeout) {
+            Err(error) if error.code == Code::WaitTimeout => {
+                let text =
+                    "the warm-up had not ended when the wait did; it goes on until its timeout: wait again";
+                Err(Error::new(Code::WaitTimeout, text))
+            }
+            ended => ended.map(|report| self.warm.told(report)),
+        }
+    }
+
+    /// Ends it. What is open by then stays open.
+    pub fn cancel(&self) {
+        self.transfer.cancel();
+    }
+
+    /// A descriptor that becomes readable at its end, for event loops.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the process has too many descriptors.
+    pub fn done_fd(&self) -> Result<OwnedFd> {
+        self.transfer.done_fd()
+    }
+}
+
+impl Engine {
+    /// Opens everything that the first transfer with the ticket's owner would wait for: the session, and of what this
+    /// engine's `transport` allows the data channels, the local link and the way of each NIC here to its NIC there,
+    /// with an operation over it. `auto` allows all of them. No page is touched, and of the ticket only the owner
+    /// counts: a [`ticket_template`](Engine::ticket_template) does, and so does a ticket whose grant has ended.
+    ///
+    /// One that finds all of it there does nothing and says so. Several at a time share the work. It does not disturb
+    /// transfers. The ways serve this engine's reads and writes alike; for transfers that the peer begins, the peer
+    /// warms its own.
+    ///
+    /// A NIC that reaches none of the peer's is among the report's pairs with the reason, and so is one that has not
+    /// when `timeout` (the engine's deadline, if none is given) is over; the others are warm all the same.
+    ///
+    /// # Errors
+    /// Here and from [`Warming::wait`]: `InvalidArgument` for a bad timeout; why the owner cannot be reached, or not
+    /// over this engine's `transport` (`PeerUnreachable`, `PeerRestarted`, `TransportUnavailable` and others);
+    /// `DeadlineExceeded` when its data channels have not joined by then.
+    pub fn warm(&self, ticket: &Ticket, timeout: Option<Duration>) -> Result<Warming> {
+        let shared = self.shared();
+        shared.check()?;
+        let options = TransferOptions { deadline: timeout, ..TransferOptions::default() };
+        let owner = Identity { engine: ticket.engine, incarnation: ticket.incarnation };
+        let met = owner.engine == self.id() || shared.node(|node, _| node.session_with(&owner)).is_some();
+        let warm = Arc::new(Warm { connected: !met, state: Mutex::default() });
+        let job = crate::desk::Job { warm: Some(warm.clone()), ..self.job(ticket, &options)? };
+        Ok(Warming { transfer: self.begin(job, boottime())?, warm })
+    }
+}
+
+/// How far a warm-up is.
+pub(crate) struct Warm {
+    connected: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The session for which everything below is.
+    session: Option<u64>,
+    local: bool,
+    /// How many data channels are waited for; none where they are not wanted.
+    wanted: Option<u16>,
+    channels: u16,
+    channels_made: bool,
+    /// By number, until each is known.
+    pairs: Vec<Option<(usize, PairState)>>,
+    /// How many NICs the peer has.
+    there: usize,
+    names: Vec<String>,
+    nics: &'static str,
+    passed_over: Vec<String>,
+}
+
+impl Warm {
+    fn told(&self, report: Report) -> Warmed {
+        let state = lock(&self.state);
+        let known = state.names.iter().zip(&state.pairs).filter_map(|(name, pair)| {
+            let (peer_nic, state) = pair.clone()?;
+            Some(NicPair { nic: name.clone(), peer_nic, state })
+        });
+        let pairs: Vec<NicPair> = known.collect();
+        let any = |wanted: fn(&PairState) -> bool| pairs.iter().any(|pair| wanted(&pair.state));
+        let (made, failed) = (any(|state| matches!(state, PairState::Made)), |pair: &NicPair| {
+            matches!(pair.state, PairState::Failed(_))
+        });
+        let open = pairs.iter().any(|pair| !failed(pair));
+        let all = [
+            ("self", report.transport == "self", false),
+            ("local", state.local, self.connected),
+            (state.nics, open, made),
+            ("tcp", state.wanted.is_some(), state.channels_made),
+        ];
+        let there = all.into_iter().filter(|(_, there, _)| *there);
+        let mut passed_over = report.passed_over;
+        passed_over.extend(state.passed_over.iter().cloned());
+        Warmed {
+            connected: self.connected,
+            transports: there.clone().map(|(name, _, _)| name).collect(),
+            made: there.filter(|(_, _, made)| *made).map(|(name, _, _)| name).collect(),
+            channels: state.channels,
+            pairs,
+            passed_over,
+            took: report.total,
+        }
+    }
+
+    fn is_of(&self, session: u64) -> bool {
+        lock(&self.state).session == Some(session)
+    }
+}
+
+impl State {
+    fn channels_are_there(&self) -> bool {
+        self.wanted.is_none_or(|wanted| self.channels >= wanted)
+    }
+
+    fn is_done(&self) -> bool {
+        self.channels_are_there() && self.pairs.iter().all(Option::is_some)
+    }
+
+    /// Pairs of which nothing was heard in time.
+    fn fail_what_is_left(&mut self) {
+        for (number, pair) in self.pairs.iter_mut().enumerate().filter(|(_, pair)| pair.is_none()) {
+            let (name, there) = (&self.names[number], number % self.there.max(1));
+            let text = format!("NIC {name} had no answer from NIC {there} of the peer in the time for it");
+            *pair = Some((there, PairState::Failed(Error::new(Code::DeadlineExceeded, text))));
+        }
+    }
+}
+
+impl Shared {
+    /// Goes on with a warm-up on its session: asks for what was not asked for, and ends it when all has come.
+    pub(crate) fn warm_up(&self, id: u64, session: u64, warm: &Warm, deadline: Duration) {
+        if !warm.is_of(session) && self.begin_warm(session, warm, self.nics_of(session)) {
+            if lock(&warm.state).wanted.is_some() {
+                self.ensure_channels(session);
+            }
+            if !lock(&warm.state).pairs.is_empty() {
+                let until = Instant::now() + deadline.saturating_sub(boottime());
+                self.with_nics(|nics| nics.warm(session, until));
+            }
+        }
+        let joined = lock(&self.book).links.get(&session).map(|link| link.channels);
+        let done = {
+            let mut state = lock(&warm.state);
+            state.channels = joined.unwrap_or(state.channels);
+            state.is_done()
+        };
+        if done {
+            self.finish_unbegun(id, Ok(()));
+        }
+    }
+
+    /// How many NICs a session's peer has.
+    fn nics_of(&self, session: u64) -> usize {
+        self.node(|node, _| node.established(session).map_or(0, |session| session.facts.nics.addresses.len()))
+    }
+
+    /// Notes what there is to do on a session; false when somebody else has, or it is gone.
+    fn begin_warm(&self, session: u64, warm: &Warm, there: usize) -> bool {
+        let want = self.config.transport;
+        let all = want == Preference::Auto;
+        let book = lock(&self.book);
+        let Some(link) = book.links.get(&session) else { return false };
+        let mut state = lock(&warm.state);
+        if state.session == Some(session) {
+            return false;
+        }
+        // Who opened the session opens its channels. How many the other one opens is not known here.
+        let wanted = if link.address.is_some() { self.config.channels } else { 1 };
+        let stats = self.nics.get().map_or(&[] as &[_], NicPool::stats);
+        let nics = (all || want == Preference::Nics).then_some(&link.nics);
+        let over_nics = matches!(nics, Some(Ok(())));
+        let names = stats.iter().filter(|_| over_nics).map(|nic| nic.name().to_owned());
+        let names: Vec<String> = names.collect();
+        let why_not = nics.and_then(|nics| nics.as_ref().err()).filter(|_| !stats.is_empty());
+        *state = State {
+            session: Some(session),
+            local: (all || want == Preference::Local) && matches!(link.memory, MemoryPath::Up(_)),
+            wanted: (all || want == Preference::Tcp).then_some(wanted),
+            channels: link.channels,
+            channels_made: !link.asked,
+            pairs: vec![None; names.len()],
+            there,
+            names,
+            nics: self.nic_transport(),
+            passed_over: why_not.map(|why| format!("nics: {why}")).into_iter().collect(),
+        };
+        true
+    }
+
+    /// A NIC here has opened its way, or cannot.
+    pub(crate) fn on_warmed(&self, session: u64, nic: usize, number: usize, outcome: &Result<bool>) {
+        for warm in self.warming(session) {
+            let mut state = lock(&warm.state);
+            if state.session == Some(session)
+                && let Some(pair @ None) = state.pairs.get_mut(nic)
+            {
+                let state = match outcome {
+                    Ok(true) => PairState::Made,
+                    Ok(false) => PairState::There,
+                    Err(error) => PairState::Failed(error.clone()),
+                };
+                *pair = Some((number, state));
+            }
+        }
+        self.look_at_warm(session);
+    }
+
+    /// Something has come that warm-ups of the session may wait for.
+    pub(crate) fn look_at_warm(&self, session: u64) {
+        if !self.warming(session).is_empty() {
+            self.launch_waiting(session);
+        }
+    }
+
+    /// The warm-ups that wait for something of a session.
+    fn warming(&self, session: u64) -> Vec<Arc<Warm>> {
+        let book = lock(&self.book);
+        let Some(link) = book.links.get(&session) else { return Vec::new() };
+        let ids = waiting_for(&book, &link.peer);
+        ids.into_iter().filter_map(|id| book.transfers.get(&id)?.job.warm.clone()).collect()
+    }
+
+    /// Ends a warm-up whose time is over, if this is one that has got as far as a session: with what is open, or with
+    /// what is not.
+    pub(crate) fn warm_is_late(&self, id: u64) -> bool {
+        let book = lock(&self.book);
+        let warm = book.transfers.get(&id).and_then(|record| record.job.warm.clone());
+        let Some(warm) = warm else { return false };
+        let mut state = lock(&warm.state);
+        if state.session.is_none_or(|session| !book.links.contains_key(&session)) {
+            return false;
+        }
+        drop(book);
+        let ended = match state.channels_are_there() {
+            true => {
+                state.fail_what_is_left();
+                Ok(())
+            }
+            false => {
+                let (joined, wanted) = (state.channels, state.wanted.unwrap_or(0));
+                let text = format!("{joined} of {wanted} data channels had joined in the time for it");
+                Err(Error::new(Code::DeadlineExceeded, text))
+            }
+        };
+        drop(state);
+        self.finish_unbegun(id, ended);
+        true
+    }
+}

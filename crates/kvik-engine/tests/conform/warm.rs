@@ -1,0 +1,251 @@
+//! What is warm: the first transfer opens nothing, and whatever cannot be warm is named in time.
+
+use crate::common::*;
+use crate::death::Owner;
+use crate::pair::{Kind, OPS, Pair, Standin, metric, whole};
+use kvik_core::{Code, Right, Use};
+use kvik_engine::{Config, Engine, GrantOptions, PairState, Preference, Verify, Warmed};
+use kvik_transport::faulty::Faults;
+use std::time::{Duration, Instant};
+
+const FOUR: &Kind = &Kind { standin: Some(Standin { devices: 4, ..Standin::NEW }), ..crate::EFA };
+const PAGE: u64 = 16 << 10;
+
+/// What must not rise any more: ways of NICs, sessions, data channels.
+fn opened(engine: &Engine) -> [u64; 3] {
+    let stats = engine.stats();
+    let sessions = stats.iter().find(|(name, _)| *name == "sessions_opened").unwrap().1;
+    let channels = engine.peers().iter().map(|peer| u64::from(peer.channels)).sum();
+    [metric(engine, "kvik_nic_ways_opened_total") as u64, sessions, channels]
+}
+
+fn states(warmed: &Warmed) -> Vec<&'static str> {
+    warmed.pairs.iter().map(|pair| pair.state.name()).collect()
+}
+
+/// That all of it was there.
+fn is_idle(warmed: &Warmed) {
+    assert!(warmed.did_nothing(), "{warmed:?}");
+    assert!(warmed.pairs.iter().all(|pair| matches!(pair.state, PairState::There)), "{warmed:?}");
+}
+
+pub fn what_is_warm_is_opened_once_and_by_no_transfer(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    let (there, here) = pair.regions(64, PAGE);
+    for op in OPS {
+        let right = if op == crate::pair::Op::Read { Right::Read } else { Right::Write };
+        let options = GrantOptions { right, uses: Use::Once(1), ..GrantOptions::default() };
+        let once = pair.owner.grant(&whole(&there, PAGE), options).unwrap();
+        let first = pair.other.warm(once.ticket(), None).unwrap().wait(Some(PATIENCE)).unwrap();
+        let name = if kind.own() { "self" } else { kind.transport };
+        assert_eq!(first.transports, [name], "{first:?}");
+        match (op, kind.own()) {
+            (crate::pair::Op::Read, false) => {
+                assert!(first.connected && first.made == [name], "{first:?}");
+                assert!(states(&first).iter().all(|state| *state == "made"), "{first:?}");
+                assert_eq!(first.pairs.is_empty(), !kind.one_sided(), "{first:?}");
+                assert_eq!(first.channels, if kind.transport == "tcp" { 4 } else { 0 }, "{first:?}");
+            }
+            _ => is_idle(&first),
+        }
+        let before = opened(&pair.other);
+        assert_eq!(before[0], first.pairs.len() as u64, "each NIC has opened one way");
+        is_idle(&pair.other.warm(once.ticket(), Some(PATIENCE)).unwrap().wait(None).unwrap());
+        // The grant was not used, and what moves now finds all of it open.
+        pair.run(op, &whole(&here, PAGE), &once, Verify::Full).unwrap();
+        (0..4).for_each(|_| pair.pass());
+        assert_eq!(opened(&pair.other), before, "{op:?}");
+        // Nor is a grant needed that lives.
+        is_idle(&pair.other.warm(once.ticket(), None).unwrap().wait(None).unwrap());
+    }
+}
+
+pub fn several_at_a_time_beside_transfers_share_the_work(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    let (there, _) = pair.regions(4, PAGE);
+    let grant = pair.grant(crate::pair::Op::Read, &whole(&there, PAGE));
+    std::thread::scope(|scope| {
+        for turn in 0..6 {
+            let (pair, grant) = (&pair, &grant);
+            scope.spawn(move || match turn {
+                0 | 1 => pair.pass(),
+                _ => {
+                    let warmed = pair.other.warm(grant.ticket(), None).unwrap().wait(Some(PATIENCE)).unwrap();
+                    assert_eq!(warmed.failed().count(), 0, "{warmed:?}");
+                }
+            });
+        }
+    });
+    let warmed = pair.other.warm(grant.ticket(), None).unwrap().wait(Some(PATIENCE)).unwrap();
+    is_idle(&warmed);
+    let counted = opened(&pair.other);
+    assert_eq!(counted[0], warmed.pairs.len() as u64, "each NIC has opened one way");
+    assert_eq!(counted[1], u64::from(!kind.own()), "{counted:?}");
+}
+
+macro_rules! warm {
+    ($(fn $name:ident($control:ident, $kind:ident) $check:block)*) => {
+        $(#[test]
+        fn $name() {
+            FOUR.place(concat!(module_path!(), "::", stringify!($name)), |control| {
+                let ($kind, mut $control) = (FOUR, control.expect("the stand-in is there"));
+                $check
+            });
+        })*
+    };
+}
+
+/// A pair and its owner's ticket.
+fn met(kind: &'static Kind) -> (Pair, kvik_core::Ticket) {
+    let pair = Pair::new(kind);
+    let layout = kvik_core::Layout::contiguous(4, PAGE).unwrap();
+    let ticket = pair.owner.ticket_template(&layout).unwrap();
+    (pair, ticket)
+}
+
+/// Waits until a NIC that was left alone for a while is warm as well.
+fn warm_at_last(pair: &Pair, ticket: &kvik_core::Ticket) {
+    wait_until("every pair to be warm", || {
+        let warmed = pair.other.warm(ticket, Some(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
+        warmed.failed().next().is_none()
+    });
+    is_idle(&pair.other.warm(ticket, None).unwrap().wait(None).unwrap());
+}
+
+warm! {
+    fn a_nic_that_reaches_nothing_is_named_and_the_others_are_warm(control, kind) {
+        let (pair, ticket) = met(kind);
+        control.say("down device=1");
+        let began = Instant::now();
+        let warmed = pair.other.warm(&ticket, Some(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
+        assert_eq!(states(&warmed), ["made", "failed", "made", "made"], "{warmed:?}");
+        assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+        let bad = &warmed.pairs[1];
+        let PairState::Failed(why) = &bad.state else { unreachable!() };
+        assert!(bad.nic.contains("rdmap1") && why.text.contains("rdmap1"), "{bad:?}");
+        // The others take its work, over the ways that they have.
+        pair.pass();
+        control.say("clear");
+        warm_at_last(&pair, &ticket);
+        pair.pass();
+    }
+    fn knocks_that_fail_are_mended_as_operations_are(control, kind) {
+        let (pair, ticket) = met(kind);
+        control.say("fail device=1 nth=1 status=13");
+        let warmed = pair.other.warm(&ticket, Some(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
+        assert_eq!(states(&warmed), ["made"; 4], "{warmed:?}");
+        // One of them was opened again.
+        assert_eq!(opened(&pair.other)[0], 5);
+        control.say("again count=50");
+        let (again, other) = met(kind);
+        let warmed = again.other.warm(&other, Some(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
+        assert_eq!(states(&warmed), ["made"; 4], "{warmed:?}");
+    }
+    fn a_knock_that_is_not_heard_of_ends_the_warm_up_by_its_timeout(control, kind) {
+        let (pair, ticket) = met(kind);
+        control.say("stick device=2 count=1");
+        let began = Instant::now();
+        let limit = Duration::from_secs(1);
+        let warmed = pair.other.warm(&ticket, Some(limit)).unwrap().wait(None).unwrap();
+        assert!(began.elapsed() >= limit && began.elapsed() < 2 * limit, "{:?}", began.elapsed());
+        let failed: Vec<_> = warmed.failed().collect();
+        let [bad] = failed[..] else { panic!("{warmed:?}") };
+        let PairState::Failed(why) = &bad.state else { unreachable!() };
+        assert_eq!(why.code, Code::DeadlineExceeded, "{why}");
+        assert!(why.text.contains(&bad.nic), "{why}");
+        // It holds nothing up, and goes with its session.
+        pair.pass();
+        assert_eq!(control.counts()["stuck"], 1);
+        pair.owner.close(PATIENCE).unwrap();
+        wait_until("the knock to be stopped", || control.counts()["stuck"] == 0);
+        wait_until("the peer's slots to be free", || control.counts()["slots"] == 0);
+    }
+    fn a_peer_that_dies_in_the_middle_ends_it(control, kind) {
+        let engine = kind.engine(&Faults::new(1), None);
+        let mut owner = Owner::start(kind);
+        control.say("stick count=64");
+        let warming = engine.warm(&owner.tickets[0], Some(PATIENCE)).unwrap();
+        wait_until("knocks to be under way", || control.counts()["stuck"] == 4);
+        assert!(!warming.is_done());
+        let began = Instant::now();
+        owner.kill();
+        let error = warming.wait(Some(PATIENCE)).map(drop).unwrap_err();
+        assert!([Code::PeerUnreachable, Code::PeerLost].contains(&error.code), "{error}");
+        assert!(error.text.contains(&owner.tickets[0].engine.to_string()), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        control.say("clear");
+        wait_until("the peer's slots to be free", || control.counts()["slots"] == 0);
+        let other = Owner::start(kind);
+        let warmed = engine.warm(&other.tickets[0], Some(PATIENCE)).unwrap().wait(None).unwrap();
+        assert_eq!(states(&warmed), ["made"; 4], "{warmed:?}");
+    }
+    fn a_peer_that_is_stopped_bounds_it(control, kind) {
+        let limit = Duration::from_secs(1);
+        let within = |began: Instant| {
+            assert!(began.elapsed() < 2 * limit, "{:?}", began.elapsed());
+        };
+        // One that was never met, and one with which there is a session.
+        let owner = Owner::start(kind);
+        let engine = kind.engine(&Faults::new(1), None);
+        owner.stop();
+        let began = Instant::now();
+        let error = engine.warm(&owner.tickets[0], Some(limit)).unwrap().wait(None).unwrap_err();
+        within(began);
+        assert_eq!(error.code, Code::PeerUnreachable, "{error}");
+        drop(owner);
+        let owner = Owner::start(kind);
+        engine.explain(&owner.tickets[0]).unwrap();
+        owner.stop();
+        let began = Instant::now();
+        let warmed = engine.warm(&owner.tickets[0], Some(limit)).unwrap().wait(None).unwrap();
+        within(began);
+        assert_eq!(states(&warmed), ["failed"; 4], "{warmed:?}");
+        assert!(warmed.transports.is_empty() && !warmed.did_nothing(), "{warmed:?}");
+        assert_eq!(control.counts()["stuck"], 0);
+    }
+}
+
+#[test]
+fn a_ticket_of_an_earlier_start_and_one_of_nobody_are_refused() {
+    let engine = |port: u16| {
+        let listen = vec![([127, 0, 0, 1], port).into()];
+        Engine::start(Config { transport: Preference::Tcp, listen, ..Config::default() }).unwrap()
+    };
+    let layout = kvik_core::Layout::contiguous(4, PAGE).unwrap();
+    let (here, first) = (engine(0), engine(0));
+    let port = first.listening()[0].port();
+    let old = first.ticket_template(&layout).unwrap();
+    first.close(PATIENCE).unwrap();
+    let gone = here.warm(&old, Some(PATIENCE)).unwrap();
+    assert_eq!(code(gone.wait(Some(PATIENCE))), Code::PeerUnreachable);
+    let second = engine(port);
+    let refused = here.warm(&old, Some(PATIENCE)).unwrap();
+    assert_eq!(code(refused.wait(Some(PATIENCE))), Code::PeerRestarted);
+    let fresh = second.ticket_template(&layout).unwrap();
+    assert_eq!(code(here.warm(&fresh, Some(Duration::ZERO)).map(drop)), Code::InvalidArgument);
+    // Who did not open the session has its channels opened by the other side.
+    let back = here.ticket_template(&layout).unwrap();
+    here.explain(&fresh).unwrap();
+    let warmed = second.warm(&back, None).unwrap().wait(Some(PATIENCE)).unwrap();
+    assert!(!warmed.connected && warmed.channels > 0 && warmed.made == ["tcp"], "{warmed:?}");
+    here.close(PATIENCE).unwrap();
+    assert_eq!(code(here.warm(&fresh, None).map(drop)), Code::EngineClosed);
+}
+
+#[test]
+fn both_sides_at_once_meet_in_one_session() {
+    for _ in 0..8 {
+        let pair = Pair::new(&Kind { transport: "tcp", way: "channel", ..Kind::NEW });
+        let layout = kvik_core::Layout::contiguous(4, PAGE).unwrap();
+        let tickets = [&pair.owner, &pair.other].map(|engine| engine.ticket_template(&layout).unwrap());
+        let warming = [
+            pair.other.warm(&tickets[0], Some(PATIENCE)).unwrap(),
+            pair.owner.warm(&tickets[1], Some(PATIENCE)).unwrap(),
+        ];
+        for warming in warming {
+            let warmed = warming.wait(Some(PATIENCE)).unwrap();
+            assert_eq!(warmed.transports, ["tcp"], "{warmed:?}");
+        }
+        pair.pass();
+    }
+}

@@ -1,0 +1,115 @@
+//! `kvik.Warming`: a warm-up under way.
+
+use crate::args::maybe_seconds;
+use crate::errors::{OrRaise, error, raised};
+use crate::fork::Owned;
+use crate::wait::in_steps;
+use kvik_core::{Code, Result};
+use kvik_engine::{Engine, NicPair, PairState, Warmed, Warming};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyTuple, PyType};
+use std::os::fd::IntoRawFd;
+
+/// A warm-up on its way, from `Engine.warm`. Use `wait()`, or `await` it in asyncio, or neither.
+#[pyclass(name = "Warming", module = "kvik", frozen, weakref)]
+pub struct PyWarming(Owned<Warming>);
+
+#[pymethods]
+impl PyWarming {
+    /// Whether it has ended, well or not.
+    #[getter]
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.get(py)?.is_done())
+    }
+
+    /// Wait until all that can be open is, and return a `Warmed`.
+    ///
+    /// timeout: seconds, or None: until its own timeout. WaitTimeout when this one passes first; the warm-up goes
+    /// on. Raises why the peer cannot be reached. Other Python threads run meanwhile.
+    #[pyo3(signature = (timeout=None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let (warming, limit) = (self.0.get(py)?, maybe_seconds(py, "timeout", timeout)?);
+        let ended = in_steps(py, limit, |step| match warming.wait(Some(step)) {
+            Err(error) if error.code == Code::WaitTimeout => None,
+            other => Some(other),
+        })?;
+        let late = || {
+            let text =
+                "the warm-up had not ended when the wait did; it goes on until its timeout: wait again";
+            error(py, Code::WaitTimeout, text)
+        };
+        warmed(py, ended.ok_or_else(late)?.or_raise(py)?)
+    }
+
+    /// The error that ended it; None while it is on its way and when it ended well.
+    fn error(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
+        let result = self.0.get(py)?.result();
+        Ok(result.and_then(Result::err).map(|cause| raised(py, cause)))
+    }
+
+    /// End it. What is open by then stays open, and `wait` raises Cancelled.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let warming = self.0.get(py)?;
+        py.detach(|| warming.cancel());
+        Ok(())
+    }
+
+    /// A descriptor that becomes readable when it ends (at once if it has), for event loops.
+    ///
+    /// Each call makes one, which the caller must close with `os.close`. For asyncio `await warming` does all this.
+    fn done_fd(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(self.0.get(py)?.done_fd().or_raise(py)?.into_raw_fd())
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static WAIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        WAIT.import(slf.py(), "kvik._awaiting", "warmed_of")?.call1((slf,))?.call_method0("__await__")
+    }
+
+    fn __repr__(&self) -> String {
+        let Some(warming) = self.0.here() else {
+            return "<kvik.Warming of the parent process>".into();
+        };
+        match warming.result() {
+            None => "<kvik.Warming on its way>".into(),
+            Some(Ok(warmed)) => format!("<kvik.Warming done: {}>", warmed.transports.join(", ")),
+            Some(Err(error)) => format!("<kvik.Warming failed: {}>", error.code),
+        }
+    }
+}
+
+/// Begins a warm-up.
+pub fn warm(
+    py: Python<'_>,
+    engine: &Engine,
+    ticket: &Bound<'_, PyAny>,
+    timeout: Option<f64>,
+) -> PyResult<PyWarming> {
+    let (ticket, timeout) = (crate::ticket::ticket(ticket)?, maybe_seconds(py, "timeout", timeout)?);
+    Ok(PyWarming(Owned::new(py.detach(|| engine.warm(&ticket, timeout)).or_raise(py)?)))
+}
+
+fn warmed(py: Python<'_>, warmed: Warmed) -> PyResult<Bound<'_, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let pairs = warmed.pairs.iter().map(|one| pair(py, one)).collect::<PyResult<Vec<_>>>()?;
+    CLASS.import(py, "kvik._report", "Warmed")?.call1((
+        warmed.connected,
+        PyTuple::new(py, warmed.transports)?,
+        PyTuple::new(py, warmed.made)?,
+        warmed.channels,
+        PyTuple::new(py, pairs)?,
+        PyTuple::new(py, warmed.passed_over)?,
+        warmed.took.as_secs_f64(),
+    ))
+}
+
+fn pair<'py>(py: Python<'py>, pair: &NicPair) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let reason = match &pair.state {
+        PairState::Failed(why) => why.text.as_str(),
+        PairState::Made | PairState::There => "",
+    };
+    let class = CLASS.import(py, "kvik._report", "NicPair")?;
+    class.call1((&pair.nic, pair.peer_nic, pair.state.name(), reason))
+}
