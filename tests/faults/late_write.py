@@ -14,8 +14,8 @@ resumed, or killed (`kill`). Counted are
 Over NICs (`--transport nics`; `KVIK_TEST_NICS` says which, `libfabric:tcp` if it does not) a stopped
 peer's NIC may go on, so an owner's pages first go into quarantine: they are its own when it has cut the path,
 at most BACK seconds after the revocation, and only then are they used again. By which rung of the ladder
-memory came back that was in use is counted by the engine (`kvik_ends_in_use_total`): its own threads and NICs let go,
-the peer answered, or the path was cut.
+memory came back that was in use is counted by the engine (`kvik_ends_in_use_total`): its own threads and NICs
+let go, the peer answered, or the path was cut.
 
 With `--beside 10` as many other engines read from the side that runs all the while: none of their reads may
 fail, and none of their sessions may be lost.
