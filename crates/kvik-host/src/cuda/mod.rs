@@ -37,10 +37,10 @@
 //! **Order.** A stream of kvik's waits for nobody's kernels: it is no part of the default stream's order
 //! (`CU_STREAM_NON_BLOCKING`). Who hands memory over for reading has either waited for the kernels that write it
 //! (`torch.cuda.synchronize()`, or an event of theirs), or says behind what the copies come:
-//! [`Stream::after_default`], [`Stream::after_stream`], [`Stream::after_event`]. The other way about there is nothing to
-//! do: what is launched after a mark is done sees the bytes. [`GpuMemory::copy_in`] and [`GpuMemory::copy_out`] are in
-//! the default stream's order. Within a stream, what one call enqueues comes behind what the calls before it did; the
-//! pieces of one call are in no order.
+//! [`Stream::after_default`], [`Stream::after_stream`], [`Stream::after_event`]. The other way about there is nothing
+//! to do: what is launched after a mark is done sees the bytes. [`GpuMemory::copy_in`] and [`GpuMemory::copy_out`] are
+//! in the default stream's order. Within a stream, what one call enqueues comes behind what the calls before it did;
+//! the pieces of one call are in no order.
 //!
 //! **Small pages.** A copy costs the CPU a microsecond or two, whatever its size. So the pieces of a call that lie at
 //! equal distances go to the driver as one copy of rows, and the others in batches, where the driver takes those (CUDA
