@@ -10,8 +10,15 @@ const MOST: usize = 1024;
 /// Fewer are as fast one by one.
 const FEW: usize = 4;
 
-/// Copies that the driver has not been given yet, all of them to the host or all to the device. They are in no order
-/// among each other.
+/// Which way the copies of a batch go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    ToHost,
+    ToDevice,
+    Within,
+}
+
+/// Copies that the driver has not been given yet, all of them one way. They are in no order among each other.
 #[derive(Default)]
 pub(super) struct Batch {
     to: Vec<Addr>,
@@ -25,10 +32,8 @@ impl Batch {
         Batch { to: Vec::with_capacity(MOST), from: Vec::with_capacity(MOST), len: Vec::with_capacity(MOST) }
     }
 
-    /// Takes a copy between a device's memory and the host's.
-    pub fn push(&mut self, device: Addr, host: *mut c_void, len: usize, to_host: bool) {
-        let host = host as Addr;
-        let (to, from) = if to_host { (host, device) } else { (device, host) };
+    /// Takes a copy. The host's addresses are numbers like the device's.
+    pub fn push(&mut self, to: Addr, from: Addr, len: usize) {
         self.to.push(to);
         self.from.push(from);
         self.len.push(len);
@@ -43,9 +48,9 @@ impl Batch {
     ///
     /// # Safety
     /// The context of `stream` is current, and both sides of each copy are memory until it has ended.
-    pub unsafe fn flush(&mut self, device: &Inner, to_host: bool, stream: Handle) -> Code {
+    pub unsafe fn flush(&mut self, device: &Inner, way: Way, stream: Handle) -> Code {
         // SAFETY: the caller's promise.
-        let code = unsafe { self.give(device, to_host, stream) };
+        let code = unsafe { self.give(device, way, stream) };
         self.to.clear();
         self.from.clear();
         self.len.clear();
@@ -54,7 +59,7 @@ impl Batch {
 
     /// # Safety
     /// As for [`Batch::flush`].
-    unsafe fn give(&mut self, device: &Inner, to_host: bool, stream: Handle) -> Code {
+    unsafe fn give(&mut self, device: &Inner, way: Way, stream: Handle) -> Code {
         let table = device.cuda.table();
         if let Some(copy) = table.copy_batch
             && self.len.len() >= FEW
@@ -77,10 +82,10 @@ impl Batch {
         for ((to, from), len) in self.to.iter().zip(&self.from).zip(&self.len) {
             // SAFETY: the caller's promise; the host's side is the address that it was.
             let code = unsafe {
-                if to_host {
-                    (table.to_host_async)(*to as *mut c_void, *from, *len, stream)
-                } else {
-                    (table.to_device_async)(*to, *from as *const c_void, *len, stream)
+                match way {
+                    Way::ToHost => (table.to_host_async)(*to as *mut c_void, *from, *len, stream),
+                    Way::ToDevice => (table.to_device_async)(*to, *from as *const c_void, *len, stream),
+                    Way::Within => (table.within_async)(*to, *from, *len, stream),
                 }
             };
             if code != abi::SUCCESS {

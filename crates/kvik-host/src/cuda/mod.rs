@@ -36,9 +36,15 @@
 //!
 //! **Order.** A stream of kvik's waits for nobody's kernels: it is no part of the default stream's order
 //! (`CU_STREAM_NON_BLOCKING`). Who hands memory over for reading has either waited for the kernels that write it
-//! (`torch.cuda.synchronize()`, or an event of theirs), or says behind what the copies come: [`Stream::after_default`],
-//! [`Stream::after_stream`], [`Stream::after_event`]. The other way about there is nothing to do: what is launched after
-//! a mark is done sees the bytes. [`GpuMemory::copy_in`] and [`GpuMemory::copy_out`] are in the default stream's order.
+//! (`torch.cuda.synchronize()`, or an event of theirs), or says behind what the copies come:
+//! [`Stream::after_default`], [`Stream::after_stream`], [`Stream::after_event`]. The other way about there is nothing
+//! to do: what is launched after a mark is done sees the bytes. [`GpuMemory::copy_in`] and [`GpuMemory::copy_out`] are
+//! in the default stream's order. Within a stream, what one call enqueues comes behind what the calls before it did;
+//! the pieces of one call are in no order.
+//!
+//! **Small pages.** A copy costs the CPU a microsecond or two, whatever its size. So the pieces of a call that lie at
+//! equal distances go to the driver as one copy of rows, and the others in batches, where the driver takes those (CUDA
+//! 12.8): one call with many pieces is much faster than many calls.
 //!
 //! **What is under way stays where it is.** Each copy holds its memory until the mark behind it was seen to be done;
 //! a mark or a stream that is dropped earlier leaves that to the device, which lets go of it once it is so. Nothing is
@@ -51,8 +57,9 @@
 //! dropping does nothing.
 //!
 //! **A device that fails** (an illegal address, an ECC error) takes its context along: each call names that from then
-//! on ([`CudaError::is_lost`]), marks included, [`Stream::tell`] tells, and nothing hangs. A stream that only never gets
-//! anywhere (a kernel before it that does not end) is for [`Mark::wait`]'s bound, and for the caller's own deadline.
+//! on ([`CudaError::is_lost`]), marks included, [`Stream::tell`] tells, and nothing hangs. A stream that only never
+//! gets anywhere (a kernel before it that does not end) is for [`Mark::wait`]'s bound, and for the caller's own
+//! deadline.
 
 mod abi;
 mod batch;

@@ -3,6 +3,7 @@
 //! Each copy costs the CPU a microsecond or two, which is what small pages are bound by. Rows are one.
 
 use super::abi::{self, Addr, Code, Copy2d, Handle, Table};
+use super::batch::Way;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -88,9 +89,9 @@ impl Rows {
     ///
     /// # Safety
     /// The context of `stream` is current, and all rows on both sides are memory until the copy has ended.
-    pub unsafe fn enqueue(&self, table: &Table, place: *mut c_void, to_host: bool, stream: Handle) -> Code {
+    pub unsafe fn enqueue(&self, table: &Table, place: *mut c_void, way: Way, stream: Handle) -> Code {
         let (place, order) = (self.place(place), self.order());
-        let order = if to_host {
+        let order = if way == Way::ToHost {
             Copy2d {
                 src_type: abi::TYPE_DEVICE,
                 src_device: self.at,

@@ -1,7 +1,7 @@
 //! Copies that are under way, and how to know that they have ended.
 
 use super::abi::{self, Addr, Code, Handle};
-use super::batch::Batch;
+use super::batch::{Batch, Way};
 use super::device::{Current, Event, Inner};
 use super::rows::Rows;
 use super::{CudaError, Device, GpuMemory, Pinned};
@@ -116,7 +116,7 @@ impl Stream {
         let total = self.check(memory, pieces)?;
         let place = into.at(at, total)?;
         self.hold_both(memory, into);
-        self.enqueue(memory, pieces, place, true)
+        self.enqueue(memory, pieces, place, Way::ToHost)
     }
 
     /// Enqueues copies of what lies in the host's memory from `at` on into pieces (offset and bytes) of a device's.
@@ -135,7 +135,7 @@ impl Stream {
         let total = self.check(memory, pieces)?;
         let place = from.at(at, total)?;
         self.hold_both(memory, from);
-        self.enqueue(memory, pieces, place, false)
+        self.enqueue(memory, pieces, place, Way::ToDevice)
     }
 
     /// Checks the pieces of a copy; how many bytes they are.
@@ -159,7 +159,7 @@ impl Stream {
         memory: &GpuMemory,
         pieces: &[(usize, usize)],
         place: *mut c_void,
-        to_host: bool,
+        way: Way,
     ) -> Result<(), HostError> {
         let device = &self.device.0;
         let _current = device.enter()?;
@@ -172,13 +172,14 @@ impl Stream {
             // is page-locked.
             code = unsafe {
                 if rows.count > 1 {
-                    rows.enqueue(device.cuda.table(), place, to_host, self.stream)
+                    rows.enqueue(device.cuda.table(), place, way, self.stream)
                 } else {
-                    self.batch.push(rows.at, rows.place(place), rows.len, to_host);
-                    if self.batch.is_full() {
-                        self.batch.flush(device, to_host, self.stream)
-                    } else {
-                        abi::SUCCESS
+                    let host = rows.place(place) as Addr;
+                    let (to, from) = if way == Way::ToHost { (host, rows.at) } else { (rows.at, host) };
+                    self.batch.push(to, from, rows.len);
+                    match self.batch.is_full() {
+                        true => self.batch.flush(device, way, self.stream),
+                        false => abi::SUCCESS,
                     }
                 }
             };
@@ -187,11 +188,11 @@ impl Stream {
             }
         }
         // SAFETY: as above. After a failure it empties the batch, and the first failure is what is told.
-        let last = unsafe { self.batch.flush(device, to_host, self.stream) };
+        let last = unsafe { self.batch.flush(device, way, self.stream) };
         code = if code == abi::SUCCESS { last } else { code };
         device.check(code, || {
             let (count, at) = (pieces.len(), memory.addr());
-            let way = if to_host { "from" } else { "to" };
+            let way = if way == Way::ToHost { "from" } else { "to" };
             format!("enqueueing copies of {count} pieces {way} the memory at {at:#x}")
         })?;
         Ok(())
@@ -209,27 +210,58 @@ impl Stream {
         offset: usize,
         len: usize,
     ) -> Result<(), HostError> {
-        let (to, source) = (into.writable_at(at, len)?, from.at(offset, len)?);
-        let device = self.device.0.clone();
-        let _current = device.enter()?;
-        self.hold(Held::Gpu(into.clone()));
-        self.hold(Held::Gpu(from.clone()));
-        let code = self.copy_between((to, &into.device.0), (source, &from.device.0), len);
-        device.check(code, || format!("enqueueing a copy of {len} bytes from {source:#x} to {to:#x}"))?;
-        Ok(())
+        self.between_pieces(into, from, &[(at, offset, len)])
     }
 
-    fn copy_between(&self, into: (Addr, &Inner), from: (Addr, &Inner), len: usize) -> Code {
-        let table = self.device.cuda().table();
-        let ((to, there), (source, here)) = (into, from);
-        // SAFETY: both ranges lie in memory that is held until the copy has ended, of these contexts.
-        unsafe {
-            if there.context == here.context {
-                (table.within_async)(to, source, len, self.stream)
-            } else {
-                (table.across_async)(to, there.context, source, here.context, len, self.stream)
+    /// Enqueues copies of pieces between two memories of devices: where to, where from, and bytes. All of them, or none
+    /// if one is out of bounds. Those that are written do not overlap: they are copied in no order.
+    ///
+    /// # Errors
+    /// As for [`Stream::between`]; then some may be under way, which the next mark is behind.
+    pub fn between_pieces(
+        &mut self,
+        into: &Arc<GpuMemory>,
+        from: &Arc<GpuMemory>,
+        pieces: &[(usize, usize, usize)],
+    ) -> Result<(), HostError> {
+        for (at, offset, len) in pieces {
+            into.writable_at(*at, *len)?;
+            from.check(*offset, *len)?;
+        }
+        self.hold(Held::Gpu(into.clone()));
+        self.hold(Held::Gpu(from.clone()));
+        let device = &self.device.0;
+        let _current = device.enter()?;
+        let (there, here) = (&into.device.0, &from.device.0);
+        let within = there.context == here.context;
+        let mut code = abi::SUCCESS;
+        for (at, offset, len) in pieces.iter().filter(|(.., len)| *len > 0) {
+            let (to, source) = (into.writable_at(*at, *len)?, from.at(*offset, *len)?);
+            // SAFETY: both ranges lie in memory that is held until the copy has ended, of these contexts.
+            code = unsafe {
+                if !within {
+                    let across = device.cuda.table().across_async;
+                    across(to, there.context, source, here.context, *len, self.stream)
+                } else {
+                    self.batch.push(to, source, *len);
+                    match self.batch.is_full() {
+                        true => self.batch.flush(device, Way::Within, self.stream),
+                        false => abi::SUCCESS,
+                    }
+                }
+            };
+            if code != abi::SUCCESS {
+                break;
             }
         }
+        // SAFETY: as above.
+        let last = unsafe { self.batch.flush(device, Way::Within, self.stream) };
+        code = if code == abi::SUCCESS { last } else { code };
+        device.check(code, || {
+            let (count, from, to) = (pieces.len(), from.addr(), into.addr());
+            format!("enqueueing copies of {count} pieces from the memory at {from:#x} to that at {to:#x}")
+        })?;
+        Ok(())
     }
 
     /// Marks this place.

@@ -170,6 +170,31 @@ alone!(devices_copy_to_each_other, [SLOW], |control| {
     assert_eq!((control.count("cuMemcpyPeerAsync"), control.count("cuMemcpyDtoDAsync_v2")), (1, 1));
 });
 
+alone!(pieces_go_between_memories_of_one_device_and_of_two, [FAST], |control| {
+    let (app, other) = (Arc::new(App::on(0)), Arc::new(App::on(1)));
+    let (here, near, there) = (registered(&app, LEN), registered(&app, LEN), registered(&other, LEN));
+    let (bytes, before) = (pattern(LEN, 11), pattern(LEN, 12));
+    control.poke(here.addr(), &bytes);
+    let pieces: Vec<(usize, usize, usize)> =
+        (0..1500).map(|at| (at * 40 + 3, (1499 - at) * 41 + 7, at % 33)).collect();
+    let mut expected = before.clone();
+    for (at, offset, len) in &pieces {
+        expected[*at..at + len].copy_from_slice(&bytes[*offset..offset + len]);
+    }
+    let mut stream = Stream::new(here.device()).unwrap();
+    for into in [&near, &there] {
+        control.poke(into.addr(), &before);
+        stream.between_pieces(into, &here, &pieces).unwrap();
+        stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+        assert!(control.peek(into.addr(), LEN) == expected, "{into:?}");
+    }
+    assert_eq!(control.count("cuMemcpyBatchAsync"), 2);
+    assert_eq!(control.count("cuMemcpyPeerAsync"), pieces.iter().filter(|(.., len)| *len > 0).count() as i64);
+    assert!(stream.between_pieces(&near, &here, &[(0, 0, 8), (LEN - 8, 0, 9)]).is_err());
+    assert!(stream.between_pieces(&near, &here, &[(0, 0, 8), (0, LEN - 8, 9)]).is_err());
+    assert_eq!(control.count("cuMemcpyDtoDAsync_v2"), 0);
+});
+
 alone!(a_flag_wakes_who_waits_for_descriptors, [SLOW], |_| {
     let app = Arc::new(App::on(0));
     let (memory, staging) = (registered(&app, LEN), pinned(LEN));
