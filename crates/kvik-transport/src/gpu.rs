@@ -23,7 +23,7 @@ const ROOM: u64 = 1 << 20;
 /// How often a thread that waits for a GPU looks whether its order must stop.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long an order that must stop is waited for in silence.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What whoever waits for a transfer is told when a GPU does not come to the end of its copies.
 pub(crate) fn stuck(device: u32) -> Error {

@@ -137,7 +137,8 @@ impl Worker {
         self.channels.get(&token).is_some_and(|channel| channel.incoming.waits())
     }
 
-    /// A GPU has got somewhere: whoever it has something of looks whether it is his.
+    /// A GPU has got somewhere. All that any has in hand is looked at before anything else happens: from now on what
+    /// is still there has its word to come, whatever becomes of its channel.
     fn streams_told(&mut self) {
         if let Err(error) = self.tools.copies.flag.drain() {
             log::error!("a data thread cannot hear its GPU: {error}");
@@ -146,6 +147,10 @@ impl Worker {
         self.left.retain(Stagings::holds_orders);
         let staged = self.channels.iter().filter(|(_, channel)| channel.is_staged());
         let staged: Vec<u64> = staged.map(|(token, _)| *token).collect();
+        for channel in self.channels.values_mut() {
+            channel.incoming.stagings.settle(&*self.desk);
+            channel.outgoing.stagings.settle(&*self.desk);
+        }
         for token in staged {
             self.serve(token, true, true);
         }
