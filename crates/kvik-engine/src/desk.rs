@@ -124,7 +124,9 @@ impl Shared {
                 "the connection to the peer broke before the transfer could go on; a new transfer connects again",
             ));
         };
-        let route = route(record.job.want, &Own::of(&record.job, nic_keys), link);
+        let mut own = Own::of(&record.job, nic_keys);
+        own.memory = own.memory.or_else(|| record.not_local.clone());
+        let route = route(record.job.want, &own, link);
         if let Some(warm) = record.job.warm.clone()
             && !matches!(route, Route::No(_) | Route::NotYet)
         {
@@ -333,13 +335,13 @@ pub(crate) fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
 }
 
 /// What this side's memory does not allow, and why.
-struct Own {
-    memory: Option<String>,
-    nics: Option<String>,
+pub(crate) struct Own {
+    pub memory: Option<String>,
+    pub nics: Option<String>,
 }
 
 impl Own {
-    fn of(job: &Job, keys: &HashMap<RegionId, NicKeys>) -> Own {
+    pub fn of(job: &Job, keys: &HashMap<RegionId, NicKeys>) -> Own {
         let Some((memory, region, _)) = &job.memory else { return Own { memory: None, nics: None } };
         Own {
             memory: memory.closed_to_processes(*region),

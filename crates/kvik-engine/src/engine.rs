@@ -430,6 +430,7 @@ impl Engine {
             transport: "",
             way: String::new(),
             passed_over: Vec::new(),
+            not_local: None,
             fence: None,
             stopped: None,
             lives: LIVES,

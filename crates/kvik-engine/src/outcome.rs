@@ -5,9 +5,9 @@
 //! that it has not, so that it cannot begin afterwards.
 
 use crate::config::Preference;
-use crate::desk::Job;
+use crate::desk::{Job, Own};
 use crate::events::Event;
-use crate::shared::{Record, Shared, lock};
+use crate::shared::{Book, Record, Shared, lock};
 use crate::transfer::Report;
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
@@ -76,11 +76,12 @@ impl Shared {
         }
     }
 
-    /// Lets a transfer under `auto` go over TCP whose copy within the host turned out to be impossible, or whose owner
-    /// refused NICs before anything had moved. Others are not concerned: what one region refuses, another may allow.
+    /// Lets a transfer under `auto` go over NICs or TCP whose copy within the host turned out to be impossible, and over
+    /// TCP one whose owner refused NICs before anything had moved. Others are not concerned: what one region refuses, another may allow.
     fn fall_back(&self, id: u64, finished: &Finished, error: &Error) -> Result<(), Option<Error>> {
         let mut book = lock(&self.book);
-        let record = book.transfers.get_mut(&id).ok_or(None)?;
+        let Book { transfers, links, nic_keys, .. } = &mut *book;
+        let record = transfers.get_mut(&id).ok_or(None)?;
         if let Some(stopped) = &record.stopped {
             return Err(Some(stopped.clone()));
         }
@@ -89,16 +90,26 @@ impl Shared {
         if record.job.want != Preference::Auto || !refused {
             return Err(None);
         }
+        let reaches = |session| links.get(&session).is_some_and(|link| link.nics.is_ok());
+        let nics =
+            from == "local" && reaches(finished.key.0) && Own::of(&record.job, nic_keys).nics.is_none();
+        let to = if nics { self.nic_transport() } else { "tcp" };
         let Job { ticket, tag, .. } = &record.job;
-        log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "the transfer goes over tcp: {error}");
+        log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "the transfer goes over {to}: {error}");
         let owner = record.job.owner();
         (record.key, record.fence) = (None, None);
-        record.job.want = Preference::Tcp;
         // It had begun: should its session be gone too, it is lost as any other.
         record.lives = 0;
-        record.passed_over.push(format!("{from}: {}", error.text));
+        match nics {
+            // The way that is chosen now says what it passes over.
+            true => record.not_local = Some(error.text.clone()),
+            false => {
+                record.job.want = Preference::Tcp;
+                record.passed_over.push(format!("{from}: {}", error.text));
+            }
+        }
         let (peer, reason) = (self.roster.who(&owner), error.text.clone());
-        self.hub.say(Event::TransportChanged { peer, from, to: "tcp", reason });
+        self.hub.say(Event::TransportChanged { peer, from, to, reason });
         Ok(())
     }
 

@@ -22,7 +22,8 @@ use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts};
 use kvik_proto::{
-    Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, NicKey, Nics, Node, Secret, Timing,
+    Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, NicKey, Nics, Node, Op, Path, Secret, Served,
+    Timing,
 };
 use kvik_transport::copy::CopyPool;
 use kvik_transport::local::LocalLink;
@@ -143,6 +144,8 @@ pub(crate) struct Record {
     pub transport: &'static str,
     pub way: String,
     pub passed_over: Vec<String>,
+    /// Why the owner's memory was not reached within the host.
+    pub not_local: Option<String>,
     pub fence: Option<FenceSlot>,
     /// Set when somebody wants its end: it begins nothing any more.
     pub stopped: Option<Error>,
@@ -307,7 +310,10 @@ impl Shared {
             Event::Reach(session, call) => self.on_reach(session, call),
             Event::Reached(session, answer) => self.with_nics(|nics| nics.answered(session, answer)),
             Event::Finished(finished) => self.on_finished(finished),
-            Event::Served(served) => self.metrics.served(&served, self.nic_transport()),
+            Event::Served(served) => {
+                self.make_seen(&served);
+                self.metrics.served(&served, self.nic_transport());
+            }
             Event::GrantEnded(id, state) => {
                 if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
                     cell.set(state);
@@ -327,6 +333,26 @@ impl Shared {
             Event::Notified(note) => self.on_notified(note),
             Event::NoteEnded { session, number, outcome } => self.notes.ended(session, number, outcome),
             Event::NoteRoom(_) => self.notes.note_move(),
+        }
+    }
+
+    /// Sees to it that GPUs here see what a peer's NIC has written, before anybody here hears that it is there.
+    fn make_seen(&self, served: &Served) {
+        if (served.op, served.path) != (Op::Write, Path::OneSided) || served.outcome.is_err() {
+            return;
+        }
+        // Under the lock, so that a region which is closed meanwhile is not held by this.
+        let (book, mut seen) = (lock(&self.book), Vec::new());
+        for held in book.regions.values().filter_map(WeakHeld::upgrade) {
+            let Held::Gpu(memory) = &held else { continue };
+            let device = memory.device().ordinal();
+            if seen.contains(&device) {
+                continue;
+            }
+            seen.push(device);
+            if let Err(error) = memory.flush_writes() {
+                log::error!("GPU {device} may not see what a peer's NIC has written: {error}");
+            }
         }
     }
 

@@ -168,6 +168,10 @@ impl Copier {
     /// The checksum of each unit, of what a NIC has moved.
     fn sum(&mut self, order: &Order<Held>) -> Result<OrderOutcome, Broken> {
         let (began, part, unit) = (Instant::now(), order.part.clone(), order.unit.max(1));
+        // What a NIC has written is not seen by a GPU's copies before.
+        if let Held::Gpu(memory) = &order.region {
+            memory.flush_writes()?;
+        }
         let mut sums = Vec::new();
         for start in part.clone().step_by(unit as usize) {
             if stopped(&order.stop) {

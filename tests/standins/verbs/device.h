@@ -35,7 +35,7 @@ struct completions {
 struct region {
     struct object object;
     uint32_t domain, access;
-    uint64_t at, len;
+    uint64_t at, len, place;
 };
 
 struct queue {

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #undef ibv_reg_mr
 
@@ -76,18 +78,21 @@ static int refusal(uintptr_t at, size_t len, int access) {
     return is_mapped(at, len, access & IBV_ACCESS_LOCAL_WRITE) ? 0 : EFAULT;
 }
 
-EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *at, size_t len, int access) {
+/* Registers memory whose bytes are at `place`, by the address `at`. A mapping goes with it. */
+static struct ibv_mr *reg(struct ibv_pd *pd, uint64_t at, uintptr_t place, size_t len, int access, void *mapped,
+    size_t mapped_len) {
     struct domain *domain = container(pd, struct domain, ibv);
     struct context *context = context_of(pd->context);
     struct region *region = calloc(1, sizeof *region);
-    int error = region == NULL ? ENOMEM : refusal((uintptr_t)at, len, access);
+    int error = region == NULL ? ENOMEM : refusal(place, len, access);
     struct request request = {.kind = REGISTER,
         .device = context->device,
         .context = context->name,
         .domain = domain->number,
         .access = (uint32_t)access,
-        .at = (uintptr_t)at,
-        .len = len};
+        .at = at,
+        .len = len,
+        .place = place};
     struct reply reply;
     error = error != 0 ? error : ask(&request, -1, &reply);
     if (error != 0) {
@@ -97,10 +102,12 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *at, size_t len, int ac
     }
     region->ibv = (struct ibv_mr){.context = pd->context,
         .pd = pd,
-        .addr = at,
+        .addr = (void *)(uintptr_t)at,
         .length = len,
         .lkey = reply.name,
         .rkey = reply.name};
+    region->mapped = mapped;
+    region->mapped_len = mapped_len;
     pthread_mutex_lock(&lock);
     region->next = regions;
     regions = region;
@@ -109,11 +116,28 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *at, size_t len, int ac
     return &region->ibv;
 }
 
+EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *at, size_t len, int access) {
+    return reg(pd, (uintptr_t)at, (uintptr_t)at, len, access, NULL, 0);
+}
+
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(
     struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd, int access) {
-    (void)pd, (void)offset, (void)len, (void)iova, (void)fd, (void)access;
-    errno = EOPNOTSUPP;
-    return NULL;
+    /* The file position of a dma-buf of the stand-in for CUDA says where it begins; others begin at 0. */
+    off_t begin = lseek(fd, 0, SEEK_CUR);
+    uint64_t from = (uint64_t)(begin < 0 ? 0 : begin) + offset;
+    size_t skip = from % (uint64_t)sysconf(_SC_PAGESIZE), mapped_len = len + skip;
+    unsigned char *mapped = mmap(NULL, mapped_len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(from - skip));
+    if (mapped == MAP_FAILED) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    struct ibv_mr *mr = reg(pd, iova, (uintptr_t)(mapped + skip), len, access, mapped, mapped_len);
+    if (mr == NULL) {
+        int error = errno;
+        munmap(mapped, mapped_len);
+        errno = error;
+    }
+    return mr;
 }
 
 EXPORT int ibv_dereg_mr(struct ibv_mr *mr) {
@@ -131,6 +155,9 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *mr) {
     container(mr->pd, struct domain, ibv)->objects--;
     pthread_mutex_unlock(&lock);
     int error = ask_about(CLOSE, mr->lkey, &reply);
+    if (region->mapped != NULL) {
+        munmap(region->mapped, region->mapped_len);
+    }
     free(region);
     return error;
 }

@@ -51,6 +51,9 @@ struct region {
     struct ibv_mr ibv;
     /* Own requests that have not come back. */
     uint32_t users;
+    /* A dma-buf's mapping, where the device finds its bytes. */
+    void *mapped;
+    size_t mapped_len;
     struct region *next;
 };
 

@@ -148,6 +148,7 @@ static int add_region(struct client *client, const struct request *request, stru
     region->access = request->access;
     region->at = request->at;
     region->len = request->len;
+    region->place = request->place;
     reply->name = region->object.name;
     return 0;
 }

@@ -96,6 +96,8 @@ struct request {
     /* A domain is numbered by its process: queue pairs know the memory of their own. */
     uint32_t domain, size, mask, access;
     uint64_t at, len;
+    /* Of memory: where its bytes are in its process, whatever address it goes by. */
+    uint64_t place;
     /* Of a queue pair: names of its completion queues. Of a completion queue: its channel, or 0. */
     uint32_t sends, receives;
     uint32_t signals_all, zero;

@@ -106,6 +106,12 @@ static int is_open(const struct queue *queue, uint32_t key, uint64_t at, uint64_
            at - region->at <= region->len - len;
 }
 
+/* Where the bytes of an address are in the process that has registered them. */
+static uint64_t place_of(uint32_t key, uint64_t at) {
+    const struct region *region = (struct region *)object_named(REGION, key);
+    return region == NULL ? at : region->place + (at - region->at);
+}
+
 /* What is wrong with a request on this side: IBV_WC_SUCCESS for nothing. */
 static uint32_t wrong_here(struct queue *queue, const struct order *order) {
     int reads = order->opcode == IBV_WR_RDMA_READ;
@@ -160,7 +166,8 @@ static struct piece next_piece(const struct queue *queue, const struct order *or
         skip -= order->pieces[at++].len;
     }
     uint32_t left = order->pieces[at].len - (uint32_t)skip;
-    return (struct piece){.at = order->pieces[at].at + skip, .len = left < PIECE ? left : PIECE};
+    return (struct piece){
+        .at = place_of(order->pieces[at].key, order->pieces[at].at) + skip, .len = left < PIECE ? left : PIECE};
 }
 
 /* Ends a write with its error; its bytes are on the wire. */
@@ -173,8 +180,8 @@ static void leave_late(struct queue *queue, const struct order *order, const str
         queue->at += piece.len;
     }
     if (whole) {
-        late_add(queue->object.device, peer->object.name, peer->object.client->process, order->remote, bytes,
-            queue->len);
+        late_add(queue->object.device, peer->object.name, peer->object.client->process,
+            place_of(order->key, order->remote), bytes, queue->len);
     } else {
         free(bytes);
     }
@@ -249,7 +256,7 @@ static void move_piece(struct queue *queue, const struct order *order, struct qu
     struct piece piece = next_piece(queue, order);
     pid_t here = queue->object.client->process, there = peer->object.client->process;
     int writes = order->opcode != IBV_WR_RDMA_READ;
-    uint64_t remote = order->remote + queue->at;
+    uint64_t remote = place_of(order->key, order->remote) + queue->at;
     if (fetch(writes ? here : there, writes ? piece.at : remote, bounce, piece.len) != piece.len) {
         end_order(queue, writes ? IBV_WC_LOC_PROT_ERR : IBV_WC_REM_OP_ERR);
         return;

@@ -5,8 +5,9 @@
 use crate::common::*;
 use crate::cuda::{self, Control};
 use crate::pair::{Kind, Memories, OPS, Op, Pair, metric, whole};
-use kvik_core::Code;
-use kvik_engine::{Config, Engine, Preference, Region, TransferOptions, Verify};
+use crate::{ROCE, VERBS};
+use kvik_core::{Code, Error};
+use kvik_engine::{Config, Engine, Preference, Region, Report, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
 use std::time::{Duration, Instant};
 
@@ -60,7 +61,7 @@ fn stalls(kind: &'static Kind, control: Control) {
         let transfer = pair.begin(op, &whole(&here, PAGE), &grant, deadline);
         let error = transfer.wait(Some(PATIENCE)).unwrap_err();
         let took = began.elapsed();
-        assert!(took >= deadline && took < Duration::from_secs(3), "{op:?}: {took:?}");
+        assert!(took >= deadline && took < Duration::from_secs(4), "{op:?}: {took:?}");
         // Each side speaks for its own pages.
         if here.device().is_some() {
             assert_eq!(error.code, Code::PagesQuarantined, "{op:?}: {error}");
@@ -228,4 +229,75 @@ gpus! {
         }
         wait_until("the buffers to be freed", || control.count("pinned") == 0 && control.count("streams") == 0);
     }
+}
+
+/// Two engines over the stand-in for RoCE devices, with what the GPUs are told before anything is registered.
+fn beside_nics(name: &str, told: &str, check: fn(&Engine, &Engine)) {
+    const NICS: Kind = Kind { memory: Memories::Gpu, standin: Some(ROCE), ..VERBS };
+    NICS.place(&format!("{}::{name}", module_path!()), |_| {
+        Control.say(told);
+        let [owner, other] = [(); 2].map(|()| {
+            let nics = kvik_engine::NicOptions {
+                library: Some(ROCE.library.library()),
+                ..VERBS.nics.parse().unwrap()
+            };
+            Engine::start(Config { nics: Some(nics), ..Config::default() }).unwrap()
+        });
+        check(&owner, &other);
+    });
+}
+
+/// Reads from each combination of memories under each preference: what the report, or the error, says.
+fn reads(owner: &Engine, other: &Engine, mut seen: impl FnMut(&Kind, Preference, Result<Report, Error>)) {
+    for kind in MIXED {
+        let (there, here) = regions(&kind, owner, other);
+        let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
+        for want in [Preference::Nics, Preference::Auto, Preference::Tcp] {
+            blank(&here, 0);
+            let options =
+                TransferOptions { transport: Some(want), verify: Some(Verify::Full), ..within(PATIENCE) };
+            let read = other.read(&whole(&here, PAGE), grant.ticket(), None, options).unwrap();
+            let ended = read.wait(Some(PATIENCE));
+            assert!(ended.is_err() || bytes(&there) == bytes(&here));
+            seen(&kind, want, ended);
+        }
+    }
+}
+
+#[test]
+fn auto_takes_nics_that_know_the_gpus_memory_wherever_it_lies() {
+    beside_nics("auto_takes_nics_that_know_the_gpus_memory_wherever_it_lies", "clear", |owner, other| {
+        reads(owner, other, |_, want, ended| {
+            let report = ended.unwrap();
+            assert_eq!(report.transport, if want == Preference::Tcp { "tcp" } else { "verbs" });
+            let why = report.passed_over.join("; ");
+            assert!(want != Preference::Auto || why.contains("lies on GPU 0"), "{why}");
+        });
+    });
+}
+
+#[test]
+fn a_gpu_without_dma_bufs_costs_its_region_the_nics_and_nothing_else() {
+    let name = "a_gpu_without_dma_bufs_costs_its_region_the_nics_and_nothing_else";
+    beside_nics(name, "attribute id=124 value=0", |owner, other| {
+        reads(owner, other, |kind, want, ended| match ended {
+            Ok(report) => {
+                assert_eq!(report.transport, "tcp", "{want:?}");
+                let why = report.passed_over.join("; ");
+                assert!(want != Preference::Auto || why.contains("is not known to the NICs"), "{why}");
+            }
+            Err(error) => {
+                assert_eq!((want, error.code), (Preference::Nics, Code::TransportUnavailable), "{error}");
+                let gpu = kind.memory == Memories::Gpu || kind.granted == Some(Memories::Gpu);
+                assert!(gpu && error.text.contains("open kernel modules"), "{error}");
+            }
+        });
+        // Other regions of the same engines are the NICs' as before.
+        let (there, here) = regions(&Kind::NEW, owner, other);
+        let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
+        let options = TransferOptions { transport: Some(Preference::Nics), ..within(PATIENCE) };
+        let report =
+            other.read(&whole(&here, PAGE), grant.ticket(), None, options).unwrap().wait(None).unwrap();
+        assert_eq!(report.transport, "verbs");
+    });
 }

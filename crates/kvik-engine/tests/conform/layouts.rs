@@ -164,7 +164,7 @@ pub fn what_was_changed_on_the_way_is_found(kind: &'static Kind) {
     let pair = Pair::new(kind);
     let (there, here) = pair.regions(64, 64 << 10);
     // Pages of a GPU that are sent are looked at once: what was summed is what is sent.
-    if there.device().is_some() && !kind.own() {
+    if there.device().is_some() && kind.transport == "tcp" {
         return;
     }
     let changing = AtomicBool::new(true);

@@ -147,6 +147,8 @@ conform! {
     faulty_process_vm: Kind {
         transport: "local", way: "process_vm_readv", memory: Memories::Foreign, late: true, ..Kind::NEW
     };
+    gpu_verbs: Kind { memory: Memories::Gpu, standin: Some(ROCE), ..VERBS };
+    gpu_verbs_owner: Kind { granted: Some(Memories::Gpu), standin: Some(ROCE), ..VERBS };
     gpu_tcp: Kind { transport: "tcp", way: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
     gpu_tcp_owner: Kind { transport: "tcp", way: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
     gpu_tcp_other: Kind {

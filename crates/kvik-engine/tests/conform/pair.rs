@@ -92,9 +92,13 @@ impl Kind {
     /// Runs a check where its transport is there. `name` is the whole name of the test.
     pub fn place(&self, name: &str, check: impl FnOnce(Option<Control>)) {
         if self.has_gpu() {
-            let name = name.split_once("::").map_or(name, |(_, name)| name);
-            return cuda::alone(name, &[], |_| check(None));
+            let test = name.split_once("::").map_or(name, |(_, name)| name);
+            return cuda::alone(test, &[], |_| self.place_nics(name, check));
         }
+        self.place_nics(name, check);
+    }
+
+    fn place_nics(&self, name: &str, check: impl FnOnce(Option<Control>)) {
         let Some(of) = &self.standin else { return check(None) };
         let loopback = if of.software { "software" } else { "device" };
         let [devices, depth, pieces] = [of.devices, of.depth, of.pieces].map(|number| number.to_string());

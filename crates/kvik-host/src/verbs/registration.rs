@@ -4,6 +4,7 @@ use super::abi::{self, Mr};
 use super::device::Device;
 use super::port::Port;
 use super::{Object, VerbsError};
+use crate::cuda::GpuMemory;
 use crate::{HostError, Memory};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -24,7 +25,8 @@ pub struct Access {
 /// What must stay where it is while the device knows it.
 enum Keep {
     Memory(Arc<Memory>),
-    DmaBuf { _fd: OwnedFd },
+    // In this order: the descriptor is closed before the memory may be freed.
+    DmaBuf { _fd: OwnedFd, gpu: Option<Arc<GpuMemory>> },
 }
 
 /// Memory that a device knows. It stays so while a request on it is under way.
@@ -76,6 +78,33 @@ impl Device {
         base: u64,
         remote: bool,
     ) -> Result<Rc<Registration>, VerbsError> {
+        self.register_buffer((fd, None), (offset, len), base, remote)
+    }
+
+    /// Makes memory of a GPU known to the device, by its dma-buf. Peers name it by its own addresses.
+    ///
+    /// # Errors
+    /// The GPU or its driver makes no dma-bufs, or as for [`Device::register_dmabuf`].
+    pub fn register_gpu(
+        self: &Rc<Device>,
+        memory: Arc<GpuMemory>,
+        remote: bool,
+    ) -> Result<Rc<Registration>, VerbsError> {
+        let buffer = memory.dmabuf().map_err(|error| {
+            let what = format!("registering memory of GPU {} with {}", memory.device().ordinal(), self.port);
+            VerbsError::own(what, error.to_string())
+        })?;
+        let (range, base) = ((buffer.offset, memory.len()), memory.addr() as u64);
+        self.register_buffer((buffer.fd, Some(memory)), range, base, remote)
+    }
+
+    fn register_buffer(
+        self: &Rc<Device>,
+        (fd, gpu): (OwnedFd, Option<Arc<GpuMemory>>),
+        (offset, len): (u64, usize),
+        base: u64,
+        remote: bool,
+    ) -> Result<Rc<Registration>, VerbsError> {
         let table = &self.verbs.table;
         let Some(reg) = table.reg_dmabuf_mr else {
             let text = format!("{} is too old for it: rdma-core 34 has it", self.verbs.path().display());
@@ -93,7 +122,7 @@ impl Device {
             VerbsError::os(what, number)
                 .hint("the driver of the device must know dma-bufs, and the other device allow it")
         })?;
-        let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(Keep::DmaBuf { _fd: fd }));
+        let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(Keep::DmaBuf { _fd: fd, gpu }));
         Ok(Rc::new(Registration { mr, keep, base, len, writable: true, device: self.clone() }))
     }
 }
@@ -166,6 +195,14 @@ impl Registration {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The GPU's memory; none for any other.
+    pub fn gpu(&self) -> Option<&Arc<GpuMemory>> {
+        match &*self.keep {
+            Keep::DmaBuf { gpu, .. } => gpu.as_ref(),
+            Keep::Memory(_) => None,
+        }
     }
 
     /// The memory; none for a dma-buf.

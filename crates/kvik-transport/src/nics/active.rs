@@ -2,9 +2,10 @@
 
 use super::card::Run;
 use super::stats::NicStats;
+use crate::gpu::failed;
 use crate::local::stopped;
 use crate::{Desk, Held, finish};
-use kvik_core::{Error, Extent, Extents};
+use kvik_core::{Error, Extent, Extents, Result};
 use kvik_proto::{Op, Order, OrderKind, OrderOutcome, Source};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -118,7 +119,10 @@ impl Active {
             Some(error) => OrderOutcome::Failed(error),
             None if all => {
                 stats.moved(self.op, self.order.part.end - self.order.part.start);
-                OrderOutcome::Done { extents: self.extents, verify: Duration::ZERO }
+                match make_seen(&self.order.region, self.op) {
+                    Ok(()) => OrderOutcome::Done { extents: self.extents, verify: Duration::ZERO },
+                    Err(error) => OrderOutcome::Failed(error),
+                }
             }
             None => OrderOutcome::Void,
         };
@@ -128,5 +132,13 @@ impl Active {
     /// Gives it to another NIC. Nothing that was posted can land any more.
     pub fn give_back(self, desk: &dyn Desk) {
         finish(desk, self.order, OrderOutcome::Back);
+    }
+}
+
+/// Sees to it that a GPU sees what a NIC has read into its memory.
+fn make_seen(region: &Held, op: Op) -> Result<()> {
+    match (region, op) {
+        (Held::Gpu(memory), Op::Read) => memory.flush_writes().map_err(failed),
+        _ => Ok(()),
     }
 }

@@ -172,7 +172,8 @@ impl Card for VerbsCard {
     }
 
     fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
-        known.memory().is_some_and(|memory| Arc::strong_count(memory) > nics)
+        let holders = known.memory().map(Arc::strong_count).or(known.gpu().map(Arc::strong_count));
+        holders.is_some_and(|holders| holders > nics)
     }
 
     /// Where it is, for whoever reads it: a way is asked for.
@@ -200,8 +201,11 @@ impl Card for VerbsCard {
 
     fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
         let access = Access { remote: true, on_demand: false };
-        let memory = memory.host("kvik's part for verbs")?.clone();
-        let registration = self.device.register(memory, access).map_err(no)?;
+        let registration = match memory {
+            Held::Host(memory) => self.device.register(memory, access),
+            Held::Gpu(memory) => self.device.register_gpu(memory, access.remote),
+        };
+        let registration = registration.map_err(no)?;
         let key = NicKey { key: registration.rkey().into(), base: registration.base() };
         Ok((registration, key))
     }
