@@ -14,7 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The interface that has copies in batches: 12.8.
 const BATCHES: i32 = 12080;
 
-/// One GPU, with its primary context, which stays while this lives. A cheap clone.
+/// Page-locked buffers of up to this size are kept for the next who wants one.
+const SPARE: usize = 4 << 20;
+
+/// One GPU, with its primary context. A cheap clone.
+///
+/// A context that kvik has asked for once stays until the process ends, and so do events and small page-locked buffers,
+/// which are used again: to give them back, the driver waits until the device has done all that it was given by
+/// anybody, and a device that hangs never has.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Inner>);
 
@@ -32,6 +39,8 @@ pub(super) struct Inner {
     pub batches: AtomicBool,
     /// Events that nobody uses now.
     events: Mutex<Vec<Event>>,
+    /// Page-locked buffers that nobody uses now: address and bytes.
+    spare: Mutex<Vec<(usize, usize)>>,
     /// What copies still use whose marks nobody asks any more, each with the event behind them.
     left: Mutex<Vec<(Event, Vec<Held>)>>,
 }
@@ -59,10 +68,10 @@ impl Device {
         cuda.0.check_process()?;
         let wanted = i32::try_from(ordinal).unwrap_or(i32::MAX);
         let mut devices = lock(&cuda.0.devices);
-        if let Some(there) =
-            devices.iter().find(|(known, _)| *known == wanted).and_then(|(_, at)| at.upgrade())
-        {
-            return Ok(Device(there));
+        // One whose context is gone (`cudaDeviceReset`) is of no use to whoever asks now.
+        devices.retain(|known| known.ordinal != wanted || known.enter().is_ok());
+        if let Some(there) = devices.iter().find(|known| known.ordinal == wanted) {
+            return Ok(Device(there.clone()));
         }
         if ordinal >= cuda.devices() {
             let there = cuda.devices();
@@ -71,8 +80,7 @@ impl Device {
             return Err(CudaError::own(format!("opening device {ordinal}"), text).into());
         }
         let inner = Arc::new(Inner::open(cuda, wanted)?);
-        devices.retain(|(_, at)| at.strong_count() > 0);
-        devices.push((wanted, Arc::downgrade(&inner)));
+        devices.push(inner.clone());
         Ok(Device(inner))
     }
 
@@ -165,7 +173,7 @@ impl Inner {
         // SAFETY: writes a number.
         let code = unsafe { (table.device_attribute)(&mut pitch, abi::MAX_PITCH, device) };
         cuda.check(code, || what("asking for the longest rows of"))?;
-        // SAFETY: a device that there is; released once, when this is dropped.
+        // SAFETY: a device that there is. It is never released.
         let code = unsafe { (table.primary_retain)(&mut context, device) };
         cuda.check(code, || what("making the primary context of"))?;
         Ok(Inner {
@@ -179,11 +187,12 @@ impl Inner {
             pitch: usize::try_from(pitch).unwrap_or(0),
             batches: AtomicBool::new(cuda.0.version >= BATCHES && table.copy_batch.is_some()),
             events: Mutex::default(),
+            spare: Mutex::default(),
             left: Mutex::default(),
         })
     }
 
-    /// Makes the context current.
+    /// Makes the context current. A forked child has none of it.
     pub fn enter(&self) -> Result<Current<'_>, HostError> {
         self.cuda.0.check_process()?;
         // SAFETY: a context that is retained while this lives.
@@ -225,8 +234,24 @@ impl Inner {
         lock(&self.events).push(event);
     }
 
+    /// A page-locked buffer of this size that nobody uses.
+    pub fn take_spare(&self, len: usize) -> Option<usize> {
+        let mut spare = lock(&self.spare);
+        let at = spare.iter().position(|(_, there)| *there == len)?;
+        Some(spare.swap_remove(at).0)
+    }
+
+    /// Keeps a page-locked buffer for others; false where it is too large for that.
+    pub fn keep_spare(&self, at: usize, len: usize) -> bool {
+        if len > SPARE {
+            return false;
+        }
+        lock(&self.spare).push((at, len));
+        true
+    }
+
     /// Whether what was enqueued before the event has ended. A context that is lost runs nothing any more: that is an
-    /// error, after which memory is free as well.
+    /// error that says so, after which memory is free as well; after other errors it is not known to be.
     pub fn has_ended(&self, event: Event) -> Result<bool, CudaError> {
         // SAFETY: an event of this device that is not destroyed.
         let code = unsafe { (self.cuda.table().event_query)(event.0) };
@@ -242,10 +267,17 @@ impl Inner {
     }
 
     pub fn settle(&self) -> usize {
-        let Ok(_current) = self.enter() else { return 0 };
+        let current = match self.enter() {
+            Err(HostError::Forked { .. }) => return 0,
+            current => current,
+        };
+        let over = |event: &Event| match &current {
+            Ok(_) => self.has_ended(*event).unwrap_or_else(|error| error.is_lost()),
+            Err(HostError::Cuda(error)) => error.is_lost(),
+            Err(_) => false,
+        };
         let mut left = lock(&self.left);
-        let (ended, under_way): (Vec<_>, Vec<_>) =
-            left.drain(..).partition(|(event, _)| !matches!(self.has_ended(*event), Ok(false)));
+        let (ended, under_way): (Vec<_>, Vec<_>) = left.drain(..).partition(|(event, _)| over(event));
         *left = under_way;
         let count = left.len();
         drop(left);
@@ -255,22 +287,6 @@ impl Inner {
             drop(held);
         }
         count
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // A forked child has none of it.
-        let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let Ok(current) = self.enter() else { return };
-        let table = *self.cuda.table();
-        for event in events {
-            // SAFETY: an event of this device that nobody has. What the driver says to it changes nothing.
-            unsafe { (table.event_destroy)(event.0) };
-        }
-        drop(current);
-        // SAFETY: retained once when this was made.
-        unsafe { (table.primary_release)(self.ordinal) };
     }
 }
 

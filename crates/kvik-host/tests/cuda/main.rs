@@ -72,9 +72,12 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Nothing of kvik's is left at the devices but what `events` of pools there are.
+/// Nothing of kvik's is left at the devices but what it uses again.
 fn nothing_is_left(control: Control) {
-    for what in ["allocations", "opened", "pinned", "streams", "events", "contexts"] {
+    for what in ["allocations", "opened", "streams"] {
         assert_eq!(control.count(what), 0, "{what}");
+    }
+    for what in ["events", "pinned"] {
+        assert!(control.count(what) < 20, "{what}: {}", control.count(what));
     }
 }
