@@ -1,9 +1,10 @@
 //! One GPU, and its primary context.
 
-use super::abi::{self, Code, Handle};
+use super::abi::{self, Code, Handle, Table};
 use super::stream::Held;
 use super::{Cuda, CudaError};
 use crate::error::HostError;
+use crate::thread::{ThreadOptions, spawn_named};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,14 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The interface that has copies in batches: 12.8.
 const BATCHES: i32 = 12080;
 
-/// Page-locked buffers of up to this size are kept for the next who wants one.
-const SPARE: usize = 4 << 20;
-
 /// One GPU, with its primary context. A cheap clone.
 ///
-/// A context that kvik has asked for once stays until the process ends, and so do events and small page-locked buffers,
-/// which are used again: to give them back, the driver waits until the device has done all that it was given by
-/// anybody, and a device that hangs never has.
+/// A context that kvik has asked for once stays until the process ends, and so do events, which are used again.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Inner>);
 
@@ -39,8 +35,6 @@ pub(super) struct Inner {
     pub batches: AtomicBool,
     /// Events that nobody uses now.
     events: Mutex<Vec<Event>>,
-    /// Page-locked buffers that nobody uses now: address and bytes.
-    spare: Mutex<Vec<(usize, usize)>>,
     /// What copies still use whose marks nobody asks any more, each with the event behind them.
     left: Mutex<Vec<(Event, Vec<Held>)>>,
 }
@@ -187,7 +181,6 @@ impl Inner {
             pitch: usize::try_from(pitch).unwrap_or(0),
             batches: AtomicBool::new(cuda.0.version >= BATCHES && table.copy_batch.is_some()),
             events: Mutex::default(),
-            spare: Mutex::default(),
             left: Mutex::default(),
         })
     }
@@ -234,22 +227,6 @@ impl Inner {
         lock(&self.events).push(event);
     }
 
-    /// A page-locked buffer of this size that nobody uses.
-    pub fn take_spare(&self, len: usize) -> Option<usize> {
-        let mut spare = lock(&self.spare);
-        let at = spare.iter().position(|(_, there)| *there == len)?;
-        Some(spare.swap_remove(at).0)
-    }
-
-    /// Keeps a page-locked buffer for others; false where it is too large for that.
-    pub fn keep_spare(&self, at: usize, len: usize) -> bool {
-        if len > SPARE {
-            return false;
-        }
-        lock(&self.spare).push((at, len));
-        true
-    }
-
     /// Whether what was enqueued before the event has ended. A context that is lost runs nothing any more: that is an
     /// error that says so, after which memory is free as well; after other errors it is not known to be.
     pub fn has_ended(&self, event: Event) -> Result<bool, CudaError> {
@@ -287,6 +264,24 @@ impl Inner {
             drop(held);
         }
         count
+    }
+}
+
+/// Gives something back in a thread of its own: the driver waits there until the device has done all that it was given
+/// by anybody, and a device that hangs never has.
+pub(super) fn give_back_apart(device: &Device, give_back: impl FnOnce(&Table) + Send + 'static) {
+    // A forked child has nothing to give back.
+    if device.0.cuda.0.guard.is_child() {
+        return;
+    }
+    let device = device.clone();
+    let undo = move || {
+        if let Ok(_current) = device.0.enter() {
+            give_back(device.0.cuda.table());
+        }
+    };
+    if let Err(error) = spawn_named("kvik-gpu-free", &ThreadOptions::default(), undo) {
+        log::warn!("memory of a GPU's copies stays allocated: {error}");
     }
 }
 

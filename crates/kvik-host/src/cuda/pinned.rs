@@ -1,6 +1,6 @@
 //! Page-locked memory of the host: what devices copy from and to without a detour.
 
-use super::device::Current;
+use super::device::give_back_apart;
 use super::{CudaError, Device, abi};
 use crate::error::HostError;
 use crate::memory::Memory;
@@ -21,14 +21,13 @@ pub struct Pinned {
 struct Lock {
     device: Device,
     at: usize,
-    len: usize,
     // Memory that was there before, which stays until it is unlocked.
     before: Option<Arc<Memory>>,
 }
 
 impl Pinned {
     /// Allocates `len` bytes that all devices of this process can copy from and to. It counts against what may be
-    /// locked, and is all there from the start. It may have bytes of an earlier use.
+    /// locked, and is all there from the start.
     ///
     /// # Errors
     /// There is no room, or the driver's.
@@ -36,17 +35,16 @@ impl Pinned {
         if len == 0 {
             return Err(HostError::InvalidArgument("page-locked memory needs at least one byte".into()));
         }
-        // Before a spare one is looked for, which went with a context that is gone.
-        let current = device.0.enter()?;
-        let base = match device.0.take_spare(len) {
-            Some(spare) => spare,
-            None => allocate(device, len, &current)?,
+        let _current = device.0.enter()?;
+        let mut made = ptr::null_mut();
+        // SAFETY: a context is current; an address is written if it returns 0.
+        let code = unsafe { (device.cuda().table().host_alloc)(&mut made, len, abi::HOST_PORTABLE) };
+        let what = || format!("allocating {len} bytes of page-locked memory");
+        device.0.check(code, what)?;
+        let Some(base) = NonNull::new(made.cast::<u8>()) else {
+            return Err(CudaError::own(what(), "the driver gives none").into());
         };
-        let lock = Arc::new(Lock { device: device.clone(), at: base, len, before: None });
-        let Some(base) = NonNull::new(base as *mut u8) else {
-            let what = format!("allocating {len} bytes of page-locked memory");
-            return Err(CudaError::own(what, "the driver gives none").into());
-        };
+        let lock = Arc::new(Lock { device: device.clone(), at: base.as_ptr() as usize, before: None });
         // SAFETY: mapped for `len` bytes until the lock, which the memory keeps, is dropped; nobody else has it.
         let memory = unsafe { Memory::foreign(base, len, Box::new(lock.clone())) };
         Ok(Pinned { memory: Arc::new(memory), _lock: lock })
@@ -68,7 +66,7 @@ impl Pinned {
             return Err(CudaError::own(what(), "somebody has locked some of them already").into());
         }
         device.0.check(code, what)?;
-        let lock = Lock { device: device.clone(), at, len, before: Some(memory.clone()) };
+        let lock = Lock { device: device.clone(), at, before: Some(memory.clone()) };
         Ok(Pinned { memory, _lock: Arc::new(lock) })
     }
 
@@ -94,33 +92,19 @@ impl Pinned {
     }
 }
 
-fn allocate(device: &Device, len: usize, _current: &Current<'_>) -> Result<usize, HostError> {
-    let mut made = ptr::null_mut();
-    // SAFETY: a context is current; an address is written if it returns 0.
-    let code = unsafe { (device.cuda().table().host_alloc)(&mut made, len, abi::HOST_PORTABLE) };
-    device.0.check(code, || format!("allocating {len} bytes of page-locked memory"))?;
-    Ok(made as usize)
-}
-
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Not in a forked child, where nothing of it is the driver's.
-        if self.device.cuda().0.check_process().is_err() {
-            return;
+        let at = self.at;
+        if self.before.is_none() {
+            give_back_apart(&self.device, move |table| {
+                // SAFETY: allocated once; no copy of a stream uses it, since those hold it. A context that is lost
+                // refuses, and there is nothing left to do.
+                unsafe { (table.host_free)(at as *mut c_void) };
+            });
+        } else if let Ok(_current) = self.device.0.enter() {
+            // SAFETY: as above, locked once. Not apart: it is locked no more when this returns.
+            unsafe { (self.device.cuda().table().host_unregister)(at as *mut c_void) };
         }
-        if self.before.is_none() && self.device.0.keep_spare(self.at, self.len) {
-            return;
-        }
-        let Ok(_current) = self.device.0.enter() else { return };
-        let table = self.device.cuda().table();
-        // SAFETY: allocated, or locked, once; no copy of a stream uses it, since those hold it. A context that is lost
-        // refuses, and there is nothing left to do.
-        unsafe {
-            match self.before {
-                Some(_) => (table.host_unregister)(self.at as *mut c_void),
-                None => (table.host_free)(self.at as *mut c_void),
-            }
-        };
     }
 }
 
