@@ -200,6 +200,23 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     return SUCCESS;
 }
 
+/* It stays as a name, which says that it is gone. */
+static void destroy(struct context *context) {
+    context->destroyed = 1;
+    primary[context->device] = NULL;
+    pieces_end_of(context);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    ENTER(INITIALISED);
+    pthread_mutex_lock(&big);
+    if (primary[device] != NULL) {
+        destroy(primary[device]);
+    }
+    pthread_mutex_unlock(&big);
+    return SUCCESS;
+}
+
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     ENTER(INITIALISED);
     CUresult code = SUCCESS;
@@ -208,10 +225,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     if (context == NULL) {
         code = INVALID_CONTEXT;
     } else if (--context->users == 0) {
-        /* It stays as a name, which says that it is gone. */
-        context->destroyed = 1;
-        primary[device] = NULL;
-        pieces_end_of(context);
+        destroy(context);
     }
     pthread_mutex_unlock(&big);
     return code;

@@ -95,6 +95,7 @@ struct piece {
 struct piece *piece_at(uint64_t at);
 struct piece *piece_new(enum kind kind, int device, struct context *context, uint64_t size, int fd);
 void piece_end(struct piece *piece);
+CUresult piece_end_at(uint64_t at, enum kind from, enum kind to, CUresult otherwise);
 void pieces_end_of(struct context *context);
 int pieces(enum kind from, enum kind to);
 int on_device(const struct piece *piece);
@@ -114,6 +115,8 @@ int events(void);
 extern __thread int in_callback;
 /* All that the stream was given so far has ended; lets go of the lock meanwhile. */
 void wait_for(struct stream *stream);
+/* The same of all streams of a context. */
+void wait_for_all(struct context *context);
 
 /* control.c */
 struct fault_settings {
@@ -142,6 +145,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 API CUresult cuDeviceGetPCIBusId(char *bus, int room, CUdevice device);
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
 API CUresult cuCtxPushCurrent_v2(CUcontext context);
 API CUresult cuCtxPopCurrent_v2(CUcontext *context);
 API CUresult cuCtxGetCurrent(CUcontext *context);

@@ -10,8 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Addresses are never given out again, so that what was freed is unknown for ever. Sanitizers leave no room for
- * many more. */
+/* Addresses are never given out again, so that what was freed is unknown for ever. Sanitizers leave no room
+ * for many more. */
 static const uint64_t RESERVED = 128ull << 30;
 static uint64_t next_address, reserved_to;
 static uint64_t next_serial = 1;
@@ -237,11 +237,15 @@ CUresult standin_map(CUdeviceptr *at, size_t each, int count) {
     return SUCCESS;
 }
 
-/* Ends the piece that begins there and is of one of these kinds. */
-static CUresult end(uint64_t at, enum kind from, enum kind to, CUresult otherwise) {
+/* Ends the piece that begins there and is of one of these kinds. As with the driver, all that the context was
+ * given is done before; but nobody may count on that for what the piece itself is used for. */
+CUresult piece_end_at(uint64_t at, enum kind from, enum kind to, CUresult otherwise) {
     pthread_mutex_lock(&big);
     struct piece *piece = piece_at(at);
     int good = piece != NULL && piece->at == at && piece->kind >= from && piece->kind <= to;
+    if (good && piece->busy == 0) {
+        wait_for_all(current());
+    }
     if (good) {
         piece_end(piece);
     }
@@ -251,7 +255,7 @@ static CUresult end(uint64_t at, enum kind from, enum kind to, CUresult otherwis
 
 CUresult cuMemFree_v2(CUdeviceptr at) {
     ENTER(CURRENT);
-    return end(at, ALLOCATED, MAPPED, INVALID_VALUE);
+    return piece_end_at(at, ALLOCATED, MAPPED, INVALID_VALUE);
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr at) {
@@ -284,7 +288,7 @@ CUresult cuMemHostAlloc(void **at, size_t size, unsigned flags) {
 
 CUresult cuMemFreeHost(void *at) {
     ENTER(CURRENT);
-    return end((uint64_t)at, PINNED, PINNED, INVALID_VALUE);
+    return piece_end_at((uint64_t)at, PINNED, PINNED, INVALID_VALUE);
 }
 
 CUresult cuMemHostRegister_v2(void *at, size_t size, unsigned flags) {
@@ -307,7 +311,7 @@ CUresult cuMemHostRegister_v2(void *at, size_t size, unsigned flags) {
 
 CUresult cuMemHostUnregister(void *at) {
     ENTER(CURRENT);
-    return end((uint64_t)at, REGISTERED, REGISTERED, NOT_REGISTERED);
+    return piece_end_at((uint64_t)at, REGISTERED, REGISTERED, NOT_REGISTERED);
 }
 
 /* As the driver has it: what it does not know is no error, and the answers are zeros. */

@@ -66,14 +66,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned 
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr at) {
     ENTER(CURRENT);
-    pthread_mutex_lock(&big);
-    struct piece *piece = piece_at(at);
-    int good = piece != NULL && piece->kind == PEERS && piece->at == at;
-    if (good) {
-        piece_end(piece);
-    }
-    pthread_mutex_unlock(&big);
-    return good ? SUCCESS : INVALID_VALUE;
+    return piece_end_at(at, PEERS, PEERS, INVALID_VALUE);
 }
 
 /* The descriptor's position says where in the memfd the range begins. */

@@ -206,6 +206,15 @@ impl App {
         self.within(|| unsafe { function::<unsafe extern "C" fn(u64) -> c_int>(c"cuMemFree_v2")(at as u64) })
     }
 
+    /// Destroys the context, whoever has it.
+    pub fn reset(&self) {
+        // SAFETY: the function's type.
+        let code = unsafe {
+            function::<unsafe extern "C" fn(c_int) -> c_int>(c"cuDevicePrimaryCtxReset_v2")(self.device)
+        };
+        assert_eq!(code, 0);
+    }
+
     /// A stream, which the default one waits for if it `blocks`.
     pub fn stream(&self, blocks: bool) -> usize {
         // SAFETY: the function's type, and room for a handle.

@@ -216,6 +216,14 @@ void wait_for(struct stream *stream) {
     }
 }
 
+void wait_for_all(struct context *context) {
+    for (struct stream *stream = all_streams; stream != NULL; stream = stream->next) {
+        if (stream->context == context) {
+            wait_for(stream);
+        }
+    }
+}
+
 /* Copies of which both sides are pieces; `to_device` and `from_device` say of which kind. */
 static CUresult copy(const struct deed *deed, int to_device, int from_device, CUstream stream) {
     pthread_mutex_lock(&big);

@@ -1,9 +1,10 @@
 //! One GPU, and its primary context.
 
-use super::abi::{self, Code, Handle};
+use super::abi::{self, Code, Handle, Table};
 use super::stream::Held;
 use super::{Cuda, CudaError};
 use crate::error::HostError;
+use crate::thread::{ThreadOptions, spawn_named};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,7 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The interface that has copies in batches: 12.8.
 const BATCHES: i32 = 12080;
 
-/// One GPU, with its primary context, which stays while this lives. A cheap clone.
+/// One GPU, with its primary context. A cheap clone.
+///
+/// A context that kvik has asked for once stays until the process ends, and so do events, which are used again.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Inner>);
 
@@ -59,10 +62,10 @@ impl Device {
         cuda.0.check_process()?;
         let wanted = i32::try_from(ordinal).unwrap_or(i32::MAX);
         let mut devices = lock(&cuda.0.devices);
-        if let Some(there) =
-            devices.iter().find(|(known, _)| *known == wanted).and_then(|(_, at)| at.upgrade())
-        {
-            return Ok(Device(there));
+        // One whose context is gone (`cudaDeviceReset`) is of no use to whoever asks now.
+        devices.retain(|known| known.ordinal != wanted || known.enter().is_ok());
+        if let Some(there) = devices.iter().find(|known| known.ordinal == wanted) {
+            return Ok(Device(there.clone()));
         }
         if ordinal >= cuda.devices() {
             let there = cuda.devices();
@@ -71,8 +74,7 @@ impl Device {
             return Err(CudaError::own(format!("opening device {ordinal}"), text).into());
         }
         let inner = Arc::new(Inner::open(cuda, wanted)?);
-        devices.retain(|(_, at)| at.strong_count() > 0);
-        devices.push((wanted, Arc::downgrade(&inner)));
+        devices.push(inner.clone());
         Ok(Device(inner))
     }
 
@@ -165,7 +167,7 @@ impl Inner {
         // SAFETY: writes a number.
         let code = unsafe { (table.device_attribute)(&mut pitch, abi::MAX_PITCH, device) };
         cuda.check(code, || what("asking for the longest rows of"))?;
-        // SAFETY: a device that there is; released once, when this is dropped.
+        // SAFETY: a device that there is. It is never released.
         let code = unsafe { (table.primary_retain)(&mut context, device) };
         cuda.check(code, || what("making the primary context of"))?;
         Ok(Inner {
@@ -183,7 +185,7 @@ impl Inner {
         })
     }
 
-    /// Makes the context current.
+    /// Makes the context current. A forked child has none of it.
     pub fn enter(&self) -> Result<Current<'_>, HostError> {
         self.cuda.0.check_process()?;
         // SAFETY: a context that is retained while this lives.
@@ -226,7 +228,7 @@ impl Inner {
     }
 
     /// Whether what was enqueued before the event has ended. A context that is lost runs nothing any more: that is an
-    /// error, after which memory is free as well.
+    /// error that says so, after which memory is free as well; after other errors it is not known to be.
     pub fn has_ended(&self, event: Event) -> Result<bool, CudaError> {
         // SAFETY: an event of this device that is not destroyed.
         let code = unsafe { (self.cuda.table().event_query)(event.0) };
@@ -242,10 +244,17 @@ impl Inner {
     }
 
     pub fn settle(&self) -> usize {
-        let Ok(_current) = self.enter() else { return 0 };
+        let current = match self.enter() {
+            Err(HostError::Forked { .. }) => return 0,
+            current => current,
+        };
+        let over = |event: &Event| match &current {
+            Ok(_) => self.has_ended(*event).unwrap_or_else(|error| error.is_lost()),
+            Err(HostError::Cuda(error)) => error.is_lost(),
+            Err(_) => false,
+        };
         let mut left = lock(&self.left);
-        let (ended, under_way): (Vec<_>, Vec<_>) =
-            left.drain(..).partition(|(event, _)| !matches!(self.has_ended(*event), Ok(false)));
+        let (ended, under_way): (Vec<_>, Vec<_>) = left.drain(..).partition(|(event, _)| over(event));
         *left = under_way;
         let count = left.len();
         drop(left);
@@ -258,19 +267,21 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // A forked child has none of it.
-        let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let Ok(current) = self.enter() else { return };
-        let table = *self.cuda.table();
-        for event in events {
-            // SAFETY: an event of this device that nobody has. What the driver says to it changes nothing.
-            unsafe { (table.event_destroy)(event.0) };
+/// Gives something back in a thread of its own: the driver waits there until the device has done all that it was given
+/// by anybody, and a device that hangs never has.
+pub(super) fn give_back_apart(device: &Device, give_back: impl FnOnce(&Table) + Send + 'static) {
+    // A forked child has nothing to give back.
+    if device.0.cuda.0.guard.is_child() {
+        return;
+    }
+    let device = device.clone();
+    let undo = move || {
+        if let Ok(_current) = device.0.enter() {
+            give_back(device.0.cuda.table());
         }
-        drop(current);
-        // SAFETY: retained once when this was made.
-        unsafe { (table.primary_release)(self.ordinal) };
+    };
+    if let Err(error) = spawn_named("kvik-gpu-free", &ThreadOptions::default(), undo) {
+        log::warn!("memory of a GPU's copies stays allocated: {error}");
     }
 }
 

@@ -56,7 +56,8 @@ impl GpuMemory {
         Ok(GpuMemory { device, addr, len, writable: true, place, _keep: keep })
     }
 
-    /// Allocates `len` bytes on a device, for kvik's own use.
+    /// Allocates `len` bytes on a device, for tools and tests. To free them, the driver may wait for all that the
+    /// device was given.
     ///
     /// # Errors
     /// There is no room, or the driver's.

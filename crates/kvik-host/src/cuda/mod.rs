@@ -50,6 +50,11 @@
 //! a mark or a stream that is dropped earlier leaves that to the device, which lets go of it once it is so. Nothing is
 //! waited for, and nothing is freed under a copy.
 //!
+//! **Where the driver itself waits.** Freeing memory of a device and page-locked memory, and closing a peer's, may wait
+//! for all that the device was given by anybody; what transfers use is given back in a thread of its own. And a stream
+//! takes about a thousand copies that have not begun: who enqueues more on a device that hangs waits with it, so a
+//! window is kept.
+//!
 //! **Threads.** All of this may be used from any thread: a context is made current for each call, and what was current
 //! before is so again afterwards. A [`Stream`] and a [`Mark`] belong to whoever holds them.
 //!
@@ -86,7 +91,7 @@ use crate::library::{self, Library, LibraryError, Wanted};
 use abi::{Code, Table};
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Where the driver's library is found.
 pub const LIBCUDA: Wanted = Wanted {
@@ -116,7 +121,7 @@ struct Inner {
     version: i32,
     count: i32,
     guard: ForkGuard,
-    devices: Mutex<Vec<(i32, Weak<device::Inner>)>>,
+    devices: Mutex<Vec<Arc<device::Inner>>>,
 }
 
 impl Cuda {

@@ -1,5 +1,6 @@
 //! Page-locked memory of the host: what devices copy from and to without a detour.
 
+use super::device::give_back_apart;
 use super::{CudaError, Device, abi};
 use crate::error::HostError;
 use crate::memory::Memory;
@@ -49,7 +50,8 @@ impl Pinned {
         Ok(Pinned { memory: Arc::new(memory), _lock: lock })
     }
 
-    /// Locks the pages of memory that is there: a NIC or a peer can have the same.
+    /// Locks the pages of memory that is there: a NIC or a peer can have the same. For memory that stays: to unlock it,
+    /// the driver may wait for all that the device was given.
     ///
     /// # Errors
     /// It is locked already, or may not be, or the driver's.
@@ -92,16 +94,17 @@ impl Pinned {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.0.enter() else { return };
-        let table = self.device.cuda().table();
-        // SAFETY: allocated, or locked, once; no copy of a stream uses it, since those hold it. A context that is lost
-        // refuses, and there is nothing left to do.
-        unsafe {
-            match self.before {
-                Some(_) => (table.host_unregister)(self.at as *mut c_void),
-                None => (table.host_free)(self.at as *mut c_void),
-            }
-        };
+        let at = self.at;
+        if self.before.is_none() {
+            give_back_apart(&self.device, move |table| {
+                // SAFETY: allocated once; no copy of a stream uses it, since those hold it. A context that is lost
+                // refuses, and there is nothing left to do.
+                unsafe { (table.host_free)(at as *mut c_void) };
+            });
+        } else if let Ok(_current) = self.device.0.enter() {
+            // SAFETY: as above, locked once. Not apart: it is locked no more when this returns.
+            unsafe { (self.device.cuda().table().host_unregister)(at as *mut c_void) };
+        }
     }
 }
 

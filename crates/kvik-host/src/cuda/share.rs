@@ -1,6 +1,7 @@
 //! The same memory for others: for a NIC as a dma-buf, for another process of this host by a handle.
 
 use super::abi::{self, IpcMemHandle};
+use super::device::give_back_apart;
 use super::{Cuda, CudaError, Device, GpuMemory, Kind, Place};
 use crate::error::HostError;
 use std::ffi::c_void;
@@ -232,9 +233,11 @@ fn find(cuda: &Cuda, uuid: [u8; 16], what: &str) -> Result<Device, HostError> {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.0.enter() else { return };
-        // SAFETY: opened once in this context, and no copy of a stream uses it, since those hold it.
-        unsafe { (self.device.cuda().table().ipc_close)(self.base) };
+        let base = self.base;
+        give_back_apart(&self.device, move |table| {
+            // SAFETY: opened once in this context, and no copy of a stream uses it, since those hold it.
+            unsafe { (table.ipc_close)(base) };
+        });
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Mark {
     event: Event,
     held: Vec<Held>,
     done: bool,
+    /// The stream tells when it gets here.
+    asked: bool,
 }
 
 impl Stream {
@@ -272,8 +274,13 @@ impl Stream {
         self.device.settle();
         let device = self.device.0.clone();
         let current = device.enter()?;
-        let event = self.record(&device, &current)?;
-        Ok(Mark { device: self.device.clone(), event, held: std::mem::take(&mut self.held), done: false })
+        let event = self.record(&device, &current).inspect_err(|error| {
+            if is_over(error) {
+                self.held.clear();
+            }
+        })?;
+        let held = std::mem::take(&mut self.held);
+        Ok(Mark { device: self.device.clone(), event, held, done: false, asked: false })
     }
 
     fn record(&self, device: &Inner, current: &Current<'_>) -> Result<Event, HostError> {
@@ -386,20 +393,35 @@ unsafe extern "C" fn raise(_: Handle, _: Code, given: *mut c_void) {
     let _ = flag.signal();
 }
 
+/// Whether nothing of kvik's is under way after this error: all is lost, or it is the parent's affair.
+fn is_over(error: &HostError) -> bool {
+    match error {
+        HostError::Cuda(error) => error.is_lost(),
+        HostError::Forked { .. } => true,
+        _ => false,
+    }
+}
+
+/// Lets go of what copies use, unless they may be under way: there is no telling when they end, so it stays for ever.
+fn forget_unless_over(held: Vec<Held>, error: &HostError) {
+    if !is_over(error) && !held.is_empty() {
+        log::error!("memory of a GPU's copies stays held, since their end cannot be known: {error}");
+        std::mem::forget(held);
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         let device = self.device.0.clone();
-        let Ok(current) = device.enter() else {
-            // A forked child's: nothing of it is to be undone there. The parent has its own.
-            return;
+        let held = std::mem::take(&mut self.held);
+        let current = match device.enter() {
+            Ok(current) => current,
+            Err(error) => return forget_unless_over(held, &error),
         };
-        if !self.held.is_empty() {
-            let held = std::mem::take(&mut self.held);
+        if !held.is_empty() {
             match self.record(&device, &current) {
                 Ok(event) => device.leave(event, held),
-                // It cannot be known when they end, unless all has.
-                Err(HostError::Cuda(error)) if error.is_lost() => drop(held),
-                Err(_) => std::mem::forget(held),
+                Err(error) => forget_unless_over(held, &error),
             }
         }
         // SAFETY: a stream of this context; the driver ends it when what is in it has ended.
@@ -411,27 +433,22 @@ impl Mark {
     /// Whether all before it has ended. Asks the driver, and does not wait.
     ///
     /// # Errors
-    /// The device's context is lost: nothing before the mark counts, and nothing of it is under way any more.
+    /// The device's context is lost ([`CudaError::is_lost`]): nothing before the mark counts, and nothing of it is
+    /// under way any more. After any other error it may be, and what it uses stays held.
     pub fn is_done(&mut self) -> Result<bool, HostError> {
         if self.done {
             return Ok(true);
         }
-        let ended = {
-            let _current = self.device.0.enter()?;
-            self.device.0.has_ended(self.event)
-        };
-        match ended {
-            Ok(false) => Ok(false),
-            Ok(true) => {
-                self.done = true;
-                self.held.clear();
-                Ok(true)
-            }
-            Err(error) => {
-                self.held.clear();
-                Err(error.into())
-            }
+        let asked = self.device.0.enter().and_then(|_current| Ok(self.device.0.has_ended(self.event)?));
+        match &asked {
+            Ok(done) => self.done = *done,
+            Err(error) if is_over(error) => self.held.clear(),
+            Err(_) => {}
         }
+        if self.done {
+            self.held.clear();
+        }
+        asked
     }
 
     /// Waits until it is done, at most so long. `stream` is the one that it is a place of; what was enqueued there
@@ -448,8 +465,16 @@ impl Mark {
             Some(flag) => flag.clone(),
             None => stream.flag.insert(Arc::new(EventFd::new()?)).clone(),
         };
+        // Once, however often it is waited for: a stream that gets nowhere has little room.
+        if !self.asked {
+            stream.tell(&flag)?;
+            self.asked = true;
+        }
+        // What it has told before this is what is looked at next.
         flag.drain()?;
-        stream.tell(&flag)?;
+        if self.is_done()? {
+            return Ok(());
+        }
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
             wait_ready(&*flag, Interest::READ, left.min(LOOK))?;
@@ -467,11 +492,11 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        if !self.done && self.is_done().is_ok_and(|done| !done) {
-            // Still under way: the device lets go of it.
-            self.device.0.leave(self.event, std::mem::take(&mut self.held));
-        } else {
-            self.device.0.give_back(self.event);
+        match self.is_done() {
+            Ok(true) => self.device.0.give_back(self.event),
+            Err(error) if is_over(&error) => {}
+            // Still under way, or not known to have ended: the device lets go of it.
+            _ => self.device.0.leave(self.event, std::mem::take(&mut self.held)),
         }
     }
 }

@@ -274,6 +274,7 @@ alone!(what_is_dropped_under_way_stays_until_it_has_ended, [], |control| {
         stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
         let mark = stream.mark().unwrap();
         stream.to_device(&memory, 4096, &staging, 0, 4096).unwrap();
+        let (of_memory, of_staging) = (Arc::downgrade(&memory), Arc::downgrade(&staging));
         match order {
             0 => drop((memory, staging, mark, stream)),
             1 => drop((mark, stream, memory, staging)),
@@ -282,14 +283,88 @@ alone!(what_is_dropped_under_way_stays_until_it_has_ended, [], |control| {
             4 => drop((mark, memory, stream, staging)),
             _ => drop((staging, stream, memory, mark)),
         }
-        assert_eq!((control.count("allocations"), control.count("pinned")), (1, 1), "order {order}");
-        assert_eq!(device.settle(), 2, "order {order}");
+        assert!(of_memory.strong_count() > 0 && of_staging.strong_count() > 0, "order {order}");
+        assert_eq!((control.count("allocations"), device.settle()), (1, 2), "order {order}");
         control.say("release");
         until("the end of all copies", || device.settle() == 0);
-        assert_eq!((control.count("allocations"), control.count("pinned")), (0, 0), "order {order}");
+        assert_eq!((of_memory.strong_count(), of_staging.strong_count()), (0, 0), "order {order}");
+        assert_eq!(control.count("allocations"), 0, "order {order}");
     }
     drop((device, app));
     nothing_is_left(control);
+});
+
+alone!(nobody_waits_for_a_device_that_hangs_to_let_go_of_a_buffer, [], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging, unused) = (registered(&app, LEN), pinned(LEN), pinned(LEN));
+    let mut stream = Stream::new(memory.device()).unwrap();
+    control.say("stall");
+    stream.from_device(&staging, 0, &memory, 0, 64).unwrap();
+    // Freeing it waits for every stream.
+    drop(unused);
+    until("an attempt to free it", || control.count("cuMemFreeHost") == 1);
+    assert_eq!(control.count("pinned"), 2);
+    control.say("release");
+    until("the end of one", || control.count("pinned") == 1);
+    stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
+});
+
+alone!(an_end_that_cannot_be_asked_for_lets_go_of_nothing, [], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let device = memory.device().clone();
+    let mut stream = Stream::new(&device).unwrap();
+    control.say("stall");
+    let fail = |function: &str, nth: u32| control.say(&format!("fail {function} nth={nth} code=999"));
+    // Asked, and dropped, while the driver does not say; and dropped where its context cannot be made current.
+    for function in ["cuEventQuery", "cuCtxPushCurrent_v2"] {
+        stream.from_device(&staging, 0, &memory, 0, 64).unwrap();
+        let mut mark = stream.mark().unwrap();
+        fail(function, 1);
+        assert!(mark.is_done().unwrap_err().to_string().contains("CUDA_ERROR_UNKNOWN"));
+        fail(function, 1);
+        drop(mark);
+    }
+    fail("cuEventQuery", 1);
+    assert_eq!(device.settle(), 2);
+    fail("cuCtxPushCurrent_v2", 1);
+    assert_eq!(device.settle(), 2);
+    assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&staging)), (3, 3));
+    // A stream whose end cannot be marked: what it used stays for ever.
+    stream.from_device(&staging, 0, &memory, 0, 64).unwrap();
+    fail("cuEventRecord", 1);
+    drop(stream);
+    control.say("release");
+    until("the end of all that is known", || device.settle() == 0);
+    assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&staging)), (2, 2));
+});
+
+alone!(waiting_again_and_again_takes_no_room_in_the_stream, [], |control| {
+    let app = Arc::new(App::on(0));
+    let (memory, staging) = (registered(&app, LEN), pinned(LEN));
+    let mut stream = Stream::new(memory.device()).unwrap();
+    control.say("stall");
+    stream.from_device(&staging, 0, &memory, 0, 64).unwrap();
+    let mut mark = stream.mark().unwrap();
+    for _ in 0..20 {
+        assert!(mark.wait(&mut stream, Duration::from_millis(1)).is_err());
+    }
+    assert_eq!(control.count("cuStreamAddCallback"), 1);
+    control.say("release");
+    mark.wait(&mut stream, LIMIT).unwrap();
+});
+
+alone!(a_context_that_somebody_resets_is_made_again, [], |_| {
+    let app = App::on(0);
+    let first = Cuda::get().unwrap().device(0).unwrap();
+    // As `cudaDeviceReset` does: whoever retained it is not asked.
+    app.reset();
+    assert!(first.settle() == 0 && Stream::new(&first).is_err() && Pinned::new(&first, 777).is_err());
+    let again = Cuda::get().unwrap().device(0).unwrap();
+    assert!(!again.is(&first));
+    let memory = GpuMemory::alloc(&again, 100).unwrap();
+    memory.copy_in(0, &[3; 100]).unwrap();
+    std::mem::forget(app);
 });
 
 alone!(a_thousand_transfers_leave_nothing_behind, [], |control| {
