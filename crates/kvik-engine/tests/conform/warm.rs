@@ -205,6 +205,20 @@ warm! {
         let warmed = engine.warm(&other.tickets[0], Some(PATIENCE)).unwrap().wait(None).unwrap();
         assert_eq!(states(&warmed), ["made"; 4], "{warmed:?}");
     }
+    fn a_knock_to_a_peer_that_has_fallen_silent_is_stopped_with_its_session(control, kind) {
+        let engine = kind.engine(&Faults::new(1), None);
+        let owner = Owner::start(kind);
+        control.say("stick device=0 count=1");
+        let limit = Some(Duration::from_millis(300));
+        let warmed = engine.warm(&owner.tickets[0], limit).unwrap().wait(None).unwrap();
+        assert_eq!(states(&warmed), ["failed", "made", "made", "made"], "{warmed:?}");
+        owner.stop();
+        // The peer's own endpoints stay as they are: this side alone stops what it has posted.
+        wait_until("the session to end", || opened(&engine)[2] == 0 && engine.peers()[0].reason != "");
+        wait_until("the knock to be stopped", || control.counts()["stuck"] == 0);
+        wait_until("the peer's slots to be free", || control.counts()["slots"] == 0);
+        assert_eq!(metric(&engine, "kvik_nic_ways_open"), 0.0);
+    }
     fn a_peer_that_is_stopped_bounds_it(control, kind) {
         let limit = Duration::from_secs(1);
         let within = |began: Instant| {
