@@ -214,7 +214,7 @@ warm! {
         assert_eq!(states(&warmed), ["failed", "made", "made", "made"], "{warmed:?}");
         owner.stop();
         // The peer's own endpoints stay as they are: this side alone stops what it has posted.
-        wait_until("the session to end", || opened(&engine)[2] == 0 && engine.peers()[0].reason != "");
+        wait_until("the session to end", || metric(&engine, "kvik_sessions_open") == 0.0);
         wait_until("the knock to be stopped", || control.counts()["stuck"] == 0);
         wait_until("the peer's slots to be free", || control.counts()["slots"] == 0);
         assert_eq!(metric(&engine, "kvik_nic_ways_open"), 0.0);
