@@ -62,6 +62,8 @@ def test_pages_come_from_another_process(authority: Authority) -> None:
         target = empty(here, pages, page_bytes)
         told = here.explain(ticket)
         assert (told["transport"], told["way"]) == ("tcp", "4 channels, tls")
+        warmed = here.warm(ticket).wait(LIMIT)
+        assert (warmed.made, warmed.channels) == (("tcp",), 4)
         report = here.read(target.of(), ticket).wait(LIMIT)
         assert (report.way, report.bytes) == ("4 channels, tls", pages * page_bytes)
         assert "page_checksum" in report.checks

@@ -16,7 +16,7 @@ LIBFABRIC = {
     "FI_OFI_RXM_MSG_RX_SIZE": "128",
     "FI_MR_CACHE_MAX_COUNT": "0",
 }
-CHECKS = 17  # of the conformance suite, over one transport
+CHECKS = 19  # of the conformance suite, over one transport
 
 
 def conform(guest: Guest, program: Path, nics: str, *some: str, env: dict[str, str] | None = None) -> int:

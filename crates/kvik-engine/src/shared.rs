@@ -115,6 +115,8 @@ pub(crate) struct Link {
     pub asked: bool,
     /// Data channels that have joined.
     pub channels: u16,
+    /// It was warmed, or is being so.
+    pub warm: bool,
     pub memory: MemoryPath,
     /// Whether NICs reach each other, or why not.
     pub nics: std::result::Result<(), String>,

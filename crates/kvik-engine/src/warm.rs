@@ -238,25 +238,54 @@ impl State {
 }
 
 impl Shared {
-    /// Goes on with a warm-up on its session: asks for what was not asked for, and ends it when all has come.
+    /// Goes on with a warm-up: asks for what was not asked for, and ends it when all has come.
     pub(crate) fn warm_up(&self, id: u64, session: u64, warm: &Warm, deadline: Duration) {
+        // Where both sides connect at once there are two sessions for a while. Transfers take one of them.
+        let Some(owner) = lock(&self.book).links.get(&session).map(|link| link.peer) else { return };
+        let session = self.node(|node, _| node.session_with(&owner)).unwrap_or(session);
         if !warm.is_of(session) && self.begin_warm(session, warm, self.nics_of(session)) {
-            if lock(&warm.state).wanted.is_some() {
-                self.ensure_channels(session);
-            }
-            if !lock(&warm.state).pairs.is_empty() {
-                let until = Instant::now() + deadline.saturating_sub(boottime());
-                self.with_nics(|nics| nics.warm(session, until));
-            }
+            self.open_all(session, Instant::now() + deadline.saturating_sub(boottime()));
         }
-        let joined = lock(&self.book).links.get(&session).map(|link| link.channels);
         let done = {
+            let book = lock(&self.book);
             let mut state = lock(&warm.state);
-            state.channels = joined.unwrap_or(state.channels);
-            state.is_done()
+            if let Some(link) = book.links.get(&session) {
+                state.channels = link.channels;
+            }
+            // This side's own connection may still come, and be the one that is taken.
+            state.is_done() && !book.dials.contains_key(&owner)
         };
         if done {
             self.finish_unbegun(id, Ok(()));
+        }
+    }
+
+    /// Asks for all that this engine's transport allows on a session.
+    fn open_all(&self, session: u64, until: Instant) {
+        let want = self.config.transport;
+        let over_nics = {
+            let mut book = lock(&self.book);
+            let Some(link) = book.links.get_mut(&session) else { return };
+            link.warm = true;
+            link.nics.is_ok()
+        };
+        if matches!(want, Preference::Auto | Preference::Tcp) {
+            self.ensure_channels(session);
+        }
+        if over_nics && matches!(want, Preference::Auto | Preference::Nics) {
+            self.with_nics(|nics| nics.warm(session, until));
+        }
+    }
+
+    /// A new session that takes the place of a warm one, which its peer has opened at the same time, is warmed too.
+    pub(crate) fn stay_warm(&self, session: u64) {
+        let warm = {
+            let book = lock(&self.book);
+            let peer = book.links.get(&session).map(|link| link.peer);
+            book.links.values().any(|link| link.warm && Some(link.peer) == peer)
+        };
+        if warm {
+            self.open_all(session, Instant::now() + self.config.deadline);
         }
     }
 

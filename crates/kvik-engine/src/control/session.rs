@@ -55,7 +55,8 @@ impl Control {
         {
             let mut book = lock(&self.shared.book);
             let address = dialled.map(|(_, address)| address);
-            let link = Link { peer, address, asked: false, channels: 0, memory, nics, lease, kept };
+            let link =
+                Link { peer, address, asked: false, channels: 0, warm: false, memory, nics, lease, kept };
             book.links.insert(session, link);
             dial = dialled.and_then(|(owner, _)| book.dials.remove(&owner));
         }
@@ -80,6 +81,7 @@ impl Control {
         if opener && making {
             self.dial_local(session, &facts.local_name);
         }
+        self.shared.stay_warm(session);
         self.shared.launch_waiting(session);
         self.shared.notes.note_move();
     }

@@ -14,9 +14,8 @@ use std::time::Instant;
 const TIMES: u32 = 40;
 /// What may stay resident for other reasons than a peer: allocators keep pages.
 const SLACK: u64 = 8 << 20;
-/// And of libfabric's own: an endpoint's buffers are tens of MB, there are two of one for a moment where it is
-/// replaced, and what its allocator once had it keeps.
-const LIBRARY: u64 = 160 << 20;
+/// Has the C library give back what is freed: an endpoint of libfabric has buffers of tens of MB, and comes and goes.
+const GIVE_BACK: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "0"), ("MALLOC_MMAP_THRESHOLD_", "32768")];
 /// Set in a process that has nothing else to do, so that its memory is this test's.
 const ALONE: &str = "KVIK_TEST_RESTARTS_ALONE";
 
@@ -68,7 +67,9 @@ fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, mut control: O
         let known = |a: &(&str, u64), b: &(&str, u64)| a == b || (a.0 == "regions" && a.1 == b.1 + 1);
         let same = |after: &Held| {
             let device = after.device.iter().zip(&before.device).all(|(a, b)| known(a, b));
-            device && after.ways == before.ways && after.sessions == 0
+            // One more is the page.
+            let descriptors = after.descriptors <= before.descriptors + 2;
+            device && descriptors && after.ways == before.ways && after.sessions == 0
         };
         let after = loop {
             let after = held(&engine, control.as_mut());
@@ -80,7 +81,7 @@ fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, mut control: O
         weights.note(time, times, refused, &after);
     }
     assert_eq!(refused, 0, "a peer that had just come was refused");
-    weights.check(if control.is_some() { SLACK } else { LIBRARY });
+    weights.check();
 }
 
 /// What it weighed, in the course of the restarts.
@@ -104,9 +105,9 @@ impl Weights {
         }
     }
 
-    fn check(&self, slack: u64) {
+    fn check(&self) {
         let [(early, first), (late, last)] = self.compared[..] else { panic!("too few restarts to compare") };
-        assert!(late < early + slack, "{early} bytes resident early, {late} late");
+        assert!(late < early + SLACK, "{early} bytes resident early, {late} late");
         assert!(last <= first + 4, "{first} descriptors early, {last} late");
     }
 }
@@ -206,7 +207,8 @@ fn forty_restarts_over_a_real_provider() {
         return nothing_of_peers_that_came_and_went_stays(KIND, None);
     }
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "restarts::forty_restarts_over_a_real_provider", "--nocapture"]).env(ALONE, "1");
+    command.args(["--exact", "restarts::forty_restarts_over_a_real_provider", "--nocapture"]);
+    command.env(ALONE, "1").envs(GIVE_BACK);
     let output = command.output().unwrap();
     println!("{}", String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()));
     assert!(output.status.success());

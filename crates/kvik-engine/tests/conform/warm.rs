@@ -129,6 +129,32 @@ warm! {
         warm_at_last(&pair, &ticket);
         pair.pass();
     }
+    fn nics_that_are_more_here_than_there_share_those_there(control, kind) {
+        const TWO: &Kind = &Kind { nics: "efa:rdmap0s0-rdm,rdmap1s0-rdm", ..*FOUR };
+        let (mut pair, _) = met(kind);
+        pair.owner = TWO.engine(&pair.theirs, None);
+        let layout = kvik_core::Layout::contiguous(4, PAGE).unwrap();
+        let tickets = [&pair.owner, &pair.other].map(|engine| engine.ticket_template(&layout).unwrap());
+        // Both at once: each opens its own ways.
+        let warming = [
+            pair.other.warm(&tickets[0], Some(PATIENCE)).unwrap(),
+            pair.owner.warm(&tickets[1], Some(PATIENCE)).unwrap(),
+        ];
+        let [more, fewer] = warming.map(|warming| warming.wait(Some(PATIENCE)).unwrap());
+        let there = |warmed: &Warmed| warmed.pairs.iter().map(|pair| pair.peer_nic).collect::<Vec<_>>();
+        assert_eq!((there(&more), states(&more)), (vec![0, 1, 0, 1], vec!["made"; 4]), "{more:?}");
+        assert_eq!((there(&fewer), states(&fewer)), (vec![0, 1], vec!["made"; 2]), "{fewer:?}");
+        // Two that connect at once have two sessions for a while: what transfers take by now is warm as well.
+        for (engine, ticket) in [(&pair.other, &tickets[0]), (&pair.owner, &tickets[1])] {
+            let again = engine.warm(ticket, Some(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
+            assert_eq!(again.failed().count(), 0, "{again:?}");
+        }
+        let before = opened(&pair.other);
+        assert!([4, 8].contains(&before[0]), "{before:?}");
+        pair.pass();
+        assert_eq!(opened(&pair.other), before);
+        assert_eq!(control.counts()["stuck"], 0);
+    }
     fn knocks_that_fail_are_mended_as_operations_are(control, kind) {
         let (pair, ticket) = met(kind);
         control.say("fail device=1 nth=1 status=13");
@@ -178,6 +204,20 @@ warm! {
         let other = Owner::start(kind);
         let warmed = engine.warm(&other.tickets[0], Some(PATIENCE)).unwrap().wait(None).unwrap();
         assert_eq!(states(&warmed), ["made"; 4], "{warmed:?}");
+    }
+    fn a_knock_to_a_peer_that_has_fallen_silent_is_stopped_with_its_session(control, kind) {
+        let engine = kind.engine(&Faults::new(1), None);
+        let owner = Owner::start(kind);
+        control.say("stick device=0 count=1");
+        let limit = Some(Duration::from_millis(300));
+        let warmed = engine.warm(&owner.tickets[0], limit).unwrap().wait(None).unwrap();
+        assert_eq!(states(&warmed), ["failed", "made", "made", "made"], "{warmed:?}");
+        owner.stop();
+        // The peer's own endpoints stay as they are: this side alone stops what it has posted.
+        wait_until("the session to end", || metric(&engine, "kvik_sessions_open") == 0.0);
+        wait_until("the knock to be stopped", || control.counts()["stuck"] == 0);
+        wait_until("the peer's slots to be free", || control.counts()["slots"] == 0);
+        assert_eq!(metric(&engine, "kvik_nic_ways_open"), 0.0);
     }
     fn a_peer_that_is_stopped_bounds_it(control, kind) {
         let limit = Duration::from_secs(1);

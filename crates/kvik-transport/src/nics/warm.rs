@@ -232,10 +232,17 @@ impl<C: Card> Worker<C> {
 
     /// The session's peer has said what its page is.
     pub(super) fn page_told(&mut self, session: u64, answer: NicAnswer) {
-        if let Some(knock) = self.knocks.get_mut(&session) {
-            let key = answer.outcome.ok().and_then(|told| key_of(&told));
-            knock.page = Some((usize::from(answer.to), key));
+        let Some(knock) = self.knocks.get_mut(&session) else { return };
+        let key = answer.outcome.map(|told| key_of(&told));
+        if !matches!(key, Ok(Some(_))) {
+            let (name, why) =
+                (self.stats.name(), key.as_ref().err().map_or("it keeps none", |why| &why.text));
+            log::info!(
+                "the way of NIC {name} to NIC {} of a peer is open, and untried: no page ({why})",
+                answer.to
+            );
         }
+        knock.page = Some((usize::from(answer.to), key.ok().flatten()));
     }
 
     /// A NIC of the session's peer asks for this one's page.
