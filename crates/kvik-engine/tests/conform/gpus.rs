@@ -301,3 +301,30 @@ fn a_gpu_without_dma_bufs_costs_its_region_the_nics_and_nothing_else() {
         assert_eq!(report.transport, "verbs");
     });
 }
+
+/// A read is flushed by who reads, and a write by the owner before it hears of the end of its grant.
+#[test]
+fn what_a_nic_has_written_is_flushed_where_the_gpu_does_not_order_it() {
+    let name = "what_a_nic_has_written_is_flushed_where_the_gpu_does_not_order_it";
+    beside_nics(name, "attribute id=118 value=0", |owner, other| {
+        Control.say("attribute id=117 value=1");
+        let flushes = || Control.count("cuFlushGPUDirectRDMAWrites");
+        let options = || TransferOptions {
+            transport: Some(Preference::Nics),
+            verify: Some(Verify::Off),
+            ..within(PATIENCE)
+        };
+        let (there, here) = regions(OTHER, owner, other);
+        let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
+        other.read(&whole(&here, PAGE), grant.ticket(), None, options()).unwrap().wait(None).unwrap();
+        let read = flushes();
+        assert!(read > 0, "what was read was not flushed");
+        let (there, here) = regions(OWNER, owner, other);
+        let once = kvik_engine::GrantOptions { uses: kvik_core::Use::Once(1), ..to_write() };
+        let grant = owner.grant(&whole(&there, PAGE), once).unwrap();
+        other.write(&whole(&here, PAGE), grant.ticket(), None, options()).unwrap().wait(None).unwrap();
+        assert_eq!(grant.wait(PATIENCE), Some(kvik_core::GrantState::Consumed));
+        assert!(flushes() > read, "what was written was not flushed");
+        assert!(bytes(&there) == bytes(&here));
+    });
+}
