@@ -7,6 +7,7 @@ use crate::events::{self, PyEvents};
 use crate::fork::Owned;
 use crate::grant::PyGrant;
 use crate::ids::ids;
+use crate::kept::Kept;
 use crate::layout::PyLayout;
 use crate::notice::{self, PyNotice};
 use crate::options;
@@ -15,13 +16,13 @@ use crate::region::{PyPageSet, PyRegion};
 use crate::ticket::{PyTicket, ticket};
 use crate::transfer::PyTransfer;
 use crate::warming::{self, PyWarming};
-use kvik_core::{GrantId, GrantState, Result, Right, Ticket};
-use kvik_engine::{Engine, Grant, GrantOptions, PageSet, Transfer, TransferOptions};
+use kvik_core::{GrantId, Result, Right, Ticket};
+use kvik_engine::{Engine, GrantOptions, PageSet, Transfer, TransferOptions};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyType, PyWeakrefMethods, PyWeakrefReference};
-use std::sync::{Arc, Mutex, PoisonError};
+use pyo3::types::{PyDict, PyType};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an engine that is dropped without `close` may take to close.
@@ -60,55 +61,6 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// engine goes on untouched.
 #[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
 pub struct PyEngine(Owned<Engine>, Owned<Kept>);
-
-/// What the object of an engine remembers for Python.
-#[derive(Default)]
-struct Kept {
-    /// Grants that were live when last looked at. A ticket may outlive the Python objects that it was made
-    /// from, and the engine unregisters a region that nobody refers to: so this refers to its live grants.
-    grants: Mutex<Vec<Grant>>,
-    /// Weak references to registered regions, whose memory is given back when the engine closes.
-    regions: Mutex<Vec<Py<PyWeakrefReference>>>,
-}
-
-impl Kept {
-    fn keep_grant(&self, grant: &Grant) {
-        push(&self.grants, grant.clone(), |grant| grant.state() == GrantState::Live);
-    }
-
-    fn keep_region(&self, region: &Bound<'_, PyRegion>) -> PyResult<()> {
-        let py = region.py();
-        let weak = PyWeakrefReference::new(region)?.unbind();
-        push(&self.regions, weak, |weak| weak.bind(py).upgrade().is_some());
-        Ok(())
-    }
-
-    /// Lets go of everything, once the engine is closed.
-    fn clear(&self, py: Python<'_>) {
-        drop(take(&self.grants));
-        for weak in take(&self.regions) {
-            if let Some(Ok(region)) = weak.bind(py).upgrade().map(|region| region.cast_into::<PyRegion>()) {
-                region.get().abandon(py);
-            }
-        }
-    }
-}
-
-/// Adds an element. When the list is full, those that are over are let go and room is made for as many as are
-/// left: so an element costs a constant time.
-fn push<T>(list: &Mutex<Vec<T>>, element: T, lasts: impl Fn(&T) -> bool) {
-    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
-    if list.len() == list.capacity() {
-        list.retain(lasts);
-        let left = list.len();
-        list.reserve(left.max(16));
-    }
-    list.push(element);
-}
-
-fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
-    std::mem::take(&mut *list.lock().unwrap_or_else(PoisonError::into_inner))
-}
 
 #[pymethods]
 impl PyEngine {

@@ -14,6 +14,7 @@ mod fork;
 mod gpus;
 mod grant;
 mod ids;
+mod kept;
 mod layout;
 mod logs;
 mod notice;
