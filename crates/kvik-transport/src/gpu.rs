@@ -56,8 +56,12 @@ pub(crate) struct Stuck {
 impl Stuck {
     /// Whether the GPU is through with them.
     pub fn is_over(&mut self) -> bool {
-        // A context that is lost has nothing under way.
-        self.mark.as_mut().is_some_and(|mark| mark.is_done().unwrap_or(true))
+        match self.mark.as_mut().map(Mark::is_done) {
+            Some(Ok(done)) => done,
+            // A context that is lost has nothing under way.
+            Some(Err(HostError::Cuda(error))) => error.is_lost(),
+            Some(Err(_)) | None => false,
+        }
     }
 
     /// Why their pages are not free.
@@ -243,7 +247,15 @@ impl GpuCopier {
             match mark.as_mut().map(|mark| mark.wait(&mut lane.stream, LOOK)) {
                 Some(Ok(())) => break,
                 Some(Err(HostError::TimedOut { .. })) => {}
-                Some(Err(error)) => return Err(error.into()),
+                Some(Err(HostError::Cuda(error))) if error.is_lost() => {
+                    return Err(failed(error.into()).into());
+                }
+                Some(Err(error)) => {
+                    log::error!(
+                        "the end of a GPU's copies cannot be known, so their pages stay held: {error}"
+                    );
+                    mark = None;
+                }
                 None => std::thread::sleep(LOOK),
             }
             if stopped(&order.stop) && since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {

@@ -192,7 +192,14 @@ impl Staging {
             let error = match half.mark.as_mut().map(Mark::is_done) {
                 None | Some(Ok(false)) => continue,
                 Some(Ok(true)) => None,
-                Some(Err(error)) => Some(failed(error)),
+                Some(Err(HostError::Cuda(error))) if error.is_lost() => Some(failed(error.into())),
+                Some(Err(error)) => {
+                    log::error!(
+                        "the end of a GPU's copies cannot be known, so their pages stay held: {error}"
+                    );
+                    (half.mark, half.blind) = (None, true);
+                    continue;
+                }
             };
             half.mark = None;
             let ending = half.ending.take();
