@@ -11,14 +11,15 @@ use std::time::Duration;
 
 /// The folder with what is built of `tests/standins/NAME`, built if the sources have changed.
 pub fn build(name: &str) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/standins").join(name);
-    let mut files: Vec<PathBuf> = fs::read_dir(&sources).unwrap().map(|file| file.unwrap().path()).collect();
-    files.retain(|file| {
-        file.extension().is_none_or(|kind| ["c", "h", "map"].iter().any(|known| kind == *known))
-    });
-    files.sort();
+    let standins = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/standins");
     let mut hasher = DefaultHasher::new();
-    files.iter().for_each(|file| (file.file_name(), fs::read(file).unwrap()).hash(&mut hasher));
+    for sources in [standins.join("common"), standins.join(name)] {
+        let mut files: Vec<PathBuf> =
+            fs::read_dir(sources).unwrap().map(|file| file.unwrap().path()).collect();
+        files.retain(|file| file.extension().is_none_or(|kind| kind != "md" && kind != "rs"));
+        files.sort();
+        files.iter().for_each(|file| (file.file_name(), fs::read(file).unwrap()).hash(&mut hasher));
+    }
     let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = temporary.join(format!("standin-{name}-{:016x}", hasher.finish()));
     fs::create_dir_all(temporary).unwrap();
@@ -29,7 +30,7 @@ pub fn build(name: &str) -> PathBuf {
         let _ = fs::remove_dir_all(&unfinished);
         fs::create_dir(&unfinished).unwrap();
         let mut make = Command::new("make");
-        make.arg("-C").arg(&sources).arg(format!("OUT={}", unfinished.display()));
+        make.arg("-C").arg(standins.join(name)).arg(format!("OUT={}", unfinished.display()));
         let built = make.env_remove("MAKEFLAGS").output().expect("make, to build a stand-in");
         assert!(built.status.success(), "the stand-in {name}: {}", text(&built));
         fs::rename(&unfinished, &folder).unwrap();

@@ -3,10 +3,10 @@
 //!
 //! [`Standin::alone`] is the way in. The README.md of each has the environment and the commands.
 
+use crate::make::{self, text};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -38,34 +38,9 @@ impl Standin {
         }
     }
 
-    /// The folder with the library and its daemon, built if the sources have changed.
+    /// The folder with the library and its daemon.
     fn build(self) -> PathBuf {
-        let name = self.name();
-        let standins = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/standins");
-        let mut hasher = DefaultHasher::new();
-        for sources in [standins.join("common"), standins.join(name)] {
-            let mut files: Vec<PathBuf> =
-                fs::read_dir(sources).unwrap().map(|file| file.unwrap().path()).collect();
-            files.retain(|file| file.extension().is_none_or(|kind| kind != "md"));
-            files.sort();
-            files.iter().for_each(|file| (file.file_name(), fs::read(file).unwrap()).hash(&mut hasher));
-        }
-        let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let folder = temporary.join(format!("standin-{name}-{:016x}", hasher.finish()));
-        fs::create_dir_all(temporary).unwrap();
-        let lock = File::create(temporary.join(format!("standin-{name}.lock"))).unwrap();
-        lock.lock().unwrap();
-        if !folder.exists() {
-            let unfinished = temporary.join(format!("standin-{name}-unfinished"));
-            let _ = fs::remove_dir_all(&unfinished);
-            fs::create_dir(&unfinished).unwrap();
-            let mut make = Command::new("make");
-            make.arg("-C").arg(standins.join(name)).arg(format!("OUT={}", unfinished.display()));
-            let built = make.env_remove("MAKEFLAGS").output().expect("make, to build a stand-in");
-            assert!(built.status.success(), "the stand-in {name}: {}", text(&built));
-            fs::rename(&unfinished, &folder).unwrap();
-        }
-        folder
+        make::build(self.name())
     }
 
     /// Breaks a rule of the library, which the stand-in must notice: the signal that ends the program, and what it
@@ -108,10 +83,6 @@ impl Standin {
         println!("{}", text(&output));
         folder.ended();
     }
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
 /// What a test says to the devices.
@@ -202,29 +173,7 @@ impl Drop for Folder {
 
 /// Runs a test of this program again, in a process that has the devices of the folder.
 pub fn again(test: &str, folder: &Folder, settings: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]);
-    command.env(FOLDER, OsString::from(&folder.path)).envs(settings.iter().copied());
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let (id, (tell, told)) = (child.id(), channel());
-    std::thread::spawn(move || tell.send(child.wait_with_output()));
-    match told.recv_timeout(patience()) {
-        Ok(output) => {
-            let output = output.unwrap();
-            let words = text(&output);
-            assert!(words.contains("running 1 test"), "{test} is no test of this program: {words}");
-            output
-        }
-        Err(_) => {
-            let process = rustix::process::Pid::from_raw(id as i32).unwrap();
-            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
-            panic!("{test} in a process of its own takes longer than {:?}", patience());
-        }
-    }
-}
-
-/// How long a test may take in its own process, in seconds, where the environment says so.
-fn patience() -> Duration {
-    let given = std::env::var("KVIK_STANDIN_PATIENCE").ok().map(|text| text.parse().unwrap());
-    Duration::from_secs(given.unwrap_or(120))
+    let mut variables = vec![(FOLDER, OsString::from(&folder.path))];
+    variables.extend(settings.iter().map(|(name, value)| (*name, OsString::from(value))));
+    make::again(test, &variables)
 }

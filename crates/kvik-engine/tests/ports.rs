@@ -7,6 +7,9 @@
 #[path = "engine/common.rs"]
 #[allow(dead_code)]
 mod common;
+#[path = "../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
 #[path = "../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;

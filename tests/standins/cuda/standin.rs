@@ -3,10 +3,8 @@
 //!
 //! [`alone`] is the way in. README.md beside this file has the environment and the commands.
 
-#[path = "../make.rs"]
-mod make;
-
-pub use make::text;
+use crate::make;
+pub use crate::make::text;
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;

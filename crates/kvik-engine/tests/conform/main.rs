@@ -20,6 +20,9 @@ mod ends;
 mod gpus;
 mod late;
 mod layouts;
+#[path = "../../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
 mod nics;
 mod pair;
 #[path = "../../../../tests/plugin/built.rs"]

@@ -4,6 +4,9 @@ mod checking;
 mod copies;
 mod failing;
 mod loading;
+#[path = "../../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
 mod places;
 mod sharing;
 #[path = "../../../../tests/standins/cuda/standin.rs"]

@@ -2,6 +2,9 @@
 
 mod faults;
 mod limits;
+#[path = "../../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
 #[path = "../common/peer.rs"]
 mod peer;
 mod processes;

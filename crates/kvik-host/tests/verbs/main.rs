@@ -8,6 +8,9 @@
 
 mod device;
 mod failing;
+#[path = "../../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
 mod moving;
 mod over;
 #[path = "../common/peer.rs"]
