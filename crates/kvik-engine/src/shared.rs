@@ -370,6 +370,7 @@ impl Shared {
             None => Some(NicAnswer {
                 from: call.from,
                 to: call.to,
+                ask: call.ask,
                 outcome: Err(Error::new(Code::TransportUnavailable, "this engine has no NICs")),
             }),
         };

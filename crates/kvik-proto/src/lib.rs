@@ -42,7 +42,7 @@ pub use handshake::{
 };
 pub use holding::Holding;
 pub use initiator::{Open, Side};
-pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicCall, NicKey, Nics};
+pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicAsk, NicCall, NicKey, Nics};
 pub use node::{Event, Finished, Node, Timing, WINDOW};
 pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
 pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};

@@ -33,46 +33,74 @@ pub struct NicKey {
 /// Bytes of an address that goes with a call or its answer.
 const MAX_ADDRESS: usize = 512;
 
-/// A NIC wants a way to a NIC of the peer.
-///
-/// What it could reach there before is cut before this is answered, so that nothing that it posted earlier can still
-/// land.
+/// What a NIC asks a NIC of the peer for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NicAsk {
+    /// A way to it. What the asking one could reach there before is cut before this is answered, so that nothing that
+    /// it posted earlier can still land.
+    Way,
+    /// The key of a page that holds nothing, to try its way by reading it. This cuts nothing, and opens nothing.
+    Page,
+}
+
+/// In the byte of the asking NIC's number, of which there are fewer.
+const PAGE: u8 = 0x80;
+
+impl NicAsk {
+    fn encode(self, from: u8, w: &mut Writer) -> &mut Writer {
+        w.u8(match self {
+            NicAsk::Way => from & !PAGE,
+            NicAsk::Page => from | PAGE,
+        })
+    }
+
+    fn decode(r: &mut Reader) -> Result<(u8, NicAsk)> {
+        let byte = r.u8()?;
+        Ok((byte & !PAGE, if byte & PAGE == 0 { NicAsk::Way } else { NicAsk::Page }))
+    }
+}
+
+/// A NIC asks a NIC of the peer for something.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicCall {
-    /// The number of the NIC that asks; with 128 added where it asks what it may read to try its way, which cuts
-    /// nothing and opens nothing.
+    /// The number of the NIC that asks, below 128.
     pub from: u8,
     /// The number of the NIC that is asked.
     pub to: u8,
+    /// For what.
+    pub ask: NicAsk,
     /// What the asked one needs to know of the other, in the form of what speaks to both.
     pub address: Vec<u8>,
 }
 
-/// The answer to a [`NicCall`]: whatever the outcome, nothing posted before the call can land any more.
+/// The answer to a [`NicCall`]; to one for a way, that nothing posted before it can land any more, whatever the outcome.
 #[derive(Debug, Clone)]
 pub struct NicAnswer {
     /// The number of the NIC that asked.
     pub from: u8,
     /// The number of the NIC that was asked.
     pub to: u8,
-    /// What the asking one needs to know, or why there is no way.
+    /// For what.
+    pub ask: NicAsk,
+    /// What the asking one needs to know, or why it gets nothing.
     pub outcome: Result<Vec<u8>>,
 }
 
 impl NicCall {
     pub(crate) fn encode(&self, w: &mut Writer) {
-        w.u8(self.from).u8(self.to);
+        self.ask.encode(self.from, w).u8(self.to);
         encode_address(&self.address, w);
     }
 
     pub(crate) fn decode(r: &mut Reader) -> Result<NicCall> {
-        Ok(NicCall { from: r.u8()?, to: r.u8()?, address: decode_address(r)? })
+        let (from, ask) = NicAsk::decode(r)?;
+        Ok(NicCall { from, to: r.u8()?, ask, address: decode_address(r)? })
     }
 }
 
 impl NicAnswer {
     pub(crate) fn encode(&self, w: &mut Writer) {
-        w.u8(self.from).u8(self.to);
+        self.ask.encode(self.from, w).u8(self.to);
         match &self.outcome {
             Ok(address) => encode_address(address, w.u16(0)),
             Err(error) => drop(w.u16(error.code as u16).text(&error.text, MAX_TEXT)),
@@ -80,12 +108,13 @@ impl NicAnswer {
     }
 
     pub(crate) fn decode(r: &mut Reader) -> Result<NicAnswer> {
-        let (from, to) = (r.u8()?, r.u8()?);
+        let (from, ask) = NicAsk::decode(r)?;
+        let to = r.u8()?;
         let outcome = match r.u16()? {
             0 => Ok(decode_address(r)?),
             code => Err(Error::new(Code::from_wire(code), r.text(MAX_TEXT)?)),
         };
-        Ok(NicAnswer { from, to, outcome })
+        Ok(NicAnswer { from, to, ask, outcome })
     }
 }
 

@@ -4,7 +4,7 @@ use crate::format::{Entry, Fields, all};
 use crate::formats;
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
 use kvik_proto::{
-    Begin, Frame, NicAnswer, NicCall, NicKey, Nics, Op, PageList, Path, Select, Source, frame_header,
+    Begin, Frame, NicAnswer, NicAsk, NicCall, NicKey, Nics, Op, PageList, Path, Select, Source, frame_header,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -86,13 +86,19 @@ fn today() -> Vec<(&'static str, Frame)> {
         ("notify", Frame::Notify { number: 1 << 33, payload: b"KV of request 7 is there".as_slice().into() }),
         ("notify/empty", Frame::Notify { number: 1, payload: [].into() }),
         ("noted", Frame::Noted { upto: u64::MAX }),
-        ("reach", Frame::Reach(NicCall { from: 1, to: 2, address: vec![9; 24] })),
-        ("reached", Frame::Reached(NicAnswer { from: 1, to: 2, outcome: Ok(vec![8; 24]) })),
+        ("reach", Frame::Reach(NicCall { from: 1, to: 2, ask: NicAsk::Way, address: vec![9; 24] })),
+        ("reach/page", Frame::Reach(NicCall { from: 31, to: 2, ask: NicAsk::Page, address: Vec::new() })),
+        ("reached", Frame::Reached(NicAnswer { from: 1, to: 2, ask: NicAsk::Way, outcome: Ok(vec![8; 24]) })),
+        (
+            "reached/page",
+            Frame::Reached(NicAnswer { from: 31, to: 2, ask: NicAsk::Page, outcome: Ok(vec![8; 16]) }),
+        ),
         (
             "not-reached",
             Frame::Reached(NicAnswer {
                 from: 1,
                 to: 2,
+                ask: NicAsk::Way,
                 outcome: Err(Error::new(Code::PeerLost, "its port is down")),
             }),
         ),
@@ -205,12 +211,14 @@ fn describe(frame: &Frame) -> Fields {
             named("reach"),
             ("from", call.from.to_string()),
             ("to", call.to.to_string()),
+            ("ask", format!("{:?}", call.ask)),
             ("address", format!("{:?}", call.address)),
         ],
         Frame::Reached(answer) => vec![
             named("reached"),
             ("from", answer.from.to_string()),
             ("to", answer.to.to_string()),
+            ("ask", format!("{:?}", answer.ask)),
             ("outcome", format!("{:?}", answer.outcome)),
         ],
         Frame::Check { transfer, at, sums } => vec![

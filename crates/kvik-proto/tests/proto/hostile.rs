@@ -4,8 +4,8 @@ use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View};
 use kvik_proto::{
-    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicCall, NicKey, Nics, Op, PageList, Path,
-    Select, Source, frame_header,
+    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicAsk, NicCall, NicKey, Nics, Op, PageList,
+    Path, Select, Source, frame_header,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -344,17 +344,19 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (0u64..4).prop_map(|upto| Frame::Noted { upto }),
         proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..9), 0..4)
             .prop_map(|addresses| Frame::Nics(Nics { provider: String::new(), addresses })),
-        (0u8..3, 0u8..3, proptest::collection::vec(any::<u8>(), 0..40))
-            .prop_map(|(from, to, address)| Frame::Reach(NicCall { from, to, address })),
+        (0u8..3, 0u8..3, any_ask(), proptest::collection::vec(any::<u8>(), 0..40))
+            .prop_map(|(from, to, ask, address)| Frame::Reach(NicCall { from, to, ask, address })),
         (0u64..40, 0u64..9, proptest::collection::vec(0u64..3, 0..5))
             .prop_map(|(transfer, at, sums)| Frame::Check { transfer, at: at * 4096, sums }),
         (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Checked { transfer, at: at * 4096 }),
-        (0u8..3, 0u8..3, any_outcome()).prop_map(|(from, to, outcome)| Frame::Reached(NicAnswer {
-            from,
-            to,
-            outcome: outcome.map(|()| vec![1])
-        })),
+        (0u8..3, 0u8..3, any_ask(), any_outcome()).prop_map(|(from, to, ask, outcome)| {
+            Frame::Reached(NicAnswer { from, to, ask, outcome: outcome.map(|()| vec![1]) })
+        }),
     ]
+}
+
+fn any_ask() -> impl Strategy<Value = NicAsk> {
+    prop_oneof![Just(NicAsk::Way), Just(NicAsk::Page)]
 }
 
 proptest! {

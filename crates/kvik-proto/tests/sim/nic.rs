@@ -6,7 +6,7 @@ use crate::coverage::NIC;
 use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Code, Error};
-use kvik_proto::{Check, NicAnswer, NicCall, Nics, Op, Order, OrderKind, OrderOutcome, Source};
+use kvik_proto::{Check, NicAnswer, NicAsk, NicCall, Nics, Op, Order, OrderKind, OrderOutcome, Source};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -133,13 +133,13 @@ impl World {
         let post = &mut self.posts[at];
         let (engine, link) = (post.engine, post.link);
         let Some(session) = self.links[link].session else { return };
-        let number = self.rng.next() as u8;
+        let number = self.rng.next() as u8 & 0x7F;
         post.mends = Some(number);
         // What had not left does not leave any more; what is on the wire may still land.
         for (_, piece) in post.pieces.iter_mut().filter(|(_, piece)| *piece == Piece::Queued) {
             *piece = Piece::Lost;
         }
-        self.engines[engine].node.reach(session, NicCall { from: number, to: 0, address: Vec::new() });
+        self.engines[engine].node.reach(session, way(number, Vec::new()));
     }
 
     /// The peer wants a way: what it has on the wire to this engine is cut.
@@ -150,8 +150,9 @@ impl World {
                 *piece = Piece::Lost;
             }
         }
-        let (from, to) = (call.from, call.to);
-        self.engines[engine].node.answer_reach(session, NicAnswer { from, to, outcome: Ok(Vec::new()) });
+        let NicCall { from, to, ask, .. } = *call;
+        let answer = NicAnswer { from, to, ask, outcome: Ok(Vec::new()) };
+        self.engines[engine].node.answer_reach(session, answer);
         self.drop_posts();
     }
 
@@ -229,4 +230,9 @@ impl World {
 
 fn waits((at, (_, piece)): (usize, &(Range<u64>, Piece))) -> Option<usize> {
     matches!(piece, Piece::Queued | Piece::Out(_) | Piece::Back(_)).then_some(at)
+}
+
+/// A call for a way to the peer's first NIC.
+pub fn way(from: u8, address: Vec<u8>) -> NicCall {
+    NicCall { from, to: 0, ask: NicAsk::Way, address }
 }

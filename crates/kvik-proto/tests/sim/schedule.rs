@@ -270,7 +270,7 @@ impl World {
     /// A NIC of an engine wants a way that it may never use.
     pub fn ask_for_way(&mut self, engine: usize, session: u64) {
         if self.links[self.by_session[&session]].one_sided {
-            let call = NicCall { from: self.rng.next() as u8, to: 0, address: vec![0; 24] };
+            let call = crate::nic::way(self.rng.next() as u8 & 0x7F, vec![0; 24]);
             self.engines[engine].node.reach(session, call);
         }
     }

@@ -28,7 +28,7 @@ use crate::{Desk, Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::EventFd;
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
+use kvik_proto::{NicAnswer, NicAsk, NicCall, NicKey, Nics};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -119,9 +119,9 @@ struct Waiting {
 #[derive(PartialEq, Eq, Hash)]
 enum Word {
     /// One of the peer's NICs calls.
-    Call(u8),
-    /// The peer answers; whether for a page.
-    Answer(bool),
+    Call(u8, NicAsk),
+    /// The peer answers.
+    Answer(NicAsk),
     /// The engine wants it warm.
     Warm,
 }
@@ -139,8 +139,8 @@ impl Waiting {
 
     fn put(&mut self, command: Command) {
         let word = match &command {
-            Command::Called(session, call) => Some((*session, Word::Call(call.from))),
-            Command::Answered(session, answer) => Some((*session, Word::Answer(warm::of_page(answer)))),
+            Command::Called(session, call) => Some((*session, Word::Call(call.from, call.ask))),
+            Command::Answered(session, answer) => Some((*session, Word::Answer(answer.ask))),
             Command::Warm(session, _) => Some((*session, Word::Warm)),
             _ => None,
         };
@@ -447,14 +447,14 @@ impl NicPool {
                     call.to
                 );
                 let outcome = Err(Error::new(Code::TransportUnavailable, text));
-                Some(NicAnswer { from: call.from, to: call.to, outcome })
+                Some(NicAnswer { from: call.from, to: call.to, ask: call.ask, outcome })
             }
         }
     }
 
     /// A peer has answered one of these.
     pub fn answered(&self, session: u64, answer: NicAnswer) {
-        if let Some(lane) = self.lanes.get(warm::caller(answer.from)) {
+        if let Some(lane) = self.lanes.get(usize::from(answer.from)) {
             lane.put(Command::Answered(session, answer));
         }
     }

@@ -7,11 +7,10 @@
 use super::card::{Card, Cut};
 use super::hand::PATIENCE;
 use super::stats::NicStats;
-use super::warm::of_page;
 use super::worker::Worker;
 use crate::Desk;
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{NicAnswer, NicCall};
+use kvik_proto::{NicAnswer, NicAsk, NicCall};
 use std::time::{Duration, Instant};
 
 /// How long a peer may take to answer.
@@ -146,7 +145,7 @@ impl<C: Card> Worker<C> {
         peer.road = Road::Asked(Instant::now());
         let to = peer.nic as u8;
         self.sick.insert(session);
-        desk.call_nic(session, NicCall { from, to, address: told });
+        desk.call_nic(session, NicCall { from, to, ask: NicAsk::Way, address: told });
         Ok(())
     }
 
@@ -200,7 +199,7 @@ impl<C: Card> Worker<C> {
 
     /// The peer has answered: whatever was posted before cannot land any more.
     pub(super) fn answered(&mut self, session: u64, answer: NicAnswer) {
-        if of_page(&answer) {
+        if answer.ask == NicAsk::Page {
             return self.page_told(session, answer);
         }
         let Some(desk) = self.desk.clone() else { return };
@@ -323,7 +322,7 @@ impl<C: Card> Worker<C> {
 
     /// A NIC of the session's peer wants a way to this one.
     pub(super) fn called(&mut self, session: u64, call: NicCall) {
-        if Self::asks_for_page(&call) {
+        if call.ask == NicAsk::Page {
             return self.show_page(session, call);
         }
         let Some(desk) = self.desk.clone() else { return };
@@ -334,7 +333,7 @@ impl<C: Card> Worker<C> {
             }
             admitted.answer
         });
-        desk.answer_nic(session, NicAnswer { from: call.from, to: call.to, outcome });
+        desk.answer_nic(session, NicAnswer { from: call.from, to: call.to, ask: call.ask, outcome });
     }
 
     /// Stops what was posted to a session's peer.

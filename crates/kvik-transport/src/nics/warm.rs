@@ -4,9 +4,6 @@
 //! the peer's for the key of a page which that one keeps for nothing else, and reads a few bytes of it: it *knocks*.
 //! Nobody looks at them. Where the peer keeps no such page (a release before there was one) the way is open, and its
 //! first transfer proves it.
-//!
-//! The question is a call whose `from` has [`PAGE`] added to the NIC's number. It cuts nothing, and its answer has
-//! [`TAG`] in front, so that neither is taken for what mends a way.
 
 use super::card::{Card, Done, Operation, Posted, Run};
 use super::hand::PATIENCE;
@@ -15,13 +12,9 @@ use super::worker::Worker;
 use crate::{Desk, Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{HugePages, Memory};
-use kvik_proto::{NicAnswer, NicCall, NicKey, Op};
+use kvik_proto::{NicAnswer, NicAsk, NicCall, NicKey, Op};
 use std::time::{Duration, Instant};
 
-/// Added to the number of the NIC that asks for a page. There are fewer NICs than this.
-const PAGE: u8 = 0x80;
-/// In front of a page's key.
-const TAG: &[u8] = b"kvikpage";
 /// Bytes of the page, and what of it is read.
 const PAGE_BYTES: usize = 4096;
 const READ: usize = 8;
@@ -43,16 +36,6 @@ pub(super) struct Knock {
     out: Option<u64>,
     /// Since when the session is over.
     over: Option<Instant>,
-}
-
-/// The number of the NIC that has asked.
-pub(super) fn caller(from: u8) -> usize {
-    usize::from(from & !PAGE)
-}
-
-/// Whether it is about a page.
-pub(super) fn of_page(answer: &NicAnswer) -> bool {
-    answer.from & PAGE != 0
 }
 
 impl Knock {
@@ -148,7 +131,8 @@ impl<C: Card> Worker<C> {
         if let Some(knock) = self.knocks.get_mut(&session) {
             knock.asked = Some(Instant::now());
         }
-        desk.call_nic(session, NicCall { from: self.number as u8 | PAGE, to, address: Vec::new() });
+        let (from, ask) = (self.number as u8, NicAsk::Page);
+        desk.call_nic(session, NicCall { from, to, ask, address: Vec::new() });
     }
 
     /// Reads of the peer's page.
@@ -250,14 +234,10 @@ impl<C: Card> Worker<C> {
         let Some(desk) = self.desk.clone() else { return };
         let outcome = self.keep_page().map(|key| {
             self.visited = Some(Instant::now() + VISIT);
-            [TAG, &key.key.to_le_bytes(), &key.base.to_le_bytes()].concat()
+            [key.key.to_le_bytes(), key.base.to_le_bytes()].concat()
         });
-        desk.answer_nic(session, NicAnswer { from: call.from, to: call.to, outcome });
-    }
-
-    /// Whether a call is for the page.
-    pub(super) fn asks_for_page(call: &NicCall) -> bool {
-        call.from & PAGE != 0
+        let NicCall { from, to, ask, .. } = call;
+        desk.answer_nic(session, NicAnswer { from, to, ask, outcome });
     }
 
     /// The page's key; the NIC learns of the page when it is first needed.
@@ -275,7 +255,7 @@ impl<C: Card> Worker<C> {
 
 /// The key in a peer's answer.
 fn key_of(told: &[u8]) -> Option<NicKey> {
-    let (key, base) = told.strip_prefix(TAG)?.split_at_checked(8)?;
+    let (key, base) = told.split_at_checked(8)?;
     let number = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
     Some(NicKey { key: number(key)?, base: number(base)? })
 }
@@ -285,23 +265,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_told_by_its_tag_and_an_address_is_none() {
+    fn the_key_of_a_page_is_told_whole_or_not_at_all() {
         let key = NicKey { key: 7, base: u64::MAX - 1 };
-        let told = [TAG, &key.key.to_le_bytes(), &key.base.to_le_bytes()].concat();
+        let told = [key.key.to_le_bytes(), key.base.to_le_bytes()].concat();
         assert_eq!(key_of(&told), Some(key));
-        for other in
-            [&told[1..], &told[..told.len() - 1], &[told.clone(), vec![0]].concat(), &[0; 24][..], &[]]
-        {
+        for other in [&told[1..], &[told.clone(), vec![0]].concat(), &[]] {
             assert_eq!(key_of(other), None, "{other:?}");
-        }
-    }
-
-    #[test]
-    fn who_asks_for_a_page_is_told_from_who_asks_for_a_way() {
-        let answer = |from| NicAnswer { from, to: 3, outcome: Ok(Vec::new()) };
-        for nic in 0..kvik_proto::MAX_NICS as u8 {
-            assert_eq!((caller(nic), caller(nic | PAGE)), (usize::from(nic), usize::from(nic)));
-            assert_eq!((of_page(&answer(nic)), of_page(&answer(nic | PAGE))), (false, true));
         }
     }
 }
