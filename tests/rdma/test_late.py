@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(900)
 TABLES = ("-m", "tests.faults.late_write", "--transport", "nics", "--variant", "refill")
 
 
-@pytest.mark.skipif(not FULL, reason="it takes minutes: make test-rdma FULL=1")
+@pytest.mark.skipif(not FULL, reason="FULL is not set")
 def test_nothing_is_written_or_read_late(guest: Guest) -> None:
     """A stopped initiator and a stopped owner, beside ten engines that go on."""
     env = {"KVIK_TEST_NICS": "verbs:rxe0,rxe1"}
