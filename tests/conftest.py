@@ -25,7 +25,7 @@ MAY_SKIP: dict[str, str] = {
     "tests/rdma/test_guest.py": NO_GUEST,
     "tests/rdma/test_guest.py::test_a_guest_that_dies": "it takes another boot: make test-rdma FULL=1",
     "tests/rdma/test_late.py": NO_GUEST,
-    "tests/rdma/test_late.py::test_nothing_is_written_or_read_late": "it takes minutes: make test-rdma FULL=1",
+    "tests/rdma/test_late.py::test_nothing_is_written_or_read_late": "minutes more: make test-rdma FULL=1",
     "tests/rdma/test_nics.py": NO_GUEST,
     "tests/rdma/test_programs.py": NO_GUEST,
     "tests/vllm/test_two_hosts.py": NO_NAMESPACES,
