@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "emulator": Entry(
         "kvik.emulator.cli", "emulator", "Serve a model's KV without a model, to try and to test."
     ),
+    "lab": Entry("kvik.lab.cli", "lab", "Design experiments, audit tables, draw conclusions that hold."),
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),

@@ -83,7 +83,12 @@ def python(context: Context) -> None:
 
 
 # Tests with stages of their own.
-_OTHER_FOLDERS = ("docs", "faults", "netns", "packaging", "rdma", "vllm")
+_OTHER_FOLDERS = ("docs", "faults", "lab", "netns", "packaging", "rdma", "vllm")
+
+
+def lab(context: Context) -> None:
+    """The lab against truths that are known: designs, statistics, physics and audits."""
+    _pytest(context, "dev", "tests/lab", more=["--durations=10"])
 
 
 def docs(context: Context) -> None:
@@ -216,6 +221,7 @@ STAGES = {
         Stage("wheel", wheel, limit=2400),
         Stage("packaging", packaging, limit=600),
         Stage("python", python, limit=1200),
+        Stage("lab", lab, limit=900),
         Stage("docs", docs, limit=900),
         Stage("netns", netns, limit=600),
         Stage("faults", faults, limit=600),
@@ -244,6 +250,7 @@ TARGETS = {
         "wheel",
         "packaging",
         "python",
+        "lab",
         "docs",
         "netns",
         "faults",

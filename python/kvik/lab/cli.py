@@ -1,0 +1,50 @@
+"""`kvik lab`: its subcommands, each imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from kvik.cli import Entry
+
+SUBCOMMANDS: dict[str, Entry] = {}
+
+_EXTRA = {"formulaic", "markdown_it", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
+
+
+class LabGroup(click.Group):
+    """A group that knows its subcommands by name, and which package brings what they import."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """All names, without importing anything."""
+        return sorted(SUBCOMMANDS)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand."""
+        entry = SUBCOMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        try:
+            module = importlib.import_module(entry.module)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _EXTRA:
+                raise
+            text = (
+                f"`kvik lab {cmd_name}` needs {error.name}, which is not installed: pip install 'kvik[lab]'"
+            )
+            raise click.ClickException(text) from error
+        command = getattr(module, entry.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.module}.{entry.attribute} is not a click command")
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands from what is known here."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, SUBCOMMANDS[name].help) for name in sorted(SUBCOMMANDS)])
+
+
+@click.group(cls=LabGroup)
+def lab() -> None:
+    """Design experiments, audit tables, and draw conclusions that hold."""

@@ -1,0 +1,1 @@
+"""Experiments before they run: which factors, which combinations of their levels, and what those can tell."""
