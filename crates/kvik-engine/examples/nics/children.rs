@@ -13,12 +13,21 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts a side of this role.
+    /// Starts a side of this role, on one processor where its options name one.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start(role: &str, options: &[String], env: &[(String, String)]) -> Result<Child> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let program = std::env::current_exe()?;
+        let cpu = options.iter().find_map(|word| word.strip_prefix("cpu=")).filter(|cpu| !cpu.is_empty());
+        let mut command = match cpu {
+            Some(cpu) => {
+                let mut taskset = Command::new("taskset");
+                taskset.args(["-c", cpu]).arg(program);
+                taskset
+            }
+            None => Command::new(program),
+        };
         command.arg(role).args(options).envs(env.iter().cloned());
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (to, from) = (process.stdin.take(), process.stdout.take().ok_or("a child without stdout")?);

@@ -5,13 +5,15 @@ use crate::pair::Pair;
 use crate::sides;
 use crate::words::Options;
 
-const DEFAULTS: [(&str, &str); 11] = [
+const DEFAULTS: [(&str, &str); 13] = [
     ("nics", "libfabric:tcp"),
     ("theirs", "libfabric:tcp"),
     ("library", ""),
     ("depth", "64"),
     ("buffer", "64"),
     ("verify", "off"),
+    ("cpu", ""),
+    ("their_cpu", ""),
     ("op", "read"),
     ("size", "65536"),
     ("count", "64"),
@@ -28,8 +30,8 @@ pub fn run(options: &[String]) -> Result<()> {
     let options = Options::new(options, &DEFAULTS)?;
     let (op, size) = (options.text("op"), options.number::<u64>("size")?);
     let mover = options.words(&sides::NAMES);
-    let mut owner = options.words(&sides::NAMES[1..]);
-    owner.push(format!("nics={}", options.text("theirs")));
+    let owner = options.with("nics", options.text("theirs").to_owned());
+    let owner = owner.with("cpu", options.text("their_cpu").to_owned()).words(&sides::NAMES);
     let mut pair = Pair::start(&owner, &mover, options.number("buffer")?, &[])?;
     pair.grant(op, size)?;
     // The way is open then, and all memory has been touched.

@@ -15,11 +15,17 @@ use std::time::{Duration, Instant};
 
 /// Grants and transfers live as long as any run.
 const LONG: Duration = Duration::from_secs(3600);
-/// The options of both, with their defaults.
-pub const OPTIONS: [(&str, &str); 5] =
-    [("nics", "libfabric:tcp"), ("library", ""), ("depth", "64"), ("buffer", "256"), ("verify", "off")];
+/// The options of both, with their defaults. Where `cpu` names a processor, they are started on it.
+pub const OPTIONS: [(&str, &str); 6] = [
+    ("nics", "libfabric:tcp"),
+    ("library", ""),
+    ("depth", "64"),
+    ("buffer", "256"),
+    ("verify", "off"),
+    ("cpu", ""),
+];
 /// Their names.
-pub const NAMES: [&str; 5] = ["nics", "library", "depth", "buffer", "verify"];
+pub const NAMES: [&str; 6] = ["nics", "library", "depth", "buffer", "verify", "cpu"];
 
 struct Side {
     engine: Engine,
