@@ -201,7 +201,8 @@ def booted(kernel: Kernel, folder: Path, limit: float = 600.0) -> Iterator[Guest
 
 def _command(kernel: Kernel, packed: Path, folder: Path, limit: float) -> list[str]:
     """The emulator's command line. The first serial port is the console, the second one ours."""
-    argv = [QEMU, "-nodefaults", "-display", "none", "-no-reboot"]
+    # It ends with whoever started it, however that ends: one that is left behind would compute for hours.
+    argv = ["setpriv", "--pdeathsig", "KILL", QEMU, "-nodefaults", "-display", "none", "-no-reboot"]
     # Not the host's own virtualisation: where it is there at all, it may not work within another one.
     argv += ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY)]
     argv += ["-kernel", str(kernel.image), "-initrd", str(packed)]

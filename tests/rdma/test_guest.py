@@ -1,5 +1,12 @@
 """What a job is given and what comes back, what ends it, and what is said of a guest that fails."""
 
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +15,7 @@ import pytest
 from tests.rdma.conftest import FULL
 from tests.rdma.guest import LAB, Guest, GuestError, Job, booted
 from tests.rdma.initramfs import Kernel
+from tests.rdma.programs import ROOT
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -65,6 +73,37 @@ def test_a_guest_that_cannot_be_set_up(kernel: Kernel, tmp_path: Path) -> None:
     with pytest.raises(GuestError, match=r"(?s)failed make the cable: .*console\.log:\n.*make the cable"):
         boot(replace(kernel, modules=without), tmp_path)
     assert (tmp_path / "console.log").exists()
+
+
+def test_the_emulator_ends_with_whoever_started_it(kernel: Kernel) -> None:
+    """Also with one that was killed, and could end nothing."""
+    argv = [sys.executable, "-m", "tests.rdma.inside", "--kernel", kernel.image.parent, "true"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as starter:
+        try:
+            emulator = _child(starter.pid, "qemu-system")
+            # Its own handle, with which the end can be waited for.
+            handle = os.pidfd_open(emulator)
+        finally:
+            starter.kill()
+        try:
+            ended, _, _ = select.select([handle], [], [], 30)
+            assert ended, f"process {emulator} runs on"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+
+
+def _child(parent: int, name: str) -> int:
+    """The child of a process whose command begins with a name, once it is there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                if Path(f"/proc/{child}/cmdline").read_text().startswith(name):
+                    return int(child)
+        time.sleep(0.05)  # the kernel tells nobody that a process has a child
+    raise AssertionError(f"process {parent} has started no {name}")
 
 
 @pytest.mark.skipif(not FULL, reason="FULL is not set")
