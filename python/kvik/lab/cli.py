@@ -8,7 +8,10 @@ import click
 
 from kvik.cli import Entry
 
-SUBCOMMANDS: dict[str, Entry] = {}
+SUBCOMMANDS: dict[str, Entry] = {
+    "compare": Entry("kvik.lab.infer.cli", "compare_command", "Compare two configurations' measurements."),
+    "series": Entry("kvik.lab.infer.cli", "series_command", "Find changes and the steady state of series."),
+}
 
 _EXTRA = {"formulaic", "markdown_it", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
 

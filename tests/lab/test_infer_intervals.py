@@ -1,0 +1,159 @@
+"""Intervals: against formulas, tables and other implementations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kvik.lab.errors import LabError
+from kvik.lab.infer.arrays import Interval, TooFew
+from kvik.lab.infer.location import bca, hodges_lehmann, shift
+from kvik.lab.infer.order import Quantile, median_interval, needed_for_bound, quantile
+from kvik.lab.infer.serial import mean_interval, naive_interval, serial
+from kvik.lab.infer.starts import OverStarts, mean_over_starts
+
+SEED = 12
+
+
+def test_the_effective_number_follows_from_the_correlation() -> None:
+    rng = np.random.default_rng(SEED)
+    x = np.zeros(5000)
+    for i in range(1, len(x)):
+        x[i] = 0.6 * x[i - 1] + rng.standard_normal()
+    found = serial(x)
+    assert found.rho == pytest.approx(0.6, abs=0.05)
+    assert found.effective == pytest.approx(5000 * 0.4 / 1.6, rel=0.15)
+
+
+def test_alternating_values_get_no_credit() -> None:
+    found = serial([1.0, 2.0] * 10)
+    assert found.measured < -0.9
+    assert found.rho == 0.0
+    assert found.effective == 20.0
+
+
+def test_values_without_correlation_give_students_t() -> None:
+    # Alternating deviations: a correlation below zero counts as none, and the formula is the textbook's.
+    x = [10.0, 12.0, 9.0, 13.0, 10.0, 12.0, 9.0, 13.0]
+    one, other = mean_interval(x), naive_interval(x)
+    assert (one.low, one.high) == pytest.approx((other.low, other.high))
+
+
+def test_a_mean_over_even_starts_is_students_t_of_their_means() -> None:
+    rng = np.random.default_rng(SEED)
+    data = rng.standard_normal((5, 30)) + 10 * rng.standard_normal((5, 1))
+    found = mean_over_starts(list(data))
+    assert isinstance(found, OverStarts)
+    means = data.mean(axis=1)
+    low, high = stats.t.interval(0.95, 4, means.mean(), means.std(ddof=1) / np.sqrt(5))
+    assert (found.interval.low, found.interval.high) == pytest.approx((low, high))
+    assert found.between == pytest.approx(means.std(ddof=1), rel=0.05)
+
+
+def test_one_start_is_no_sample_of_starts() -> None:
+    found = mean_over_starts([[1.0, 2.0, 3.0]])
+    assert isinstance(found, TooFew)
+    assert found.needed == 2
+
+
+def test_starts_that_are_all_equal_have_no_spread() -> None:
+    found = mean_over_starts([[2.0, 2.0, 2.0]] * 3)
+    assert isinstance(found, OverStarts)
+    assert (found.interval.low, found.interval.high) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("p", "needed"), [(0.99, 299), (0.95, 59), (0.9, 29), (0.5, 5), (0.999, 2995), (0.01, 299)]
+)
+def test_the_number_that_a_tail_needs_is_the_known_one(p: float, needed: int) -> None:
+    assert needed_for_bound(p) == needed
+    data = np.arange(needed, dtype=float)
+    assert isinstance(quantile(data, p), Quantile)
+    refused = quantile(data[:-1], p)
+    assert isinstance(refused, TooFew)
+    assert refused.needed == needed
+    assert str(needed) in str(refused)
+
+
+def test_thirty_values_bound_neither_p95_nor_p99() -> None:
+    data = np.arange(30.0)
+    assert isinstance(quantile(data, 0.95), TooFew)
+    assert isinstance(quantile(data, 0.99), TooFew)
+    assert isinstance(quantile(data, 0.9), Quantile)
+
+
+def test_a_quantile_of_dependent_values_takes_more_of_them() -> None:
+    found = quantile(np.arange(400.0), 0.99, rho=0.5)
+    assert isinstance(found, TooFew)
+    assert found.needed == 897
+
+
+@pytest.mark.parametrize(("n", "low", "high"), [(6, 1, 6), (10, 2, 9), (20, 6, 15), (30, 10, 21)])
+def test_the_median_lies_between_the_tabulated_order_statistics(n: int, low: int, high: int) -> None:
+    found = median_interval(np.arange(1.0, n + 1))
+    assert isinstance(found, Interval)
+    assert (found.low, found.high) == (low, high)
+
+
+def test_a_quantiles_bounds_cover_what_they_say() -> None:
+    found = quantile(np.arange(100.0), 0.9, sides=2)
+    assert isinstance(found, Quantile)
+    assert found.low is not None
+    assert found.high is not None
+    below, above = int(found.low) + 1, int(found.high) + 1
+    exact = stats.binom.cdf(above - 1, 100, 0.9) - stats.binom.cdf(below - 1, 100, 0.9)
+    assert found.covers == pytest.approx(exact)
+    assert exact >= 0.95
+
+
+def test_hodges_lehmann_bounds_agree_with_the_signed_rank_test() -> None:
+    rng = np.random.default_rng(SEED)
+    for n in (6, 9, 15):
+        x = rng.standard_normal(n)
+        found = hodges_lehmann(x)
+        assert isinstance(found, Interval)
+        inside, outside = found.low + 1e-6, found.low - 1e-6
+        assert stats.wilcoxon(x - inside, method="exact").pvalue > 0.05
+        assert stats.wilcoxon(x - outside, method="exact").pvalue <= 0.05 + 1e-9
+
+
+@pytest.mark.parametrize(("m", "n"), [(4, 4), (5, 5), (10, 7), (20, 20)])
+def test_a_shifts_bounds_agree_with_the_rank_sum_test(m: int, n: int) -> None:
+    rng = np.random.default_rng(SEED + m)
+    x, y = rng.standard_normal(m), 1 + rng.standard_normal(n)
+    found = shift(x, y)
+    assert isinstance(found, Interval)
+    assert stats.mannwhitneyu(y - found.low - 1e-9, x, method="exact").pvalue > 0.05
+    assert stats.mannwhitneyu(y - found.low + 1e-9, x, method="exact").pvalue <= 0.05
+
+
+def test_ranks_of_three_starts_a_side_bound_no_shift() -> None:
+    found = shift([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    assert isinstance(found, TooFew)
+    assert found.needed == 4
+
+
+def test_large_samples_are_as_the_exact_ones() -> None:
+    x = np.random.default_rng(SEED).standard_normal(41)
+    whole, part = hodges_lehmann(x), hodges_lehmann(x[:40])
+    assert isinstance(whole, Interval)
+    assert isinstance(part, Interval)
+    assert whole.half_width == pytest.approx(part.half_width, rel=0.15)
+
+
+def test_bca_holds_the_mean_of_a_skewed_sample() -> None:
+    x = np.random.default_rng(SEED).exponential(1.0, 60)
+    found = bca(x, lambda v: float(np.mean(v)), draws=999)
+    assert found.low < 1.0 < found.high
+    assert found.high - found.estimate > found.estimate - found.low
+    with pytest.raises(LabError, match="hardly varies"):
+        bca([1.0] * 20, lambda v: float(np.median(v)), draws=99)
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, -1.0, 2.0])
+def test_levels_that_are_none_are_refused(bad: float) -> None:
+    with pytest.raises(LabError, match="between 0 and 1"):
+        mean_interval([1.0, 2.0, 3.0], bad)
+    with pytest.raises(LabError, match="between 0 and 1"):
+        quantile([1.0, 2.0, 3.0], bad)

@@ -1,0 +1,143 @@
+"""The inference's validation report: `python -m tests.lab.validate [SHARE]`.
+
+Prints, for data whose truth is known, what the lab says of it and how far the simulation can be off, with
+the naive interval beside. SHARE scales the repetitions (1: some minutes). Exit status 1 if a bound is not
+kept.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from kvik.lab.infer.power import Spread
+from kvik.lab.infer.sequential import Spending
+from tests.lab import inference_truth as truth
+
+SEED = 1
+
+
+def main(share: float) -> int:
+    """Print the report; 1 if any bound is not kept."""
+    print(f"seed {SEED}; errors are simulation errors (one standard error); a line fails outside its bounds")
+    checks = [
+        *_means(share),
+        *_starts(share),
+        *_quantiles(share),
+        *_alarms(share),
+        *_steps(share),
+        *_plans(share),
+    ]
+    return 0 if all(checks) else 1
+
+
+def _line(what: str, value: float, error: float, low: float, high: float, beside: str = "") -> bool:
+    good = low <= value <= high
+    bounds = f"[{low:.3g}, {high:.3g}]"
+    print(
+        f"{what:<58} {value:8.4f} +- {error:.4f}  {bounds:<14} {'ok' if good else 'FAILS':<6}{beside}",
+        flush=True,
+    )
+    return good
+
+
+def _rate(what: str, rate: truth.Rate, low: float, high: float, beside: str = "") -> bool:
+    return _line(what, rate.value, rate.error, low, high, beside)
+
+
+def _means(share: float) -> list[bool]:
+    done = []
+    for n in (30, 100):
+        for rho in (0.0, 0.3, 0.6, 0.8):
+            ours, naive = truth.mean_coverage(rho, n, int(100_000 * share), SEED)
+            low = 0.90 if (rho, n) == (0.8, 30) else 0.92
+            done.append(_rate(f"mean holds, AR({rho}), n {n}", ours, low, 0.98, f"naive {naive.value:.3f}"))
+    return done
+
+
+def _starts(share: float) -> list[bool]:
+    done = []
+    for n in (30, 100):
+        for starts in (2, 3, 5, 10):
+            for between, rho, uneven in (
+                (2.0, 0.0, False),
+                (2.0, 0.6, False),
+                (0.5, 0.6, True),
+                (0.0, 0.6, False),
+            ):
+                ours, naive = truth.starts_coverage(starts, n, between, rho, int(5_000 * share), SEED, uneven)
+                shape = "uneven" if uneven else "even"
+                what = f"{starts} starts, sd {between:g}, AR({rho}), n {n}, {shape}"
+                done.append(_rate(what, ours, 0.92, 0.98, f"naive {naive.value:.3f}"))
+    return done
+
+
+def _quantiles(share: float) -> list[bool]:
+    cases = ((0.5, 6, 2), (0.5, 30, 2), (0.9, 30, 1), (0.95, 59, 1), (0.99, 299, 1), (0.99, 368, 2))
+    rows = int(10_000 * share)
+    return [
+        _rate(
+            f"p{100 * q:g} within bounds, {s} side(s), n {n}",
+            truth.quantile_coverage(q, n, s, rows, SEED),
+            0.945,
+            1,
+        )
+        for q, n, s in cases
+    ]
+
+
+def _alarms(share: float) -> list[bool]:
+    kinds = {
+        "AR(0)": truth.correlated(0.0),
+        "t3": truth.student,
+        "5 % outliers": truth.outliers,
+        "lognormal": truth.lognormal,
+        "AR(0.3)": truth.correlated(0.3),
+        "AR(0.6)": truth.correlated(0.6),
+        "AR(0.6) with 5 % outliers": truth.correlated_outliers,
+        "AR(0.8)": truth.correlated(0.8),
+        "AR(0.9)": truth.correlated(0.9),
+    }
+    return [
+        _rate(f"false alarm, {name}, n {n}", truth.false_alarms(draw, n, int(10_000 * share), SEED), 0, 0.05)
+        for n in (30, 100)
+        for name, draw in kinds.items()
+    ]
+
+
+def _steps(share: float) -> list[bool]:
+    done = []
+    for size, at, n, low in (
+        (-0.23, 17, 30, 0.9),
+        (-0.10, 17, 30, 0),
+        (-0.06, 17, 30, 0),
+        (-0.04, 57, 100, 0),
+    ):
+        found = truth.detection(int(4_000 * share), SEED, size, at, n)
+        what = f"step {100 * size:g} % at {at} of {n}, noise 2 %"
+        done.append(_rate(f"{what}: found within one", found.found, low, 1))
+        # Of small steps a location further off than one counts as spurious: no bound is promised.
+        most = 0.1 if size == -0.23 else 1.0
+        done.append(_line(f"{what}: spurious a series", found.spurious, found.spurious_error, 0, most))
+        done.append(_rate(f"{what}: found and located", found.located, low, 1))
+        done.append(_rate(f"{what}: found and sized", found.sized, low, 1))
+    return done
+
+
+def _plans(share: float) -> list[bool]:
+    done = []
+    spread = Spread(between=0.04, within=0.08, rho=0.5)
+    for effect, starts in ((0.0, 4), (0.10, 3), (0.10, 5), (0.15, 3)):
+        planned, rate = truth.power_as_planned(effect, spread, starts, 60, int(20_000 * share), SEED)
+        reach = 4 * rate.error + 0.005
+        what = f"power, effect {effect:g}, {starts} starts: planned {planned:.3f}"
+        done.append(_rate(what, rate, planned - reach, planned + reach))
+    for spending in Spending:
+        rate = truth.boundary_error(5, spending, int(400_000 * share), SEED)
+        done.append(_rate(f"error of five looks, {spending.value}", rate, 0.047, 0.053))
+    rate = truth.repeated_coverage((4, 8, 12, 16), int(5_000 * share), SEED)
+    done.append(_rate("intervals of all looks hold, 4 to 16 starts", rate, 0.93, 1))
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 1.0))
