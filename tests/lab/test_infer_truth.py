@@ -50,7 +50,7 @@ def test_an_interval_over_starts_holds_the_truth_as_often_as_it_says(
 def test_bounds_of_a_quantile_hold_it_at_least_as_often_as_they_say(
     probability: float, n: int, sides: int
 ) -> None:
-    rate = truth.quantile_coverage(probability, n, sides, 2_000 * _MORE, SEED)
+    rate = truth.quantile_coverage(probability, n, sides, 1_000 * _MORE, SEED)
     assert rate.value + 3 * rate.error >= 0.95, f"p{100 * probability:g}, n {n}, seed {SEED}: {rate}"
 
 

@@ -20,7 +20,17 @@ from scipy import signal, stats
 
 from kvik.lab.infer.arrays import Bools, Floats, TooFew, Values, fraction, series
 from kvik.lab.infer.order import median_interval
-from kvik.lab.infer.screen import CLIP, Fit, Screen, fit, segment, segment_medians, steps, strongest
+from kvik.lab.infer.screen import (
+    CLIP,
+    Fit,
+    Screen,
+    fit,
+    min_segment,
+    segment,
+    segment_medians,
+    steps,
+    strongest,
+)
 
 SHORTEST = 8
 """Values that a series needs before changes are looked for."""
@@ -233,9 +243,12 @@ def _relocate(row: Floats, at: list[int]) -> list[int]:
     changes[0, at] = True
     scale = float(fit(row[None, :], changes).scale[0])
     middle = segment_medians(row[None, :], changes)[0]
+    shortest = min_segment(len(row))
     for i, cut in enumerate(at):
-        low = (cuts[i - 1] if i else 0) + 1
-        high = at[i + 1] if i + 1 < len(at) else len(row)
+        low = (cuts[i - 1] if i else 0) + shortest
+        high = (at[i + 1] if i + 1 < len(at) else len(row)) - shortest + 1
+        if high <= low:
+            continue
         loss = _gain(row, (middle[cut - 1], middle[cut]), scale)
         cuts[i] = low + int(np.argmin(loss[low:high]))
     return cuts

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvik.lab.errors import LabError
-from kvik.lab.infer.screen import MIN_SEGMENT
+from kvik.lab.infer.screen import min_segment
 
 _LISTED = 20_000
 
@@ -42,7 +42,8 @@ def coincidence(
     """
     if len(changes) < 2:
         raise LabError("a coincidence takes two series at least")
-    low, places = MIN_SEGMENT, n - 2 * MIN_SEGMENT + 1
+    low = min_segment(n)
+    places = n - 2 * low + 1
     lists = [np.asarray(sorted(c), dtype=np.int64) for c in changes]
     for i, found in enumerate(lists):
         if not len(found):

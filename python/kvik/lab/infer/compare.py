@@ -161,12 +161,13 @@ def _difference(
         x, y = np.array(list(one.values())), np.array(list(two.values()))
         test = sign_flip(y - x, seed=seed)
         return paired_log_ratio(np.exp(x), np.exp(y)), test, _power_note(test)
+    names: list[str | None] = [*sorted(set(a.blocks.values()))] or [None]
     blocks = [
         Block(
             np.array([v for s, v in one.items() if a.blocks.get(s) == block]),
             np.array([v for s, v in two.items() if b.blocks.get(s) == block]),
         )
-        for block in (sorted(set(a.blocks.values())) or [None])
+        for block in names
     ]
     test = within_blocks(blocks, seed=seed)
     return _over_blocks(blocks), test, _power_note(test)

@@ -106,8 +106,8 @@ def random_starts(
     degrees_between = starts - int(np.linalg.matrix_rank(matrix[:, between]))
     if degrees_between < 1:
         raise LabError(
-            f"{starts} starts for {int(between.sum())} terms that differ between starts: none is left over to "
-            "measure how starts vary; replicate starts"
+            f"{starts} starts for {int(between.sum())} terms that differ between starts: none is left over "
+            "to measure how starts vary; replicate starts"
         )
     # Starts take a degree each out of the iterations, and the terms within them one each.
     degrees_within = len(data) - starts - int((~between).sum())
@@ -176,7 +176,7 @@ def _fit(x: Floats, y: Floats, taken: int) -> tuple[Floats, Floats, float]:
     left = max(1.0, float(len(y) - x.shape[1] - taken))
     rest = y - x @ beta
     cover = np.linalg.pinv(x.T @ x) * float(rest @ rest) / left
-    return beta, np.sqrt(np.diag(cover)), left
+    return np.asarray(beta), np.asarray(np.sqrt(np.diag(cover))), left
 
 
 def _constant_within(column: Floats, codes: np.ndarray[tuple[int], np.dtype[np.intp]]) -> bool:
@@ -198,7 +198,9 @@ def _logged(data: pd.DataFrame, response: str) -> pd.DataFrame:
 
 def _least_squares(data: pd.DataFrame, response: str, formula: str):  # type: ignore[no-untyped-def]
     try:
-        fitted = smf.ols(f"_log ~ {formula}", _logged(data, response)).fit()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a rank-deficient matrix, which is refused below
+            fitted = smf.ols(f"_log ~ {formula}", _logged(data, response)).fit()
     except LabError:
         raise
     except Exception as error:  # the parser raises what it likes; a person sees one sentence
@@ -212,8 +214,8 @@ def _least_squares(data: pd.DataFrame, response: str, formula: str):  # type: ig
         )
     if len(matrix) <= matrix.shape[1]:
         raise LabError(
-            f"{len(matrix)} runs for {matrix.shape[1]} terms leave none to measure the error: replicate, or use "
-            "Lenth's method"
+            f"{len(matrix)} runs for {matrix.shape[1]} terms leave none to measure the error: replicate, or "
+            "use Lenth's method"
         )
     return fitted
 
@@ -221,9 +223,9 @@ def _least_squares(data: pd.DataFrame, response: str, formula: str):  # type: ig
 def _effects(
     names: Sequence[str], slope: Floats, error: Floats, degrees: Floats, level: float
 ) -> tuple[Effect, ...]:
-    reach = stats.t.ppf(0.5 + fraction(level, "the level") / 2.0, degrees) * error
+    reach = np.asarray(stats.t.ppf(0.5 + fraction(level, "the level") / 2.0, degrees)) * error
     with np.errstate(divide="ignore", invalid="ignore"):
-        p = 2.0 * stats.t.sf(np.abs(slope) / error, degrees)
+        p = np.asarray(2.0 * stats.t.sf(np.abs(slope) / error, degrees))
     return tuple(
         Effect(str(n), math.exp(s), math.exp(s - r), math.exp(s + r), float(q), float(d))
         for n, s, r, q, d in zip(names, slope, reach, p, degrees, strict=True)

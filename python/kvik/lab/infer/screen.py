@@ -5,6 +5,7 @@ Every candidate that this leaves is tested in `changes`; nothing here decides th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,8 +15,14 @@ from scipy import stats
 
 from kvik.lab.infer.arrays import Bools, Floats
 
-MIN_SEGMENT = 3
-"""Iterations that a segment has at least: one or two odd ones are outliers, not a state."""
+
+def min_segment(n: int) -> int:
+    """Iterations that a segment of a series of n has at least: 3 of 30, 6 of 100, 12 of 2,000.
+
+    One or two odd ones are outliers, not a state; and the longer a series, the more of them meet by chance.
+    """
+    return max(3, round(1.5 * math.log2(n)) - 4)
+
 
 WINDOW = 5
 """Neighbours, itself among them, whose median a value is held against before values are segmented."""
@@ -62,12 +69,13 @@ def segment(series: Floats, screen: Screen) -> Bools:
     else:
         scores, spread = _aligned(series)
     scores = scores - scores.mean(axis=1, keepdims=True)
-    return optimal(scores / np.where(spread > 0, spread, 1.0), screen.penalty * np.log(series.shape[1]))
+    n = series.shape[1]
+    return optimal(scores / np.where(spread > 0, spread, 1.0), screen.penalty * math.log(n), min_segment(n))
 
 
 def _aligned(series: Floats) -> tuple[Floats, Floats]:
-    """Each row with its outliers replaced by the median of their neighbours, and the standard deviation of its
-    noise, from the differences of successive values, which a change of level touches only once."""
+    """Each row with its outliers replaced by the median of their neighbours, and the standard deviation of
+    its noise, from the differences of successive values, which a change of level touches only once."""
     steps = np.median(np.abs(np.diff(series, axis=1)), axis=1, keepdims=True)
     spread = steps / (0.6745 * np.sqrt(2.0))
     # Values that are mostly equal (a coarse clock) have no median difference, yet they vary.
@@ -78,8 +86,9 @@ def _aligned(series: Floats) -> tuple[Floats, Floats]:
     return np.where(np.abs(series - middle) > 3.0 * spread, middle, series), spread
 
 
-def optimal(scores: Floats, price: float, min_segment: int = MIN_SEGMENT) -> Bools:
-    """The segmentation of each row with the least squares about segment means plus `price` a segment.
+def optimal(scores: Floats, price: float, shortest: int) -> Bools:
+    """The segmentation of each row with the least squares about segment means plus `price` a segment,
+    none of them shorter than `shortest`.
 
     Exact dynamic programming (Jackson et al. 2005, IEEE Signal Processing Letters 12; pruning it is PELT,
     Killick et al. 2012, J. Amer. Statist. Assoc. 107). Time n^2 a row.
@@ -92,9 +101,9 @@ def optimal(scores: Floats, price: float, min_segment: int = MIN_SEGMENT) -> Boo
     best[:, 0] = 0.0
     before = np.zeros((rows, n + 1), dtype=np.int64)
     row = np.arange(rows)
-    for end in range(min_segment, n + 1):
-        span = end - min_segment + 1
-        gain = (total[:, end, None] - total[:, :span]) ** 2 / np.arange(end, min_segment - 1, -1)
+    for end in range(shortest, n + 1):
+        span = end - shortest + 1
+        gain = (total[:, end, None] - total[:, :span]) ** 2 / np.arange(end, shortest - 1, -1)
         cost = best[:, :span] - gain
         pick = np.argmin(cost, axis=1)
         before[:, end] = pick
@@ -133,9 +142,8 @@ def segment_means(series: Floats, changes: Bools) -> Floats:
     """The mean of the segment that each position is in."""
     first, past = bounds(changes)
     total = np.concatenate([np.zeros((len(series), 1)), np.cumsum(series, axis=1)], axis=1)
-    return (np.take_along_axis(total, past, axis=1) - np.take_along_axis(total, first, axis=1)) / (
-        past - first
-    )
+    sums = np.take_along_axis(total, past, axis=1) - np.take_along_axis(total, first, axis=1)
+    return np.asarray(sums / (past - first))
 
 
 def fit(series: Floats, changes: Bools) -> Fit:
@@ -151,9 +159,12 @@ def fit(series: Floats, changes: Bools) -> Fit:
     squares = (error**2).sum(axis=1)
     segments = 1 + changes.sum(axis=1)
     scale = np.sqrt(squares / np.maximum(n - segments, 1))
-    same = ~changes[:, 1:]
-    lagged = (error[:, 1:] * error[:, :-1] * same).sum(axis=1)
-    raw = lagged / np.where(squares > 0, squares, 1.0)
+    # An outlier that was pulled in has lost its likeness to its neighbours: it tells nothing of them.
+    kept = np.abs(rest) <= CLIP * spread
+    pairs = ~changes[:, 1:] & kept[:, 1:] & kept[:, :-1]
+    lagged = (error[:, 1:] * error[:, :-1] * pairs).sum(axis=1) / np.maximum(pairs.sum(axis=1), 1)
+    own = (error**2 * kept).sum(axis=1) / np.maximum(kept.sum(axis=1), 1)
+    raw = lagged / np.where(own > 0, own, 1.0)
     rho = (raw + segments / n) / np.maximum(1.0 - (segments + 2) / n, 0.1)
     return Fit(changes, clean, scale, rho)
 

@@ -93,7 +93,11 @@ def _paule_mandel(means: Floats, variances: Floats) -> float:
         middle = (weights * means).sum() / weights.sum()
         return float((weights * (means - middle) ** 2).sum() - (len(means) - 1))
 
-    low, high = 0.0, float(means.var(ddof=1))
+    spread = float(means.var(ddof=1))
+    if np.ptp(variances) == 0:
+        return max(0.0, spread - float(variances[0]))
+    # Above the larger of the two no weight favours any mean enough.
+    low, high = 0.0, spread * len(means)
     if high == 0.0 or excess(0.0) <= 0:
         return 0.0
     for _ in range(200):

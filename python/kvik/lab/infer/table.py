@@ -72,8 +72,8 @@ def parse(text: str, source: str, columns: Columns) -> Starts:
             seen = rows.setdefault(start, {})
             if iteration in seen:
                 raise LabError(
-                    f"{where}: start {start!r} has iteration {iteration} already (line {seen[iteration][1]}); "
-                    "if these are several starts, give them a column 'start'"
+                    f"{where}: start {start!r} has iteration {iteration} already (line {seen[iteration][1]}"
+                    "); if these are several starts, give them a column 'start'"
                 )
             seen[iteration] = (value, reader.line_num)
             if columns.block in names:
