@@ -149,17 +149,25 @@ def step_series(rows: int, seed: int, size: float = -0.23, at: int = 17, n: int 
     return np.asarray(x + (rng.random((rows, n)) < 0.05) * rng.exponential(400.0, (rows, n)))
 
 
-def detection(rows: int, seed: int, size: float = -0.23, at: int = 17, n: int = 30) -> Detection:
-    """How well a step is found."""
+def wandering_step(rows: int, seed: int, at: int, n: int) -> Rows:
+    """AR(0.6) of unit innovations about 100, with a step of -15."""
+    x = 100.0 + ar1(rows, n, 0.6, np.random.default_rng(seed))
+    x[:, at:] -= 15.0
+    return x
+
+
+def detection(series: Rows, at: int, size: float) -> Detection:
+    """How well a step of this relative size is found in each row."""
     hits = located = sized = 0
     others = []
-    for row in step_series(rows, seed, size, at, n):
+    for row in series:
         changes = find_changes(row).changes
         near = [c for c in changes if abs(c.at - at) <= 1]
         hits += bool(near)
         others.append(len(changes) - min(1, len(near)))
         located += any(c.earliest <= at <= c.latest for c in near)
         sized += any(c.percent_low <= 100 * size <= c.percent_high for c in near)
+    rows = len(series)
     spread = float(np.std(others)) / math.sqrt(rows)
     return Detection(Rate(hits, rows), float(np.mean(others)), spread, Rate(located, rows), Rate(sized, rows))
 

@@ -130,8 +130,8 @@ def test_times_that_are_not_positive_have_no_ratio() -> None:
 
 
 def test_lenths_method_finds_the_two_effects_that_stand_out_of_fifteen() -> None:
-    # By hand: the median is 0.15, so s0 = 0.225; without those beyond 2.5 s0 it is 0.15 again. The factors are
-    # t at 5 degrees: 2.571, and 5.219 for fifteen at once (Lenth 1989, Technometrics 31, table 1).
+    # By hand: the median is 0.15, so s0 = 0.225; without those beyond 2.5 s0 it is 0.15 again. The factors
+    # are t at 5 degrees: 2.571, and 5.219 for fifteen at once (Lenth 1989, Technometrics 31, table 1).
     names = ["D", "H", "DH", "G", "C2", "GH", "E", "A", "e1", "J", "F", "AC", "e2", "C", "B"]
     values = [0.13, 0.15, 0.30, 0.15, 0.40, 0.025, 0.38, 0.13, 0.05, 0.15, 0.13, 0.08, 0.43, 2.15, 3.10]
     found = lenth(dict(zip(names, values, strict=True)))

@@ -71,7 +71,7 @@ def test_series_without_a_change_rarely_alarm(name: str, draw: truth.Draw, n: in
 
 
 def test_a_step_of_23_percent_at_17_of_30_is_found_where_it_is_and_nothing_else() -> None:
-    found = truth.detection(400 * _MORE, SEED)
+    found = truth.detection(truth.step_series(400 * _MORE, SEED), 17, -0.23)
     assert found.found.within(0.90, 1.1), f"found within one, seed {SEED}: {found.found}"
     assert found.spurious + 3 * found.spurious_error <= 0.1, (
         f"spurious a series, seed {SEED}: {found.spurious}"

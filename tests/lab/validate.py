@@ -106,21 +106,25 @@ def _alarms(share: float) -> list[bool]:
 
 def _steps(share: float) -> list[bool]:
     done = []
-    for size, at, n, low in (
-        (-0.23, 17, 30, 0.9),
-        (-0.10, 17, 30, 0),
-        (-0.06, 17, 30, 0),
-        (-0.04, 57, 100, 0),
-    ):
-        found = truth.detection(int(4_000 * share), SEED, size, at, n)
-        what = f"step {100 * size:g} % at {at} of {n}, noise 2 %"
-        done.append(_rate(f"{what}: found within one", found.found, low, 1))
-        # Of small steps a location further off than one counts as spurious: no bound is promised.
-        most = 0.1 if size == -0.23 else 1.0
-        done.append(_line(f"{what}: spurious a series", found.spurious, found.spurious_error, 0, most))
-        done.append(_rate(f"{what}: found and located", found.located, low, 1))
-        done.append(_rate(f"{what}: found and sized", found.sized, low, 1))
+    rows = int(4_000 * share)
+    for size, at, n in ((-0.23, 17, 30), (-0.10, 17, 30), (-0.06, 17, 30), (-0.04, 17, 30), (-0.04, 57, 100)):
+        found = truth.detection(truth.step_series(rows, SEED, size, at, n), at, size)
+        done += _step(f"step {100 * size:g} % at {at} of {n}, noise 2 %", found, size == -0.23)
+    for at, n in ((17, 30), (50, 100)):
+        found = truth.detection(truth.wandering_step(rows, SEED, at, n), at, -0.15)
+        done += _step(f"step -15 at {at} of {n} in AR(0.6)", found, False)
     return done
+
+
+def _step(what: str, found: truth.Detection, promised: bool) -> list[bool]:
+    # Of small steps a location further off than one counts as spurious: no bound is promised.
+    low, most = (0.9, 0.1) if promised else (0.0, 1.0)
+    return [
+        _rate(f"{what}: found within one", found.found, low, 1),
+        _line(f"{what}: spurious a series", found.spurious, found.spurious_error, 0, most),
+        _rate(f"{what}: found and located", found.located, low, 1),
+        _rate(f"{what}: found and sized", found.sized, low, 1),
+    ]
 
 
 def _plans(share: float) -> list[bool]:

@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import signal, stats
 
+from kvik.lab.errors import LabError
 from kvik.lab.infer.arrays import Bools, Floats, TooFew, Values, fraction, series
 from kvik.lab.infer.order import median_interval
 from kvik.lab.infer.screen import (
@@ -35,12 +36,15 @@ from kvik.lab.infer.screen import (
 SHORTEST = 8
 """Values that a series needs before changes are looked for."""
 
+LONGEST = 2000
+"""Values up to which a p-value of a few percent can be had from the simulations."""
+
 UPPER = 0.05
 """Probability that is left above the upper bound of the serial correlation. Chosen by simulation (see
 `tests/lab/validate.py`): larger and AR(0.6) series give more than 5 % false alarms, smaller costs power."""
 
 _GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-_LONGEST = 400
+_SIMULATED = 200
 _SEED = 20_261_122
 # Relative to the largest value: a series without any spread has no likelihood.
 _LEVEL_FLOOR = 1e-12
@@ -136,15 +140,15 @@ def _upper(n: int, rho: Floats, screen: Screen) -> Floats:
 
 def _p(n: int, upper: Floats, size: Floats, screen: Screen) -> Floats:
     """How often a series without a change has a step of at least this size, at each row's correlation."""
-    used = min(n, _LONGEST)
+    used = min(n, _SIMULATED)
     p = np.ones(len(size))
     for level in np.unique(upper):
         rows = upper == level
         strong, _ = _without_change(used, float(level), screen)
         above = len(strong) - np.searchsorted(strong, size[rows], side="left")
         p[rows] = (1.0 + above) / (1.0 + len(strong))
-    # A longer series is several of the longest simulated: their alarms add up at most.
-    return np.minimum(1.0, p * max(1.0, n / _LONGEST))
+    # A longer series counts as several of the longest simulated, whose alarms add up at most.
+    return np.minimum(1.0, p * max(1.0, n / _SIMULATED))
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ def _confirm(rows: Floats, alpha: float, screen: Screen) -> Confirmed:
     p = np.ones_like(rows)
     active = np.flatnonzero(changes.any(axis=1))
     if len(active):
-        upper[active] = _upper(min(n, _LONGEST), found.rho[active], screen)
+        upper[active] = _upper(min(n, _SIMULATED), found.rho[active], screen)
     while len(active):
         part = Fit(changes[active], found.clean[active], found.scale[active], found.rho[active])
         size = np.where(part.changes, steps(part), np.inf)
@@ -198,9 +202,14 @@ def find_changes(values: Values, alpha: float = 0.05, level: float = 0.95) -> Se
     """The confirmed changes of one series, in the order of its iterations, and the segments between them.
 
     A wandering or heavy-tailed series without a change gives one with probability alpha at most. Raises
-    LabError for fewer than SHORTEST values or such that are not finite.
+    LabError for fewer than SHORTEST values, more than LONGEST, or such that are not finite.
     """
     row = series(values, at_least=SHORTEST)
+    if len(row) > LONGEST:
+        group = -(-len(row) // LONGEST)
+        raise LabError(
+            f"the series has {len(row)} values; up to {LONGEST} are segmented: take means of {group} in a row"
+        )
     fraction(alpha, "alpha")
     fraction(level, "the level")
     result = confirm(row[None, :], alpha)
