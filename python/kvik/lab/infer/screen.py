@@ -36,8 +36,8 @@ class Fit:
     """Many series, shape (series, n), each cut into segments; `changes[s, i]`: a segment starts at i > 0.
 
     `clean` is the series with outliers pulled in to their segment's median +- CLIP robust standard
-    deviations, `scale` its standard deviation within segments, and `rho` its lag-1 autocorrelation within segments,
-    without outliers, corrected for the number of segments.
+    deviations, `scale` its standard deviation within segments, and `rho` its lag-1 autocorrelation within
+    segments, without outliers, corrected for the number of segments.
     """
 
     changes: Bools
