@@ -48,15 +48,15 @@ def test_random_starts_judge_the_backend_by_starts_and_the_size_by_iterations() 
 
 def test_a_mixed_models_interval_holds_a_backends_ratio_and_least_squares_alone_does_not() -> None:
     held = alone = 0
-    for seed in range(24):
+    for seed in range(16):
         data = runs(4, 6, seed=seed)
         effect = random_starts(data, "ttft", "backend + tokens").get("backend[T.B]")
         plain = independent_runs(data, "ttft", "backend + tokens").get("backend[T.B]")
         truth = 0.9 * math.sqrt(0.95)
         held += effect.low <= truth <= effect.high
         alone += plain.low <= truth <= plain.high
-    assert held >= 20
-    assert alone <= 18
+    assert held >= 13
+    assert alone <= 12
 
 
 def test_a_boundary_fit_is_said_and_start_means_are_used() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from kvik.lab.infer.arrays import Floats, Interval, TooFew, Values, fraction, series
 from kvik.lab.infer.serial import autocorrelation, corrected
@@ -80,7 +80,7 @@ def mean_over_starts(starts: Sequence[Values], level: float = 0.95) -> OverStart
     mean = float((weights * found.means).sum())
     degrees = len(starts) - 1
     error = math.sqrt(float((weights * (found.means - mean) ** 2).sum()) / degrees)
-    reach = float(stats.t.ppf(0.5 + level / 2.0, degrees)) * error
+    reach = float(special.stdtrit(degrees, 0.5 + level / 2.0)) * error
     interval = Interval(mean, mean - reach, mean + reach, level, f"t over {len(starts)} starts")
     return OverStarts(interval, len(starts), degrees, math.sqrt(between), found.within, found.rho, weights)
 
