@@ -8,7 +8,10 @@ import click
 
 from kvik.cli import Entry
 
-SUBCOMMANDS: dict[str, Entry] = {}
+SUBCOMMANDS: dict[str, Entry] = {
+    "check": Entry("kvik.lab.study.cli", "check", "Check a study file, and say what it comes to."),
+    "schema": Entry("kvik.lab.study.cli", "schema", "Print the JSON schema of study files."),
+}
 
 _EXTRA = {"formulaic", "markdown_it", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
 
