@@ -8,9 +8,8 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from kvik.lab.design.factor import Factor, Level
-from kvik.lab.study.expressions import Constant, ExpressionError, Scope
-from kvik.lab.study.layers import PatternError
-from kvik.lab.study.problems import Path, Problem, did_you_mean, dotted
+from kvik.lab.study.expressions import Constant, Scope
+from kvik.lab.study.problems import MistakeError, Path, Problem, did_you_mean, dotted
 from kvik.lab.study.translate import check_form
 from kvik.lab.study.yamlmap import Mapped
 
@@ -33,13 +32,9 @@ class Draft:
         """Note a mistake."""
         self.problems.append(self.mapped.problem(path, text, remedy, key=key, offset=offset))
 
-    def wrong_expression(self, path: Path, error: ExpressionError) -> None:
-        """Note a mistake inside a text."""
+    def wrong_inside(self, path: Path, error: MistakeError) -> None:
+        """Note a mistake inside a text, or in a whole part."""
         self.wrong(path, error.text, error.remedy, offset=error.column)
-
-    def wrong_pattern(self, path: Path, error: PatternError) -> None:
-        """Note a mistake in a pattern."""
-        self.wrong(path, error.text, error.remedy)
 
     def form(self, annotation: Any, value: Any, path: Path) -> Any:
         """Validate a value's form; None where it is wrong, which is then noted."""

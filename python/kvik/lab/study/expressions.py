@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from kvik.lab.design.factor import Factor, Level
-from kvik.lab.study.problems import did_you_mean
+from kvik.lab.study.problems import MistakeError, did_you_mean
 
 Constant: TypeAlias = str | int | float | bool
 
@@ -74,14 +74,6 @@ class Expression:
     names: tuple[str, ...]
 
 
-class ExpressionError(ValueError):
-    """An expression cannot be used. `column` counts characters of its text from 0."""
-
-    def __init__(self, column: int, text: str, remedy: str) -> None:
-        super().__init__(f"{text}; {remedy}")
-        self.column, self.text, self.remedy = column, text, remedy
-
-
 @dataclass(frozen=True)
 class Scope:
     """The names that an expression may have. `faulty` ones are declared, but what they are is not known."""
@@ -104,14 +96,12 @@ def kind_of(value: Level) -> Kind:
 
 
 def parse_condition(text: str, scope: Scope) -> Expression:
-    """Parse and check a condition. Raises `ExpressionError` for the first thing that is wrong in it."""
+    """Parse and check a condition. Raises `MistakeError` for the first thing that is wrong in it."""
     stripped = text.strip()
     if not stripped:
-        raise ExpressionError(
-            0, "an empty condition", "write one, such as tokens + max_tokens <= max_model_len"
-        )
+        raise MistakeError(0, "an empty condition", "write one, such as tokens + max_tokens <= max_model_len")
     if "\n" in stripped or "\\" in stripped:
-        raise ExpressionError(0, "a condition of several lines", "write it on one, joined by `and`")
+        raise MistakeError(0, "a condition of several lines", "write it on one, joined by `and`")
     shift = len(text) - len(text.lstrip())
     try:
         tree = ast.parse(stripped, mode="eval").body
@@ -122,16 +112,16 @@ def parse_condition(text: str, scope: Scope) -> Expression:
             remedy = "write == to compare"
         if "&&" in stripped or "||" in stripped or "!" in stripped.replace("!=", ""):
             remedy = "write and, or, not"
-        raise ExpressionError(shift + column, f"{stripped!r} is no expression", remedy) from None
+        raise MistakeError(shift + column, f"{stripped!r} is no expression", remedy) from None
     checker = _Checker(scope)
     try:
         kind = checker.kind(tree, 0)
-    except ExpressionError as error:
+    except MistakeError as error:
         column = len(stripped.encode()[: error.column].decode())  # ast counts bytes
-        raise ExpressionError(column + shift, error.text, error.remedy) from None
+        raise MistakeError(column + shift, error.text, error.remedy) from None
     if kind not in (Kind.CONDITION, None):
         remedy = "compare it with something, such as <= max_model_len"
-        raise ExpressionError(shift, f"{stripped!r} is {kind.value}, not a condition", remedy)
+        raise MistakeError(shift, f"{stripped!r} is {kind.value}, not a condition", remedy)
     return Expression(stripped, tree, tuple(dict.fromkeys(checker.names)))
 
 
@@ -278,8 +268,8 @@ class _Checker:
             raise _wrong(value, f"{name.id!r} has no level {value.value!r}", remedy)
 
 
-def _wrong(node: ast.expr, text: str, remedy: str) -> ExpressionError:
-    return ExpressionError(node.col_offset, text, remedy)
+def _wrong(node: ast.expr, text: str, remedy: str) -> MistakeError:
+    return MistakeError(node.col_offset, text, remedy)
 
 
 def _refusal(node: ast.expr) -> tuple[str, str]:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from kvik.lab.study.expressions import ExpressionError
-from kvik.lab.study.problems import did_you_mean
+from kvik.lab.study.problems import MistakeError, did_you_mean
 
 
 def check_formula(text: str, names: Sequence[str]) -> tuple[str, ...]:
     """The factors in a formula such as `log(ttft) ~ backend * tokens + tokens^2`, in their order.
 
     Before `~` stands what is measured, and its name is free; behind it stand factors only, joined by
-    `+ - * / : ^ **` and brackets. Raises `ExpressionError`, whose column counts from 0.
+    `+ - * / : ^ **` and brackets. Raises `MistakeError`, whose column counts from 0.
     """
     left, tilde, right = text.partition("~")
     if not tilde:
-        raise ExpressionError(
+        raise MistakeError(
             0, "a formula without `~`", "write what is measured ~ terms, such as ttft ~ tokens"
         )
     if "~" in right:
-        raise ExpressionError(len(left) + 1 + right.index("~"), "a second `~`", "keep the first")
+        raise MistakeError(len(left) + 1 + right.index("~"), "a second `~`", "keep the first")
     _parsed(left, 0)
     start = len(left) + 1
     known = list(names)
@@ -31,7 +30,7 @@ def check_formula(text: str, names: Sequence[str]) -> tuple[str, ...]:
     for node in _names(tree, start):
         if node.id not in known:
             remedy = did_you_mean(node.id, known, what="factors")
-            raise ExpressionError(start + node.col_offset, f"{node.id!r} is no factor", remedy)
+            raise MistakeError(start + node.col_offset, f"{node.id!r} is no factor", remedy)
         found.append(node.id)
     return tuple(dict.fromkeys(found))
 
@@ -45,7 +44,7 @@ def _parsed(side: str, start: int) -> ast.expr:
         column = start + lead + max(0, (getattr(error, "offset", None) or 1) - 1)
         remedy = "join terms by + - * / : ^ and brackets"
         text = f"{side.strip()!r} is no formula" if side.strip() else "nothing on one side of `~`"
-        raise ExpressionError(column, text, remedy) from None
+        raise MistakeError(column, text, remedy) from None
 
 
 def _names(node: ast.expr, start: int) -> Iterator[ast.Name]:
@@ -62,4 +61,4 @@ def _names(node: ast.expr, start: int) -> Iterator[ast.Name]:
         remedy = "join factors by + - * / : ^ and brackets"
         if called:
             remedy = "give the factor `scale: log2` for its logarithm, and write tokens^2 for a square"
-        raise ExpressionError(start + node.col_offset, text, remedy)
+        raise MistakeError(start + node.col_offset, text, remedy)

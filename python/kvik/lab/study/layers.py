@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvik.lab.design.factor import Factor, Level
 from kvik.lab.study.combinations import exists_in, parents_first
-from kvik.lab.study.problems import did_you_mean
+from kvik.lab.study.problems import MistakeError, did_you_mean
 
 if TYPE_CHECKING:
     from kvik.lab.study.model import Study
@@ -59,14 +59,6 @@ class Rule:
     at: Mapping[str, Level]
 
 
-class PatternError(ValueError):
-    """A pattern gives no rows; with what to write instead."""
-
-    def __init__(self, text: str, remedy: str) -> None:
-        super().__init__(f"{text}; {remedy}")
-        self.text, self.remedy = text, remedy
-
-
 def expand_layers(study: Study) -> list[Pattern]:
     """The rows of a layered study, in the order of the file, duplicates kept and named.
 
@@ -76,7 +68,7 @@ def expand_layers(study: Study) -> list[Pattern]:
 
 
 def rows_of(rule: Rule, factors: Sequence[Factor], defaults: Mapping[str, Level]) -> list[dict[str, Level]]:
-    """The levels of each row of one pattern. Raises `PatternError` where a row lacks a factor or has one that
+    """The levels of each row of one pattern. Raises `MistakeError` where a row lacks a factor or has one that
     does not exist with its other levels."""
     names = [name for name, _ in rule.loops]
     rows = []
@@ -89,12 +81,12 @@ def rows_of(rule: Rule, factors: Sequence[Factor], defaults: Mapping[str, Level]
                 if factor.name in said:
                     parents = " and ".join(f"{name} = {level}" for name, level in factor.within.items())
                     text = f"{factor.name!r} has a level in a row where it does not exist"
-                    raise PatternError(
-                        text, f"it exists within {parents} only; leave it out, or split the pattern"
+                    raise MistakeError(
+                        0, text, f"it exists within {parents} only; leave it out, or split the pattern"
                     )
             elif factor.name not in whole:
                 text = f"no level of {factor.name!r} in a row"
-                raise PatternError(text, "add it to `at`, or to design.defaults for all patterns")
+                raise MistakeError(0, text, "add it to `at`, or to design.defaults for all patterns")
             else:
                 row[factor.name] = whole[factor.name]
         rows.append({factor.name: row[factor.name] for factor in factors if factor.name in row})
@@ -102,30 +94,30 @@ def rows_of(rule: Rule, factors: Sequence[Factor], defaults: Mapping[str, Level]
 
 
 def check_template(template: str, factors: Sequence[str]) -> None:
-    """Raise `PatternError` unless every field names a factor, or `n`, and a filter that there is."""
+    """Raise `MistakeError` unless every field names a factor, or `n`, and a filter that there is."""
     rest = _FIELD.sub("", template)
     if "{" in rest or "}" in rest:
-        raise PatternError(f"brackets of {template!r} do not match", "write {factor} or {factor|k}")
+        raise MistakeError(0, f"brackets of {template!r} do not match", "write {factor} or {factor|k}")
     for field in _FIELD.findall(template):
         name, _, chosen = field.partition("|")
         if name != "n" and name not in factors:
             remedy = did_you_mean(name, [*factors, "n"], what="factors")
-            raise PatternError(f"{name!r} in the id {template!r} is no factor", remedy)
+            raise MistakeError(0, f"{name!r} in the id {template!r} is no factor", remedy)
         if "|" in field and chosen not in FILTERS:
             remedy = did_you_mean(chosen, FILTERS, what="filters")
-            raise PatternError(f"no filter {chosen!r} for ids", remedy)
+            raise MistakeError(0, f"no filter {chosen!r} for ids", remedy)
 
 
 def make_id(template: str, levels: Mapping[str, Level], number: int) -> str:
-    """A row's id; characters that no file name should have become `-`. Raises `PatternError`."""
+    """A row's id; characters that no file name should have become `-`. Raises `MistakeError`."""
 
     def put(match: re.Match[str]) -> str:
         name, _, chosen = match[1].partition("|")
         if name == "n":
             return str(number)
         if name not in levels:
-            raise PatternError(
-                f"the id {template!r} needs {name!r}, which a row does not have", "give it another id"
+            raise MistakeError(
+                0, f"the id {template!r} needs {name!r}, which a row does not have", "give it another id"
             )
         return _filtered(levels[name], chosen, template)
 
@@ -141,5 +133,5 @@ def _filtered(level: Level, chosen: str, template: str) -> str:
                 if level % thousand == 0:
                     return str(level // thousand)
         text = f"{level!r} is no whole number of thousands (1000 or 1024) in the id {template!r}"
-        raise PatternError(text, "leave `|k` out")
+        raise MistakeError(0, text, "leave `|k` out")
     return str(level).lower() if isinstance(level, bool) else str(level)

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from kvik.lab.errors import LabError
 from kvik.lab.study.draft import Draft, empties
-from kvik.lab.study.expressions import Expression, ExpressionError, parse_condition
+from kvik.lab.study.expressions import Expression, parse_condition
 from kvik.lab.study.factors import check_constants, check_factors, check_unit
 from kvik.lab.study.formula import check_formula
 from kvik.lab.study.model import Cost, Drivers, Study
 from kvik.lab.study.plan import check_design, check_stop, check_warmup
-from kvik.lab.study.problems import StudyError, did_you_mean
+from kvik.lab.study.problems import MistakeError, StudyError, did_you_mean
 from kvik.lab.study.schema import GATES, StudyFile
 from kvik.lab.study.unit import Unit
 from kvik.lab.study.yamlmap import LARGEST_TEXT, read_yaml
@@ -87,8 +87,8 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
     if parts["model"] is not None:
         try:
             check_formula(parts["model"], draft.declared)
-        except ExpressionError as error:
-            draft.wrong_expression(("model",), error)
+        except MistakeError as error:
+            draft.wrong_inside(("model",), error)
     design = check_design(data["design"], draft) if "design" in data else None
     warmup = check_warmup(parts["warmup"], draft) if parts["warmup"] is not None else None
     stop = check_stop(parts["stop"], draft) if parts["stop"] is not None else None
@@ -153,8 +153,8 @@ def _constraints(raw: Any, unit: Unit | None, draft: Draft) -> tuple[Expression,
             continue
         try:
             expression = parse_condition(text, scope)
-        except ExpressionError as error:
-            draft.wrong_expression(path, error)
+        except MistakeError as error:
+            draft.wrong_inside(path, error)
             continue
         if unit is not None:
             _check_sizes(expression, unit, path, draft)

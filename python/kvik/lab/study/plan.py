@@ -7,9 +7,9 @@ from typing import Any
 
 from kvik.lab.design.factor import Level
 from kvik.lab.study.draft import Draft
-from kvik.lab.study.layers import Layer, Pattern, PatternError, Rule, check_template, make_id, rows_of
+from kvik.lab.study.layers import Layer, Pattern, Rule, check_template, make_id, rows_of
 from kvik.lab.study.model import Anchors, Design, Stop, Warmup
-from kvik.lab.study.problems import Path, did_you_mean
+from kvik.lab.study.problems import MistakeError, Path, did_you_mean
 from kvik.lab.study.schema import DesignSpec, LayerSpec, PatternSpec, StopSpec, WarmupSpec
 from kvik.lab.study.translate import check_form
 
@@ -111,8 +111,8 @@ class _Expansion:
         if self.spec.id is not None:
             try:
                 check_template(self.spec.id, self.draft.declared)
-            except PatternError as error:
-                self.draft.wrong_pattern(("design", "id"), error)
+            except MistakeError as error:
+                self.draft.wrong_inside(("design", "id"), error)
                 return []
         for number, layer in enumerate(self.spec.layers or ()):
             before = len(self.rows)
@@ -131,8 +131,8 @@ class _Expansion:
             check_template(template, self.draft.declared)
             rows = rows_of(rule, list(self.draft.factors.values()), self.spec.defaults)
             ids = [make_id(template, row, len(self.rows) - before + at + 1) for at, row in enumerate(rows)]
-        except PatternError as error:
-            self.draft.wrong_pattern((*path, "id") if rule.id and " id " in error.text else path, error)
+        except MistakeError as error:
+            self.draft.wrong_inside((*path, "id") if rule.id and " id " in error.text else path, error)
             return
         for name, row in zip(ids, rows, strict=True):
             if name in self.ids:

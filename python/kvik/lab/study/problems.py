@@ -39,6 +39,15 @@ class StudyError(LabError):
         super().__init__("\n".join(problem.at(file) for problem in self.problems))
 
 
+class MistakeError(LabError):
+    """One part of a study cannot be used: a condition, a formula, a pattern. `column` counts the characters
+    of its text from 0. In a file it becomes a `Problem` of a `StudyError`."""
+
+    def __init__(self, column: int, text: str, remedy: str) -> None:
+        super().__init__(f"{text}; {remedy}")
+        self.column, self.text, self.remedy = column, text, remedy
+
+
 def _is_number(text: str) -> bool:
     """A number's nearest neighbour by letters says nothing."""
     try:
