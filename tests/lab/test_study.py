@@ -281,6 +281,8 @@ def test_a_condition_is_violated_only_where_it_is_false_whatever_an_absent_facto
         ("'1' == '1é' or tokenz > 1", 15, "'tokenz' is no factor", "did you mean 'tokens'?"),
         ("(" * 60 + "tokens" + ")" * 60 + " > 1", 0, "", ""),
         ("-" * 60 + "tokens > 1", None, "nested too deeply", "split it"),
+        ("tokens < 10000000000000000000", 9, "a number beyond 2**53", "exact"),
+        ("tokens < 1e999", 9, "a number beyond 2**53", "exact"),
         ("", 0, "an empty", ""),
     ],
 )
@@ -321,6 +323,19 @@ def test_a_model_as_a_factor_has_its_own_bytes_in_each_row() -> None:
     assert study.candidates().values.tolist() == [["qwen2.5-7b", 1000], ["qwen2.5-7b", 100000]]
     assert study.unit.token_bytes("llama-3.1-8b") == 65536
     assert study.excluded() == {"kv_bytes(tokens, model) < 5.0e+9": 1, "weights_bytes(model) < 16.0e+9": 1}
+
+
+def test_model_is_a_name_in_constraints_where_nothing_else_is_called_so() -> None:
+    study = parse_study(
+        "study: s\nunit: {model: qwen2.5-7b}\nconstants: {gpu_mem: 24 GiB}\nfactors:\n"
+        "  gmu: {levels: [0.3, 0.5, 0.9]}\n  tp: {levels: [1, 2]}\ndesign: {kind: full}\nconstraints:\n"
+        "  - weights_bytes(model) / tp <= gmu * gpu_mem * 0.92\n"
+    )
+    parameters = ModelShape.preset("qwen2.5-7b").parameters
+    assert parameters is not None
+    fits = [[g, t] for g in (0.3, 0.5, 0.9) for t in (1, 2) if 2 * parameters / t <= g * 24 * 2**30 * 0.92]
+    assert study.candidates().values.tolist() == fits
+    assert 0 < len(fits) < 6
 
 
 def test_a_config_json_is_found_beside_the_study(tmp_path: Path) -> None:

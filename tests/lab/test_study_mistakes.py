@@ -1,13 +1,16 @@
 """A study file with mistakes: all of them are named together, each with its place and a remedy."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from kvik.lab import cli
+from kvik.lab.errors import LabError
 from kvik.lab.study import Problem, StudyError, parse_study
+from kvik.lab.study.cli import summarise
 
 FIFTEEN = """\
 study: fifteen-mistakes
@@ -188,6 +191,9 @@ design: {kind: full}
          "a look at 4 behind one at 5", "rising"),
         ("design:", "stop: {effect: mode, rel_halfwidth: 0.1, looks: [5, 10], max: 9}\ndesign:", 6,
          "a look at 10, beyond max", "write max: 10"),
+        ("[1, 2]}", "[1, 99999999999999999999]}", 5, "the number 1e+20", "up to 2**53"),
+        ("[1, 2]}", f"[1, {'9' * 5000}]}}", 5, "is no finite number", "finite"),
+        ("{kind: full}", "{kind: split-plot}", 6, "no factor that takes a restart", "`restart: true`"),
         ("design:", "gates: [V1, V1]\ndesign:", 6, "'V1' is there twice", "take one"),
     ],
 )  # fmt: skip
@@ -259,3 +265,31 @@ def test_a_file_of_another_encoding_and_one_that_is_missing_are_refused(tmp_path
         assert result.exit_code == 2
         assert text in result.output
         assert "Traceback" not in result.output
+
+
+BITS = (
+    "on", "[", "]", "{", "}", ":", "\n", "  ", "- ", "~", "null", "1_0", "0", "-1", "'", '"', "x", "&a ",
+    "*a", "!!x ", "|", "> ", "#", "é", "(", ")", "==", " and ", "not ", "{{", "[]", "{}", "true", "<<",
+    "? ", "%", "@", "\t", "9" * 30,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_file_that_was_damaged_at_random_is_refused_or_read_and_never_breaks_the_reader(seed: int) -> None:
+    rng = random.Random(seed)
+    text = rng.choice([FIFTEEN, LAYERED, SOUND])
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(len(text))
+        end = start + rng.choice([0, 0, 1, 5, 12])
+        text = text[:start] + rng.choice([*BITS, ""]) + text[end:]
+    problems: tuple[Problem, ...] = ()
+    try:
+        summarise(parse_study(text))
+        return
+    except StudyError as error:
+        problems = error.problems
+    except LabError:
+        return  # a sound file whose conditions have no value for some row
+    assert problems
+    lines = text.count("\n") + 2
+    assert all(1 <= one.line <= lines and one.text and one.remedy for one in problems), text

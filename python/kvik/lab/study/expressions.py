@@ -63,6 +63,8 @@ _ARITHMETIC: tuple[type[ast.operator], ...] = (
 )  # fmt: skip
 _ORDER: tuple[type[ast.cmpop], ...] = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _DEEPEST = 40
+LARGEST_NUMBER = 2**53
+"""Up to here every whole number is exact as a 64-bit float."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class _Checker:
             case ast.Name(id=name):
                 return self.name(node, name)
             case ast.Constant(value=bool() | int() | float() | str() as value):
+                if not isinstance(value, str) and abs(value) > LARGEST_NUMBER:
+                    raise _wrong(node, "a number beyond 2**53", "numbers are exact up to 2**53 only")
                 return kind_of(value)
             case _:
                 raise _wrong(node, *_refusal(node))

@@ -83,6 +83,7 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
     if "constants" in data:
         check_constants(data["constants"], draft)
     unit = check_unit(parts["unit"], draft) if parts["unit"] is not None else None
+    _name_model(unit, draft)
     constraints = _constraints(data.get("constraints", []), unit, draft)
     if parts["model"] is not None:
         try:
@@ -112,6 +113,14 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
         file=file,
         digest=digest,
     )
+
+
+def _name_model(unit: Unit | None, draft: Draft) -> None:
+    """In expressions, `model` is the study's model where no factor and no constant has that name."""
+    if "model" not in (*draft.declared, *draft.declared_constants):
+        draft.declared_constants.append("model")
+        if unit is not None and unit.model is not None:
+            draft.constants["model"] = unit.model
 
 
 _READ_BY_ENTRY = ("factors", "constants", "constraints", "design")

@@ -23,17 +23,7 @@ def check_design(raw: Any, draft: Draft) -> Design | None:
     if spec is None:
         _check_what_is_sound(raw, draft)
         return None
-    if (spec.kind == "layered") != (spec.layers is not None):
-        if spec.layers is None:
-            draft.wrong(path, "a layered design has no layers", "add `layers:` with their patterns", key=True)
-        else:
-            remedy = "write kind: layered, or take the layers away"
-            draft.wrong((*path, "layers"), f"layers in a design of kind {spec.kind}", remedy, key=True)
-    if spec.kind in _RUNS_NEEDED and spec.runs is None:
-        draft.wrong(path, f"a {spec.kind} design does not say how many runs", "add `runs: 40`", key=True)
-    if spec.kind in ("layered", "full") and spec.runs is not None:
-        text = f"`runs` in a {spec.kind} design, which has as many as it has rows"
-        draft.wrong((*path, "runs"), text, "take it away", key=True)
+    _check_kind(spec, draft)
     draft.check_levels(spec.defaults, (*path, "defaults"))
     anchors = None
     if spec.anchors is not None:
@@ -51,6 +41,30 @@ def check_design(raw: Any, draft: Draft) -> Design | None:
         layers=layers,
         patterns=tuple(_Expansion(spec, draft).patterns()),
     )
+
+
+def _check_kind(spec: DesignSpec, draft: Draft) -> None:
+    """What a kind of design needs, and what it has no use for."""
+    path: Path = ("design",)
+    if (spec.kind == "layered") != (spec.layers is not None):
+        if spec.layers is None:
+            draft.wrong(path, "a layered design has no layers", "add `layers:` with their patterns", key=True)
+        else:
+            remedy = "write kind: layered, or take the layers away"
+            draft.wrong((*path, "layers"), f"layers in a design of kind {spec.kind}", remedy, key=True)
+    if spec.kind in _RUNS_NEEDED and spec.runs is None:
+        draft.wrong(path, f"a {spec.kind} design does not say how many runs", "add `runs: 40`", key=True)
+    if spec.kind in ("layered", "full") and spec.runs is not None:
+        text = f"`runs` in a {spec.kind} design, which has as many as it has rows"
+        draft.wrong((*path, "runs"), text, "take it away", key=True)
+    known = len(draft.factors) == len(draft.declared)
+    if spec.kind == "split-plot" and known and not any(factor.hard for factor in draft.factors.values()):
+        text = "a split-plot design, and no factor that takes a restart"
+        draft.wrong((*path, "kind"), text, "write `restart: true` at the factors that take one")
+    names = [layer.name for layer in spec.layers or ()]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            draft.wrong((*path, "layers", at, "name"), f"a second layer {name!r}", "give it another name")
 
 
 def _layer(spec: LayerSpec) -> Layer:

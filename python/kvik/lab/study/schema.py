@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import keyword
-import math
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kvik.lab.study.expressions import FUNCTIONS
+from kvik.lab.study.expressions import FUNCTIONS, LARGEST_NUMBER
 
 Gate = Literal["V1", "V2", "V3", "V4", "V5", "V6", "V7", "V8", "V9"]
 GATES: tuple[Gate, ...] = get_args(Gate)
@@ -22,7 +21,9 @@ def mistake(text: str, remedy: str) -> PydanticCustomError:
 
 
 def _level(value: Any) -> Any:
-    if isinstance(value, bool | str) or (isinstance(value, int | float) and math.isfinite(value)):
+    if isinstance(value, int | float) and not abs(value) <= LARGEST_NUMBER:
+        raise mistake(f"the number {value:.3g}", "numbers go up to 2**53, so that each is exact")
+    if isinstance(value, bool | str | int | float):
         return value
     kind = "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else "empty"
     raise mistake(f"a level that is {kind}", "a level is a text, a number, true or false")

@@ -25,6 +25,7 @@ _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _ENDLESS = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_MOST_DIGITS = 400  # more than a float has; Python refuses to read some thousands
 _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq"))
 
 
@@ -210,7 +211,7 @@ def _core(text: str) -> str | int | float | bool | None:
     if _BOOL.fullmatch(text):
         return text.lower() == "true"
     if _INT.fullmatch(text):
-        return int(text)
+        return int(text) if len(text) < _MOST_DIGITS else float(text)
     if _OCTAL.fullmatch(text):
         return int(text[2:], 8)
     if _HEX.fullmatch(text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import re
 from typing import Any
 
@@ -76,7 +77,13 @@ class _Reader:
         if match is None:
             what = "the text ends here" if not first else f"{first!r} begins no value"
             raise _NotJsonError(at, what)
-        return json.loads(match[0]), match.end()
+        try:
+            number = json.loads(match[0])
+        except ValueError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise _NotJsonError(at, "a number too large", "write a smaller one, or a text in quotes")
+        return number, match.end()
 
     def string(self, at: int) -> tuple[str, int]:
         try:
