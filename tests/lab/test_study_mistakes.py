@@ -148,6 +148,7 @@ design: {kind: full}
         ("study: sound\n", "", 1, "the study has no 'study'", "add `study: ...`"),
         ("study: sound", "studi: sound", 1, "unknown key 'studi'", "did you mean 'study'?"),
         ("study: sound", "study:", 1, "'study' is empty", "give it a value"),
+        ("study: sound", 'study: "\\ud83d"', 1, "half a character", "write the whole character"),
         ("study: sound", "study: 5", 1, "'study' is the number 5, not text", "write a text"),
         ("study: sound", "study: sound\nstudy: b", 2, "'study' is given twice, first in line 1", "keep one"),
         ("study: sound", "study: a: b", 1, "not YAML", "quote a text that has `: `"),

@@ -97,6 +97,11 @@ def read_yaml(text: str) -> Mapped:
     return mapped
 
 
+def has_half_character(text: str) -> bool:
+    """Whether an escape made half of a character, which no file can hold."""
+    return any("\ud800" <= one <= "\udfff" for one in text)
+
+
 def _syntax(error: yaml.MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -182,6 +187,9 @@ class _Reader:
         if node.tag != implied:
             remedy = "leave it out; quote what is text"
             return self.wrong(mark, path, f"the tag {_short(node.tag)} has no meaning here", remedy, text)
+        if has_half_character(text):
+            remedy = "write the whole character, as it is"
+            return self.wrong(mark, path, "a text with half a character (a lone surrogate)", remedy, "")
         if not plain:
             return text
         value, old = _core(text), _old(text, node.tag)

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from kvik.lab.study.problems import Path, Problem, dotted
-from kvik.lab.study.yamlmap import LARGEST_TEXT, Mapped, Place
+from kvik.lab.study.yamlmap import LARGEST_TEXT, Mapped, Place, has_half_character
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
@@ -79,9 +79,10 @@ class _Reader:
             raise _NotJsonError(at, what)
         try:
             number = json.loads(match[0])
-        except ValueError:
-            number = math.inf
-        if not math.isfinite(number):
+            finite = math.isfinite(number)
+        except (ValueError, OverflowError):
+            finite = False
+        if not finite:
             raise _NotJsonError(at, "a number too large", "write a smaller one, or a text in quotes")
         return number, match.end()
 
@@ -91,6 +92,9 @@ class _Reader:
         except json.JSONDecodeError as error:
             remedy = "write a line break as \\n" if "control" in error.msg else "close the quotation"
             raise _NotJsonError(error.pos, error.msg.lower(), remedy) from None
+        if has_half_character(value) or "\0" in value:
+            remedy = "write the whole character, as it is, and no \\u0000"
+            raise _NotJsonError(at, "a text with half a character (a lone surrogate) or none", remedy)
         return str(value), end
 
     def object(self, at: int, path: Path) -> tuple[dict[str, Any], int]:

@@ -108,6 +108,9 @@ def locked(path: Path) -> Iterator[None]:
 def state_path(folder: Path | None, digest: str) -> Path:
     """Where the state of a file with this content lies: in `folder`, else where the user keeps states."""
     if folder is None:
-        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        try:
+            base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        except RuntimeError as error:
+            raise LabError("there is no home folder to keep the state in; give one by --state") from error
         folder = Path(base) / "kvik" / "tasks"
     return folder / f"{digest[:16]}.json"
