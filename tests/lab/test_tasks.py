@@ -1,10 +1,12 @@
 """Task files: read strictly, made from a study, imported back, and run by a real shell."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,12 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    return Runs(tmp_path)
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """Nothing that a test started stays behind, also where it failed."""
+    found = Runs(tmp_path)
+    yield found
+    with contextlib.suppress(LabError):
+        stop_task_file(found.path, found.state)
 
 
 def test_all_mistakes_of_a_task_file_are_named_with_their_lines() -> None:
@@ -344,14 +350,12 @@ def test_what_runs_in_the_background_goes_on_is_named_and_is_ended_by_its_number
     runs.write(
         task("server", "sleep 1000 & echo $! > {{OUT}}/pid"), task("after", "kill -0 $(cat {{OUT}}/pid)")
     )
-    try:
-        assert runs.run() == {"server": "success", "after": "success"}
-        (group,) = runs.outcome.running["server"]
-        assert os.getpgid(int(runs.lines("pid")[0])) == group
-        result = CliRunner().invoke(cli.lab, ["tasks", "run", str(runs.path), "--state", str(runs.state)])
-        assert f"still running as process group {group}" in result.output
-    finally:
-        ended = stop_task_file(runs.path, runs.state)
+    assert runs.run() == {"server": "success", "after": "success"}
+    (group,) = runs.outcome.running["server"]
+    assert os.getpgid(int(runs.lines("pid")[0])) == group
+    result = CliRunner().invoke(cli.lab, ["tasks", "run", str(runs.path), "--state", str(runs.state)])
+    assert f"still running as process group {group}" in result.output
+    ended = stop_task_file(runs.path, runs.state)
     assert ended == {"server": [group]}
     assert not alive(runs.lines("pid")[0])
     assert stop_task_file(runs.path, runs.state) == {}
@@ -382,15 +386,12 @@ def test_only_processes_that_carry_the_mark_of_a_task_are_found_and_ended(runs: 
 
 def test_a_failed_task_that_is_run_again_first_ends_what_it_had_left(runs: Runs) -> None:
     runs.write(task("1", "sleep 1000 & echo $! >> {{OUT}}/pid; test -e {{OUT}}/mended"))
-    try:
-        assert runs.run() == {"1": "failed"}
-        (runs.folder / "mended").touch()
-        assert runs.run() == {"1": "success"}
-        first, second = runs.lines("pid")
-        assert not alive(first)
-        assert alive(second)
-    finally:
-        stop_task_file(runs.path, runs.state)
+    assert runs.run() == {"1": "failed"}
+    (runs.folder / "mended").touch()
+    assert runs.run() == {"1": "success"}
+    first, second = runs.lines("pid")
+    assert not alive(first)
+    assert alive(second)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
