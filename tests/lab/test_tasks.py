@@ -210,6 +210,7 @@ def test_each_arm_gets_its_transport_and_every_command_is_shell(tmp_path: Path) 
         assert subprocess.run(["bash", "-n", "-c", texts[name]], check=False).returncode == 0, name
         assert "{{" not in texts[name]
         assert "pkill" not in texts[name]
+        assert not any("\n" in command for command in commands), "a runner that takes lines can run it too"
     for part in ("", "-consumer"):
         assert "UCX_TLS=tcp,self,sm" in texts[f"p14-tcp-1k{part}"]
         assert '"backends": ["UCX"]' in texts[f"p14-tcp-1k{part}"]
@@ -483,7 +484,10 @@ def test_the_commands_exit_statuses(runs: Runs) -> None:
 
 
 def test_the_import_command_prints_the_plan(tmp_path: Path) -> None:
-    CliRunner().invoke(cli.lab, ["tasks", "export", str(ARTICLE_STUDY), "--out", str(tmp_path)])
+    made = CliRunner().invoke(cli.lab, ["tasks", "export", str(ARTICLE_STUDY), "--out", str(tmp_path)])
+    assert made.stdout == f"100 task files in {tmp_path}\n"
+    assert made.stderr.startswith("infeasible, and written all the same: p14-efa-20k: tokens + max_tokens")
+    assert made.stderr.count("\n") == 1
     shown = CliRunner().invoke(cli.lab, ["tasks", "import", str(tmp_path)]).output
     for line in (
         "59 patterns in 100 files",

@@ -39,13 +39,18 @@ def tasks() -> None:
 def export(study: Path, out: Path, template: Path | None, as_json: bool) -> None:
     """Write the task files of every pattern of a layered study."""
     try:
-        made = export_tasks(load_study(study), out, template)
+        loaded = load_study(study)
+        made = export_tasks(loaded, out, template)
+        broken = {row.id: loaded.violations(row.levels) for row in loaded.design.patterns}
     except LabError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
         click.echo(json.dumps([str(path) for path in made], indent=2))
     else:
         click.echo(f"{len(made)} task files in {out}")
+    for name, found in broken.items():
+        for violation in found:
+            click.echo(f"infeasible, and written all the same: {name}: {violation}", err=True)
 
 
 @tasks.command(name="import")
