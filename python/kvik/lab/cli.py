@@ -9,8 +9,11 @@ import click
 from kvik.cli import Entry
 
 SUBCOMMANDS: dict[str, Entry] = {
+    "check": Entry("kvik.lab.study.cli", "check", "Check a study file, and say what it comes to."),
     "compare": Entry("kvik.lab.infer.cli", "compare_command", "Compare two configurations' measurements."),
+    "schema": Entry("kvik.lab.study.cli", "schema", "Print the JSON schema of study files."),
     "series": Entry("kvik.lab.infer.cli", "series_command", "Find changes and the steady state of series."),
+    "tasks": Entry("kvik.lab.tasks.cli", "tasks", "Make, read and run task files."),
 }
 
 _EXTRA = {"formulaic", "markdown_it", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
