@@ -1,0 +1,86 @@
+"""The corpus that the audit is measured on is itself right, and the audit does well on it."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from tests.lab.corpus.drafting import KINDS
+from tests.lab.corpus.inject import numbers
+from tests.lab.corpus.layout import Table, spots
+from tests.lab.corpus.roster import Case, corpus
+from tests.lab.corpus.score import names_right, read, score
+from tests.lab.corpus.verify import follows
+
+SEED = 6
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return corpus(SEED)
+
+
+def test_sixty_tables_carry_five_errors_of_each_kind(cases: list[Case]) -> None:
+    assert len({case.name for case in cases}) == 60
+    assert Counter(case.injected.kind for case in cases) == dict.fromkeys(KINDS, 5)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 5))
+def test_every_derived_number_of_a_clean_table_follows_from_what_is_printed(seed: int) -> None:
+    wrong = [
+        (case.name, number.text, number.rule)
+        for case in corpus(seed)
+        for number in numbers(case.document)
+        if not follows(number)
+    ]
+    assert not wrong
+
+
+def test_an_error_changes_the_text_only_where_the_truth_says(cases: list[Case]) -> None:
+    for case in cases:
+        clean, spoiled = case.text.splitlines(), case.injected.text.splitlines()
+        assert len(clean) == len(spoiled), case.name
+        differing = [at for at, pair in enumerate(zip(clean, spoiled, strict=True), 1) if pair[0] != pair[1]]
+        assert 1 <= len(differing) <= len(case.injected.wrong), case.name
+        for wrong in case.injected.wrong:
+            if wrong.spot.table is None:
+                assert differing == [wrong.spot.line], case.name
+
+
+def test_the_truth_names_a_number_that_no_rounding_explains(cases: list[Case]) -> None:
+    for case in cases:
+        places = spots(case.document)
+        for wrong in case.injected.wrong:
+            assert wrong.printed != wrong.right, case.name
+            assert any(n.text == wrong.right and places[n.id] == wrong.spot for n in numbers(case.document))
+            assert names_right(wrong, case.injected.kind, wrong.right), case.name
+            assert not names_right(wrong, case.injected.kind, wrong.printed), case.name
+
+
+def test_csv_and_html_show_every_row(cases: list[Case]) -> None:
+    for case in cases:
+        (table,) = [block for block in case.document.blocks if isinstance(block, Table)]
+        lines = case.text.splitlines()
+        if case.document.format == "csv":
+            assert len(lines) == 1 + len(table.rows), case.name
+        elif case.document.format == "html":
+            assert sum(line.startswith("<tr>") for line in lines) >= 1 + len(table.rows), case.name
+        else:
+            assert sum("|" in line for line in lines) == 2 + len(table.rows), case.name
+
+
+def test_values_are_read_as_they_are_written() -> None:
+    assert read("-1m26.002s")[0] == pytest.approx(-86.002)
+    assert read("\N{MINUS SIGN}12.5 %")[0] == -12.5
+    assert read("↓36.7%")[0] == -36.7
+    assert read("13.51 GB/s") == (13.51, "GB/s")
+    assert read("~1,313 MiB") == (1313.0, "MiB")
+    assert math.isnan(read("none")[0])
+
+
+def test_the_audit_names_the_errors_and_raises_no_false_alarms(cases: list[Case]) -> None:
+    result = score(cases)
+    text = "\n".join([f"seed {SEED}", *result.lines(), *result.missed()])
+    assert result.recall >= 0.95, text
+    assert result.false_clean <= 1.0, text
+    assert result.false_beside <= 1.0, text
