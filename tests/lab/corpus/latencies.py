@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from tests.lab.corpus.drafting import MODELS, Draft, Kind, Maker, Slip, slips
-from tests.lab.corpus.figures import Number, Style
+from tests.lab.corpus.figures import Number, Rule, Style, derived
 from tests.lab.corpus.layout import Cell, Heading, Sentence, Table, cell, sentence
 from tests.lab.corpus.transfers import decimal_minutes
 
@@ -177,7 +177,8 @@ def stages(m: Maker) -> Draft:
         times = [m.given(v * factor * m.noise(0.25), Style(2)) for v in (14.0, 231.0, 96.0, 33.0, 8.0, 21.0)]
         total = m.gathered("sum", Style(2), times)
         shares = [m.ratio(Style(1, unit="%", gap=""), t, total, 100) for t in times]
-        whole = m.gathered("sum", Style(1, unit="%", gap=""), shares)
+        # Of unrounded shares, since as the share of the total in itself it is 100 %.
+        whole = derived(Rule("sum", tuple(shares)), Style(1, unit="%", gap=""), unrounded=True)
         swaps["sum"] += [Slip(total, total.value - times[at].value) for at in (5, 0, 4)]
         arms.append((times, total, shares, whole))
     rows = [
@@ -232,7 +233,7 @@ def composite(m: Maker) -> Draft:
     wrong: dict[Kind, list[Slip]] = {
         "claim": [
             Slip(mean, sum(values[:3]) / 3),
-            Slip(most, sorted(values)[-2] + 0.0),
+            Slip(most, sorted(values)[-2]),
             Slip(mean, mean.value + 4),
         ],
         "mean": [Slip(mean, sum(values[:6]) / 6), Slip(most, sorted(values)[-2])],
