@@ -1,8 +1,8 @@
 """What a person counted in the articles holds as arithmetic, and is paired rightly with an audit."""
 
 import pytest
-from kvik.lab.audit import audit_text
 
+from kvik.lab.audit import audit_text
 from tests.lab.articles.listing import Article, Item, articles, evaluate
 from tests.lab.articles.match import match, values
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvik.lab.audit import Audit, Check
-
 from tests.lab.articles.listing import Article, Item, half_step
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
