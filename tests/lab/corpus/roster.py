@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -51,9 +52,13 @@ class Case:
     injected: Injected
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["markdown", "html", "csv"]:
         """What `audit_text` calls the format."""
-        return {"html": "html", "csv": "csv"}.get(self.document.format, "markdown")
+        match self.document.format:
+            case "html" | "csv" as form:
+                return form
+            case _:
+                return "markdown"
 
 
 def corpus(seed: int = 6) -> list[Case]:
