@@ -6,12 +6,14 @@ import math
 import os
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from tests.lab.corpus import score as scoring
 from tests.lab.corpus.drafting import KINDS
 from tests.lab.corpus.inject import numbers
-from tests.lab.corpus.layout import Table, spots
+from tests.lab.corpus.layout import Spot, Table, spots
 from tests.lab.corpus.roster import Case, corpus
 from tests.lab.corpus.score import names_right, read, score
 from tests.lab.corpus.verify import follows
@@ -117,6 +119,42 @@ def test_values_are_read_as_they_are_written() -> None:
     assert read("13.51 GB/s") == (13.51, "GB/s")
     assert read("~1,313 MiB") == (1313.0, "MiB")
     assert math.isnan(read("none")[0])
+
+
+class _Told:
+    """An audit that was told the truth: it names every error with its value, and `extra` besides."""
+
+    def __init__(self, cases: list[Case], extra: Spot | None, value: str | None) -> None:
+        self.errors = {case.injected.text: case.injected.wrong for case in cases}
+        self.extra, self.value = extra, value
+
+    def __call__(self, text: str, _name: str, _kind: str) -> SimpleNamespace:
+        found = [self._check(wrong.spot, self.value or wrong.right) for wrong in self.errors.get(text, ())]
+        if self.extra is not None:
+            found.append(self._check(self.extra, "1"))
+        return SimpleNamespace(checks=found, findings=found)
+
+    @staticmethod
+    def _check(spot: Spot, follows: str) -> SimpleNamespace:
+        place = SimpleNamespace(table=spot.table, row=spot.row, column=spot.column, line=spot.line)
+        return SimpleNamespace(place=place, follows=follows, printed="", rule="")
+
+
+def test_an_audit_that_names_all_and_no_more_scores_full(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "audit_text", _Told(cases, None, None))
+    result = score(cases)
+    assert (result.recall, result.false_clean, result.false_beside) == (1.0, 0.0, 0.0)
+
+
+def test_a_wrong_value_is_no_recall_and_a_wrong_place_is_a_false_alarm(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "audit_text", _Told(cases, Spot(9, 0, 0, None), "123456.7"))
+    result = score(cases)
+    assert result.recall == 0.0
+    assert result.false_clean == result.false_beside == pytest.approx(60_000 / result.cells)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
