@@ -157,6 +157,7 @@ def test_a_wrong_value_is_no_recall_and_a_wrong_place_is_a_false_alarm(
     assert result.false_clean == result.false_beside == pytest.approx(60_000 / result.cells)
 
 
+@pytest.mark.timeout(240)  # 120 audits, on a machine that may be busy
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_audit_names_the_errors_and_raises_no_false_alarms(seed: int) -> None:
     result = score(corpus(seed))
