@@ -41,7 +41,7 @@ def article_space() -> Space:
     return Space(
         factors,
         rows[possible].reset_index(drop=True),
-        rows[~possible].reset_index(drop=True).assign(constraint=OFFLINE),
+        rows[~possible].reset_index(drop=True).assign(constraint=OFFLINE, only=True),
     )
 
 

@@ -1,14 +1,18 @@
 """What rows can tell, against statsmodels and against arithmetic."""
 
+import importlib
+
 import numpy as np
 import pytest
-import statsmodels.api as sm
-from statsmodels.stats.outliers_influence import variance_inflation_factor
 
 from kvik.lab.design.estimability import assess, find_rank, information
 from kvik.lab.design.model import build_model, model_matrix
 from kvik.lab.design.pairs import duplicates, matched_pairs
 from tests.lab.design.spaces import FULL_MODEL, article_space, nested_factors, nested_rows
+
+# Without types, so not by `import`.
+sm = importlib.import_module("statsmodels.api")
+influence = importlib.import_module("statsmodels.stats.outliers_influence")
 
 
 def test_a_constraint_makes_an_interaction_a_combination_of_main_effects() -> None:
@@ -52,7 +56,7 @@ def test_standard_errors_and_inflation_equal_those_of_statsmodels() -> None:
     fit = sm.OLS(rng.normal(size=20), matrix).fit()
     told = assess(matrix, model.names)
     assert [c.se for c in told.coefficients] == pytest.approx(fit.bse / np.sqrt(fit.scale))
-    inflation = [variance_inflation_factor(matrix, k) for k in range(1, matrix.shape[1])]
+    inflation = [influence.variance_inflation_factor(matrix, k) for k in range(1, matrix.shape[1])]
     assert [c.vif for c in told.coefficients[1:]] == pytest.approx(inflation)
 
 

@@ -1,6 +1,7 @@
 """Formulas and the matrices that come from them."""
 
-import formulaic
+import importlib
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +11,9 @@ from kvik.lab.design.formula import parse_formula, term_name
 from kvik.lab.design.model import build_model, model_matrix, profile_row
 from kvik.lab.errors import LabError
 from tests.lab.design.spaces import article_factors, nested_factors, nested_rows, product_space
+
+# Without types, so not by `import`.
+formulaic = importlib.import_module("formulaic")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,8 @@ def test_sum_contrasts_leave_the_first_level_out() -> None:
 def test_a_nested_factor_is_a_contrast_within_its_parent_and_nothing_elsewhere() -> None:
     model = build_model("log(ttft) ~ mode/transport * tokens", nested_factors())
     assert model.names == (
-        "intercept", "mode[disagg]", "transport[efa]", "tokens", "mode[disagg]:tokens", "transport[efa]:tokens",
+        "intercept", "mode[disagg]", "transport[efa]", "tokens", "mode[disagg]:tokens",
+        "transport[efa]:tokens",
     )  # fmt: skip
     rows = nested_rows()
     matrix = model_matrix(model, rows)
@@ -97,7 +102,7 @@ def test_levels_that_do_not_fit_are_refused_with_the_row() -> None:
     model = build_model("mode/transport", nested_factors())
     rows = nested_rows().astype({"transport": object})
     with pytest.raises(LabError, match="row 9: transport has no level"):
-        model_matrix(model, rows.assign(transport=[None] * len(rows)))
+        model_matrix(model, rows.assign(transport=pd.Series([None] * len(rows), dtype=object)))
     with pytest.raises(LabError, match="row 0: transport exists only within"):
         model_matrix(model, rows.assign(transport=["tcp"] * len(rows)))
     with pytest.raises(LabError, match="mode has no level 'apart'"):

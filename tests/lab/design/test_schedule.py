@@ -1,5 +1,6 @@
 """Orders of runs: balance, anchors, and what they cost."""
 
+import itertools
 from collections import Counter
 
 import pandas as pd
@@ -22,7 +23,7 @@ def test_a_williams_square_balances_places_and_followers(arms: int) -> None:
     square = williams(arms)
     assert len(square) == (arms if arms % 2 == 0 else 2 * arms)
     places = Counter((place, arm) for row in square for place, arm in enumerate(row))
-    follows = Counter(pair for row in square for pair in zip(row, row[1:], strict=False))
+    follows = Counter(pair for row in square for pair in itertools.pairwise(row))
     assert set(places.values()) == {len(square) // arms}
     assert set(follows.values()) == {len(square) // arms}
     assert len(follows) == arms * (arms - 1)

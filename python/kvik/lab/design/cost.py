@@ -55,7 +55,9 @@ def schedule_cost(
     own = sum(start.anchor for start in schedule.starts)
     wholes = (count - own) // schedule.blocks
     anchors = f" + {own} of the anchor" if own else ""
-    restarts = Figure(count, f"{schedule.blocks} blocks x {wholes} starts{anchors}")
+    restarts = Figure(
+        count, f"{schedule.blocks} block{'s' * (schedule.blocks > 1)} x {wholes} starts{anchors}"
+    )
     if rates.minutes_a_run is None:
         return Cost(restarts, None, None)
     runs = schedule.runs + schedule.anchors

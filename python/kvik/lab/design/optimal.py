@@ -77,7 +77,7 @@ class Optimum:
 class Search:
     """How to search: number of random beginnings, seed, and whether a candidate may be taken twice."""
 
-    beginnings: int = 8
+    beginnings: int = 20
     seed: int = 1
     repeats: bool = True
 

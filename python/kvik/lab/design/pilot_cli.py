@@ -9,7 +9,7 @@ import pandas as pd
 from rich.console import Console
 
 from kvik.lab.design.pilot import plan_from_pilot, read_pilot, variance_components
-from kvik.lab.design.tables import as_json, print_pilot
+from kvik.lab.design.tables import WIDTH, as_json, print_pilot
 from kvik.lab.errors import LabError
 
 
@@ -58,7 +58,9 @@ def pilot(
     if to_json:
         click.echo(as_json(found))
     else:
-        print_pilot(found, Console())
+        console = Console()
+        console.width = max(console.width, WIDTH)
+        print_pilot(found, console)
 
 
 def _read(data: Path) -> pd.DataFrame:

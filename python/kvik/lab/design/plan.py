@@ -12,8 +12,9 @@ import pandas as pd
 from kvik.lab.design.choose import Chosen
 from kvik.lab.design.cost import Cost, Figure, Rates, check_rates, schedule_cost
 from kvik.lab.design.estimability import Alias, Estimability, assess, fewer_rows, find_rank
-from kvik.lab.design.factor import Factor
+from kvik.lab.design.factor import Factor, Scale
 from kvik.lab.design.formula import term_name
+from kvik.lab.design.ladder import MainEffect, Step, main_effects, model_steps
 from kvik.lab.design.model import FloatArray, IntArray, Model, build_model, keep_columns, model_matrix
 from kvik.lab.design.optimal import Search, find_optimum, relative_d_efficiency
 from kvik.lab.design.pairs import PairReport, duplicates, matched_pairs
@@ -27,7 +28,11 @@ WITNESSES = 5000
 
 @dataclass(frozen=True)
 class Space:
-    """What could be run: factors, feasible combinations, and the others with their `constraint`."""
+    """What could be run: factors, feasible combinations, and the others.
+
+    These have two more columns: `constraint`, the first that each violates, and `only`, whether it violates
+    no other.
+    """
 
     factors: tuple[Factor, ...]
     candidates: pd.DataFrame
@@ -55,6 +60,8 @@ class Basis:
     model: Model
     coded: FloatArray
     unreachable: tuple[Unreachable, ...]
+    notes: tuple[str, ...]
+    """Levels that are never feasible, interactions that the formula does not have."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Setup:
     ratio: float = 1.0
     """Variance between starts over that of a run; an assumption until a pilot measures it."""
     contrasts: tuple[str, ...] = ()
-    """Effects that matter; all factors' by default."""
+    """Effects that matter, beside each factor's own."""
     delta: float = 1.0
     """How large an effect is to be seen, in units of the deviation of a run."""
     wanted_power: float = 0.8
@@ -85,6 +92,7 @@ class Rival:
     relative_efficiency: float | None
     """What a run of the plan tells, over what one of this tells (D); none where the plan lacks rank."""
     se: Mapping[str, float]
+    main_effects: tuple[MainEffect, ...]
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,9 @@ class Plan:
     unreachable: tuple[Unreachable, ...]
     single: Estimability
     """Of the rows as they stand, one independent run each."""
+    main_effects: tuple[MainEffect, ...]
+    """Of the same, in a model without interactions."""
+    steps: tuple[Step, ...]
     scheduled: Estimability
     """Of all starts and runs of the schedule, with the starts' own deviation and blocks."""
     schedule: Schedule
@@ -121,12 +132,32 @@ def reachable_model(formula: str, space: Space) -> Basis:
     """
     if space.candidates.empty:
         raise LabError("no combination of levels is feasible; see which constraint excludes them")
-    model = build_model(formula, space.factors)
+    factors, notes = feasible_levels(space)
+    model = build_model(formula, factors)
     coded = model_matrix(model, space.candidates)
     rank = find_rank(coded, model.names)
     reasons = _reasons(model, coded, space, [alias.column for alias in rank.aliases])
     lost = tuple(Unreachable(alias, reasons[alias.column]) for alias in rank.aliases)
-    return Basis(keep_columns(model, rank.kept), coded[:, list(rank.kept)], lost)
+    absent = missing_interactions(model)
+    if absent:
+        notes = (*notes, f"the model assumes that these interactions are absent: {', '.join(absent)}")
+    return Basis(keep_columns(model, rank.kept), coded[:, list(rank.kept)], lost, (*notes, *model.notes))
+
+
+def feasible_levels(space: Space) -> tuple[tuple[Factor, ...], tuple[str, ...]]:
+    """The factors with those of their levels that some feasible combination has, and notes on the others."""
+    factors, notes = [], []
+    for factor in space.factors:
+        have = set(space.candidates[factor.name].dropna().unique())
+        levels = tuple(level for level in factor.levels if level in have)
+        if levels and len(levels) < len(factor.levels):
+            gone = ", ".join(str(level) for level in factor.levels if level not in have)
+            notes.append(
+                f"{factor.name} {gone} is in no feasible combination; the range is that of the others"
+            )
+            factor = replace(factor, levels=levels)
+        factors.append(factor)
+    return tuple(factors), tuple(notes)
 
 
 def make_plan(
@@ -160,7 +191,7 @@ def make_plan(
     return Plan(
         name,
         _sizes(space, chosen.rows, twins, schedule, len(left_out)),
-        (*basis.model.notes, *chosen.notes),
+        (*chosen.notes, *basis.notes),
         chosen.rows,
         left_out,
         _excluded(space),
@@ -168,6 +199,8 @@ def make_plan(
         matched_pairs(chosen.rows, space.factors),
         basis.unreachable,
         assess(matrix, basis.model.names),
+        main_effects(basis.model.factors, space.candidates, chosen.rows),
+        model_steps(basis.model.factors, space.candidates, chosen.rows),
         *_with_starts(basis.model, matrix, chosen.rows, schedule, setup),
         schedule_cost(schedule, chosen.rows, space.factors, setup.rates, setup.anchor),
         (),
@@ -175,7 +208,9 @@ def make_plan(
     )
 
 
-def compare_optimal(plan: Plan, basis: Basis, search: Search, smaller: int | None = None) -> Plan:
+def compare_optimal(
+    plan: Plan, space: Space, basis: Basis, search: Search, smaller: int | None = None
+) -> Plan:
     """Put D-optimal plans of the same size and of a smaller one beside the plan.
 
     The smaller one has `smaller` runs, or two thirds, but no fewer than the model has columns and five more.
@@ -191,7 +226,8 @@ def compare_optimal(plan: Plan, basis: Basis, search: Search, smaller: int | Non
         told = assess(matrix, basis.model.names)
         efficiency = relative_d_efficiency(own, matrix) if plan.single.rank == columns else None
         se = {c.name: c.se for c in told.coefficients if c.se is not None}
-        rivals.append(Rival(size, told.rank, efficiency, se))
+        alone = main_effects(basis.model.factors, space.candidates, space.candidates.iloc[list(found.rows)])
+        rivals.append(Rival(size, told.rank, efficiency, se, alone))
     note = f"the model has {columns} columns, so no plan of fewer runs can be compared"
     notes = plan.notes if len(sizes) > 1 or fewer == len(own) else (*plan.notes, note)
     return replace(plan, rivals=tuple(rivals), notes=notes)
@@ -220,10 +256,10 @@ def _reasons(model: Model, coded: FloatArray, space: Space, lost: Sequence[str])
         return reasons
     groups: list[tuple[str, pd.DataFrame]] = []
     if len(space.infeasible):
-        for text, rows in space.infeasible.groupby("constraint", sort=False):
-            step = max(1, len(rows) // WITNESSES)
-            groups.append((f"because of the constraint {text}", rows.iloc[::step]))
-        groups.append(("because of the constraints together", pd.concat([rows for _, rows in groups])))
+        known = _codable(model, space.infeasible)
+        for text, rows in known[known["only"]].groupby("constraint", sort=False):
+            groups.append((f"because of the constraint {text}", _some(rows)))
+        groups.append(("because of the constraints together", _some(known)))
     for why, rows in groups:
         more = np.vstack([_small(coded), model_matrix(model, rows)])
         still = {alias.column for alias in find_rank(more, model.names).aliases}
@@ -233,6 +269,20 @@ def _reasons(model: Model, coded: FloatArray, space: Space, lost: Sequence[str])
     for column in lost:
         reasons.setdefault(column, "because of the levels and the nesting: no constraint is the cause")
     return reasons
+
+
+def _codable(model: Model, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose categorical levels the model has."""
+    good = np.ones(len(rows), bool)
+    for factor in model.factors:
+        if factor.scale is Scale.CATEGORICAL:
+            values = rows[factor.name]
+            good &= (values.isin(list(factor.levels)) | values.isna()).to_numpy(bool)
+    return rows[good]
+
+
+def _some(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.iloc[:: max(1, len(rows) // WITNESSES)]
 
 
 def _small(matrix: FloatArray) -> FloatArray:
@@ -268,7 +318,7 @@ def _with_starts(
         rank=sum(c.se is not None for c in told.coefficients[: len(model.names)]),
     )  # fmt: skip
     powers = []
-    for text in setup.contrasts or _default_contrasts(model):
+    for text in (*setup.contrasts, *_default_contrasts(model)):
         contrast = parse_contrast(text, model)
         powers.append(
             contrast_power(contrast, full, groups, ratio, setup.delta, setup.wanted_power, nuisance=nuisance)

@@ -11,13 +11,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from kvik.lab.design.cost import Figure
+from kvik.lab.design.pairs import MatchedPairs
 from kvik.lab.design.pilot import Pilot
 from kvik.lab.design.plan import Plan
+
+WIDTH = 110
+"""Columns of a terminal at least: narrower ones wrap lines and lose no digit."""
+
+MOST_LEVELS = 6
+"""Pairs of levels of one factor that are listed one by one."""
 
 LISTED = 12
 """Ids that are listed before "and so many more"."""
@@ -37,6 +45,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"- {note}", highlight=False, markup=False)
     _print_problems(plan, console)
     _print_estimable(plan, console)
+    _print_models(plan, console)
     _print_pairs(plan, console)
     _print_power(plan, console)
 
@@ -151,15 +160,15 @@ def _print_estimable(plan: Plan, console: Console) -> None:
         console.print(table)
     clear = len(plan.single.estimable)
     title = f"{clear} of {plan.single.columns} coefficients are estimable by themselves"
-    sizes = [f"optimal, {rival.runs} runs" for rival in plan.rivals]
-    table = _table(
-        title, "coefficient", "SE, a run a row", "SE, schedule", "inflation", *sizes, "aliased with"
-    )
+    sizes = [f"SE optimal {rival.runs}" for rival in plan.rivals]
+    table = _table(title, "coefficient", "SE", "SE alone", "SE scheduled", "VIF", *sizes, "aliased with")
+    alone = {one.name: one.se for one in plan.main_effects}
     for one, all_of in zip(plan.single.coefficients, plan.scheduled.coefficients, strict=True):
         _row(
             table,
             one.name,
             _number(one.se),
+            _number(alone.get(one.name)),
             _number(all_of.se),
             _number(one.vif, 1),
             *(_number(rival.se.get(one.name)) for rival in plan.rivals),
@@ -167,8 +176,9 @@ def _print_estimable(plan: Plan, console: Console) -> None:
         )
     console.print(table)
     console.print(
-        f"SE in deviations of a run; in the schedule, starts vary {plan.setup.ratio:g} times as a run. "
-        f"D-efficiency {plan.single.d_efficiency:.3f} in this coding.",
+        "SE: standard error in deviations of a run, each row run once; alone: of main effects if there were "
+        f"no interactions; scheduled: of all starts, which vary {plan.setup.ratio:g} times as a run. "
+        f"VIF: variance inflation. D-efficiency {plan.single.d_efficiency:.3f} in this coding.",
         highlight=False,
     )
     for rival in plan.rivals:
@@ -179,10 +189,25 @@ def _print_estimable(plan: Plan, console: Console) -> None:
         console.print(f"- beside the D-optimal plan of {rival.runs} runs: {text}", highlight=False)
 
 
+def _print_models(plan: Plan, console: Console) -> None:
+    table = _table("models that it carries", "model", "coefficients", "feasible", "this plan")
+    for step in plan.steps:
+        _row(table, step.model, str(step.columns), str(step.candidates), str(step.rows))
+    console.print(table)
+
+
 def _print_pairs(plan: Plan, console: Console) -> None:
     table = _table("pairs of rows that differ in nothing else", "factor", "levels", "pairs")
+    by_factor: dict[str, list[MatchedPairs]] = {}
     for pair in plan.pairs.contrasts:
-        _row(table, pair.factor, f"{pair.first} | {pair.second}", str(pair.pairs))
+        by_factor.setdefault(pair.factor, []).append(pair)
+    for factor, pairs in by_factor.items():
+        if len(pairs) > MOST_LEVELS:
+            total = sum(pair.pairs for pair in pairs)
+            _row(table, factor, f"{len(pairs)} pairs of levels", str(total))
+            continue
+        for pair in pairs:
+            _row(table, pair.factor, f"{pair.first} | {pair.second}", str(pair.pairs))
     if plan.pairs.contrasts:
         console.print(table)
     else:
@@ -214,7 +239,7 @@ def _row(table: Table, *cells: str) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table = Table(title=escape(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for k, name in enumerate(columns):
         table.add_column(name, overflow="fold", justify="left" if k == 0 else "default")
     return table
