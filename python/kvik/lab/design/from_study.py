@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +35,13 @@ class Options:
     runs: int | None = None
     """Instead of the study's own number."""
     ratio: float = 1.0
-    delta: float = 1.0
+    delta: float | None = None
+    """The effect to be seen: in deviations of a run, or with `sigma` in the response's units (see Setup)."""
     power: float = 0.8
+    sigma: float | None = None
     contrasts: tuple[str, ...] = ()
     focus: tuple[str, ...] = ()
-    beginnings: int = 20
+    beginnings: int = 10
     williams: bool = False
     compare: bool = False
     smaller: int | None = None
@@ -152,6 +155,20 @@ def _setup(study: Study, options: Options) -> Setup:
         ),
         ratio=options.ratio,
         contrasts=contrasts,
-        delta=options.delta,
+        delta=_delta(study, options),
         wanted_power=options.power,
+        sigma=options.sigma,
     )
+
+
+def _delta(study: Study, options: Options) -> float:
+    """The effect in deviations of a run. Relative to a logarithm, 0.05 is 5 %: log(1.05)."""
+    if options.delta is None or options.sigma is None:
+        return 1.0 if options.delta is None else options.delta
+    if options.sigma <= 0:
+        raise LabError("the deviation of a run is above 0")
+    relative = (study.model or "").replace(" ", "").startswith("log(")
+    if relative and options.delta <= -1:
+        raise LabError("a relative effect is above -1")
+    size = math.log1p(options.delta) if relative else options.delta
+    return size / options.sigma

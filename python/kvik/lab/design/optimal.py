@@ -77,7 +77,7 @@ class Optimum:
 class Search:
     """How to search: number of random beginnings, seed, and whether a candidate may be taken twice."""
 
-    beginnings: int = 20
+    beginnings: int = 10
     seed: int = 1
     repeats: bool = True
 

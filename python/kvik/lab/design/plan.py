@@ -81,6 +81,8 @@ class Setup:
     delta: float = 1.0
     """How large an effect is to be seen, in units of the deviation of a run."""
     wanted_power: float = 0.8
+    sigma: float | None = None
+    """The deviation of a run in the response's units, or relative where that is a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,13 @@ class Plan:
     cost: Cost
     rivals: tuple[Rival, ...]
     setup: Setup
+    response: str | None
+    """What the model is of, such as log(ttft)."""
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether effects are ratios."""
+        return (self.response or "").replace(" ", "").startswith("log(")
 
 
 def reachable_model(formula: str, space: Space) -> Basis:
@@ -205,6 +214,7 @@ def make_plan(
         schedule_cost(schedule, chosen.rows, space.factors, setup.rates, setup.anchor),
         (),
         setup,
+        basis.model.formula.response,
     )
 
 

@@ -28,7 +28,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--effect", "effects", multiple=True, help="What matters, such as transport@tokens=4000. Repeatable."
 )
-@click.option("--delta", type=float, default=1.0, show_default=True, help="Its size, in deviations of a run.")
+@click.option("--delta", type=float, help="Its size in deviations of a run [1]; with --sigma, 0.05 is 5 %.")
+@click.option(
+    "--sigma", type=float, help="Deviation of a run, relative for a log(); `kvik lab pilot` measures it."
+)
 @click.option(
     "--power", type=click.FloatRange(0.05, 0.999), default=0.8, show_default=True, help="Wanted power."
 )
@@ -41,7 +44,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--ran", type=_FILE, help="CSV of rows that ran already: an id, and a column a factor.")
 @click.option("--add", "more", type=click.IntRange(1), help="Rows to add to those.")
 @click.option(
-    "--beginnings", type=click.IntRange(1), default=20, show_default=True, help="Random beginnings a search."
+    "--beginnings", type=click.IntRange(1), default=10, show_default=True, help="Random beginnings a search."
 )
 @click.option("--schedule", "order", is_flag=True, help="Also print the starts in order, with their runs.")
 @click.option("--json", "to_json", is_flag=True, help="Print JSON, the schedule included.")
@@ -51,7 +54,8 @@ def plan(
     compare: bool,
     smaller: int | None,
     effects: tuple[str, ...],
-    delta: float,
+    delta: float | None,
+    sigma: float | None,
     power: float,
     ratio: float,
     focus: tuple[str, ...],
@@ -68,7 +72,7 @@ def plan(
     try:
         loaded = load_study(study)
         options = Options(
-            runs, ratio, delta, power, effects, focus, beginnings, williams, compare, smaller,
+            runs, ratio, delta, power, sigma, effects, focus, beginnings, williams, compare, smaller,
             None if ran is None else _read_rows(ran), more,
         )  # fmt: skip
         found = plan_study(loaded, options)

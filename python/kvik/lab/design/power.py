@@ -47,6 +47,8 @@ class Power:
     smallest: float | None
     """The effect that is shown with the wanted power; none without error degrees of freedom."""
     wanted: float
+    halfwidth: float | None
+    """Expected half-width of the interval at 1 - alpha, were sigma known: t times SE."""
 
 
 def parse_contrast(text: str, model: Model) -> Contrast:
@@ -92,9 +94,10 @@ def contrast_power(
     df, stratum = _error_df(full, row, starts, ratio)
     se = _standard_error(full, row, kept, starts, ratio)
     if se is None or df < 1 or se == 0:
-        return Power(contrast.text, se, df, stratum, delta, None, None, wanted)
+        return Power(contrast.text, se, df, stratum, delta, None, None, wanted, None)
     smallest = float(optimize.brentq(lambda d: t_power(d / se, df, alpha) - wanted, 0.0, 1e3 * se))
-    return Power(contrast.text, se, df, stratum, delta, t_power(delta / se, df, alpha), smallest, wanted)
+    power, halfwidth = t_power(delta / se, df, alpha), float(stats.t.ppf(1 - alpha / 2, df)) * se
+    return Power(contrast.text, se, df, stratum, delta, power, smallest, wanted, halfwidth)
 
 
 def t_power(noncentrality: float, df: float, alpha: float = 0.05) -> float:

@@ -161,7 +161,10 @@ def _print_estimable(plan: Plan, console: Console) -> None:
     clear = len(plan.single.estimable)
     title = f"{clear} of {plan.single.columns} coefficients are estimable by themselves"
     sizes = [f"SE optimal {rival.runs}" for rival in plan.rivals]
-    table = _table(title, "coefficient", "SE", "SE alone", "SE scheduled", "VIF", *sizes, "aliased with")
+    aliased = any(one.aliased_with for one in plan.single.coefficients)
+    last = ["aliased with"] if aliased else []
+    table = _table(title, "coefficient", "SE", "SE alone", "SE scheduled", "VIF", *sizes, *last)
+    table.columns[0].no_wrap = True
     alone = {one.name: one.se for one in plan.main_effects}
     for one, all_of in zip(plan.single.coefficients, plan.scheduled.coefficients, strict=True):
         _row(
@@ -172,7 +175,7 @@ def _print_estimable(plan: Plan, console: Console) -> None:
             _number(all_of.se),
             _number(one.vif, 1),
             *(_number(rival.se.get(one.name)) for rival in plan.rivals),
-            ", ".join(one.aliased_with),
+            *([", ".join(one.aliased_with)] if aliased else []),
         )
     console.print(table)
     console.print(
@@ -218,8 +221,10 @@ def _print_pairs(plan: Plan, console: Console) -> None:
 
 def _print_power(plan: Plan, console: Console) -> None:
     delta, wanted = plan.setup.delta, plan.setup.wanted_power
-    title = f"power for a difference of {delta:g} deviations of a run, two-sided at 5 %"
-    table = _table(title, "contrast", "SE", "df", "judged against", "power", f"seen at {wanted:.0%}")
+    title = f"power for a difference of {_size(plan, delta)}, two-sided at 5 %"
+    table = _table(
+        title, "contrast", "SE", "df", "judged against", "power", f"seen at {wanted:.0%}", "known to"
+    )
     for one in plan.powers:
         shown = (
             "not estimable"
@@ -228,9 +233,25 @@ def _print_power(plan: Plan, console: Console) -> None:
             if one.power is None
             else f"{one.power:.2f}"
         )
-        _row(table, one.contrast, _number(one.se), str(one.df), one.stratum, shown, _number(one.smallest, 2))
+        seen, known = (
+            "-" if size is None else _size(plan, size, short=True) for size in (one.smallest, one.halfwidth)
+        )
+        _row(table, one.contrast, _number(one.se), str(one.df), one.stratum, shown, seen, f"+-{known}")
     console.print(table)
-    console.print("power = P(|t| > t_crit), noncentral t with difference / SE and these df", highlight=False)
+    console.print(
+        "power = P(|t| > t_crit), noncentral t with difference / SE and these df; known to: t_crit x SE",
+        highlight=False,
+    )
+
+
+def _size(plan: Plan, deviations: float, short: bool = False) -> str:
+    """A difference in deviations of a run, or as what it is where the deviation is known."""
+    sigma = plan.setup.sigma
+    if sigma is None:
+        return f"{deviations:.2f}" if short else f"{deviations:g} deviations of a run"
+    if plan.logarithmic:
+        return f"{100 * math.expm1(deviations * sigma):.1f} %"
+    return f"{deviations * sigma:.3g}"
 
 
 def _row(table: Table, *cells: str) -> None:
