@@ -149,16 +149,24 @@ def _split_plot(
     change = np.diff(setting[order]) == 0
     constant = np.array([bool(np.all(np.diff(c[order])[change] == 0)) for c in coded.T])
     needed = int(np.linalg.matrix_rank(coded[:, constant]))
-    starts = min(max(needed + 3, 4), runs)
-    size = max(1, round(runs / starts))
+    starts, size = _shares(runs, max(needed + 3, 4))
     found = find_split_plot(candidates, coded, factors, starts, size, wish.ratio, wish.search)
     rows = [row for start in found.starts for row in start]
     plots = tuple(k for k, start in enumerate(found.starts) for _ in start)
     notes = [
-        f"split-plot: {starts} starts x {size} runs, D-optimal at a variance ratio of {wish.ratio:g}",
+        f"split-plot: {starts} starts x {size} runs ({runs} wanted), D-optimal at a variance ratio of "
+        f"{wish.ratio:g}",
         f"the best of {len(found.scores)} searches, {_agreement(found.scores)}",
     ]
     return Chosen(_with_ids(candidates.iloc[rows]), plots, tuple(notes))
+
+
+def _shares(runs: int, least: int) -> tuple[int, int]:
+    """At least so many starts, of equal size, that use up the runs if a few starts more do."""
+    choices = range(min(least, runs), min(least + 6, runs) + 1)
+    even = [starts for starts in choices if runs % starts == 0]
+    starts = even[0] if even else choices[0]
+    return starts, runs // starts
 
 
 def _agreement(scores: Sequence[float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -105,8 +106,11 @@ def _layered(study: Study) -> tuple[Chosen, dict[str, tuple[str, ...]]]:
         index=[pattern.id for pattern in kept],
         dtype=object,
     )
+    hard = row_keys(rows, [factor.name for factor in study.factors if factor.hard])
+    restarts = 1 + sum(one != other for one, other in itertools.pairwise(hard))
     layers = study.design.layers
     notes = [f"{len(patterns)} patterns in {len(layers)} layers"]
+    notes.append(f"in the order of the file they take {restarts} starts; here rows of one start are together")
     minutes = [layer.minutes for layer in layers if layer.minutes is not None]
     if minutes:
         total = " + ".join(f"{one:g}" for one in minutes)

@@ -14,7 +14,7 @@ from kvik.lab.errors import LabError
 
 
 @click.command()
-@click.argument("data", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("data", type=click.Path(path_type=Path))
 @click.option("--cost-restart", type=float, required=True, help="Seconds that a further start costs.")
 @click.option("--cost-iteration", type=float, required=True, help="Seconds that a further iteration costs.")
 @click.option(

@@ -323,10 +323,9 @@ def _with_starts(
     ratio = setup.ratio if any(factor.hard for factor in model.factors) else 0.0
     names = [*model.names, *(f"block {k + 2}" for k in range(nuisance.shape[1]))]
     told = assess(np.hstack([full, nuisance]), names, groups, ratio)
-    told = replace(
-        told, coefficients=told.coefficients[: len(model.names)], columns=len(model.names),
-        rank=sum(c.se is not None for c in told.coefficients[: len(model.names)]),
-    )  # fmt: skip
+    bare = assess(full, model.names, groups, ratio)
+    own = told.coefficients[: len(model.names)]
+    told = replace(bare, rank=sum(c.se is not None for c in own), aliases=told.aliases, coefficients=own)
     powers = []
     for text in (*setup.contrasts, *_default_contrasts(model)):
         contrast = parse_contrast(text, model)

@@ -15,7 +15,7 @@ from kvik.lab.design.tables import WIDTH, as_json, print_plan
 from kvik.lab.errors import LabError
 from kvik.lab.study import load_study
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = click.Path(path_type=Path)
 
 
 @click.command()
