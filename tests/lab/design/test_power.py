@@ -26,6 +26,20 @@ def test_power_without_an_effect_is_the_level_and_far_out_it_is_one() -> None:
     assert t_power(-2.0, 7) == t_power(2.0, 7)
 
 
+@pytest.mark.parametrize("df", [1, 2, 5, 13, 74, 500])
+def test_power_is_that_of_scipy_and_goes_on_where_its_series_fails(df: int) -> None:
+    limit = stats.t.ppf(0.975, df)
+    last = 0.0
+    for shift in np.linspace(0, 60, 241):
+        power = t_power(shift, df)
+        assert last - 1e-6 <= power <= 1
+        last = power
+        with np.errstate(all="ignore"):
+            above, below = stats.nct.sf(limit, df, shift), stats.nct.cdf(-limit, df, shift)
+        if np.isfinite(above):
+            assert power == pytest.approx(above + np.nan_to_num(below), abs=2e-6)
+
+
 def test_contrasts_are_read_with_levels_and_settings() -> None:
     model = build_model("mode/transport * tokens", nested_factors())
     plain = parse_contrast("transport", model)

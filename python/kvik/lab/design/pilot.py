@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from kvik.lab.design.model import FloatArray
+from kvik.lab.design.power import t_quantile
 from kvik.lab.errors import LabError
 
 MOST_ITERATIONS = 1000
@@ -144,7 +145,7 @@ def variance_components(groups: Sequence[Sequence[FloatArray]]) -> Components:
     iteration = within * (typical - 1) / (typical - autocorrelation_time(rho, typical))
     between, df, effective = _between(scaled)
     noise = iteration * autocorrelation_time(rho, effective) / effective
-    upper = between * df / stats.chi2.ppf(0.1, df) - noise
+    upper = between * df / special.chdtri(df, 0.9) - noise
     return Components(
         len(groups), len(flat), int(total), iteration, rho, (1 + rho) / (1 - rho),
         max(0.0, between - noise), max(0.0, between - within / effective), max(0.0, float(upper)),
@@ -209,7 +210,7 @@ def _allocate(
 ) -> Allocation:
     for starts in range(LEAST_STARTS, MOST_STARTS):
         df = arms * (starts - 1)
-        width = float(stats.t.ppf(0.5 + confidence / 2, df)) * math.sqrt(arms * variance / starts)
+        width = t_quantile(0.5 + confidence / 2, df) * math.sqrt(arms * variance / starts)
         if width <= wanted:
             return Allocation(iterations, starts, width, starts * cost)
     raise LabError(f"more than {MOST_STARTS} starts for a half-width of {wanted:g}; ask for a wider interval")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special
 
 from kvik.lab.design.estimability import TOLERANCE, find_rank, information
 from kvik.lab.design.factor import Factor, Level, Scale
@@ -95,20 +95,39 @@ def contrast_power(
     se = _standard_error(full, row, kept, starts, ratio)
     if se is None or df < 1 or se == 0:
         return Power(contrast.text, se, df, stratum, delta, None, None, wanted, None)
-    smallest = float(optimize.brentq(lambda d: t_power(d / se, df, alpha) - wanted, 0.0, 1e3 * se))
-    power, halfwidth = t_power(delta / se, df, alpha), float(stats.t.ppf(1 - alpha / 2, df)) * se
+    smallest = se * _noncentrality(wanted, df, alpha)
+    power, halfwidth = t_power(delta / se, df, alpha), t_quantile(1 - alpha / 2, df) * se
     return Power(contrast.text, se, df, stratum, delta, power, smallest, wanted, halfwidth)
 
 
 def t_power(noncentrality: float, df: float, alpha: float = 0.05) -> float:
-    """P(|t| > t_{1 - alpha/2, df}) of noncentral t."""
-    limit = stats.t.ppf(1 - alpha / 2, df)
-    shift = abs(noncentrality)
-    with np.errstate(all="ignore"):
-        above, below = float(stats.nct.sf(limit, df, shift)), float(stats.nct.cdf(-limit, df, shift))
-    if math.isnan(above):  # scipy's series fails far out, where the answer is 1
-        above = 1.0
-    return min(1.0, above + (0.0 if math.isnan(below) else below))
+    """P(|t| > t_{1 - alpha/2, df}) of noncentral t, whose square is noncentral F."""
+    limit = t_quantile(1 - alpha / 2, df)
+    power = 1 - float(special.ncfdtr(1, df, noncentrality**2, limit**2))
+    return power if math.isfinite(power) else _mixture(abs(noncentrality), df, limit)
+
+
+def t_quantile(probability: float, df: float) -> float:
+    """Quantile of Student's t."""
+    return float(special.stdtrit(df, probability))
+
+
+def _mixture(shift: float, df: float, limit: float) -> float:
+    """The same where the series of noncentral F fails: a normal probability, averaged over sigma estimates."""
+    middle = (np.arange(4000) + 0.5) / 4000
+    sigma = np.sqrt(special.chdtri(df, middle) / df)
+    return float(np.mean(special.ndtr(shift - limit * sigma) + special.ndtr(-shift - limit * sigma)))
+
+
+def _noncentrality(wanted: float, df: float, alpha: float) -> float:
+    """The noncentrality with the wanted power, by halving: power grows with it."""
+    low, high = 0.0, 1.0
+    while t_power(high, df, alpha) < wanted:
+        high *= 2
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_power(middle, df, alpha) < wanted else (low, middle)
+    return high
 
 
 def group_size(effect: float, power: float = 0.8, alpha: float = 0.05) -> int:
