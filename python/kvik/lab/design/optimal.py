@@ -205,8 +205,9 @@ def _improve(
     whole = _Spread(candidates, info())
     part = _Spread(candidates[:, rest], info()[np.ix_(rest, rest)])
     made = weighed = 0
-    # With a focus, first to a good plan for all: that for the focus alone would do without the others.
-    aim = Goal() if goal.focus else goal
+    # With a focus, first to a plan that estimates all: that for the focus alone would do without the others.
+    poor = np.linalg.matrix_rank(info() - ridge, hermitian=True) < len(ridge)
+    aim = Goal() if goal.focus and poor else goal
     for _ in range(PASSES):
         changed = False
         for k in rng.permutation(runs):

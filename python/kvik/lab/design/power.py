@@ -113,7 +113,7 @@ def t_quantile(probability: float, df: float) -> float:
 
 
 def _mixture(shift: float, df: float, limit: float) -> float:
-    """The same where the series of noncentral F fails: a normal probability, averaged over sigma estimates."""
+    """The same where the series of noncentral F fails: a normal probability, averaged over sigma."""
     middle = (np.arange(4000) + 0.5) / 4000
     sigma = np.sqrt(special.chdtri(df, middle) / df)
     return float(np.mean(special.ndtr(shift - limit * sigma) + special.ndtr(-shift - limit * sigma)))
