@@ -162,6 +162,9 @@ def test_a_study_that_runs_is_augmented(tmp_path: Path) -> None:
     assert ids[:6] == [f"old{k}" for k in range(6)]
     assert len(ids) == 20
     assert told["single"]["rank"] == told["single"]["columns"]
+    # Only what is added is still to run: 14 rows, started 4 times.
+    assert not any(run.startswith("old") for start in told["schedule"]["starts"] for run in start["runs"])
+    assert told["sizes"]["runs"]["value"] == 14 * 4
 
 
 def test_the_command_prints_the_report_and_the_schedule() -> None:

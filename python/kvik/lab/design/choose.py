@@ -46,6 +46,8 @@ class Chosen:
     rows: pd.DataFrame
     plots: tuple[int, ...] | None
     notes: tuple[str, ...]
+    ran: int = 0
+    """How many of the rows, the first ones, ran already."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def augment_rows(
     found = augment(coded, ran_coded, more, search=search)
     added = _with_ids(candidates.iloc[list(found.rows)], "a")
     rows = pd.concat([ran.astype(object), added.astype(object)])
-    return Chosen(rows, None, (f"{len(ran)} rows ran; {more} are added, D-optimal beside them",))
+    note = f"{len(ran)} rows ran, and count as a block of their own; {more} are added, D-optimal beside them"
+    return Chosen(rows, None, (note,), len(ran))
 
 
 def _two_level(wish: Wish, candidates: pd.DataFrame, factors: Sequence[Factor]) -> Chosen:

@@ -119,8 +119,9 @@ class Plan:
     """Of the same, in a model without interactions."""
     steps: tuple[Step, ...]
     scheduled: Estimability
-    """Of all starts and runs of the schedule, with the starts' own deviation and blocks."""
+    """Of the schedule and of rows that ran, with the starts' own deviation and blocks."""
     schedule: Schedule
+    """Of what is to run."""
     powers: tuple[Power, ...]
     cost: Cost
     rivals: tuple[Rival, ...]
@@ -186,7 +187,7 @@ def make_plan(
         raise LabError("the plan has no feasible row")
     matrix = model_matrix(basis.model, chosen.rows)
     schedule = make_schedule(
-        chosen.rows,
+        chosen.rows.iloc[chosen.ran :],
         space.factors,
         setup.blocks,
         setup.order,
@@ -197,9 +198,12 @@ def make_plan(
     )
     twins = duplicates(chosen.rows, space.factors)
     left_out = impossible or {}
+    scheduled, powers = _with_starts(
+        basis.model, matrix, chosen.rows, _with_earlier(schedule, chosen, space), setup
+    )
     return Plan(
         name,
-        _sizes(space, chosen.rows, twins, schedule, len(left_out)),
+        _sizes(space, chosen, twins, schedule, len(left_out)),
         (*chosen.notes, *basis.notes),
         chosen.rows,
         left_out,
@@ -210,7 +214,9 @@ def make_plan(
         assess(matrix, basis.model.names),
         main_effects(basis.model.factors, space.candidates, chosen.rows),
         model_steps(basis.model.factors, space.candidates, chosen.rows),
-        *_with_starts(basis.model, matrix, chosen.rows, schedule, setup),
+        scheduled,
+        schedule,
+        powers,
         schedule_cost(schedule, chosen.rows, space.factors, setup.rates, setup.anchor),
         (),
         setup,
@@ -304,7 +310,7 @@ def _small(matrix: FloatArray) -> FloatArray:
 
 def _with_starts(
     model: Model, matrix: FloatArray, rows: pd.DataFrame, schedule: Schedule, setup: Setup
-) -> tuple[Estimability, Schedule, tuple[Power, ...]]:
+) -> tuple[Estimability, tuple[Power, ...]]:
     """Standard errors and power of the whole schedule. Anchors are for drift and are not counted."""
     place = {str(k): j for j, k in enumerate(rows.index)}
     pick, starts, blocks, number = [], [], [], 0
@@ -332,7 +338,16 @@ def _with_starts(
         powers.append(
             contrast_power(contrast, full, groups, ratio, setup.delta, setup.wanted_power, nuisance=nuisance)
         )
-    return told, schedule, tuple(powers)
+    return told, tuple(powers)
+
+
+def _with_earlier(schedule: Schedule, chosen: Chosen, space: Space) -> Schedule:
+    """The schedule, with the rows that ran as a further block: a start for each of their hard levels."""
+    if not chosen.ran:
+        return schedule
+    earlier = make_schedule(chosen.rows.iloc[: chosen.ran], space.factors, order=Order.GIVEN)
+    starts = (replace(start, block=schedule.blocks) for start in earlier.starts)
+    return replace(schedule, starts=(*schedule.starts, *starts), blocks=schedule.blocks + 1)
 
 
 def _default_contrasts(model: Model) -> tuple[str, ...]:
@@ -358,13 +373,15 @@ def _block_columns(block: IntArray, blocks: int) -> FloatArray:
 
 def _sizes(
     space: Space,
-    rows: pd.DataFrame,
+    chosen: Chosen,
     twins: Sequence[Sequence[str]],
     schedule: Schedule,
     impossible: int,
 ) -> dict[str, Figure]:
     levels = " x ".join(str(len(factor.levels)) for factor in space.factors)
     feasible, infeasible = len(space.candidates), len(space.infeasible)
+    rows = chosen.rows
+    todo = len(rows) - chosen.ran
     repeated = sum(len(group) - 1 for group in twins)
     asked = len(rows) + impossible
     distinct = len(rows) - repeated
@@ -378,7 +395,7 @@ def _sizes(
         "distinct rows": Figure(distinct, f"{len(rows)} - {repeated} duplicates"),
         "reduction": Figure(1 - len(rows) / product, f"1 - {len(rows)} / {product}"),
         "runs": Figure(
-            schedule.runs, f"{len(rows)} rows x {schedule.runs // len(rows)} replicates, without anchors"
+            schedule.runs, f"{todo} rows to run x {schedule.runs // todo} replicates, without anchors"
         ),
         "anchor runs": Figure(schedule.anchors, "counted in the schedule"),
     }
