@@ -101,8 +101,8 @@ def print_pilot(pilot: Pilot, console: Console) -> None:
     )
     ratio = "unknown" if pilot.ratio is None else f"{pilot.ratio:.2f}"
     console.print(
-        f"for a plan: --sigma {pilot.run_deviation:.4g} (deviation of a run of {r}), --ratio {ratio} "
-        "(variance between starts over a run's)",
+        f"for a plan: --sigma {pilot.run_deviation:.4g} (deviation of a run of {r} iterations), "
+        f"--ratio {ratio} (variance between starts over a run's)",
         highlight=False,
     )
     for note in pilot.notes:
