@@ -11,6 +11,8 @@ from kvik.cli import Entry
 SUBCOMMANDS: dict[str, Entry] = {
     "check": Entry("kvik.lab.study.cli", "check", "Check a study file, and say what it comes to."),
     "compare": Entry("kvik.lab.infer.cli", "compare_command", "Compare two configurations' measurements."),
+    "pilot": Entry("kvik.lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
+    "plan": Entry("kvik.lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
     "schema": Entry("kvik.lab.study.cli", "schema", "Print the JSON schema of study files."),
     "series": Entry("kvik.lab.infer.cli", "series_command", "Find changes and the steady state of series."),
     "tasks": Entry("kvik.lab.tasks.cli", "tasks", "Make, read and run task files."),
