@@ -8,7 +8,13 @@ import click
 
 from kvik.cli import Entry
 
-SUBCOMMANDS: dict[str, Entry] = {}
+SUBCOMMANDS: dict[str, Entry] = {
+    "advise": Entry("kvik.lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
+    "crossover": Entry(
+        "kvik.lab.physics.cli", "crossover_command", "Find where two transports take as long."
+    ),
+    "fit": Entry("kvik.lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
+}
 
 _EXTRA = {"formulaic", "markdown_it", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
 

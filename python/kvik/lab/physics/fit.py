@@ -1,0 +1,292 @@
+"""Models fitted to measured times: relative residuals, robust, no negative parameter, honest intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, stats
+
+from kvik.lab.errors import LabError
+from kvik.lab.physics.data import Floats, Samples, Summary
+from kvik.lab.physics.models import Inputs, Model, applicable, inputs
+
+HUBER = 1.345  # of the residuals' scale: 95 % efficient where errors are normal (Huber, 1964)
+LEAST_SCALE = 1e-6  # relative; below it residuals are printing and rounding
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A fitted parameter. lo, hi: its interval; None for an end that the data do not give.
+
+    identified: false where the data allow both no effect at all and any larger one, or no interval is known.
+    """
+
+    name: str
+    value: float
+    lo: float | None
+    hi: float | None
+    identified: bool
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model with its parameters. `scatter` is the relative scale of the residuals.
+
+    aicc: corrected Akaike criterion on the log scale, None with too few measurements. left_out: root mean
+    square of log errors at sizes that the fit was not given, None with fewer than three sizes.
+    """
+
+    model: Model
+    parameters: tuple[Parameter, ...]
+    scatter: float
+    measurements: int
+    aicc: float | None
+    left_out: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def values(self) -> Floats:
+        """The parameters' values, in the model's order."""
+        return np.array([parameter.value for parameter in self.parameters])
+
+    def predict(self, at: Inputs) -> Floats:
+        """Seconds."""
+        return self.model.predict(self.values, at)
+
+
+def fit(data: Samples | Summary, model: Model, *, level: float = 0.95, score: bool = True) -> Fit:
+    """Fit one model. Intervals are profile likelihoods; of the starts' own fits where starts are known.
+
+    Raises `LabError` for fewer measurements than parameters, or for columns that the data lack.
+    """
+    at, seconds = inputs(data), data.seconds
+    count, size = seconds.size, len(model.parameters)
+    for need in model.needs:
+        if getattr(data, need, None) is None and not (need == "blocks" and data.unit == "tokens"):
+            raise LabError(f"{data.name}: the model {model.name} needs a column {need}")
+    if count < size:
+        raise LabError(f"{data.name}: {count} measurements cannot give the {size} parameters of {model.name}")
+    best = _solve(model, at, seconds)
+    residual = _residual(model, best, at, seconds)
+    freedom = count - size
+    scatter = float(np.sqrt(np.sum(residual**2) / freedom)) if freedom else 0.0
+    notes: list[str] = []
+    starts = data.start if isinstance(data, Samples) else None
+    if starts is not None and len(set(starts.tolist())) > 1:
+        parameters = _of_starts(model, at, seconds, starts, level, best)
+        notes.append(f"intervals are of {len(set(starts.tolist()))} server starts, each fitted by itself")
+    elif freedom < 1:
+        parameters = tuple(
+            Parameter(name, float(value), None, None, False)
+            for name, value in zip(model.parameters, best, strict=True)
+        )
+        notes.append("as many parameters as measurements: the fit passes through all, and has no intervals")
+    else:
+        parameters = _profiles(model, at, seconds, best, level)
+    notes += [f"{p.name} is not identified by these data" for p in parameters if not p.identified]
+    return Fit(
+        model,
+        parameters,
+        scatter,
+        count,
+        _aicc(residual, size) if score else None,
+        _left_out(model, at, seconds) if score else None,
+        tuple(notes),
+    )
+
+
+def rank(data: Samples | Summary, queue: float | None = None) -> tuple[Fit, ...]:
+    """Every model that the data can carry, the one that predicts best first.
+
+    By AICc (Hurvich and Tsai, Biometrika 76:297, 1989), which needs measurements to spare; models without
+    come last, by what they miss at left-out sizes.
+    """
+    fits = []
+    for model in applicable(data, queue):
+        if data.seconds.size >= len(model.parameters):
+            fits.append(fit(data, model))
+    if not fits:
+        raise LabError(f"{data.name}: too few measurements for any model; two sizes at least")
+    far = float("inf")
+    return tuple(
+        sorted(
+            fits,
+            key=lambda f: (
+                f.aicc is None,
+                f.aicc if f.aicc is not None else far,
+                f.left_out if f.left_out is not None else far,
+                len(f.parameters),
+            ),
+        )
+    )
+
+
+def resolve(model: Model, at: Inputs, seconds: Floats, near: Floats) -> Floats:
+    """Refit to other times, beginning near known values; for resampling."""
+    return _solve(model, at, seconds, near=near)
+
+
+def _residual(model: Model, values: Floats, at: Inputs, seconds: Floats) -> Floats:
+    return np.asarray(np.log(np.maximum(model.predict(values, at), 1e-300)) - np.log(seconds))
+
+
+def _typical(model: Model, at: Inputs, seconds: Floats) -> Floats:
+    """For each parameter, the value with which it alone would give the measured times."""
+    out = []
+    for index, name in enumerate(model.parameters):
+        if name == "contention":
+            out.append(1.0)
+            continue
+        unit = np.zeros(len(model.parameters))
+        unit[index] = 1.0
+        if "contention" in model.parameters:
+            unit[-1] = 1.0
+        alone = model.predict(unit, at)
+        with np.errstate(divide="ignore"):
+            out.append(float(np.min(np.where(alone > 0, seconds / np.maximum(alone, 1e-300), np.inf))))
+    return np.array([value if np.isfinite(value) and value > 0 else float(seconds.min()) for value in out])
+
+
+def _solve(
+    model: Model,
+    at: Inputs,
+    seconds: Floats,
+    fixed: tuple[int, float] | None = None,
+    near: Floats | None = None,
+) -> Floats:
+    """Huber's fit of log residuals. A plain fit gives the scale that tells far residuals from near ones.
+
+    fixed: a parameter's index and the value that it is held at. near: begin here only.
+    """
+    typical = _typical(model, at, seconds)
+    size = len(model.parameters)
+    free = [index for index in range(size) if fixed is None or index != fixed[0]]
+
+    def whole(scaled: Floats) -> Floats:
+        values = np.empty(size)
+        values[free] = scaled * typical[free]
+        if fixed is not None:
+            values[fixed[0]] = fixed[1]
+        return values
+
+    def residual(scaled: Floats) -> Floats:
+        return _residual(model, whole(scaled), at, seconds)
+
+    if not free:
+        return whole(np.array([]))
+    begins = [np.full(len(free), 0.9), np.full(len(free), 0.5), *(0.95 * np.eye(len(free)) + 0.05)]
+    if near is not None:
+        begins = [np.maximum(near[free] / typical[free], 1e-9)]
+    plain = min((_least(residual, begin, None) for begin in begins), key=lambda found: float(found.cost))
+    scale = max(1.4826 * float(np.median(np.abs(plain.fun))), LEAST_SCALE)
+    return whole(np.asarray(_least(residual, plain.x, HUBER * scale).x))
+
+
+def _least(residual: Any, begin: Floats, huber: float | None) -> Any:
+    options: dict[str, Any] = {} if huber is None else {"loss": "huber", "f_scale": huber}
+    return optimize.least_squares(
+        residual,
+        np.maximum(begin, 1e-12),
+        bounds=(0, np.inf),
+        xtol=1e-10,
+        ftol=1e-10,
+        max_nfev=200,
+        **options,
+    )
+
+
+def _deviance(residual: Floats, scale: float) -> float:
+    """Huber's loss in units of squares: residuals within HUBER scales count by their square."""
+    size = np.abs(residual)
+    bend = HUBER * scale
+    return float(np.sum(np.where(size <= bend, size**2, 2 * bend * size - bend**2)))
+
+
+def _profiles(model: Model, at: Inputs, seconds: Floats, best: Floats, level: float) -> tuple[Parameter, ...]:
+    """Intervals of every value with which the others, refitted, do not fit much worse.
+
+    The bound is F-based, deviance <= best * (1 + F(1, n - p) / (n - p)) (Bates and Watts, Nonlinear
+    Regression Analysis, 1988, section 6.1.2), which allows for the scatter's own error with few points.
+    """
+    residual = _residual(model, best, at, seconds)
+    freedom = seconds.size - best.size
+    scale = max(1.4826 * float(np.median(np.abs(residual))), LEAST_SCALE)
+    floor = max(_deviance(residual, scale), seconds.size * LEAST_SCALE**2)
+    bound = floor * (1 + float(stats.f.ppf(level, 1, freedom)) / freedom)
+    typical = _typical(model, at, seconds)
+
+    def excess(index: int, value: float) -> float:
+        found = _solve(model, at, seconds, (index, value), best)
+        return _deviance(_residual(model, found, at, seconds), scale) - bound
+
+    out = []
+    for index, name in enumerate(model.parameters):
+        value, unit = float(best[index]), max(float(best[index]), 1e-6 * float(typical[index]))
+        lo = 0.0 if excess(index, 0.0) <= 0 else _edge(excess, index, value, 0.0)
+        far = value + unit
+        while excess(index, far) <= 0 and far < 1e3 * max(float(typical[index]), unit):
+            far = value + (far - value) * 4
+        hi = None if excess(index, far) <= 0 else _edge(excess, index, value, far)
+        out.append(Parameter(name, value, lo, hi, not (hi is None or (lo == 0.0 and hi > typical[index]))))
+    return tuple(out)
+
+
+def _edge(excess: Any, index: int, inside: float, outside: float) -> float:
+    """Where the excess changes sign, to 0.1 % of the way."""
+    for _ in range(14):
+        middle = (inside + outside) / 2
+        if excess(index, middle) <= 0:
+            inside = middle
+        else:
+            outside = middle
+        if abs(outside - inside) <= 1e-3 * abs(outside):
+            break
+    return (inside + outside) / 2
+
+
+def _of_starts(
+    model: Model, at: Inputs, seconds: Floats, starts: Any, level: float, best: Floats
+) -> tuple[Parameter, ...]:
+    """Student's interval of the starts' own parameters, cut at 0."""
+    rows = []
+    for start in sorted(set(starts.tolist())):
+        here = starts == start
+        part = Inputs(at.size[here], at.blocks[here], at.concurrency[here])
+        if here.sum() < best.size:
+            raise LabError(f"start {start!r} has fewer measurements than {model.name} has parameters")
+        rows.append(_solve(model, part, seconds[here]))
+    values = np.array(rows)
+    count = values.shape[0]
+    half = float(stats.t.ppf(0.5 + level / 2, count - 1)) * values.std(axis=0, ddof=1) / np.sqrt(count)
+    centre = values.mean(axis=0)
+    return tuple(
+        Parameter(name, float(c), max(0.0, float(c - h)), float(c + h), bool(c > h or c > 0))
+        for name, c, h in zip(model.parameters, centre, half, strict=True)
+    )
+
+
+def _aicc(residual: Floats, size: int) -> float | None:
+    count, free = residual.size, size + 1  # the scatter is estimated too
+    if count - free - 1 < 1:
+        return None
+    mean = max(float(np.mean(residual**2)), LEAST_SCALE**2)
+    return float(count * np.log(mean) + 2 * free + 2 * free * (free + 1) / (count - free - 1))
+
+
+def _left_out(model: Model, at: Inputs, seconds: Floats) -> float | None:
+    """Fit without each size (bytes, blocks and concurrency together) and predict it."""
+    cells = np.unique(np.column_stack([at.size, at.blocks, at.concurrency]), axis=0)
+    if cells.shape[0] < max(3, len(model.parameters) + 1):
+        return None
+    errors = []
+    for size, blocks, concurrency in cells:
+        out = (at.size == size) & (at.blocks == blocks) & (at.concurrency == concurrency)
+        kept = Inputs(at.size[~out], at.blocks[~out], at.concurrency[~out])
+        values = _solve(model, kept, seconds[~out])
+        miss = _residual(
+            model, values, Inputs(at.size[out], at.blocks[out], at.concurrency[out]), seconds[out]
+        )
+        errors.append(float(np.mean(miss**2)))
+    return float(np.sqrt(np.mean(errors)))
