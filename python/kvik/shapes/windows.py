@@ -31,6 +31,8 @@ def layer_windows(source: ConfigSource) -> tuple[int | None, ...]:
     window = text.find("sliding_window")
     if not window or window >= context_of(text):
         return (None,) * layers
+    if text.text("model_type") == "cohere2":  # its token sees `sliding_window` tokens beside itself
+        window += 1
     return tuple(window if kind == WINDOWED else None for kind in _kinds(text, layers))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 
 from kvik.lab.errors import LabError
@@ -256,10 +257,11 @@ def _brackets(first: Curve, second: Curve, measured: tuple[float, float]) -> tup
 
 
 def _region(first: Curve, second: Curve, domain: tuple[float, float], level: float) -> Region:
-    inner = np.concatenate([first.knots, second.knots])
+    # The estimates belong to the set, which may be narrower than the grid.
+    inner = np.concatenate([first.knots, second.knots, roots(first, second, domain)])
     grid = np.unique(np.concatenate([np.geomspace(*domain, GRID), inner]))
     grid = grid[(grid >= domain[0]) & (grid <= domain[1])]
-    held = _slack(first, second, grid, level) >= 0
+    held = plausible(first, second, grid, level)
     edges = np.flatnonzero(held[1:] != held[:-1])
     ends = [_refine(first, second, float(grid[at]), float(grid[at + 1]), level) for at in edges]
     starts = ([None] if held[0] else []) + [end for end, at in zip(ends, edges, strict=True) if held[at + 1]]
@@ -276,6 +278,11 @@ def _region(first: Curve, second: Curve, domain: tuple[float, float], level: flo
     return AboveOnly(lo) if hi is None else Bounded(lo, hi)
 
 
+def plausible(first: Curve, second: Curve, size: Floats, level: float = 0.95) -> npt.NDArray[np.bool_]:
+    """Whether each size is in the set of crossovers: the interval for the difference there holds zero."""
+    return np.asarray(_slack(first, second, size, level) >= 0)
+
+
 def _slack(first: Curve, second: Curve, size: Floats, level: float) -> Floats:
     """Not negative where the interval for the difference holds zero."""
     mean, error, freedom = difference(first, second, size)
@@ -286,7 +293,7 @@ def _refine(first: Curve, second: Curve, lo: float, hi: float, level: float) -> 
     """The size between two of the grid at which the interval begins or ends to hold zero."""
     for _ in range(2):
         grid = np.linspace(lo, hi, 65)
-        held = _slack(first, second, grid, level) >= 0
+        held = plausible(first, second, grid, level)
         at = int(np.argmax(held != held[0]))
         lo, hi = float(grid[max(at - 1, 0)]), float(grid[at])
     return (lo + hi) / 2

@@ -102,7 +102,7 @@ def curve(data: Measured, method: Method) -> Curve:
     notes: list[str] = []
     misfit: float | None = None
     parts: tuple[Part, ...] = ()
-    if isinstance(data, Samples) and data.start is not None and len(set(data.start.tolist())) > 1:
+    if isinstance(data, Samples) and data.start is not None and np.unique(data.start).size > 1:
         means = _start_means(data, table.size)
         freedom = means.shape[0] - 1
         coefficients = projection @ means.mean(axis=0)
@@ -119,6 +119,7 @@ def curve(data: Measured, method: Method) -> Curve:
         notes.append(_independence(data))
     else:
         parts, note = _pooled(data, table, projection)
+        misfit = _misfit_pooled(data, table, coefficients) if method == "line" else None
         notes.append(note)
     return Curve(
         data.name, data.unit, method, table.size, coefficients, parts, misfit, tuple(filter(None, notes))
@@ -132,7 +133,9 @@ def _independence(data: Measured) -> str:
 
 
 def _own_variances(table: Summary) -> bool:
-    return table.freedom is not None and bool((table.freedom >= FEWEST_REPEATS - 1).all())
+    if table.freedom is None or table.error is None:
+        return False
+    return bool((table.freedom >= FEWEST_REPEATS - 1).all() and (table.error > 0).all())
 
 
 def _line_projection(table: Summary) -> Floats:
@@ -153,19 +156,16 @@ def _start_means(data: Samples, sizes: Floats) -> Floats:
     starts = data.start
     if starts is None:
         raise LabError(f"{data.name}: no starts are given")
-    rows = []
-    for start in sorted(set(starts.tolist())):
-        row = []
-        for size in sizes:
-            here = data.seconds[(starts == start) & (data.size == size)]
-            if here.size == 0:
-                raise LabError(
-                    f"{data.name}: start {start!r} has no measurement of {size:g} {data.unit}; every start "
-                    "has to measure every size, so leave out that start or that size"
-                )
-            row.append(here.mean())
-        rows.append(row)
-    return np.array(rows)
+    names, which = np.unique(starts, return_inverse=True)
+    cell = which * sizes.size + np.searchsorted(sizes, data.size)
+    count = np.bincount(cell, minlength=names.size * sizes.size).reshape(names.size, sizes.size)
+    if (count == 0).any():
+        start, size = np.argwhere(count == 0)[0]
+        raise LabError(
+            f"{data.name}: start {str(names[start])!r} has no measurement of {sizes[size]:g} {data.unit}; "
+            "every start has to measure every size, so leave out that start or that size"
+        )
+    return np.asarray(np.bincount(cell, data.seconds).reshape(count.shape) / count)
 
 
 def _pooled(data: Measured, table: Summary, projection: Floats) -> tuple[tuple[Part, ...], str]:
@@ -190,6 +190,8 @@ def _pooled(data: Measured, table: Summary, projection: Floats) -> tuple[tuple[P
         if freedom < 1:
             return (), f"{data.name}: as many coefficients as measurements, so nothing is known of the error"
         relative = float(np.sum((data.seconds / fitted - 1) ** 2) / freedom)
+    if not relative > 0 or (table.error is not None and not table.error.any()):
+        return (), f"{data.name}: repeats are equal to the last digit, which says nothing of their error"
     covariance = (projection * (relative * table.seconds**2 / count)) @ projection.T
     note = f"{data.name}: few repeats of each size, so all sizes share one relative spread"
     return (Part(covariance, freedom),), note
@@ -212,6 +214,22 @@ def _misfit(table: Summary) -> float | None:
     residual = target - design @ best
     freedom = float(min(table.freedom.sum(), 1e9))
     return float(special.fdtrc(spare, freedom, float(residual @ residual) / spare))
+
+
+def _misfit_pooled(data: Measured, table: Summary, line: Floats) -> float | None:
+    """The classical test of lack of fit against the repeats' own spread, relative to the line."""
+    if not isinstance(data, Samples):
+        return None
+    spare, freedom = table.size.size - 2, data.size.size - table.size.size
+    if spare < 1 or freedom < 1:
+        return None
+    fitted = line[0] + line[1] * data.size
+    means = np.interp(data.size, table.size, table.seconds)
+    within = float(np.sum(((data.seconds - means) / fitted) ** 2))
+    between = float(np.sum(((means - fitted) / fitted) ** 2))
+    if not within > 0:
+        return None
+    return float(special.fdtrc(spare, freedom, between / spare / (within / freedom)))
 
 
 def _misfit_of_starts(sizes: Floats, means: Floats) -> float | None:

@@ -125,7 +125,7 @@ def rank(data: Samples | Summary, queue: float | None = None) -> tuple[Fit, ...]
 
 def resolve(model: Model, at: Inputs, seconds: Floats, near: Floats) -> Floats:
     """Refit to other times, beginning near known values; for resampling."""
-    return _solve(model, at, seconds, near=near)
+    return _solve(model, at, seconds, near)
 
 
 def _residual(model: Model, values: Floats, at: Inputs, seconds: Floats) -> Floats:
@@ -149,39 +149,53 @@ def _typical(model: Model, at: Inputs, seconds: Floats) -> Floats:
     return np.array([value if np.isfinite(value) and value > 0 else float(seconds.min()) for value in out])
 
 
-def _solve(
-    model: Model,
-    at: Inputs,
-    seconds: Floats,
-    fixed: tuple[int, float] | None = None,
-    near: Floats | None = None,
-) -> Floats:
+def _solve(model: Model, at: Inputs, seconds: Floats, near: Floats | None = None) -> Floats:
     """Huber's fit of log residuals. A plain fit gives the scale that tells far residuals from near ones.
 
-    fixed: a parameter's index and the value that it is held at. near: begin here only.
+    near: begin here only.
     """
     typical = _typical(model, at, seconds)
     size = len(model.parameters)
-    free = [index for index in range(size) if fixed is None or index != fixed[0]]
+
+    def residual(scaled: Floats) -> Floats:
+        return _residual(model, scaled * typical, at, seconds)
+
+    begins = [np.full(size, 0.9), np.full(size, 0.5), *(0.95 * np.eye(size) + 0.05)]
+    if near is not None:
+        begins = [np.maximum(near / typical, 1e-9)]
+    plain = min((_least(residual, begin, None) for begin in begins), key=lambda found: float(found.cost))
+    return np.asarray(_least(residual, plain.x, HUBER * _scale(plain.fun)).x * typical)
+
+
+def _scale(residual: Floats) -> float:
+    return max(1.4826 * float(np.median(np.abs(residual))), LEAST_SCALE)
+
+
+def _held(
+    model: Model, at: Inputs, seconds: Floats, index: int, value: float, best: Floats, scale: float
+) -> Floats:
+    """The other parameters refitted with one held at a value, by the loss of the whole fit."""
+    typical = _typical(model, at, seconds)
+    free = np.arange(best.size) != index
 
     def whole(scaled: Floats) -> Floats:
-        values = np.empty(size)
+        values = np.empty(best.size)
         values[free] = scaled * typical[free]
-        if fixed is not None:
-            values[fixed[0]] = fixed[1]
+        values[index] = value
         return values
 
     def residual(scaled: Floats) -> Floats:
         return _residual(model, whole(scaled), at, seconds)
 
-    if not free:
+    if not free.any():
         return whole(np.array([]))
-    begins = [np.full(len(free), 0.9), np.full(len(free), 0.5), *(0.95 * np.eye(len(free)) + 0.05)]
-    if near is not None:
-        begins = [np.maximum(near[free] / typical[free], 1e-9)]
-    plain = min((_least(residual, begin, None) for begin in begins), key=lambda found: float(found.cost))
-    scale = max(1.4826 * float(np.median(np.abs(plain.fun))), LEAST_SCALE)
-    return whole(np.asarray(_least(residual, plain.x, HUBER * scale).x))
+    begins = [best[free] / typical[free], np.full(int(free.sum()), 0.5)]
+    if begins[0].size == 1:  # one valley: no second begin
+        begins.pop()
+    found = min(
+        (_least(residual, begin, HUBER * scale) for begin in begins), key=lambda item: float(item.cost)
+    )
+    return whole(found.x)
 
 
 def _least(residual: Any, begin: Floats, huber: float | None) -> Any:
@@ -212,13 +226,13 @@ def _profiles(model: Model, at: Inputs, seconds: Floats, best: Floats, level: fl
     """
     residual = _residual(model, best, at, seconds)
     freedom = seconds.size - best.size
-    scale = max(1.4826 * float(np.median(np.abs(residual))), LEAST_SCALE)
+    scale = _scale(residual)
     floor = max(_deviance(residual, scale), seconds.size * LEAST_SCALE**2)
     bound = floor * (1 + float(stats.f.ppf(level, 1, freedom)) / freedom)
     typical = _typical(model, at, seconds)
 
     def excess(index: int, value: float) -> float:
-        found = _solve(model, at, seconds, (index, value), best)
+        found = _held(model, at, seconds, index, value, best, scale)
         return _deviance(_residual(model, found, at, seconds), scale) - bound
 
     out = []
@@ -234,16 +248,11 @@ def _profiles(model: Model, at: Inputs, seconds: Floats, best: Floats, level: fl
 
 
 def _edge(excess: Any, index: int, inside: float, outside: float) -> float:
-    """Where the excess changes sign, to 0.1 % of the way."""
-    for _ in range(14):
-        middle = (inside + outside) / 2
-        if excess(index, middle) <= 0:
-            inside = middle
-        else:
-            outside = middle
-        if abs(outside - inside) <= 1e-3 * abs(outside):
-            break
-    return (inside + outside) / 2
+    """Where the excess changes sign, to 0.1 % of the way there."""
+    found = optimize.brentq(
+        lambda value: excess(index, value), inside, outside, xtol=1e-3 * abs(outside - inside), maxiter=60
+    )
+    return float(found)
 
 
 def _of_starts(
