@@ -110,6 +110,13 @@ def test_sizes_beyond_the_measured_ones_are_flagged_or_left_without_an_answer() 
     assert "No answer for the whole workload" in text
 
 
+@pytest.mark.usefixtures("files")
+def test_a_link_that_was_faster_than_its_hardware_is_named() -> None:
+    text = run(*ADVISE, "--links", "tcp=tcp.csv,line=20Gbit,efa=efa.csv,line=100Gbit")
+    assert "tcp: 16.8 MB took less than the line rate" in text
+    assert "efa: 16" not in text
+
+
 def test_a_link_that_cannot_carry_the_workload_is_named() -> None:
     text = run(*ADVISE, "--links", "slow=1Gbit@1ms,fast=400Gbit@1ms", "--rps", "3")
     assert "slow cannot carry this workload" in text

@@ -14,6 +14,7 @@ from kvik.lab.physics.curve import Curve, Method
 from kvik.lab.physics.data import Floats
 from kvik.lab.physics.kv import ModelKv, kv_size
 from kvik.lab.physics.links import Link
+from kvik.lab.physics.units import format_bytes
 from kvik.lab.physics.workload import Workload
 
 MOST_TOKENS = 1 << 30
@@ -115,6 +116,7 @@ def advise(
         crossing_in_tokens(found, lambda size: tokens_of(model, size, setting)) for found in crossings
     )
     notes = list(dict.fromkeys(note for found in crossings for note in found.notes))
+    notes += [note for link in links if (note := _impossible(link)) is not None]
     partial = Advice(
         model.shape.name,
         model.bytes_per_token(),
@@ -228,6 +230,20 @@ def _cross(first: Link, second: Link, sizes: Floats, level: float) -> Crossover:
     lo, hi = float(sizes.min()), float(sizes.max())
     within = (lo, hi) if lo < hi and method == "line" else None
     return crossover_of_curves(first.curve, second.curve, method=method, level=level, within=within)
+
+
+def _impossible(link: Link) -> str | None:
+    """Whether a link was measured to be faster than its hardware is."""
+    if link.line is None or not link.measured:
+        return None
+    knots = link.curve.knots
+    below = knots[link.curve.mean(knots) < knots / link.line.bytes_per_second]
+    if below.size == 0:
+        return None
+    return (
+        f"{link.name}: {format_bytes(float(below[0]))} took less than the line rate of {link.line} allows; "
+        "they did not all move, or the line rate is another"
+    )
 
 
 def _cost(link: Link, workload: Workload, sizes: Floats) -> Cost:

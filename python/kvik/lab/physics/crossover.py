@@ -194,6 +194,9 @@ def crossover_of_curves(
     known = bool(first.parts or second.parts)
     if known and not (first.parts and second.parts):
         notes.append("the error of only one of the two is known; the interval leaves out the other's")
+    region = _region(first, second, domain, level) if known else _brackets(first, second, measured)
+    if method == "line" and known and not _within(region, measured):
+        notes.append("the set reaches beyond the measured sizes: there the lines are continued, not measured")
     none, throughout = _no_crossing(first, second, ends, draws, seed) if known else (None, None)
     return Crossover(
         names=(first.name, second.name),
@@ -201,7 +204,7 @@ def crossover_of_curves(
         method=method,
         level=level,
         estimates=roots(first, second, domain),
-        region=_region(first, second, domain, level) if known else _brackets(first, second, measured),
+        region=region,
         range=(float(ends[0]), float(ends[1])),
         none_in_range=none,
         faster_throughout=throughout,
@@ -254,6 +257,10 @@ def _brackets(first: Curve, second: Curve, measured: tuple[float, float]) -> tup
         right = int(np.clip(np.searchsorted(both, root, side="left"), 1, both.size - 1))
         out.append(Bracket(float(both[right - 1]), float(both[right])))
     return tuple(out)
+
+
+def _within(region: Region | tuple[Bracket, ...], measured: tuple[float, float]) -> bool:
+    return isinstance(region, Bounded) and measured[0] <= region.lo and region.hi <= measured[1]
 
 
 def _region(first: Curve, second: Curve, domain: tuple[float, float], level: float) -> Region:

@@ -64,8 +64,9 @@ def fit(data: Samples | Summary, model: Model, *, level: float = 0.95, score: bo
     at, seconds = inputs(data), data.seconds
     count, size = seconds.size, len(model.parameters)
     for need in model.needs:
-        if getattr(data, need, None) is None and not (need == "blocks" and data.unit == "tokens"):
-            raise LabError(f"{data.name}: the model {model.name} needs a column {need}")
+        column = "blocks" if need == "block_size" else need
+        if getattr(data, column, None) is None and not (need == "blocks" and data.unit == "tokens"):
+            raise LabError(f"{data.name}: the model {model.name} needs a column {column}")
     if count < size:
         raise LabError(f"{data.name}: {count} measurements cannot give the {size} parameters of {model.name}")
     best = _solve(model, at, seconds)

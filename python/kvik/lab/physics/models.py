@@ -29,7 +29,7 @@ class Inputs:
 class Model:
     """A model: its parameters' names with units, and the seconds that it predicts.
 
-    needs: columns that it is no different from a simpler one without. formula, source: for people.
+    needs: what must vary in the data, or it is no different from a simpler one. formula, source: for people.
     """
 
     name: str
@@ -102,7 +102,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
                 "batched",
                 ("startup_seconds", "seconds_per_block", "seconds_per_byte"),
                 _batched,
-                ("blocks",),
+                ("block_size",),
                 "t = a + max(n * c, B * g)",
                 "a startup, and the roofline of Williams et al., CACM 52:65, 2009",
             ),
@@ -110,7 +110,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
                 "op-rate",
                 ("seconds_per_block", "seconds_per_byte"),
                 _op_rate,
-                ("blocks",),
+                ("block_size",),
                 "rate = min(R * block size, BW)",
                 "the roofline of Williams et al., CACM 52:65, 2009, of operations and bytes",
             ),
@@ -141,14 +141,16 @@ def inputs(data: Samples | Summary) -> Inputs:
 
 
 def applicable(data: Samples | Summary, queue: float | None = None) -> tuple[Model, ...]:
-    """The models whose columns the data have, with more than one value in them."""
+    """The models that the data can tell from a simpler one: their columns are there, and vary."""
+    if data.unit == "tokens":
+        return (MODELS["linear"],)
     have = inputs(data)
+    with_blocks = isinstance(data, Samples) and data.blocks is not None
     varies = {
-        "blocks": np.unique(have.blocks).size > 1 or np.unique(have.size / have.blocks).size > 1,
+        "blocks": with_blocks and np.unique(have.blocks).size > 1,
+        "block_size": with_blocks and np.unique(have.size / have.blocks).size > 1,
         "concurrency": np.unique(have.concurrency).size > 1,
     }
-    if isinstance(data, Summary) or (data.blocks is None and data.unit != "tokens"):
-        varies["blocks"] = False
     found = [model for model in MODELS.values() if all(varies[key] for key in model.needs)]
     if queue is not None and varies["blocks"]:
         found.append(batched_queue(queue))

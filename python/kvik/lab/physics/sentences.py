@@ -30,6 +30,14 @@ def percent(level: float) -> str:
     return f"{level * 100:g} %"
 
 
+def probability(value: float, digits: int = 4) -> str:
+    """That many digits, and never a certainty. Of draws, three: there are a few thousand."""
+    least = 10.0**-digits
+    if value > 1 - least:
+        return f"over {1 - least:.{digits}f}"
+    return f"{value:.{digits}f}" if value >= least else f"under {least:.{digits}f}"
+
+
 def size_text(size: float, unit: str) -> str:
     """A size in the unit of the data."""
     return format_bytes(size) if unit == "bytes" else f"{size:,.0f} {unit}"
@@ -86,8 +94,8 @@ def crossover_sentences(found: Crossover) -> tuple[str, ...]:
         lo, hi = map(show, found.range)
         ours, theirs = found.faster_throughout
         out.append(
-            f"Probability that they do not cross from {lo} to {hi}: {found.none_in_range:.3f} "
-            f"({first} faster throughout {ours:.3f}, {second} {theirs:.3f})."
+            f"Probability that they do not cross from {lo} to {hi}: {probability(found.none_in_range, 3)} "
+            f"({first} faster throughout: {probability(ours, 3)}; {second}: {probability(theirs, 3)})."
         )
     return tuple(out)
 
@@ -109,7 +117,7 @@ def crossing_in_tokens(found: Crossover, to_tokens: Callable[[float], int | None
     if found.estimates:
         text = f"{', '.join(map(show, found.estimates))} ({percent(found.level)}: {text})"
     if found.none_in_range is not None:
-        text += f"; probability of no crossing among these prompts {found.none_in_range:.3f}"
+        text += f"; probability of no crossing among these prompts {probability(found.none_in_range, 3)}"
     return f"{first} and {second}: {text}"
 
 
@@ -169,8 +177,10 @@ def _overall(advice: Advice, gap: Gap) -> str:
     if gap.probability is None:
         return text + ", by the stated rates."
     if gap.lo is not None and gap.lo <= 0:
-        return text + f": insufficient evidence (probability that it is faster {gap.probability:.3f})."
-    return text + f" a request, with probability {gap.probability:.4f} that it is faster."
+        return (
+            text + f": insufficient evidence (probability that it is faster {probability(gap.probability)})."
+        )
+    return text + f" a request; probability that it is faster: {probability(gap.probability)}."
 
 
 def _price(advice: Advice, gap: Gap, workload: Workload) -> list[str]:

@@ -26,6 +26,7 @@ from kvik.lab.physics.fit import Fit, Parameter
 from kvik.lab.physics.knee import Knee
 from kvik.lab.physics.models import Model
 from kvik.lab.physics.predict import Prediction
+from kvik.lab.physics.sentences import probability
 from kvik.lab.physics.units import format_bytes, format_seconds
 
 WIDTH = 110
@@ -151,7 +152,7 @@ def advice_tables(out: Console, advice: Advice) -> None:
     table = grid(f"{advice.model}: time of a handover", "tokens", "KV", *names, "sure", "verdict")
     for row in advice.rows:
         times = ["-" if (t := row.seconds[name]) is None else format_seconds(t) for name in names]
-        sure = "-" if row.gap is None or row.gap.probability is None else f"{row.gap.probability:.4f}"
+        sure = "-" if row.gap is None or row.gap.probability is None else probability(row.gap.probability)
         table.add_row(f"{row.tokens:,}", format_bytes(row.bytes), *times, sure, escape(row.verdict))
     out.print(table)
     table = grid("What links cost", "link", "mean", "an hour", "a million tokens", "busy")
