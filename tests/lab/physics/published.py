@@ -8,10 +8,10 @@ from kvik.lab.physics.data import Samples
 
 KIB = 1024.0
 
-# "TransferEngine over EFA", block_size sweep on p5en: write throughput in GB/s.
+# "AWS EFA Transport for Mooncake", block_size sweep on p5en: write throughput in GB/s.
 WRITE_GB_PER_S = {64: 97.11, 128: 190.82, 256: 324.90, 512: 357.62, 1024: 352.59, 2048: 366.87}
 
-# "Transfer Engine batch submission and LLM Datadist": TE's latency in ms, by KiB a block and blocks.
+# "Transfer Engine Batch下发优化及LLM Datadist性能比对": TE's latency in ms, by KiB a block and blocks.
 TE_CROSS_NODE = {
     (16, 20): 0.195,
     (16, 200): 1.112,
@@ -29,7 +29,7 @@ TE_CROSS_RING = {
     (128, 2000): 39.53,
 }
 
-# "remote KV cache", test_long_prefill: requests a second by output tokens, Qwen2.5-7B, 10,240 prompt tokens.
+# An article on a three-tier KV cache (GPU, CPU, remote), benchmark test_long_prefill: requests a second by output tokens, Qwen2.5-7B, 10,240 prompt tokens.
 OUTPUT_TOKENS = (2, 4, 8, 16, 32, 64, 128)
 LONG_PREFILL = {
     "compute": (0.88, 0.88, 0.86, 0.81, 0.72, 0.59, 0.43),

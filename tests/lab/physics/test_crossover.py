@@ -21,7 +21,7 @@ from kvik.lab.physics.sentences import crossover_sentences
 from tests.lab.physics.simulate import Transport, line
 
 SIZES = np.array([1e6, 3e6, 1e7, 3e7, 1e8])
-# "EFA vs TCP: KV-Cache transfer on g5.12xlarge": phase 13, means of the time to the first token in ms.
+# "EFA vs TCP: KV-Cache 転送性能の徹底比較": phase 13, means of the time to the first token in ms.
 PHASE_13 = {1000: (668.33, 679.33), 2048: (1717.07, 1646.16), 3800: (3161.41, 3058.02)}
 
 
