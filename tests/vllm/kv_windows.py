@@ -63,7 +63,7 @@ def _layer(name: str, spec: Any, tokens: list[int]) -> dict[str, Any]:
     state = SimpleNamespace(sliding_window=window, extra_retained_tokens=0)
     kept = []
     for count in tokens:
-        skipped = manager.get_num_skipped_tokens(state, count)  # type: ignore[arg-type]
+        skipped = manager.get_num_skipped_tokens(state, count)
         kept.append(-(-count // spec.block_size) - skipped // spec.block_size)
     return {
         "index": next(part for part in name.split(".") if part.isdigit()),

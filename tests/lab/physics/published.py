@@ -29,8 +29,8 @@ TE_CROSS_RING = {
     (128, 2000): 39.53,
 }
 
-# An article on a KV cache of three tiers (GPU, CPU, remote), its benchmark test_long_prefill: requests a second
-# by output tokens, Qwen2.5-7B, 10,240 prompt tokens.
+# An article on a KV cache of three tiers (GPU, CPU, remote), its benchmark test_long_prefill: requests a
+# second by output tokens, Qwen2.5-7B, 10,240 prompt tokens.
 OUTPUT_TOKENS = (2, 4, 8, 16, 32, 64, 128)
 LONG_PREFILL = {
     "compute": (0.88, 0.88, 0.86, 0.81, 0.72, 0.59, 0.43),

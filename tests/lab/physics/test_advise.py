@@ -62,10 +62,8 @@ def test_advice_is_the_true_one_where_the_evidence_is_clear() -> None:
     assert region["kind"] == "Bounded"
     assert region["lo"] < CROSSING < region["hi"]
     assert found["crossings"][0]["none_in_range"] < 0.01
-    truth = sum(
-        share * (TCP(size) - EFA(size))
-        for share, size in zip((0.25, 0.5, 0.25), (512 * 57_344, 4000 * 57_344, 12_000 * 57_344), strict=True)
-    )
+    sizes = np.array([512.0, 4000, 12_000]) * 57_344
+    truth = float(np.array([0.25, 0.5, 0.25]) @ (TCP(sizes) - EFA(sizes)))
     gap = found["overall"]
     assert gap["faster"] == "efa"
     assert gap["lo"] < truth < gap["hi"]

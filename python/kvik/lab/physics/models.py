@@ -53,7 +53,7 @@ def _batched(p: Floats, x: Inputs) -> Floats:
 
 
 def _op_rate(p: Floats, x: Inputs) -> Floats:
-    return np.maximum(x.blocks * p[0], x.size * p[1])
+    return np.asarray(np.maximum(x.blocks * p[0], x.size * p[1]))
 
 
 def _shared(p: Floats, x: Inputs) -> Floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvik.lab.errors import LabError
 from kvik.lab.physics.crossover import AboveOnly, BelowOnly, Bounded, Everywhere
@@ -52,7 +53,7 @@ def bootstrap_crossover(
     return Resampled(_typed(float(lo), float(hi), sizes), float(np.mean(~_inside(found))), draws, note)
 
 
-def _inside(found: Floats) -> Floats:
+def _inside(found: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray(np.isfinite(found) & (found > 0))
 
 
