@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special
 
 from kvik.lab.errors import LabError
 from kvik.lab.physics.units import Rate, format_bytes
@@ -46,7 +46,7 @@ def implied_bandwidth(
     rate = size / gap if gap > 0 else None
     lo = hi = None
     if error is not None:
-        half = float(stats.t.ppf(0.5 + level / 2, freedom)) * error
+        half = float(special.stdtrit(min(freedom, 1e9), 0.5 + level / 2)) * error
         lo = size / (gap + half) if gap + half > 0 else None
         hi = size / (gap - half) if gap - half > 0 else None
     share = rate / line.bytes_per_second if rate is not None and line is not None else None

@@ -49,8 +49,8 @@ def _level(value: float) -> float:
 
 
 @click.command("crossover")
-@click.argument("first", type=click.Path(exists=True, dir_okay=False))
-@click.argument("second", type=click.Path(exists=True, dir_okay=False))
+@click.argument("first", type=click.Path())
+@click.argument("second", type=click.Path())
 @click.option(
     "--method", type=click.Choice(["auto", "line", "interpolate"]), default="auto", show_default=True
 )
@@ -88,7 +88,7 @@ def crossover_command(
 
 
 @click.command("fit")
-@click.argument("data", type=click.Path(exists=True, dir_okay=False))
+@click.argument("data", type=click.Path())
 @click.option("--model", type=click.Choice([*MODELS, "batched-queue"]), help="Fit only this one.")
 @click.option("--queue", type=float, metavar="N", help="Also a penalty beyond a send queue of N blocks.")
 @click.option(
@@ -189,7 +189,7 @@ def _wanted(text: str | None, data: Samples | Summary) -> tuple[tuple[str, ...],
 @click.option(
     "--prompts", metavar="N[:SHARE],...", help="Prompt lengths in tokens, with shares of the requests."
 )
-@click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="A trace instead of --prompts.")
+@click.option("--trace", type=click.Path(), help="A trace instead of --prompts.")
 @click.option(
     "--output", "output_tokens", type=click.FloatRange(min=0), default=0.0, help="Output tokens a request."
 )

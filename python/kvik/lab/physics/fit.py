@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from kvik.lab.errors import LabError
 from kvik.lab.physics.data import Floats, Samples, Summary
@@ -229,7 +229,7 @@ def _profiles(model: Model, at: Inputs, seconds: Floats, best: Floats, level: fl
     freedom = seconds.size - best.size
     scale = _scale(residual)
     floor = max(_deviance(residual, scale), seconds.size * LEAST_SCALE**2)
-    bound = floor * (1 + float(stats.f.ppf(level, 1, freedom)) / freedom)
+    bound = floor * (1 + float(special.fdtri(1, freedom, level)) / freedom)
     typical = _typical(model, at, seconds)
 
     def excess(index: int, value: float) -> float:
@@ -269,7 +269,7 @@ def _of_starts(
         rows.append(_solve(model, part, seconds[here]))
     values = np.array(rows)
     count = values.shape[0]
-    half = float(stats.t.ppf(0.5 + level / 2, count - 1)) * values.std(axis=0, ddof=1) / np.sqrt(count)
+    half = float(special.stdtrit(count - 1, 0.5 + level / 2)) * values.std(axis=0, ddof=1) / np.sqrt(count)
     centre = values.mean(axis=0)
     return tuple(
         Parameter(name, float(c), max(0.0, float(c - h)), float(c + h), bool(c > h or c > 0))

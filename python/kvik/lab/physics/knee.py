@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from kvik.lab.errors import LabError
 from kvik.lab.physics.data import Floats
@@ -51,7 +51,9 @@ def find_knee(x: Floats, seconds: Floats, *, level: float = 0.95, next_count: in
     straight = _straight(x, seconds)
     freedom = x.size - 4
     floor = max(float(loss[at]), x.size * 1e-12)
-    inside = loss <= floor * (1 + (float(stats.f.ppf(level, 1, freedom)) / freedom if freedom > 0 else 1e-6))
+    inside = loss <= floor * (
+        1 + (float(special.fdtri(1, freedom, level)) / freedom if freedom > 0 else 1e-6)
+    )
     held = candidates[inside]
     # A bend seen from outside of a gap cannot be placed within it, whatever the lines' intersection says.
     lo = min(float(held[0]), float(levels[max(int(np.searchsorted(levels, candidates[at])) - 1, 0)]))
@@ -61,7 +63,7 @@ def find_knee(x: Floats, seconds: Floats, *, level: float = 0.95, next_count: in
     p = None
     if freedom > 0:
         gain = max(straight - floor, 0.0) / 2 / (floor / freedom)
-        p = float(stats.f.sf(gain, 2, freedom))
+        p = float(special.fdtrc(2, freedom, gain))
     first, more = shapes[at]
     found = p is not None and p < SURE and more > 0
     return Knee(
