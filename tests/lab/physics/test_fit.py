@@ -130,7 +130,7 @@ def test_one_outlier_in_ten_moves_no_parameter_far() -> None:
 
 
 def test_profile_intervals_cover_as_often_as_they_say() -> None:
-    runs = 1000 if FULL else 20
+    runs = 1000 if FULL else 60
     truths = {"startup_seconds": 50e-6, "seconds_per_byte": 1 / 5e9}
     hits = 0
     size = np.repeat([1e5, 1e6, 1e7], 4)

@@ -10,6 +10,7 @@ from scipy import optimize, special
 
 from kvik.lab.errors import LabError
 from kvik.lab.physics.data import Floats, Samples, Summary
+from kvik.lab.physics.least import huber_loss, least
 from kvik.lab.physics.models import Inputs, Model, applicable, inputs
 
 HUBER = 1.345  # of the residuals' scale: 95 % efficient where errors are normal (Huber, 1964)
@@ -164,8 +165,8 @@ def _solve(model: Model, at: Inputs, seconds: Floats, near: Floats | None = None
     begins = [np.full(size, 0.9), np.full(size, 0.5), *(0.95 * np.eye(size) + 0.05)]
     if near is not None:
         begins = [np.maximum(near / typical, 1e-9)]
-    plain = min((_least(residual, begin, None) for begin in begins), key=lambda found: float(found.cost))
-    return np.asarray(_least(residual, plain.x, HUBER * _scale(plain.fun)).x * typical)
+    plain = min((least(residual, begin) for begin in begins), key=lambda found: found.loss)
+    return least(residual, plain.x, HUBER * _scale(plain.residual)).x * typical
 
 
 def _scale(residual: Floats) -> float:
@@ -193,30 +194,13 @@ def _held(
     begins = [best[free] / typical[free], np.full(int(free.sum()), 0.5)]
     if begins[0].size == 1:  # one valley: no second begin
         begins.pop()
-    found = min(
-        (_least(residual, begin, HUBER * scale) for begin in begins), key=lambda item: float(item.cost)
-    )
+    found = min((least(residual, begin, HUBER * scale) for begin in begins), key=lambda end: end.loss)
     return whole(found.x)
-
-
-def _least(residual: Any, begin: Floats, huber: float | None) -> Any:
-    options: dict[str, Any] = {} if huber is None else {"loss": "huber", "f_scale": huber}
-    return optimize.least_squares(
-        residual,
-        np.maximum(begin, 1e-12),
-        bounds=(0, np.inf),
-        xtol=1e-10,
-        ftol=1e-10,
-        max_nfev=200,
-        **options,
-    )
 
 
 def _deviance(residual: Floats, scale: float) -> float:
     """Huber's loss in units of squares: residuals within HUBER scales count by their square."""
-    size = np.abs(residual)
-    bend = HUBER * scale
-    return float(np.sum(np.where(size <= bend, size**2, 2 * bend * size - bend**2)))
+    return 2 * huber_loss(residual, HUBER * scale)
 
 
 def _profiles(model: Model, at: Inputs, seconds: Floats, best: Floats, level: float) -> tuple[Parameter, ...]:
