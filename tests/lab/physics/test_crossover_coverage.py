@@ -14,7 +14,7 @@ from kvik.lab.physics.curve import curve
 from kvik.lab.physics.data import Samples
 from tests.lab.physics.simulate import FULL, Floats, Transport, line
 
-RUNS = 20_000 if FULL else 1_000
+RUNS = 10_000 if FULL else 1_000
 SIZES = np.array([1e6, 3e6, 1e7, 3e7, 1e8])
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 from kvik.lab.errors import LabError
 from kvik.lab.physics.data import Samples, parse_measured
 from kvik.lab.physics.fit import Fit, Parameter, fit, rank
 from kvik.lab.physics.knee import find_knee
-from kvik.lab.physics.models import MODELS, Inputs, batched_queue
+from kvik.lab.physics.least import least
+from kvik.lab.physics.models import MODELS, Inputs, batched_queue, inputs
 from kvik.lab.physics.predict import predict
 from tests.lab.physics.published import (
     KIB,
@@ -19,7 +21,7 @@ from tests.lab.physics.published import (
     block_sweep,
     long_prefill,
 )
-from tests.lab.physics.simulate import FULL
+from tests.lab.physics.simulate import FULL, Floats
 
 
 def named(fitted: Fit, name: str) -> Parameter:
@@ -227,3 +229,23 @@ def test_data_that_cannot_carry_a_model_are_refused_by_name() -> None:
         find_knee(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     with pytest.raises(LabError, match="queue depth"):
         batched_queue(0)
+
+
+@pytest.mark.parametrize(("seed", "name"), [(1, "batched"), (2, "op-rate"), (3, "hockney")])
+def test_the_solver_ends_where_a_general_one_does(seed: int, name: str) -> None:
+    """Beside scipy's trust region, for squares and for Huber's loss, at bounds and inside."""
+    data, model = simulated(seed, outliers=2), MODELS[name]
+    at = inputs(data)
+    scale = {"startup_seconds": 1e-4, "seconds_per_block": 1e-5, "seconds_per_byte": 1e-10}
+    unit = np.array([scale[parameter] for parameter in model.parameters])
+
+    def residual(x: Floats) -> Floats:
+        return np.asarray(np.log(model.predict(x * unit, at)) - np.log(data.seconds))
+
+    begin = np.full(unit.size, 0.5)
+    squares = optimize.least_squares(residual, begin, bounds=(0, np.inf), xtol=1e-10)
+    robust = optimize.least_squares(
+        residual, begin, bounds=(0, np.inf), xtol=1e-10, loss="huber", f_scale=0.04
+    )
+    assert least(residual, begin).loss == pytest.approx(float(squares.cost), rel=1e-4)
+    assert least(residual, begin, 0.04).loss == pytest.approx(float(robust.cost), rel=1e-4)
