@@ -35,7 +35,7 @@ _unexpected: list[str] = []
 
 # What the build and the tests themselves set. Any other variable of kvik, and a configuration file, would
 # change the engines under test.
-_OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|SCHEDULES|SEED|SITE|SKIPS_FILE|UV|LAB_FULL)")
+_OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|LAB_FULL|SCHEDULES|SEED|SITE|SKIPS_FILE|UV)")
 for _name in [name for name in os.environ if name.startswith("KVIK_")]:
     if not _OWN_VARIABLES.fullmatch(_name):
         del os.environ[_name]

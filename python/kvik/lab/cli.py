@@ -9,8 +9,13 @@ import click
 from kvik.cli import Entry
 
 SUBCOMMANDS: dict[str, Entry] = {
+    "advise": Entry("kvik.lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
     "check": Entry("kvik.lab.study.cli", "check", "Check a study file, and say what it comes to."),
     "compare": Entry("kvik.lab.infer.cli", "compare_command", "Compare two configurations' measurements."),
+    "crossover": Entry(
+        "kvik.lab.physics.cli", "crossover_command", "Find where two transports take as long."
+    ),
+    "fit": Entry("kvik.lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
     "pilot": Entry("kvik.lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik.lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
     "schema": Entry("kvik.lab.study.cli", "schema", "Print the JSON schema of study files."),

@@ -37,7 +37,7 @@ CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
 MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
 _WHOLE = ("full_attention", "attention")
-_BOUNDED = ("sliding_attention", "chunked_attention")
+BOUNDED = ("sliding_attention", "chunked_attention")
 # Keys that have a true value only where layers are not alike, and what that means.
 _UNEVEN = {
     "index_topk": "a sparse-attention indexer keeps a cache of its own",
@@ -67,11 +67,10 @@ def shape_from_config(
     whole_context: bool = False,
 ) -> ModelShape:
     """See `ModelShape.from_config`."""
-    root = read(source)
-    text = text_section(root)
+    root, text = text_sections(source)
     layers = text.need(*LAYERS)
-    context = max_context if max_context is not None else _context(text)
-    _check_alike(text, layers)
+    context = max_context if max_context is not None else context_of(text)
+    check_alike(text, layers)
     if not whole_context:
         _check_whole_context(text, layers, context)
     heads = text.need(*HEADS)
@@ -88,11 +87,18 @@ def shape_from_config(
         "max_context": context,
         "parameters": counted.total if counted else None,
         "active_parameters": counted.active if counted else None,
+        "output_parameters": counted.output if counted else 0,
     }
     try:
         return ModelShape(name=name or _name(source, root), **fields)
     except ShapeError as error:
         raise ShapeError(f"{root.origin}: {error}") from error
+
+
+def text_sections(source: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Section, Section]:
+    """The whole configuration, and the part of it that is about the language model."""
+    root = read(source)
+    return root, text_section(root)
 
 
 def _name(source: Mapping[str, Any] | str | os.PathLike[str], root: Section) -> str:
@@ -102,7 +108,7 @@ def _name(source: Mapping[str, Any] | str | os.PathLike[str], root: Section) -> 
     return path.name if path.is_dir() else path.parent.name
 
 
-def _context(text: Section) -> int:
+def context_of(text: Section) -> int:
     found = [length for key in CONTEXT if (length := text.find(key)) is not None]
     if not found:
         raise ShapeError(f"{text.origin}: no {text.path}{CONTEXT[0]}; give max_context")
@@ -162,7 +168,7 @@ def _dtype(root: Section, text: Section) -> str:
     return found
 
 
-def _check_alike(text: Section, layers: int) -> None:
+def check_alike(text: Section, layers: int) -> None:
     for key, meaning in _UNEVEN.items():
         if text.values.get(key):
             raise ShapeError(
@@ -175,7 +181,7 @@ def _check_alike(text: Section, layers: int) -> None:
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise text.wrong("layer_types", f"is not a list of one kind for each of {layers} layers")
     for kind, count in Counter(map(str, kinds)).items():
-        if kind not in (*_WHOLE, *_BOUNDED):
+        if kind not in (*_WHOLE, *BOUNDED):
             raise ShapeError(
                 f"{text.origin}: {count} of {layers} layers are {kind!r} ({text.path}layer_types), which is "
                 "not known to keep KV a token. A shape describes models whose layers all do"
@@ -185,7 +191,7 @@ def _check_alike(text: Section, layers: int) -> None:
 def _check_whole_context(text: Section, layers: int, context: int) -> None:
     """Refuse layers that forget: vLLM keeps them in a KV group of their own, with pages of their own life."""
     kinds = text.values.get("layer_types")
-    bounded = sum(kind in _BOUNDED for kind in kinds) if kinds is not None else layers
+    bounded = sum(kind in BOUNDED for kind in kinds) if kinds is not None else layers
     for key in ("sliding_window", "attention_chunk_size"):
         window = text.find(key)
         idle = key == "sliding_window" and text.values.get("use_sliding_window") is False

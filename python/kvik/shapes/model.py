@@ -75,6 +75,8 @@ class ModelShape:
     max_context: tokens that a request may have.
     parameters, active_parameters: how many the model has, and how many one token is multiplied with (fewer
         for a mixture of experts; all by default). None: not known.
+    output_parameters: of the active ones, those of the output matrix, which a prefill needs for its last
+        token only; 0 where they are not known apart.
 
     Raises `ShapeError` for numbers that no model can have.
     """
@@ -91,6 +93,7 @@ class ModelShape:
     max_context: int = 32_768
     parameters: int | None = None
     active_parameters: int | None = None
+    output_parameters: int = 0
 
     def __post_init__(self) -> None:
         if self.attention not in ("gqa", "mla"):
@@ -104,6 +107,7 @@ class ModelShape:
         if self.value_size is None:
             object.__setattr__(self, "value_size", 0 if self.attention == "mla" else self.head_size)
         self._check_count("value_size", 0)
+        self._check_count("output_parameters", 0)
         if self.active_parameters is None:
             object.__setattr__(self, "active_parameters", self.parameters)
         if self.attention == "mla" and self.kv_heads != 1:

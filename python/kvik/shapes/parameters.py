@@ -25,11 +25,13 @@ class Parameters:
     """All parameters of a model, and those that one token is multiplied with.
 
     A token uses the experts that it is routed to, and a row of the table of embeddings: the table counts as
-    active only where it is also the output matrix.
+    active only where it is also the output matrix. Of the active ones, `output` are that matrix, which a
+    prefill multiplies with its last token only.
     """
 
     total: int
     active: int
+    output: int
 
 
 def estimate(text: Section, layers: int, heads: int) -> Parameters | None:
@@ -46,7 +48,7 @@ def estimate(text: Section, layers: int, heads: int) -> Parameters | None:
     experts = text.find("n_routed_experts", "num_local_experts", "num_experts") or 0
     if not experts:
         used = table + layers * (attention + dense)
-        return Parameters(looked_up + used, used)
+        return Parameters(looked_up + used, used, table)
     expert = matrices * hidden * (text.find("moe_intermediate_size") or text.need("intermediate_size"))
     dense_layers = text.find("first_k_dense_replace") or 0
     always = (text.find("n_shared_experts") or 0) * expert + hidden * experts
@@ -55,6 +57,7 @@ def estimate(text: Section, layers: int, heads: int) -> Parameters | None:
     return Parameters(
         total=looked_up + shared + expert_layers * experts * expert,
         active=shared + expert_layers * text.need("num_experts_per_tok") * expert,
+        output=table,
     )
 
 
