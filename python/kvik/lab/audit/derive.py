@@ -125,10 +125,11 @@ def _candidates(view: View, target: Series) -> list[Found]:
     if target.count == 0:
         return []
     tried = [rule for rule in _hypotheses(view, target) if _applies(rule, target)]
-    cost = math.log(max(len(tried), 1))
+    moved = [any(series.shift for series in rule.inputs) for rule in tried]
+    plain = math.log(max(len(moved) - sum(moved), 1))
     found = []
-    for rule in tried:
-        one = assess(rule, target, view, cost)
+    for rule, away in zip(tried, moved, strict=True):
+        one = assess(rule, target, view, plain + math.log(1 + sum(moved)) / 2 if away else plain)
         if one is not None and _enough(one, target, view):
             found.append(one)
     return found
@@ -196,7 +197,7 @@ def _enough(found: Found, target: Series, view: View) -> bool:
     if found.level >= 1:
         if hits < 1 or hits < misses:
             return False
-        return found.score >= (2.0 if misses == 0 else 4.0 if hits > misses else 6.0)
+        return found.score >= (2.0 if misses == 0 else 4.0 if hits > misses else 5.0)
     if view.axis == "row" and found.rule.family.name not in ("sum", "mean"):
         return False
     if found.rule.family.name in ("maximum", "minimum", "median", "geometric mean") or target.note:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvik.lab.audit import series
+from kvik.lab.audit.claims import Scene
 from kvik.lab.audit.derive import Found, find
 from kvik.lab.audit.diagnose import diagnose
+from kvik.lab.audit.levels import level_counts
+from kvik.lab.audit.matrix import rate_checks
 from kvik.lab.audit.model import Audit, Check, Document, Place
 from kvik.lab.audit.quantity import Quantity
 from kvik.lab.audit.rules import Rule, Value, compute, evaluate, holds
 from kvik.lab.audit.series import Slot, View
+from kvik.lab.audit.text import audit_claims
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,24 @@ def audit_document(document: Document) -> Audit:
         [series.columns(document.name, i, table) for i, table in enumerate(document.tables)]
     )
     results: list[Result] = []
+    extra: list[Check] = []
     for index, table in enumerate(document.tables):
         for view in (views[index], series.rows(document.name, index, table)):
             for found in find(view):
                 results += _results(found, view)
-    return Audit(document.tables, tuple(_cells(results)))
+        extra += level_counts(document.name, index, table, views[index])
+        extra += rate_checks(table, views[index])
+    cells = _cells(results)
+    seen = {check.place for check in cells}
+    cells += [check for check in extra if check.place not in seen or _noted(check, cells)]
+    known = {(r.slot.place, r.slot.quantity.span[0]): r.value for r in results if r.holds}
+    claims = audit_claims(Scene(document, tuple(views), known))
+    return Audit(document.tables, tuple(cells) + tuple(claims))
+
+
+def _noted(check: Check, cells: list[Check]) -> bool:
+    """Whether what was recomputed at a check's place is another number of the same cell."""
+    return all(other.printed != check.printed for other in cells if other.place == check.place)
 
 
 def _results(found: Found, view: View) -> list[Result]:

@@ -75,7 +75,7 @@ _APPROX = r"~|≈|≒|∼|約|约|大约|およそ|ほぼ|about\s|around\s|appro
 _QUANTITY = re.compile(
     rf"(?P<arrow>[↓↑▲▼⬆⬇])?\s*(?P<before><=|>=|<|>|≤|≥)?\s*(?P<approx>{_APPROX})?\s*(?P<money>[$¥€])?"
     rf"(?P<sign>\+/-|[+\-±])?(?P<number>{_NUMBER})(?P<first>\s?{PATTERN})?"
-    rf"(?:\s?(?:-|~|〜|–|\bto\b)\s?(?P<upper>{_NUMBER})(?![.\d]*[A-Za-z]+-))?(?P<unit>\s?{PATTERN})?"
+    rf"(?:(?:-|\s?[~〜]\s?)(?P<upper>{_NUMBER})(?![.\d]*[A-Za-z]+-))?(?P<unit>\s?{PATTERN})?"
     r"(?P<after>\s?(?:以内|以下|以上|未満|未满)|\+(?!\d))?\s?(?P<late>[↓↑▲▼⬆⬇])?",
 )
 _CLOCK = re.compile(
