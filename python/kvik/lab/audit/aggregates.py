@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from kvik.lab.audit.claims import Scene, Sentence, claim, loose
-from kvik.lab.audit.groups import Group, ranked
+from kvik.lab.audit.groups import Group, overlap, ranked, total
 from kvik.lab.audit.model import Check
 from kvik.lab.audit.quantity import Quantity
 from kvik.lab.audit.rules import Value, holds
@@ -104,13 +104,22 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
         value = _value(group, name, printed)
         if value is not None and holds(printed, value):
             return _claim(scene, sentence, printed, group, name, value)
-    if top < 6 or len(decided) != 1 or len(sentence.found[at].digits) < 2:
+    if len(decided) != 1 or len(sentence.found[at].digits) < 2 or not _about(scene, sentence, decided[0], order):
         return None
     value = _value(decided[0], name, printed)
     if value is None:
         return None
     check = _claim(scene, sentence, printed, decided[0], name, value)
     return replace(check, diagnosis=_elsewhere(order, decided[0], printed) or check.diagnosis)
+
+
+def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:
+    """Whether the sentence names the group, or, with one table that it can be about, anything of that table."""
+    if order[0][0] >= 8:
+        return True
+    table = scene.document.tables[group.table]
+    known = " ".join((*table.header, table.heading))
+    return len({one.table for _, one in order}) == 1 and overlap(sentence.text, known) > 0
 
 
 def _elsewhere(order: list[tuple[int, Group]], meant: Group, printed: Quantity) -> str | None:
@@ -194,3 +203,33 @@ def _product(scene: Scene, sentence: Sentence, printed: Quantity, table: int) ->
         if check.holds or _FACTORIAL.search(sentence.text):
             return check
     return None
+
+
+_KINDS = (
+    ("layer", "層", "层", "レイヤー", "レイヤ"),
+    ("factor", "因子", "parameter", "パラメータ", "参数"),
+    ("model", "モデル", "模型"),
+    ("configuration", "構成", "配置", "config"),
+    ("host", "ホスト", "主机", "node", "ノード", "节点"),
+    ("pattern", "パターン"),
+    ("stage", "段階", "阶段"),
+)
+
+
+def members(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Checks of "the plan has 4 layers" against the rows of the table whose first column is of layers."""
+    for at, printed in enumerate(sentence.found):
+        if printed.unit.kind not in ("plain", "count") or printed.decimals or not printed.single or printed.signed:
+            continue
+        noun = (printed.unit.symbol + sentence.after(at)[:14]).strip().lower()
+        kind = next((kind for kind in _KINDS if any(noun.startswith(word) for word in kind)), None)
+        if kind is None or printed.number < 2:
+            continue
+        for table in scene.near(sentence)[:2]:
+            head = scene.document.tables[table].header[0].lower()
+            labels = {label for label in scene.views[table].labels if not total(label)}
+            if any(word in head for word in kind) and len(labels) > 1:
+                value = Value(float(len(labels)), float(len(labels)), float(len(labels)), printed.unit.scale)
+                rule = f"the rows of table {table + 1}, without totals"
+                yield at, claim(scene.document, sentence, printed, value, rule, f"{len(labels)} rows")
+                break

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from kvik.lab.audit import rules as r
 from kvik.lab.audit.naming import families_named, level
+from kvik.lab.audit.quantity import quantities
 from kvik.lab.audit.rules import Rule, Value, evaluate, holds
 from kvik.lab.audit.series import Series, Slot, View, shifted, words
 from kvik.lab.audit.units import NONE, Dimension
@@ -125,6 +126,8 @@ def _candidates(view: View, target: Series) -> list[Found]:
     if target.count == 0:
         return []
     tried = [rule for rule in _hypotheses(view, target) if _applies(rule, target)]
+    if view.axis == "row" and families_named(target.name):
+        tried = [rule for rule in tried if level(rule, target, view)]
     moved = [any(series.shift for series in rule.inputs) for rule in tried]
     plain = math.log(max(len(moved) - sum(moved), 1))
     found = []
@@ -190,9 +193,11 @@ def _evidence(value: Value, half: float, spread: float) -> float:
 def _enough(found: Found, target: Series, view: View) -> bool:
     """Whether the evidence suffices to accept a rule."""
     hits, misses = len(found.hits), len(found.misses)
-    if found.rule.family.name == "proportion":
+    if found.rule.family.name == "proportion" and not found.rule.stated:
         hits -= 1
-    if found.level >= 2 and misses == 0 and found.rule.family.name != "proportion":
+        if misses and (hits < 4 * misses or misses > 1):
+            return False
+    if found.level >= 2 and misses == 0 and (found.rule.family.name != "proportion" or found.rule.stated):
         return found.score > -2.0
     if found.level >= 1:
         if hits < 1 or hits < misses:
@@ -222,6 +227,8 @@ def _hypotheses(view: View, target: Series) -> Iterator[Rule]:
     for one in pool:
         yield from _single(one, view, target)
     yield from _runs(mains, target)
+    if view.axis == "column" and target.note == 0:
+        yield from _proportions(mains, target)
     if view.axis == "column":
         rated = any(slot is not None and slot.quantity.unit.kind == "rate" for slot in target.slots)
         for a, b, c in itertools.permutations(pool if rated and len(pool) <= 8 else (), 3):
@@ -274,9 +281,27 @@ def _single(one: Series, view: View, target: Series) -> Iterator[Rule]:
         if _scaled(one) != _scaled(target):
             for mode in _MODES:
                 yield Rule(r.SAME, (one,), mode)
-        constant = _constant(one, target) if _counted(one) and one.position < target.position else None
-        if constant is not None:
-            yield Rule(r.SCALED, (one,), constant=constant)
+        yield from _stated(one, target)
+
+
+def _stated(one: Series, target: Series) -> Iterator[Rule]:
+    """A proportion whose factor the target's name states: "KV of 32,768 tokens"."""
+    for quantity in quantities(target.name):
+        if quantity.number > 1 and not quantity.decimals and quantity.single and "plain" != _form(one)[0]:
+            factor = quantity.number * quantity.unit.scale
+            if _form(one)[1] == _form(target)[1]:
+                for mode in _MODES:
+                    yield Rule(r.SCALED, (one,), mode, constant=factor, stated=True)
+
+
+def _proportions(mains: list[Series], target: Series) -> Iterator[Rule]:
+    """Products of stated levels with one factor that the cells agree on."""
+    levels = [s for s in mains if s.position < target.position and _counted(s) and s.shift == ""][-6:]
+    for size in (1, 2, 3, 4):
+        for some in itertools.combinations(levels, size):
+            constant = _constant(some, target)
+            if constant is not None:
+                yield Rule(r.SCALED, some, constant=constant)
 
 
 def _scaled(series: Series) -> float:
@@ -297,20 +322,23 @@ def _shares(one: Series) -> Iterator[Rule]:
         yield Rule(r.SHARE, (one, *columns[:-1]))
 
 
-def _constant(one: Series, target: Series) -> float | None:
-    """The factor between two series for which most cells agree, when there are three or more; else None."""
-    pairs = [
-        (a.quantity, b.quantity)
-        for a, b in zip(one.slots, target.slots, strict=True)
-        if a is not None and b is not None and a.quantity.number and b.quantity.number
-    ]
-    if len(pairs) < 3 or any(a.upper is not None or b.upper is not None for a, b in pairs):
-        return None
+def _constant(some: tuple[Series, ...], target: Series) -> float | None:
+    """The factor between products of levels and a target for which most cells agree, when there are three or
+    more different products; else None."""
     bounds = []
-    for a, b in pairs:
-        size = 0.0 if r.exact(a, "proportion") else a.half
-        ends = [y / x for x in (a.number - size, a.number + size) for y in (b.low, b.high) if x]
-        bounds.append((min(ends) * b.unit.scale, max(ends) * b.unit.scale))
+    sizes = set()
+    for index, slot in enumerate(target.slots):
+        inputs = [series.slots[index] for series in some]
+        if slot is None or any(one is None for one in inputs) or not slot.quantity.single:
+            continue
+        base = math.prod(one.quantity.number * one.quantity.unit.scale for one in inputs if one is not None)
+        if not base or not slot.quantity.number:
+            continue
+        sizes.add(base)
+        ends = (slot.quantity.low * slot.quantity.unit.scale / base, slot.quantity.high * slot.quantity.unit.scale / base)
+        bounds.append((min(ends), max(ends)))
+    if len(bounds) < 3 or len(sizes) < 3:
+        return None
     # a factor inside the most intervals lies at the lower end of one of them
     best = max((low for low, _ in bounds), key=lambda k: sum(_inside(k, ends) for ends in bounds))
     inside = [ends for ends in bounds if _inside(best, ends)]

@@ -110,7 +110,7 @@ def written(rule: Rule, names: list[str]) -> str:
     if rule.family.name == "share":
         return f"{names[0]} / ({' + '.join(names[1:])})"
     if rule.family.name == "proportion":
-        return f"{names[0]} × {rule.constant:.6g}"
+        return f"{' × '.join(names)} × {rule.constant:.6g}"
     return pattern.format(*names) if "{" in pattern else f"{pattern}{', '.join(names)}"
 
 

@@ -35,6 +35,11 @@ _TOTALS = re.compile(
 )
 
 
+def total(label: str) -> bool:
+    """Whether a row label is that of a summary of the other rows."""
+    return bool(_TOTALS.match(label))
+
+
 def groups(scene: Scene, printed: Quantity, near: list[int]) -> Iterator[Group]:
     """The columns of the tables whose unit is that of a printed quantity; and, for derived values inside cells,
     those of a whole row label."""
@@ -114,7 +119,7 @@ def tokens(text: str) -> set[str]:
         if re.match(r"[\u4e00-\u9fff]", word):
             answer |= {word[i : i + 2] for i in range(max(len(word) - 1, 1))}
         elif word not in _COMMON:
-            answer.add(word if len(word) < 5 else re.sub(r"(ing|es|s|ed)$", "", word))
+            answer.add(word if len(word) < 4 else re.sub(r"(ing|es|s|ed|e)$", "", word))
     return answer
 
 
@@ -139,6 +144,7 @@ def ranked(scene: Scene, sentence: Sentence, at: int, near: list[int]) -> list[t
     for order, group in enumerate(groups(scene, sentence.found[at], near)):
         score = 3 * overlap(close, group.names) + 2 * overlap(before, group.heading) + overlap(lead, group.names)
         rank = near.index(group.table)
-        answer.append((10 * score - min(rank, 4), order, group))
+        # a sentence that names no column is about all of them together
+        answer.append((10 * score - min(rank, 4) + (5 if group.series < 0 else 0), order, group))
     answer.sort(key=lambda one: (-one[0], one[1]))
     return [(score, group) for score, _, group in answer]

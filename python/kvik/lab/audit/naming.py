@@ -37,12 +37,14 @@ _FAMILIES: tuple[tuple[str, frozenset[str]], ...] = tuple(
             r"share|fraction|percent|% of|割合|占|util|efficien|利用|構成比|比率|proportion|of peak|of total",
             "share|ratio|proportion",
         ),
-        (r"bandwidth|throughput|帯域|带宽|スループット|吞吐|/s\b|rate|speed|bps", "rate|quotient"),
+        (r"bandwidth|throughput|帯域|带宽|スループット|吞吐|/s\b|rate|speed|bps|速度|速率|レート", "rate|quotient"),
         (r"cumulative|running|累計|累积|累计", "cumulative"),
         (
-            r"product|combinations|total|size|bytes|サイズ|大小|memory|cost|price|slots|runs|組合せ|费用|パターン",
-            "product|proportion",
+            r"product|combinations|total|cost|price|amount|slots|capacity|組合せ|金額|金额|費用|费用|小計|小计"
+            r"|总价|line rate|theor|理論|理论",
+            "product",
         ),
+        (r"size|bytes|サイズ|大小|memory|キャッシュ|缓存|cache|cost|theor|理論|理论", "proportion"),
         (r"\bper\b|/|あたり|每|平均", "quotient|ratio"),
         (r"range|spread|幅", "difference|size of difference"),
     )
@@ -77,6 +79,8 @@ def level(rule: Rule, target: Series, view: View) -> int:
     named = rule.family.name in families_named(target.name) or (rule.cumulative and "sum" in target.name)
     if target.note and rule.family.name in ("change", "reduction", "ratio", "size of change"):
         named = True
+    if rule.stated:
+        return 2
     if view.axis == "row":
         return int(named)
     mine = words(target.name)

@@ -52,7 +52,7 @@ MEDIAN = Family("median", statistics.median, "median of ", "the median")
 LARGEST = Family("maximum", max, "maximum of ", "the maximum")
 SMALLEST = Family("minimum", min, "minimum of ", "the minimum")
 SHARE = Family("share", lambda v: v[0] / math.fsum(v[1:]), "{0} / sum", "the share of the sum")
-SCALED = Family("proportion", lambda v: v[0], "{0} × constant", "proportional")
+SCALED = Family("proportion", math.prod, "{0} × constant", "proportional")
 
 ADDITIVE = {
     "difference",
@@ -71,13 +71,14 @@ MANY = {"sum", "mean", "geometric mean", "median", "maximum", "minimum", "produc
 
 @dataclass(frozen=True)
 class Rule:
-    """A family applied to series. `binary` reads prefixes as powers of 1024: of the inputs, of the result."""
+    """A family applied to series. `stated` says that the target's name states the constant. `binary` reads prefixes as powers of 1024: of the inputs, of the result."""
 
     family: Family
     inputs: tuple[Series, ...]
     binary: tuple[bool, bool] = (False, False)
     constant: float = 1.0
     cumulative: bool = False
+    stated: bool = False
 
     def slots(self, index: int) -> list[Slot] | None:
         """The inputs at an index, or None when one is missing. Aggregates take what there is."""
@@ -146,7 +147,9 @@ def compute(
     if scales is None:
         return None
     ends, middles = [], []
-    for quantity, scale in zip(inputs, scales[:-1], strict=True):
+    factors = [constant] + [1.0] * (len(inputs) - 1)
+    for quantity, one, factor in zip(inputs, scales[:-1], factors, strict=True):
+        scale = one * factor
         half = 0.0 if exact(quantity, family.name) else quantity.half
         if quantity.bound:
             return None
@@ -155,8 +158,8 @@ def compute(
             if quantity.upper is None
             else (min(quantity.number, quantity.upper), max(quantity.number, quantity.upper))
         )
-        ends.append(((low - half) * scale * constant, (high + half) * scale * constant))
-        middles.append((low + high) / 2 * scale * constant)
+        ends.append(((low - half) * scale, (high + half) * scale))
+        middles.append((low + high) / 2 * scale)
     try:
         middle = family.function(middles)
         low, high = _ends(family, ends)
@@ -193,7 +196,8 @@ def _scales(
         one = scale_of(inputs, binary[0])
         return [one if one is not None else q.unit.scale for q in inputs] + [target.unit.scale]
     if family == "proportion":
-        return [1.0, target.unit.binary if binary[1] else target.unit.scale]
+        each = [q.unit.binary if binary[0] else q.unit.scale for q in inputs]
+        return [*each, target.unit.binary if binary[1] else target.unit.scale]
     found = _dimension(family, inputs)
     if found != target.unit.dimension or target.unit.kind in ("percent", "points"):
         return None

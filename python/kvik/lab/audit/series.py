@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from kvik.lab.audit.model import Cell, Place, Table
 from kvik.lab.audit.quantity import Part, Quantity, header_unit, plain
+from kvik.lab.audit.units import NONE, Unit
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,20 @@ def _unit_above(table: Table, row: int) -> str:
     return ""
 
 
+_COUNTS = re.compile(
+    r"^(#|no\.|num|n$)|\b(count|requests?|hits?|misses|gpus?|nics?|nodes?|blocks|tokens?|layers?|heads?|runs?|pieces"
+    r"|patterns?|models|levels?|threads?|slots|iterations?|samples?|cores|pages|files|batch|concurrency|ranks?|size)$"
+    r"|数$|数量|件|回数|個数|枚数|次数|台数|並行度|トークン|并发",
+    re.IGNORECASE,
+)
+_COUNT = Unit("", "count", NONE, 1.0, 1.0)
+
+
 def _with_unit(quantity: Quantity, *texts: str) -> Quantity:
     if quantity.unit.kind != "plain":
         return quantity
+    if texts and not quantity.decimals and not quantity.signed and _COUNTS.search(texts[0].strip()):
+        return quantity.with_unit(_COUNT)
     for text in texts:
         found = header_unit(text)
         if found is not None:

@@ -16,6 +16,8 @@ _READERS = (
     aggregates.aggregates,
     arithmetic.conversions,
     pairs.spread,
+    pairs.remaining,
+    aggregates.members,
     lookups.per_token,
     lookups.quoted,
 )
