@@ -159,6 +159,7 @@ def _spread(target: Series, named: int) -> float:
 def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
     """Where a rule hits and misses, with its score; None when it hits nowhere or applies nowhere."""
     hits, misses, values = [], [], []
+    misfit = 0.0
     for index, slot in enumerate(target.slots):
         if slot is None or slot.quantity.bound:
             continue
@@ -170,6 +171,7 @@ def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
             values.append((value, slot.quantity.half))
         else:
             misses.append(index)
+            misfit += _distance(slot.quantity.number * value.scale, value.middle)
             if len(misses) > len(hits) + 4:
                 return None
     if not hits:
@@ -179,14 +181,34 @@ def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
     score = sum(_evidence(value, half, spread) for value, half in values) - _UNUSUAL.get(
         rule.family.name, 0.0
     )
+    score -= 2.0 * misfit + _partial(rule, target, view)
     score += (0.0, 3.0, 5.0, 6.0)[named] - cost
     return Found(target, rule, tuple(hits), tuple(misses), score, named)
 
 
+def _distance(printed: float, follows: float) -> float:
+    """How far what is printed lies from what follows: 0 to 1. Slips are small more often than large."""
+    size = max(abs(printed), abs(follows))
+    return min(abs(printed - follows) / size, 1.0) if size else 0.0
+
+
+def _partial(rule: Rule, target: Series, view: View) -> float:
+    """What a summary of some of the cells beside it, not of all, costs."""
+    if rule.family.name not in r.MANY or len(rule.inputs) < 2 or rule.family.name == "product":
+        return 0.0
+    ends = sorted(series.position for series in rule.inputs)
+    others = [s.position for s in view.series if s.note == 0 and s.key != target.key and s.position]
+    if view.axis == "row":
+        others.append(min(series.position for series in view.series))
+    near = ends[-1] == target.position - 1 or ends[0] == target.position + 1
+    whole = ends[0] <= min(others) if ends[0] < target.position else ends[-1] >= max(others)
+    return (0.0 if near else 4.0) + (0.0 if whole else 4.0)
+
+
 def _evidence(value: Value, half: float, spread: float) -> float:
     width = (value.high - value.low) / value.scale + 2 * half
-    if width <= 0:
-        return _CEILING
+    if width <= 0 or spread <= 0:
+        return _CEILING if spread > 0 else 0.0
     return min(max(math.log(max(spread, 1e-300) / width), 0.0), _CEILING)
 
 
@@ -204,6 +226,8 @@ def _enough(found: Found, target: Series, view: View) -> bool:
             return False
         return found.score >= (2.0 if misses == 0 else 4.0 if hits > misses else 5.0)
     if view.axis == "row" and found.rule.family.name not in ("sum", "mean"):
+        return False
+    if misses and max(series.position for series in found.rule.inputs) > target.position:
         return False
     if found.rule.family.name in ("maximum", "minimum", "median", "geometric mean") or target.note:
         return misses == 0 and hits >= 3 and found.score >= 9.0

@@ -21,7 +21,7 @@ _FAMILIES: tuple[tuple[str, frozenset[str]], ...] = tuple(
             "change|reduction|difference|size of change|size of difference|ratio",
         ),
         (
-            r"speed.?up|ratio|relative|normali[sz]ed|×|\bx\b|倍|比$|factor|scaling|加速|improvement|\bvs\b|faster",
+            r"speed.?up|ratio|relative|normali[sz]ed|×|\bx\b|倍|比$|factor|scaling|加速|高速化|提速|improvement|\bvs\b|faster",
             "ratio",
         ),
         (

@@ -199,6 +199,10 @@ def _scales(
         each = [q.unit.binary if binary[0] else q.unit.scale for q in inputs]
         return [*each, target.unit.binary if binary[1] else target.unit.scale]
     found = _dimension(family, inputs)
+    if target.unit.kind == "plain" and found == inputs[0].unit.dimension and found:
+        first = inputs[0].unit
+        if all(q.unit.dimension == NONE for q in inputs[1:]):  # "per GPU" without a unit has the whole's
+            return [first.scale, *(q.unit.scale for q in inputs[1:]), first.scale]
     if found != target.unit.dimension or target.unit.kind in ("percent", "points"):
         return None
     return [q.unit.binary if binary[0] else q.unit.scale for q in inputs] + [
