@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """Claims that sum up a table: on average, at best, up to, in total, so many patterns."""
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _BEFORE: tuple[tuple[str, str], ...] = (
     (r"geometric mean|geomean|几何平均|幾何平均", "geometric mean"),
     (r"\bmean\b|average|平均|均值", "mean"),
     (r"median|中央値|中位", "median"),
-    (r"\bmax(imum|imal)?\b|peak|best|highest|up to|as much as|largest|greatest|fastest|最大|最高|最多|top\b|峰值|ピーク", "maximum"),
+    (
+        r"\bmax(imum|imal)?\b|peak|best|highest|up to|as much as|largest|greatest|fastest|最大|最高|最多|top\b|峰值|ピーク",
+        "maximum",
+    ),
     (r"\bmin\b|minimum|minimal|lowest|smallest|slowest|at least|最小|最低|最短", "minimum"),
     (r"\btotal|\bsum\b|合計|合计|总共|総|总计|altogether|全部で", "sum"),
 )
@@ -54,7 +58,11 @@ def named(sentence: Sentence, at: int) -> str | None:
             return name
     before = sentence.before(at)
     for pattern, _ in _BEHIND:
-        before = re.sub(rf"^[^,;。、]*?({pattern})\s*(and|,|、|$)", " ", before, flags=re.IGNORECASE) if at else before
+        before = (
+            re.sub(rf"^[^,;。、]*?({pattern})\s*(and|,|、|$)", " ", before, flags=re.IGNORECASE)
+            if at
+            else before
+        )
     last: tuple[int, str] | None = None
     for pattern, name in _BEFORE:
         for match in re.finditer(pattern, before[-70:], re.IGNORECASE):
@@ -69,7 +77,9 @@ def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     for at, printed in enumerate(sentence.found):
         names[at] = named(sentence, at) or _inherited(sentence, at, names)
         name = names[at]
-        if name is None or (not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")):
+        if name is None or (
+            not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")
+        ):
             continue
         check = _one(scene, sentence, at, name)
         if check is not None:
@@ -104,7 +114,11 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
         value = _value(group, name, printed)
         if value is not None and holds(printed, value):
             return _claim(scene, sentence, printed, group, name, value)
-    if len(decided) != 1 or len(sentence.found[at].digits) < 2 or not _about(scene, sentence, decided[0], order):
+    if (
+        len(decided) != 1
+        or len(sentence.found[at].digits) < 2
+        or not _about(scene, sentence, decided[0], order)
+    ):
         return None
     value = _value(decided[0], name, printed)
     if value is None:
@@ -162,13 +176,17 @@ def _claim(
 ) -> Check:
     shown = [f"{v.middle / value.scale:.6g}" for v in group.values]
     listed = ", ".join(shown if len(shown) <= 12 else [*shown[:11], "…"])
-    return claim(scene.document, sentence, printed, value, f"the {name} of {group.what}", f"{name} of {listed}")
+    return claim(
+        scene.document, sentence, printed, value, f"the {name} of {group.what}", f"{name} of {listed}"
+    )
 
 
 _COUNTED = re.compile(
     r"(combinations|patterns|runs|points|cells|パターン|通り|组合|種|种|个组合|configurations|full factorial|全因子|全組)"
 )
-_FACTORIAL = re.compile(r"full factorial|combinations|全因子|全組|全组合|組み合わせ|通り|all levels|全パターン", re.IGNORECASE)
+_FACTORIAL = re.compile(
+    r"full factorial|combinations|全因子|全組|全组合|組み合わせ|通り|all levels|全パターン", re.IGNORECASE
+)
 _LEVELS = re.compile(r"level|水準|水平|count|数$|個数", re.IGNORECASE)
 
 
@@ -219,7 +237,12 @@ _KINDS = (
 def members(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "the plan has 4 layers" against the rows of the table whose first column is of layers."""
     for at, printed in enumerate(sentence.found):
-        if printed.unit.kind not in ("plain", "count") or printed.decimals or not printed.single or printed.signed:
+        if (
+            printed.unit.kind not in ("plain", "count")
+            or printed.decimals
+            or not printed.single
+            or printed.signed
+        ):
             continue
         noun = (printed.unit.symbol + sentence.after(at)[:14]).strip().lower()
         kind = next((kind for kind in _KINDS if any(noun.startswith(word) for word in kind)), None)

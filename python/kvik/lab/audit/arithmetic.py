@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001, RUF002 - the marks and words that tables print
 """Arithmetic that a text writes out: equations in code and prose, products in parentheses, equal sizes."""
 
 from __future__ import annotations
@@ -126,7 +127,12 @@ def _apply(output: list[float], operator: str) -> None:
     if operator == "(":
         return
     right, left = output.pop(), output.pop()
-    results = {"+": left + right, "-": left - right, "*": left * right, "/": left / right if right else math.nan}
+    results = {
+        "+": left + right,
+        "-": left - right,
+        "*": left * right,
+        "/": left / right if right else math.nan,
+    }
     output.append(results[operator])
 
 
@@ -144,8 +150,14 @@ def _result(scene: Scene, sentence: Sentence, span: tuple[int, int], value: floa
         if one.dimension == printed.unit.dimension:
             factor = one.scale / printed.unit.scale
     number = value * factor
-    return claim(scene.document, sentence, printed, Value(number, number, number, scale if scale != 1 else 1.0)
-                 , "the equation as written", formula)
+    return claim(
+        scene.document,
+        sentence,
+        printed,
+        Value(number, number, number, scale if scale != 1 else 1.0),
+        "the equation as written",
+        formula,
+    )
 
 
 def _equal(scene: Scene, sentence: Sentence, printed: Quantity, other: Operand) -> Check:
@@ -192,7 +204,10 @@ def products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         at, printed = earlier[-1]
         total = float(match[1].replace(",", "")) * float(match[2].replace(",", "")) * each.scale
         value = Value(total, total, total, printed.unit.scale)
-        yield at, claim(scene.document, sentence, loose(printed), value, "count times the rate of one", match[0])
+        yield (
+            at,
+            claim(scene.document, sentence, loose(printed), value, "count times the rate of one", match[0]),
+        )
 
 
 def sizes(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
@@ -202,7 +217,12 @@ def sizes(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             if printed.span[0] >= match.start(3) and printed.span[1] <= match.end():
                 total = float(int(match[1]) << int(match[2]))
                 value = Value(total, total, total, printed.unit.binary)
-                yield at, claim(scene.document, sentence, printed, value, "the same size", f"{match[1]}<<{match[2]}")
+                yield (
+                    at,
+                    claim(
+                        scene.document, sentence, printed, value, "the same size", f"{match[1]}<<{match[2]}"
+                    ),
+                )
     for at in range(len(sentence.found) - 1):
         size, number = sentence.found[at], sentence.found[at + 1]
         joint = sentence.before(at + 1)
@@ -224,5 +244,7 @@ def conversions(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]
             continue
         bits = ("b" in a.unit.symbol.replace("bytes", "")) != ("b" in b.unit.symbol.replace("bytes", ""))
         if bits and _SAME_RATE.search(sentence.before(at + 1)):
-            value = Value(a.number * a.unit.scale, a.number * a.unit.scale, a.number * a.unit.scale, b.unit.scale)
+            value = Value(
+                a.number * a.unit.scale, a.number * a.unit.scale, a.number * a.unit.scale, b.unit.scale
+            )
             yield at + 1, claim(scene.document, sentence, loose(b), value, "the same rate", a.text)

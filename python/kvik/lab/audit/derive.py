@@ -20,7 +20,7 @@ from kvik.lab.audit import rules as r
 from kvik.lab.audit.naming import families_named, level
 from kvik.lab.audit.quantity import quantities
 from kvik.lab.audit.rules import Rule, Value, evaluate, holds
-from kvik.lab.audit.series import Series, Slot, View, shifted, words
+from kvik.lab.audit.series import Series, View, shifted, words
 from kvik.lab.audit.units import NONE, Dimension
 
 _CEILING = 7.0
@@ -172,7 +172,7 @@ def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
         else:
             misses.append(index)
             misfit += _distance(slot.quantity.number * value.scale, value.middle)
-            if len(misses) > len(hits) + 4:
+            if 2 * len(misses) > target.count:
                 return None
     if not hits:
         return None
@@ -311,7 +311,7 @@ def _single(one: Series, view: View, target: Series) -> Iterator[Rule]:
 def _stated(one: Series, target: Series) -> Iterator[Rule]:
     """A proportion whose factor the target's name states: "KV of 32,768 tokens"."""
     for quantity in quantities(target.name):
-        if quantity.number > 1 and not quantity.decimals and quantity.single and "plain" != _form(one)[0]:
+        if quantity.number > 1 and not quantity.decimals and quantity.single and _form(one)[0] != "plain":
             factor = quantity.number * quantity.unit.scale
             if _form(one)[1] == _form(target)[1]:
                 for mode in _MODES:
@@ -359,7 +359,10 @@ def _constant(some: tuple[Series, ...], target: Series) -> float | None:
         if not base or not slot.quantity.number:
             continue
         sizes.add(base)
-        ends = (slot.quantity.low * slot.quantity.unit.scale / base, slot.quantity.high * slot.quantity.unit.scale / base)
+        ends = (
+            slot.quantity.low * slot.quantity.unit.scale / base,
+            slot.quantity.high * slot.quantity.unit.scale / base,
+        )
         bounds.append((min(ends), max(ends)))
     if len(bounds) < 3 or len(sizes) < 3:
         return None

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """From a document to its checks: the derived cells of each table, then the claims of the text."""
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from kvik.lab.audit import series
 from kvik.lab.audit.claims import Scene
 from kvik.lab.audit.derive import Found, find
 from kvik.lab.audit.diagnose import diagnose
+from kvik.lab.audit.keys import displaced
 from kvik.lab.audit.levels import level_counts
 from kvik.lab.audit.matrix import rate_checks
 from kvik.lab.audit.model import Audit, Check, Document, Place
@@ -46,6 +48,7 @@ def audit_document(document: Document) -> Audit:
     seen = {check.place for check in cells}
     cells += [check for check in extra if check.place not in seen or _noted(check, cells)]
     known = {(r.slot.place, r.slot.quantity.span[0]): r.value for r in results if r.holds}
+    cells += displaced(document, views, {check.place for check in cells})
     claims = audit_claims(Scene(document, tuple(views), known))
     return Audit(document.tables, tuple(cells) + tuple(claims))
 
@@ -123,6 +126,27 @@ def _name(found: Found, at: int) -> str:
     return f"{name} [{_SHIFTED[one.shift]}]" if one.shift in _SHIFTED else name
 
 
+def _in_usual_unit(result: Result) -> str:
+    """What follows, in the unit that most of the series is printed in: that of the cell itself may be wrong."""
+    printed = result.slot.quantity
+    units = [slot.quantity.unit for slot in result.found.target.slots if slot is not None]
+    usual = max(units, key=units.count)
+    same = (
+        usual.dimension == printed.unit.dimension and units.count(usual) > 1 and result.view.axis == "column"
+    )
+    if (
+        not same
+        or usual == printed.unit
+        or not printed.unit.symbol
+        or printed.unit.symbol not in printed.text
+    ):
+        return printed.show(result.value.middle / result.value.scale)
+    binary = result.found.rule.binary[1]
+    factor = usual.binary if binary else usual.scale
+    text = printed.text.replace(printed.unit.symbol, usual.symbol)
+    return replace(printed, unit=usual, text=text).show(result.value.middle / factor)
+
+
 def _check(result: Result, *, good: bool) -> Check:
     found, value, printed = result.found, result.value, result.slot.quantity
     slots = found.rule.slots(result.index) or []
@@ -132,7 +156,7 @@ def _check(result: Result, *, good: bool) -> Check:
     rule = f"{found.target.name or 'this'} = {written(found.rule, names)}"
     formula = written(found.rule, [slot.best.text for slot in slots])
     number = value.middle / value.scale
-    follows = printed.show(number)
+    follows = printed.show(number) if good else _in_usual_unit(result)
     exact = f"{number:.6g}{(' ' + printed.unit.symbol) if printed.unit.symbol else ''}"
     text = f"{rule}: {formula} = {exact}"
     text += f", printed {printed.text}" if good else f", so {follows}; printed is {printed.text}"

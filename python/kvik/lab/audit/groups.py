@@ -90,8 +90,10 @@ def same_kind(a: Quantity, b: Quantity) -> bool:
     if a.unit.dimension:
         return True
     special = {"percent", "ratio", "points"}
-    return a.unit.kind == b.unit.kind or not {a.unit.kind, b.unit.kind} & special or (
-        {a.unit.kind, b.unit.kind} == {"plain", "ratio"}
+    return (
+        a.unit.kind == b.unit.kind
+        or not {a.unit.kind, b.unit.kind} & special
+        or ({a.unit.kind, b.unit.kind} == {"plain", "ratio"})
     )
 
 
@@ -109,7 +111,24 @@ def best(scene: Scene, slot: Slot) -> Value:
 
 
 _WORD = re.compile(r"[a-z][a-z0-9_.]+|\d[\d,.]*[a-z]*|[\u3040-\u30ff]{2,}|[\u4e00-\u9fff]+", re.IGNORECASE)
-_COMMON = {"the", "of", "and", "on", "to", "a", "in", "by", "for", "is", "at", "from", "vs", "with", "mean", "average"}
+_COMMON = {
+    "the",
+    "of",
+    "and",
+    "on",
+    "to",
+    "a",
+    "in",
+    "by",
+    "for",
+    "is",
+    "at",
+    "from",
+    "vs",
+    "with",
+    "mean",
+    "average",
+}
 
 
 def tokens(text: str) -> set[str]:
@@ -142,7 +161,9 @@ def ranked(scene: Scene, sentence: Sentence, at: int, near: list[int]) -> list[t
     lead = sentence.text[: sentence.found[at].span[0]]
     answer = []
     for order, group in enumerate(groups(scene, sentence.found[at], near)):
-        score = 3 * overlap(close, group.names) + 2 * overlap(before, group.heading) + overlap(lead, group.names)
+        score = (
+            3 * overlap(close, group.names) + 2 * overlap(before, group.heading) + overlap(lead, group.names)
+        )
         rank = near.index(group.table)
         # a sentence that names no column is about all of them together
         answer.append((10 * score - min(rank, 4) + (5 if group.series < 0 else 0), order, group))

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """Counts in a table against the lists that stand beside them: 5 levels, and five values."""
 
 from __future__ import annotations
@@ -39,8 +40,17 @@ def level_counts(document: str, index: int, table: Table, view: View) -> list[Ch
                 why = None if good else "miscounted"
                 place = Place(document, index, row, series.position, table.rows[row][series.position].line)
                 checks.append(
-                    Check(place, "cell", printed.text, printed.show(count), good, rule, text,
-                          f"{rule}: {text} are {count}, {ending}", why)
+                    Check(
+                        place,
+                        "cell",
+                        printed.text,
+                        printed.show(count),
+                        good,
+                        rule,
+                        text,
+                        f"{rule}: {text} are {count}, {ending}",
+                        why,
+                    )
                 )
             right = sum(check.holds for check in checks)
             if right >= 2 and right > len(checks) - right and len(checks) > len(best):

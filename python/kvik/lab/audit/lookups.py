@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """Claims about named rows of a table: so much at this prompt length, the one row against the other, of the peak."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kvik.lab.audit.claims import Scene, Sentence, claim, computed, loose
 from kvik.lab.audit.groups import best, overlap, same_kind
 from kvik.lab.audit.model import Check
 from kvik.lab.audit.quantity import Quantity
-from kvik.lab.audit.rules import Value, holds
+from kvik.lab.audit.rules import Value
 from kvik.lab.audit.series import Series, Slot
 
 _CHANGE = re.compile(
@@ -93,7 +94,10 @@ def _about(scene: Scene, sentence: Sentence, at: int, rows: list[_Row]) -> Check
         pairs = [
             (a, b)
             for series in columns
-            for a, b in (_two(series, rows[0].index, rows[1].index), _two(series, rows[1].index, rows[0].index))
+            for a, b in (
+                _two(series, rows[0].index, rows[1].index),
+                _two(series, rows[1].index, rows[0].index),
+            )
         ]
         named = [s for s in columns if overlap(_beside(sentence, at), s.name)]
         return _decide(scene, sentence, printed, pairs, decided=len(named) == 1 and len(columns) == 1)
@@ -114,7 +118,9 @@ def _columns(scene: Scene, sentence: Sentence, table: int) -> list[Series]:
     measured = [
         s
         for s in view.series
-        if s.note == 0 and s.position and s.count
+        if s.note == 0
+        and s.position
+        and s.count
         and all(x is None or x.quantity.unit.kind not in ("percent", "ratio") for x in s.slots)
     ]
     named = [s for s in measured if overlap(sentence.text, s.name)]
@@ -126,7 +132,12 @@ def _two(series: Series, one: int, other: int) -> tuple[Slot | None, Slot | None
 
 
 def _decide(
-    scene: Scene, sentence: Sentence, printed: Quantity, pairs: list[tuple[Slot | None, Slot | None]], *, decided: bool
+    scene: Scene,
+    sentence: Sentence,
+    printed: Quantity,
+    pairs: list[tuple[Slot | None, Slot | None]],
+    *,
+    decided: bool,
 ) -> Check | None:
     """The first pair that explains what is printed; without one, a finding where the sentence leaves no choice."""
     checks = []
@@ -141,7 +152,11 @@ def _decide(
             value = computed(family, [a.best, b.best], printed)
             if value is not None and family.name != "none":
                 formula = family.pattern.format(a.best.text, b.best.text)
-                checks.append(claim(scene.document, sentence, printed, value, f"the {family.name} of two cells", formula))
+                checks.append(
+                    claim(
+                        scene.document, sentence, printed, value, f"the {family.name} of two cells", formula
+                    )
+                )
     good = next((check for check in checks if check.holds), None)
     if good is not None:
         return good
@@ -170,7 +185,9 @@ def _of_peak(
         own = best(scene, slot)
         value = Value(own.low / top.high, own.middle / top.middle, own.high / top.low, printed.unit.scale)
         formula = f"{slot.quantity.text} / {top.middle / top.scale:g}"
-        check = claim(scene.document, sentence, printed, value, f"the part of the peak of {series.name}", formula)
+        check = claim(
+            scene.document, sentence, printed, value, f"the part of the peak of {series.name}", formula
+        )
         first = first or check
         if check.holds:
             return check
@@ -196,8 +213,9 @@ def per_token(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             count = gap[0]
             half = count.half * count.unit.scale if count.approx else 0.0
             tokens = count.number * count.unit.scale
-            value = Value((tokens - half) * each.low, tokens * each.middle, (tokens + half) * each.high,
-                          size.unit.scale)
+            value = Value(
+                (tokens - half) * each.low, tokens * each.middle, (tokens + half) * each.high, size.unit.scale
+            )
             rule = f"bytes a token as in table {table + 1}, times tokens"
             formula = f"{count.text} × {each.middle:.6g} bytes"
             yield at, claim(scene.document, sentence, loose(size), value, rule, formula)
@@ -207,7 +225,9 @@ def _bytes_a_token(scene: Scene) -> tuple[Value, int] | None:
     """The bytes a token that a table's columns of tokens and sizes agree on."""
     for table, view in enumerate(scene.views):
         for size, count in itertools.permutations(view.series, 2):
-            pairs = [(a.quantity, b.quantity) for a, b in zip(size.slots, count.slots, strict=True) if a and b]
+            pairs = [
+                (a.quantity, b.quantity) for a, b in zip(size.slots, count.slots, strict=True) if a and b
+            ]
             if len(pairs) < 3 or any(a.unit.kind != "bytes" or a.decimals > 3 for a, _ in pairs):
                 continue
             words = f"{count.name}".lower()
@@ -245,10 +265,12 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
 def _cell(scene: Scene, printed: Quantity, table: int) -> Slot | None:
     for series in scene.views[table].series:
         for slot in series.slots:
-            if slot is None or slot.quantity.unit.kind == "plain" and series.position == 0:
+            if slot is None or (slot.quantity.unit.kind == "plain" and series.position == 0):
                 continue
             quantity = slot.quantity
-            same = printed.unit.kind == "plain" or same_kind(printed, quantity) and printed.unit.scale == quantity.unit.scale
+            same = printed.unit.kind == "plain" or (
+                same_kind(printed, quantity) and printed.unit.scale == quantity.unit.scale
+            )
             alike = abs(printed.number) == abs(quantity.number) and printed.decimals == quantity.decimals
             if same and alike and (printed.unit.kind != "plain" or printed.decimals):
                 return slot

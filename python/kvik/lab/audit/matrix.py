@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001, RUF002 - the marks and words that tables print
 """Tables that hold times and rates of the same cells in different rows: rate = count × size / time.
 
 The rows of the rates stand under those of the times, with the same labels; the count stands in the column's
@@ -14,7 +15,7 @@ from kvik.lab.audit.model import Check, Table
 from kvik.lab.audit.quantity import Quantity, parse_cell, quantities
 from kvik.lab.audit.rules import Value, holds
 from kvik.lab.audit.series import Slot, View
-from kvik.lab.audit.units import combine, BYTES, TIME
+from kvik.lab.audit.units import BYTES, TIME, combine
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,10 @@ def _labelled(table: Table, view: View) -> Iterator[_Cell]:
     for row, cells in enumerate(table.rows):
         for column, cell in enumerate(cells):
             if cell.text and not any(part.label for part in cell.parts):
-                carried = [*carried[:column], cell.text, *([""] * (len(carried) - column - 1))] if not cell.parts else (
-                    [*carried[:column], cell.text, *carried[column + 1 :]]
+                carried = (
+                    [*carried[:column], cell.text, *([""] * (len(carried) - column - 1))]
+                    if not cell.parts
+                    else ([*carried[:column], cell.text, *carried[column + 1 :]])
                 )
         for series in view.series:
             slot = series.slots[row]

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """What the name of a column or row says about how it derives, and from which others."""
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _FAMILIES: tuple[tuple[str, frozenset[str]], ...] = tuple(
             r"share|fraction|percent|% of|割合|占|util|efficien|利用|構成比|比率|proportion|of peak|of total",
             "share|ratio|proportion",
         ),
-        (r"bandwidth|throughput|帯域|带宽|スループット|吞吐|/s\b|rate|speed|bps|速度|速率|レート", "rate|quotient"),
+        (
+            r"bandwidth|throughput|帯域|带宽|スループット|吞吐|/s\b|rate|speed|bps|速度|速率|レート",
+            "rate|quotient",
+        ),
         (r"cumulative|running|累計|累积|累计", "cumulative"),
         (
             r"product|combinations|total|cost|price|amount|slots|capacity|組合せ|金額|金额|費用|费用|小計|小计"
@@ -50,6 +54,9 @@ _FAMILIES: tuple[tuple[str, frozenset[str]], ...] = tuple(
     )
 )
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE), families) for pattern, families in _FAMILIES)
+
+
+_TOTAL = re.compile(r"^(total|sum|mean|average|avg|合計|合计|总计|総計|平均)\b", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +89,7 @@ def level(rule: Rule, target: Series, view: View) -> int:
     if rule.stated:
         return 2
     if view.axis == "row":
-        return int(named)
+        return 2 if named and _TOTAL.match(target.name) else int(named)
     mine = words(target.name)
     inputs = {series.key: series for series in rule.inputs}
     mentioned = sum(bool(distinguishing(series, view.series) & mine) for series in inputs.values())

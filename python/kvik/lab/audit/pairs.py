@@ -1,3 +1,4 @@
+# ruff: noqa: RUF002 - the marks and words that tables print
 """Claims whose inputs stand beside them: from A to B by so much, so many times A against B, percent of a rate."""
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def steps(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if not _alike(a, b) or not _FROM_TO.search(between) or len(between) > 60:
             continue
         for at in range(two + 1, len(sentence.found)):
-            if sentence.found[at].span[0] - b.span[1] > 70 or "->" in sentence.text[b.span[1]: sentence.found[at].span[0]]:
+            if (
+                sentence.found[at].span[0] - b.span[1] > 70
+                or "->" in sentence.text[b.span[1] : sentence.found[at].span[0]]
+            ):
                 break
             yield from _against(scene, sentence, (one, two), at)
         near = one - 1
@@ -40,8 +44,10 @@ def _against(scene: Scene, sentence: Sentence, pair: tuple[int, int], at: int) -
     kind = printed.unit.kind
     options: list[tuple[r.Family, list[Quantity], str]] = []
     if kind == "percent":
-        options = [(r.CHANGE, [b, a], f"({b.text} - {a.text}) / {a.text}"),
-                   (r.CHANGE, [a, b], f"({a.text} - {b.text}) / {b.text}")]
+        options = [
+            (r.CHANGE, [b, a], f"({b.text} - {a.text}) / {a.text}"),
+            (r.CHANGE, [a, b], f"({a.text} - {b.text}) / {b.text}"),
+        ]
     elif kind == "ratio":
         options = [(r.RATIO, [a, b], f"{a.text} / {b.text}"), (r.RATIO, [b, a], f"{b.text} / {a.text}")]
         options.sort(key=lambda o: -o[1][0].number * o[1][0].unit.scale)
@@ -51,7 +57,9 @@ def _against(scene: Scene, sentence: Sentence, pair: tuple[int, int], at: int) -
     for family, inputs, formula in options:
         value = computed(family, inputs, printed)
         if value is not None:
-            checks.append(claim(scene.document, sentence, printed, value, f"{family.name} of two values", formula))
+            checks.append(
+                claim(scene.document, sentence, printed, value, f"{family.name} of two values", formula)
+            )
     if checks:
         yield at, next((check for check in checks if check.holds), checks[0])
 
@@ -70,20 +78,29 @@ def parts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             value = computed(r.RATIO, [earlier[-1], whole], printed)
             if value is not None:
                 formula = f"{earlier[-1].text} / {whole.text}"
-                yield at, claim(scene.document, sentence, loose(printed), value, "the part of a whole", formula)
+                yield (
+                    at,
+                    claim(scene.document, sentence, loose(printed), value, "the part of a whole", formula),
+                )
 
 
 def spread(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "150 ms over 1.5K tokens adds 0.1 ms to each": a time spread over a count."""
-    if not re.search(r"tpot|per token|each token|每个|1 トークン|稀释|平均|spread over", sentence.text, re.IGNORECASE):
+    if not re.search(
+        r"tpot|per token|each token|每个|1 トークン|稀释|平均|spread over", sentence.text, re.IGNORECASE
+    ):
         return
-    counts = [q for q in sentence.found if q.unit.kind in ("tokens", "count") and q.number * q.unit.scale >= 100]
+    counts = [
+        q for q in sentence.found if q.unit.kind in ("tokens", "count") and q.number * q.unit.scale >= 100
+    ]
     times = [(at, q) for at, q in enumerate(sentence.found) if q.unit.kind == "time"]
     if len(counts) == 1 and len(times) == 2 and times[0][1].number > times[1][1].number:
         (_, total), (at, each) = times
         value = r.Value(
-            *(n * total.unit.scale / (counts[0].number * counts[0].unit.scale)
-              for n in (total.low, total.number, total.high)),
+            *(
+                n * total.unit.scale / (counts[0].number * counts[0].unit.scale)
+                for n in (total.low, total.number, total.high)
+            ),
             each.unit.scale,
         )
         formula = f"{total.text} / {counts[0].text}"

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """Quantities as they are printed: the number with its digits, the unit, sign, arrow, marks, ranges and bounds.
 
 What a printed number says is an interval: half a unit in its last printed place to either side. Trailing zeros

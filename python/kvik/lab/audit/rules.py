@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """The rules by which tables derive one number from others, and their arithmetic on printed intervals."""
 
 from __future__ import annotations

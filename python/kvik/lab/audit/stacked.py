@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """Tables whose layout was lost: every cell became a paragraph of its own, as text copied from a page has it."""
 
 from __future__ import annotations

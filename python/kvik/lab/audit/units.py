@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
 """Units as tables print them: what they measure, and how many of the base unit they are.
 
 Base units are the second, the byte, the token and 1. Decimal byte prefixes carry the binary reading beside
