@@ -33,7 +33,8 @@ _BEFORE: tuple[tuple[str, str], ...] = (
     (r"\bmean\b|average|平均|均值", "mean"),
     (r"median|中央値|中位", "median"),
     (
-        r"\bmax(imum|imal)?\b|peak|best|highest|up to|as much as|largest|greatest|fastest|最大|最高|最多|top\b|峰值|ピーク",
+        r"\bmax(imum|imal)?\b|peak|best|highest|up to|as much as|largest|greatest|fastest"
+        r"|最大|最高|最多|top\b|峰值|ピーク",
         "maximum",
     ),
     (r"\bmin\b|minimum|minimal|lowest|smallest|slowest|at least|最小|最低|最短", "minimum"),
@@ -87,7 +88,7 @@ def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
 
 
 def _inherited(sentence: Sentence, at: int, names: dict[int, str | None]) -> str | None:
-    """The aggregate of a parallel clause: of "36.7% (at best 53%) across nodes, 30.2% (at best 53%) within"."""
+    """The aggregate of a parallel clause: of "36.7% (up to 53%) here, 30.2% (up to 53%) there"."""
     inside = _depth(sentence, at)
     for earlier in range(at - 1, -1, -1):
         same = sentence.found[earlier].unit.kind == sentence.found[at].unit.kind
@@ -128,7 +129,7 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
 
 
 def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:
-    """Whether the sentence names the group, or, with one table that it can be about, anything of that table."""
+    """Whether the sentence names the group, or anything of the only table that it can be about."""
     if order[0][0] >= 8:
         return True
     table = scene.document.tables[group.table]
@@ -182,7 +183,8 @@ def _claim(
 
 
 _COUNTED = re.compile(
-    r"(combinations|patterns|runs|points|cells|パターン|通り|组合|種|种|个组合|configurations|full factorial|全因子|全組)"
+    r"(combinations|patterns|runs|points|cells|パターン|通り|组合|種|种|个组合|configurations"
+    r"|full factorial|全因子|全組)"
 )
 _FACTORIAL = re.compile(
     r"full factorial|combinations|全因子|全組|全组合|組み合わせ|通り|all levels|全パターン", re.IGNORECASE
@@ -235,7 +237,8 @@ _KINDS = (
 
 
 def members(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Checks of "the plan has 4 layers" against the rows of the table whose first column is of layers."""
+    """Checks of "the plan has 4 layers" against the rows of the table whose first column is of
+    layers."""
     for at, printed in enumerate(sentence.found):
         if (
             printed.unit.kind not in ("plain", "count")

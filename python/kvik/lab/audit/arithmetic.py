@@ -1,5 +1,6 @@
 # ruff: noqa: RUF001, RUF002 - the marks and words that tables print
-"""Arithmetic that a text writes out: equations in code and prose, products in parentheses, equal sizes."""
+"""Arithmetic that a text writes out: equations in code and prose, products in parentheses, equal
+sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _EQUALS = re.compile(r"^[^=≈<>]*(?:=|≈|=>)[^=<>]*$")
 
 @dataclass(frozen=True)
 class Operand:
-    """A side of an equation: a printed quantity, or what an expression comes to, in the unit of its last."""
+    """A side of an equation: a printed quantity, or what an expression comes to, in the unit of its
+    last."""
 
     quantity: Quantity
     value: float | None = None
@@ -48,7 +50,8 @@ def equations(scene: Scene, sentence: Sentence, previous: Operand | None) -> Ite
 
 
 def carried(sentence: Sentence) -> Operand | None:
-    """What a line comes to, for an equation that goes on in the next: its last size, or its expression."""
+    """What a line comes to, for an equation that goes on in the next: its last size, or its
+    expression."""
     if len(sentence.found) == 1:
         return Operand(sentence.found[0]) if "=" in sentence.before(0) else None
     if "=" not in sentence.before(0) or not sentence.code:
@@ -72,10 +75,10 @@ def _left(sentence: Sentence, at: int) -> tuple[list[Quantity], int | None]:
 
 def _evaluate(sentence: Sentence, start: int, at: int) -> float | None:
     """The value of the expression between two quantities, in plain numbers; None when it is none."""
-    tokens: list[str] = []
+    items: list[str] = []
     first = sentence.found[start]
     opening = sentence.text[max(0, first.span[0] - 2) : first.span[0]].count("(")
-    tokens += ["("] * opening
+    items += ["("] * opening
     for index in range(start, at):
         quantity = sentence.found[index]
         if index > start:
@@ -86,36 +89,36 @@ def _evaluate(sentence: Sentence, start: int, at: int) -> float | None:
                 return None
             closing, opened = joint.count(")"), joint.count("(")
             symbol = mark[1] if mark else sign
-            tokens += [")"] * closing + [{"×": "*", "x": "*", "÷": "/"}.get(symbol, symbol)] + ["("] * opened
-        tokens.append(repr(abs(quantity.number)))
+            items += [")"] * closing + [{"×": "*", "x": "*", "÷": "/"}.get(symbol, symbol)] + ["("] * opened
+        items.append(repr(abs(quantity.number)))
     tail = sentence.after(at - 1).count(")")
-    balance = tokens.count("(") - tokens.count(")")
-    tokens += [")"] * min(tail, balance) if balance > 0 else []
-    if tokens.count("(") > tokens.count(")"):
-        tokens = [token for token in tokens if token not in "()"]
-    return _calculate(tokens) if at - start > 1 else None
+    balance = items.count("(") - items.count(")")
+    items += [")"] * min(tail, balance) if balance > 0 else []
+    if items.count("(") > items.count(")"):
+        items = [item for item in items if item not in "()"]
+    return _calculate(items) if at - start > 1 else None
 
 
-def _calculate(tokens: list[str]) -> float | None:
+def _calculate(items: list[str]) -> float | None:
     """The value of an expression in numbers, + - * / and parentheses."""
     output: list[float] = []
     waiting: list[str] = []
     rank = {"+": 1, "-": 1, "*": 2, "/": 2, "(": 0}
     try:
-        for token in [*tokens, ")"] if False else tokens:
-            if token == "(":
-                waiting.append(token)
-            elif token == ")":
+        for item in items:
+            if item == "(":
+                waiting.append(item)
+            elif item == ")":
                 while waiting and waiting[-1] != "(":
                     _apply(output, waiting.pop())
                 if waiting:
                     waiting.pop()
-            elif token in rank:
-                while waiting and rank[waiting[-1]] >= rank[token]:
+            elif item in rank:
+                while waiting and rank[waiting[-1]] >= rank[item]:
                     _apply(output, waiting.pop())
-                waiting.append(token)
+                waiting.append(item)
             else:
-                output.append(float(token))
+                output.append(float(item))
         while waiting:
             _apply(output, waiting.pop())
     except (IndexError, ZeroDivisionError):
@@ -182,7 +185,8 @@ def _equal(scene: Scene, sentence: Sentence, printed: Quantity, other: Operand) 
 
 
 _PRODUCT = re.compile(
-    r"(?<![\d.,A-Za-z])(\d[\d,]*)\s*(?:EFA |NICs? |[A-Za-z]+ )?[×x*]\s*(\d[\d,]*(?:\.\d+)?)\s*([KMGT]?i?[bB](?:ps|/s|it/s)?)\b"
+    r"(?<![\d.,A-Za-z])(\d[\d,]*)\s*(?:EFA |NICs? |[A-Za-z]+ )?[×x*]"
+    r"\s*(\d[\d,]*(?:\.\d+)?)\s*([KMGT]?i?[bB](?:ps|/s|it/s)?)\b"
 )
 
 
@@ -226,11 +230,11 @@ def sizes(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     for at in range(len(sentence.found) - 1):
         size, number = sentence.found[at], sentence.found[at + 1]
         joint = sentence.before(at + 1)
-        if number.unit.kind == "plain" and size.unit.kind == "bytes" and number.number >= 1024:
-            if re.fullmatch(r"\s*\(", joint) and sentence.after(at + 1).startswith(")"):
-                total = size.number * size.unit.binary
-                value = Value(total, total, total, 1.0)
-                yield at + 1, claim(scene.document, sentence, number, value, "the same size", size.text)
+        enclosed = re.fullmatch(r"\s*\(", joint) and sentence.after(at + 1).startswith(")")
+        if enclosed and number.unit.kind == "plain" and size.unit.kind == "bytes" and number.number >= 1024:
+            total = size.number * size.unit.binary
+            value = Value(total, total, total, 1.0)
+            yield at + 1, claim(scene.document, sentence, number, value, "the same size", size.text)
 
 
 _SAME_RATE = re.compile(r"理论|理論|theoretical|line rate|上限|=|equals|i\.e\.")

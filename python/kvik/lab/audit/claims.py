@@ -37,17 +37,18 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Scene:
-    """A document as the readers of claims see it: its columns, and what is known better than it is printed."""
+    """A document as the readers of claims see it: its columns, and what is known better than it is
+    printed."""
 
     document: Document
     views: tuple[View, ...]
     known: dict[tuple[Place, int], Value]
 
     def near(self, sentence: Sentence) -> list[int]:
-        """The tables near a sentence, the nearest first: the one above, the one below, then the others."""
+        """The tables near a sentence, the nearest first: the one above, the one below, then the
+        others."""
         above = -1 if sentence.table is None else sentence.table
-        order = sorted(range(len(self.views)), key=lambda i: (abs(i - above - 0.4), i))
-        return order
+        return sorted(range(len(self.views)), key=lambda i: (abs(i - above - 0.4), i))
 
 
 _END = re.compile(r"(?<=[。!?!?])\s*|(?<=[A-Za-z)%\d][.;])\s+(?=[A-Z(*])")

@@ -1,11 +1,12 @@
 """Which series of a table derive from which others, decided by evidence.
 
-A hypothesis is a family of rules with its inputs. At each index where target and inputs are printed, it hits when
-the printed interval and the interval that follows from the printed inputs overlap. Under chance, a hit has about
-the probability width / spread, where width is that of both intervals together and spread that of the target's
-values: its negative logarithm is the hit's evidence. The logarithm of the number of hypotheses that were tried
-is taken off, so a rule has to explain what chance among all tried cannot; a name that speaks of the rule counts
-as evidence too, and makes fewer cells suffice. Rules under which cells miss need more evidence than those under
+A hypothesis is a family of rules with its inputs. At each index where target and inputs are
+printed, it hits when the printed interval and the interval that follows from the printed inputs
+overlap. Under chance, a hit has about the probability width / spread, where width is that of both
+intervals together and spread that of the target's values: its negative logarithm is the hit's
+evidence. The logarithm of the number of hypotheses that were tried is taken off, so a rule has to
+explain what chance among all tried cannot; a name that speaks of the rule counts as evidence too,
+and makes fewer cells suffice. Rules under which cells miss need more evidence than those under
 which all hold, because only the former give findings.
 """
 
@@ -37,7 +38,8 @@ _UNUSUAL = {
 
 @dataclass(frozen=True)
 class Found:
-    """A rule that a target's cells follow: where it holds, where not, and how strong the evidence is."""
+    """A rule that a target's cells follow: where it holds, where not, and how strong the evidence
+    is."""
 
     target: Series
     rule: Rule
@@ -48,7 +50,8 @@ class Found:
 
 
 def find(view: View) -> list[Found]:
-    """The accepted rules of a view, each target at most once, none of them another one turned around."""
+    """The accepted rules of a view, each target at most once, none of them another one turned
+    around."""
     candidates: list[Found] = []
     for target in view.series:
         candidates += _candidates(view, target)
@@ -117,7 +120,8 @@ def _order(found: Found) -> tuple[float, ...]:
 
 
 def _inverse(one: Found, other: Found) -> bool:
-    """Whether a rule computes an input of another rule from that rule's target, as the other way around."""
+    """Whether a rule computes an input of another rule from that rule's target, as the other way
+    around."""
     targets = {series.key for series in one.rule.inputs}
     return other.target.key in targets and any(s.key == one.target.key for s in other.rule.inputs)
 
@@ -347,8 +351,8 @@ def _shares(one: Series) -> Iterator[Rule]:
 
 
 def _constant(some: tuple[Series, ...], target: Series) -> float | None:
-    """The factor between products of levels and a target for which most cells agree, when there are three or
-    more different products; else None."""
+    """The factor between products of levels and a target for which most cells agree, when there are
+    three or more different products; else None."""
     bounds = []
     sizes = set()
     for index, slot in enumerate(target.slots):

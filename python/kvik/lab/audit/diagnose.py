@@ -40,7 +40,8 @@ def diagnose(found: Found, index: int, value: Value, view: View) -> str | None:
 
 
 def matches(printed: Quantity, number: float, value: Value) -> bool:
-    """Whether a printed quantity is what `number` (in its unit) rounds to, given the inputs' own rounding."""
+    """Whether a printed quantity is what `number` (in its unit) rounds to, given the inputs' own
+    rounding."""
     if not math.isfinite(number):
         return False
     middle = abs(value.middle / value.scale)

@@ -48,7 +48,7 @@ def audit_document(document: Document) -> Audit:
     seen = {check.place for check in cells}
     cells += [check for check in extra if check.place not in seen or _noted(check, cells)]
     known = {(r.slot.place, r.slot.quantity.span[0]): r.value for r in results if r.holds}
-    cells += displaced(document, views, {check.place for check in cells})
+    cells += displaced(views, {check.place for check in cells})
     claims = audit_claims(Scene(document, tuple(views), known))
     return Audit(document.tables, tuple(cells) + tuple(claims))
 
@@ -68,7 +68,8 @@ def _results(found: Found, view: View) -> list[Result]:
 
 
 def _cells(results: list[Result]) -> list[Check]:
-    """One check a printed quantity. It holds if one of its rules does, also with its inputs set right."""
+    """One check a printed quantity. It holds if one of its rules does, also with its inputs set
+    right."""
     by_slot: dict[tuple[Place, tuple[int, int]], list[Result]] = {}
     for result in results:
         by_slot.setdefault((result.slot.place, result.slot.quantity.span), []).append(result)
@@ -127,7 +128,7 @@ def _name(found: Found, at: int) -> str:
 
 
 def _in_usual_unit(result: Result) -> str:
-    """What follows, in the unit that most of the series is printed in: that of the cell itself may be wrong."""
+    """What follows, in the unit of most of the series: that of the cell itself may be wrong."""
     printed = result.slot.quantity
     units = [slot.quantity.unit for slot in result.found.target.slots if slot is not None]
     usual = max(units, key=units.count)

@@ -17,8 +17,8 @@ class Line:
 
 
 def build(header: tuple[str, ...], body: list[Line], line: int, heading: str) -> Table:
-    """A table of equal rows. A header that lacks the cell over the row labels gets it; a row that lacks the
-    cells merged into it from above gets them from there."""
+    """A table of equal rows. A header that lacks the cell over the row labels gets it; a row that
+    lacks the cells merged into it from above gets them from there."""
     width = max([len(header), *(len(row.cells) for row in body)])
     names = tuple(plain(name) for name in header)
     names = _align_header(names, body, width)
@@ -50,8 +50,8 @@ def _align_header(names: tuple[str, ...], body: list[Line], width: int) -> tuple
 
 
 def _numeric_columns(rows: list[Line], width: int) -> list[bool]:
-    """Which columns hold numbers: as the first row says, which has nothing above it to be merged with; where
-    it says nothing, as most rows say."""
+    """Which columns hold numbers: as the first row says, which has nothing above it to be merged
+    with; where it says nothing, as most rows say."""
     answer = []
     for column in range(width):
         texts = [row.cells[column].strip() for row in rows if row.cells[column].strip(" -—*")]
@@ -64,7 +64,8 @@ def _numeric_columns(rows: list[Line], width: int) -> list[bool]:
 
 
 def _shifted(cells: tuple[str, ...], numeric: list[bool]) -> tuple[str, ...]:
-    """The cells moved right by as many as are merged from above, when that puts numbers under numbers."""
+    """The cells moved right by as many as are merged from above, when that puts numbers under
+    numbers."""
     room = 0
     while room < len(cells) and not cells[-1 - room].strip():
         room += 1

@@ -41,8 +41,8 @@ def total(label: str) -> bool:
 
 
 def groups(scene: Scene, printed: Quantity, near: list[int]) -> Iterator[Group]:
-    """The columns of the tables whose unit is that of a printed quantity; and, for derived values inside cells,
-    those of a whole row label."""
+    """The columns of the tables whose unit is that of a printed quantity; and, for derived values
+    inside cells, those of a whole row label."""
     for table in near:
         view = scene.views[table]
         heading = scene.document.tables[table].heading
@@ -132,7 +132,8 @@ _COMMON = {
 
 
 def tokens(text: str) -> set[str]:
-    """The words of a text for comparing names: Latin words by their stems, Chinese characters in pairs."""
+    """The words of a text for comparing names: Latin words by their stems, Chinese characters in
+    pairs."""
     answer: set[str] = set()
     for word in _WORD.findall(plain(text).lower().replace("-", " ").replace("_", " ")):
         if re.match(r"[\u4e00-\u9fff]", word):
@@ -148,10 +149,11 @@ def overlap(text: str, names: str) -> int:
 
 
 def ranked(scene: Scene, sentence: Sentence, at: int, near: list[int]) -> list[tuple[int, Group]]:
-    """The groups that a quantity may speak of with their scores, those that the sentence names best first.
+    """The groups that a quantity may speak of with their scores, those that the sentence names best
+    first.
 
-    Words beside the quantity count three times, words of the rest of the sentence once; a table's heading counts
-    where it tells tables apart.
+    Words beside the quantity count three times, words of the rest of the sentence once; a table's
+    heading counts where it tells tables apart.
     """
     close = sentence.before(at)[-60:] + " " + re.split(r"[,;。、(]", sentence.after(at))[0][:40]
     before = sentence.before(at)[-60:]

@@ -1,29 +1,30 @@
-"""Measured values that stand in two tables of a document under different keys: like compared with unlike.
+"""Measured values that stand in two tables of a document under different keys: like compared with
+unlike.
 
-A value of five or more digits does not come out the same twice by chance. Where one column of two tables holds
-it, in a row for 2,000 tokens here and for 2,048 there, one of the keys is not what was measured.
+A value of five or more digits does not come out the same twice by chance. Where one column of two
+tables holds it, in a row for 2,000 tokens here and for 2,048 there, one of the keys is not what was
+measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvik.lab.audit.model import Check, Document, Place
+from kvik.lab.audit.model import Check, Place
 from kvik.lab.audit.series import Series, Slot, View, words
 
 _DIGITS = 5
 
 
-def displaced(document: Document, views: Sequence[View], derived: set[Place]) -> list[Check]:
-    """A check for each row whose values another table prints under another key. The table whose keys are
-    rounder is the one that is taken to have moved them."""
+def displaced(views: Sequence[View], derived: set[Place]) -> list[Check]:
+    """A check for each row whose values another table prints under another key. The table whose
+    keys are rounder is the one that is taken to have moved them."""
     checks = []
     for here, view in enumerate(views):
         for there, other in enumerate(views):
             if here != there:
-                checks += list(_moved(document, (here, view), (there, other), derived))
-    known: set[Place] = set()
-    return [check for check in checks if check.place not in known and not known.add(check.place)]  # type: ignore[func-returns-value]
+                checks += list(_moved((here, view), (there, other), derived))
+    return list({check.place: check for check in reversed(checks)}.values())[::-1]
 
 
 def _keys(view: View) -> Series | None:
@@ -31,9 +32,7 @@ def _keys(view: View) -> Series | None:
     return first if first is not None and first.count == len(view.labels) else None
 
 
-def _moved(
-    document: Document, one: tuple[int, View], two: tuple[int, View], derived: set[Place]
-) -> Iterator[Check]:
+def _moved(one: tuple[int, View], two: tuple[int, View], derived: set[Place]) -> Iterator[Check]:
     mine, theirs = _keys(one[1]), _keys(two[1])
     if mine is None or theirs is None or not words(mine.name) & words(theirs.name):
         return
@@ -72,6 +71,7 @@ def _shared(one: tuple[View, int], two: tuple[View, int], derived: set[Place]) -
 def _check(key: Slot, other: Slot, shared: list[str], table: int) -> Check:
     rule = f"the row of table {table + 1} with the same measured values"
     values = ", ".join(shared)
-    text = f"{values} stands in table {table + 1} at {other.quantity.text}; here it is printed at {key.quantity.text}"
+    where = f"stands in table {table + 1} at {other.quantity.text}"
+    text = f"{values} {where}; here it is printed at {key.quantity.text}"
     why = "values of different keys in one comparison"
     return Check(key.place, "cell", key.quantity.text, other.quantity.text, False, rule, values, text, why)

@@ -1,5 +1,6 @@
 # ruff: noqa: RUF001 - the marks and words that tables print
-"""Claims about named rows of a table: so much at this prompt length, the one row against the other, of the peak."""
+"""Claims about named rows of a table: so much at this prompt length, the one row against the other,
+of the peak."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def _is_key(quantity: Quantity, key: Quantity) -> bool:
 
 
 def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Checks of percentages and ratios about one or two named rows, and of differences in a named row."""
+    """Checks of percentages and ratios about one or two named rows, and of differences in a named
+    row."""
     if sentence.code:
         return
     near = scene.near(sentence)
@@ -113,7 +115,7 @@ def _beside(sentence: Sentence, at: int) -> str:
 
 
 def _columns(scene: Scene, sentence: Sentence, table: int) -> list[Series]:
-    """The measured columns of a table that the sentence names; all of them when it names fewer than needed."""
+    """The measured columns of a table that the sentence names; all when it names none."""
     view = scene.views[table]
     measured = [
         s
@@ -139,7 +141,7 @@ def _decide(
     *,
     decided: bool,
 ) -> Check | None:
-    """The first pair that explains what is printed; without one, a finding where the sentence leaves no choice."""
+    """The first pair that explains what is printed; else a finding where there is no choice."""
     checks = []
     for a, b in pairs:
         if a is None or b is None or not (a.quantity.single and b.quantity.single):

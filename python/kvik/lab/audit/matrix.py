@@ -1,8 +1,9 @@
 # ruff: noqa: RUF001, RUF002 - the marks and words that tables print
 """Tables that hold times and rates of the same cells in different rows: rate = count × size / time.
 
-The rows of the rates stand under those of the times, with the same labels; the count stands in the column's
-header ("20 blocks") or in a row's label, the size in the row's label ("16K") or in the header.
+The rows of the rates stand under those of the times, with the same labels; the count stands in the
+column's header ("20 blocks") or in a row's label, the size in the row's label ("16K") or in the
+header.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class Document:
 class Check:
     """A derived cell or a claim that was recognised and recomputed.
 
-    `printed` and `follows` are as they stand or would stand in the text, at the printed precision. `rule` says
-    what derives from what, `formula` is the arithmetic, `text` says both with the result, and `diagnosis` says
-    what may have happened where something fits.
+    `printed` and `follows` are as they stand or would stand in the text, at the printed precision.
+    `rule` says what derives from what, `formula` is the arithmetic, `text` says both with the
+    result, and `diagnosis` says what may have happened where something fits.
     """
 
     place: Place

@@ -79,9 +79,11 @@ def distinguishing(series: Series, others: tuple[Series, ...]) -> frozenset[str]
 
 
 def level(rule: Rule, target: Series, view: View) -> int:
-    """How far a target's name names a rule: 0 not, 1 the kind, 2 the kind and an input, 3 and all inputs.
+    """How far a target's name names a rule: 0 not, 1 the kind, 2 the kind and an input, 3 and all
+    inputs.
 
-    The label of a row is a name of what was measured more often than of how it derives: there only the kind counts.
+    The label of a row is a name of what was measured more often than of how it derives: there only
+    the kind counts.
     """
     named = rule.family.name in families_named(target.name) or (rule.cumulative and "sum" in target.name)
     if target.note and rule.family.name in ("change", "reduction", "ratio", "size of change"):

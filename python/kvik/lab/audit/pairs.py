@@ -1,8 +1,10 @@
 # ruff: noqa: RUF002 - the marks and words that tables print
-"""Claims whose inputs stand beside them: from A to B by so much, so many times A against B, percent of a rate."""
+"""Claims whose inputs stand beside them: from A to B by so much, so many times A against B, percent
+of a rate."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -22,7 +24,7 @@ def _alike(a: Quantity, b: Quantity) -> bool:
 def steps(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "A -> B (-23.1%, -441 ms)" and of "~4× faster (26 ms vs 99 ms)"."""
     measured = [at for at, q in enumerate(sentence.found) if q.unit.dimension and q.single]
-    for one, two in zip(measured, measured[1:], strict=False):
+    for one, two in itertools.pairwise(measured):
         a, b = sentence.found[one], sentence.found[two]
         between = sentence.text[a.span[1] : b.span[0]]
         if not _alike(a, b) or not _FROM_TO.search(between) or len(between) > 60:
@@ -96,13 +98,9 @@ def spread(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     times = [(at, q) for at, q in enumerate(sentence.found) if q.unit.kind == "time"]
     if len(counts) == 1 and len(times) == 2 and times[0][1].number > times[1][1].number:
         (_, total), (at, each) = times
-        value = r.Value(
-            *(
-                n * total.unit.scale / (counts[0].number * counts[0].unit.scale)
-                for n in (total.low, total.number, total.high)
-            ),
-            each.unit.scale,
-        )
+        each_of = total.unit.scale / (counts[0].number * counts[0].unit.scale)
+        low, middle, high = (n * each_of for n in (total.low, total.number, total.high))
+        value = r.Value(low, middle, high, each.unit.scale)
         formula = f"{total.text} / {counts[0].text}"
         yield at, claim(scene.document, sentence, loose(each), value, "a time spread over a count", formula)
 

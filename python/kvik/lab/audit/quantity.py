@@ -1,9 +1,10 @@
 # ruff: noqa: RUF001 - the marks and words that tables print
-"""Quantities as they are printed: the number with its digits, the unit, sign, arrow, marks, ranges and bounds.
+"""Quantities as they are printed: the number with its digits, the unit, sign, arrow, marks, ranges
+and bounds.
 
-What a printed number says is an interval: half a unit in its last printed place to either side. Trailing zeros
-count, except where a mark of approximation (~, about, 約, 约) stands before an integer: there the zeros at its
-end say nothing.
+What a printed number says is an interval: half a unit in its last printed place to either side.
+Trailing zeros count, except where a mark of approximation (~, about, 約, 约) stands before an
+integer: there the zeros at its end say nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _SECOND = Unit("s", "time", TIME, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Quantity:
-    """A printed number. `number` carries its sign (also that of an arrow); `half` is half a unit in the last
-    place, in the printed unit. `upper` is the other end of a range. `clock` is true for 1m26.002s."""
+    """A printed number. `number` carries its sign (also that of an arrow); `half` is half a unit in
+    the last place, in the printed unit. `upper` is the other end of a range. `clock` is true for
+    1m26.002s."""
 
     number: float
     half: float
@@ -72,7 +74,8 @@ class Part:
 
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?"
-_APPROX = r"~|≈|≒|∼|約|约|大约|およそ|ほぼ|about\s|around\s|approximately\s|approx\.?\s|roughly\s|nearly\s|some\s|ca\.\s"
+_APPROX = r"~|≈|≒|∼|約|约|大约|およそ|ほぼ"
+_APPROX += r"|about\s|around\s|approximately\s|approx\.?\s|roughly\s|nearly\s|some\s|ca\.\s"
 _QUANTITY = re.compile(
     rf"(?P<arrow>[↓↑▲▼⬆⬇])?\s*(?P<before><=|>=|<|>|≤|≥)?\s*(?P<approx>{_APPROX})?\s*(?P<money>[$¥€])?"
     rf"(?P<sign>\+/-|[+\-±])?(?P<number>{_NUMBER})(?P<first>\s?{PATTERN})?"
@@ -204,7 +207,8 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _notes(rest: str) -> list[Part] | None:
-    """The derived values and annotations after a cell's first quantity; None when the cell is no quantity."""
+    """The derived values and annotations after a cell's first quantity; None when the cell is no
+    quantity."""
     if not rest:
         return []
     inner = re.match(r"^\((.*)\)$", rest, re.DOTALL)
@@ -260,7 +264,7 @@ _TAILS = {
 
 def _print(like: Quantity, number: float) -> str:
     """`number` with the digits, sign, unit and style of another."""
-    # exact halves are carried to the even digit or away from zero: either is rounding; away is what most print
+    # exact halves go away from zero, as most print them; to the even digit is rounding too, and holds
     step = 10.0**-like.decimals
     rounded = math.copysign(math.floor(abs(number) / step + 0.5 + 1e-9) * step, number)
     if rounded == 0:

@@ -6,7 +6,7 @@ import csv
 import io
 
 from kvik.lab.audit.grid import Line, build
-from kvik.lab.audit.model import Document, Prose
+from kvik.lab.audit.model import Document, Prose, Table
 from kvik.lab.audit.quantity import plain
 
 _DELIMITERS = ",\t;|"
@@ -28,7 +28,7 @@ def read_csv(text: str, name: str) -> Document:
     mark = delimiter(lines) or ("\t" if "\t" in text else ",")
     rows: list[Line] = []
     prose: list[Prose] = []
-    tables = []
+    tables: list[Table] = []
     heading = ""
     source = csv.reader(io.StringIO(text), delimiter=mark, skipinitialspace=True)
     for cells in [*((tuple(row), source.line_num) for row in source), ((), len(lines) + 1)]:

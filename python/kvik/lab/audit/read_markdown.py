@@ -1,4 +1,5 @@
-"""Markdown and plain text: pipe tables as people publish them, tables in HTML between them, and the text."""
+"""Markdown and plain text: pipe tables as people publish them, tables in HTML between them, and the
+text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # ruff: noqa: RUF001 - the marks and words that tables print
-"""The rules by which tables derive one number from others, and their arithmetic on printed intervals."""
+"""The rules by which tables derive one number from others, and their arithmetic on printed
+intervals."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ MANY = {"sum", "mean", "geometric mean", "median", "maximum", "minimum", "produc
 
 @dataclass(frozen=True)
 class Rule:
-    """A family applied to series. `stated` says that the target's name states the constant. `binary` reads prefixes as powers of 1024: of the inputs, of the result."""
+    """A family applied to series. `binary` reads prefixes as powers of 1024: of the inputs, of the
+    result. `stated` says that the target's name states the constant."""
 
     family: Family
     inputs: tuple[Series, ...]
@@ -94,7 +96,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Value:
-    """What follows: the interval and the value from the printed digits, in base units, and one printed unit."""
+    """What follows: the interval and the value from the printed digits, in base units, and one
+    printed unit."""
 
     low: float
     middle: float
@@ -186,7 +189,8 @@ def _ends(family: Family, ends: list[tuple[float, float]]) -> tuple[float, float
 def _scales(
     family: str, inputs: Sequence[Quantity], target: Quantity, binary: tuple[bool, bool]
 ) -> list[float] | None:
-    """The scales of the inputs and, last, of the target; None when the dimensions do not go together."""
+    """The scales of the inputs and, last, of the target; None when the dimensions do not go
+    together."""
     if family in ADDITIVE:
         return _additive(inputs, target, binary)
     if family in RELATIVE:

@@ -13,8 +13,8 @@ from kvik.lab.audit.units import NONE, Unit
 
 @dataclass(frozen=True)
 class Slot:
-    """One printed quantity and where it stands. `finer` is the same value where another table of the document
-    prints it with more digits: the better input."""
+    """One printed quantity and where it stands. `finer` is the same value where another table of
+    the document prints it with more digits: the better input."""
 
     quantity: Quantity
     place: Place
@@ -29,8 +29,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Series:
-    """Quantities that a column or a row holds. `note` counts the derived values inside cells from 1; 0 is the
-    cells' own value. `shift` says whose rows these are: "" its own, "first", "last", "above", "below"."""
+    """Quantities that a column or a row holds. `note` counts the derived values inside cells from
+    1; 0 is the cells' own value. `shift` says whose rows these are: "" its own, "first", "last",
+    "above", "below"."""
 
     name: str
     position: int
@@ -80,7 +81,8 @@ def row_labels(table: Table) -> tuple[str, ...]:
 
 
 def _unit_above(table: Table, row: int) -> str:
-    """The text in a row's label cells, carried from above when they are blank: units may stand there."""
+    """The text in a row's label cells, carried from above when they are blank: units may stand
+    there."""
     for at in range(row, -1, -1):
         if table.rows[at] and table.rows[at][0].text:
             return table.rows[at][0].text if table.rows[at][0].main is None else ""
@@ -176,7 +178,8 @@ def words(name: str) -> frozenset[str]:
 
 
 def refine(views: list[View]) -> list[View]:
-    """Columns of several tables of a document, with the digits that other tables have for the same cells.
+    """Columns of several tables of a document, with the digits that other tables have for the same
+    cells.
 
     The same cell has the same row label and column name, and an overlapping interval.
     """

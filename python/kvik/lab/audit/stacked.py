@@ -1,5 +1,6 @@
 # ruff: noqa: RUF001 - the marks and words that tables print
-"""Tables whose layout was lost: every cell became a paragraph of its own, as text copied from a page has it."""
+"""Tables whose layout was lost: every cell became a paragraph of its own, as text copied from a
+page has it."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ _MISSING = {"-", "—", "–", "n/a", "N/A"}
 
 
 def stacked(cells: list[tuple[int, str]]) -> tuple[tuple[str, ...], list[Line], int] | None:
-    """The table in a run of one-line paragraphs (line number, text): header, rows, first line; or None.
+    """The table in a run of one-line paragraphs (line number, text): header, rows, first line; or
+    None.
 
-    The width is the one under which the header has no number, every column is of one kind, and one column or
-    more are numbers. A header may lack the cell over the row labels.
+    The width is the one under which the header has no number, every column is of one kind, and one
+    column or more are numbers. A header may lack the cell over the row labels.
     """
     texts = [plain(text) for _, text in cells]
     for width in range(2, _WIDEST + 1):

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001 - the marks and words that tables print
 """Units as tables print them: what they measure, and how many of the base unit they are.
 
-Base units are the second, the byte, the token and 1. Decimal byte prefixes carry the binary reading beside
-them, because "MB" is printed for both.
+Base units are the second, the byte, the token and 1. Decimal byte prefixes carry the binary reading
+beside them, because "MB" is printed for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ TOKENS: Dimension = (("token", 1),)
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit: its name as printed, what it measures, its size, and its size if prefixes are powers of 1024.
+    """A unit: its name as printed, what it measures, its size, and its size if prefixes are powers
+    of 1024.
 
     `kind` tells dimensionless units apart: plain (none printed), percent, points, ratio, count.
     """
@@ -44,11 +45,13 @@ _TIMES = {
     3600.0: "h hr hrs hour hours 時間 小时 時",
 }
 _PREFIX = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_TOKEN_WORDS = "tokens token toks tok トークン"
+_OF_TOKENS = "tokens token toks tok トークン"
 _RATIOS = "x X × 倍"
 _COUNTS = (
-    "requests request reqs req blocks block runs run patterns pattern iterations iters iter gpus gpu nodes node "
-    "layers layer heads files file cores core nics nic pairs pair slots ops models model levels samples starts "
+    "requests request reqs req blocks block runs run patterns pattern iterations iters iter gpus "
+    "gpu nodes node "
+    "layers layer heads files file cores core nics nic pairs pair slots ops models model levels "
+    "samples starts "
     "prompts times pages threads replicas steps queries "
     "回 件 個 台 枚 本 行 种 个 次 张 条 块 パターン モデル ノード ファイル リクエスト イテレーション"
 )
@@ -61,7 +64,7 @@ def _simple() -> dict[str, Unit]:
     for scale, words in _TIMES.items():
         for word in words.split():
             table[word] = Unit(word, "time", TIME, scale, scale)
-    for word in _TOKEN_WORDS.split():
+    for word in _OF_TOKENS.split():
         table[word] = Unit(word, "tokens", TOKENS, 1.0, 1.0)
     for word in _RATIOS.split():
         table[word] = Unit(word, "ratio", NONE, 1.0, 1.0)
@@ -144,4 +147,5 @@ _OTHER = [re.escape(name) for name in _NAMES if not name.isascii()]
 _RATES = [re.escape(name) for name in sorted(_PER_SECOND.keys() | _COUNT_RATES, key=len, reverse=True)]
 _BASE = "(?:" + "|".join(_RATES + _LATIN + _OTHER) + ")"
 #: A unit in running text: the longest that is one, not the beginning of a longer word.
-PATTERN = rf"(?:{_BASE}(?:\s?/\s?(?:sec|s|秒|hour|hr|h|token|tok|トークン|GPU|gpu))?)(?![A-Za-zμ])(?!(?<=[xX×])\s?\d)"
+PATTERN = rf"(?:{_BASE}(?:\s?/\s?(?:sec|s|秒|hour|hr|h|token|tok|トークン|GPU|gpu))?)"
+PATTERN += r"(?![A-Za-zμ])(?!(?<=[xX×])\s?\d)"
