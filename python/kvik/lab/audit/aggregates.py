@@ -33,7 +33,7 @@ _BEFORE: tuple[tuple[str, str], ...] = (
     (r"\bmean\b|average|平均|均值", "mean"),
     (r"median|中央値|中位", "median"),
     (
-        r"\bmax(imum|imal)?\b|peak|best|highest|up to|as much as|largest|greatest|fastest"
+        r"\bmax(imum|imal)?\b|peak|best|highest|up to|at most|as much as|largest|greatest|fastest"
         r"|最大|最高|最多|top\b|峰值|ピーク",
         "maximum",
     ),
@@ -159,7 +159,8 @@ def replace_sign(value: Value) -> Value:
 def _value(group: Group, name: str, printed: Quantity) -> Value | None:
     """The aggregate of a group; of sizes, where the text leaves the sign to its words."""
     values = group.values
-    if not printed.signed and not printed.arrow and sum(v.middle < 0 for v in values) * 2 > len(values):
+    falling = sum(v.middle < 0 for v in values) * 2 > len(values)
+    if falling:  # the largest of reductions is the one of the largest size
         values = tuple(Value(-v.high, -v.middle, -v.low, v.scale) for v in values)
     if name == "sum" and len(values) < 2:
         return None
@@ -169,7 +170,8 @@ def _value(group: Group, name: str, printed: Quantity) -> Value | None:
         middle = function([v.middle for v in values])
     except ValueError:
         return None
-    return Value(min(ends), middle, max(ends), printed.unit.scale)
+    value = Value(min(ends), middle, max(ends), printed.unit.scale)
+    return replace_sign(value) if falling and printed.number < 0 else value
 
 
 def _claim(

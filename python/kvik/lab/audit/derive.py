@@ -206,7 +206,12 @@ def _partial(rule: Rule, target: Series, view: View) -> float:
         others.append(min(series.position for series in view.series))
     near = ends[-1] == target.position - 1 or ends[0] == target.position + 1
     whole = ends[0] <= min(others) if ends[0] < target.position else ends[-1] >= max(others)
-    return (0.0 if near else 4.0) + (0.0 if whole else 4.0)
+    if view.axis == "row" and not whole:
+        # a subtotal begins under another one, or is no subtotal
+        above = next((s for s in view.series if s.position == ends[0] - 1), None)
+        whole = above is not None and bool(families_named(above.name) & {"sum", "mean"})
+    each = 9.0 if view.axis == "row" else 4.0
+    return (0.0 if near else each) + (0.0 if whole else each)
 
 
 def _evidence(value: Value, half: float, spread: float) -> float:
@@ -228,7 +233,8 @@ def _enough(found: Found, target: Series, view: View) -> bool:
     if found.level >= 1:
         if hits < 1 or hits < misses:
             return False
-        return found.score >= (2.0 if misses == 0 else 4.0 if hits > misses else 5.0)
+        equal = 3.0 if found.level >= 2 else 5.0
+        return found.score >= (2.0 if misses == 0 else 4.0 if hits > misses else equal)
     if view.axis == "row" and found.rule.family.name not in ("sum", "mean"):
         return False
     if misses and max(series.position for series in found.rule.inputs) > target.position:

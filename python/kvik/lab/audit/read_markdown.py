@@ -69,10 +69,14 @@ def _text(state: _State, at: int) -> None:
     state.prose.append(Prose(text, at + 1, state.heading, above, state.code))
 
 
-def split_row(line: str) -> tuple[str, ...]:
-    """The cells of a pipe table's line, with or without the pipes at its ends."""
+def split_row(line: str, bare: int = 0) -> tuple[str, ...]:
+    """The cells of a pipe table's line, with or without the pipes at its ends.
+
+    `bare` is the width of a table whose header has no pipe before its first cell: there a leading pipe may be
+    the end of an empty cell.
+    """
     line = line.strip()
-    if line.startswith("|"):
+    if line.startswith("|") and not (bare and len(split_row(line[1:])) < bare):
         line = line[1:]
     if line.endswith("|") and not line.endswith("\\|"):
         line = line[:-1]
@@ -81,6 +85,7 @@ def split_row(line: str) -> tuple[str, ...]:
 
 def _pipes(state: _State, at: int) -> int:
     header = split_row(state.lines[at])
+    bare = 0 if state.lines[at].strip().startswith("|") else len(header)
     body: list[Line] = []
     end = at + 2
     while end < len(state.lines) and "|" in state.lines[end] and not _FENCE.match(state.lines[end]):
@@ -88,7 +93,7 @@ def _pipes(state: _State, at: int) -> int:
         if is_rule(below):
             break
         if not is_rule(state.lines[end]):
-            body.append(Line(split_row(state.lines[end]), end + 1))
+            body.append(Line(split_row(state.lines[end], bare), end + 1))
         end += 1
     if body:
         state.tables.append(build(header, body, at + 1, state.heading))
