@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - the marks and words that tables print
 """Tables and quantities are read as people publish them."""
 
 from __future__ import annotations
@@ -66,7 +65,8 @@ def test_running_text_keeps_identifiers_out() -> None:
 
 
 def test_a_table_without_outer_pipes_and_with_a_header_one_cell_short() -> None:
-    text = "a (s) | b | delta-b | |\n---|---|---|---|\nfirst | 2.00 | 4.00 | 2.00 |\nsecond | 3.00 | 9.00 | 3.00 |\n"
+    text = "a (s) | b | delta-b | |\n---|---|---|---|\nfirst | 2.00 | 4.00 | 2.00 |\n"
+    text += "second | 3.00 | 9.00 | 3.00 |\n"
     (table,) = audit_text(text).tables
     assert table.header == ("", "a (s)", "b", "delta-b")
     assert [cell.text for cell in table.rows[1]] == ["second", "3.00", "9.00", "3.00"]
@@ -101,7 +101,8 @@ def test_a_table_whose_cells_became_paragraphs() -> None:
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_separated_values(mark: str) -> None:
-    rows = [("run", "before", "after", "difference"), ("a", "2.0", "5.0", "3.0"), ("b", "4.0", "9.0", "5.5")]
+    rows = [("run", "before", "after", "difference"), ("a", "2.0", "5.0", "3.0")]
+    rows.append(("b", "4.0", "9.0", "5.5"))
     audit = audit_text("\n".join(mark.join(row) for row in [*rows, ("c", "1.0", "7.0", "6.0")]))
     assert [(check.place.row, check.place.column, check.follows) for check in audit.findings] == [
         (1, 3, "5.0")

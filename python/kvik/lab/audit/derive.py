@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvik.lab.audit import rules as r
 from kvik.lab.audit.naming import families_named, level
@@ -267,7 +268,7 @@ def _hypotheses(view: View, target: Series) -> Iterator[Rule]:
         rated = any(slot is not None and slot.quantity.unit.kind == "rate" for slot in target.slots)
         for a, b, c in itertools.permutations(pool if rated and len(pool) <= 8 else (), 3):
             if a.position < b.position:
-                for mode in _MODES:
+                for mode in _modes(a, b, c, target):
                     yield Rule(r.RATE, (a, b, c), mode)
 
 
@@ -275,6 +276,13 @@ def _near(series: Series, target: Series, count: int) -> bool:
     return count <= _WIDE or abs(series.position - target.position) <= _WIDE // 2 or series.position < 3
 
 
+def _modes(*series: Series) -> tuple[tuple[bool, bool], ...]:
+    """The readings of prefixes that differ: one, where no unit can be read in powers of 1024."""
+    units = (slot.quantity.unit for one in series for slot in one.slots if slot is not None)
+    return _MODES if any(unit.binary != unit.scale for unit in units) else _MODES[:1]
+
+
+@lru_cache(maxsize=512)
 def _form(series: Series) -> tuple[str, Dimension]:
     """The kind and dimension of a series' first value."""
     unit = next(slot.quantity.unit for slot in series.slots if slot is not None)
@@ -293,10 +301,10 @@ def _pair(a: Series, b: Series, target: Series) -> Iterator[Rule]:
             for family in (r.SUM, r.MEAN, r.GAP):
                 yield Rule(family, (a, b))
     if over != under:
-        for mode in _MODES:
+        for mode in _modes(a, b, target):
             yield Rule(r.QUOTIENT, (a, b), mode)
     if a.position < b.position and kind != "percent":
-        for mode in _MODES:
+        for mode in _modes(a, b, target):
             yield Rule(r.PRODUCT, (a, b), mode)
 
 
@@ -313,7 +321,7 @@ def _single(one: Series, view: View, target: Series) -> Iterator[Rule]:
             yield from _shares(one)
     if one.note == 0 and target.note == 0:
         if _scaled(one) != _scaled(target):
-            for mode in _MODES:
+            for mode in _modes(one, target):
                 yield Rule(r.SAME, (one,), mode)
         yield from _stated(one, target)
 
