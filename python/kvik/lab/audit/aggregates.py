@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from kvik.lab.audit.claims import Scene, Sentence, claim, loose
-from kvik.lab.audit.groups import Group, overlap, ranked, total
+from kvik.lab.audit.groups import Group, groups, overlap, ranked, total
 from kvik.lab.audit.model import Check
 from kvik.lab.audit.quantity import Quantity
 from kvik.lab.audit.rules import Value, holds
@@ -182,6 +182,29 @@ def _claim(
     return claim(
         scene.document, sentence, printed, value, f"the {name} of {group.what}", f"{name} of {listed}"
     )
+
+
+def ranges(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Recognises "flat at ~205-214 GB/s": a range that holds all values of the nearest table."""
+    for at, printed in enumerate(sentence.found):
+        if printed.upper is None or not printed.unit.dimension or not scene.views:
+            continue
+        table = scene.near(sentence)[0]
+        values = [v for group in groups(scene, printed, [table]) for v in group.values]
+        scale = printed.unit.scale
+        if len(values) < 3:
+            continue
+        low, high = min(v.middle for v in values), max(v.middle for v in values)
+        if printed.low * scale <= low and high <= printed.high * scale:
+            value = Value(low, (low + high) / 2, high, scale)
+            formula = f"{low / scale:g} to {high / scale:g}"
+            check = claim(
+                scene.document, sentence, printed, value, f"the range of table {table + 1}", formula
+            )
+            yield (
+                at,
+                replace(check, follows=printed.text, text=f"{check.rule}: {formula}, printed {printed.text}"),
+            )
 
 
 _COUNTED = re.compile(

@@ -14,7 +14,7 @@ from kvik.lab.audit.model import Check
 from kvik.lab.audit.quantity import Quantity
 from kvik.lab.audit.rules import Value, holds
 
-_OPERATOR = re.compile(r"^[^=≈\d]*?([×x*+/÷-])[^=≈\d]*?$")
+_OPERATOR = re.compile(r"^[^=≈\d+×*/÷]*?([×x*+/÷-])[^=≈\d+×*/÷]*?$")
 _EQUALS = re.compile(r"^[^=≈<>]*(?:=|≈|=>)[^=<>]*$")
 
 

@@ -56,11 +56,25 @@ _END = re.compile(r"(?<=[。!?!?])\s*|(?<=[A-Za-z)%\d][.;])\s+(?=[A-Z(*])")
 
 def sentences(document: Document) -> Iterator[Sentence]:
     """The sentences of a document that hold quantities."""
-    for line in document.prose:
+    for line in [*document.prose, *_cells(document)]:
         for text in [line.text] if line.code else _END.split(line.text):
             found = quantities(text)
             if found:
                 yield Sentence(text, line.line, line.heading, line.table, tuple(found), line.code)
+
+
+def _cells(document: Document) -> Iterator[Prose]:
+    """The cells of tables that hold text with numbers in it, as text."""
+    for index, table in enumerate(document.tables):
+        for row in table.rows:
+            for cell in row:
+                if (
+                    not cell.parts
+                    and len(cell.text) > 5
+                    and quantities(cell.text)
+                    and "=" not in cell.text[:12]
+                ):
+                    yield Prose(cell.text, cell.line, table.heading, index, code=False)
 
 
 def place(document: Document, sentence: Sentence | Prose) -> Place:

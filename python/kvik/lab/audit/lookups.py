@@ -87,6 +87,8 @@ def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
 def _about(scene: Scene, sentence: Sentence, at: int, rows: list[_Row]) -> Check | None:
     printed = loose(sentence.found[at])
     columns = _columns(scene, sentence, rows[0].table)
+    if _PEAK.match(sentence.after(at)):
+        rows = [row for row in rows if at - 1 in row.used] or rows
     if _PEAK.match(sentence.after(at)) and len(rows) == 1:
         return _of_peak(scene, sentence, printed, rows[0], columns)
     relative = printed.unit.kind in ("percent", "ratio")
@@ -203,7 +205,7 @@ def per_token(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         return
     each, table = factor
     for at, size in enumerate(sentence.found):
-        if size.unit.kind != "bytes" or size.bound or size.upper is not None:
+        if size.unit.kind != "bytes" or size.unit.scale < 1000 or size.bound or size.upper is not None:
             continue
         near = [
             q
@@ -211,7 +213,7 @@ def per_token(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             if abs(i - at) == 1 and q.unit.kind == "tokens" and not q.bound and q.single
         ]
         gap = [q for q in near if min(abs(q.span[0] - size.span[1]), abs(size.span[0] - q.span[1])) < 12]
-        if len(gap) == 1 and not (sentence.code and len(sentence.found) > 3):
+        if len(gap) == 1:
             count = gap[0]
             half = count.half * count.unit.scale if count.approx else 0.0
             tokens = count.number * count.unit.scale
@@ -246,12 +248,13 @@ def _bytes_a_token(scene: Scene) -> tuple[Value, int] | None:
 
 def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Recognises a cell of a nearby table that the text repeats; what repeats none is not judged."""
-    if sentence.code:
-        return
     for at, printed in enumerate(sentence.found):
+        if sentence.code and not (printed.signed and printed.unit.dimension):
+            continue
         if len(printed.digits.replace(",", "").replace(".", "").strip("0")) < 2 or not printed.single:
             continue
-        for table in scene.near(sentence)[:3]:
+        near = scene.near(sentence)
+        for table in near if printed.approx else near[:3]:
             slot = _cell(scene, printed, table)
             if slot is not None:
                 value = best(scene, slot)
@@ -260,7 +263,9 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                     value = Value(value.low, value.middle, value.high, slot.quantity.unit.scale)
                 name = scene.views[table].labels[slot.place.row or 0]
                 rule = f"a cell of table {table + 1} ({name}), repeated"
-                yield at, claim(scene.document, sentence, printed, value, rule, slot.quantity.text)
+                check = claim(scene.document, sentence, loose(printed), value, rule, slot.quantity.text)
+                if check.holds:
+                    yield at, check
                 break
 
 
@@ -274,6 +279,8 @@ def _cell(scene: Scene, printed: Quantity, table: int) -> Slot | None:
                 same_kind(printed, quantity) and printed.unit.scale == quantity.unit.scale
             )
             alike = abs(printed.number) == abs(quantity.number) and printed.decimals == quantity.decimals
+            if printed.approx and printed.unit.dimension and same and len(printed.digits) > 2:
+                alike = loose(printed).low <= quantity.number <= loose(printed).high
             if same and alike and (printed.unit.kind != "plain" or printed.decimals):
                 return slot
     return None

@@ -115,9 +115,11 @@ def remaining(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     counts = [q for q in sentence.found if q.unit.kind in ("plain", "count") and not q.decimals and q.single]
     for at, printed in enumerate(sentence.found):
         earlier = [q for q in counts if q.span[1] <= printed.span[0]]
-        if printed.unit.kind != "percent" or len(earlier) != 2 or sentence.code:
+        if printed.unit.kind != "percent" or len(earlier) < 2 or sentence.code:
             continue
-        most, least = sorted(earlier, key=lambda q: -q.number)
+        if len(earlier) > 2 and any(q.unit.kind != "count" for q in earlier[-2:]):
+            continue
+        most, least = sorted(earlier[-2:], key=lambda q: -q.number)
         if most.number <= 0 or "=" in sentence.before(at):
             continue
         part = 1 - least.number / most.number

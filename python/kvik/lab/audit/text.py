@@ -18,6 +18,7 @@ _READERS = (
     pairs.spread,
     pairs.remaining,
     aggregates.members,
+    aggregates.ranges,
     lookups.per_token,
     lookups.quoted,
 )
