@@ -10,6 +10,9 @@ from kvik.cli import Entry
 
 SUBCOMMANDS: dict[str, Entry] = {
     "advise": Entry("kvik.lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
+    "audit": Entry(
+        "kvik.lab.audit.command", "audit", "Recompute published tables and the claims beside them."
+    ),
     "check": Entry("kvik.lab.study.cli", "check", "Check a study file, and say what it comes to."),
     "compare": Entry("kvik.lab.infer.cli", "compare_command", "Compare two configurations' measurements."),
     "crossover": Entry(
