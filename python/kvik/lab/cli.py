@@ -9,6 +9,7 @@ import click
 from kvik.cli import Entry
 
 SUBCOMMANDS: dict[str, Entry] = {
+    "report": Entry("kvik.lab.report.cli", "report_command", "Write a report of measurements."),
     "advise": Entry("kvik.lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
     "audit": Entry(
         "kvik.lab.audit.command", "audit", "Recompute published tables and the claims beside them."

@@ -1,0 +1,184 @@
+"""`kvik lab report` says what data of known truth hold, and no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kvik.cli import main
+from kvik.lab.errors import LabError
+from kvik.lab.report.build import build_report
+from kvik.lab.report.cells import Missing
+from kvik.lab.report.codec import from_json
+from kvik.lab.report.figures import Distributions, RunOrder, SizeTime
+from kvik.lab.report.look import Rules
+from kvik.lab.report.model import Claim, Interval, Report, Verdict
+from kvik.lab.report.read import Choice, read
+
+SEED = 1
+TRUTH = {"TCP": (120.0, 0.5), "EFA": (250.0, 0.4)}
+"""Milliseconds, and milliseconds a token: they cross at 1300 tokens."""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four starts of 12 at four sizes; EFA is unsteady at 4000, and a value of TCP failed."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,tokens"]
+    for arm, (fixed, each) in TRUTH.items():
+        for tokens in (500, 1000, 2000, 4000):
+            for start in range(4):
+                values = (fixed + each * tokens) * (1 + 0.005 * rng.standard_normal())
+                row = values * (1 + 0.01 * rng.standard_normal(18))
+                if (arm, tokens) == ("EFA", 4000) and start == 2:
+                    row[14:] *= 0.7
+                for i, v in enumerate(row):
+                    failed = (arm, tokens, start, i) == ("TCP", 500, 0, 5)
+                    lines.append(
+                        f"{arm}-{tokens}-{start},{i},{'failed' if failed else f'{v:.3f}'},{arm},{tokens}"
+                    )
+    path = tmp_path_factory.mktemp("data") / "ttft.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(measured: Path) -> Report:
+    return build_report(read([measured], Choice()), Rules(margin=0.02), "TTFT")
+
+
+def claims(report: Report) -> dict[str, Claim]:
+    return {claim.id: claim for section in report.sections for claim in section.claims}
+
+
+def figure(report: Report, name: str) -> object:
+    return next(f for s in report.sections for f in s.figures if f.id == name)
+
+
+def test_the_ratio_of_the_truth_lies_in_each_claims_interval(report: Report) -> None:
+    for number, tokens in enumerate((500, 1000, 2000), 1):
+        claim = claims(report)[f"C{number}"]
+        truth = (250.0 + 0.4 * tokens) / (120.0 + 0.5 * tokens)
+        assert isinstance(claim.interval, Interval), f"seed {SEED}"
+        low, high = claim.interval.low, claim.interval.high
+        assert (low or 0.0) < truth < (high or 0.0), f"seed {SEED}, {tokens} tokens"
+    assert claims(report)["C1"].sentence.startswith("Prefer TCP to EFA at tokens 500")
+    assert claims(report)["C3"].sentence.startswith("Prefer EFA to TCP at tokens 2000")
+
+
+def test_what_is_unsteady_has_no_mean_and_no_ratio(report: Report) -> None:
+    ratio = claims(report)["C4"]
+    assert isinstance(ratio.estimate, Missing)
+    assert ratio.verdict is Verdict.INSUFFICIENT
+    assert "unsteady" in str(ratio.interval)
+    mean = next(c for c in claims(report).values() if c.sentence == "EFA has a steady mean at tokens 4000.")
+    assert isinstance(mean.estimate, Missing)
+    assert mean.verdict is Verdict.NOT_SUPPORTED
+
+
+def test_the_crossover_of_the_truth_lies_in_its_interval(report: Report) -> None:
+    claim = claims(report)["X1"]
+    assert claim.verdict is Verdict.SUPPORTED
+    assert isinstance(claim.interval, Interval)
+    low, high = claim.interval.low, claim.interval.high
+    assert (low or 0.0) < 1300 < (high or 0.0), f"seed {SEED}: {low} to {high}"
+    drawn = figure(report, "size-1")
+    assert isinstance(drawn, SizeTime)
+    assert drawn.crossings[0].stretches[0].low == pytest.approx(low)
+    assert all(arm.model for arm in drawn.arms)
+
+
+def test_a_failed_value_keeps_its_place_in_the_series(report: Report) -> None:
+    drawn = figure(report, "series-1")
+    assert isinstance(drawn, RunOrder)
+    assert isinstance(drawn.series[0].values[5], Missing)
+    assert len(drawn.series[0].values) == 18
+    assert drawn.series[0].levels[0].last == 17
+
+
+def test_a_99_percent_quantile_is_not_given_from_72_values(report: Report) -> None:
+    drawn = figure(report, "distribution-1")
+    assert isinstance(drawn, Distributions)
+    tail = drawn.groups[0].quantiles[-1]
+    assert tail.probability == 0.99
+    assert isinstance(tail.estimate.value, Missing)
+
+
+def test_the_report_says_what_it_cannot(report: Report) -> None:
+    text = " ".join(report.sections[-1].text)
+    assert report.sections[-1].title == "What these data cannot say"
+    for word in (
+        "no steady state: EFA at tokens 4000",
+        "99 % quantile",
+        "missing values",
+        "beyond the sizes",
+    ):
+        assert word in text
+
+
+def test_one_start_each_supports_no_claim_of_the_arms(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    for name, level in (("a", 100.0), ("b", 150.0)):
+        rows = [f"{i},{v:.3f}" for i, v in enumerate(level * (1 + 0.01 * rng.standard_normal(30)))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["iteration,value", *rows]))
+    data = read([tmp_path / "a.csv", tmp_path / "b.csv"], Choice())
+    assert (data.arm, data.arms) == ("file", ("a", "b"))
+    claim = claims(build_report(data, Rules(), "r"))["C1"]
+    assert claim.estimate == pytest.approx(1.5, rel=0.02)
+    assert claim.verdict is Verdict.INSUFFICIENT
+    assert "one start on each side" in claim.because
+
+
+def test_the_command_writes_the_three_forms(measured: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        main, ["lab", "report", str(measured), "--out", str(out), "--json", str(out / "r.json")]
+    )
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in out.iterdir()} == {"report.html", "report.md", "r.json"}
+    assert from_json((out / "r.json").read_text()).title == "Report"
+    assert json.loads((out / "r.json").read_text())["sections"][0]["id"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("iteration,value\n", [], "has no values"),
+        ("iteration,time\n0,1\n", [], "no column 'value'"),
+        ("iteration,value\n0,fast\n", [], "line 2: value is 'fast'"),
+        ("iteration,value\n0.5,1\n", [], "line 2: iteration is '0.5'"),
+        ("iteration,value\n0,1\n0,2\n", [], "line 3: start '1' has iteration 0 already"),
+        ("iteration,value\n0,nan\n", [], "value is nan"),
+        ("iteration,value,x\n0,1\n", [], "line 2: has 2 cells, the header 3"),
+        ("iteration,value\n0,1\n", ["--arm", "backend"], "no column 'backend'"),
+        ("iteration,value\n0,1\n", ["--size", "mb"], "no column 'mb'"),
+        ("iteration,value,arm\n0,1,a\n0,1,b\n", ["--base", "c"], "the base 'c' is no level of arm: a, b"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_line(
+    tmp_path: Path, text: str, options: list[str], said: str
+) -> None:
+    (tmp_path / "d.csv").write_text(text)
+    done = CliRunner().invoke(
+        main, ["lab", "report", str(tmp_path / "d.csv"), "--out", str(tmp_path / "o"), *options]
+    )
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.output.split()), done.output
+
+
+def test_a_series_too_short_to_examine_is_shown_without_a_mean(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("iteration,value,backend\n0,1,a\n1,2,a\n0,in progress,b\n")
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    assert all(isinstance(c.estimate, Missing) for c in claims(made).values())
+
+
+def test_a_column_of_many_levels_is_no_factor(tmp_path: Path) -> None:
+    rows = [f"{i},1.0,{i}" for i in range(70)]
+    (tmp_path / "d.csv").write_text("\n".join(["iteration,value,time", *rows]))
+    with pytest.raises(LabError, match="--ignore time"):
+        read([tmp_path / "d.csv"], Choice())
+    assert read([tmp_path / "d.csv"], Choice(ignore=("time",))).others == ()
