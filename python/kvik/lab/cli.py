@@ -9,7 +9,6 @@ import click
 from kvik.cli import Entry
 
 SUBCOMMANDS: dict[str, Entry] = {
-    "report": Entry("kvik.lab.report.cli", "report_command", "Write a report of measurements."),
     "advise": Entry("kvik.lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
     "audit": Entry(
         "kvik.lab.audit.command", "audit", "Recompute published tables and the claims beside them."
@@ -22,6 +21,7 @@ SUBCOMMANDS: dict[str, Entry] = {
     "fit": Entry("kvik.lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
     "pilot": Entry("kvik.lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik.lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
+    "report": Entry("kvik.lab.report.cli", "report_command", "Write a report of measurements."),
     "schema": Entry("kvik.lab.study.cli", "schema", "Print the JSON schema of study files."),
     "series": Entry("kvik.lab.infer.cli", "series_command", "Find changes and the steady state of series."),
     "tasks": Entry("kvik.lab.tasks.cli", "tasks", "Make, read and run task files."),
