@@ -77,7 +77,7 @@ def test_a_guest_that_cannot_be_set_up(kernel: Kernel, tmp_path: Path) -> None:
 
 def test_the_emulator_ends_with_whoever_started_it(kernel: Kernel) -> None:
     """Also with one that was killed, and could end nothing."""
-    argv = [sys.executable, "-m", "tests.rdma.inside", "--kernel", kernel.image.parent, "true"]
+    argv = [sys.executable, "-m", "tests.rdma.inside", "--kernel", str(kernel.image.parent), "true"]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as starter:
         try:
             emulator = _child(starter.pid, "qemu-system")
