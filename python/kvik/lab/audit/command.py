@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table as Shown
 
 from kvik.lab.audit import Audit, Check, audit_files
 from kvik.lab.errors import LabError
@@ -16,7 +14,7 @@ from kvik.lab.errors import LabError
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--all", "everything", is_flag=True, help="List what follows too, not only what does not.")
 @click.pass_context
 def audit(context: click.Context, files: tuple[Path, ...], as_json: bool, everything: bool) -> None:
@@ -52,18 +50,14 @@ def counts(result: Audit) -> dict[str, int]:
 
 
 def _print(result: Audit, checks: tuple[Check, ...]) -> None:
-    console = Console(highlight=False)
-    if checks:
-        table = Shown(show_lines=True)
-        for name in ("where", "printed", "follows", "how", "diagnosis"):
-            table.add_column(name, overflow="fold")
-        for check in checks:
-            why = check.diagnosis or ("" if check.holds else "unknown")
-            table.add_row(
-                _where(check), check.printed, check.follows, check.text, "holds" if check.holds else why
-            )
-        console.print(table)
-    console.print(", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts(result).items()))
+    """As compilers do: a line with the place, then the reason, so that editors and grep find both."""
+    for check in checks:
+        outcome = "holds" if check.holds else f"follows {check.follows}"
+        click.echo(f"{_where(check)}: printed {check.printed}, {outcome}")
+        click.echo(f"    {check.text}")
+        if check.diagnosis:
+            click.echo(f"    looks like: {check.diagnosis}")
+    click.echo(", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts(result).items()))
 
 
 def _where(check: Check) -> str:
@@ -71,4 +65,4 @@ def _where(check: Check) -> str:
     where = f"{Path(place.document).name}:{place.line}"
     if place.table is None:
         return where
-    return f"{where}\ntable {place.table + 1}, row {(place.row or 0) + 1}, column {(place.column or 0) + 1}"
+    return f"{where}: table {place.table + 1}, row {(place.row or 0) + 1}, column {(place.column or 0) + 1}"
