@@ -15,7 +15,7 @@ NO_GUEST = "the stage `rdma` (make test-rdma) prepares the virtual machine, and 
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
     "tests/faults/test_lab.py::test_a_cable_that_is_pulled_out": NO_NAMESPACES,
-    "tests/lab/report/test_browser.py": "a browser, chromium, which is not part of the tools",
+    "tests/lab/report/test_browser.py": "a browser, chromium, which the stage installs for root on Debian",
     "tests/netns/test_bench.py": NO_NAMESPACES,
     "tests/netns/test_demo.py": NO_NAMESPACES,
     "tests/netns/test_engines.py": NO_NAMESPACES,

@@ -56,6 +56,12 @@ def ensure_packages(context: Context) -> None:
     install(context, missing)
 
 
+def ensure_browser(context: Context) -> None:
+    """Install chromium, where this may be done; where it may not, what needs it says so."""
+    if shutil.which("chromium") is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        install(context, ["chromium"])
+
+
 def install(context: Context, packages: Sequence[str]) -> None:
     """Install packages, as root on Debian."""
     apt_get(context, "update")

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from kvikbuild.debian import ensure_packages
+from kvikbuild.debian import ensure_browser, ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
 from kvikbuild.fuzz import soak_fuzz
 from kvikbuild.mutants import run_mutants
@@ -87,7 +87,8 @@ _OTHER_FOLDERS = ("docs", "faults", "lab", "netns", "packaging", "rdma", "vllm")
 
 
 def lab(context: Context) -> None:
-    """The lab against truths that are known: designs, statistics, physics and audits."""
+    """The lab against truths that are known: designs, statistics, physics, audits, and reports in a browser."""
+    ensure_browser(context)
     _pytest(context, "dev", "tests/lab", more=["--durations=10"])
 
 
