@@ -87,7 +87,7 @@ _OTHER_FOLDERS = ("docs", "faults", "lab", "netns", "packaging", "rdma", "vllm")
 
 
 def lab(context: Context) -> None:
-    """The lab against truths that are known: designs, statistics, physics, audits, and reports in a browser."""
+    """The lab against known truths: designs, statistics, physics, audits, and reports in a browser."""
     ensure_browser(context)
     _pytest(context, "dev", "tests/lab", more=["--durations=10"])
 
