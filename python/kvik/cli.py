@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
@@ -46,15 +47,25 @@ class LazyGroup(click.Group):
         entry = SUBCOMMANDS.get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
-        command = getattr(importlib.import_module(entry.module), entry.attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{entry.module}.{entry.attribute} is not a click command")
-        return command
+        return load(entry)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands from what is known here."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, SUBCOMMANDS[name].help) for name in sorted(SUBCOMMANDS)])
+        write_commands(formatter, SUBCOMMANDS)
+
+
+def load(entry: Entry) -> click.Command:
+    """Import a subcommand."""
+    command = getattr(importlib.import_module(entry.module), entry.attribute)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{entry.module}.{entry.attribute} is not a click command")
+    return command
+
+
+def write_commands(formatter: click.HelpFormatter, entries: Mapping[str, Entry]) -> None:
+    """List subcommands without importing them."""
+    with formatter.section("Commands"):
+        formatter.write_dl([(name, entries[name].help) for name in sorted(entries)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

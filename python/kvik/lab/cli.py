@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
-from kvik.cli import Entry
+from kvik.cli import Entry, load, write_commands
 
 SUBCOMMANDS: dict[str, Entry] = {
     "advise": Entry("kvik.lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
@@ -43,23 +41,17 @@ class LabGroup(click.Group):
         if entry is None:
             return None
         try:
-            module = importlib.import_module(entry.module)
+            return load(entry)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in _EXTRA:
                 raise
-            text = (
+            raise click.ClickException(
                 f"`kvik lab {cmd_name}` needs {error.name}, which is not installed: pip install 'kvik[lab]'"
-            )
-            raise click.ClickException(text) from error
-        command = getattr(module, entry.attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{entry.module}.{entry.attribute} is not a click command")
-        return command
+            ) from error
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands from what is known here."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, SUBCOMMANDS[name].help) for name in sorted(SUBCOMMANDS)])
+        write_commands(formatter, SUBCOMMANDS)
 
 
 @click.group(cls=LabGroup)
