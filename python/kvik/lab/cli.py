@@ -25,7 +25,7 @@ SUBCOMMANDS: dict[str, Entry] = {
     "tasks": Entry("kvik.lab.tasks.cli", "tasks", "Make, read and run task files."),
 }
 
-_EXTRA = {"formulaic", "markdown_it", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
+_EXTRA = {"pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
 
 
 class LabGroup(click.Group):
