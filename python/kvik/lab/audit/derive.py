@@ -16,16 +16,17 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from kvik.lab.audit import rules as r
 from kvik.lab.audit.naming import families_named, level
 from kvik.lab.audit.quantity import quantities
 from kvik.lab.audit.rules import Rule, Value, evaluate, holds
 from kvik.lab.audit.series import Series, View, shifted, words
-from kvik.lab.audit.units import NONE, Dimension
+from kvik.lab.audit.units import NONE
 
 _CEILING = 7.0
+# families that chance fits often: without a name that speaks of them they are taken only whole
+_WITHOUT_MISS = ("maximum", "minimum", "median", "geometric mean")
 _WIDE = 14
 # families that explain what another does too, and say less
 _UNUSUAL = {
@@ -162,8 +163,15 @@ def _spread(target: Series, named: int) -> float:
 
 
 def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
-    """Where a rule hits and misses, with its score; None when it hits nowhere or applies nowhere."""
-    hits, misses, values = [], [], []
+    """Where a rule hits and misses, with its score; None when it hits nowhere, applies nowhere, or
+    misses more often than any evidence could make good."""
+    named = level(rule, target, view)
+    allowed = _allowed(rule, target, view, named)
+    if allowed < 0:
+        return None
+    hits: list[int] = []
+    misses: list[int] = []
+    values: list[tuple[Value, float]] = []
     misfit = 0.0
     for index, slot in enumerate(target.slots):
         if slot is None or slot.quantity.bound:
@@ -176,12 +184,11 @@ def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
             values.append((value, slot.quantity.half))
         else:
             misses.append(index)
-            misfit += _distance(slot.quantity.number * value.scale, value.middle)
-            if 2 * len(misses) > target.count:
+            if len(misses) > allowed:
                 return None
+            misfit += _distance(slot.quantity.number * value.scale, value.middle)
     if not hits:
         return None
-    named = level(rule, target, view)
     spread = _spread(target, named)
     score = sum(_evidence(value, half, spread) for value, half in values) - _UNUSUAL.get(
         rule.family.name, 0.0
@@ -189,6 +196,20 @@ def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
     score -= 2.0 * misfit + _partial(rule, target, view)
     score += (0.0, 3.0, 5.0, 6.0)[named] - cost
     return Found(target, rule, tuple(hits), tuple(misses), score, named)
+
+
+def _allowed(rule: Rule, target: Series, view: View, named: int) -> int:
+    """How many misses `_enough` can let pass at most, -1 when it lets no hits pass either: most
+    rules are wrong, and seen to be on the first cells."""
+    name = rule.family.name
+    if named:
+        most = target.count // 2
+    elif view.axis == "row" and name not in ("sum", "mean"):
+        return -1
+    else:
+        away = max(series.position for series in rule.inputs) > target.position
+        most = 0 if away or target.note or name in _WITHOUT_MISS else target.count // 3
+    return min(most, 1) if name == "proportion" and not rule.stated else most
 
 
 def _distance(printed: float, follows: float) -> float:
@@ -240,7 +261,7 @@ def _enough(found: Found, target: Series, view: View) -> bool:
         return False
     if misses and max(series.position for series in found.rule.inputs) > target.position:
         return False
-    if found.rule.family.name in ("maximum", "minimum", "median", "geometric mean") or target.note:
+    if found.rule.family.name in _WITHOUT_MISS or target.note:
         return misses == 0 and hits >= 3 and found.score >= 9.0
     if misses:
         return hits >= 3 and hits >= 2 * misses and found.score >= 9.0
@@ -278,24 +299,16 @@ def _near(series: Series, target: Series, count: int) -> bool:
 
 def _modes(*series: Series) -> tuple[tuple[bool, bool], ...]:
     """The readings of prefixes that differ: one, where no unit can be read in powers of 1024."""
-    units = (slot.quantity.unit for one in series for slot in one.slots if slot is not None)
-    return _MODES if any(unit.binary != unit.scale for unit in units) else _MODES[:1]
-
-
-@lru_cache(maxsize=512)
-def _form(series: Series) -> tuple[str, Dimension]:
-    """The kind and dimension of a series' first value."""
-    unit = next(slot.quantity.unit for slot in series.slots if slot is not None)
-    return unit.kind, unit.dimension
+    return _MODES if any(one.prefixed for one in series) else _MODES[:1]
 
 
 def _pair(a: Series, b: Series, target: Series) -> Iterator[Rule]:
-    (kind_a, over), (kind_b, under), (kind, _) = _form(a), _form(b), _form(target)
-    alike = over == under or "plain" in (kind_a, kind_b)
-    if alike and _form(target)[1] == NONE:
+    over, under, kind = a.unit.dimension, b.unit.dimension, target.unit.kind
+    alike = over == under or "plain" in (a.unit.kind, b.unit.kind)
+    if alike and target.unit.dimension == NONE:
         for family in (r.RATIO, r.CHANGE, r.REDUCTION, r.SIZE):
             yield Rule(family, (a, b))
-    if alike and (kind != "percent" or kind_a == "percent"):
+    if alike and (kind != "percent" or a.unit.kind == "percent"):
         yield Rule(r.DIFFERENCE, (a, b))
         if a.position < b.position:
             for family in (r.SUM, r.MEAN, r.GAP):
@@ -320,7 +333,7 @@ def _single(one: Series, view: View, target: Series) -> Iterator[Rule]:
         if len(others) > 2:
             yield from _shares(one)
     if one.note == 0 and target.note == 0:
-        if _scaled(one) != _scaled(target):
+        if one.unit.scale != target.unit.scale:
             for mode in _modes(one, target):
                 yield Rule(r.SAME, (one,), mode)
         yield from _stated(one, target)
@@ -329,9 +342,9 @@ def _single(one: Series, view: View, target: Series) -> Iterator[Rule]:
 def _stated(one: Series, target: Series) -> Iterator[Rule]:
     """A proportion whose factor the target's name states: "KV of 32,768 tokens"."""
     for quantity in quantities(target.name):
-        if quantity.number > 1 and not quantity.decimals and quantity.single and _form(one)[0] != "plain":
+        if quantity.number > 1 and not quantity.decimals and quantity.single and one.unit.kind != "plain":
             factor = quantity.number * quantity.unit.scale
-            if _form(one)[1] == _form(target)[1]:
+            if one.unit.dimension == target.unit.dimension:
                 for mode in _MODES:
                     yield Rule(r.SCALED, (one,), mode, constant=factor, stated=True)
 
@@ -344,10 +357,6 @@ def _proportions(mains: list[Series], target: Series) -> Iterator[Rule]:
             constant = _constant(some, target)
             if constant is not None:
                 yield Rule(r.SCALED, some, constant=constant)
-
-
-def _scaled(series: Series) -> float:
-    return next(slot.quantity.unit.scale for slot in series.slots if slot is not None)
 
 
 def _counted(series: Series) -> bool:

@@ -14,6 +14,7 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kvik.lab.audit.units import PATTERN, PERCENT, PLAIN, TIME, Unit, unit
 
@@ -49,6 +50,12 @@ class Quantity:
     def high(self) -> float:
         """The upper end of what is printed, in the printed unit."""
         return max(self.number, self.number if self.upper is None else self.upper) + self.half
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """The printed number twice, or the ends of a range, the lower first; without half a unit."""
+        other = self.number if self.upper is None else self.upper
+        return (min(self.number, other), max(self.number, other))
 
     @property
     def single(self) -> bool:

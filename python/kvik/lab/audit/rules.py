@@ -9,10 +9,11 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvik.lab.audit.quantity import Quantity
 from kvik.lab.audit.series import Series, Slot
-from kvik.lab.audit.units import NONE, Dimension, combine
+from kvik.lab.audit.units import NONE, Dimension, Unit, combine
 
 Function = Callable[[Sequence[float]], float]
 
@@ -118,16 +119,16 @@ def exact(quantity: Quantity, family: str) -> bool:
     return kind == "bytes" and number > 0 and number & (number - 1) == 0
 
 
-def compatible(quantities: Sequence[Quantity]) -> bool:
-    """Whether numbers may be added: one dimension, or none printed."""
-    found = {q.unit.dimension for q in quantities if q.unit.kind not in ("plain", "count")}
-    relative = {q.unit.kind for q in quantities} & {"percent", "points"}
+def compatible(units: Sequence[Unit]) -> bool:
+    """Whether numbers in these units may be added: one dimension, or none printed."""
+    found = {unit.dimension for unit in units if unit.kind not in ("plain", "count")}
+    relative = {unit.kind for unit in units} & {"percent", "points"}
     return len(found) <= 1 and not (relative and any(found))
 
 
-def scale_of(quantities: Sequence[Quantity], binary: bool) -> float | None:
+def scale_of(units: Sequence[Unit], binary: bool) -> float | None:
     """The one scale that plain numbers beside measured ones take, or None when there are several."""
-    found = {q.unit.binary if binary else q.unit.scale for q in quantities if q.unit.kind not in ("plain",)}
+    found = {_size(unit, binary) for unit in units if unit.kind != "plain"}
     return 1.0 if not found else found.pop() if len(found) == 1 else None
 
 
@@ -147,21 +148,18 @@ def compute(
     constant: float = 1.0,
 ) -> Value | None:
     """A family's arithmetic over the intervals of printed numbers; None when the units forbid it."""
-    scales = _scales(family.name, inputs, target, binary)
+    scales = _scales(family.name, tuple([quantity.unit for quantity in inputs]), target.unit, binary)
     if scales is None:
         return None
     ends, middles = [], []
-    factors = [constant] + [1.0] * (len(inputs) - 1)
-    for quantity, one, factor in zip(inputs, scales[:-1], factors, strict=True):
-        scale = one * factor
-        half = 0.0 if exact(quantity, family.name) else quantity.half
+    factor = constant
+    for quantity, one in zip(inputs, scales, strict=False):  # the last scale is the target's
         if quantity.bound:
             return None
-        low, high = (
-            (quantity.number, quantity.number)
-            if quantity.upper is None
-            else (min(quantity.number, quantity.upper), max(quantity.number, quantity.upper))
-        )
+        scale = one * factor
+        factor = 1.0
+        half = 0.0 if exact(quantity, family.name) else quantity.half
+        low, high = quantity.ends
         ends.append(((low - half) * scale, (high + half) * scale))
         middles.append((low + high) / 2 * scale)
     try:
@@ -180,56 +178,65 @@ def _ends(family: Family, ends: list[tuple[float, float]]) -> tuple[float, float
     if len(ends) > 4:
         low = family.function([ends[0][0], *(high for _, high in ends[1:])])
         return (low, family.function([ends[0][1], *(low for low, _ in ends[1:])]))
-    corners = [family.function(list(corner)) for corner in itertools.product(*ends)]
+    corners = [family.function(corner) for corner in itertools.product(*(_apart(one) for one in ends))]
     if family.name.startswith("size of") and ends[0][0] < ends[1][1] and ends[1][0] < ends[0][1]:
         corners.append(0.0)
     return (min(corners), max(corners))
 
 
+def _apart(ends: tuple[float, float]) -> tuple[float, ...]:
+    """The ends of an interval that differ: an exact number needs no second corner."""
+    return ends if ends[0] != ends[1] else ends[:1]
+
+
+def _size(unit: Unit, binary: bool) -> float:
+    return unit.binary if binary else unit.scale
+
+
+@lru_cache(maxsize=8192)
 def _scales(
-    family: str, inputs: Sequence[Quantity], target: Quantity, binary: tuple[bool, bool]
-) -> list[float] | None:
+    family: str, inputs: tuple[Unit, ...], target: Unit, binary: tuple[bool, bool]
+) -> tuple[float, ...] | None:
     """The scales of the inputs and, last, of the target; None when the dimensions do not go
     together."""
     if family in ADDITIVE:
         return _additive(inputs, target, binary)
     if family in RELATIVE:
-        if target.unit.dimension != NONE or target.unit.kind == "points" or not compatible(inputs):
-            return None
-        if any(q.unit.kind == "plain" for q in inputs) and scale_of(inputs, binary[0]) is None:
+        if target.dimension != NONE or target.kind == "points" or not compatible(inputs):
             return None
         one = scale_of(inputs, binary[0])
-        return [one if one is not None else q.unit.scale for q in inputs] + [target.unit.scale]
+        if one is None and any(unit.kind == "plain" for unit in inputs):
+            return None
+        return (*(one if one is not None else unit.scale for unit in inputs), target.scale)
+    own = (*(_size(unit, binary[0]) for unit in inputs), _size(target, binary[1]))
     if family == "proportion":
-        each = [q.unit.binary if binary[0] else q.unit.scale for q in inputs]
-        return [*each, target.unit.binary if binary[1] else target.unit.scale]
+        return own
     found = _dimension(family, inputs)
-    if target.unit.kind == "plain" and found == inputs[0].unit.dimension and found:
-        first = inputs[0].unit
-        if all(q.unit.dimension == NONE for q in inputs[1:]):  # "per GPU" without a unit has the whole's
-            return [first.scale, *(q.unit.scale for q in inputs[1:]), first.scale]
-    if found != target.unit.dimension or target.unit.kind in ("percent", "points"):
+    first = inputs[0]
+    counted = all(unit.dimension == NONE for unit in inputs[1:])
+    if target.kind == "plain" and found and found == first.dimension and counted:
+        # "per GPU" without a unit has the whole's
+        return (first.scale, *(unit.scale for unit in inputs[1:]), first.scale)
+    if found != target.dimension or target.kind in ("percent", "points"):
         return None
-    return [q.unit.binary if binary[0] else q.unit.scale for q in inputs] + [
-        target.unit.binary if binary[1] else target.unit.scale
-    ]
+    return own
 
 
-def _additive(inputs: Sequence[Quantity], target: Quantity, binary: tuple[bool, bool]) -> list[float] | None:
-    everything = [*inputs, target]
+def _additive(
+    inputs: tuple[Unit, ...], target: Unit, binary: tuple[bool, bool]
+) -> tuple[float, ...] | None:
+    everything = (*inputs, target)
     if not compatible(everything):
         return None
-    measured = [q for q in everything if q.unit.kind not in ("plain",)]
-    if measured and len(measured) < len(everything):
+    plain = sum(unit.kind == "plain" for unit in everything)
+    if 0 < plain < len(everything):
         one = scale_of(everything, binary[0])
-        return None if one is None else [one] * len(everything)
-    return [q.unit.binary if binary[0] else q.unit.scale for q in inputs] + [
-        target.unit.binary if binary[1] else target.unit.scale
-    ]
+        return None if one is None else (one,) * len(everything)
+    return (*(_size(unit, binary[0]) for unit in inputs), _size(target, binary[1]))
 
 
-def _dimension(family: str, inputs: Sequence[Quantity]) -> Dimension | None:
-    dimensions = [q.unit.dimension for q in inputs]
+def _dimension(family: str, inputs: tuple[Unit, ...]) -> Dimension | None:
+    dimensions = [unit.dimension for unit in inputs]
     if family == "quotient":
         return combine(dimensions[0], dimensions[1], -1)
     if family == "rate":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from kvik.lab.audit.model import Cell, Place, Table
 from kvik.lab.audit.quantity import Part, Quantity, header_unit, plain
@@ -39,15 +39,30 @@ class Series:
     slots: tuple[Slot | None, ...]
     shift: str = ""
 
+    def __hash__(self) -> int:
+        # series are keys of caches; their cells take long to hash, and names tell nearly all apart
+        return hash((self.name, self.position, self.note, self.shift))
+
     @property
     def key(self) -> tuple[int, int]:
         """What tells a series from the others of its table, whatever its shift."""
         return (self.position, self.note)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many values it has."""
         return sum(slot is not None for slot in self.slots)
+
+    @cached_property
+    def unit(self) -> Unit:
+        """The unit of its first value."""
+        return next(slot.quantity.unit for slot in self.slots if slot is not None)
+
+    @cached_property
+    def prefixed(self) -> bool:
+        """Whether a unit of its can be read in powers of 1024."""
+        units = (slot.quantity.unit for slot in self.slots if slot is not None)
+        return any(unit.binary != unit.scale for unit in units)
 
 
 @dataclass(frozen=True)
@@ -151,6 +166,7 @@ def rows(document: str, index: int, table: Table) -> View:
     return View("row", tuple(series), table.header)
 
 
+@lru_cache(maxsize=4096)
 def shifted(series: Series, shift: str) -> Series:
     """The series whose value at each index is the first, the last, the one above or the one below."""
     slots = series.slots

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -31,6 +32,10 @@ class Unit:
     dimension: Dimension
     scale: float
     binary: float
+
+    def __hash__(self) -> int:
+        # units are keys of caches that are asked for every rule and cell
+        return hash(self.symbol)
 
 
 PLAIN = Unit("", "plain", NONE, 1.0, 1.0)
@@ -106,6 +111,7 @@ _MONEY = {"USD", "$", "EUR", "€", "JPY", "¥", "円", "元", "CNY"}
 _SPLIT = re.compile(r"^(.+?)\s*/\s*(s|sec|second|秒|h|hr|hour|時間|token|tok|トークン|GPU|gpu)$")
 
 
+@lru_cache(maxsize=4096)
 def unit(symbol: str) -> Unit | None:
     """The unit of a printed symbol, or None when it is not one."""
     word = symbol.strip().strip(".")
