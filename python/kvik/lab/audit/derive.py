@@ -22,6 +22,7 @@ from kvik.lab.audit.naming import families_named, level
 from kvik.lab.audit.quantity import quantities
 from kvik.lab.audit.rules import Rule, Value, evaluate, holds
 from kvik.lab.audit.series import Series, View, shifted, words
+from kvik.lab.audit.trace import trace
 from kvik.lab.audit.units import NONE
 
 _CEILING = 7.0
@@ -131,25 +132,34 @@ def _inverse(one: Found, other: Found) -> bool:
 def _candidates(view: View, target: Series) -> list[Found]:
     if target.count == 0:
         return []
-    tried = [rule for rule in _hypotheses(view, target) if _applies(rule, target)]
+    tried = [one for rule in _hypotheses(view, target) if (one := _begun(rule, target)) is not None]
     if view.axis == "row" and families_named(target.name):
-        tried = [rule for rule in tried if level(rule, target, view)]
-    moved = [any(series.shift for series in rule.inputs) for rule in tried]
+        tried = [one for one in tried if level(one.rule, target, view)]
+    moved = [any(series.shift for series in one.rule.inputs) for one in tried]
     plain = math.log(max(len(moved) - sum(moved), 1))
     found = []
-    for rule, away in zip(tried, moved, strict=True):
-        one = assess(rule, target, view, plain + math.log(1 + sum(moved)) / 2 if away else plain)
+    for begun, away in zip(tried, moved, strict=True):
+        one = _assess(begun, target, view, plain + math.log(1 + sum(moved)) / 2 if away else plain)
         if one is not None and _enough(one, target, view):
             found.append(one)
     return found
 
 
-def _applies(rule: Rule, target: Series) -> bool:
-    """Whether the units of a rule go together at the first index where all is printed."""
-    for index, slot in enumerate(target.slots):
-        if slot is not None and not slot.quantity.bound and rule.slots(index) is not None:
-            return evaluate(rule, index, slot.quantity) is not None
-    return False
+@dataclass(frozen=True)
+class _Begun:
+    """A rule that applies: what it gives at the first index where all is printed, and the rest."""
+
+    rule: Rule
+    first: tuple[int, Value | None]
+    rest: Iterator[tuple[int, Value | None]]
+
+
+def _begun(rule: Rule, target: Series) -> _Begun | None:
+    """A rule whose units go together at the first index where all is printed; None when they do
+    not."""
+    values = trace(rule, target)
+    first = next(values, None)
+    return None if first is None or first[1] is None else _Begun(rule, first, values)
 
 
 def _spread(target: Series, named: int) -> float:
@@ -162,9 +172,10 @@ def _spread(target: Series, named: int) -> float:
     return spread
 
 
-def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
+def _assess(begun: _Begun, target: Series, view: View, cost: float) -> Found | None:
     """Where a rule hits and misses, with its score; None when it hits nowhere, applies nowhere, or
     misses more often than any evidence could make good."""
+    rule = begun.rule
     named = level(rule, target, view)
     allowed = _allowed(rule, target, view, named)
     if allowed < 0:
@@ -173,11 +184,9 @@ def assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
     misses: list[int] = []
     values: list[tuple[Value, float]] = []
     misfit = 0.0
-    for index, slot in enumerate(target.slots):
-        if slot is None or slot.quantity.bound:
-            continue
-        value = evaluate(rule, index, slot.quantity)
-        if value is None:
+    for index, value in itertools.chain([begun.first], begun.rest):
+        slot = target.slots[index]
+        if slot is None or value is None:
             continue
         if holds(slot.quantity, value):
             hits.append(index)

@@ -94,6 +94,8 @@ def level(rule: Rule, target: Series, view: View) -> int:
         return 2 if named and _TOTAL.match(target.name) else int(named)
     mine = words(target.name)
     inputs = {series.key: series for series in rule.inputs}
+    if not (named or (len(inputs) == 2 and rule.family.name in ("difference", "size of difference"))):
+        return 0
     mentioned = sum(bool(distinguishing(series, view.series) & mine) for series in inputs.values())
     if rule.family.name in ("difference", "size of difference") and mentioned == len(inputs) == 2:
         named = True

@@ -148,7 +148,7 @@ def compute(
     constant: float = 1.0,
 ) -> Value | None:
     """A family's arithmetic over the intervals of printed numbers; None when the units forbid it."""
-    scales = _scales(family.name, tuple([quantity.unit for quantity in inputs]), target.unit, binary)
+    scales = scales_of(family.name, tuple([quantity.unit for quantity in inputs]), target.unit, binary)
     if scales is None:
         return None
     ends, middles = [], []
@@ -194,7 +194,7 @@ def _size(unit: Unit, binary: bool) -> float:
 
 
 @lru_cache(maxsize=8192)
-def _scales(
+def scales_of(
     family: str, inputs: tuple[Unit, ...], target: Unit, binary: tuple[bool, bool]
 ) -> tuple[float, ...] | None:
     """The scales of the inputs and, last, of the target; None when the dimensions do not go

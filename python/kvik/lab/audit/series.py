@@ -59,6 +59,20 @@ class Series:
         return next(slot.quantity.unit for slot in self.slots if slot is not None)
 
     @cached_property
+    def uniform(self) -> bool:
+        """Whether all its values have one unit, and none is a bound."""
+        present = [slot for slot in self.slots if slot is not None]
+        units = {slot.best.unit for slot in present}
+        return len(units) == 1 and not any(slot.best.bound for slot in present)
+
+    @cached_property
+    def printed(self) -> tuple[int, ...]:
+        """The indices of its values that are no bounds."""
+        return tuple(
+            index for index, slot in enumerate(self.slots) if slot is not None and not slot.quantity.bound
+        )
+
+    @cached_property
     def prefixed(self) -> bool:
         """Whether a unit of its can be read in powers of 1024."""
         units = (slot.quantity.unit for slot in self.slots if slot is not None)
