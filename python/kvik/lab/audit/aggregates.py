@@ -196,15 +196,18 @@ def ranges(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         low, high = min(v.middle for v in values), max(v.middle for v in values)
         if printed.low * scale <= low and high <= printed.high * scale:
-            value = Value(low, (low + high) / 2, high, scale)
-            formula = f"{low / scale:g} to {high / scale:g}"
-            check = claim(
-                scene.document, sentence, printed, value, f"the range of table {table + 1}", formula
-            )
-            yield (
-                at,
-                replace(check, follows=printed.text, text=f"{check.rule}: {formula}, printed {printed.text}"),
-            )
+            for end, found, what in (
+                (printed.number, low, "the smallest"),
+                (printed.upper, high, "the largest"),
+            ):
+                # a range may be wider than what it holds: its ends are bounds
+                value = Value(found, found, found, scale)
+                shown = printed.text if end == printed.number else f"{end:g} {printed.unit.symbol}"
+                formula = f"{low / scale:g} to {high / scale:g}"
+                check = claim(
+                    scene.document, sentence, printed, value, f"{what} of table {table + 1}", formula
+                )
+                yield at, replace(check, printed=shown, follows=shown)
 
 
 _COUNTED = re.compile(

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001, RUF003 - the marks and words that texts print
 """What every reader of claims uses: sentences with their quantities, and checks of single claims."""
 
 from __future__ import annotations
@@ -63,13 +64,17 @@ def sentences(document: Document) -> Iterator[Sentence]:
                 yield Sentence(text, line.line, line.heading, line.table, tuple(found), line.code)
 
 
+# a value with the product of names that it is: "2 GB (min: block × batch)"
+_PRODUCT = re.compile(r"\([^()]*[A-Za-z_] [×*] [A-Za-z_][^()]*\)")
+
+
 def _cells(document: Document) -> Iterator[Prose]:
     """The cells of tables that hold text with numbers in it, as text."""
     for index, table in enumerate(document.tables):
         for row in table.rows:
             for cell in row:
                 if (
-                    not cell.parts
+                    (not cell.parts or _PRODUCT.search(cell.text))
                     and len(cell.text) > 5
                     and quantities(cell.text)
                     and "=" not in cell.text[:12]

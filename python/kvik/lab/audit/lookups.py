@@ -22,6 +22,7 @@ _CHANGE = re.compile(
     r"|改善|短縮|高速|向上|低下|削減|増|减|降|提升|提高|快|慢|差",
     re.IGNORECASE,
 )
+_KV_SIZE = re.compile(r"KV.{0,12}(size|サイズ|大小)", re.IGNORECASE)
 _PEAK = re.compile(r"^\s*(of|の)\s*(the\s)?(peak|maximum|max|best|ピーク|最大)", re.IGNORECASE)
 
 
@@ -212,7 +213,7 @@ def per_token(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             for i, q in enumerate(sentence.found)
             if abs(i - at) == 1 and q.unit.kind == "tokens" and not q.bound and q.single
         ]
-        gap = [q for q in near if min(abs(q.span[0] - size.span[1]), abs(size.span[0] - q.span[1])) < 12]
+        gap = [q for q in near if _beside_size(sentence.text, q, size)]
         if len(gap) == 1:
             count = gap[0]
             half = count.half * count.unit.scale if count.approx else 0.0
@@ -223,6 +224,12 @@ def per_token(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             rule = f"bytes a token as in table {table + 1}, times tokens"
             formula = f"{count.text} × {each.middle:.6g} bytes"
             yield at, claim(scene.document, sentence, loose(size), value, rule, formula)
+
+
+def _beside_size(text: str, count: Quantity, size: Quantity) -> bool:
+    """Whether a size is that of the tokens: close by, or with words that say so between them."""
+    between = text[min(count.span[1], size.span[1]) : max(count.span[0], size.span[0])]
+    return len(between) < 12 or (len(between) < 40 and bool(_KV_SIZE.search(between)))
 
 
 def _bytes_a_token(scene: Scene) -> tuple[Value, int] | None:

@@ -172,7 +172,7 @@ def _quantity(match: re.Match[str]) -> Quantity:
         number=number,
         half=_half(mantissa, decimals, approx),
         decimals=max(decimals, 0),
-        unit=(unit(symbol) or PLAIN) if symbol else PLAIN,
+        unit=_thousands(match) or (unit(symbol) if symbol else None) or PLAIN,
         text=match[0].strip(),
         digits=match["number"],
         signed=sign in ("+", "-"),
@@ -182,6 +182,15 @@ def _quantity(match: re.Match[str]) -> Quantity:
         upper=upper,
         span=(match.start(), max(end, match.end())),
     )
+
+
+def _thousands(match: re.Match[str]) -> Unit | None:
+    """The unit of "1.5K tokens": a prefix of its own before what is counted."""
+    first, counted = (match["first"] or "").strip(), (match["unit"] or "").strip()
+    if first not in ("k", "K", "M") or not counted or match["upper"] is not None:
+        return None
+    one = unit(first + counted)
+    return None if one is None else replace(one, symbol=(first + match["unit"]).strip())
 
 
 def _half(mantissa: str, decimals: int, approx: bool) -> float:

@@ -222,9 +222,7 @@ def scales_of(
     return own
 
 
-def _additive(
-    inputs: tuple[Unit, ...], target: Unit, binary: tuple[bool, bool]
-) -> tuple[float, ...] | None:
+def _additive(inputs: tuple[Unit, ...], target: Unit, binary: tuple[bool, bool]) -> tuple[float, ...] | None:
     everything = (*inputs, target)
     if not compatible(everything):
         return None

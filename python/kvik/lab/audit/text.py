@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from kvik.lab.audit import aggregates, arithmetic, lookups, pairs
+from collections.abc import Iterable
+
+from kvik.lab.audit import aggregates, arithmetic, lookups, pairs, spoken
 from kvik.lab.audit.claims import Scene, Sentence, sentences
 from kvik.lab.audit.model import Check
 
 _READERS = (
+    spoken.named_products,
+    spoken.within,
+    spoken.tuples,
+    spoken.blocks,
     arithmetic.products,
     arithmetic.sizes,
     lookups.rows_named,
@@ -15,7 +21,10 @@ _READERS = (
     aggregates.counts,
     aggregates.aggregates,
     arithmetic.conversions,
+    spoken.ceilings,
+    spoken.times_than,
     pairs.spread,
+    spoken.spread_from_before,
     pairs.remaining,
     aggregates.members,
     aggregates.ranges,
@@ -25,7 +34,7 @@ _READERS = (
 
 
 def audit_claims(scene: Scene) -> list[Check]:
-    """The claims of the text that were recognised, recomputed; one check a number."""
+    """The claims of the text that were recognised, recomputed; one check a number, two a range."""
     checks: list[Check] = []
     previous: arithmetic.Operand | None = None
     line = 0
@@ -38,10 +47,17 @@ def audit_claims(scene: Scene) -> list[Check]:
 
 
 def _sentence(scene: Scene, sentence: Sentence, previous: arithmetic.Operand | None) -> list[Check]:
-    known: dict[int, Check] = {}
-    for at, check in arithmetic.equations(scene, sentence, previous):
-        known.setdefault(at, check)
+    known: dict[int, list[Check]] = {}
+    _add(known, arithmetic.equations(scene, sentence, previous))
     for reader in _READERS:
-        for at, check in reader(scene, sentence):
-            known.setdefault(at, check)
-    return [known[at] for at in sorted(known)]
+        _add(known, reader(scene, sentence))
+    return [check for at in sorted(known) for check in known[at]]
+
+
+def _add(known: dict[int, list[Check]], checks: Iterable[tuple[int, Check]]) -> None:
+    """What a reader says of the numbers that no reader before it knew; of a range, both ends."""
+    found: dict[int, list[Check]] = {}
+    for at, check in checks:
+        if at not in known and (at not in found or check.printed != found[at][-1].printed):
+            found.setdefault(at, []).append(check)
+    known |= found

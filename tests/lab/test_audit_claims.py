@@ -1,0 +1,75 @@
+# ruff: noqa: RUF001 - the marks and words that texts print
+"""Claims whose inputs stand further away are recomputed; what follows passes, what does not is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvik.lab.audit import Audit, Check, audit_text
+
+SWEEP = """## Sweep on a host (16 NICs × 200 Gbps)
+
+| setting | write (GB/s) | read (GB/s) |
+|---|---|---|
+| threads=8, batch=128 | 318.71 | 277.06 |
+| threads=16, batch=128 | 388.52 | 301.44 |
+| threads=32, batch=64 | 388.83 | 299.61 |
+| threads=32, batch=128 | 388.90 | 250.90 |
+
+"""
+
+
+def audited(sentence: str) -> Audit:
+    return audit_text(SWEEP + sentence + "\n", "sweep")
+
+
+def claims(sentence: str) -> list[Check]:
+    return [check for check in audited(sentence).checks if check.kind == "claim"]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "formula"),
+    [
+        (
+            "Any (threads, batch) between (16, 128) and (32, 128) is within 0.1% of peak.",
+            "(388.9 - 388.52) / 388.9",
+        ),
+        ("Both (32, 256) and (64, 128) (both at the 8192 cap) fail.", "32 × 256, 64 × 128"),
+        ("The aggregate ceiling of all is 400 GB/s.", "16 NICs × 200 Gbps"),
+        ("The CPU peak is 64 GB/s. This runs 3× slower than the other host (DDR5, 213 GB/s).", "213"),
+        ("Output has 1.5K tokens. A transfer of 150 ms adds 0.1 ms to each token.", "150 ms / 1.5K"),
+        ("With block_size = 16 we copy 8192 tokens, 512 blocks.", "ceil(8192 tokens / 16)"),
+    ],
+)
+def test_a_claim_that_follows_is_recognised_with_its_arithmetic(sentence: str, formula: str) -> None:
+    found = [check for check in claims(sentence) if formula in check.formula]
+    assert found, [check.text for check in claims(sentence)]
+    assert not audited(sentence).findings
+
+
+@pytest.mark.parametrize(
+    ("sentence", "follows"),
+    [
+        ("Any (threads, batch) between (8, 128) and (32, 128) is within 0.1% of peak.", "18.0%"),
+        ("Now (32, 256) and (64, 256) (both at the 8192 cap) fail.", "16,384"),
+        ("Output has 1.5K tokens. A transfer of 150 ms adds 0.3 ms to each token.", "0.1 ms"),
+        ("With block_size = 16 we copy 8190 tokens, 511 blocks.", "512 blocks"),
+    ],
+)
+def test_a_claim_that_does_not_follow_is_named_with_what_does(sentence: str, follows: str) -> None:
+    assert [check.follows for check in audited(sentence).findings] == [follows]
+
+
+def test_both_ends_of_a_range_are_recomputed() -> None:
+    text = "| run | write (GB/s) |\n|---|---|\n| a | 206.9 |\n| b | 209.4 |\n| c | 213.6 |\n\n"
+    checks = audit_text(text + "It is flat (~205-214 GB/s) throughout.\n").checks
+    assert [check.rule for check in checks] == ["the smallest of table 1", "the largest of table 1"]
+
+
+def test_a_product_of_names_takes_the_settings_above_the_table() -> None:
+    def text(size: str) -> str:
+        rows = f"| {size} (min: block × batch × threads) | 353.5 |\n| 4 GB | 364.9 |\n"
+        return "## Sweep (threads=16 batch=128 block=1MB)\n\n| buffer | write (GB/s) |\n|---|---|\n" + rows
+
+    assert [check.printed for check in audit_text(text("2 GB")).checks] == ["2 GB"]
+    assert [check.follows for check in audit_text(text("3 GB")).findings] == ["2 GB"]
