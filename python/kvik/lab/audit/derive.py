@@ -132,10 +132,10 @@ def _inverse(one: Found, other: Found) -> bool:
 def _candidates(view: View, target: Series) -> list[Found]:
     if target.count == 0:
         return []
-    tried = [one for rule in _hypotheses(view, target) if (one := _begun(rule, target)) is not None]
+    tried = [begun for rule in _hypotheses(view, target) if (begun := _begun(rule, target)) is not None]
     if view.axis == "row" and families_named(target.name):
-        tried = [one for one in tried if level(one.rule, target, view)]
-    moved = [any(series.shift for series in one.rule.inputs) for one in tried]
+        tried = [begun for begun in tried if level(begun.rule, target, view)]
+    moved = [any(series.shift for series in begun.rule.inputs) for begun in tried]
     plain = math.log(max(len(moved) - sum(moved), 1))
     found = []
     for begun, away in zip(tried, moved, strict=True):
