@@ -204,7 +204,7 @@ def named_products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Chec
             continue
         total = math.prod(factor.number * factor.unit.binary for factor in known)
         value = _exactly(total, printed.unit.binary)
-        formula = " × ".join(factor.text for factor in known)
+        formula = " × ".join(one.text if one.unit.dimension else one.digits for one in known)
         yield at, claim(scene.document, sentence, printed, value, f"the product of {match[1]}", formula)
 
 

@@ -30,6 +30,10 @@ def trace(rule: Rule, target: Series) -> Iterator[tuple[int, Value | None]]:
     if name in _POOLED and not rule.cumulative and target.uniform and _one_unit(rule.inputs):
         yield from _pooled(rule, target)
         return
+    if target.uniform and all(series.uniform and series.full for series in rule.inputs):
+        units = tuple([series.unit for series in rule.inputs])
+        if scales_of(name, units, target.unit, rule.binary) is None:
+            return
     for index in target.printed:
         slot = target.slots[index]
         if slot is not None and rule.slots(index) is not None:
