@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 
 from kvik.lab.articles.printed import Article
 from kvik.lab.audit import Check, audit_text
@@ -41,14 +44,15 @@ class Audited:
         )
 
 
-def audit_article(article: Article) -> dict[str, Audited]:
+@cache
+def audit_article(article: Article) -> Mapping[str, Audited]:
     """What the audit says of each table, by its id. The tables are read as one text: claims may span them."""
     text, starts = _markdown(article)
     checks: dict[str, list[Check]] = {table.id: [] for table in article.tables}
     for check in audit_text(text, article.name, "markdown").checks:
         owner = [id_ for id_, line in starts if line <= check.place.line][-1]
         checks[owner].append(check)
-    return {id_: Audited(tuple(found)) for id_, found in checks.items()}
+    return MappingProxyType({id_: Audited(tuple(found)) for id_, found in checks.items()})
 
 
 def _markdown(article: Article) -> tuple[str, list[tuple[str, int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Source:
 
     def __init__(self, name: str) -> None:
         self.article: Article = read_article(name)
-        self.audits: dict[str, Audited] = audit_article(self.article)
+        self.audits: Mapping[str, Audited] = audit_article(self.article)
 
     def __getitem__(self, table: str) -> Printed:
         return self.article[table]
@@ -95,15 +95,13 @@ def cell(text: str) -> HeatCell:
     return HeatCell(number(text)) if missing is None else HeatCell(missing)
 
 
-def grid(
-    id_: str, title: str, unit: str, cells: dict[tuple[str, str], HeatCell], absent: str = ""
-) -> HeatMap:
+def grid(id_: str, title: str, unit: str, cells: dict[tuple[str, str], HeatCell], signed: bool) -> HeatMap:
     """A heat map of the cells that there are; other combinations count as not measured."""
     rows = tuple(dict.fromkeys(row for row, _ in cells))
     columns = tuple(dict.fromkeys(column for _, column in cells))
-    nothing = HeatCell(Missing(State.NOT_MEASURED, absent))
+    nothing = HeatCell(Missing(State.NOT_MEASURED))
     values = tuple(tuple(cells.get((row, column), nothing) for column in columns) for row in rows)
-    return HeatMap(id_, title, unit, rows, columns, values)
+    return HeatMap(id_, title, unit, rows, columns, values, signed)
 
 
 def limits(*sentences: str) -> Section:

@@ -56,10 +56,15 @@ def _count(study: Study, layer: int) -> int:
 
 def _layers(study: Study) -> Table:
     rows = tuple(
-        (layer.name, layer.priority or "", float(_count(study, at)), (layer.minutes or 0) / 60,
-         ", ".join(p.id for p in expand_layers(study) if p.layer == layer.name))
+        (
+            layer.name,
+            layer.priority or "",
+            float(_count(study, at)),
+            (layer.minutes or 0) / 60,
+            ", ".join(p.id for p in expand_layers(study) if p.layer == layer.name),
+        )
         for at, layer in enumerate(study.design.layers)
-    )  # fmt: skip
+    )
     columns = ("layer", "priority", "patterns", "hours", "ids")
     return Table("plan-layers", "Layers of the study file", columns, rows)
 

@@ -68,9 +68,13 @@ def copies(source: Source) -> Section:
     for at, model in enumerate(models):
         rows.append((model, kv_bytes(model) / 1e9, *(line.cells[at] for line in lines)))
     columns = ("model", "KV, GB", *(f"{line.name}, GB/s" for line in lines))
-    rates = Table("copy-rates", "Rates: KV of 8,192 tokens over time", columns, tuple(rows),
-                  "Sizes from layers x KV heads x head size in 16 bits, K and V; the shapes are the "
-                  "models' own.")  # fmt: skip
+    rates = Table(
+        "copy-rates",
+        "Rates: KV of 8,192 tokens over time",
+        columns,
+        tuple(rows),
+        "Sizes from layers x KV heads x head size in 16 bits, K and V; the shapes are the models' own.",
+    )
     bars = Bars("copy-bars", "Rate of each way to copy", "model", "GB/s", models, tuple(lines))
     return source.section("copies-section", "Copies", ("memcpy",), (), (rates,), (bars,))
 
@@ -183,7 +187,9 @@ def rates(source: Source, row: int) -> Floats:
 def tier(source: Source, name: str) -> Fit:
     """t = T0 + N s of a tier."""
     seconds = 1 / rates(source, TIERS[name])
-    return fit(Samples(name, "tokens", np.array(LENGTHS, dtype=np.float64), seconds), MODELS["linear"])
+    return fit(
+        Samples(name, "tokens", np.array(LENGTHS, dtype=np.float64), seconds), MODELS["linear"], score=False
+    )
 
 
 def startup(source: Source, name: str) -> Estimate:
@@ -254,29 +260,73 @@ def claims(source: Source) -> tuple[Claim, ...]:
     one = "one run of each cell, and no margin is named"
     gain = rates(source, 3) / rates(source, 0)
     return (
-        with_interval("C1", "tcp costs about four "
-                            "copies.", tcp, "copies", ("zmq-ratios", "copies"), Verdict.INSUFFICIENT, few),
-        with_interval("C2", "inproc costs about one "
-                            "copy.", inproc, "copies", ("zmq-ratios", "copies"), Verdict.INSUFFICIENT, few),
-        with_interval("C3", "stream_get costs two to three "
-                            "copies.",
-                      mean_ratio(source, "server", "stream_get"), "copies", ("server-ratios", "copies"), Verdict.INSUFFICIENT, few),
-        with_interval("C4", "get costs 2.2 to 3.2 copies, as its column "
-                            "says.",
-                      mean_ratio(source, "server", "get"), "copies", ("server", "server-ratios"),
-                      Verdict.NOT_SUPPORTED,
-                      "the column repeats that of set deferred=True"),
-        open_claim("O1", "transfer_out has hardly any "
-                         "overhead.", Missing(State.NOT_POSSIBLE), "", ("out-summary", "out-ratios"), one),
-        open_claim("O2", "Asynchronous scheduling raises "
-                         "throughput.",
-                   Missing(State.NOT_POSSIBLE), "", ("async-gain",), "each cell is one run"),
-        with_interval("U1", "The GPU's cache is faster than the CPU's, and that than the remote "
-                            "one.", start["remote cache"],
+        with_interval(
+            "C1",
+            "tcp costs about four copies.",
+            tcp,
+            "copies",
+            ("zmq-ratios", "copies"),
+            Verdict.INSUFFICIENT,
+            few,
+        ),
+        with_interval(
+            "C2",
+            "inproc costs about one copy.",
+            inproc,
+            "copies",
+            ("zmq-ratios", "copies"),
+            Verdict.INSUFFICIENT,
+            few,
+        ),
+        with_interval(
+            "C3",
+            "stream_get costs two to three copies.",
+            mean_ratio(source, "server", "stream_get"),
+            "copies",
+            ("server-ratios", "copies"),
+            Verdict.INSUFFICIENT,
+            few,
+        ),
+        with_interval(
+            "C4",
+            "get costs 2.2 to 3.2 copies, as its column says.",
+            mean_ratio(source, "server", "get"),
+            "copies",
+            ("server", "server-ratios"),
+            Verdict.NOT_SUPPORTED,
+            "the column repeats that of set deferred=True",
+        ),
+        open_claim(
+            "O1",
+            "transfer_out has hardly any overhead.",
+            Missing(State.NOT_POSSIBLE),
+            "",
+            ("out-summary", "out-ratios"),
+            one,
+        ),
+        open_claim(
+            "O2",
+            "Asynchronous scheduling raises throughput.",
+            Missing(State.NOT_POSSIBLE),
+            "",
+            ("async-gain",),
+            "each cell is one run",
+        ),
+        with_interval(
+            "U1",
+            "The GPU's cache is faster than the CPU's, and that than the remote one.",
+            start["remote cache"],
             "ms before the first token, remote",
-                      ("prefill-fits", "prefill-lines"), ranked, "the intervals of T0 do not meet; of "
-                                                                 "one series" if apart else
-                          "the intervals of T0 meet"),
-        open_claim("U2", "The remote cache is worth having.", float(gain[0]),
-            "times computing, at 2 tokens", ("speed-up",), f"{gain[-1]:.2f} times at 128 tokens; one series"),
-    )  # fmt: skip
+            ("prefill-fits", "prefill-lines"),
+            ranked,
+            "the intervals of T0 do not meet; of one series" if apart else "the intervals of T0 meet",
+        ),
+        open_claim(
+            "U2",
+            "The remote cache is worth having.",
+            float(gain[0]),
+            "times computing, at 2 tokens",
+            ("speed-up",),
+            f"{gain[-1]:.2f} times at 128 tokens; one series",
+        ),
+    )
