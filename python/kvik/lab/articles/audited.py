@@ -39,9 +39,9 @@ class Audited:
             return "The audit found nothing here that derives from other numbers."
         numbers = "1 derived number" if count == 1 else f"{count} derived numbers"
         wrong = len(self.findings)
-        return (
-            f"The audit recomputed {numbers} here; {'all follow' if not wrong else f'{wrong} do not follow'}."
-        )
+        if not wrong:
+            return f"The audit recomputed {numbers} here; {'it follows' if count == 1 else 'all follow'}."
+        return f"The audit recomputed {numbers} here; {wrong} of them {'does' if wrong == 1 else 'do'} not follow."
 
 
 @cache
