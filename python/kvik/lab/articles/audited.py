@@ -41,7 +41,8 @@ class Audited:
         wrong = len(self.findings)
         if not wrong:
             return f"The audit recomputed {numbers} here; {'it follows' if count == 1 else 'all follow'}."
-        return f"The audit recomputed {numbers} here; {wrong} of them {'does' if wrong == 1 else 'do'} not follow."
+        verb = "does" if wrong == 1 else "do"
+        return f"The audit recomputed {numbers} here; {wrong} of them {verb} not follow."
 
 
 @cache

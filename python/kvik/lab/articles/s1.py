@@ -428,7 +428,7 @@ def claims(source: Source) -> tuple[Claim, ...]:
             knee(source, 16).x,
             "blocks",
             ("knees", "knee-lines"),
-            "it falls somewhere between 200 and 2,000; nothing was measured between",
+            "the bend may lie anywhere between 20 and 2,000; one level was measured between",
         ),
         open_claim(
             "K2",

@@ -88,9 +88,8 @@ def heat(source: Source, table: str) -> HeatMap:
 def lanes(source: Source, table: str) -> Section:
     """One exchange of lanes."""
     text = (
-        "A cell of a range is drawn at its middle. A cell without a number has none of its own: its "
-        "model is in "
-        "a group of that layout.",
+        "A range is drawn at its middle. A model without a row of its own in a layout has what is printed of "
+        "its group, and the cell says so.",
     )
     return source.section(f"{table}-section", source[table].title, (table,), text, (), (heat(source, table),))
 
