@@ -8,6 +8,9 @@ from kvik.cli import Entry, load, write_commands
 
 SUBCOMMANDS: dict[str, Entry] = {
     "advise": Entry("kvik.lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
+    "articles": Entry(
+        "kvik.lab.articles.command", "articles_command", "Redraw five published articles beside their audit."
+    ),
     "audit": Entry(
         "kvik.lab.audit.command", "audit", "Recompute published tables and the claims beside them."
     ),

@@ -222,7 +222,10 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Values over rows and columns, such as model by TP and PP, with marks of what is significant."""
+    """Values over rows and columns, such as model by TP and PP, with marks of what is significant.
+
+    signed: values are changes about zero; otherwise amounts, from the least to the largest.
+    """
 
     id: str
     title: str
@@ -230,6 +233,7 @@ class HeatMap:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: tuple[tuple[HeatCell, ...], ...]
+    signed: bool = True
     kind: Literal["heat-map"] = "heat-map"
 
     def __post_init__(self) -> None:
