@@ -408,17 +408,9 @@ def test_an_interrupted_run_resumes_at_its_task(runs: Runs, how: signal.Signals)
             "echo $A >> {{OUT}}/out",
         ),
     )
-    command = [
-        sys.executable,
-        "-m",
-        "kvik.cli",
-        "lab",
-        "tasks",
-        "run",
-        str(runs.path),
-        "--state",
-        str(runs.state),
-    ]
+    # Tests that run in the background of a script ignore SIGINT, and so would what they start.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "kvik.cli"]
+    command += ["lab", "tasks", "run", str(runs.path), "--state", str(runs.state)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as runner:
         assert fifo.read_text() == "up\n"
         runner.send_signal(how)
