@@ -35,6 +35,7 @@ from kvik.lab.report.model import Cell, Claim, Report, Section, Table
 
 MIB = 2.0**20
 LINE = Rate.of_bits(40e9)
+ONE_START = "one start of each backend, and no spread: two starts may differ by as much"
 
 
 def redraw() -> Report:
@@ -279,51 +280,59 @@ def _level(text: str) -> Estimate:
     return estimate(text)
 
 
-def claims(source: Source, found: Crossover) -> tuple[Claim, ...]:
-    """What somebody may act on."""
+def share(source: Source) -> float:
+    """What EFA saves at the longest prompt, in percent of TCP."""
     serial = source["serial"]
     tcp, efa = numbers(serial, "TCP (ms)"), numbers(serial, "EFA (ms)")
-    share = float(100 * (tcp - efa)[2] / tcp[2])
-    between = bracket(found)
-    ends = f"{between.lo:,.0f} and {between.hi:,.0f} tokens"
-    order = f"the means change order between {ends}; no errors are printed"
-    one = "one start of each backend, and no spread: two starts may differ by as much"
-    rests = ("serial", "serial-times")
-    plan = ("factors", "plan-sizes")
+    return float(100 * (tcp - efa)[2] / tcp[2])
+
+
+def claims_of_plan(source: Source) -> tuple[Claim, ...]:
+    """Claims of the number of patterns."""
+    levels = math.prod(numbers(source["factors"], "Levels"))
     return (
         settled(
             "P1",
             "The full factorial of the levels has 14,580 patterns.",
-            float(math.prod(numbers(source["factors"], "Levels"))),
+            float(levels),
             "patterns",
-            plan,
+            ("factors", "plan-sizes"),
             False,
             "the levels multiply to a third of that",
         ),
         settled(
             "P2",
             "59 patterns are a reduction by 99.6 %.",
-            float(
-                100
-                * (
-                    1
-                    - numbers(source["layers"], "Patterns")[-1]
-                    / math.prod(numbers(source["factors"], "Levels"))
-                )
-            ),
+            float(100 * (1 - numbers(source["layers"], "Patterns")[-1] / levels)),
             "%",
             ("layers",),
             False,
             "of 4,860 patterns they are a reduction by 98.8 %",
         ),
-        open_claim("E1", "EFA is faster than TCP at 3,800 tokens, by 103 ms.", share, "% of TCP", rests, one),
+    )
+
+
+def claims_of_lengths(source: Source) -> tuple[Claim, ...]:
+    """Claims of which backend is faster at a length."""
+    serial = source["serial"]
+    tcp, efa = numbers(serial, "TCP (ms)"), numbers(serial, "EFA (ms)")
+    rests = ("serial", "serial-times")
+    return (
+        open_claim(
+            "E1",
+            "EFA is faster than TCP at 3,800 tokens, by 103 ms.",
+            share(source),
+            "% of TCP",
+            rests,
+            ONE_START,
+        ),
         open_claim(
             "E2",
             "TCP is faster than EFA at 1,000 tokens, by 11 ms.",
             float(100 * (efa - tcp)[0] / tcp[0]),
             "% of TCP",
             rests,
-            one,
+            ONE_START,
         ),
         open_claim(
             "E3",
@@ -333,6 +342,15 @@ def claims(source: Source, found: Crossover) -> tuple[Claim, ...]:
             ("difference",),
             "three differences, two of them of one sign, without errors",
         ),
+    )
+
+
+def claims_of_sizes(source: Source, found: Crossover) -> tuple[Claim, ...]:
+    """Guidelines by the size of the KV."""
+    between = bracket(found)
+    ends = f"{between.lo:,.0f} and {between.hi:,.0f} tokens"
+    order = f"the means change order between {ends}; no errors are printed"
+    return (
         open_claim(
             "G1",
             "Below 200 MB choose TCP, above it EFA.",
@@ -344,25 +362,26 @@ def claims(source: Source, found: Crossover) -> tuple[Claim, ...]:
         open_claim(
             "G2",
             "Above 400 MB EFA is clearly ahead.",
-            share,
+            share(source),
             "% of TCP",
             ("guideline", "difference"),
             "one length lies there, and its difference is 3.3 % of TCP without a spread",
         ),
+    )
+
+
+def claims_of_loads(source: Source) -> tuple[Claim, ...]:
+    """Guidelines by the kind of load."""
+    table = source["concurrent"]
+    tcp, efa = numbers(table, "TCP (ms)"), numbers(table, "EFA (ms)")
+    return (
         open_claim(
             "G3",
             "With concurrent short prompts choose TCP.",
-            float(
-                100
-                * (
-                    numbers(source["concurrent"], "EFA (ms)")[0]
-                    / numbers(source["concurrent"], "TCP (ms)")[0]
-                    - 1
-                )
-            ),
+            float(100 * (efa[0] / tcp[0] - 1)),
             "% at c4",
             ("concurrent", "concurrent-bars"),
-            one,
+            ONE_START,
         ),
         open_claim(
             "G4",
@@ -380,6 +399,12 @@ def claims(source: Source, found: Crossover) -> tuple[Claim, ...]:
             ("uses",),
             "the article says so itself",
         ),
+    )
+
+
+def claims_of_transition() -> tuple[Claim, ...]:
+    """Claims of the change of level."""
+    return (
         open_claim(
             "T1",
             "The value after iteration 18 is the true performance.",
@@ -396,4 +421,15 @@ def claims(source: Source, found: Crossover) -> tuple[Claim, ...]:
             ("transition-levels",),
             "both arms share more than the library, and change together",
         ),
+    )
+
+
+def claims(source: Source, found: Crossover) -> tuple[Claim, ...]:
+    """What somebody may act on."""
+    return (
+        *claims_of_plan(source),
+        *claims_of_lengths(source),
+        *claims_of_sizes(source, found),
+        *claims_of_loads(source),
+        *claims_of_transition(),
     )

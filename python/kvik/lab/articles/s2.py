@@ -18,6 +18,7 @@ from kvik.lab.report.model import Cell, Claim, Report, Section, Table
 
 NICS = {"b300": (16, 400), "b200": (8, 400), "p5en": (16, 200), "p5": (32, 100)}
 QUEUE = 256
+ONE_RUN = "one run a cell; a repeat of the same cell is not printed"
 _SETTING = re.compile(r"threads=(\d+), batch=(\d+)")
 
 
@@ -295,19 +296,14 @@ def loopback(source: Source) -> Section:
     return source.section("loopback-section", "Within one host", ("loopback",), text, (table,), (bars,))
 
 
-def claims(source: Source) -> tuple[Claim, ...]:
-    """What somebody may act on."""
+def largest_write(source: Source) -> float:
+    """The largest write of p5en, in GB/s."""
+    return max(number(text) for text in source["p5en-gpu"].column("Write"))
+
+
+def claims_of_peaks(source: Source) -> tuple[Claim, ...]:
+    """Claims of the largest writes."""
     b300, p5 = (peak(source, f"{name}-gpu", "Write")[0] for name in ("b300", "p5"))
-    table = source["buffers"]
-    write, read = numbers(table, "Write"), numbers(table, "Read")
-    first = source["first"]
-    cold, warm = (
-        np.array([number(t) for t in first.column(name)[:2]])
-        for name in ("cold submit", "warm-up of 256 pairs")
-    )
-    sweep_of = numbers(source["blocks"], "Write")
-    p5en = [number(text) for text in source["p5en-gpu"].column("Write")]
-    one = "one run a cell; a repeat of the same cell is not printed"
     return (
         settled(
             "P1",
@@ -330,19 +326,32 @@ def claims(source: Source) -> tuple[Claim, ...]:
         settled(
             "P3",
             "p5en's largest write is 365 GB/s.",
-            max(p5en),
+            largest_write(source),
             "GB/s",
             ("p5en-gpu",),
             False,
             "365.66 rounds to 366",
         ),
+    )
+
+
+def claims_of_setup(source: Source) -> tuple[Claim, ...]:
+    """Claims of buffers, of requests in flight and of first calls."""
+    table = source["buffers"]
+    write, read = numbers(table, "Write"), numbers(table, "Read")
+    first = source["first"]
+    cold, warm = (
+        np.array([number(t) for t in first.column(name)[:2]])
+        for name in ("cold submit", "warm-up of 256 pairs")
+    )
+    return (
         open_claim(
             "B1",
             "A buffer of 4 GB writes about 3 % faster than one of 2 GB; reads are equal.",
             float(100 * (write[1] / write[0] - 1)),
             "% of writes",
             ("buffers", "buffer-bars"),
-            f"reads differ by {100 * (read[1] / read[0] - 1):.1f} %; " + one,
+            f"reads differ by {100 * (read[1] / read[0] - 1):.1f} %; " + ONE_RUN,
         ),
         settled(
             "W1",
@@ -362,6 +371,13 @@ def claims(source: Source) -> tuple[Claim, ...]:
             True,
             f"99 / 26 and 17 / 1.1 = {warm[1] / warm[0]:.1f}; medians of 3",
         ),
+    )
+
+
+def claims_of_tips(source: Source) -> tuple[Claim, ...]:
+    """Claims of blocks, batches and the number of GPUs."""
+    sweep_of = numbers(source["blocks"], "Write")
+    return (
         settled(
             "T1",
             "Blocks of 64 KB reach 26 % of the peak.",
@@ -374,10 +390,10 @@ def claims(source: Source) -> tuple[Claim, ...]:
         open_claim(
             "T2",
             "Write with batches of 128.",
-            max(p5en),
+            largest_write(source),
             "GB/s",
             ("p5en-gpu-heat",),
-            "another pair of threads and batch comes within 2 GB/s; " + one,
+            "another pair of threads and batch comes within 2 GB/s; " + ONE_RUN,
         ),
         open_claim(
             "T3",
@@ -385,7 +401,7 @@ def claims(source: Source) -> tuple[Claim, ...]:
             peak(source, "p5en-gpu", "Read")[0],
             "GB/s",
             ("p5en-gpu-heat",),
-            "one cell has that batch; " + one,
+            "one cell has that batch; " + ONE_RUN,
         ),
         open_claim(
             "T4",
@@ -395,4 +411,13 @@ def claims(source: Source) -> tuple[Claim, ...]:
             ("p5en-gpu-heat",),
             "no number for one GPU is printed",
         ),
+    )
+
+
+def claims(source: Source) -> tuple[Claim, ...]:
+    """What somebody may act on."""
+    return (
+        *claims_of_peaks(source),
+        *claims_of_setup(source),
+        *claims_of_tips(source),
     )

@@ -15,6 +15,7 @@ from kvik.lab.report.model import Cell, Claim, Report, Section, Table
 
 MODELS = {"Llama-3.2-1B": 1.24, "Llama-3.2-3B": 3.21, "Llama-2-7b": 6.74, "Llama-3-8B": 8.03}
 GROUPS = ("others", "all")
+FEW = "one change a model and layout, without repeats"
 _RANGE = re.compile(r"([-+]?)(\d+)-(\d+)%")
 _LAYOUT = re.compile(r"TP=(\d+)(?:, PP=(\d+))?")
 
@@ -174,14 +175,8 @@ def nfs(source: Source) -> Section:
     return source.section("nfs-section", "NFS over TCP and over RDMA", ("nfs",), (), (times,), (bars,))
 
 
-def claims(source: Source) -> tuple[Claim, ...]:
-    """What somebody may act on."""
-    table = source["nfs"]
-    tcp, rdma = numbers(table, "NFS/TCP"), numbers(table, "NFS/RDMA")
-    change = 100 * (rdma.sum() / tcp.sum() - 1)
-    one = "one run of each layout and mount; all six differences have one sign, by chance in 1 of 32 cases"
-    few = "one change a model and layout, without repeats"
-    none = Missing(State.NOT_POSSIBLE)
+def claims_of_lanes(source: Source) -> tuple[Claim, ...]:
+    """Claims of each exchange of lanes."""
     largest = max(c.high for c in changes(source, "to-cpu"))
     return (
         settled(
@@ -199,7 +194,7 @@ def claims(source: Source) -> tuple[Claim, ...]:
             largest,
             "% at the most",
             ("to-cpu", "to-cpu-heat"),
-            few,
+            FEW,
         ),
         open_claim(
             "L3",
@@ -207,24 +202,41 @@ def claims(source: Source) -> tuple[Claim, ...]:
             -19.7,
             "%",
             ("swapped", "swapped-heat"),
-            few,
+            FEW,
         ),
+    )
+
+
+def claims_of_effect() -> tuple[Claim, ...]:
+    """Claims of parallelism and of size."""
+    return (
         open_claim(
             "I1",
             "The effect grows with TP.",
-            none,
+            Missing(State.NOT_POSSIBLE),
             "",
             ("effects", "effect-lines"),
-            "two to three layouts and no repeats; " + few,
+            "two to three layouts and no repeats; " + FEW,
         ),
         open_claim(
             "I2",
             "The effect shrinks with the model's size.",
-            none,
+            Missing(State.NOT_POSSIBLE),
             "",
             ("effects", "effect-lines"),
             "two sizes in most layouts; at TP=2, PP=2 swapped, and at TP=4 moved, it does not",
         ),
+    )
+
+
+def claims_of_nfs(source: Source) -> tuple[Claim, ...]:
+    """Claims of both mounts."""
+    table = source["nfs"]
+    tcp, rdma = numbers(table, "NFS/TCP"), numbers(table, "NFS/RDMA")
+    change = 100 * (rdma.sum() / tcp.sum() - 1)
+    one = "one run of each layout and mount; all six differences have one sign, by chance in 1 of 32 cases"
+    none = Missing(State.NOT_POSSIBLE)
+    return (
         open_claim(
             "N1",
             "NFS over RDMA shortens the series.",
@@ -244,4 +256,13 @@ def claims(source: Source) -> tuple[Claim, ...]:
         open_claim(
             "N3", "NFS over TCP is enough.", none, "", ("nfs-bars",), "what is enough is not said in numbers"
         ),
+    )
+
+
+def claims(source: Source) -> tuple[Claim, ...]:
+    """What somebody may act on."""
+    return (
+        *claims_of_lanes(source),
+        *claims_of_effect(),
+        *claims_of_nfs(source),
     )

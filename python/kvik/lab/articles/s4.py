@@ -248,22 +248,14 @@ def tiers(source: Source) -> Section:
     return source.section("tiers", "Three tiers by output length", ("prefill",), text, (table,), figures)
 
 
-def claims(source: Source) -> tuple[Claim, ...]:
-    """What somebody may act on."""
-    tcp, inproc = mean_ratio(source, "zmq", "tcp"), mean_ratio(source, "zmq", "inproc")
-    start = {name: startup(source, name) for name in TIERS}
-    apart = (start["GPU cache"].high or np.inf) < (start["CPU cache"].low or 0) and (
-        start["CPU cache"].high or np.inf
-    ) < (start["remote cache"].low or 0)
-    ranked = Verdict.SUPPORTED if apart else Verdict.INSUFFICIENT
+def claims_of_copies(source: Source) -> tuple[Claim, ...]:
+    """Claims of how many copies each way costs."""
     few = "five models, each timed once"
-    one = "one run of each cell, and no margin is named"
-    gain = rates(source, 3) / rates(source, 0)
     return (
         with_interval(
             "C1",
             "tcp costs about four copies.",
-            tcp,
+            mean_ratio(source, "zmq", "tcp"),
             "copies",
             ("zmq-ratios", "copies"),
             Verdict.INSUFFICIENT,
@@ -272,7 +264,7 @@ def claims(source: Source) -> tuple[Claim, ...]:
         with_interval(
             "C2",
             "inproc costs about one copy.",
-            inproc,
+            mean_ratio(source, "zmq", "inproc"),
             "copies",
             ("zmq-ratios", "copies"),
             Verdict.INSUFFICIENT,
@@ -296,13 +288,19 @@ def claims(source: Source) -> tuple[Claim, ...]:
             Verdict.NOT_SUPPORTED,
             "the column repeats that of set deferred=True",
         ),
+    )
+
+
+def claims_of_overhead() -> tuple[Claim, ...]:
+    """Claims of transfer_out and of asynchronous scheduling."""
+    return (
         open_claim(
             "O1",
             "transfer_out has hardly any overhead.",
             Missing(State.NOT_POSSIBLE),
             "",
             ("out-summary", "out-ratios"),
-            one,
+            "one run of each cell, and no margin is named",
         ),
         open_claim(
             "O2",
@@ -312,6 +310,18 @@ def claims(source: Source) -> tuple[Claim, ...]:
             ("async-gain",),
             "each cell is one run",
         ),
+    )
+
+
+def claims_of_tiers(source: Source) -> tuple[Claim, ...]:
+    """Claims of the tiers."""
+    start = {name: startup(source, name) for name in TIERS}
+    apart = (start["GPU cache"].high or np.inf) < (start["CPU cache"].low or 0) and (
+        start["CPU cache"].high or np.inf
+    ) < (start["remote cache"].low or 0)
+    ranked = Verdict.SUPPORTED if apart else Verdict.INSUFFICIENT
+    gain = rates(source, 3) / rates(source, 0)
+    return (
         with_interval(
             "U1",
             "The GPU's cache is faster than the CPU's, and that than the remote one.",
@@ -329,4 +339,13 @@ def claims(source: Source) -> tuple[Claim, ...]:
             ("speed-up",),
             f"{gain[-1]:.2f} times at 128 tokens; one series",
         ),
+    )
+
+
+def claims(source: Source) -> tuple[Claim, ...]:
+    """What somebody may act on."""
+    return (
+        *claims_of_copies(source),
+        *claims_of_overhead(),
+        *claims_of_tiers(source),
     )
