@@ -14,6 +14,7 @@ NO_MACHINES = "mount namespaces take root (CAP_SYS_ADMIN)"
 NO_GUEST = "the stage `rdma` (make test-rdma) prepares the virtual machine, and runs these tests"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
+    "tests/fabric/test_newer.py": "a libfabric of 2.1 or newer, which the stage builds for root on Debian",
     "tests/faults/test_lab.py::test_a_cable_that_is_pulled_out": NO_NAMESPACES,
     "tests/lab/report/test_browser.py": "a browser, chromium, which the stage installs for root on Debian",
     "tests/netns/test_bench.py": NO_NAMESPACES,

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.executable)  # of the environment that the tests run in, which has the wheel
 PORT = 18515  # over which perftest and the examples of libibverbs find each other, unless told otherwise
 BUILD_LIMIT = 1200.0  # seconds
+CHECKS = 19  # of the conformance suite, over one transport
 # Of the whole workspace, so that cargo takes what the stage `rust` has built.
 BUILD = ("cargo", "test", "--locked", "--workspace", "--no-run")
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rdma.conftest import FULL
 from tests.rdma.guest import Guest, Job
-from tests.rdma.programs import cargo_test, passed
+from tests.rdma.programs import CHECKS, cargo_test, passed
 
 pytestmark = pytest.mark.timeout(900)
 # Queues that a soft-RoCE device has room for, and no registration that outlives its memory.
@@ -16,7 +16,6 @@ LIBFABRIC = {
     "FI_OFI_RXM_MSG_RX_SIZE": "128",
     "FI_MR_CACHE_MAX_COUNT": "0",
 }
-CHECKS = 19  # of the conformance suite, over one transport
 
 
 def conform(guest: Guest, program: Path, nics: str, *some: str, env: dict[str, str] | None = None) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kvikbuild.debian import ensure_browser, ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
+from kvikbuild.fabric import newer_libfabric
 from kvikbuild.fuzz import soak_fuzz
 from kvikbuild.mutants import run_mutants
 from kvikbuild.paths import DIST, LOCKS, ROOT, TARGET, VENVS
@@ -83,7 +84,7 @@ def python(context: Context) -> None:
 
 
 # Tests with stages of their own.
-_OTHER_FOLDERS = ("docs", "faults", "lab", "netns", "packaging", "rdma", "vllm")
+_OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma", "vllm")
 
 
 def lab(context: Context) -> None:
@@ -107,6 +108,18 @@ def netns(context: Context) -> None:
 def faults(context: Context) -> None:
     """Processes that are killed, stopped, cut off and lied to: a small share of the fault lab."""
     _pytest(context, "dev", "tests/faults", more=["-v", "-s"])
+
+
+def fabric(context: Context) -> None:
+    """A libfabric of the 2.x line, where this system's own one is older."""
+    library = newer_libfabric(context)
+    if library is None:
+        return
+    hold_cache(context)
+    env = {**cargo_env(context), "KVIK_TEST_LIBFABRIC": str(library)}
+    # Not within a test, whose time limit knows of no build.
+    context.run(["cargo", "test", "--locked", "--workspace", "--no-run", "--test", "conform"], env)
+    _pytest(context, "dev", "tests/fabric", env, more=["-v", "-s"])
 
 
 def rdma(context: Context) -> None:
@@ -226,6 +239,7 @@ STAGES = {
         Stage("docs", docs, limit=900),
         Stage("netns", netns, limit=600),
         Stage("faults", faults, limit=600),
+        Stage("fabric", fabric, limit=900),
         Stage("rdma", rdma, limit=1800),
         Stage("vllm-env", vllm_env, limit=2400),
         Stage("vllm", vllm, output="both", limit=1500),
@@ -255,6 +269,7 @@ TARGETS = {
         "docs",
         "netns",
         "faults",
+        "fabric",
         "rdma",
         "vllm-env",
         "vllm",

@@ -43,7 +43,9 @@ pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>
     let no = |text: String| Error::new(Code::TransportUnavailable, text);
     let fabric = Fabric::load(options.library.as_deref()).map_err(|error| no(error.to_string()))?;
     // Its writes into another process go on after its own endpoint was closed, and closing one with operations under
-    // way ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold.
+    // way ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold. Where no process
+    // writes into another one (`FI_SHM_DISABLE_CMA`) that is better, but forgetting a peer of the own process that has
+    // closed its endpoint ends the process still (seen with 2.1 and 2.6).
     if provider == "shm" {
         let text = "libfabric's provider \"shm\" cannot be stopped in the middle of a transfer: use transport \"local\"";
         return Err(no(text.into()));
