@@ -4,12 +4,21 @@ Debian."""
 import ctypes.util
 import importlib.util
 import os
+import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvikbuild.paths import ROOT
 from kvikbuild.stage import Context, StageError
+
+
+def system() -> str:
+    """Which operating system this is, as it calls itself: `debian`, say."""
+    try:
+        return platform.freedesktop_os_release().get("ID", "unknown")
+    except OSError:
+        return "unknown"
 
 
 def missing_packages() -> list[str]:

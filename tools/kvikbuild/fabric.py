@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kvikbuild.debian import apt_get, install
+from kvikbuild.debian import apt_get, install, system
 from kvikbuild.envs import locked
 from kvikbuild.paths import cache_dir
 from kvikbuild.stage import Context, StageError
@@ -30,32 +30,41 @@ LEFT_OUT = ("cxi", "dmabuf_peer_mem", "efa", "hook_debug", "hook_hmem", "lnx", "
 
 
 def newer_libfabric(context: Context) -> Path | None:
-    """The file of a libfabric that is new enough; None, and a note of the reason, where there can be none."""
+    """The file of a libfabric that the system has not; None, and a note why, where there is none."""
     if _version(SONAME) >= WANTED:
-        return Path(SONAME)
+        context.note = "the system's own is as new: the other stages run over it"
+        return None
     folder = cache_dir() / "libfabric" / f"{SUITE}-r{RECIPE}"
-    library = folder / "lib" / SONAME
     with locked(folder.parent / ".lock"):
-        if library.exists():
-            return library
-        reason = _unfit()
-        if reason is not None:
-            context.skips.append((context.name, reason))
-            context.note = "skipped"
-            return None
-        missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
-        if missing:
-            install(context, missing)
-        # Somewhere of its own, since a build that was stopped leaves half a library.
-        with tempfile.TemporaryDirectory(prefix="kvik-libfabric-") as scratch:
-            shutil.rmtree(folder, ignore_errors=True)
-            _build(context, _source(context, Path(scratch)), folder.with_name(f".making-{folder.name}"))
-        folder.with_name(f".making-{folder.name}").rename(folder)
-    found = _version(str(library))
+        if not folder.exists():
+            reason = _unfit() or _make(context, folder)
+            if reason is not None:
+                context.skips.append((context.name, reason))
+                context.note = "skipped"
+                return None
+            context.note = "kept a libfabric in the cache"
+    return folder / "lib" / SONAME
+
+
+def _make(context: Context, folder: Path) -> str | None:
+    """Build it into a folder; why not, if its source cannot be had."""
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    if missing:
+        install(context, missing)
+    # A build that was stopped leaves half a library: it gets its name when it is whole.
+    making = folder.with_name(f".making-{folder.name}")
+    shutil.rmtree(making, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="kvik-libfabric-") as scratch:
+        try:
+            source = _source(context, Path(scratch))
+        except StageError as error:
+            return f"this system's libfabric is older, and the source of a newer one cannot be had: {error}"
+        _build(context, source, making)
+    found = _version(str(making / "lib" / SONAME))
     if found < WANTED:
-        raise StageError(f"{library} is libfabric {found}, and {WANTED} was to be built")
-    context.note = "kept a libfabric in the cache"
-    return library
+        raise StageError(f"libfabric {found} came of {SUITE}'s source, and {WANTED} was to be built")
+    making.rename(folder)
+    return None
 
 
 def _version(file: str) -> tuple[int, int]:
@@ -70,11 +79,7 @@ def _version(file: str) -> tuple[int, int]:
 def _unfit() -> str | None:
     """Why none can be built here, if so."""
     what = f"a libfabric of {'.'.join(map(str, WANTED))} or newer"
-    try:
-        system = platform.freedesktop_os_release().get("ID", "unknown")
-    except OSError:
-        system = "unknown"
-    if system != "debian":
+    if system() != "debian":
         return f"this system has not {what}, and only Debian's source package is built here"
     if os.geteuid() != 0:
         return f"this system has not {what}, and only root can fetch the source package"
@@ -125,7 +130,6 @@ def _mirror(context: Context) -> str:
 
 def _build(context: Context, source: Path, folder: Path) -> None:
     """Build it into a folder."""
-    shutil.rmtree(folder, ignore_errors=True)
     context.run(["sh", "autogen.sh"], cwd=source)
     some = [f"--enable-{name}=yes" for name in PROVIDERS] + [f"--enable-{name}=no" for name in LEFT_OUT]
     context.run(["sh", "configure", "--disable-static", f"--prefix={folder}", *some], cwd=source)

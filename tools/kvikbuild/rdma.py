@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kvikbuild.debian import apt_get, install
+from kvikbuild.debian import apt_get, install, system
 from kvikbuild.envs import locked
 from kvikbuild.paths import cache_dir
 from kvikbuild.stage import Context, StageError
@@ -54,12 +54,8 @@ def _unfit_system() -> str | None:
         return (
             f"the guest is an x86-64 machine with this machine's programs, and this is {platform.machine()}"
         )
-    try:
-        system = platform.freedesktop_os_release().get("ID", "unknown")
-    except OSError:
-        system = "unknown"
-    if system != "debian":
-        return f"the guest's kernel and tools are packages of Debian, and this system is {system}"
+    if system() != "debian":
+        return f"the guest's kernel and tools are packages of Debian, and this system is {system()}"
     return None
 
 
