@@ -45,7 +45,8 @@ pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>
     // Its writes into another process go on after its own endpoint was closed, and closing one with operations under
     // way ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold. Where no process
     // writes into another one (`FI_SHM_DISABLE_CMA`) that is better, but forgetting a peer of the own process that has
-    // closed its endpoint ends the process still (seen with 2.1 and 2.6).
+    // closed its endpoint ends the process still (seen with 2.1 and 2.6), and a target never forgets who has reached it:
+    // the 257th peer takes another's place, unnoticed in a build without assertions (`smr_map_add` of 2.1).
     if provider == "shm" {
         let text = "libfabric's provider \"shm\" cannot be stopped in the middle of a transfer: use transport \"local\"";
         return Err(no(text.into()));
