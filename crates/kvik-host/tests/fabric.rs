@@ -129,6 +129,19 @@ fn the_library_says_where_it_came_from_and_its_version() {
     assert!(fabric.version() >= (1, 14));
 }
 
+/// Software that moves bytes of the host is asked for GPUs all the same, and says no without being lost.
+#[test]
+fn a_provider_of_software_knows_no_gpus_and_says_why() {
+    for provider in ["tcp", "shm"] {
+        let device = Device::open(&nic(provider)).unwrap();
+        let why = device.gpus().unwrap_err();
+        println!("{provider}: {why}");
+        let old = fabric().version() < (1, 20);
+        let words = if old { ["1.20"].as_slice() } else { ["FI_HMEM", "by CUDA", "no CUDA"].as_slice() };
+        assert!(words.iter().any(|word| why.contains(word)), "{provider}: {why}");
+    }
+}
+
 #[test]
 fn a_provider_that_is_not_there_has_no_nics() {
     assert!(fabric().nics("efa", None).unwrap().is_empty());

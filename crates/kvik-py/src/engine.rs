@@ -129,7 +129,7 @@ impl PyEngine {
     /// reading, or written to a peer, wait for what writes them (`torch.cuda.synchronize()`, or an event); once a
     /// transfer is done, whatever is launched afterwards sees its bytes. Registration itself waits for nothing but
     /// a stream that the interface names. Such pages move over tcp and within an engine by way of page-locked memory,
-    /// and over `verbs` by dma-bufs where GPU and NIC have them.
+    /// and over `verbs` and libfabric by dma-bufs where GPU and NIC have them.
     ///
     /// Raises BufferInvalid for a zero length, memory that is not contiguous, an address that CUDA does not know
     /// (freed, or of another context), and a device of another maker; DeviceFailed for what the driver refuses;

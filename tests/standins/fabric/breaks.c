@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Since libfabric 1.20, whose headers may not be here. */
+/* Since libfabric 1.21, whose headers may not be here. */
 #define SHARED_MEMORY_PERMITTED 11
 
 static struct fid_fabric *fabric;
@@ -31,10 +31,11 @@ static void good(int code, const char *what) {
     }
 }
 
-static void open_all(int by_device) {
+static void open_all(int by_device, uint64_t hmem) {
     struct fi_info *hints = fi_allocinfo(), *info = NULL;
-    hints->caps = FI_RMA;
+    hints->caps = FI_RMA | hmem;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+    hints->domain_attr->mr_mode |= hmem != 0 ? FI_MR_HMEM : 0;
     hints->fabric_attr->prov_name = strdup("efa");
     good(fi_getinfo(FI_VERSION(1, 14), NULL, NULL, 0, hints, &info), "fi_getinfo");
     good(fi_fabric(info->fabric_attr, &fabric, NULL), "fi_fabric");
@@ -99,7 +100,12 @@ static void two_threads(void) {
 
 int main(int count, char **arguments) {
     const char *rule = count == 2 ? arguments[1] : "";
-    open_all(strcmp(rule, "shared") != 0);
+    if (strcmp(rule, "copies") == 0) {
+        setenv("KVIK_STANDIN_HMEM", "dmabuf", 1);
+        open_all(1, FI_HMEM);
+        return 4;
+    }
+    open_all(strcmp(rule, "shared") != 0, 0);
     if (strcmp(rule, "threads") == 0) {
         two_threads();
     } else if (strcmp(rule, "memory") == 0) {

@@ -43,6 +43,8 @@ struct region {
     uint32_t device, domain;
     struct client *client;
     uint64_t at, len, access;
+    /* Where its process has the bytes. */
+    uint64_t place;
 };
 
 struct device {

@@ -3,6 +3,8 @@
 #include "nic.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static int fabric_close(struct fid *fid) {
     struct fabric *fabric = container(fid, struct fabric, fid.fid);
@@ -51,6 +53,9 @@ static int region_close(struct fid *fid) {
     struct reply reply;
     int error = ask(&request, -1, &reply);
     domain->regions--;
+    if (region->mapped != NULL) {
+        munmap(region->mapped, region->mapped_len);
+    }
     free(region);
     leave(&domain->gate);
     return -error;
@@ -58,17 +63,19 @@ static int region_close(struct fid *fid) {
 
 static struct fi_ops region_fid = {.size = sizeof(struct fi_ops), .close = region_close};
 
-static int region_open(
-    struct domain *domain, const void *at, size_t len, uint64_t access, void *context, struct region **out) {
+/* Registers memory whose bytes are at `place`, by the address `at`. */
+static int region_open(struct domain *domain, uint64_t at, uint64_t place, size_t len, uint64_t access,
+    void *context, struct region **out) {
     struct region *region = calloc(1, sizeof *region);
     if (region == NULL) {
         return FI_ENOMEM;
     }
     struct request request = {.kind = REGISTER, .device = domain->device, .domain = domain->number};
-    request.a = (uintptr_t)at;
+    request.a = at;
     request.b = len;
     request.c = access & FI_REMOTE_READ ? ACCESS_READ : 0;
     request.c |= access & FI_REMOTE_WRITE ? ACCESS_WRITE : 0;
+    request.d = place;
     struct reply reply;
     int error = ask(&request, -1, &reply);
     if (error != 0) {
@@ -79,7 +86,8 @@ static int region_open(
     region->fid.key = reply.value;
     region->fid.mem_desc = region;
     region->domain = domain;
-    region->at = (uintptr_t)at;
+    region->at = at;
+    region->place = place;
     region->len = len;
     region->access = request.c;
     region_add(region);
@@ -97,7 +105,71 @@ static int region_register(struct fid *fid, const void *at, size_t len, uint64_t
     struct domain *domain = container(fid, struct domain, fid.fid);
     struct region *region = NULL;
     enter(&domain->gate, "fi_mr_reg");
-    int error = region_open(domain, at, len, access, context, &region);
+    uint64_t from = (uintptr_t)at;
+    int error = region_open(domain, from, from, len, access, context, &region);
+    leave(&domain->gate);
+    *out = region != NULL ? &region->fid : NULL;
+    return -error;
+}
+
+/* A range of a dma-buf, as libfabric has it since 1.20: its first byte has the address `base + offset`. */
+struct dmabuf {
+    int fd;
+    uint64_t offset;
+    size_t len;
+    void *base;
+};
+
+/* Maps the range: where its bytes are, or an errno. The file position of a dma-buf of the stand-in for CUDA
+ * says where it begins; others begin at 0. */
+static int map(const struct dmabuf *of, unsigned char **mapped, size_t *mapped_len, uint64_t *place) {
+    off_t begin = lseek(of->fd, 0, SEEK_CUR);
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = (uint64_t)(begin < 0 ? 0 : begin) + of->offset;
+    size_t skip = from % page;
+    *mapped_len = of->len + skip;
+    *mapped = mmap(NULL, *mapped_len, PROT_READ | PROT_WRITE, MAP_SHARED, of->fd, (off_t)(from - skip));
+    *place = (uintptr_t)*mapped + skip;
+    return *mapped == MAP_FAILED ? FI_EOPNOTSUPP : 0;
+}
+
+/* Why a domain takes no dma-buf of this kind, or 0. */
+static int dmabuf_refusal(const struct domain *domain, const struct fi_mr_attr *attr, uint64_t flags) {
+    if (flags != MR_DMABUF || domain->version < KNOWS_DMABUF) {
+        return FI_EBADFLAGS;
+    }
+    const struct dmabuf *of = (const void *)attr->mr_iov;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (domain->hmem == HMEM_NONE || attr->iface != FI_HMEM_CUDA || attr->iov_count != 1 ||
+        attr->offset != 0 || of == NULL || of->len == 0 || (uintptr_t)of->base % page != 0) {
+        return FI_EINVAL;
+    }
+    return domain->hmem == HMEM_MAPPED ? FI_EOPNOTSUPP : 0;
+}
+
+static int region_register_attr(
+    struct fid *fid, const struct fi_mr_attr *attr, uint64_t flags, struct fid_mr **out) {
+    if (fid->fclass != FI_CLASS_DOMAIN) {
+        return -FI_EINVAL;
+    }
+    struct domain *domain = container(fid, struct domain, fid.fid);
+    const struct dmabuf *of = (const void *)attr->mr_iov;
+    struct region *region = NULL;
+    unsigned char *mapped = NULL;
+    size_t mapped_len = 0;
+    uint64_t place = 0;
+    enter(&domain->gate, "fi_mr_regattr");
+    int error = dmabuf_refusal(domain, attr, flags);
+    error = error == 0 ? map(of, &mapped, &mapped_len, &place) : error;
+    if (error == 0) {
+        uint64_t at = (uintptr_t)of->base + of->offset;
+        error = region_open(domain, at, place, of->len, attr->access, attr->context, &region);
+        if (error != 0) {
+            munmap(mapped, mapped_len);
+        } else {
+            region->mapped = mapped;
+            region->mapped_len = mapped_len;
+        }
+    }
     leave(&domain->gate);
     *out = region != NULL ? &region->fid : NULL;
     return -error;
@@ -121,7 +193,8 @@ static struct fi_ops_domain domain_ops = {.size = sizeof(struct fi_ops_domain),
     .av_open = vector_open,
     .cq_open = queue_open,
     .endpoint = endpoint_open};
-static struct fi_ops_mr region_ops = {.size = sizeof(struct fi_ops_mr), .reg = region_register};
+static struct fi_ops_mr region_ops = {
+    .size = sizeof(struct fi_ops_mr), .reg = region_register, .regattr = region_register_attr};
 
 int domain_open(struct fid_fabric *fid, struct fi_info *info, struct fid_domain **out, void *context) {
     struct options options;
@@ -145,6 +218,8 @@ int domain_open(struct fid_fabric *fid, struct fi_info *info, struct fid_domain 
     static _Atomic uint32_t numbers;
     domain->number = atomic_fetch_add(&numbers, 1);
     domain->software = options.software;
+    domain->hmem = info->caps & FI_HMEM ? options.hmem : HMEM_NONE;
+    domain->version = info->fabric_attr->api_version;
     atomic_fetch_add(&domain->fabric->domains, 1);
     *out = &domain->fid;
     return 0;

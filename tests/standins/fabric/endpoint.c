@@ -163,6 +163,9 @@ static int endpoint_control(struct fid *fid, int command, void *argument) {
     if (error == 0 && !ep->by_device) {
         broken("an endpoint may move bytes by shared memory, which closing it does not stop");
     }
+    if (error == 0 && ep->domain->hmem != HMEM_NONE && !ep->copies_forbidden) {
+        broken("an endpoint may copy memory of GPUs by CUDA, and wait for a GPU that stands still");
+    }
     error = error == 0 ? enable(ep) : error;
     if (error == 0) {
         software_add(ep);
@@ -227,6 +230,7 @@ static void submit(struct endpoint *ep, const struct order *order) {
 static void post(struct endpoint *ep, const struct fi_msg_rma *message, uint64_t flags, uint32_t kind) {
     struct region *region = message->desc[0];
     uint64_t at = (uintptr_t)message->msg_iov[0].iov_base, len = message->msg_iov[0].iov_len;
+    uint64_t place = region->place + (at - region->at);
     uint32_t id = ep->free[ep->under_way++];
     int known = message->addr < ep->vector->size && ep->vector->slots[message->addr].taken;
     uint32_t slot = known ? (uint32_t)message->addr : NO_SLOT;
@@ -235,7 +239,7 @@ static void post(struct endpoint *ep, const struct fi_msg_rma *message, uint64_t
     ep->pending[id].flags = FI_RMA | (kind & OP_WRITE ? FI_WRITE : FI_READ);
     region->users++;
     struct order order = {
-        .local = at, .remote = message->rma_iov[0].addr, .len = len, .id = id, .flags = kind};
+        .local = place, .remote = message->rma_iov[0].addr, .len = len, .id = id, .flags = kind};
     order.flags |= flags & FI_DELIVERY_COMPLETE ? OP_DELIVERY : 0;
     if (region->domain != ep->domain || at < region->at || at + len > region->at + region->len) {
         order.flags |= OP_BAD_LOCAL;
@@ -272,18 +276,30 @@ static ssize_t write_message(struct fid_ep *fid, const struct fi_msg_rma *messag
     return post_message(fid, message, flags, OP_WRITE);
 }
 
-/* Since libfabric 1.20, whose headers may not be here. */
-#define SHARED_MEMORY_PERMITTED 11
+/* Whether it can do without copies by CUDA depends on the device. */
+static int forbid_copies(struct endpoint *ep, int forbidden) {
+    if (ep->domain->hmem == HMEM_NONE) {
+        return FI_EINVAL;
+    }
+    if (forbidden && ep->domain->hmem == HMEM_COPIES) {
+        return FI_EOPNOTSUPP;
+    }
+    ep->copies_forbidden = forbidden;
+    return 0;
+}
 
 static int endpoint_setopt(fid_t fid, int level, int option, const void *value, size_t len) {
     struct endpoint *ep = container(fid, struct endpoint, fid.fid);
-    if (level != FI_OPT_ENDPOINT || option != SHARED_MEMORY_PERMITTED || getenv("KVIK_STANDIN_OLD") != NULL) {
+    int known = option == SHARED_MEMORY_PERMITTED || option == CUDA_API_PERMITTED;
+    if (level != FI_OPT_ENDPOINT || !known || getenv("KVIK_STANDIN_OLD") != NULL) {
         return -FI_ENOPROTOOPT;
     }
     enter(&ep->domain->gate, "fi_setopt");
     int error = enabled(ep) || len != sizeof(bool) ? FI_EINVAL : 0;
-    if (error == 0) {
+    if (error == 0 && option == SHARED_MEMORY_PERMITTED) {
         ep->by_device = !*(const bool *)value;
+    } else if (error == 0) {
+        error = forbid_copies(ep, !*(const bool *)value);
     }
     leave(&ep->domain->gate);
     return -error;

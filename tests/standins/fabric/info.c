@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "nic.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,24 @@ static int number(const char *name, uint32_t low, uint32_t high, uint32_t *value
     return 1;
 }
 
+/* It knows memory of GPUs where the process has CUDA, unless the environment says how. */
+static int read_hmem(enum hmem *hmem) {
+    static const char *const names[] = {"none", "copies", "mapped", "dmabuf"};
+    const char *text = getenv("KVIK_STANDIN_HMEM");
+    if (text == NULL) {
+        *hmem = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL ? HMEM_DMABUF : HMEM_NONE;
+        return 1;
+    }
+    for (uint32_t at = 0; at < sizeof names / sizeof *names; at++) {
+        if (strcmp(text, names[at]) == 0) {
+            *hmem = (enum hmem)at;
+            return 1;
+        }
+    }
+    fprintf(stderr, "libfabric stand-in: KVIK_STANDIN_HMEM is none, copies, mapped or dmabuf\n");
+    return 0;
+}
+
 int options_read(struct options *options) {
     *options = (struct options){.devices = 2, .depth = 256, .software = 1};
     const char *loopback = getenv("KVIK_STANDIN_LOOPBACK");
@@ -32,7 +51,8 @@ int options_read(struct options *options) {
         return 0;
     }
     options->software = loopback == NULL || strcmp(loopback, "software") == 0;
-    return number("KVIK_STANDIN_DEVICES", 0, MAX_DEVICES, &options->devices) &&
+    return read_hmem(&options->hmem) &&
+           number("KVIK_STANDIN_DEVICES", 0, MAX_DEVICES, &options->devices) &&
            number("KVIK_STANDIN_DEPTH", 1, MAX_DEPTH, &options->depth);
 }
 
@@ -42,7 +62,7 @@ int device_of(const struct fi_info *info, uint32_t *device) {
 }
 
 __attribute__((visibility("default"))) uint32_t fi_version(void) {
-    return FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION);
+    return getenv("KVIK_STANDIN_OLD") != NULL ? FI_VERSION(1, 17) : FI_VERSION(1, 21);
 }
 
 __attribute__((visibility("default"))) const char *fi_strerror(int error) {
@@ -125,7 +145,7 @@ __attribute__((visibility("default"))) struct fi_info *fi_dupinfo(const struct f
 }
 
 /* Whether one of the devices can be what is asked for. */
-static int fits(const struct fi_info *hints, uint32_t device) {
+static int fits(const struct fi_info *hints, uint32_t device, enum hmem hmem) {
     char name[32];
     snprintf(name, sizeof name, "rdmap%us0-rdm", device);
     if (hints == NULL) {
@@ -134,7 +154,7 @@ static int fits(const struct fi_info *hints, uint32_t device) {
     const char *provider = hints->fabric_attr != NULL ? hints->fabric_attr->prov_name : NULL;
     const struct fi_domain_attr *domain = hints->domain_attr;
     const struct fi_ep_attr *ep = hints->ep_attr;
-    if ((provider != NULL && strcasecmp(provider, "efa") != 0) || (hints->caps & ~(uint64_t)CAPS) != 0) {
+    if ((provider != NULL && strcasecmp(provider, "efa") != 0) || (hints->caps & ~(uint64_t)(hmem != HMEM_NONE ? CAPS | FI_HMEM : CAPS)) != 0) {
         return 0;
     }
     if (ep != NULL && ((ep->type != FI_EP_UNSPEC && ep->type != FI_EP_RDM) || ep->max_msg_size > LONGEST)) {
@@ -144,18 +164,19 @@ static int fits(const struct fi_info *hints, uint32_t device) {
         return 1;
     }
     /* Who does not keep these modes cannot use the device. */
-    int modes = (domain->mr_mode & MR_MODE) == MR_MODE && domain->cq_data_size <= 4;
+    int wanted = hints->caps & FI_HMEM ? MR_MODE | FI_MR_HMEM : MR_MODE;
+    int modes = (domain->mr_mode & wanted) == wanted && domain->cq_data_size <= 4;
     return modes && (domain->name == NULL || strcmp(domain->name, name) == 0);
 }
 
-static struct fi_info *describe(uint32_t device, uint32_t depth) {
+static struct fi_info *describe(uint32_t device, uint32_t depth, uint32_t version, uint64_t hmem) {
     struct fi_info *info = empty();
     char name[32];
     if (info == NULL) {
         return NULL;
     }
     snprintf(name, sizeof name, "rdmap%us0-rdm", device);
-    info->caps = CAPS;
+    info->caps = CAPS | hmem;
     info->addr_format = FI_ADDR_EFA;
     info->src_addrlen = info->dest_addrlen = 0;
     info->tx_attr->caps = info->rx_attr->caps = CAPS;
@@ -170,7 +191,7 @@ static struct fi_info *describe(uint32_t device, uint32_t depth) {
     info->domain_attr->control_progress = info->domain_attr->data_progress = FI_PROGRESS_MANUAL;
     info->domain_attr->resource_mgmt = FI_RM_ENABLED;
     info->domain_attr->av_type = FI_AV_TABLE;
-    info->domain_attr->mr_mode = MR_MODE;
+    info->domain_attr->mr_mode = hmem ? MR_MODE | FI_MR_HMEM : MR_MODE;
     info->domain_attr->mr_key_size = 4;
     info->domain_attr->cq_data_size = 4;
     info->domain_attr->ep_cnt = info->domain_attr->cq_cnt = MAX_ENDPOINTS;
@@ -180,7 +201,7 @@ static struct fi_info *describe(uint32_t device, uint32_t depth) {
     info->fabric_attr->name = strdup("efa");
     info->fabric_attr->prov_name = strdup("efa");
     info->fabric_attr->prov_version = fi_version();
-    info->fabric_attr->api_version = fi_version();
+    info->fabric_attr->api_version = version;
     return info;
 }
 
@@ -191,15 +212,19 @@ __attribute__((visibility("default"))) int fi_getinfo(uint32_t version, const ch
     (void)service;
     (void)flags;
     *out = NULL;
+    if (version > fi_version()) {
+        return -FI_ENOSYS;
+    }
     /* EFA's addresses are no addresses of the internet, so no node is one. */
-    if (version > fi_version() || node != NULL || !options_read(&options)) {
+    if (node != NULL || !options_read(&options)) {
         return -FI_ENODATA;
     }
     for (uint32_t device = 0; device < options.devices; device++) {
-        if (!fits(hints, device)) {
+        if (!fits(hints, device, options.hmem)) {
             continue;
         }
-        *last = describe(device, options.depth);
+        /* Memory of GPUs is offered only to who asks for it. */
+        *last = describe(device, options.depth, version, hints != NULL ? hints->caps & FI_HMEM : 0);
         if (*last == NULL) {
             fi_freeinfo(first);
             return -FI_ENOMEM;

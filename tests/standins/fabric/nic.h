@@ -45,10 +45,26 @@ struct options {
     uint32_t devices, depth;
     /* Operations within a process and device are the software's. */
     int software;
+    /* How it knows memory of GPUs. */
+    enum hmem {
+        /* Not at all: built without CUDA, or in a process without it. */
+        HMEM_NONE,
+        /* By copies of CUDA's: the device does not reach a GPU. */
+        HMEM_COPIES,
+        /* By the device, and not by dma-bufs. */
+        HMEM_MAPPED,
+        HMEM_DMABUF,
+    } hmem;
 };
 /* False, with a line on stderr, if the environment asks for what cannot be. */
 int options_read(struct options *options);
 int device_of(const struct fi_info *info, uint32_t *device);
+
+/* Of libfabric 1.18, 1.20 and 1.21, whose headers may not be here. */
+#define KNOWS_DMABUF FI_VERSION(1, 20)
+#define CUDA_API_PERMITTED 10
+#define SHARED_MEMORY_PERMITTED 11
+#define MR_DMABUF (1ULL << 40)
 
 /* domain.c */
 
@@ -64,6 +80,9 @@ struct domain {
     struct link link;
     uint32_t device, number;
     int software;
+    /* Opened for memory of GPUs, by the version of the interface that was asked for. */
+    enum hmem hmem;
+    uint32_t version;
     uint32_t vectors, queues, endpoints, regions;
 };
 
@@ -71,6 +90,10 @@ struct region {
     struct fid_mr fid;
     struct domain *domain;
     uint64_t at, len, access;
+    /* Where the bytes are, and the mapping of a dma-buf. */
+    uint64_t place;
+    void *mapped;
+    size_t mapped_len;
     /* Own operations that use it. */
     uint32_t users;
     struct region *next;
@@ -128,6 +151,8 @@ struct endpoint {
     uint32_t depth, under_way;
     /* Whether what goes to the own host goes by the device, too. */
     int by_device;
+    /* Whether it makes no copies by CUDA. */
+    int copies_forbidden;
     /* Ids; those from `under_way` on are free. */
     uint32_t *free;
     struct queues *queues;

@@ -120,7 +120,8 @@ static int add_region(struct client *client, const struct request *request, stru
             .client = client,
             .at = request->a,
             .len = request->b,
-            .access = request->c};
+            .access = request->c,
+            .place = request->d};
         reply->value = (uint32_t)turn << 16 | place;
         return 0;
     }

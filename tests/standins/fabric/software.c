@@ -93,16 +93,17 @@ static const struct endpoint *local(const struct endpoint *ep, const struct addr
     return NULL;
 }
 
-/* Whether this may be done with the memory. The lock is held. */
-static int is_open(const struct endpoint *target, const struct order *order) {
+/* The memory, if this may be done with it. The lock is held. */
+static const struct region *open_region(const struct endpoint *target, const struct order *order) {
     uint64_t right = order->flags & OP_WRITE ? ACCESS_WRITE : ACCESS_READ;
     for (struct region *region = regions; region != NULL; region = region->next) {
         if (region->domain == target->domain && region->fid.key == order->key) {
-            return (region->access & right) != 0 && order->remote >= region->at &&
-                   order->len <= region->len && order->remote - region->at <= region->len - order->len;
+            int fits = (region->access & right) != 0 && order->remote >= region->at &&
+                       order->len <= region->len && order->remote - region->at <= region->len - order->len;
+            return fits ? region : NULL;
         }
     }
-    return 0;
+    return NULL;
 }
 
 int software_post(struct endpoint *ep, const struct order *order) {
@@ -121,13 +122,17 @@ int software_post(struct endpoint *ep, const struct order *order) {
 
 /* Moves the next piece: how the operation has ended, or -1 if there is more. The lock is held. */
 static int move_piece(const struct endpoint *ep, struct work *work) {
-    const struct order *order = &work->order;
+    struct order *order = &work->order;
     const struct endpoint *target = local(ep, &order->peer);
     if (target == NULL) {
         return STATUS_BAD_DESTINATION;
     }
-    if (work->at == 0 && !is_open(target, order)) {
+    const struct region *region = work->at == 0 ? open_region(target, order) : NULL;
+    if (work->at == 0 && region == NULL) {
         return STATUS_BAD_REMOTE_ADDRESS;
+    }
+    if (region != NULL) {
+        order->remote = region->place + (order->remote - region->at);
     }
     uint64_t len = order->len - work->at < PIECE ? order->len - work->at : PIECE;
     struct iovec near = {.iov_base = (void *)(uintptr_t)(order->local + work->at), .iov_len = len};

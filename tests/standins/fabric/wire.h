@@ -93,8 +93,9 @@ enum request_kind { HELLO = 1, OPEN_ENDPOINT, CLOSE_ENDPOINT, REGISTER, DEREGIST
 struct request {
     /* The domain is numbered by its process: memory is known to the endpoints of its own domain. */
     uint32_t kind, device, domain, zero;
-    /* OPEN_ENDPOINT: the size of its queues. REGISTER: address, bytes and access. Else what is closed. */
-    uint64_t a, b, c;
+    /* OPEN_ENDPOINT: the size of its queues. REGISTER: address, bytes, access, and where its process has the
+     * bytes, which for memory of a GPU is elsewhere. Else what is closed. */
+    uint64_t a, b, c, d;
 };
 
 struct reply {

@@ -117,6 +117,7 @@ static void begin(struct endpoint *from, const struct order *order) {
     from->under_way++;
     uint32_t place = work->place, pieces = (uint32_t)((order->len + PIECE - 1) / PIECE);
     struct endpoint *target = &endpoints[order->peer.endpoint];
+    struct region *region = region_of(order, target);
     *work = (struct work){.from = from,
         .order = *order,
         .target = target->name,
@@ -124,6 +125,7 @@ static void begin(struct endpoint *from, const struct order *order) {
         .target_process = target->client->process,
         .pieces = pieces > 0 ? pieces : 1,
         .place = place};
+    work->order.remote = region->place + (order->remote - region->at);
     work->left = work->pieces;
     work->at = chance(work->pieces);
     do {

@@ -4,8 +4,8 @@
 
 use crate::common::*;
 use crate::cuda::{self, Control};
-use crate::pair::{Kind, Memories, OPS, Op, Pair, metric, whole};
-use crate::{ROCE, VERBS};
+use crate::pair::{Kind, Memories, OPS, Op, Pair, Standin, metric, whole};
+use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, Error};
 use kvik_engine::{Config, Engine, Preference, Region, Report, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
@@ -231,19 +231,30 @@ gpus! {
     }
 }
 
-/// Two engines over the stand-in for RoCE devices, with what the GPUs are told before anything is registered.
-fn beside_nics(name: &str, told: &str, check: fn(&Engine, &Engine)) {
-    const NICS: Kind = Kind { memory: Memories::Gpu, standin: Some(ROCE), ..VERBS };
-    NICS.place(&format!("{}::{name}", module_path!()), |_| {
-        Control.say(told);
-        let [owner, other] = [(); 2].map(|()| {
-            let nics = kvik_engine::NicOptions {
-                library: Some(ROCE.library.library()),
-                ..VERBS.nics.parse().unwrap()
-            };
-            Engine::start(Config { nics: Some(nics), ..Config::default() }).unwrap()
+/// NICs of RoCE devices and of EFA, by their stand-ins.
+const ROCE_NICS: Kind = Kind { standin: Some(ROCE), ..VERBS };
+const EFA_NICS: Kind = Kind { standin: Some(Standin::NEW), ..EFA };
+
+/// Two engines over a stand-in for NICs with these settings, with what the GPUs are told before anything is registered.
+/// `name` is that of the test.
+fn beside_nics(
+    nics: &Kind,
+    name: &str,
+    settings: &[(&str, &str)],
+    told: &str,
+    check: impl FnOnce(&Engine, &Engine),
+) {
+    let nics = Kind { memory: Memories::Gpu, ..*nics };
+    cuda::alone(&format!("gpus::{name}"), settings, |_| {
+        nics.place(&format!("{}::{name}", module_path!()), |_| {
+            Control.say(told);
+            let [owner, other] = [(); 2].map(|()| {
+                let library = nics.standin.map(|of| of.library.library());
+                let nics = kvik_engine::NicOptions { library, ..nics.nics.parse().unwrap() };
+                Engine::start(Config { nics: Some(nics), ..Config::default() }).unwrap()
+            });
+            check(&owner, &other);
         });
-        check(&owner, &other);
     });
 }
 
@@ -264,49 +275,89 @@ fn reads(owner: &Engine, other: &Engine, mut seen: impl FnMut(&Kind, Preference,
     }
 }
 
-#[test]
-fn auto_takes_nics_that_know_the_gpus_memory_wherever_it_lies() {
-    beside_nics("auto_takes_nics_that_know_the_gpus_memory_wherever_it_lies", "clear", |owner, other| {
+/// Reads and a write under each preference: `auto` takes NICs that know the GPUs' memory wherever it lies.
+fn takes_nics(nics: &Kind, name: &str) {
+    beside_nics(nics, name, &[], "clear", |owner, other| {
         reads(owner, other, |_, want, ended| {
             let report = ended.unwrap();
-            assert_eq!(report.transport, if want == Preference::Tcp { "tcp" } else { "verbs" });
+            assert_eq!(report.transport, if want == Preference::Tcp { "tcp" } else { nics.transport });
             let why = report.passed_over.join("; ");
             assert!(want != Preference::Auto || why.contains("lies on GPU 0"), "{why}");
         });
+        for kind in MIXED {
+            let (there, here) = regions(&kind, owner, other);
+            let grant = owner.grant(&whole(&there, PAGE), to_write()).unwrap();
+            let write = other.write(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)).unwrap();
+            assert_eq!(write.wait(Some(PATIENCE)).unwrap().transport, nics.transport);
+            assert!(bytes(&there) == bytes(&here));
+        }
     });
 }
 
 #[test]
-fn a_gpu_without_dma_bufs_costs_its_region_the_nics_and_nothing_else() {
-    let name = "a_gpu_without_dma_bufs_costs_its_region_the_nics_and_nothing_else";
-    beside_nics(name, "attribute id=124 value=0", |owner, other| {
+fn auto_takes_verbs_that_know_the_gpus_memory_wherever_it_lies() {
+    takes_nics(&ROCE_NICS, "auto_takes_verbs_that_know_the_gpus_memory_wherever_it_lies");
+}
+
+#[test]
+fn auto_takes_libfabric_that_knows_the_gpus_memory_wherever_it_lies() {
+    takes_nics(&EFA_NICS, "auto_takes_libfabric_that_knows_the_gpus_memory_wherever_it_lies");
+}
+
+/// Pages of a GPU go over tcp where NICs cannot know them, with the reason, and other regions over the NICs as before.
+fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str, reason: &str) {
+    beside_nics(nics, name, settings, told, |owner, other| {
         reads(owner, other, |kind, want, ended| match ended {
             Ok(report) => {
                 assert_eq!(report.transport, "tcp", "{want:?}");
                 let why = report.passed_over.join("; ");
                 assert!(want != Preference::Auto || why.contains("is not known to the NICs"), "{why}");
+                assert!(want != Preference::Auto || why.contains(reason), "{why}");
             }
             Err(error) => {
                 assert_eq!((want, error.code), (Preference::Nics, Code::TransportUnavailable), "{error}");
                 let gpu = kind.memory == Memories::Gpu || kind.granted == Some(Memories::Gpu);
-                assert!(gpu && error.text.contains("open kernel modules"), "{error}");
+                assert!(gpu && error.text.contains(reason), "{error}");
             }
         });
-        // Other regions of the same engines are the NICs' as before.
         let (there, here) = regions(&Kind::NEW, owner, other);
         let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
         let options = TransferOptions { transport: Some(Preference::Nics), ..within(PATIENCE) };
         let report =
             other.read(&whole(&here, PAGE), grant.ticket(), None, options).unwrap().wait(None).unwrap();
-        assert_eq!(report.transport, "verbs");
+        assert_eq!(report.transport, nics.transport);
     });
 }
 
+macro_rules! loses_the_nics {
+    ($($name:ident: $nics:expr, $settings:expr, $told:expr, $reason:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            loses_the_nics(&$nics, stringify!($name), &$settings, $told, $reason);
+        })*
+    };
+}
+
+const NO_DMABUF: &str = "attribute id=124 value=0";
+
+loses_the_nics! {
+    a_gpu_without_dma_bufs_costs_its_region_verbs_and_nothing_else:
+        ROCE_NICS, [], NO_DMABUF, "open kernel modules";
+    a_gpu_without_dma_bufs_costs_its_region_libfabric_and_nothing_else:
+        EFA_NICS, [], NO_DMABUF, "open kernel modules";
+    a_libfabric_older_than_dma_bufs_costs_the_gpus_regions_the_nics_and_nothing_else:
+        EFA_NICS, [("KVIK_STANDIN_OLD", "1"), ("FI_EFA_ENABLE_SHM_TRANSFER", "0")], "clear", "install 1.20";
+    a_provider_without_memory_of_gpus_costs_their_regions_the_nics_and_nothing_else:
+        EFA_NICS, [("KVIK_STANDIN_HMEM", "none")], "clear", "FI_HMEM";
+    a_provider_that_copies_by_cuda_costs_the_gpus_regions_the_nics_and_nothing_else:
+        EFA_NICS, [("KVIK_STANDIN_HMEM", "copies")], "clear", "GPUDirect RDMA";
+    a_provider_without_dma_bufs_costs_the_gpus_regions_the_nics_and_nothing_else:
+        EFA_NICS, [("KVIK_STANDIN_HMEM", "mapped")], "clear", "rdma-core 34";
+}
+
 /// A read is flushed by who reads, and a write by the owner before it hears of the end of its grant.
-#[test]
-fn what_a_nic_has_written_is_flushed_where_the_gpu_does_not_order_it() {
-    let name = "what_a_nic_has_written_is_flushed_where_the_gpu_does_not_order_it";
-    beside_nics(name, "attribute id=118 value=0", |owner, other| {
+fn flushes(nics: &Kind, name: &str) {
+    beside_nics(nics, name, &[], "attribute id=118 value=0", |owner, other| {
         Control.say("attribute id=117 value=1");
         let flushes = || Control.count("cuFlushGPUDirectRDMAWrites");
         let options = || TransferOptions {
@@ -327,4 +378,14 @@ fn what_a_nic_has_written_is_flushed_where_the_gpu_does_not_order_it() {
         assert!(flushes() > read, "what was written was not flushed");
         assert!(bytes(&there) == bytes(&here));
     });
+}
+
+#[test]
+fn what_verbs_have_written_is_flushed_where_the_gpu_does_not_order_it() {
+    flushes(&ROCE_NICS, "what_verbs_have_written_is_flushed_where_the_gpu_does_not_order_it");
+}
+
+#[test]
+fn what_libfabric_has_written_is_flushed_where_the_gpu_does_not_order_it() {
+    flushes(&EFA_NICS, "what_libfabric_has_written_is_flushed_where_the_gpu_does_not_order_it");
 }

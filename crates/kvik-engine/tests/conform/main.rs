@@ -152,6 +152,8 @@ conform! {
     };
     gpu_verbs: Kind { memory: Memories::Gpu, standin: Some(ROCE), ..VERBS };
     gpu_verbs_owner: Kind { granted: Some(Memories::Gpu), standin: Some(ROCE), ..VERBS };
+    gpu_libfabric_standin: Kind { memory: Memories::Gpu, standin: Some(Standin::NEW), ..EFA };
+    gpu_libfabric_standin_owner: Kind { granted: Some(Memories::Gpu), standin: Some(Standin::NEW), ..EFA };
     gpu_tcp: Kind { transport: "tcp", way: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
     gpu_tcp_owner: Kind { transport: "tcp", way: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
     gpu_tcp_other: Kind {

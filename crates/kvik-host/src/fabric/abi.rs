@@ -4,6 +4,9 @@
 //! headers (`rdma/fabric.h`, `fi_domain.h`, `fi_endpoint.h`, `fi_eq.h`, `fi_rma.h`, libfabric 1.17); functions that
 //! kvik never calls are [`Unused`], and what follows the last one that it does call is left out, since tables are only
 //! ever read in place.
+//!
+//! [`MrAttr`] is the other way about: kvik makes it and libraries read it, as far as they know it. So it has all that
+//! 2.6 knows, which only ever grew at its end, and what comes after its use here is zeros.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -14,6 +17,9 @@ pub type FiAddr = u64;
 
 /// The interface version that kvik asks for: `FI_VERSION(1, 14)`.
 pub const API_VERSION: u32 = 1 << 16 | 14;
+/// The first one that registers dma-bufs: an older library does not take it, and a provider that was asked for an
+/// older one does not take them.
+pub const DMABUF_VERSION: u32 = 1 << 16 | 20;
 
 pub const FI_MSG: u64 = 1 << 1;
 pub const FI_RMA: u64 = 1 << 2;
@@ -26,6 +32,8 @@ pub const FI_REMOTE_WRITE: u64 = 1 << 13;
 pub const FI_COMPLETION: u64 = 1 << 24;
 pub const FI_DELIVERY_COMPLETE: u64 = 1 << 28;
 
+/// Memory of GPUs: offered only to who asks for it.
+pub const FI_HMEM: u64 = 1 << 47;
 pub const FI_CONTEXT: u64 = 1 << 59;
 pub const FI_CONTEXT2: u64 = 1 << 52;
 
@@ -33,6 +41,12 @@ pub const FI_MR_LOCAL: c_int = 1 << 2;
 pub const FI_MR_VIRT_ADDR: c_int = 1 << 4;
 pub const FI_MR_ALLOCATED: c_int = 1 << 5;
 pub const FI_MR_PROV_KEY: c_int = 1 << 6;
+pub const FI_MR_HMEM: c_int = 1 << 10;
+
+/// A flag of `fi_mr_regattr`.
+pub const FI_MR_DMABUF: u64 = 1 << 40;
+/// `enum fi_hmem_iface`.
+pub const FI_HMEM_CUDA: u32 = 1;
 
 /// `enum` of address formats.
 pub const FI_SOCKADDR: u32 = 1;
@@ -50,7 +64,9 @@ pub const FI_CQ_FORMAT_CONTEXT: u32 = 1;
 pub const FI_GETWAIT: c_int = 5;
 pub const FI_ENABLE: c_int = 6;
 pub const FI_OPT_ENDPOINT: c_int = 0;
-/// A `bool`; since libfabric 1.20.
+/// A `bool`; since libfabric 1.18.
+pub const FI_OPT_CUDA_API_PERMITTED: c_int = 10;
+/// A `bool`; since libfabric 1.21.
 pub const FI_OPT_SHARED_MEMORY_PERMITTED: c_int = 11;
 
 /// Negative returns: `errno`s, and libfabric's own from 256 on.
@@ -182,6 +198,46 @@ pub struct OpsMr {
         *mut *mut FidMr,
         *mut c_void,
     ) -> c_int,
+    pub regv: Unused,
+    pub regattr: unsafe extern "C" fn(*mut Fid, *const MrAttr, u64, *mut *mut FidMr) -> c_int,
+}
+
+/// A range of a dma-buf (`struct fi_mr_dmabuf`).
+#[repr(C)]
+pub struct MrDmabuf {
+    pub fd: c_int,
+    /// Where in the dma-buf the range begins.
+    pub offset: u64,
+    pub len: usize,
+    /// The address of the dma-buf's first byte: that of the range's is this and the offset.
+    pub base_addr: *mut c_void,
+}
+
+#[repr(C)]
+pub struct MrAttr {
+    /// With [`FI_MR_DMABUF`]; else it is a list of runs.
+    pub dmabuf: *const MrDmabuf,
+    pub iov_count: usize,
+    pub access: u64,
+    pub offset: u64,
+    pub requested_key: u64,
+    pub context: *mut c_void,
+    pub auth_key_size: usize,
+    pub auth_key: *mut u8,
+    pub iface: u32,
+    /// A union of 8 bytes, which for CUDA is the number of the device.
+    pub device: MrDevice,
+    /// Since 1.19, 1.22, and 2.0 (the last two).
+    pub hmem_data: *mut c_void,
+    pub page_size: usize,
+    pub base_mr: *const FidMr,
+    pub sub_mr_cnt: usize,
+}
+
+#[repr(C)]
+pub union MrDevice {
+    pub reserved: u64,
+    pub cuda: c_int,
 }
 
 #[repr(C)]

@@ -1,10 +1,11 @@
-//! An open device, and the memory that it knows.
+//! An open device.
 
-use super::abi::{self, Fid, FidDomain, FidFabric, FidMr};
-use super::{Fabric, FabricError, Nic};
-use crate::Memory;
+use super::abi::{Fid, FidDomain, FidFabric};
+use super::nic::Description;
+use super::{Fabric, FabricError, Nic, endpoint};
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,6 +36,13 @@ impl<T> Object<T> {
     pub fn fid(&self) -> *mut Fid {
         self.0.as_ptr().cast()
     }
+
+    /// Closes it; false where libfabric refuses to.
+    pub fn close(self) -> bool {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: by the rule of `make` an open object, closed once: its drop does not run.
+        unsafe { ((*(*this.fid()).ops).close)(this.fid()) == 0 }
+    }
 }
 
 impl<T> Drop for Object<T> {
@@ -51,16 +59,40 @@ pub struct Device {
     pub(super) domain: Object<FidDomain>,
     pub(super) fabric: Object<FidFabric>,
     pub(super) nic: Arc<Nic>,
+    /// Whether it was opened for memory of GPUs too, or why not.
+    gpus: Result<(), String>,
     next_key: Cell<u64>,
 }
 
 impl Device {
-    /// Opens the NIC.
+    /// Opens the NIC: for memory of GPUs too, where it can know such memory as kvik needs it.
     ///
     /// # Errors
     /// libfabric's own, by the step that failed.
     pub fn open(nic: &Arc<Nic>) -> Result<Rc<Device>, FabricError> {
-        let (lib, info) = (&nic.fabric, nic.info.as_ptr());
+        let why = match &nic.gpus {
+            Ok(description) => match Device::open_for_gpus(nic, description) {
+                Ok(device) => return Ok(Rc::new(device)),
+                Err(error) => error.text,
+            },
+            Err(why) => why.clone(),
+        };
+        Device::open_as(nic, &nic.plain, Err(why)).map(Rc::new)
+    }
+
+    /// What a provider promises of copies by CUDA it says only of an endpoint.
+    fn open_for_gpus(nic: &Arc<Nic>, description: &Description) -> Result<Device, FabricError> {
+        let device = Device::open_as(nic, description, Ok(()))?;
+        endpoint::make(&device)?;
+        Ok(device)
+    }
+
+    fn open_as(
+        nic: &Arc<Nic>,
+        description: &Description,
+        gpus: Result<(), String>,
+    ) -> Result<Device, FabricError> {
+        let (lib, info) = (nic.lib(), description.as_ptr());
         // SAFETY: `info` is a whole description, which lives as long as `nic`; each call writes an object if it returns
         // 0, and they are kept in the order in which they must be closed.
         let (fabric, domain) = unsafe {
@@ -73,7 +105,7 @@ impl Device {
             })?;
             (fabric, domain)
         };
-        Ok(Rc::new(Device { domain, fabric, nic: nic.clone(), next_key: Cell::new(1) }))
+        Ok(Device { domain, fabric, nic: nic.clone(), gpus, next_key: Cell::new(1) })
     }
 
     /// What its provider says of it.
@@ -81,71 +113,33 @@ impl Device {
         &self.nic
     }
 
-    pub(super) fn lib(&self) -> &Fabric {
-        &self.nic.fabric
-    }
-
-    /// Makes memory known to the NIC: for own operations, and for peers' where they may reach it.
+    /// Whether it may know memory of GPUs.
     ///
     /// # Errors
-    /// libfabric's own: often the limit of locked memory (`ulimit -l`).
-    pub fn register(
-        self: &Rc<Device>,
-        memory: Arc<Memory>,
-        remote: bool,
-    ) -> Result<Rc<Registration>, FabricError> {
-        let wanted = self.next_key.get();
-        self.next_key.set(wanted + 1);
-        let mut access = abi::FI_READ | abi::FI_WRITE;
-        if remote {
-            access |= abi::FI_REMOTE_READ | abi::FI_REMOTE_WRITE;
+    /// Why not, in words.
+    pub fn gpus(&self) -> Result<(), &str> {
+        match &self.gpus {
+            Ok(()) => Ok(()),
+            Err(why) => Err(why),
         }
-        let (at, len) = (memory.addr(), memory.len());
-        let domain = self.domain.as_ptr();
-        // SAFETY: an open device; the memory is mapped while `memory` lives, which is kept until the registration is
-        // closed. `wanted` is a key of its own where the caller has to give one.
-        let mr: Object<FidMr> = unsafe {
-            let reg = (*(*domain).mr).reg;
-            Object::make(self.lib(), "registering memory", |out| {
-                reg(self.domain.fid(), at as *const c_void, len, access, 0, wanted, 0, out, ptr::null_mut())
-            })?
-        };
-        let base = if self.nic.mr_mode() & abi::FI_MR_VIRT_ADDR != 0 { at as u64 } else { 0 };
-        Ok(Rc::new(Registration { mr, memory, base, _device: self.clone() }))
-    }
-}
-
-/// Memory that a NIC knows. It stays so while an operation on it is under way.
-///
-/// The end of it is no fence: what a peer has under way may still land.
-pub struct Registration {
-    // In the order in which they are let go of.
-    mr: Object<FidMr>,
-    memory: Arc<Memory>,
-    base: u64,
-    _device: Rc<Device>,
-}
-
-impl Registration {
-    /// How peers name it.
-    pub fn key(&self) -> u64 {
-        // SAFETY: an open registration.
-        unsafe { (*self.mr.as_ptr()).key }
     }
 
-    /// What peers take for the address of its first byte.
-    pub fn base(&self) -> u64 {
-        self.base
+    /// What it was opened by.
+    pub(super) fn description(&self) -> &Description {
+        match (&self.gpus, &self.nic.gpus) {
+            (Ok(()), Ok(description)) => description,
+            _ => &self.nic.plain,
+        }
     }
 
-    /// The memory.
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
+    pub(super) fn lib(&self) -> &Fabric {
+        self.nic.lib()
     }
 
-    /// What own operations on it carry.
-    pub(super) fn desc(&self) -> *mut c_void {
-        // SAFETY: an open registration.
-        unsafe { (*self.mr.as_ptr()).desc }
+    /// A key for a registration, where the caller has to give one.
+    pub(super) fn key(&self) -> u64 {
+        let key = self.next_key.get();
+        self.next_key.set(key + 1);
+        key
     }
 }

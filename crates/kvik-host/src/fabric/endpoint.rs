@@ -1,8 +1,8 @@
 //! Endpoints: peers, and the operations that are under way.
 
 use super::abi::{self, CqEntry, CqError, FidAv, FidCq, FidDomain, FidEp};
-use super::device::{Device, Object, Registration};
-use super::{Fabric, FabricError};
+use super::device::{Device, Object};
+use super::{Fabric, FabricError, Registration};
 use crate::HostError;
 use crate::event::{Epoll, Interest};
 use std::ffi::{CStr, c_int, c_void};
@@ -100,11 +100,11 @@ impl Endpoint {
     /// # Errors
     /// libfabric's own, by the step that failed.
     pub fn open(device: &Rc<Device>, depth: usize) -> Result<Endpoint, FabricError> {
-        let (lib, info) = (device.lib(), device.nic.info.as_ptr());
-        let depth = depth.min(device.nic.depth()).clamp(1, 1 << 16);
+        let lib = device.lib();
+        let depth = depth.min(device.description().depth()).clamp(1, 1 << 16);
         let d = device.domain.as_ptr();
-        // SAFETY: an open device and its whole description. Each call writes an object if it returns 0, and objects
-        // are kept in the order in which they must be closed.
+        // SAFETY: an open device. Each call writes an object if it returns 0, and objects are kept in the order in which
+        // they must be closed.
         unsafe {
             let ops = (*d).ops;
             let av: Object<FidAv> = Object::make(lib, "making an address vector", |out| {
@@ -113,12 +113,7 @@ impl Endpoint {
                 ((*ops).av_open)(d, &mut attr, out, ptr::null_mut())
             })?;
             let (cq, waits) = completion_queue(lib, d, depth)?;
-            let ep: Object<FidEp> = Object::make(lib, "making an endpoint", |out| {
-                ((*ops).endpoint)(d, info, out, ptr::null_mut())
-            })?;
-            if device.nic.provider() == "efa" {
-                super::within_host::forbid_shared_memory(lib, &ep)?;
-            }
+            let ep = make(device)?;
             let fid = ep.fid();
             let bind = (*(*fid).ops).bind;
             lib.check("binding addresses", bind(fid, av.fid(), 0) as isize)?;
@@ -207,11 +202,7 @@ impl Endpoint {
     /// # Errors
     /// The range is not in the memory, or libfabric refused; nothing is under way then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
-        let memory = rma.memory.memory();
-        let iov = match rma.op {
-            RmaOp::Read => memory.recv_run(rma.offset, rma.len)?.as_iovec(),
-            RmaOp::Write => memory.send_run(rma.offset, rma.len)?.as_iovec(),
-        };
+        let iov = rma.memory.run(rma.offset, rma.len, rma.op == RmaOp::Read)?;
         let Some(&index) = self.free.last() else { return Ok(Posted::Full) };
         let remote = abi::RmaIov { addr: rma.remote, len: rma.len, key: rma.key };
         let mut desc = rma.memory.desc();
@@ -340,6 +331,44 @@ impl Endpoint {
         let fabric = self.device.fabric.as_ptr();
         // SAFETY: an open fabric, and one of its queues.
         self.waits && unsafe { ((*(*fabric).ops).trywait)(fabric, fids.as_mut_ptr(), 1) } == 0
+    }
+}
+
+/// An endpoint that is not enabled, and is told what it must not do.
+///
+/// # Errors
+/// libfabric's own; and what cannot be forbidden.
+pub(super) fn make(device: &Device) -> Result<Object<FidEp>, FabricError> {
+    let (lib, info, domain) = (device.lib(), device.description().as_ptr(), device.domain.as_ptr());
+    // SAFETY: an open device and its whole description; the call writes an open endpoint if it returns 0, which whoever
+    // has it drops before the device.
+    let ep = unsafe {
+        Object::make(lib, "making an endpoint", |out| {
+            ((*(*domain).ops).endpoint)(domain, info, out, ptr::null_mut())
+        })?
+    };
+    if device.nic.provider() == "efa" {
+        super::within_host::forbid_shared_memory(lib, &ep)?;
+    }
+    if device.gpus().is_ok() {
+        super::gpus::forbid_copies(lib, &ep)?;
+    }
+    Ok(ep)
+}
+
+/// Switches off an option of an endpoint that is not enabled yet: 0, or a negative number of an error.
+pub(super) fn forbid(ep: &Object<FidEp>, option: c_int) -> c_int {
+    let permitted = false;
+    // SAFETY: an open endpoint, whose table begins with what every version of the library has; the value is a C `bool`,
+    // and is read during the call.
+    unsafe {
+        ((*(*ep.as_ptr()).ops).setopt)(
+            ep.fid(),
+            abi::FI_OPT_ENDPOINT,
+            option,
+            (&raw const permitted).cast(),
+            size_of_val(&permitted),
+        )
     }
 }
 

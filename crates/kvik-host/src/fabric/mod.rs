@@ -2,7 +2,7 @@
 //!
 //! * [`Fabric`]: the library, and the NICs that one of its providers can use;
 //! * [`Nic`]: one of them, with what its provider says of it;
-//! * [`Device`]: one that is open, and [`Registration`]: memory that it knows;
+//! * [`Device`]: one that is open, and [`Registration`]: memory that it knows, of the host or of a GPU;
 //! * [`Endpoint`]: knows peers by slots, posts reads and writes, and tells which have ended.
 //!
 //! A device and all that comes of it are one thread's: libfabric is told so (`FI_THREAD_DOMAIN`), and the types are
@@ -14,12 +14,15 @@
 mod abi;
 mod device;
 mod endpoint;
+mod gpus;
 mod nic;
+mod registration;
 mod within_host;
 
-pub use device::{Device, Registration};
+pub use device::Device;
 pub use endpoint::{Completion, Endpoint, Posted, Rma, RmaOp, Slot};
 pub use nic::Nic;
+pub use registration::Registration;
 
 use crate::library::{Library, LibraryError, Wanted};
 use abi::Info;

@@ -6,6 +6,7 @@
 
 use super::abi::{self, FidEp};
 use super::device::Object;
+use super::endpoint::forbid;
 use super::{Fabric, FabricError};
 use std::ffi::OsStr;
 
@@ -17,18 +18,7 @@ const VARIABLE: &str = "FI_EFA_ENABLE_SHM_TRANSFER";
 /// # Errors
 /// The library knows no such option, and was not told by its environment either.
 pub(super) fn forbid_shared_memory(lib: &Fabric, ep: &Object<FidEp>) -> Result<(), FabricError> {
-    let permitted = false;
-    // SAFETY: an open endpoint, whose table begins with what every version of the library has; the value is a C `bool`,
-    // and is read during the call.
-    let code = unsafe {
-        ((*(*ep.as_ptr()).ops).setopt)(
-            ep.fid(),
-            abi::FI_OPT_ENDPOINT,
-            abi::FI_OPT_SHARED_MEMORY_PERMITTED,
-            (&raw const permitted).cast(),
-            size_of_val(&permitted),
-        )
-    };
+    let code = forbid(ep, abi::FI_OPT_SHARED_MEMORY_PERMITTED);
     if code == 0 || std::env::var_os(VARIABLE).is_some_and(|value| is_off(&value)) {
         return Ok(());
     }
@@ -36,7 +26,7 @@ pub(super) fn forbid_shared_memory(lib: &Fabric, ep: &Object<FidEp>) -> Result<(
     let mut error = lib.error(what, -code);
     let (major, minor) = lib.version();
     error.text = format!(
-        "{}; this is libfabric {major}.{minor}: install 1.20 or newer (the EFA installer has one), or set \
+        "{}; this is libfabric {major}.{minor}: install 1.21 or newer (the EFA installer has one), or set \
          {VARIABLE}=0 before the process starts",
         error.text
     );

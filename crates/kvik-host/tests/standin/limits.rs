@@ -42,7 +42,7 @@ fn extents_of_one_depth() {
         }
         let rate = count as f64 / began.elapsed().as_secs_f64();
         let mut bytes = vec![0; (count * EXTENT).min(BUFFER)];
-        there.memory().copy_out(0, &mut bytes).unwrap();
+        there.memory().unwrap().copy_out(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 1));
         assert_eq!(full > 0, count > nic.depth(), "{count} extents, depth {}", nic.depth());
         println!("row: | {:>5} | {count:>7} | {rate:>11.0} |", nic.depth());

@@ -1,6 +1,10 @@
 //! The stand-in for libfabric on EFA (`tests/standins/fabric`), as kvik's own types see it: what later tests rest on.
 
+#[path = "../../../../tests/standins/cuda/standin.rs"]
+#[allow(dead_code)]
+mod cuda;
 mod faults;
+mod gpus;
 mod limits;
 #[path = "../../../../tests/standins/make.rs"]
 #[allow(dead_code)]
@@ -54,7 +58,7 @@ alone!(it_is_efa_and_nothing_else, [("KVIK_STANDIN_DEVICES", "3"), ("KVIK_STANDI
 alone!(a_library_that_cannot_forbid_shared_memory_is_refused, [("KVIK_STANDIN_OLD", "1")], |_| {
     let device = Device::open(&nics()[0]).unwrap();
     let refused = Endpoint::open(&device, 64).err().unwrap().to_string();
-    for word in ["shared memory", "1.20", "FI_EFA_ENABLE_SHM_TRANSFER=0"] {
+    for word in ["shared memory", "1.21", "FI_EFA_ENABLE_SHM_TRANSFER=0"] {
         assert!(refused.contains(word), "{refused}");
     }
 });

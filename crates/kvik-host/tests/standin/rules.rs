@@ -40,3 +40,8 @@ fn what_others_need_may_not_be_closed() {
 fn an_endpoint_that_may_use_shared_memory_ends_the_process() {
     ends("shared", &["shared memory"]);
 }
+
+#[test]
+fn an_endpoint_that_may_copy_memory_of_gpus_by_cuda_ends_the_process() {
+    ends("copies", &["by CUDA", "stands still"]);
+}

@@ -71,6 +71,10 @@ impl FabricCard {
     /// Opens the NIC.
     pub fn open(nic: &Arc<Nic>, depth: usize) -> Result<FabricCard> {
         let device = Device::open(nic).map_err(refused)?;
+        match device.gpus() {
+            Ok(()) => log::info!("NIC {} reaches memory of GPUs by dma-bufs", nic.name()),
+            Err(why) => log::debug!("NIC {} reaches no memory of GPUs: {why}", nic.name()),
+        }
         let posts = Endpoint::open(&device, depth).map_err(refused)?;
         let target = Endpoint::open(&device, depth).map_err(refused)?;
         Ok(FabricCard { nic: nic.clone(), depth, posts, target, watch: None, taken: Vec::new(), device })
@@ -99,7 +103,8 @@ impl Card for FabricCard {
     }
 
     fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
-        Arc::strong_count(known.memory()) > nics
+        let holders = known.memory().map(Arc::strong_count).or(known.gpu().map(Arc::strong_count));
+        holders.is_some_and(|holders| holders > nics)
     }
 
     fn address(&mut self) -> Result<Vec<u8>> {
@@ -121,11 +126,13 @@ impl Card for FabricCard {
     }
 
     fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
-        let memory = memory.host("kvik's part for libfabric")?.clone();
-        let known = self.device.register(memory, true).map_err(|error| {
-            let hint = "raise the limit of locked memory (ulimit -l) if that is why";
-            Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))
-        })?;
+        let known = match memory {
+            Held::Host(memory) => self.device.register(memory, true).map_err(|error| {
+                let hint = "raise the limit of locked memory (ulimit -l) if that is why";
+                Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))
+            }),
+            Held::Gpu(memory) => self.device.register_gpu(memory, true).map_err(refused),
+        }?;
         let key = NicKey { key: known.key(), base: known.base() };
         Ok((known, key))
     }
