@@ -6,8 +6,8 @@
 //! `process_vm_readv` may reach, after a nonce has proven that the process number means the peer. Each process writes
 //! only its own memory.
 //!
-//! - [`gpu`]: a peer's memory on a GPU, and when it is opened;
-//! - [`outbox`]: the messages, and what is held until the peer has closed it.
+//! - `gpu`: a peer's memory on a GPU, and when it is opened;
+//! - `outbox`: the messages, and what is held until the peer has closed it.
 
 mod gpu;
 mod outbox;
