@@ -16,7 +16,8 @@ class Report:
     transport: str
     """`"tcp"`, `"local"`, or `"self"` for a ticket of the engine itself."""
     way: str
-    """How the transport moved the bytes: `"tcp x4"`, `"memfd"`, `"process_vm_readv"`, `"copy"`."""
+    """How the transport moved the bytes: `"tcp x4"`, `"memfd"`, `"process_vm_readv"`, `"cuda_ipc"`,
+    `"copy"`."""
     checks: tuple[str, ...]
     """The checks that ran, such as `("grant", "generation", "page_checksum")`; `"page_sample"` where
     only some pages were compared."""

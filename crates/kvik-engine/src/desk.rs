@@ -4,7 +4,7 @@ use crate::config::Preference;
 use crate::control::Ask;
 use crate::planner::chunk_bytes;
 use crate::region::Region;
-use crate::shared::{Book, Link, MemoryPath, NicKeys, Record, Shared, lock};
+use crate::shared::{Book, GpuHandle, Link, MemoryPath, NicKeys, Record, Shared, lock};
 use crate::tag::Tag;
 use crate::warm::Warm;
 use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
@@ -115,7 +115,7 @@ impl Shared {
     /// Begins a transfer on a session, over the transport that fits.
     pub fn launch(&self, id: u64, session: u64) {
         let mut book = lock(&self.book);
-        let Book { transfers, links, waiting, nic_keys, .. } = &mut *book;
+        let Book { transfers, links, waiting, nic_keys, handles, .. } = &mut *book;
         let Some(record) = transfers.get_mut(&id).filter(|record| record.key.is_none()) else { return };
         let Some(link) = links.get(&session) else {
             drop(book);
@@ -124,7 +124,7 @@ impl Shared {
                 "the connection to the peer broke before the transfer could go on; a new transfer connects again",
             ));
         };
-        let mut own = Own::of(&record.job, nic_keys);
+        let mut own = Own::of(&record.job, nic_keys, handles);
         own.memory = own.memory.or_else(|| record.not_local.clone());
         let route = route(record.job.want, &own, link);
         if let Some(warm) = record.job.warm.clone()
@@ -194,7 +194,13 @@ impl Shared {
         record.transport = "local";
         let writes = record.job.op == Some(Op::Write);
         let own = record.job.memory.as_ref().is_some_and(|(memory, _, _)| memory.fd().is_some());
-        record.way = if own || !writes { "memfd" } else { "process_vm_readv" }.to_owned();
+        let gpu = record.job.memory.as_ref().is_some_and(|(memory, _, _)| memory.device().is_some());
+        let way = match (writes, gpu) {
+            (true, true) => "cuda_ipc",
+            (true, false) if !own => "process_vm_readv",
+            _ => "memfd",
+        };
+        record.way = way.to_owned();
         if !writes {
             return Ok(None);
         }
@@ -341,12 +347,37 @@ pub(crate) struct Own {
 }
 
 impl Own {
-    pub fn of(job: &Job, keys: &HashMap<RegionId, NicKeys>) -> Own {
+    pub fn of(job: &Job, keys: &HashMap<RegionId, NicKeys>, handles: &HashMap<RegionId, GpuHandle>) -> Own {
         let Some((memory, region, _)) = &job.memory else { return Own { memory: None, nics: None } };
+        // What is read this side copies itself, into whatever memory.
+        let opened = (job.op == Some(Op::Write)).then(|| not_opened(*region, memory, handles)).flatten();
         Own {
-            memory: memory.closed_to_processes(*region),
+            memory: opened.map(|why| why.to_string()),
             nics: keys.get(region).and_then(|keys| keys.as_ref().err()).map(|why| why.to_string()),
         }
+    }
+}
+
+/// Why the peer cannot copy from a region of this side, where it cannot.
+fn not_opened(region: RegionId, memory: &Held, handles: &HashMap<RegionId, GpuHandle>) -> Option<Arc<str>> {
+    let device = memory.device()?.ordinal();
+    match handles.get(&region) {
+        Some(Ok(_)) => None,
+        Some(Err(why)) => Some(why.clone()),
+        None => Some(
+            format!(
+                "region {} lies on GPU {device}, and this engine shows no memory to other processes",
+                region.0
+            )
+            .into(),
+        ),
+    }
+}
+
+impl Shared {
+    /// The same, for a region that is granted.
+    pub fn not_opened(&self, region: RegionId, memory: &Held) -> Option<Arc<str>> {
+        not_opened(region, memory, &lock(&self.book).handles)
     }
 }
 

@@ -204,7 +204,10 @@ impl Engine {
             .cloned()
             .unwrap_or_else(|| Ok(Arc::default()));
         let closed = Closed {
-            memory: memory.closed_to_processes(pages.region.id()).map(Into::into),
+            // What peers write is copied by this process, from theirs.
+            memory: (options.right == Right::Read)
+                .then(|| shared.not_opened(pages.region.id(), &memory))
+                .flatten(),
             nics: keys.as_ref().err().cloned(),
         };
         let ticket =

@@ -80,7 +80,7 @@ impl Shared {
     /// TCP one whose owner refused NICs before anything had moved. Others are not concerned: what one region refuses, another may allow.
     fn fall_back(&self, id: u64, finished: &Finished, error: &Error) -> Result<(), Option<Error>> {
         let mut book = lock(&self.book);
-        let Book { transfers, links, nic_keys, .. } = &mut *book;
+        let Book { transfers, links, nic_keys, handles, .. } = &mut *book;
         let record = transfers.get_mut(&id).ok_or(None)?;
         if let Some(stopped) = &record.stopped {
             return Err(Some(stopped.clone()));
@@ -91,8 +91,9 @@ impl Shared {
             return Err(None);
         }
         let reaches = |session| links.get(&session).is_some_and(|link| link.nics.is_ok());
-        let nics =
-            from == "local" && reaches(finished.key.0) && Own::of(&record.job, nic_keys).nics.is_none();
+        let own = Own::of(&record.job, nic_keys, handles);
+        let there = from == "local" && reaches(finished.key.0);
+        let nics = there && own.nics.is_none();
         let to = if nics { self.nic_transport() } else { "tcp" };
         let Job { ticket, tag, .. } = &record.job;
         log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "the transfer goes over {to}: {error}");
@@ -106,6 +107,7 @@ impl Shared {
             false => {
                 record.job.want = Preference::Tcp;
                 record.passed_over.push(format!("{from}: {}", error.text));
+                record.passed_over.extend(own.nics.filter(|_| there).map(|why| format!("nics: {why}")));
             }
         }
         let (peer, reason) = (self.roster.who(&owner), error.text.clone());

@@ -120,8 +120,8 @@ impl Region {
         }
         let by = match own.as_slice() {
             [] if self.device().is_some() => {
-                "a copy of its GPU that is still under way for a transfer that has ended, or a call that is reading \
-                 or writing it"
+                "a copy of its GPU that is still under way for a transfer that has ended, a process on this host that \
+                 has it open and does not close it, or a call that is reading or writing it"
                     .to_owned()
             }
             [] if shared.nics.get().is_some() => {

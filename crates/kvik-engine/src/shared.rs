@@ -19,6 +19,7 @@ use crate::stat::StatDesk;
 use crate::transfer::Report;
 use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
+use kvik_host::cuda::IpcHandle;
 use kvik_host::event::EventFd;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts};
 use kvik_proto::{
@@ -90,6 +91,9 @@ pub(crate) struct Pools {
 /// How each NIC knows a region, or why none does.
 pub(crate) type NicKeys = std::result::Result<Arc<[NicKey]>, Arc<str>>;
 
+/// What processes on this host open a region on a GPU by, or why they cannot.
+pub(crate) type GpuHandle = std::result::Result<IpcHandle, Arc<str>>;
+
 /// Everything that is looked up by id.
 #[derive(Default)]
 pub(crate) struct Book {
@@ -100,6 +104,7 @@ pub(crate) struct Book {
     pub grants: HashMap<GrantId, (Arc<GrantCell>, FenceSlot, Lease)>,
     pub regions: HashMap<RegionId, WeakHeld>,
     pub nic_keys: HashMap<RegionId, NicKeys>,
+    pub handles: HashMap<RegionId, GpuHandle>,
     pub dials: HashMap<Identity, Dial>,
     pub links: HashMap<u64, Link>,
     pub last_transfer: u64,
@@ -468,23 +473,40 @@ impl Shared {
 
     /// Shows a region to the peers on this host; the NICs know it.
     pub fn show_region_again(&self, id: RegionId, memory: &Held) {
-        lock(&self.book).regions.insert(id, memory.downgrade());
+        // Asked of the driver once, by who registers; not by threads that others wait for.
+        let handle = self.has_local().then(|| memory.export(id)).flatten();
+        if let Some(Err(why)) = &handle {
+            log::info!(engine:% = self.local.identity.engine; "{why}");
+        }
+        {
+            let mut book = lock(&self.book);
+            book.regions.insert(id, memory.downgrade());
+            book.handles.extend(handle.clone().map(|handle| (id, handle)));
+        }
+        let handle = handle.and_then(Result::ok);
         for link in self.local_links() {
-            link.share(id, memory);
+            link.share(id, memory, handle);
         }
         self.ask(Ask::FlushLocal);
     }
 
     /// Ends the grants over a region and takes it back from the peers on this host.
     pub fn withdraw_region(&self, id: RegionId, memory: Held) {
-        lock(&self.book).regions.remove(&id);
+        {
+            let mut book = lock(&self.book);
+            book.regions.remove(&id);
+            book.handles.remove(&id);
+        }
         self.node(|node, _| node.end_grants_of(id));
         // First whoever may be showing it right now: NICs let go of memory only when nobody else holds it.
-        if memory.device().is_none() {
-            self.local_links().iter().for_each(|link| link.unshare(id));
-        }
+        self.local_links().iter().for_each(|link| link.unshare(id));
         self.with_nics(|nics| nics.unregister(memory));
         self.ask(Ask::FlushLocal);
+    }
+
+    /// Whether processes on this host may be shown memory.
+    fn has_local(&self) -> bool {
+        !self.local.facts.local_name.is_empty()
     }
 
     fn local_links(&self) -> Vec<Arc<LocalLink>> {

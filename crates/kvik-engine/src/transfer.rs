@@ -64,7 +64,8 @@ pub struct Report {
     pub pages: u64,
     /// `"tcp"`, `"local"` or `"self"`.
     pub transport: &'static str,
-    /// How, in more detail: `"4 channels"`, `"4 channels, staged for GPU 0"`, `"memfd"`, `"process_vm_readv"`, `"copy"`.
+    /// How, in more detail: `"4 channels"`, `"4 channels, staged for GPU 0"`, `"memfd"`, `"process_vm_readv"`,
+    /// `"cuda_ipc"`, `"copy"`.
     pub way: String,
     /// The checks that ran.
     pub checks: Vec<&'static str>,

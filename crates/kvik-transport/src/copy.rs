@@ -4,15 +4,16 @@
 //! source's fence had the agreed generation before it and still has it afterwards.
 //!
 //! They also sum what a NIC has moved, which no thread has seen pass. Where one of the two sides lies on a GPU, its
-//! streams copy (`gpu`).
+//! streams copy (`gpu`), from memory of this process or of another one.
 //!
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
-use crate::gpu::{Broken, GpuCopier, Stuck};
+use crate::gpu::{Broken, GpuCopier, Readable, Stuck};
 use crate::local::{LocalLink, PeerRegion, link_broke, lock, stopped};
 use crate::sums::{Bytes, PIECE, Summer};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
+use kvik_host::cuda::GpuMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
 use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome, Source};
@@ -23,6 +24,9 @@ use std::time::{Duration, Instant};
 
 /// Who asks for memory here.
 const COPIER: &str = "a copy within the host";
+
+/// Runs of memory that one call to the kernel reads.
+const RUNS: usize = 512;
 
 /// How often a thread looks for the end of copies that a GPU does not come to.
 const LOOK: Duration = Duration::from_millis(50);
@@ -122,7 +126,7 @@ struct Copier {
 
 impl Default for Copier {
     fn default() -> Self {
-        let (local, remote) = (RunBuffer::new(512), RunBuffer::new(512));
+        let (local, remote) = (RunBuffer::new(RUNS), RunBuffer::new(RUNS));
         Copier { summer: Summer::default(), gpus: GpuCopier::default(), local, remote }
     }
 }
@@ -140,7 +144,7 @@ impl Copier {
                 _ => return ended(self.copy_gpu(order, memory, view)),
             },
             OrderKind::Copy(CopyFrom::Peer(source)) => match desk.local_link(order.id.session()) {
-                Some(link) => self.copy_peer(order, source, &link),
+                Some(link) => return ended(self.copy_peer(order, source, &link)),
                 // There was one when the transfer began.
                 None => Err(link_broke()),
             },
@@ -159,7 +163,9 @@ impl Copier {
         let extents = self.gpus.copy(order, from, view)?;
         let began = Instant::now();
         if order.sums {
-            self.gpus.compare(&mut self.summer, order, from, view)?;
+            self.gpus.compare(&mut self.summer, order, |gpus, summer, unit| {
+                gpus.sum(summer, order, (from, view), unit)
+            })?;
         }
         let verify = if order.sums { began.elapsed() } else { Duration::ZERO };
         Ok(OrderOutcome::Done { extents, verify })
@@ -201,13 +207,46 @@ impl Copier {
         order: &Order<Held>,
         source: &Source,
         link: &LocalLink,
-    ) -> Result<(u64, Duration)> {
+    ) -> Result<OrderOutcome, Broken> {
         let fence = link.fence(&order.stop)?;
         let region = link.region(source.region, &order.stop)?;
-        within_fence(&fence, source, || match &*region {
-            PeerRegion::Mapped(memory) => self.copy_mapped(order, source, memory),
-            PeerRegion::Process { .. } => self.copy_process(order, source, &region),
+        within_fence(&fence, source, || {
+            let (extents, verify) = match (&*region, &order.region) {
+                (PeerRegion::Gpu(memory), _) => {
+                    return self.copy_gpu(order, &Held::Gpu(memory.open(link, &order.stop)?), &source.view);
+                }
+                (PeerRegion::Mapped(memory), Held::Gpu(to)) => {
+                    return self.copy_up(order, &source.view, (&mut &*memory, memory), to);
+                }
+                (PeerRegion::Process { process, addr, len }, Held::Gpu(to)) => {
+                    let there = Elsewhere { process, addr: *addr, len: *len };
+                    let mut batched = Batched::of(&there);
+                    return self.copy_up(order, &source.view, (&mut batched, &there), to);
+                }
+                (PeerRegion::Mapped(memory), _) => self.copy_mapped(order, source, memory)?,
+                (PeerRegion::Process { .. }, _) => self.copy_process(order, source, &region)?,
+            };
+            Ok(OrderOutcome::Done { extents, verify })
         })
+    }
+
+    /// From memory of another process that a processor reads to a GPU of this one.
+    fn copy_up(
+        &mut self,
+        order: &Order<Held>,
+        view: &View,
+        (from, bytes): (&mut dyn Readable, &impl Bytes),
+        to: &Arc<GpuMemory>,
+    ) -> Result<OrderOutcome, Broken> {
+        self.gpus.up(order, (from, view), to)?;
+        let began = Instant::now();
+        if order.sums {
+            self.gpus
+                .compare(&mut self.summer, order, |_, summer, unit| Ok(summer.sum_of(bytes, view, unit)?))?;
+        }
+        let verify = if order.sums { began.elapsed() } else { Duration::ZERO };
+        let extents = Extents::new(view, &order.view, order.part.clone()).count() as u64;
+        Ok(OrderOutcome::Done { extents, verify })
     }
 
     fn copy_mapped(
@@ -252,32 +291,11 @@ impl Copier {
         piece: Range<u64>,
     ) -> Result<Duration> {
         let PeerRegion::Process { process, addr, len } = region else { return Ok(Duration::ZERO) };
-        let broken = |error| from_host(Code::PeerLost, error);
-        let into = order.region.host(COPIER)?;
-        let mut extents = Extents::new(&source.view, &order.view, piece.clone()).peekable();
-        while extents.peek().is_some() {
-            let (mut local, mut remote) = (self.local.begin_recv(), self.remote.begin_remote());
-            while let Some(e) = extents.peek() {
-                let inside = e.left.checked_add(e.len).is_some_and(|end| end <= *len);
-                let from = addr.checked_add(e.left).filter(|_| inside);
-                let from = from
-                    .ok_or_else(|| Error::new(Code::PageOutOfRange, "the peer's layout leaves its region"))?;
-                let to = into.recv_run(e.right as usize, e.len as usize).map_err(broken)?;
-                if !local.push(to) {
-                    break;
-                }
-                // Both buffers have the same room, and neighbours are merged before they come here.
-                if !remote.push(from, e.len as usize) {
-                    return Err(Error::new(
-                        Code::PageOutOfRange,
-                        "the peer's region has an address that cannot be",
-                    ));
-                }
-                extents.next();
-            }
-            process.read(&mut remote, &mut local).map_err(broken)?;
-        }
-        self.compare(order, piece, &Elsewhere { process, addr: *addr }, &source.view)
+        let there = Elsewhere { process, addr: *addr, len: *len };
+        let extents = Extents::new(&source.view, &order.view, piece.clone());
+        let extents = extents.map(|e| (e.left, e.right as usize, e.len as usize));
+        there.read(order.region.host(COPIER)?, extents, &mut self.local, &mut self.remote)?;
+        self.compare(order, piece, &there, &source.view)
     }
 
     /// Compares checksums of source and destination, unit by unit, where they are wanted.
@@ -328,6 +346,69 @@ fn pieces(order: &Order<Held>) -> impl Iterator<Item = Range<u64>> + use<> {
 struct Elsewhere<'a> {
     process: &'a kvik_host::ProcessMemory,
     addr: u64,
+    len: u64,
+}
+
+impl Elsewhere<'_> {
+    /// Copies extents (offset there, offset here, and bytes), many a call.
+    fn read(
+        &self,
+        into: &Memory,
+        extents: impl Iterator<Item = (u64, usize, usize)>,
+        local: &mut RunBuffer,
+        remote: &mut RunBuffer,
+    ) -> Result<()> {
+        let broken = |error| from_host(Code::PeerLost, error);
+        let mut extents = extents.peekable();
+        while extents.peek().is_some() {
+            let (mut to_all, mut from_all) = (local.begin_recv(), remote.begin_remote());
+            while let Some((offset, place, len)) = extents.peek().copied() {
+                let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len);
+                let from = self.addr.checked_add(offset).filter(|_| inside);
+                let from = from
+                    .ok_or_else(|| Error::new(Code::PageOutOfRange, "the peer's layout leaves its region"))?;
+                let to = into.recv_run(place, len).map_err(broken)?;
+                if !to_all.push(to) {
+                    break;
+                }
+                // Both buffers have the same room, and neighbours are merged before they come here.
+                if !from_all.push(from, len) {
+                    return Err(Error::new(
+                        Code::PageOutOfRange,
+                        "the peer's region has an address that cannot be",
+                    ));
+                }
+                extents.next();
+            }
+            self.process.read(&mut from_all, &mut to_all).map_err(broken)?;
+        }
+        Ok(())
+    }
+}
+
+/// The same, with what it takes to read many runs a call.
+struct Batched<'a, 'p> {
+    there: &'a Elsewhere<'p>,
+    local: RunBuffer,
+    remote: RunBuffer,
+}
+
+impl<'a, 'p> Batched<'a, 'p> {
+    fn of(there: &'a Elsewhere<'p>) -> Batched<'a, 'p> {
+        Batched { there, local: RunBuffer::new(RUNS), remote: RunBuffer::new(RUNS) }
+    }
+}
+
+impl Readable for Batched<'_, '_> {
+    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<()> {
+        let mut place = 0;
+        let extents = runs.iter().map(|(offset, len)| {
+            let at = place;
+            place += len;
+            (*offset as u64, at, *len)
+        });
+        self.there.read(into, extents, &mut self.local, &mut self.remote)
+    }
 }
 
 impl Bytes for Elsewhere<'_> {
@@ -371,13 +452,22 @@ pub(crate) fn mismatch(view: &View, position: u64) -> Error {
 }
 
 /// Copies only what the peer still grants, and lets it count only if the peer granted it until the last byte: pages
-/// that changed hands during the copy may have been read half before and half after.
-fn within_fence<T>(fence: &PeerFence, source: &Source, copy: impl FnOnce() -> Result<T>) -> Result<T> {
+/// that changed hands during the copy may have been read half before and half after. What a GPU does not come to the
+/// end of counts for nothing anyway, and is handed on.
+fn within_fence<T>(
+    fence: &PeerFence,
+    source: &Source,
+    copy: impl FnOnce() -> Result<T, Broken>,
+) -> Result<T, Broken> {
     check_fence(fence, source)?;
-    let copied = copy();
-    // A stale source may well be gone: that it was stale is the better reason.
-    check_fence(fence, source)?;
-    copied
+    match copy() {
+        Err(left @ (Broken::Left | Broken::Stuck(_))) => Err(left),
+        copied => {
+            // A stale source may well be gone: that it was stale is the better reason.
+            check_fence(fence, source)?;
+            copied
+        }
+    }
 }
 
 /// Whether the source's pages still are what the peer granted.
@@ -411,6 +501,14 @@ mod tests {
         (table, fence, slot, source)
     }
 
+    /// What came of a copy that no GPU has under way.
+    fn error<T>(copied: Result<T, Broken>) -> Result<T> {
+        copied.map_err(|broken| match broken {
+            Broken::Failed(error) => error,
+            Broken::Left | Broken::Stuck(_) => panic!("it was left"),
+        })
+    }
+
     #[test]
     fn a_source_whose_fence_was_raised_or_is_not_there_is_stale() {
         let (_table, fence, slot, source) = fenced();
@@ -425,20 +523,22 @@ mod tests {
     fn what_is_stale_already_is_not_copied_at_all() {
         let (_table, fence, slot, source) = fenced();
         slot.raise().unwrap();
-        let stale = within_fence(&fence, &source, || -> Result<()> { panic!("stale pages were copied") });
-        assert_eq!(stale.unwrap_err().code, Code::StaleGeneration);
+        let stale =
+            within_fence(&fence, &source, || -> Result<(), Broken> { panic!("stale pages were copied") });
+        assert_eq!(error(stale).unwrap_err().code, Code::StaleGeneration);
     }
 
     #[test]
     fn what_becomes_stale_during_the_copy_does_not_count() {
         for result in [Ok(7), Err(Error::new(Code::PeerLost, "the memory has gone"))] {
             let (_table, fence, slot, source) = fenced();
-            assert_eq!(within_fence(&fence, &source, || result.clone()), result);
+            let copied = || result.clone().map_err(Broken::from);
+            assert_eq!(error(within_fence(&fence, &source, copied)), result);
             let stale = within_fence(&fence, &source, || {
                 slot.raise().unwrap();
-                result.clone()
+                copied()
             });
-            assert_eq!(stale.unwrap_err().code, Code::StaleGeneration);
+            assert_eq!(error(stale).unwrap_err().code, Code::StaleGeneration);
         }
     }
 }

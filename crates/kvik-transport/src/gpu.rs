@@ -1,7 +1,8 @@
 //! Copies between the GPUs and the memory of this process, for threads that copy.
 //!
 //! Such a thread waits for the copies that it has begun: it has nothing else to do with its order. Between a GPU and
-//! the host the bytes pass through a page-locked buffer; between two places of GPUs they go straight.
+//! the host the bytes pass through a page-locked buffer; between two places of GPUs they go straight. What is copied
+//! from may be another process's, on a GPU or on the host: it is read, and never written.
 //!
 //! A copy that was begun cannot be stopped. Where its stream does not get to it although its transfer has ended, the
 //! thread puts it aside ([`Stuck`]) and goes on with others; the order is held until the GPU is through with it.
@@ -12,7 +13,7 @@ use crate::sums::Summer;
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::cuda::{Device, GpuMemory, Mark, Pinned, Stream};
-use kvik_host::{HostError, Memory};
+use kvik_host::{HostError, Memory, PeerMemory};
 use kvik_proto::Order;
 use std::ops::Range;
 use std::sync::Arc;
@@ -92,20 +93,55 @@ impl From<HostError> for Broken {
     }
 }
 
+/// Memory that a processor reads, of this process or of another one: what goes up to a GPU is taken from there.
+pub(crate) trait Readable {
+    /// Puts runs (offset and bytes) one behind the other into a buffer, from its first byte on.
+    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error>;
+}
+
+/// Copies runs one behind the other, by a copy of one of them: offset, place in the buffer, and bytes.
+pub(crate) fn packed(
+    runs: &[(usize, usize)],
+    mut copy: impl FnMut(usize, usize, usize) -> Result<(), HostError>,
+) -> Result<(), Error> {
+    let mut place = 0;
+    runs.iter()
+        .try_for_each(|(offset, len)| {
+            copy(*offset, place, *len)?;
+            place += len;
+            Ok(())
+        })
+        .map_err(failed)
+}
+
+impl Readable for &Memory {
+    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error> {
+        packed(runs, |offset, place, len| Memory::copy_between(into, place, self, offset, len))
+    }
+}
+
+impl Readable for &PeerMemory {
+    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error> {
+        packed(runs, |offset, place, len| self.copy_into(offset, into, place, len))
+    }
+}
+
 /// What a thread copies with: a lane on each GPU that it has met.
 #[derive(Default)]
 pub(crate) struct GpuCopier {
     lanes: Vec<Lane>,
     runs: Vec<(usize, usize)>,
+    /// Where to, where from, and bytes.
+    pieces: Vec<(usize, usize, usize)>,
 }
 
 impl GpuCopier {
-    /// Copies an order's part from memory of this process, one of the two on a GPU: how many extents it took.
+    /// Copies an order's part from memory that this process has open, one of the two on a GPU: how many extents it took.
     pub fn copy(&mut self, order: &Order<Held>, from: &Held, view: &View) -> Result<u64, Broken> {
         match (from, &order.region) {
             (Held::Gpu(from), Held::Gpu(to)) => self.across(order, (from, view), to)?,
             (Held::Gpu(from), Held::Host(to)) => self.down(order, (from, view), to)?,
-            (Held::Host(from), Held::Gpu(to)) => self.up(order, (from, view), to)?,
+            (Held::Host(from), Held::Gpu(to)) => self.up(order, (&mut &**from, view), to)?,
             (Held::Host(from), Held::Host(to)) => {
                 for e in Extents::new(view, &order.view, order.part.clone()) {
                     Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)?;
@@ -122,11 +158,10 @@ impl GpuCopier {
         to: &Arc<GpuMemory>,
     ) -> Result<(), Broken> {
         let at = self.lane(to.device())?;
-        let lane = &mut self.lanes[at];
-        let mut extents = Extents::new(view, &order.view, order.part.clone());
-        let begun = extents.try_for_each(|e| {
-            lane.stream.between(to, e.right as usize, from, e.left as usize, e.len as usize)
-        });
+        self.pieces.clear();
+        let extents = Extents::new(view, &order.view, order.part.clone());
+        self.pieces.extend(extents.map(|e| (e.right as usize, e.left as usize, e.len as usize)));
+        let begun = self.lanes[at].stream.between_pieces(to, from, &self.pieces);
         self.wait(at, order)?;
         Ok(begun?)
     }
@@ -149,20 +184,18 @@ impl GpuCopier {
         Ok(())
     }
 
-    fn up(
+    /// Copies an order's part from memory that a processor reads to a GPU of this process.
+    pub fn up(
         &mut self,
         order: &Order<Held>,
-        (from, view): (&Memory, &View),
+        (from, view): (&mut dyn Readable, &View),
         to: &Arc<GpuMemory>,
     ) -> Result<(), Broken> {
         let at = self.lane(to.device())?;
         for part in in_parts(&order.part) {
-            let (lane, mut place) = (&mut self.lanes[at], 0);
-            for run in view.runs(part.clone()) {
-                let len = run.len as usize;
-                Memory::copy_between(lane.buffer.memory(), place, from, run.offset as usize, len)?;
-                place += len;
-            }
+            take_runs(&mut self.runs, view, part.clone());
+            let lane = &mut self.lanes[at];
+            from.take(&self.runs, lane.buffer.memory())?;
             take_runs(&mut self.runs, &order.view, part);
             let begun = lane.stream.scatter(to, &self.runs, &lane.buffer, 0);
             self.wait(at, order)?;
@@ -188,16 +221,15 @@ impl GpuCopier {
         Ok(at)
     }
 
-    /// Compares what an order has copied with what it was copied from, unit by unit.
+    /// Compares what an order has copied with what it was copied from, unit by unit: `there` sums a unit of that.
     pub fn compare(
         &mut self,
         summer: &mut Summer,
         order: &Order<Held>,
-        from: &Held,
-        view: &View,
+        mut there: impl FnMut(&mut GpuCopier, &mut Summer, Range<u64>) -> Result<u64, Broken>,
     ) -> Result<(), Broken> {
         for unit in units(order) {
-            let there = self.sum(summer, order, (from, view), unit.clone())?;
+            let there = there(self, summer, unit.clone())?;
             let here = self.sum(summer, order, (&order.region, &order.view), unit.clone())?;
             if there != here {
                 return Err(mismatch(&order.view, unit.start).into());

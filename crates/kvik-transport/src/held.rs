@@ -7,7 +7,7 @@
 use crate::from_host;
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::Memory;
-use kvik_host::cuda::{Device, GpuMemory};
+use kvik_host::cuda::{Device, GpuMemory, IpcHandle};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
@@ -78,10 +78,20 @@ impl Held {
         }
     }
 
-    /// Why no other process on this host can copy from or into it, where that is so.
-    pub fn closed_to_processes(&self, region: RegionId) -> Option<String> {
-        let device = self.device()?.ordinal();
-        Some(format!("region {} lies on GPU {device}, which a copy within the host does not reach", region.0))
+    /// What other processes of this host open memory of a GPU by; none for memory of the host, which is shown as it is.
+    ///
+    /// # Errors
+    /// Why they cannot read it. They may still have it written to: that is this process's own copy.
+    pub fn export(&self, region: RegionId) -> Option<std::result::Result<IpcHandle, Arc<str>>> {
+        let Held::Gpu(memory) = self else { return None };
+        Some(memory.export().map_err(|error| {
+            let device = memory.device().ordinal();
+            let text = format!(
+                "region {} lies on GPU {device} and cannot be opened by other processes: {error}",
+                region.0
+            );
+            text.into()
+        }))
     }
 
     /// Copies `from` to `offset`; it is there when this returns. On a GPU behind all that its default stream was

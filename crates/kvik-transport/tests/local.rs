@@ -4,7 +4,7 @@ use kvik_core::{Code, RegionId};
 use kvik_host::unix::{Received, UnixConn};
 use kvik_host::{FenceTable, HugePages, Memory};
 use kvik_transport::Held;
-use kvik_transport::local::LocalLink;
+use kvik_transport::local::{LocalLink, PeerRegion};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const SIZE: usize = 1 << 16;
 
 fn link() -> (LocalLink, UnixConn) {
     let (mine, theirs) = UnixConn::pair().unwrap();
-    (LocalLink::new(mine, FenceTable::new(64).unwrap(), 0, [7; 32]), theirs)
+    (LocalLink::new(mine, FenceTable::new(64).unwrap(), 0, [7; 32], || ()), theirs)
 }
 
 fn message(kind: u8, region: u32, addr: u64, len: u64) -> [u8; 64] {
@@ -121,7 +121,7 @@ fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     let mut id = 0;
     loop {
         id += 1;
-        link.share(RegionId(id), &held);
+        link.share(RegionId(id), &held, None);
         if !link.flush().unwrap() {
             break;
         }
@@ -131,7 +131,7 @@ fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     for _ in 0..1000 {
         id += 1;
         let memory = Held::from(Memory::shared(4096, HugePages::Never).unwrap());
-        link.share(RegionId(id), &memory);
+        link.share(RegionId(id), &memory, None);
         let weak = memory.downgrade();
         drop(memory);
         assert!(weak.upgrade().is_none(), "a region could not be closed before the peer reads");
@@ -155,4 +155,66 @@ fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     assert!(link.flush().unwrap());
     let (bytes, received) = hear(&peer);
     assert_eq!((bytes[0], received.fds.len()), (3, 0));
+}
+
+/// A region on a GPU, as a peer shows it.
+fn on_gpu(region: u32, showing: u64) -> [u8; 128] {
+    let mut bytes = [0x5A; 128];
+    bytes[..64].copy_from_slice(&message(4, region, showing, 0));
+    bytes
+}
+
+#[test]
+fn a_region_on_a_gpu_is_refused_without_cuda_and_the_peer_hears_nothing_of_it() {
+    let (link, peer) = link();
+    assert!(link.flush().unwrap());
+    let (hello, _) = hear(&peer);
+    assert_eq!((hello[0], hello[4]), (1, 1), "it does not say that it understands GPUs");
+    for (region, showing) in [(1, 77), (2, u64::MAX), (1, 78)] {
+        say(&peer, &on_gpu(region, showing), None);
+    }
+    link.receive().unwrap();
+    let region = link.region(RegionId(1), &GO).unwrap();
+    assert_eq!((region.way(), link.way_of(RegionId(2))), ("cuda_ipc", Some("cuda_ipc")));
+    let PeerRegion::Gpu(gpu) = &*region else { panic!("{region:?}") };
+    let refused = gpu.open(&link, &GO).unwrap_err();
+    assert_eq!(refused.code, Code::TransportUnavailable, "{refused}");
+    assert!(refused.text.contains("region 1 lies on a GPU") && refused.text.contains("does not use CUDA"));
+    say(&peer, &message(3, 1, 0, 0), None);
+    say(&peer, &message(3, 2, 0, 0), None);
+    link.receive().unwrap();
+    drop(region);
+    // It was not going to be opened, so there is nothing to close.
+    assert!(link.flush().unwrap());
+    assert!(matches!(peer.recv_with_fds(&mut [0; 64], 1).unwrap(), kvik_host::Io::Blocked));
+}
+
+#[test]
+fn nonsense_about_gpus_ends_the_link_or_means_nothing() {
+    let long = on_gpu(1, 1);
+    let short = message(4, 1, 0, 0);
+    let mut padded = [0; 128];
+    padded[..64].copy_from_slice(&message(3, 1, 0, 0));
+    for bytes in [&long[..127], &short[..], &padded[..]] {
+        let (link, peer) = link();
+        say(&peer, bytes, None);
+        assert_eq!(link.receive().unwrap_err().code, Code::ProtocolError);
+    }
+    for bytes in [&long[..], &message(5, 1, 0, 0), &message(6, 1, 0, 0), &message(7, 1, 0, 0)] {
+        let (link, peer) = link();
+        say(&peer, bytes, Some(FenceTable::new(64).unwrap().fd()));
+        assert_eq!(link.receive().unwrap_err().code, Code::ProtocolError);
+    }
+    // What was never shown is not held, and what was not open is not closed.
+    let (link, peer) = link();
+    assert!(link.flush().unwrap());
+    hear(&peer);
+    for kind in [5, 6, 7] {
+        for number in [0, 1, u64::MAX] {
+            say(&peer, &message(kind, 1, number, 0), None);
+            link.receive().unwrap();
+        }
+    }
+    assert!(link.flush().unwrap());
+    assert!(matches!(peer.recv_with_fds(&mut [0; 64], 1).unwrap(), kvik_host::Io::Blocked));
 }

@@ -88,14 +88,21 @@ impl Control {
             Ok(nonce) => nonce,
             Err(error) => return self.no_local_link(session, error),
         };
-        let link = Arc::new(LocalLink::new(conn, self.shared.fence.clone(), pid, nonce));
+        let shared = Arc::downgrade(&self.shared);
+        let wake = move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.ask(Ask::FlushLocal);
+            }
+        };
+        let link = Arc::new(LocalLink::new(conn, self.shared.fence.clone(), pid, nonce, wake));
         {
             let mut book = lock(&self.shared.book);
             let Some(state) = book.links.get_mut(&session) else { return };
             state.memory = MemoryPath::Up(link.clone());
             for (id, memory) in &book.regions {
                 if let Some(memory) = memory.upgrade() {
-                    link.share(*id, &memory);
+                    let handle = book.handles.get(id).and_then(|handle| handle.as_ref().ok().copied());
+                    link.share(*id, &memory, handle);
                 }
             }
         }

@@ -18,6 +18,7 @@ mod cuda;
 mod death;
 mod ends;
 mod gpus;
+mod ipc;
 mod late;
 mod layouts;
 #[path = "../../../../tests/standins/make.rs"]

@@ -4,6 +4,7 @@ use super::abi::{self, IpcMemHandle};
 use super::device::give_back_apart;
 use super::{Cuda, CudaError, Device, GpuMemory, Kind, Place};
 use crate::error::HostError;
+use std::any::Any;
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -153,7 +154,9 @@ impl GpuMemory {
 
 /// Memory of another process of this host, on a device that both see: readable, and never writable here.
 ///
-/// The owner may free it at any time. What is read afterwards is garbage and no fault, until this is dropped.
+/// CUDA leaves it undefined what becomes of memory that its owner frees while others have it open, so an owner that
+/// lives waits until they have closed it: `keep` tells ([`PeerGpu::open_keeping`]). The memory of one that died, or
+/// does not wait, stays mapped until this is dropped, and what is read there means nothing.
 #[derive(Debug)]
 pub struct PeerGpu {
     memory: Arc<GpuMemory>,
@@ -163,6 +166,7 @@ pub struct PeerGpu {
 struct Opened {
     device: Device,
     base: u64,
+    keep: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl PeerGpu {
@@ -172,6 +176,15 @@ impl PeerGpu {
     /// This process does not see the device, the peer is gone, it is this very process, what it said does not fit the
     /// allocation, or the driver's.
     pub fn open(handle: &IpcHandle) -> Result<PeerGpu, HostError> {
+        PeerGpu::open_keeping(handle, Box::new(()))
+    }
+
+    /// As [`PeerGpu::open`]; `keep` is dropped once it is closed again, which is after the last use, in a thread of its
+    /// own.
+    ///
+    /// # Errors
+    /// As for [`PeerGpu::open`].
+    pub fn open_keeping(handle: &IpcHandle, keep: Box<dyn Any + Send + Sync>) -> Result<PeerGpu, HostError> {
         let what = "opening a peer's memory of a device";
         let cuda = Cuda::get()?;
         let device = find(&cuda, handle.device, what)?;
@@ -187,7 +200,7 @@ impl PeerGpu {
             return Err(CudaError::own(what, text).into());
         }
         inner.check(code, || what.into())?;
-        let opened = Opened { device: device.clone(), base };
+        let opened = Opened { device: device.clone(), base, keep: Some(keep) };
         let (mut start, mut size) = (0, 0);
         // SAFETY: an address that is open; two numbers are written.
         let code = unsafe { (cuda.table().address_range)(&mut start, &mut size, base) };
@@ -233,10 +246,11 @@ fn find(cuda: &Cuda, uuid: [u8; 16], what: &str) -> Result<Device, HostError> {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        let base = self.base;
+        let (base, keep) = (self.base, self.keep.take());
         give_back_apart(&self.device, move |table| {
             // SAFETY: opened once in this context, and no copy of a stream uses it, since those hold it.
             unsafe { (table.ipc_close)(base) };
+            drop(keep);
         });
     }
 }

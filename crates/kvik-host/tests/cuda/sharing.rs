@@ -82,7 +82,8 @@ fn given() -> Option<IpcHandle> {
 
 /// What the second process does with the memory of the first: 5000 bytes of a pattern, which start at 3 in it.
 fn peer(handle: &IpcHandle) {
-    let peer = PeerGpu::open(handle).unwrap();
+    let open = Arc::new(());
+    let peer = PeerGpu::open_keeping(handle, Box::new(open.clone())).unwrap();
     assert_eq!((peer.memory().len(), peer.memory().device().ordinal()), (20_000, 1));
     let device = peer.memory().device().clone();
     let own = Arc::new(GpuMemory::alloc(&device, 5000).unwrap());
@@ -103,8 +104,11 @@ fn peer(handle: &IpcHandle) {
     let control = standin::Control;
     drop(peer);
     assert_eq!(control.count("opened"), 1);
+    assert_eq!(Arc::strong_count(&open), 2);
     drop(memory);
-    until("the end of what is open", || control.count("opened") == 0);
+    // What it keeps is let go of once it is closed, and no sooner.
+    until("the end of what is open", || Arc::strong_count(&open) == 1);
+    assert_eq!(control.count("opened"), 0);
     for wrong in [
         IpcHandle { len: handle.len + 30_000, ..*handle },
         IpcHandle { offset: u64::MAX, ..*handle },

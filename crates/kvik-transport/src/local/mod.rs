@@ -2,17 +2,30 @@
 //!
 //! Both engines hold one end of a UNIX connection that joined their session (same user, proven by the session's
 //! key). Over it each shows its fence table and its regions: memory that kvik allocated as a sealed memfd, which is
-//! mapped here read-only; other memory as an address that `process_vm_readv` may reach, after a nonce has proven
-//! that the process number means the peer. Each process writes only its own memory.
+//! mapped here read-only; memory of a GPU by CUDA's handle for other processes; other memory as an address that
+//! `process_vm_readv` may reach, after a nonce has proven that the process number means the peer. Each process writes
+//! only its own memory.
+//!
+//! - `gpu`: a peer's memory on a GPU, and when it is opened;
+//! - `outbox`: the messages, and what is held until the peer has closed it.
+
+mod gpu;
+mod outbox;
+
+pub use gpu::PeerGpuRegion;
 
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, RegionId, Result};
+use kvik_host::cuda::IpcHandle;
 use kvik_host::unix::UnixConn;
-use kvik_host::{FenceTable, Io, Memory, PeerFence, PeerMemory, ProcessMemory};
-use std::collections::{HashMap, VecDeque};
+use kvik_host::{FenceTable, Io, PeerFence, PeerMemory, ProcessMemory};
+use outbox::{
+    CLOSED, GPUS, HELD, HELLO, LONG, MESSAGE, OPENS, Outbox, SHARE, SHARE_GPU, Told, UNSHARE, handle_in,
+};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a copy waits for a region that was announced on the control connection and is still on its way here.
@@ -21,7 +34,6 @@ const ARRIVAL: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5);
 /// More regions than this a peer does not show.
 const MAX_REGIONS: usize = 4096;
-const MESSAGE: usize = 64;
 
 /// Readable memory of the peer.
 #[derive(Debug)]
@@ -37,14 +49,17 @@ pub enum PeerRegion {
         /// Bytes.
         len: u64,
     },
+    /// On a GPU.
+    Gpu(PeerGpuRegion),
 }
 
 impl PeerRegion {
-    /// How it is read: `"memfd"` or `"process_vm_readv"`.
+    /// How it is read: `"memfd"`, `"process_vm_readv"` or `"cuda_ipc"`.
     pub fn way(&self) -> &'static str {
         match self {
             PeerRegion::Mapped(_) => "memfd",
             PeerRegion::Process { .. } => "process_vm_readv",
+            PeerRegion::Gpu(_) => "cuda_ipc",
         }
     }
 }
@@ -53,11 +68,11 @@ impl PeerRegion {
 pub struct LocalLink {
     conn: UnixConn,
     peer_pid: u32,
-    /// Proves this process's number to the peer: it reads the nonce where it lies.
-    nonce: Box<[u8; 32]>,
+    /// Proves this process's number to the peer, which reads the nonce where it lies.
+    _nonce: Arc<[u8; 32]>,
     shown: Mutex<Shown>,
     arrived: Condvar,
-    to_send: Mutex<VecDeque<Message>>,
+    outbox: Arc<Outbox>,
 }
 
 #[derive(Default)]
@@ -68,41 +83,32 @@ struct Shown {
     down: bool,
 }
 
-enum Message {
-    Hello {
-        fence: Arc<FenceTable>,
-        pid: u32,
-    },
-    /// Not held: what waits to be shown must not keep a region from closing.
-    Share {
-        region: RegionId,
-        memory: Weak<Memory>,
-    },
-    Unshare {
-        region: RegionId,
-    },
-}
-
 impl LocalLink {
     /// A link over a connection whose join was accepted. `peer_pid` comes from the handshake's facts when the two
-    /// share a PID namespace, else 0.
-    pub fn new(conn: UnixConn, fence: Arc<FenceTable>, peer_pid: u32, nonce: [u8; 32]) -> LocalLink {
-        let hello = Message::Hello { fence, pid: std::process::id() };
+    /// share a PID namespace, else 0. `wake` has somebody call [`LocalLink::flush`], from any thread and soon.
+    pub fn new(
+        conn: UnixConn,
+        fence: Arc<FenceTable>,
+        peer_pid: u32,
+        nonce: [u8; 32],
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> LocalLink {
+        let nonce = Arc::new(nonce);
+        let outbox = Outbox::new(fence, nonce.clone(), Box::new(wake));
         LocalLink {
             conn,
             peer_pid,
-            nonce: Box::new(nonce),
+            _nonce: nonce,
             shown: Mutex::default(),
             arrived: Condvar::new(),
-            to_send: Mutex::new(VecDeque::from([hello])),
+            outbox: Arc::new(outbox),
         }
     }
 
-    /// Shows a region to the peer. Call [`LocalLink::flush`] afterwards. One on a GPU is not shown: its addresses mean
-    /// nothing to a processor.
-    pub fn share(&self, region: RegionId, memory: &Held) {
-        let Held::Host(memory) = memory else { return };
-        lock(&self.to_send).push_back(Message::Share { region, memory: Arc::downgrade(memory) });
+    /// Shows a region to the peer. Call [`LocalLink::flush`] afterwards. One on a GPU is shown by its handle, to a peer
+    /// that understands it; its memory is held while the peer has it open and the link is up.
+    pub fn share(&self, region: RegionId, memory: &Held, handle: Option<IpcHandle>) {
+        self.outbox.share(region, memory, handle);
     }
 
     /// Takes a region back. What the peer has mapped stays mapped there, so grants over it must have ended.
@@ -110,65 +116,12 @@ impl LocalLink {
     /// What waits to be sent stays in proportion to the regions that are open and those that the peer has been
     /// shown: one that it has not heard of yet is simply not shown.
     pub fn unshare(&self, region: RegionId) {
-        let mut queue = lock(&self.to_send);
-        let shown = |message: &Message| matches!(message, Message::Share { region: of, .. } if *of == region);
-        match queue.iter().rposition(shown) {
-            Some(at) => drop(queue.remove(at)),
-            None => queue.push_back(Message::Unshare { region }),
-        }
+        self.outbox.unshare(region);
     }
 
     /// Sends what waits: true when all of it went, false when the socket must become writable first.
     pub fn flush(&self) -> Result<bool> {
-        let mut queue = lock(&self.to_send);
-        while let Some(message) = queue.front() {
-            let memory = match message {
-                Message::Share { memory, .. } => memory.upgrade(),
-                _ => None,
-            };
-            if matches!(message, Message::Share { .. }) && memory.is_none() {
-                queue.pop_front();
-                continue;
-            }
-            let (bytes, fd) = self.encode(message, memory.as_deref());
-            let fds: &[BorrowedFd<'_>] = fd.as_slice();
-            match self.conn.send_with_fds(&bytes, fds).map_err(|error| from_host(Code::PeerLost, error))? {
-                Io::Done(_) => drop(queue.pop_front()),
-                Io::Blocked => return Ok(false),
-                Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed its local link")),
-            }
-        }
-        Ok(true)
-    }
-
-    fn encode<'m>(
-        &self,
-        message: &'m Message,
-        memory: Option<&'m Memory>,
-    ) -> ([u8; MESSAGE], Option<BorrowedFd<'m>>) {
-        let mut bytes = [0; MESSAGE];
-        match message {
-            Message::Hello { fence, pid } => {
-                bytes[0] = 1;
-                bytes[8..16].copy_from_slice(&(self.nonce.as_ptr() as u64).to_le_bytes());
-                bytes[16..20].copy_from_slice(&pid.to_le_bytes());
-                bytes[32..].copy_from_slice(&*self.nonce);
-                (bytes, Some(fence.fd()))
-            }
-            Message::Share { region, .. } => {
-                bytes[0] = 2;
-                bytes[4..8].copy_from_slice(&region.0.to_le_bytes());
-                let (addr, len) = memory.map_or((0, 0), |memory| (memory.addr(), memory.len()));
-                bytes[8..16].copy_from_slice(&(addr as u64).to_le_bytes());
-                bytes[16..24].copy_from_slice(&(len as u64).to_le_bytes());
-                (bytes, memory.and_then(Memory::fd))
-            }
-            Message::Unshare { region } => {
-                bytes[0] = 3;
-                bytes[4..8].copy_from_slice(&region.0.to_le_bytes());
-                (bytes, None)
-            }
-        }
+        self.outbox.flush(&self.conn)
     }
 
     /// Takes what the peer has sent.
@@ -176,14 +129,14 @@ impl LocalLink {
     /// # Errors
     /// The link is over.
     pub fn receive(&self) -> Result<()> {
-        let mut bytes = [0; MESSAGE];
+        let mut bytes = [0; LONG];
         loop {
             let received =
                 self.conn.recv_with_fds(&mut bytes, 1).map_err(|error| from_host(Code::PeerLost, error))?;
             match received {
                 Io::Blocked => return Ok(()),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed its local link")),
-                Io::Done(message) if message.len == MESSAGE => {
+                Io::Done(message) if message.len == if bytes[0] == SHARE_GPU { LONG } else { MESSAGE } => {
                     self.take(&bytes, message.fds.into_iter().next())?
                 }
                 Io::Done(_) => {
@@ -196,30 +149,48 @@ impl LocalLink {
         }
     }
 
-    fn take(&self, bytes: &[u8; MESSAGE], fd: Option<OwnedFd>) -> Result<()> {
+    fn take(&self, bytes: &[u8; LONG], fd: Option<OwnedFd>) -> Result<()> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let id = RegionId(u32_at(4));
+        // What it takes out of the book is dropped when the book is closed.
+        let mut before = None;
         let mut shown = lock(&self.shown);
         match (bytes[0], fd) {
-            (1, Some(fd)) => {
+            (HELLO, Some(fd)) => {
                 let fence = PeerFence::map(fd).map_err(|error| from_host(Code::SealMissing, error))?;
                 shown.fence = Some(Arc::new(fence));
-                shown.process = Some(self.prove_process(u64_at(8), &bytes[32..]));
+                shown.process = Some(self.prove_process(u64_at(8), &bytes[32..MESSAGE]));
+                self.outbox.takes_gpus(u32_at(4) & GPUS != 0);
             }
-            (2, fd) if shown.regions.len() < MAX_REGIONS => {
-                let region = self.region_of(&shown, fd, u64_at(8), u64_at(16));
-                if let Err(error) = &region {
-                    log::warn!("a region of the peer cannot be used over the local link: {error}");
-                }
-                shown.regions.insert(RegionId(u32_at(4)), region);
-            }
-            (2, _) => {
+            (SHARE | SHARE_GPU, _) if shown.regions.len() >= MAX_REGIONS => {
                 return Err(Error::new(
                     Code::MemoryCapReached,
                     format!("the peer showed more than {MAX_REGIONS} regions"),
                 ));
             }
-            (3, _) => drop(shown.regions.remove(&RegionId(u32_at(4)))),
+            (SHARE, fd) => {
+                let region = self.region_of(&shown, fd, u64_at(8), u64_at(16));
+                if let Err(error) = &region {
+                    log::warn!("a region of the peer cannot be used over the local link: {error}");
+                }
+                before = shown.regions.insert(id, region);
+            }
+            (SHARE_GPU, None) => {
+                let told = Told::new(&self.outbox, id, u64_at(8));
+                let region = PeerGpuRegion::new(id, handle_in(bytes), told);
+                before = shown.regions.insert(id, Ok(Arc::new(PeerRegion::Gpu(region))));
+            }
+            (UNSHARE, _) => before = shown.regions.remove(&id),
+            (OPENS, None) => self.outbox.opens(id, u64_at(8)),
+            (HELD, None) => {
+                if let Some(Ok(region)) = shown.regions.get(&id)
+                    && let PeerRegion::Gpu(gpu) = &**region
+                {
+                    gpu.told().note_held(u64_at(8));
+                }
+            }
+            (CLOSED, None) => self.outbox.closed(u64_at(8)),
             _ => {
                 return Err(Error::new(
                     Code::ProtocolError,
@@ -228,6 +199,7 @@ impl LocalLink {
             }
         }
         drop(shown);
+        drop(before);
         self.arrived.notify_all();
         Ok(())
     }
@@ -276,6 +248,20 @@ impl LocalLink {
         region.unwrap_or_else(|| Err(self.not_shown(&format!("its region {}", id.0))))
     }
 
+    /// Waits until the peer holds a region on a GPU. False when it does not come to that, as when it takes it back.
+    fn wait_held(&self, gpu: &PeerGpuRegion, stop: &AtomicBool) -> bool {
+        let shown = |shown: &Shown| match shown.regions.get(&gpu.region()) {
+            Some(Ok(region)) => matches!(&**region, PeerRegion::Gpu(known) if std::ptr::eq(known, gpu)),
+            _ => false,
+        };
+        let held = |all: &Shown| match (gpu.told().is_held(), shown(all)) {
+            (true, _) => Some(true),
+            (false, false) => Some(false),
+            (false, true) => None,
+        };
+        self.wait(stop, held).unwrap_or(false)
+    }
+
     fn not_shown(&self, what: &str) -> Error {
         match lock(&self.shown).down {
             true => link_broke(),
@@ -308,7 +294,7 @@ impl LocalLink {
 
     /// The link is over: nobody waits for anything on it any more.
     pub fn cut(&self) {
-        lock(&self.to_send).clear();
+        self.outbox.cut();
         lock(&self.shown).down = true;
         self.arrived.notify_all();
     }
