@@ -95,6 +95,7 @@ impl Region {
             drop(memory);
             shared.wait_progress(LOOK);
         }
+        shared.forget_region(self.id());
         Ok(())
     }
 
@@ -190,6 +191,10 @@ impl Drop for RegionInner {
                 return std::mem::forget(memory);
             }
             self.shared.withdraw_region(self.id, memory);
+            // A transfer that still has it asks what the NICs said of it.
+            if self.weak.upgrade().is_none() {
+                self.shared.forget_region(self.id);
+            }
         }
     }
 }

@@ -504,6 +504,11 @@ impl Shared {
         self.ask(Ask::FlushLocal);
     }
 
+    /// Drops what is kept of a region until it is closed for good: until then it may be shown again.
+    pub fn forget_region(&self, id: RegionId) {
+        lock(&self.book).nic_keys.remove(&id);
+    }
+
     /// Whether processes on this host may be shown memory.
     fn has_local(&self) -> bool {
         !self.local.facts.local_name.is_empty()
