@@ -46,5 +46,5 @@ def test_a_mutant_applies_and_names_tests_that_are_there(patch: Path) -> None:
             # A line of a table of transports, whose checks are functions of the files beside it.
             assert re.search(rf"^    {modules[0]}: Kind", (home / "main.rs").read_text(), re.MULTILINE), test
             text = "".join(file.read_text() for file in home.glob("*.rs"))
-        # A function, or one that the macro for tests over a stand-in makes.
-        assert re.search(rf"(fn {modules[-1]}\(|alone!\(\s*{modules[-1]},)", text), test
+        # A function, or one that a macro for tests over stand-ins makes.
+        assert re.search(rf"(fn {modules[-1]}\(|(alone|beside_cuda)!\(\s*{modules[-1]},)", text), test
