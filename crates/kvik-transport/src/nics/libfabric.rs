@@ -25,7 +25,9 @@ pub(crate) struct FabricCard {
     nic: Arc<Nic>,
     depth: usize,
     // In the order in which they are closed.
-    posts: Endpoint,
+    /// None from when it was closed to stop what was posted until somebody is to be reached again: opening one takes
+    /// its time, and whoever waits for the stop must not wait for that.
+    posts: Option<Endpoint>,
     target: Endpoint,
     /// Where completions are told, and as what.
     watch: Option<(Rc<Epoll>, u64)>,
@@ -77,7 +79,24 @@ impl FabricCard {
         }
         let posts = Endpoint::open(&device, depth).map_err(refused)?;
         let target = Endpoint::open(&device, depth).map_err(refused)?;
-        Ok(FabricCard { nic: nic.clone(), depth, posts, target, watch: None, taken: Vec::new(), device })
+        Ok(FabricCard {
+            nic: nic.clone(),
+            depth,
+            posts: Some(posts),
+            target,
+            watch: None,
+            taken: Vec::new(),
+            device,
+        })
+    }
+
+    /// The endpoint that posts, opened where it is not.
+    fn posts(&mut self) -> Result<&mut Endpoint> {
+        let endpoint = match self.posts.take() {
+            Some(endpoint) => endpoint,
+            None => self.reopened()?,
+        };
+        Ok(self.posts.insert(endpoint))
     }
 
     fn reopened(&self) -> Result<Endpoint> {
@@ -113,8 +132,8 @@ impl Card for FabricCard {
 
     fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool> {
         let fail = |error| from_host(Code::InvalidArgument, error);
-        let waits =
-            self.posts.watch(epoll, token).map_err(fail)? && self.target.watch(epoll, token).map_err(fail)?;
+        let waits = self.posts()?.watch(epoll, token).map_err(fail)?
+            && self.target.watch(epoll, token).map_err(fail)?;
         if waits {
             self.watch = Some((epoll.clone(), token));
         }
@@ -122,7 +141,7 @@ impl Card for FabricCard {
     }
 
     fn may_wait(&mut self) -> bool {
-        self.posts.may_wait() && self.target.may_wait()
+        self.posts.as_mut().is_none_or(Endpoint::may_wait) && self.target.may_wait()
     }
 
     fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
@@ -147,7 +166,7 @@ impl Card for FabricCard {
     }
 
     fn connect(&mut self, _session: u64, told: &[u8]) -> Result<Slot> {
-        self.posts.add_peer(told).map_err(|error| Error::new(Code::PeerLost, error.to_string()))
+        self.posts()?.add_peer(told).map_err(|error| Error::new(Code::PeerLost, error.to_string()))
     }
 
     fn admit(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<Admitted> {
@@ -160,7 +179,8 @@ impl Card for FabricCard {
     }
 
     fn leave(&mut self, _session: u64, way: Slot) {
-        if let Err(error) = self.posts.remove_peer(way) {
+        // With a closed endpoint all that it knew is forgotten.
+        if let Some(Err(error)) = self.posts.as_mut().map(|posts| posts.remove_peer(way)) {
             log::debug!("a NIC's peer cannot be forgotten: {error}");
         }
     }
@@ -182,7 +202,10 @@ impl Card for FabricCard {
             key: operation.key,
             token: operation.token,
         };
-        match self.posts.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
+        let posts = self.posts.as_mut().ok_or_else(|| {
+            Error::new(Code::PeerLost, "the NIC's way to the peer was closed to stop a transfer")
+        })?;
+        match posts.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
             kvik_host::fabric::Posted::Yes => Ok(Posted::Yes),
             kvik_host::fabric::Posted::Full => Ok(Posted::Full),
         }
@@ -193,7 +216,9 @@ impl Card for FabricCard {
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<()> {
         let failed = |error: FabricError| Error::new(Code::PeerLost, error.to_string());
-        self.posts.poll(&mut self.taken).map_err(failed)?;
+        if let Some(posts) = &mut self.posts {
+            posts.poll(&mut self.taken).map_err(failed)?;
+        }
         let ended = self.taken.drain(..);
         done.extend(ended.map(|ended| Done { token: ended.token, result: ended.result.map_err(failed) }));
         // Nothing ends there, but many move the bytes of peers only when asked.
@@ -208,8 +233,7 @@ impl Card for FabricCard {
     }
 
     fn cut(&mut self, _session: u64) -> Result<Cut> {
-        // The old one closes as it is replaced.
-        self.posts = self.reopened()?;
+        self.posts = None;
         Ok(Cut::Everybody)
     }
 
