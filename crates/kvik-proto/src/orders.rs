@@ -215,8 +215,12 @@ impl<R: Clone> Node<R> {
 
     /// An order that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. Who
     /// began the transfer hears of its end now, and why the pages are not free. The flow stays, and a grant that it is
-    /// of, until the order is done.
+    /// of, until the order is done. A NIC's order ends the session, too: the owner cuts its own path.
     pub fn order_stuck(&mut self, id: OrderRef, error: Error) {
+        if id.posted {
+            // An end that is told would vouch for it.
+            self.break_link(id.key.0);
+        }
         let Some(flow) = self.flows.get_mut(&id.key) else { return };
         if flow.stop.is_none() || flow.reported || !matches!(flow.role, Role::Initiator | Role::Both { .. }) {
             return;

@@ -35,6 +35,8 @@ struct endpoint {
     uint32_t *free, under_way;
     /* Its place in `live`. */
     uint32_t place;
+    /* One that was closed had its address. */
+    int same;
 };
 
 struct region {

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "nic.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,11 +78,15 @@ static int endpoint_close(struct fid *fid) {
     int error = 0;
     enter(&domain->gate, "fi_close of an endpoint");
     if (enabled(ep)) {
-        software_remove(ep);
         struct request request = {.kind = CLOSE_ENDPOINT, .device = domain->device, .a = ep->name};
         struct reply reply;
         /* The answer comes when the device has let go of it: this is the fence. */
         error = ask(&request, -1, &reply);
+        if (error == EBUSY) {
+            leave(&domain->gate);
+            return -error;
+        }
+        software_remove(ep);
         for (uint32_t id = 0; id < ep->depth; id++) {
             if (ep->pending[id].taken) {
                 release(ep, id);

@@ -13,8 +13,14 @@ struct endpoint endpoints[MAX_ENDPOINTS];
 struct endpoint *live[MAX_ENDPOINTS];
 uint32_t live_count;
 struct region regions[MAX_REGIONS + 1];
+/* Of each device, what was closed last. */
+static struct {
+    uint32_t name, token;
+} closed[MAX_DEVICES];
 
 static void close_endpoint(struct endpoint *endpoint) {
+    closed[endpoint->device].name = endpoint->name;
+    closed[endpoint->device].token = endpoint->token;
     let_go(endpoint);
     live[endpoint->place] = live[--live_count];
     live[endpoint->place]->place = endpoint->place;
@@ -58,12 +64,19 @@ static struct endpoint *free_endpoint(void) {
 
 static int open_endpoint(struct client *client, const struct request *request, int fd, struct reply *reply) {
     struct endpoint *endpoint = free_endpoint();
+    uint32_t token = chance(UINT32_MAX) + 1;
     uint32_t size = (uint32_t)request->a;
     if (request->a == 0 || request->a > MAX_DEPTH || (size & (size - 1)) != 0 || fd < 0) {
         return EINVAL;
     }
     if (endpoint == NULL) {
         return ENOMEM;
+    }
+    struct endpoint *last = &endpoints[closed[request->device].name];
+    int same = !last->used && takes_one(&faults[request->device].same);
+    if (same) {
+        endpoint = last;
+        token = closed[request->device].token;
     }
     struct queues *queues = shared_mapped(fd, bytes_of_queues(size));
     struct work *works = calloc(size, sizeof *works);
@@ -83,7 +96,8 @@ static int open_endpoint(struct client *client, const struct request *request, i
     *endpoint = (struct endpoint){.used = 1,
         .device = request->device,
         .domain = request->domain,
-        .token = chance(UINT32_MAX) + 1,
+        .token = token,
+        .same = same,
         .name = name,
         .client = client,
         .queues = queues,
@@ -133,6 +147,9 @@ static int close_named(struct client *client, const struct request *request) {
         struct endpoint *endpoint = request->a < MAX_ENDPOINTS ? &endpoints[request->a] : NULL;
         if (endpoint == NULL || !endpoint->used || endpoint->client != client) {
             return EINVAL;
+        }
+        if (takes_one(&faults[endpoint->device].busy)) {
+            return EBUSY;
         }
         close_endpoint(endpoint);
         return 0;

@@ -185,6 +185,9 @@ static int close_named(const struct client *client, uint32_t name) {
     for (uint32_t kind = CONTEXT; kind <= QUEUE; kind++) {
         struct object *object = own(client, kind, name);
         if (object != NULL) {
+            if (kind == QUEUE && takes_one(&faults[object->device].busy)) {
+                return EBUSY;
+            }
             close_object(object);
             return 0;
         }

@@ -144,6 +144,9 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *qp) {
     }
     /* When the answer comes, nothing of it is moved any more: this is the fence. */
     int error = ask_about(CLOSE, qp->handle, &reply);
+    if (error == EBUSY) {
+        return error;
+    }
     empty(queue);
     pthread_mutex_lock(&lock);
     struct queue **at = &queues;

@@ -98,4 +98,26 @@ late! {
         nothing_lands_after_the_end(&mut control, &there, &grant);
         assert_eq!(code(busy.wait(Some(PATIENCE))), Code::PeerLost);
     }
+    fn a_cancelled_read_lands_nothing_once_its_end_is_told(pair, control, nic) over one {
+        let (there, here) = pair.regions(1, PAGE);
+        let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+        // The owner's NIC cuts nothing meanwhile.
+        let (mine, theirs) = pair.regions(1, PAGE);
+        let other = pair.other.grant(&whole(&theirs, PAGE), options(Op::Read)).unwrap();
+        pair.theirs.hold_from(pair.theirs.given());
+        let busy = pair.owner.read(&whole(&mine, PAGE), other.ticket(), None, within(PATIENCE)).unwrap();
+        assert!(pair.theirs.wait_held(1, PATIENCE), "the owner's NIC is not busy");
+        control.say("delay micros=100000000");
+        let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+        wait_until("the read to be under way", || control.counts()["in_hand"] == 1);
+        transfer.cancel();
+        assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::Cancelled);
+        blank(&here, 0xEE);
+        // What is still under way goes on, to its end.
+        control.say("clear");
+        wait_until("nothing to be under way", || control.counts()["in_hand"] == 0);
+        assert!(bytes(&here).iter().all(|byte| *byte == 0xEE), "bytes came late into pages whose transfer was over");
+        pair.theirs.release();
+        assert_eq!(code(busy.wait(Some(PATIENCE))), Code::PeerLost);
+    }
 }

@@ -21,6 +21,7 @@ mod gpus;
 mod ipc;
 mod late;
 mod layouts;
+mod loose;
 #[path = "../../../../tests/standins/make.rs"]
 #[allow(dead_code)]
 mod make;

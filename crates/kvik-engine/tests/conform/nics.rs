@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub struct Nic {
     pub one: &'static Kind,
     pub two: &'static Kind,
-    names: [&'static str; 2],
+    pub names: [&'static str; 2],
     /// Of an operation that the peer's NIC does not answer.
     pub silent: &'static str,
     says_silent: &'static str,

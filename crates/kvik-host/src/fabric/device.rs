@@ -37,11 +37,11 @@ impl<T> Object<T> {
         self.0.as_ptr().cast()
     }
 
-    /// Closes it; false where libfabric refuses to.
-    pub fn close(self) -> bool {
+    /// Closes it: 0, or the number of libfabric's error where it refuses to.
+    pub fn close(self) -> c_int {
         let this = ManuallyDrop::new(self);
         // SAFETY: by the rule of `make` an open object, closed once: its drop does not run.
-        unsafe { ((*(*this.fid()).ops).close)(this.fid()) == 0 }
+        unsafe { ((*(*this.fid()).ops).close)(this.fid()) }
     }
 }
 

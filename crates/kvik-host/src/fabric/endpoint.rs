@@ -6,6 +6,7 @@ use super::{Fabric, FabricError, Registration};
 use crate::HostError;
 use crate::event::{Epoll, Interest};
 use std::ffi::{CStr, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::rc::Rc;
@@ -80,18 +81,24 @@ struct Operation {
     _memory: Rc<Registration>,
 }
 
-/// See the module's text.
+/// An endpoint. When it is dropped, or closed, what was posted and has not ended stops.
 pub struct Endpoint {
-    // In the order in which they are closed: with the endpoint, what was posted and has not ended stops.
-    ep: Object<FidEp>,
+    // Taken by `end`, in this order.
+    ep: ManuallyDrop<Object<FidEp>>,
+    used: ManuallyDrop<Used>,
+}
+
+/// What the library uses for an endpoint as long as it is open.
+struct Used {
     operations: Vec<Option<Operation>>,
     /// At stable addresses: providers keep pointers to them.
     contexts: Box<[Context]>,
     free: Vec<u32>,
+    waits: bool,
+    // In the order in which they are closed.
     cq: Object<FidCq>,
     av: Object<FidAv>,
     device: Rc<Device>,
-    waits: bool,
 }
 
 impl Endpoint {
@@ -120,21 +127,50 @@ impl Endpoint {
             lib.check("binding completions", bind(fid, cq.fid(), abi::FI_TRANSMIT | abi::FI_RECV) as isize)?;
             let enabled = ((*(*fid).ops).control)(fid, abi::FI_ENABLE, ptr::null_mut());
             lib.check("enabling an endpoint", enabled as isize)?;
-            Ok(Endpoint {
-                ep,
+            let used = Used {
                 operations: (0..depth).map(|_| None).collect(),
                 contexts: vec![Context([0; 8]); depth].into_boxed_slice(),
                 free: (0..depth as u32).rev().collect(),
+                waits,
                 cq,
                 av,
                 device: device.clone(),
-                waits,
-            })
+            };
+            Ok(Endpoint { ep: ManuallyDrop::new(ep), used: ManuallyDrop::new(used) })
+        }
+    }
+
+    /// Closes it: nothing that was posted touches memory any more, and no peer reaches memory by it.
+    ///
+    /// # Errors
+    /// libfabric refuses to. The endpoint stays open until the process ends, and so does all that it may still use.
+    pub fn close(self) -> Result<(), FabricError> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: its drop does not run.
+        unsafe { this.end() }
+    }
+
+    /// # Safety
+    /// Called once, and nothing of the endpoint is used after it.
+    unsafe fn end(&mut self) -> Result<(), FabricError> {
+        // SAFETY: taken once, by the caller's promise.
+        let (ep, used) = unsafe { (ManuallyDrop::take(&mut self.ep), ManuallyDrop::take(&mut self.used)) };
+        match ep.close() {
+            0 => {
+                drop(used);
+                Ok(())
+            }
+            code => {
+                let error = used.device.lib().error("closing an endpoint", code.saturating_abs());
+                // Its operations' memory and contexts, its queue and its device.
+                std::mem::forget(used);
+                Err(error)
+            }
         }
     }
 
     fn lib(&self) -> &Fabric {
-        self.device.lib()
+        self.used.device.lib()
     }
 
     /// The address by which peers know it.
@@ -164,7 +200,7 @@ impl Endpoint {
         let Some(room) = whole.get_mut(..address.len()) else { return Err(refused(self.lib())) };
         room.copy_from_slice(address);
         let mut slot = u64::MAX;
-        let av = self.av.as_ptr();
+        let av = self.used.av.as_ptr();
         // SAFETY: an open address vector, and an address in a buffer longer than any.
         let added =
             unsafe { ((*(*av).ops).insert)(av, whole.as_ptr().cast(), 1, &mut slot, 0, ptr::null_mut()) };
@@ -181,7 +217,7 @@ impl Endpoint {
     /// libfabric's own.
     pub fn remove_peer(&mut self, peer: Slot) -> Result<(), FabricError> {
         let mut slot = peer.0;
-        let av = self.av.as_ptr();
+        let av = self.used.av.as_ptr();
         // SAFETY: an open address vector, and one slot.
         let code = unsafe { ((*(*av).ops).remove)(av, &mut slot, 1, 0) };
         self.lib().check("removing a peer's address", code as isize)
@@ -189,12 +225,12 @@ impl Endpoint {
 
     /// Operations that may still be posted.
     pub fn room(&self) -> usize {
-        self.free.len()
+        self.used.free.len()
     }
 
     /// Operations under way.
     pub fn under_way(&self) -> usize {
-        self.operations.len() - self.free.len()
+        self.used.operations.len() - self.used.free.len()
     }
 
     /// Posts an operation.
@@ -203,7 +239,7 @@ impl Endpoint {
     /// The range is not in the memory, or libfabric refused; nothing is under way then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
         let iov = rma.memory.run(rma.offset, rma.len, rma.op == RmaOp::Read)?;
-        let Some(&index) = self.free.last() else { return Ok(Posted::Full) };
+        let Some(&index) = self.used.free.last() else { return Ok(Posted::Full) };
         let remote = abi::RmaIov { addr: rma.remote, len: rma.len, key: rma.key };
         let mut desc = rma.memory.desc();
         let message = abi::MsgRma {
@@ -213,7 +249,7 @@ impl Endpoint {
             addr: rma.peer.0,
             rma_iov: &remote,
             rma_iov_count: 1,
-            context: (&raw mut self.contexts[index as usize]).cast(),
+            context: (&raw mut self.used.contexts[index as usize]).cast(),
             data: 0,
         };
         let ep = self.ep.as_ptr();
@@ -232,10 +268,10 @@ impl Endpoint {
         if code == -abi::FI_EAGAIN {
             return Ok(Posted::Full);
         }
-        self.device.lib().check("posting an operation", code).map_err(HostError::from)?;
-        self.free.pop();
+        self.used.device.lib().check("posting an operation", code).map_err(HostError::from)?;
+        self.used.free.pop();
         let operation = Operation { token: rma.token, _memory: rma.memory.clone() };
-        self.operations[index as usize] = Some(operation);
+        self.used.operations[index as usize] = Some(operation);
         Ok(Posted::Yes)
     }
 
@@ -244,7 +280,7 @@ impl Endpoint {
     /// # Errors
     /// The queue itself is broken: the endpoint is of no use any more.
     pub fn poll(&mut self, into: &mut Vec<Completion>) -> Result<(), FabricError> {
-        let cq = self.cq.as_ptr();
+        let cq = self.used.cq.as_ptr();
         let mut entries = [CqEntry { context: ptr::null_mut() }; BATCH];
         loop {
             // SAFETY: an open queue, and room for as many entries of its format.
@@ -268,7 +304,7 @@ impl Endpoint {
 
     /// Takes an operation that failed.
     fn take_error(&mut self, into: &mut Vec<Completion>) -> Result<(), FabricError> {
-        let cq = self.cq.as_ptr();
+        let cq = self.used.cq.as_ptr();
         // SAFETY: all zeros is an empty entry, and the call fills it.
         let (code, entry) = unsafe {
             let mut entry: CqError = std::mem::zeroed();
@@ -293,10 +329,10 @@ impl Endpoint {
 
     /// Frees what an operation took. A context that is none of ours is nobody's.
     fn ended(&mut self, context: *mut c_void, result: Result<(), FabricError>) -> Option<Completion> {
-        let first = self.contexts.as_ptr() as usize;
+        let first = self.used.contexts.as_ptr() as usize;
         let index = (context as usize).checked_sub(first)? / size_of::<Context>();
-        let operation = self.operations.get_mut(index)?.take()?;
-        self.free.push(index as u32);
+        let operation = self.used.operations.get_mut(index)?.take()?;
+        self.used.free.push(index as u32);
         Some(Completion { token: operation.token, result })
     }
 
@@ -306,16 +342,16 @@ impl Endpoint {
     /// # Errors
     /// The provider's, or the kernel's.
     pub fn watch(&mut self, epoll: &Epoll, token: u64) -> Result<bool, HostError> {
-        if !self.waits {
+        if !self.used.waits {
             return Ok(false);
         }
         let mut fd: c_int = -1;
-        let fid = self.cq.fid();
+        let fid = self.used.cq.fid();
         // SAFETY: an open queue with a descriptor; the call writes its number.
         let code = unsafe { ((*(*fid).ops).control)(fid, abi::FI_GETWAIT, (&raw mut fd).cast()) };
         if code == -libc::ENOSYS {
             // ofi_rxm over verbs takes the wish for one, and has none.
-            self.waits = false;
+            self.used.waits = false;
             return Ok(false);
         }
         self.lib().check("asking for a descriptor to wait for", code as isize)?;
@@ -327,10 +363,19 @@ impl Endpoint {
 
     /// Whether the thread may sleep until the descriptor of [`Endpoint::watch`] is readable: nothing has come meanwhile.
     pub fn may_wait(&mut self) -> bool {
-        let mut fids = [self.cq.fid()];
-        let fabric = self.device.fabric.as_ptr();
+        let mut fids = [self.used.cq.fid()];
+        let fabric = self.used.device.fabric.as_ptr();
         // SAFETY: an open fabric, and one of its queues.
-        self.waits && unsafe { ((*(*fabric).ops).trywait)(fabric, fids.as_mut_ptr(), 1) } == 0
+        self.used.waits && unsafe { ((*(*fabric).ops).trywait)(fabric, fids.as_mut_ptr(), 1) } == 0
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // SAFETY: once, here, unless `close` was called, after which no drop runs.
+        if let Err(error) = unsafe { self.end() } {
+            log::error!("{error}; the memory of what it has under way stays lost");
+        }
     }
 }
 

@@ -259,11 +259,14 @@ impl<T> Object<T> {
         self.at.as_ptr()
     }
 
-    /// Ends it, and says whether that worked: if not, the device may still use it.
-    fn close(self) -> bool {
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The number of the library's error: the device may still use it.
+    fn close(self) -> Result<(), c_int> {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: by the rule of `new`; it is not dropped after this.
-        unsafe { (this.end)(this.as_ptr()) == 0 }
+        number(unsafe { (this.end)(this.as_ptr()) })
     }
 }
 

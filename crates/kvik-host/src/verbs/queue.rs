@@ -51,11 +51,11 @@ impl Default for QueueOptions {
     }
 }
 
-/// One queue pair. When it is dropped, nothing of it touches memory any more, and requests that had not come
-/// back do so with the next [`Device::poll`], as flushed.
+/// One queue pair. When it is closed, or dropped, nothing of it touches memory any more, and requests that had not
+/// come back do so with the next [`Device::poll`], as flushed.
 pub struct Queue {
     ring: Rc<RefCell<Ring>>,
-    /// Ended by `drop`.
+    /// None from when it was ended.
     qp: Option<Object<Qp>>,
     device: Rc<Device>,
     options: QueueOptions,
@@ -334,6 +334,40 @@ impl Queue {
         failed
     }
 
+    /// Ends it: when this returns, the peer reaches no memory through it, and its own requests touch none.
+    ///
+    /// # Errors
+    /// The device refuses to. The queue pair stays until the process ends, and so does all that it may still use; its
+    /// own requests do not come back.
+    pub fn close(mut self) -> Result<(), VerbsError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), VerbsError> {
+        let Some(qp) = self.qp.take() else { return Ok(()) };
+        // What had come already keeps its own result. If the queue is broken, the requests come back as
+        // flushed.
+        let _ = self.device.take_into_stash();
+        // From here on nobody may use the queue pair itself, whatever comes back.
+        self.ring.borrow_mut().stage = Stage::Drained;
+        let ended = qp.close();
+        // Completions of a queue pair that is gone would take places that others were promised.
+        let polled = self.device.take_into_stash();
+        let id = self.id();
+        self.device.rings.borrow_mut().remove(&id.0);
+        if let Err(code) = ended {
+            self.ring.borrow_mut().abandon();
+            // What the queue pair needs stays open with it.
+            std::mem::forget(self.device.clone());
+            return Err(VerbsError::os(format!("ending a queue pair of {}", self.device.port), code));
+        }
+        self.ring.borrow_mut().return_rest(&mut self.device.stash.borrow_mut());
+        if polled.is_ok() {
+            self.device.give_back(self.places);
+        }
+        Ok(())
+    }
+
     /// Whether it is in its error state, by [`Queue::fail`], by a request's failure or by an event.
     pub fn has_failed(&self) -> bool {
         self.ring.borrow().stage >= Stage::Failing
@@ -368,23 +402,8 @@ fn mtu_code(bytes: usize) -> u8 {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        let Some(qp) = self.qp.take() else { return };
-        // What had come already keeps its own result. If the queue is broken, the requests come back as
-        // flushed.
-        let _ = self.device.take_into_stash();
-        // From here on nobody may use the queue pair itself, whatever comes back.
-        self.ring.borrow_mut().stage = Stage::Drained;
-        let ended = qp.close();
-        // Completions of a queue pair that is gone would take places that others were promised.
-        let polled = self.device.take_into_stash();
-        let id = self.id();
-        self.device.rings.borrow_mut().remove(&id.0);
-        match ended {
-            true => self.ring.borrow_mut().return_rest(&mut self.device.stash.borrow_mut()),
-            false => self.ring.borrow_mut().abandon(),
-        }
-        if ended && polled.is_ok() {
-            self.device.give_back(self.places);
+        if let Err(error) = self.end() {
+            log::error!("{error}; the memory of what it has under way stays lost");
         }
     }
 }

@@ -236,9 +236,9 @@ impl Drop for Registration {
         // SAFETY: taken once, here; no method runs after it.
         let (mr, keep) = unsafe { (ManuallyDrop::take(&mut self.mr), ManuallyDrop::take(&mut self.keep)) };
         match mr.close() {
-            true => drop(keep),
+            Ok(()) => drop(keep),
             // The device may still know the memory: it must never be used for anything else.
-            false => std::mem::forget(keep),
+            Err(_) => std::mem::forget(keep),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a NIC's thread needs of the NIC, whatever speaks to it.
 
 use crate::Held;
-use kvik_core::{Error, Result};
+use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 use kvik_proto::{NicKey, Op};
 use std::rc::Rc;
@@ -51,12 +51,17 @@ pub(crate) trait Card: Sized {
     /// # Errors
     /// The answer makes no sense.
     fn connect(&mut self, session: u64, told: &[u8]) -> Result<Self::Way>;
-    /// The NIC `from` of the session's peer wants a way to this one: first cuts what it could reach before, then
-    /// opens the new one.
+    /// The NIC `from` of the session's peer wants a way to this one: cuts what it could reach before. Whether all peers
+    /// shared that, as for [`Card::fence`].
     ///
     /// # Errors
-    /// What it told makes no sense, or there is no way; what was before is cut.
-    fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Admitted>;
+    /// It cannot be cut.
+    fn shut_out(&mut self, session: u64, from: u8, told: &[u8]) -> Result<bool>;
+    /// Then opens the new way: what the peer needs to know of it.
+    ///
+    /// # Errors
+    /// What it told makes no sense, or there is no way.
+    fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Vec<u8>>;
     /// Closes it. Nothing is under way on it.
     fn leave(&mut self, session: u64, way: Self::Way);
     /// Posts an operation.
@@ -79,12 +84,12 @@ pub(crate) trait Card: Sized {
     /// # Errors
     /// It cannot be stopped; what is under way stays so.
     fn cut(&mut self, session: u64) -> Result<Cut>;
-    /// Cuts the path by which a session's peer reaches memory here. Where all peers share it they must take another
-    /// address from now on, which is given.
+    /// Cuts the path by which a session's peer reaches memory here. Whether all peers share it: then they must take
+    /// another address from now on, which [`Card::address`] gives.
     ///
     /// # Errors
     /// It cannot be cut.
-    fn fence(&mut self, session: u64) -> Result<Option<Vec<u8>>>;
+    fn fence(&mut self, session: u64) -> Result<bool>;
     /// The session is over, and nothing that was posted for it on either side is under way.
     fn forget(&mut self, session: u64);
 }
@@ -133,14 +138,6 @@ pub(crate) struct Done {
     pub result: Result<()>,
 }
 
-/// A way for a peer's NIC.
-pub(crate) struct Admitted {
-    /// What the peer needs to know.
-    pub answer: Vec<u8>,
-    /// The address that all other peers must take from now on, where cutting one off has moved it.
-    pub moved: Option<Vec<u8>>,
-}
-
 /// Whose operations a cut has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
@@ -148,4 +145,13 @@ pub(crate) enum Cut {
     Everybody,
     /// Those of the session's orders.
     Session,
+}
+
+/// Something of a NIC that was to be stopped was not: it may touch memory until the process ends.
+pub(crate) fn goes_on(error: &dyn std::fmt::Display) -> Error {
+    let text = format!(
+        "{error}: what it had under way, and peers that reach it, may touch memory of this process still; restart the \
+         process"
+    );
+    Error::new(Code::PagesQuarantined, text)
 }

@@ -5,7 +5,7 @@
 //! one of them must be cut off.
 
 use super::NicOptions;
-use super::card::{Admitted, Card, Cut, Done, Operation, Posted};
+use super::card::{Card, Cut, Done, Operation, Posted, goes_on};
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -13,27 +13,98 @@ use kvik_host::fabric::{
     Completion, Device, Endpoint, Fabric, FabricError, Nic, Registration, Rma, RmaOp, Slot,
 };
 use kvik_proto::{NicKey, Op};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
 const LONGEST: u64 = 1 << 20;
+/// How many of its addresses a NIC does not take again.
+const ADDRESSES: usize = 1024;
 
 /// See the module's text.
 pub(crate) struct FabricCard {
     nic: Arc<Nic>,
     depth: usize,
     // In the order in which they are closed.
-    /// None from when it was closed to stop what was posted until somebody is to be reached again: opening one takes
-    /// its time, and whoever waits for the stop must not wait for that.
-    posts: Option<Endpoint>,
-    target: Endpoint,
-    /// Where completions are told, and as what.
-    watch: Option<(Rc<Epoll>, u64)>,
+    posts: Side,
+    target: Side,
+    /// The addresses that peers have reached it by lately.
+    had: VecDeque<Vec<u8>>,
+    watch: Watch,
     /// What was taken off a queue, kept for its room.
     taken: Vec<Completion>,
     device: Rc<Device>,
+}
+
+/// One of the two endpoints.
+#[derive(Default)]
+struct Side {
+    /// None from when it was closed until it is needed again: opening one takes its time, and whoever waits for the end
+    /// of what the old one had must not wait for that.
+    endpoint: Option<Endpoint>,
+    /// Why one that was to be closed is open until the process ends.
+    loose: Option<Error>,
+}
+
+impl Side {
+    fn close(&mut self) -> Result<()> {
+        if let Some(Err(error)) = self.endpoint.take().map(Endpoint::close) {
+            self.loose = Some(goes_on(&error));
+        }
+        self.loose.clone().map_or(Ok(()), Err)
+    }
+
+    fn opened(&mut self, open: impl FnOnce() -> Result<Endpoint>) -> Result<&mut Endpoint> {
+        if let Some(why) = &self.loose {
+            return Err(why.clone());
+        }
+        let endpoint = match self.endpoint.take() {
+            Some(endpoint) => endpoint,
+            None => open()?,
+        };
+        Ok(self.endpoint.insert(endpoint))
+    }
+
+    fn may_wait(&mut self) -> bool {
+        self.endpoint.as_mut().is_none_or(Endpoint::may_wait)
+    }
+}
+
+/// What tells of an endpoint's completions, and as what.
+type Watch = Option<(Rc<Epoll>, u64)>;
+
+fn open(device: &Rc<Device>, depth: usize, watch: &Watch) -> Result<Endpoint> {
+    let mut endpoint = Endpoint::open(device, depth).map_err(refused)?;
+    if let Some((epoll, token)) = watch {
+        endpoint.watch(epoll, *token).map_err(|error| from_host(Code::InvalidArgument, error))?;
+    }
+    Ok(endpoint)
+}
+
+/// As [`open`], by an address that is not in `had`, and is from now on: a peer that was cut off may still send to it.
+/// Some providers give an address out again as soon as it is free: a port of TCP, say.
+fn open_elsewhere(
+    device: &Rc<Device>,
+    depth: usize,
+    watch: &Watch,
+    had: &mut VecDeque<Vec<u8>>,
+) -> Result<Endpoint> {
+    // Open, they keep their addresses from the next one.
+    let mut known = Vec::new();
+    while known.len() < ADDRESSES {
+        let mut endpoint = open(device, depth, watch)?;
+        let address = endpoint.address().map_err(refused)?;
+        if had.contains(&address) {
+            known.push(endpoint);
+            continue;
+        }
+        had.truncate(ADDRESSES - 1);
+        had.push_front(address);
+        return Ok(endpoint);
+    }
+    let text = "the NIC gives no address by which it was not reached before; restart the process";
+    Err(Error::new(Code::TransportUnavailable, text))
 }
 
 fn refused(error: FabricError) -> Error {
@@ -77,34 +148,30 @@ impl FabricCard {
             Ok(()) => log::info!("NIC {} reaches memory of GPUs by dma-bufs", nic.name()),
             Err(why) => log::debug!("NIC {} reaches no memory of GPUs: {why}", nic.name()),
         }
-        let posts = Endpoint::open(&device, depth).map_err(refused)?;
-        let target = Endpoint::open(&device, depth).map_err(refused)?;
-        Ok(FabricCard {
+        let mut card = FabricCard {
             nic: nic.clone(),
             depth,
-            posts: Some(posts),
-            target,
+            posts: Side::default(),
+            target: Side::default(),
+            had: VecDeque::new(),
             watch: None,
             taken: Vec::new(),
             device,
-        })
+        };
+        // What cannot be opened is said before anybody relies on it.
+        card.posts()?;
+        card.target()?;
+        Ok(card)
     }
 
     /// The endpoint that posts, opened where it is not.
     fn posts(&mut self) -> Result<&mut Endpoint> {
-        let endpoint = match self.posts.take() {
-            Some(endpoint) => endpoint,
-            None => self.reopened()?,
-        };
-        Ok(self.posts.insert(endpoint))
+        self.posts.opened(|| open(&self.device, self.depth, &self.watch))
     }
 
-    fn reopened(&self) -> Result<Endpoint> {
-        let mut endpoint = Endpoint::open(&self.device, self.depth).map_err(refused)?;
-        if let Some((epoll, token)) = &self.watch {
-            endpoint.watch(epoll, *token).map_err(|error| from_host(Code::InvalidArgument, error))?;
-        }
-        Ok(endpoint)
+    /// The one that peers reach, opened where it is not.
+    fn target(&mut self) -> Result<&mut Endpoint> {
+        self.target.opened(|| open_elsewhere(&self.device, self.depth, &self.watch, &mut self.had))
     }
 }
 
@@ -127,13 +194,13 @@ impl Card for FabricCard {
     }
 
     fn address(&mut self) -> Result<Vec<u8>> {
-        self.target.address().map_err(refused)
+        self.target()?.address().map_err(refused)
     }
 
     fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool> {
         let fail = |error| from_host(Code::InvalidArgument, error);
         let waits = self.posts()?.watch(epoll, token).map_err(fail)?
-            && self.target.watch(epoll, token).map_err(fail)?;
+            && self.target()?.watch(epoll, token).map_err(fail)?;
         if waits {
             self.watch = Some((epoll.clone(), token));
         }
@@ -141,7 +208,7 @@ impl Card for FabricCard {
     }
 
     fn may_wait(&mut self) -> bool {
-        self.posts.as_mut().is_none_or(Endpoint::may_wait) && self.target.may_wait()
+        self.posts.may_wait() && self.target.may_wait()
     }
 
     fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
@@ -169,18 +236,19 @@ impl Card for FabricCard {
         self.posts()?.add_peer(told).map_err(|error| Error::new(Code::PeerLost, error.to_string()))
     }
 
-    fn admit(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<Admitted> {
-        let answer = self.address()?;
-        if answer != told {
-            return Ok(Admitted { answer, moved: None });
-        }
-        let moved = self.fence(session)?;
-        Ok(Admitted { answer: moved.clone().unwrap_or(answer), moved })
+    fn shut_out(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
+        let known = self.target.endpoint.as_mut().map(Endpoint::address).transpose().map_err(refused)?;
+        // One by another address was cut before, when the peer had not heard of it yet.
+        if known.is_some_and(|known| known != told) { Ok(false) } else { self.fence(session) }
+    }
+
+    fn admit(&mut self, _session: u64, _from: u8, _told: &[u8]) -> Result<Vec<u8>> {
+        self.address()
     }
 
     fn leave(&mut self, _session: u64, way: Slot) {
         // With a closed endpoint all that it knew is forgotten.
-        if let Some(Err(error)) = self.posts.as_mut().map(|posts| posts.remove_peer(way)) {
+        if let Some(Err(error)) = self.posts.endpoint.as_mut().map(|posts| posts.remove_peer(way)) {
             log::debug!("a NIC's peer cannot be forgotten: {error}");
         }
     }
@@ -202,7 +270,7 @@ impl Card for FabricCard {
             key: operation.key,
             token: operation.token,
         };
-        let posts = self.posts.as_mut().ok_or_else(|| {
+        let posts = self.posts.endpoint.as_mut().ok_or_else(|| {
             Error::new(Code::PeerLost, "the NIC's way to the peer was closed to stop a transfer")
         })?;
         match posts.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
@@ -216,32 +284,31 @@ impl Card for FabricCard {
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<()> {
         let failed = |error: FabricError| Error::new(Code::PeerLost, error.to_string());
-        if let Some(posts) = &mut self.posts {
+        if let Some(posts) = &mut self.posts.endpoint {
             posts.poll(&mut self.taken).map_err(failed)?;
         }
         let ended = self.taken.drain(..);
         done.extend(ended.map(|ended| Done { token: ended.token, result: ended.result.map_err(failed) }));
         // Nothing ends there, but many move the bytes of peers only when asked.
-        let polled = self.target.poll(&mut self.taken).map_err(failed);
+        let target = self.target.endpoint.as_mut();
+        let polled = target.map_or(Ok(()), |target| target.poll(&mut self.taken));
         self.taken.clear();
-        polled
+        polled.map_err(failed)
     }
 
-    /// libfabric tells by failed operations only.
+    /// Of the NIC itself libfabric tells by failed operations only.
     fn down(&self) -> Option<Error> {
-        None
+        self.posts.loose.as_ref().or(self.target.loose.as_ref()).cloned()
     }
 
     fn cut(&mut self, _session: u64) -> Result<Cut> {
-        self.posts = None;
+        self.posts.close()?;
         Ok(Cut::Everybody)
     }
 
-    fn fence(&mut self, _session: u64) -> Result<Option<Vec<u8>>> {
-        let mut target = self.reopened()?;
-        let address = target.address().map_err(refused)?;
-        self.target = target;
-        Ok(Some(address))
+    fn fence(&mut self, _session: u64) -> Result<bool> {
+        self.target.close()?;
+        Ok(true)
     }
 
     /// All peers share the endpoints; ways are left one by one.

@@ -4,7 +4,7 @@
 //! changes, for all of them: who had a way takes the new address, and posts again what it had under way.
 
 use super::NicOptions;
-use super::card::{Admitted, Card, Cut, Done, Operation, PIECES, Posted};
+use super::card::{Card, Cut, Done, Operation, PIECES, Posted};
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -136,13 +136,13 @@ impl Card for PluginCard {
         Ok(way)
     }
 
-    fn admit(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<Admitted> {
-        let answer = self.address()?;
-        if answer != told {
-            return Ok(Admitted { answer, moved: None });
-        }
-        let moved = self.fence(session)?;
-        Ok(Admitted { answer: moved.clone().unwrap_or(answer), moved })
+    fn shut_out(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
+        // One by another address was cut before, when the peer had not heard of it yet.
+        if self.device.address() == told { self.fence(session) } else { Ok(false) }
+    }
+
+    fn admit(&mut self, _session: u64, _from: u8, _told: &[u8]) -> Result<Vec<u8>> {
+        self.address()
     }
 
     fn leave(&mut self, session: u64, way: Way) {
@@ -194,8 +194,8 @@ impl Card for PluginCard {
     }
 
     /// All peers share the address.
-    fn fence(&mut self, _session: u64) -> Result<Option<Vec<u8>>> {
-        self.device.fence().map(Some).map_err(lost)
+    fn fence(&mut self, _session: u64) -> Result<bool> {
+        self.device.fence().map(|_| true).map_err(lost)
     }
 
     fn forget(&mut self, session: u64) {

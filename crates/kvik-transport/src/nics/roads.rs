@@ -189,10 +189,10 @@ impl<C: Card> Worker<C> {
     fn give_up(&mut self, desk: &dyn Desk, session: u64, why: &Error) {
         log::warn!("NIC {} ({}) cannot reach a peer: {}", self.number, self.stats.name(), why.text);
         self.sick.remove(&session);
-        self.close_road(session);
         if self.under_way(session) > 0 {
             self.cut(session);
         }
+        self.close_road(session);
         self.stays_cold(desk, session, why);
         self.hand_over(desk, session, false, why);
     }
@@ -326,14 +326,23 @@ impl<C: Card> Worker<C> {
             return self.show_page(session, call);
         }
         let Some(desk) = self.desk.clone() else { return };
-        let admitted = self.card.admit(session, call.from, &call.address);
-        let outcome = admitted.map(|admitted| {
-            if let Some(address) = admitted.moved {
-                desk.nic_moved(self.number, address);
-            }
-            admitted.answer
-        });
+        match self.card.shut_out(session, call.from, &call.address) {
+            Ok(true) => self.tell_address(&*desk),
+            Ok(false) => {}
+            // No answer: then the peer cannot vouch for what it has posted, and the session ends.
+            Err(error) => return log::error!("NIC {} cannot cut off a peer: {error}", self.number),
+        }
+        let outcome = self.card.admit(session, call.from, &call.address);
         desk.answer_nic(session, NicAnswer { from: call.from, to: call.to, ask: call.ask, outcome });
+    }
+
+    /// All peers must take another address from now on.
+    pub(super) fn tell_address(&mut self, desk: &dyn Desk) {
+        match self.card.address() {
+            Ok(address) => desk.nic_moved(self.number, address),
+            // Whoever wants a way asks for it, and it is tried again.
+            Err(error) => log::error!("NIC {} cannot be reached by peers: {error}", self.number),
+        }
     }
 
     /// Stops what was posted to a session's peer.
@@ -342,7 +351,7 @@ impl<C: Card> Worker<C> {
         let stopped = Error::new(Code::PeerLost, text);
         let all = match self.card.cut(session) {
             Ok(cut) => cut == Cut::Everybody,
-            Err(error) => return log::error!("a NIC's operations cannot be stopped: {error}"),
+            Err(error) => return self.cannot_stop(session, &error),
         };
         for active in self.orders.iter_mut().flatten().filter(|active| all || active.session() == session) {
             if active.out > 0 {
@@ -359,6 +368,14 @@ impl<C: Card> Worker<C> {
                 self.stats.way_closed();
             }
         }
+    }
+
+    /// What was posted for a session goes on: nobody is let wait for its end, and its pages are nobody's.
+    fn cannot_stop(&mut self, session: u64, error: &Error) {
+        log::debug!("operations of NIC {} cannot be stopped: {error}", self.number);
+        let Some(desk) = self.desk.clone() else { return };
+        let out = self.orders.iter().flatten().filter(|active| active.session() == session && active.out > 0);
+        out.for_each(|active| desk.stuck(active.order.id, error.clone()));
     }
 
     /// Closes the way to a session's peer; nothing is under way on it.

@@ -5,7 +5,7 @@
 //! closing the lane, what a peer may still send by closing its door. Other peers notice nothing.
 
 use super::NicOptions;
-use super::card::{Admitted, Card, Cut, Done, Operation, PIECES, Posted};
+use super::card::{Card, Cut, Done, Operation, PIECES, Posted, goes_on};
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -42,6 +42,8 @@ pub(super) struct VerbsCard {
     /// Sessions whose lanes have something gathered.
     gathered: Vec<u64>,
     down: Option<Error>,
+    /// Why a session's queue pair that was to be ended is there until the process ends.
+    loose: HashMap<u64, Error>,
     /// The port has changed since its GID was looked up.
     moved: bool,
     looked: Instant,
@@ -113,11 +115,22 @@ impl VerbsCard {
             depth,
             gathered: Vec::new(),
             down: None,
+            loose: HashMap::new(),
             moved: false,
             looked: Instant::now(),
             taken: Vec::new(),
             events: Vec::new(),
         })
+    }
+
+    /// Ends queue pairs of a session; nothing of it can be said to be stopped once one was not ended.
+    fn end(&mut self, session: u64, queues: impl IntoIterator<Item = Queue>) -> Result<()> {
+        for queue in queues {
+            if let Err(error) = queue.close() {
+                self.loose.insert(session, goes_on(&error));
+            }
+        }
+        self.loose.get(&session).cloned().map_or(Ok(()), Err)
     }
 
     /// Before a queue pair is connected: by which entry of the port's table it is reached.
@@ -232,8 +245,13 @@ impl Card for VerbsCard {
         Ok(session)
     }
 
-    fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Admitted> {
-        self.doors.remove(&(session, from));
+    fn shut_out(&mut self, session: u64, from: u8, _told: &[u8]) -> Result<bool> {
+        let before = self.doors.remove(&(session, from));
+        self.end(session, before)?;
+        Ok(false)
+    }
+
+    fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Vec<u8>> {
         if let Some(why) = &self.down {
             return Err(why.clone());
         }
@@ -245,7 +263,7 @@ impl Card for VerbsCard {
         door.connect(&address).map_err(no)?;
         let answer = door.address().encode();
         self.doors.insert((session, from), door);
-        Ok(Admitted { answer, moved: None })
+        Ok(answer)
     }
 
     fn leave(&mut self, session: u64, _way: u64) {
@@ -305,17 +323,20 @@ impl Card for VerbsCard {
     }
 
     fn down(&self) -> Option<Error> {
-        self.down.clone()
+        self.loose.values().next().or(self.down.as_ref()).cloned()
     }
 
     fn cut(&mut self, session: u64) -> Result<Cut> {
-        self.lanes.remove(&session);
+        let lane = self.lanes.remove(&session);
+        self.end(session, lane)?;
         Ok(Cut::Session)
     }
 
-    fn fence(&mut self, session: u64) -> Result<Option<Vec<u8>>> {
-        self.doors.retain(|(of, _), _| *of != session);
-        Ok(None)
+    fn fence(&mut self, session: u64) -> Result<bool> {
+        let doors: Vec<Queue> =
+            self.doors.extract_if(|(of, _), _| *of == session).map(|(_, door)| door).collect();
+        self.end(session, doors)?;
+        Ok(false)
     }
 
     fn forget(&mut self, session: u64) {

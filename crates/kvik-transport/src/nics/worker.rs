@@ -218,11 +218,12 @@ impl<C: Card> Worker<C> {
         let cut = self.card.fence(session);
         match (cut, self.desk.clone()) {
             (Ok(moved), Some(desk)) => {
-                if let Some(address) = moved {
-                    desk.nic_moved(self.number, address);
-                }
+                // First: what all peers need next takes its time.
                 if fence.is_done() {
                     desk.fenced(session);
+                }
+                if moved {
+                    self.tell_address(&*desk);
                 }
             }
             // Then pages stay in quarantine, and nobody takes them for free.
