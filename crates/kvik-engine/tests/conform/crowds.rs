@@ -81,7 +81,6 @@ fn page(region: &Region, id: u32) -> Vec<u8> {
     bytes
 }
 
-/// The CPU time of the engines' own threads: whatever else runs here is no part of it.
 pub fn nothing_runs_when_nothing_moves(kind: &'static Kind) {
     let pair = Pair::new(kind);
     let (there, _) = pair.regions(1, PAGE);
@@ -90,6 +89,11 @@ pub fn nothing_runs_when_nothing_moves(kind: &'static Kind) {
     pair.pass();
     // An owner's NIC looks after those who may knock for a second.
     std::thread::sleep(Duration::from_millis(if kind.one_sided() { 1100 } else { 0 }));
+    rests(&pair);
+}
+
+/// The CPU time of the engines' own threads: whatever else runs here is no part of it.
+pub fn rests(pair: &Pair) {
     let used = || {
         let engines = [&pair.owner, &pair.other];
         engines.map(|engine| metric(engine, "kvik_thread_cpu_seconds_total")).iter().sum::<f64>()

@@ -9,7 +9,7 @@ use crate::nics::{EFA, Nic, ROCE};
 use crate::pair::{Op, Pair, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
-use kvik_engine::{Grant, Region, Verify};
+use kvik_engine::{Grant, Region, Transfer, Verify};
 use std::time::Duration;
 
 const PAGE: u64 = 64 << 10;
@@ -51,6 +51,17 @@ fn nothing_lands_after_the_end(control: &mut Control, there: &Region, grant: &Gr
     assert_eq!(control.counts()["landed"], 0);
 }
 
+/// The owner's NIC is in the middle of a transfer, and cuts nothing until it is released. What the transfer is of is
+/// to be kept as long.
+fn owner_is_busy(pair: &Pair) -> (Transfer, impl Sized) {
+    let (mine, theirs) = pair.regions(1, PAGE);
+    let other = pair.other.grant(&whole(&theirs, PAGE), options(Op::Read)).unwrap();
+    pair.theirs.hold_from(pair.theirs.given());
+    let busy = pair.owner.read(&whole(&mine, PAGE), other.ticket(), None, within(PATIENCE)).unwrap();
+    assert!(pair.theirs.wait_held(1, PATIENCE), "the owner's NIC is not busy");
+    (busy, (mine, theirs, other))
+}
+
 late! {
     fn what_was_posted_again_is_not_written_over(pair, control, nic) over one {
         let (there, here) = pair.regions(64, PAGE);
@@ -79,12 +90,7 @@ late! {
     fn a_cancelled_write_that_failed_ends_when_the_owner_has_cut_it_off(pair, control, nic) over one {
         let (there, here) = pair.regions(1, PAGE);
         let grant = pair.grant(Op::Write, &whole(&there, PAGE));
-        // The owner's NIC is busy: until it is not, nobody has cut anything.
-        let (mine, theirs) = pair.regions(1, PAGE);
-        let other = pair.other.grant(&whole(&theirs, PAGE), options(Op::Read)).unwrap();
-        pair.theirs.hold_from(pair.theirs.given());
-        let busy = pair.owner.read(&whole(&mine, PAGE), other.ticket(), None, within(PATIENCE)).unwrap();
-        assert!(pair.theirs.wait_held(1, PATIENCE), "the owner's NIC is not busy");
+        let (busy, _kept) = owner_is_busy(pair);
         // Its write begins long after the transfer was cancelled: at once when the delay is taken away.
         control.say("delay micros=100000000");
         control.say(&format!("late count=1 {}", nic.silent));
@@ -101,12 +107,7 @@ late! {
     fn a_cancelled_read_lands_nothing_once_its_end_is_told(pair, control, nic) over one {
         let (there, here) = pair.regions(1, PAGE);
         let grant = pair.grant(Op::Read, &whole(&there, PAGE));
-        // The owner's NIC cuts nothing meanwhile.
-        let (mine, theirs) = pair.regions(1, PAGE);
-        let other = pair.other.grant(&whole(&theirs, PAGE), options(Op::Read)).unwrap();
-        pair.theirs.hold_from(pair.theirs.given());
-        let busy = pair.owner.read(&whole(&mine, PAGE), other.ticket(), None, within(PATIENCE)).unwrap();
-        assert!(pair.theirs.wait_held(1, PATIENCE), "the owner's NIC is not busy");
+        let (busy, _kept) = owner_is_busy(pair);
         control.say("delay micros=100000000");
         let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
         wait_until("the read to be under way", || control.counts()["in_hand"] == 1);

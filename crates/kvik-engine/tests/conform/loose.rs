@@ -2,6 +2,7 @@
 //! stopped that may go on: transfers end by their deadlines, and pages that may still be touched are nobody's.
 
 use crate::common::*;
+use crate::crowds::rests;
 use crate::nics::{EFA, Nic, ROCE};
 use crate::pair::{OPS, Op, Pair, metric, whole};
 use crate::standin::Control;
@@ -24,15 +25,6 @@ fn with(nic: &'static Nic, name: &str, check: fn(&Pair, &mut Control, &Nic, Op))
             control.say("clear");
         }
     });
-}
-
-macro_rules! tests {
-    ($of:expr; $($name:ident)*) => {
-        $(#[test]
-        fn $name() {
-            with($of, concat!(module_path!(), "::", stringify!($name)), checks::$name);
-        })*
-    };
 }
 
 tests! {
@@ -119,6 +111,8 @@ mod checks {
             pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE).wait(Some(PATIENCE)).map(drop).unwrap_err();
         assert_eq!(error.code, Code::PeerLost, "{error}");
         says_what_to_do(&error);
+        here.close(PATIENCE).unwrap();
+        rests(pair);
     }
 
     pub fn a_peer_that_cannot_be_cut_off_is_not_called_cut_off(
@@ -141,5 +135,6 @@ mod checks {
         assert!(op == Op::Read || bytes(&there) == bytes(&here));
         is_held(&there, Code::PagesQuarantined);
         here.close(PATIENCE).unwrap();
+        rests(pair);
     }
 }

@@ -8,6 +8,16 @@
 //!
 //! Seeds are printed; `KVIK_SEED` repeats one.
 
+/// Tests of the names of functions in the module's `checks`, each run by its `with`.
+macro_rules! tests {
+    ($of:expr; $($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            with($of, concat!(module_path!(), "::", stringify!($name)), checks::$name);
+        })*
+    };
+}
+
 #[path = "../engine/common.rs"]
 #[allow(dead_code)]
 mod common;

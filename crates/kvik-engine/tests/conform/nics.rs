@@ -84,15 +84,6 @@ macro_rules! checks {
     };
 }
 
-macro_rules! tests {
-    ($of:expr; $($name:ident)*) => {
-        $(#[test]
-        fn $name() {
-            with($of, concat!(module_path!(), "::", stringify!($name)), checks::$name);
-        })*
-    };
-}
-
 checks! {
     fn a_storm_of_refusals_costs_time_only(pair, control, _) {
         for op in OPS {

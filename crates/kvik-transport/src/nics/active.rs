@@ -25,6 +25,8 @@ pub(super) struct Active {
     pub doubt: Option<Error>,
     /// When it was first seen to have to stop.
     left_since: Option<Instant>,
+    /// Its transfer was told that it cannot be stopped.
+    given_up: bool,
 }
 
 impl Active {
@@ -33,7 +35,18 @@ impl Active {
     pub fn new(order: Order<Held>) -> Result<Active, Box<Order<Held>>> {
         let OrderKind::Post(op, source) = &order.kind else { return Err(Box::new(order)) };
         let (op, source, at) = (*op, source.clone(), order.part.start);
-        Ok(Active { order, op, source, at, out: 0, extents: 0, error: None, doubt: None, left_since: None })
+        Ok(Active {
+            order,
+            op,
+            source,
+            at,
+            out: 0,
+            extents: 0,
+            error: None,
+            doubt: None,
+            left_since: None,
+            given_up: false,
+        })
     }
 
     pub fn session(&self) -> u64 {
@@ -90,6 +103,13 @@ impl Active {
             return false;
         }
         self.left_since.get_or_insert_with(Instant::now).elapsed() > patience
+    }
+
+    /// What is under way cannot be stopped: who waits for its transfer is told, once.
+    pub fn give_up(&mut self, desk: &dyn Desk, why: &Error) {
+        if self.out > 0 && !std::mem::replace(&mut self.given_up, true) {
+            desk.stuck(self.order.id, why.clone());
+        }
     }
 
     /// Whether nothing of it is under way, here or on the wire, and nothing more will be.

@@ -19,8 +19,9 @@ use std::sync::Arc;
 
 /// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
 const LONGEST: u64 = 1 << 20;
-/// How many of its addresses a NIC does not take again.
-const ADDRESSES: usize = 1024;
+/// How many of its addresses a NIC does not take again: where the lowest free one is given out, as many endpoints are
+/// opened to find another.
+const ADDRESSES: usize = 64;
 
 /// See the module's text.
 pub(crate) struct FabricCard {

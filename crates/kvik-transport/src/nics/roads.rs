@@ -374,8 +374,8 @@ impl<C: Card> Worker<C> {
     fn cannot_stop(&mut self, session: u64, error: &Error) {
         log::debug!("operations of NIC {} cannot be stopped: {error}", self.number);
         let Some(desk) = self.desk.clone() else { return };
-        let out = self.orders.iter().flatten().filter(|active| active.session() == session && active.out > 0);
-        out.for_each(|active| desk.stuck(active.order.id, error.clone()));
+        let theirs = self.orders.iter_mut().flatten().filter(|active| active.session() == session);
+        theirs.for_each(|active| active.give_up(&*desk, error));
     }
 
     /// Closes the way to a session's peer; nothing is under way on it.
