@@ -50,7 +50,7 @@ pub use pages::{MAX_PAGES, PageList};
 pub use peers::SessionState;
 pub use rungs::{Rung, Rungs};
 pub use served::Served;
-pub use session::MAX_CHANNELS;
+pub use session::{LAST_WORD, MAX_CHANNELS};
 
 /// A transfer: its session's number and its own within the session.
 pub type FlowKey = (u64, u64);

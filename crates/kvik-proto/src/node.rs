@@ -118,6 +118,7 @@ pub(crate) enum Timer {
     Flow(FlowKey),
     Session(u64),
     Note(u64, u64),
+    LastWord(u64),
 }
 
 /// See the module's text. `R` names memory of this process; the node only hands it back.
@@ -278,6 +279,7 @@ impl<R: Clone> Node<R> {
                 Timer::Session(id) => self.session_timer(id, at, now),
                 Timer::Flow(key) => self.flow_timer(key, now),
                 Timer::Note(session, number) => self.note_timer(session, number),
+                Timer::LastWord(id) => self.last_word_timer(id),
             }
         }
     }

@@ -22,6 +22,8 @@ const MAX_OUTPUT: usize = 32 << 20;
 pub(crate) const MAX_UNSENT: usize = 16 << 20;
 /// A peer that leaves the ends of more transfers unanswered is cut off.
 const MAX_CLOSING: usize = 1 << 16;
+/// A session whose data channel has ended waits this long for its peer's last word on the control connection.
+pub const LAST_WORD: Duration = Duration::from_millis(500);
 /// Buffers that were needed once are not kept beyond this.
 const KEPT_INPUT: usize = 64 << 10;
 
@@ -52,6 +54,8 @@ pub(crate) struct Session {
     spare_since: Option<Duration>,
     /// This side has said goodbye in it.
     pub leaving: bool,
+    /// A data channel has ended, and why; whether in order is not known yet.
+    lost: Option<Error>,
     /// Nothing was heard for so long that the peer may be dead.
     pub suspect: bool,
     pub notes: Notes,
@@ -79,6 +83,7 @@ impl Session {
             held: 0,
             spare_since: None,
             leaving: false,
+            lost: None,
             suspect: false,
             notes: Notes::default(),
         }
@@ -218,18 +223,49 @@ impl<R: Clone> Node<R> {
         })
     }
 
+    /// A data channel of a session has ended. A peer that closes in order says so on the control connection, and what
+    /// goes on another connection may come later: the session takes no new transfers, and ends with what its peer says
+    /// within [`LAST_WORD`], or else as lost. An error that is no end of a connection ends it at once.
+    pub fn channel_lost(&mut self, id: u64, error: Error, now: Duration) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if error.code != Code::PeerLost {
+            return self.close_session(id, error);
+        }
+        if session.lost.is_none() {
+            session.lost = Some(error);
+            let peer = session.established.peer;
+            self.prefer_another(id, &peer);
+            self.timers.insert((now + LAST_WORD, Timer::LastWord(id)));
+        }
+    }
+
+    /// No last word has come.
+    pub(crate) fn last_word_timer(&mut self, id: u64) {
+        let lost = self.sessions.get_mut(&id).and_then(|session| session.lost.take());
+        if let Some(error) = lost {
+            self.close_session(id, error);
+        }
+    }
+
+    /// New transfers with the peer go in another session than this one, if there is one.
+    fn prefer_another(&mut self, id: u64, peer: &Identity) {
+        if self.preferred.get(peer) != Some(&id) {
+            return;
+        }
+        self.preferred.remove(peer);
+        let usable = self.sessions.iter().filter(|(other, session)| {
+            **other != id && session.established.peer == *peer && !session.leaving && session.lost.is_none()
+        });
+        if let Some((next, _)) = usable.min_by_key(|(_, other)| self.opened_by(&other.established)) {
+            self.preferred.insert(*peer, *next);
+        }
+    }
+
     /// Ends a session: its flows stop, and conclude once their orders are done.
     pub fn close_session(&mut self, id: u64, error: Error) {
         let Some(session) = self.sessions.remove(&id) else { return };
         let peer = session.established.peer;
-        if self.preferred.get(&peer) == Some(&id) {
-            self.preferred.remove(&peer);
-            let others = self.sessions.iter().filter(|(_, other)| other.established.peer == peer);
-            let usable = others.filter(|(_, other)| !other.leaving);
-            if let Some((next, _)) = usable.min_by_key(|(_, other)| self.opened_by(&other.established)) {
-                self.preferred.insert(peer, *next);
-            }
-        }
+        self.prefer_another(id, &peer);
         self.events.push_back(Event::SessionDown(id, error.clone()));
         let flows: Vec<FlowKey> = self.flows.range((id, 0)..=(id, u64::MAX)).map(|(key, _)| *key).collect();
         for key in flows {

@@ -111,8 +111,9 @@ impl Control {
         }
     }
 
-    /// A connection of a session broke. What the peer has said before counts, and may be its goodbye: connections
-    /// are looked after by several threads, and the end of one is no sign that another has been read to its end.
+    /// A data channel of a session broke. What the peer has said before counts, and may be its goodbye: connections
+    /// are looked after by several threads, and the end of one is no sign that another has been read to its end. What
+    /// is still on its way has a moment to come.
     pub(super) fn end_session(&mut self, session: u64, error: Error) {
         let control = self.conns.values().find_map(|conn| match conn {
             Conn::Control { session: of, conn } if *of == session => Some(conn.clone()),
@@ -123,7 +124,7 @@ impl Control {
         {
             log::debug!("the control connection of session {session} has come to its end: {end}");
         }
-        self.shared.node(|node, _| node.close_session(session, error));
+        self.shared.node(|node, now| node.channel_lost(session, error, now));
     }
 
     /// Frames have come.
