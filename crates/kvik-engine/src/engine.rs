@@ -96,7 +96,7 @@ impl Engine {
         };
         drop(shared.pools.set(pools));
         let engine = Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Arc::default() }) };
-        let mut control = Control::new(shared.clone(), listeners, unix)?;
+        let mut control = Control::new(shared.clone(), listeners, unix, &options)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
         shared.start_stat(&options);
