@@ -9,7 +9,7 @@
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
 use crate::gpu::{Broken, GpuCopier, Readable, Stuck};
-use crate::local::{LocalLink, PeerRegion, link_broke, lock, stopped};
+use crate::local::{LocalLink, PeerRegion, Populator, link_broke, lock, stopped};
 use crate::sums::{Bytes, PIECE, Summer};
 use crate::{Desk, Held, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
@@ -35,6 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct CopyPool {
     bell: Arc<Bell>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    populator: Arc<Populator>,
 }
 
 #[derive(Default)]
@@ -53,13 +54,19 @@ impl CopyPool {
     /// Starts `threads` threads.
     pub fn start(desk: Arc<dyn Desk>, threads: usize, options: &ThreadOptions) -> Result<CopyPool> {
         let bell = Arc::new(Bell::default());
-        let pool = CopyPool { bell: bell.clone(), threads: Mutex::default() };
+        let populator = Arc::new(Populator::new(options));
+        let pool = CopyPool { bell: bell.clone(), threads: Mutex::default(), populator };
         for number in 0..threads {
             let (desk, bell) = (desk.clone(), bell.clone());
             let thread = spawn_named(&format!("kvik-copy-{number}"), options, move || run(&*desk, &bell));
             lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
         }
         Ok(pool)
+    }
+
+    /// Makes the page tables of what links to other processes are shown.
+    pub fn populator(&self) -> &Arc<Populator> {
+        &self.populator
     }
 
     /// There is something to copy.
@@ -72,6 +79,7 @@ impl CopyPool {
     pub fn stop(&self) {
         lock(&self.bell.state).1 = true;
         self.bell.rung.notify_all();
+        self.populator.stop();
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
                 log::error!("a copying thread panicked; its transfers end by their deadlines");
@@ -210,12 +218,12 @@ impl Copier {
     ) -> Result<OrderOutcome, Broken> {
         let fence = link.fence(&order.stop)?;
         let region = link.region(source.region, &order.stop)?;
-        within_fence(&fence, source, || {
+        let copied = within_fence(&fence, source, || {
             let (extents, verify) = match (&*region, &order.region) {
                 (PeerRegion::Gpu(memory), _) => {
                     return self.copy_gpu(order, &Held::Gpu(memory.open(link, &order.stop)?), &source.view);
                 }
-                (PeerRegion::Mapped(memory), Held::Gpu(to)) => {
+                (PeerRegion::Mapped(memory, _), Held::Gpu(to)) => {
                     return self.copy_up(order, &source.view, (&mut &*memory, memory), to);
                 }
                 (PeerRegion::Process { process, addr, len }, Held::Gpu(to)) => {
@@ -223,11 +231,13 @@ impl Copier {
                     let mut batched = Batched::of(&there);
                     return self.copy_up(order, &source.view, (&mut batched, &there), to);
                 }
-                (PeerRegion::Mapped(memory), _) => self.copy_mapped(order, source, memory)?,
+                (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(order, source, memory)?,
                 (PeerRegion::Process { .. }, _) => self.copy_process(order, source, &region)?,
             };
             Ok(OrderOutcome::Done { extents, verify })
-        })
+        });
+        link.was_read(&region);
+        copied
     }
 
     /// From memory of another process that a processor reads to a GPU of this one.

@@ -94,7 +94,11 @@ impl Control {
                 shared.ask(Ask::FlushLocal);
             }
         };
-        let link = Arc::new(LocalLink::new(conn, self.shared.fence.clone(), pid, nonce, wake));
+        let link = LocalLink::new(conn, self.shared.fence.clone(), pid, nonce, wake);
+        let link = Arc::new(match self.shared.pools.get() {
+            Some(pools) => link.with_populator(pools.copy.populator().clone()),
+            None => link,
+        });
         {
             let mut book = lock(&self.shared.book);
             let Some(state) = book.links.get_mut(&session) else { return };
