@@ -280,7 +280,7 @@ fn a_mapping_is_populated_with_what_its_owner_touched_and_nothing_else() {
     spots().for_each(|at| owner.copy_in(at, &[7; 64 << 10]).unwrap());
     let held = || rustix::fs::fstat(owner.fd().unwrap()).unwrap().st_blocks as usize * 512;
     let before = held();
-    assert!(before >= STEP + STEP / 2 && before < 2 * STEP, "{before}");
+    assert!((STEP + STEP / 2..2 * STEP).contains(&before), "{before}");
     let populated = PeerMemory::map(fd_of(&owner), 4 * STEP).unwrap();
     let plain = PeerMemory::map(fd_of(&owner), 4 * STEP).unwrap();
     let mut seen = Vec::new();
