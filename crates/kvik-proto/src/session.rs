@@ -224,19 +224,21 @@ impl<R: Clone> Node<R> {
     }
 
     /// A data channel of a session has ended. A peer that closes in order says so on the control connection, and what
-    /// goes on another connection may come later: the session takes no new transfers, and ends with what its peer says
-    /// within [`LAST_WORD`], or else as lost. An error that is no end of a connection ends it at once.
+    /// goes on another connection may come later: the session's transfers end at once, new ones go in another session, and
+    /// this one ends with what its peer says within [`LAST_WORD`], or else as lost. An error that is no end of a connection ends it at once.
     pub fn channel_lost(&mut self, id: u64, error: Error, now: Duration) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if error.code != Code::PeerLost {
             return self.close_session(id, error);
         }
         if session.lost.is_none() {
-            session.lost = Some(error);
+            session.lost = Some(error.clone());
             let peer = session.established.peer;
             self.prefer_another(id, &peer);
             self.timers.insert((now + LAST_WORD, Timer::LastWord(id)));
         }
+        let flows: Vec<FlowKey> = self.flows.range((id, 0)..=(id, u64::MAX)).map(|(key, _)| *key).collect();
+        flows.into_iter().for_each(|key| self.stop_flow(key, error.clone()));
     }
 
     /// No last word has come.
