@@ -123,7 +123,7 @@ def test_memory_threads_and_the_end() -> None:
         threads = {
             sample.labels["thread"] for sample in families(engine)["kvik_thread_cpu_seconds_total"].samples
         }
-        assert threads == {"kvik-ctl", "kvik-io-0", "kvik-copy-0", "kvik-stat"}
+        assert threads == {"kvik-ctl", "kvik-io-0", "kvik-copy-0", "kvik-map", "kvik-stat"}
         region.close()
         assert value(engine, "kvik_regions") == 0
         engine.close()

@@ -54,12 +54,13 @@ impl CopyPool {
     /// Starts `threads` threads.
     pub fn start(desk: Arc<dyn Desk>, threads: usize, options: &ThreadOptions) -> Result<CopyPool> {
         let bell = Arc::new(Bell::default());
-        let populator = Arc::new(Populator::new(options));
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let populator = Arc::new(Populator::start(options).map_err(fail)?);
         let pool = CopyPool { bell: bell.clone(), threads: Mutex::default(), populator };
         for number in 0..threads {
             let (desk, bell) = (desk.clone(), bell.clone());
             let thread = spawn_named(&format!("kvik-copy-{number}"), options, move || run(&*desk, &bell));
-            lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
+            lock(&pool.threads).push(thread.map_err(fail)?);
         }
         Ok(pool)
     }

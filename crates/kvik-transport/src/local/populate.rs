@@ -9,8 +9,8 @@
 //! regions together, a 512th of which they take.
 
 use super::{PeerRegion, lock};
-use kvik_host::PeerMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_host::{HostError, PeerMemory};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -23,10 +23,9 @@ const MOST: u64 = 64 << 30;
 const PAUSE: u32 = 9;
 const LEAST: Duration = Duration::from_millis(5);
 
-/// The thread's other side. It starts with the first region.
+/// The thread's other side.
 pub struct Populator {
     inner: Arc<Inner>,
-    options: ThreadOptions,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -63,10 +62,17 @@ impl Drop for Counted {
 }
 
 impl Populator {
-    /// One for all links of an engine.
-    pub fn new(options: &ThreadOptions) -> Populator {
+    /// Starts the thread, one for all links of an engine. Not when the first region comes: regions come to a thread of
+    /// real-time priority, which must not wait for one of ordinary priority to begin.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(options: &ThreadOptions) -> Result<Populator, HostError> {
         let inner = Inner { queue: Mutex::default(), wake: Condvar::new(), bytes: Arc::default() };
-        Populator { inner: Arc::new(inner), options: options.clone(), thread: Mutex::default() }
+        let inner = Arc::new(inner);
+        let looks = inner.clone();
+        let thread = spawn_named("kvik-map", options, move || looks.run())?;
+        Ok(Populator { inner, thread: Mutex::new(Some(thread)) })
     }
 
     /// A region was shown, or copied from.
@@ -91,18 +97,6 @@ impl Populator {
         }
         lock(&self.inner.queue).regions.push_back(Arc::downgrade(region));
         self.inner.wake.notify_one();
-        self.start();
-    }
-
-    fn start(&self) {
-        let mut thread = lock(&self.thread);
-        if thread.is_none() && !lock(&self.inner.queue).over {
-            let inner = self.inner.clone();
-            match spawn_named("kvik-map", &self.options, move || inner.run()) {
-                Ok(started) => *thread = Some(started),
-                Err(error) => log::warn!("peers' memory is mapped as it is used: {error}"),
-            }
-        }
     }
 
     /// Ends the thread, after the step that it is at.
