@@ -1,0 +1,38 @@
+"""Which mutations a run makes."""
+
+import random
+from collections import defaultdict
+
+from tests.vllm.params import fields, mutations, ranks
+from tests.vllm.params.mutations import Mutation
+
+
+def one_rank(servers: int) -> list[Mutation]:
+    """For servers of one rank; so many of them prefill."""
+    found = [
+        *mutations.intact(servers), *fields.fields(), *fields.tickets(), *fields.shape(),
+        *fields.block_ids(servers), *mutations.swaps_of_two(servers), *mutations.swaps_of_three(servers),
+        *mutations.salts(), *mutations.batches(),
+    ]  # fmt: skip
+    return [one for one in found if max(one.servers) < servers]
+
+
+def two_ranks() -> list[Mutation]:
+    """For servers of two ranks, of which one prefills."""
+    return ranks.ranks()
+
+
+def choose(catalogue: list[Mutation], count: int, rng: random.Random) -> list[Mutation]:
+    """So many of them (all, and from the beginning again, where there are fewer), in turn from each family,
+    in which the order is random."""
+    families: dict[str, list[Mutation]] = defaultdict(list)
+    for mutation in catalogue:
+        families[mutation.family].append(mutation)
+    chosen: list[Mutation] = []
+    while len(chosen) < count:
+        left = [rng.sample(members, len(members)) for members in families.values()]
+        while any(left) and len(chosen) < count:
+            for members in left:
+                if members and len(chosen) < count:
+                    chosen.append(members.pop())
+    return chosen
