@@ -1,4 +1,4 @@
-"""Start real servers, try mutations of `kv_transfer_params`, print the table. Status 1: something is wrong."""
+"""Start real servers, try mutations of `kv_transfer_params`, print the table. Status 1: not all is well."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""Mutations for servers with two ranks: tickets swapped between them, and between prompts a rank at a time."""
+"""Mutations for servers with two ranks: tickets swapped between them, and between prompts rank by rank."""
 
 import itertools
 import random

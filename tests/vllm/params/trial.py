@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -71,14 +72,19 @@ def attempt(scene: Scene, mutation: Mutation, rng: random.Random) -> Row:
     row = Row(mutation)
     prompts = prompts_of(mutation.prompts, rng)
     salts = [mutation.salts[number % len(mutation.salts)] for number in range(len(prompts))]
-    offers = [scene.offer(*one) for one in zip(mutation.servers, prompts, salts, strict=True)]
+    with ThreadPoolExecutor(2 * len(prompts)) as pool:
+        truths = [pool.submit(scene.truth, prompt, TOKENS) for prompt in prompts]
+        offers = list(pool.map(scene.offer, mutation.servers, prompts, salts))
+        for truth in truths:
+            truth.result()
     changed = mutation.change(deepcopy(offers), rng)
     asked = salts[0] if mutation.asked_salt == "same" else mutation.asked_salt
     _send(scene, row, prompts[: 1 + mutation.batch], asked, changed)
     if mutation.kept:
         for prompt, salt, offer in list(zip(prompts, salts, offers, strict=True))[1:]:
             _still_offered(scene, row, (prompt, salt), offer)
-    again: list[Salted] = [(prompts[0], asked), *zip(prompts, salts, strict=True)]
+    again: list[Salted] = [(prompts[0], asked)]
+    again += [one for one in zip(prompts, salts, strict=True) if one not in again]
     _ask_plainly(scene, row, again)
     return row
 
@@ -136,10 +142,11 @@ def _still_offered(scene: Scene, row: Row, asked: Salted, offer: Params) -> None
 
 def _ask_plainly(scene: Scene, row: Row, again: list[Salted]) -> None:
     """Each prompt once more without parameters: decode's prefix cache must have nothing wrong in it."""
-    for prompt, salt in again:
-        (answer,) = scene.ask([prompt], salt)
-        if answer != scene.truth(prompt, TOKENS):
-            row.poisoned = True
+    with ThreadPoolExecutor(len(again)) as pool:
+        answers = list(pool.map(lambda one: scene.ask([one[0]], one[1]), again))
+    row.poisoned = any(
+        answer != [scene.truth(prompt, TOKENS)] for (prompt, _), answer in zip(again, answers, strict=True)
+    )
     if row.poisoned:
         row.wrong.append("poisoned")
 
