@@ -95,6 +95,12 @@ def swaps_of_two(servers: int) -> list[Mutation]:
         name = f"{_named(parts)} of a prompt ({kind}) on server {server}"
         kept = "tickets" in parts
         found.append(Mutation("two prompts", name, _swap(parts), ("fresh", kind), (0, server), kept=kept))
+    found += [
+        Mutation("two prompts", f"the offer of {what}, with the tickets of a prompt that begins alike",
+                 _from_each({"tickets": 2}, base=1), ("fresh", kind, "shares"), (0, server, 0), kept=True)
+        for kind, what in (("two blocks", "its first two blocks"), ("shorter", "its beginning"))
+        for server in range(servers)
+    ]  # fmt: skip
     wide = [c for c in sets if "tickets" in c and ("ids" in c or "length" in c)]
     for parts, kind in itertools.product(wide, ("longer", "shorter", "other length")):
         name = f"{_named(parts)} of a prompt ({kind})"
@@ -125,9 +131,9 @@ def _swap(parts: Iterable[str]) -> Change:
     return _from_each(dict.fromkeys(parts, 1))
 
 
-def _from_each(parts: dict[str, int]) -> Change:
+def _from_each(parts: dict[str, int], base: int = 0) -> Change:
     def change(offers: list[Params], _rng: random.Random) -> Params:
-        made = deepcopy(offers[0])
+        made = deepcopy(offers[base])
         for part, number in parts.items():
             for path in COMPONENTS[part]:
                 put(made, path, get(offers[number], path))

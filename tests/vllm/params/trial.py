@@ -153,8 +153,8 @@ def _ask_plainly(scene: Scene, row: Row, again: list[Salted]) -> None:
 
 def prompts_of(kinds: Sequence[str], rng: random.Random) -> list[list[int]]:
     """Fresh prompts of random bytes. The others' kinds say how they relate to the first: "other" (as long),
-    "other length", "shares" (two KV blocks, as long), "longer" (begins with it), "shorter" (its beginning),
-    "same"."""
+    "other length", "shares" (two KV blocks, as long), "longer" (begins with it), "shorter" and "two
+    blocks" (its beginning), "same"."""
     lengths = {"fresh": rng.randrange(*LENGTHS), "whole blocks": 3 * BLOCK_TOKENS, "short": 2}
     first = _bytes(lengths[kinds[0]], rng)
     made = [first]
@@ -166,6 +166,7 @@ def prompts_of(kinds: Sequence[str], rng: random.Random) -> list[list[int]]:
                 "other length": rest[: len(first) - BLOCK_TOKENS],
                 "shares": first[: 2 * BLOCK_TOKENS] + rest[2 * BLOCK_TOKENS :],
                 "longer": first + rest[: BLOCK_TOKENS + 5],
+                "two blocks": first[: 2 * BLOCK_TOKENS],
                 "shorter": first[: len(first) - BLOCK_TOKENS],
                 "same": first,
             }[kind]
