@@ -17,6 +17,8 @@ from tests.vllm.params.mutations import Mutation, Params
 TOKENS = 12
 LENGTHS = (2 * BLOCK_TOKENS + 20, 5 * BLOCK_TOKENS)
 REFUSED = (400, 422)  # vLLM's own answers to a request that it does not understand
+# Prompts of which decode has not nearly all in its prefix cache when the first one was answered.
+OF_THEIR_OWN = ("other", "shares", "same")
 Truth = Callable[[list[int], int], list[int]]
 Salted = tuple[list[int], str | None]
 
@@ -81,8 +83,10 @@ def attempt(scene: Scene, mutation: Mutation, rng: random.Random) -> Row:
     asked = salts[0] if mutation.asked_salt == "same" else mutation.asked_salt
     _send(scene, row, prompts[: 1 + mutation.batch], asked, changed)
     if mutation.kept:
-        for prompt, salt, offer in list(zip(prompts, salts, offers, strict=True))[1:]:
-            _still_offered(scene, row, (prompt, salt), offer)
+        others = zip(mutation.prompts, prompts, salts, offers, strict=True)
+        for kind, prompt, salt, offer in list(others)[1:]:
+            if kind in OF_THEIR_OWN:
+                _still_offered(scene, row, (prompt, salt), offer)
     again: list[Salted] = [(prompts[0], asked)]
     again += [one for one in zip(prompts, salts, strict=True) if one not in again]
     _ask_plainly(scene, row, again)
