@@ -1,4 +1,4 @@
-"""Changed `kv_transfer_params` through decode's own port: a sample of what `python -m tests.vllm.params` tries."""
+"""Changed `kv_transfer_params` through decode's own port: a sample of `python -m tests.vllm.params`."""
 
 import random
 

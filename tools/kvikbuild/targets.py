@@ -164,7 +164,7 @@ def vllm(context: Context) -> None:
 
 
 def soak_params(context: Context) -> None:
-    """Decode servers under whoever sends `kv_transfer_params` (KVIK_PARAMS, KVIK_SEED: how many, from which)."""
+    """Decode servers under whoever sends `kv_transfer_params` (KVIK_PARAMS: how many, KVIK_SEED)."""
     argv = [overlay_env(context, "vllm"), "-m", "tests.vllm.params"]
     argv += ["--count", os.environ.get("KVIK_PARAMS", "500")]
     if seed := os.environ.get("KVIK_SEED"):
