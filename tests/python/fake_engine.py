@@ -209,7 +209,9 @@ class FakeTransfer:
         deadline: float,
         readers: int,
         content: FakeContent,
+        confirm: bool,
     ) -> None:
+        self.confirm = confirm
         if remote.last >= len(content):
             raise KvikError("invalid_argument", "the content does not reach to the last position")
         self.content = content
@@ -253,13 +255,20 @@ class FakeTransfer:
             return None  # not issued yet: the owner lets it wait within its deadline
         if grant.state != "live":
             raise KvikError(f"grant_{grant.state}")
-        if self._remote.last >= len(grant.content):
-            raise KvikError("page_not_granted")
-        if self.content.claim(self._remote.last) != grant.content.claim(self._remote.last):
-            raise KvikError("content_mismatch")
+        self._check_content(grant.content)
         moved = 0 if self._local is None else self._move(self._local, grant.pages)
-        grant.confirm(self._reader.id, self.readers)
+        if self.confirm:
+            grant.confirm(self._reader.id, self.readers)
         return FakeReport(moved, len(self._local.ids) if self._local else 0, 1)
+
+    def _check_content(self, granted: FakeContent) -> None:
+        last = self._remote.last
+        if last >= len(granted):
+            raise KvikError("page_not_granted")
+        if self.content.claim(last) != granted.claim(last):
+            raise KvikError("content_mismatch")
+        if self.confirm and last not in (-1, len(granted) - 1):
+            raise KvikError("content_mismatch", "only who states the whole content may use it up")
 
     def _move(self, local: FakePageSet, granted: FakePageSet) -> int:
         """Copy the remote stream into the local one; only the numbers of bytes and layers must agree."""
@@ -331,17 +340,16 @@ class FakeEngine:
         tag: str = "",
         content: FakeContent,
     ) -> FakeTransfer:
-        assert confirm, "each ticket is read in one transfer"
         assert tag
         remote = Remote(positions, remote_slices, remote_parts)
-        return self._open(FakeTransfer(self, local, ticket, remote, deadline, readers, content))
+        return self._open(FakeTransfer(self, local, ticket, remote, deadline, readers, content, confirm))
 
     def release(
         self, ticket: FakeTicket, *, deadline: float, readers: int = 1, tag: str = "", content: FakeContent
     ) -> FakeTransfer:
         assert tag
         remote = Remote(range(0), None, 1)
-        return self._open(FakeTransfer(self, None, ticket, remote, deadline, readers, content))
+        return self._open(FakeTransfer(self, None, ticket, remote, deadline, readers, content, True))
 
     def close(self, _timeout: float = 5.0) -> None:
         self.closed = True

@@ -115,6 +115,8 @@ def test_longer_prompt_takes_whole_blocks(pair: tuple[Server, Server]) -> None:
     assert admit(d, request("d-1", prompt(20), params), [5, 6, 7, 8, 9]) == 8
     assert d.step().received == {"d-1"}
     assert d.values(6) == {2}
+    d.step()  # the offer's last block was not read: the release states all of its content
+    assert d.total("releases") == 1
     assert p.step().sent == {"p-1"}
 
 
@@ -256,6 +258,23 @@ def test_the_same_length_of_a_shared_beginning_is_another_prompt(pair: tuple[Ser
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
     assert d.step().invalid == {5, 6}
     assert d.total("loads_failed_content_mismatch") == 1
+
+
+def test_who_shares_a_beginning_does_not_use_the_offer_up(pair: tuple[Server, Server]) -> None:
+    """The offer of the own first block, with the tickets of a longer prompt that begins with it: its KV is
+    right, but the longer prompt's offer is not this request's to end."""
+    p, d = pair
+    longer = offer(p, [*prompt(4), *prompt(4, first=50)], [3, 4], request_id="p-2")
+    params = offer(p, prompt(4), [1])
+    p.step()
+    tickets_of(params, longer)
+    assert admit(d, request("d-1", [*prompt(4), *prompt(4, first=70)], params), [5, 6]) == 4
+    assert d.step().invalid == {5}
+    d.step()
+    assert p.step().sent == set()
+    assert admit(d, request("d-2", [*prompt(4), *prompt(4, first=50)], longer), [7, 8]) == 8
+    assert d.step().received == {"d-2"}
+    assert p.step().sent == {"p-2"}
 
 
 def test_an_aborted_request_gives_back_only_what_is_its_own(pair: tuple[Server, Server]) -> None:

@@ -20,10 +20,9 @@ import numpy as np
 
 from kvik.handover.mapping import heads_of
 from kvik.handover.native import Native
-from kvik.handover.protocol import KvShape, RefusedError
+from kvik.handover.protocol import LINK_BYTES, KvShape, RefusedError
 
 NAMESPACE_SCHEMA = 2
-LINK_BYTES = 32
 
 
 def canonical(value: Any) -> bytes:

@@ -19,6 +19,7 @@ MAX_RANKS = 4096
 MAX_SIZE = 2**40
 MAX_TICKET_TEXT = 256
 MAX_TOKENS = 2**31
+LINK_BYTES = 32  # of a content chain, for each KV block
 
 
 class RefusedError(Exception):
@@ -284,6 +285,12 @@ class Load:
     tickets: dict[int, str]
     readers: dict[int, int]
     own: Own
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether the last of the offer's pages is among the remote ones. Only such a read uses the grant up:
+        it states the whole content, and not that of a beginning, which other prompts may share."""
+        return -(-self.remote.end // self.remote.parts) * LINK_BYTES == len(self.own.chain)
 
 
 @dataclass

@@ -284,7 +284,7 @@ class WorkerSide:
                 self._native.Ticket(load.tickets[read.rank]),
                 range(load.remote.first, load.remote.end),
                 deadline=self._config.deadline,
-                confirm=True,
+                confirm=load.to_the_end,
                 remote_slices=remote_heads,
                 remote_parts=load.remote.parts,
                 readers=load.readers[read.rank],
@@ -310,6 +310,8 @@ class WorkerSide:
             if one.transfer is not None and (report := one.transfer.report()) is not None:
                 reports.append(report)
                 self._report.write(loaded(load, self._tp, one.read.rank, report))
+                if not load.to_the_end:
+                    self._release_share(load, one.read.rank)
         self.stats.add_load(reports)
         logger.debug(
             "kvik: request %s: %d bytes of %d rank(s) over %s in %.2f ms", load.request_id,
@@ -338,10 +340,7 @@ class WorkerSide:
         for one in ended.reads:
             failed = one.error()
             if failed is not None and error_code(failed) not in NOTHING_TO_RELEASE:
-                rank = one.read.rank
-                self._release(
-                    load.request_id, load.tickets[rank], load.readers[rank], self._wanted(load.own, rank)
-                )
+                self._release_share(load, one.read.rank)
 
     def _cancel(self, request_id: str) -> None:
         """Stop the load of an aborted request; it is reported when it has ended."""
@@ -356,6 +355,11 @@ class WorkerSide:
             if releaser(ticket.tp, self._tp_size) == self._tp:
                 content = self._wanted(release.own, ticket.tp)
                 self._release(release.request_id, ticket.ticket, 1, content)
+
+    def _release_share(self, load: Load, rank: int) -> None:
+        """Say that this rank has done with the ticket of a prefill rank, without having used it up."""
+        content = self._wanted(load.own, rank)
+        self._release(load.request_id, load.tickets[rank], load.readers[rank], content)
 
     def _release(self, request_id: str, ticket: str, readers: int, content: Content) -> None:
         """Say that this rank has done with a ticket, as one of so many that confirm."""
