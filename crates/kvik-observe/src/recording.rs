@@ -85,5 +85,5 @@ impl Recording {
 
 /// Page ids of both sides.
 fn ids(ended: &Ended) -> u64 {
-    ended.view.pages().len() as u64 + ended.select.pages.as_ref().map_or(0, |pages| pages.count())
+    ended.view.pages().len() as u64 + ended.select.positions.as_ref().map_or(0, |named| named.count())
 }

@@ -2,12 +2,12 @@
 
 use crate::checks::{Check, Checks};
 use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
-use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source};
+use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
 use crate::node::{Event, Node, Timer};
 use crate::pages::check_page_count;
 use crate::session::MAX_UNSENT;
 use crate::{FlowKey, MAX_PAGES, OWN_SESSION};
-use kvik_core::{Code, Error, GrantId, Order, RegionId, Result, View};
+use kvik_core::{Code, ContentClaim, Error, GrantId, Order, RegionId, Result, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ pub struct Open<R> {
     pub grant: GrantId,
     /// Digest of the layout that the ticket was made for.
     pub layout: [u8; 8],
+    /// What this side takes the pages to hold, or brings; see [`Begin::content`].
+    pub content: Option<ContentClaim>,
     /// What to do.
     pub op: Op,
     /// How the bytes are to go.
@@ -71,7 +73,7 @@ impl<R: Clone> Open<R> {
             return wrong("a confirmation or extension moves nothing: it takes no memory");
         }
         check_page_count(&side.view)?;
-        if self.select.pages.as_ref().is_some_and(|pages| pages.count() > MAX_PAGES) {
+        if self.select.positions.as_ref().is_some_and(|named| named.count() > MAX_PAGES) {
             return wrong("more pages of the grant are named than one transfer takes: move them in parts");
         }
         if self.op == Op::Read { side.view.check_distinct() } else { Ok(()) }
@@ -166,10 +168,12 @@ impl<R: Clone> Node<R> {
             }),
             _ => None,
         };
+        let source = source.map(|source| source.travelling());
         let begin = Begin {
             transfer: key.1,
             grant: open.grant,
             layout: open.layout,
+            content: open.content,
             op: open.op,
             path: open.path,
             sums: open.sums,
@@ -191,12 +195,14 @@ impl<R: Clone> Node<R> {
     /// Begins a transfer with a grant of this engine itself: a copy, with all checks of a peer's transfer.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch`, `InvalidArgument` or
-    /// `DuplicatePage`.
+    /// The way the grant ended, `GrantWrongRight`, `ContentMismatch`, `ContentRequired`, `PageNotGranted`,
+    /// `ShapeMismatch`, `InvalidArgument` or `DuplicatePage`.
     pub fn begin_own(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
         self.expire(now);
         open.check()?;
-        let offer = self.grants.check(open.grant, open.op, &open.layout)?;
+        let claim = open.content.as_ref();
+        let offer =
+            self.grants.admit(open.grant, open.op, &open.layout, &open.select, claim, open.confirm)?;
         let (region, offer_region) = (offer.region.clone(), offer.region_id);
         self.own_transfers += 1;
         let key = (OWN_SESSION, self.own_transfers);
@@ -240,7 +246,7 @@ impl<R: Clone> Node<R> {
         &mut self,
         session: u64,
         transfer: u64,
-        source: Option<Box<Source>>,
+        source: Option<Box<TravellingSource>>,
     ) -> Result<()> {
         let key = (session, transfer);
         let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
@@ -268,7 +274,7 @@ impl<R: Clone> Node<R> {
                     self.stop_flow(key, error);
                     return Ok(());
                 }
-                flow.source = Some(CopyFrom::Peer(Arc::from(source)));
+                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
                 if flow.path == Path::OneSided {
                     flow.work = Work::Post;
                     self.queue_post(key);

@@ -5,7 +5,7 @@ use crate::checks::Checks;
 use crate::flow::{CopyFrom, Cut, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
 use crate::node::{Event, Node, Timer};
-use crate::pages::{PageList, check_page_count, held_by_view};
+use crate::pages::{PageList, check_page_count};
 use crate::session::{MAX_FLOWS, MAX_HELD};
 use kvik_core::{Code, Error, GrantId, Result};
 use std::sync::Arc;
@@ -43,14 +43,10 @@ impl<R: Clone> Node<R> {
             self.refuse(key, (begin.op, begin.path), error);
             return Ok(());
         }
-        if let Err(error) = self.grants.check(begin.grant, begin.op, &begin.layout) {
-            match error.code {
-                Code::GrantUnknown => self.park(key, begin, now),
-                _ => self.refuse(key, (begin.op, begin.path), error),
-            }
-            return Ok(());
+        match self.grants.state(begin.grant) {
+            None => self.park(key, begin, now),
+            Some(_) => self.serve(key, begin, now),
         }
-        self.serve(key, begin, now);
         Ok(())
     }
 
@@ -60,7 +56,8 @@ impl<R: Clone> Node<R> {
         let grant = begin.grant;
         let time = begin.time.min(LONGEST);
         let deadline = now + time.saturating_sub(time / 10);
-        let held = begin.select.pages.as_ref().map_or(0, PageList::held) + held_by_source(&begin);
+        let held = begin.select.positions.as_ref().map_or(0, PageList::held)
+            + begin.source.as_ref().map_or(0, |source| source.view.held());
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
         if let Err(error) = self.check_held(&flow) {
             return self.refuse(key, (begin.op, begin.path), error);
@@ -88,7 +85,8 @@ impl<R: Clone> Node<R> {
                 self.exposed += usize::from(matches!(work, Work::Expose(_)));
                 self.enter_session(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
-                    self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });
+                    let source = accept.map(|source| Box::new(source.travelling()));
+                    self.send(key.0, &Frame::Accept { transfer: key.1, source });
                 }
                 match work {
                     Work::Send => self.queue_send(key),
@@ -105,11 +103,12 @@ impl<R: Clone> Node<R> {
 
     /// The owner's side of a request, all of it checked, and its memory where the peer is to copy from it.
     fn owner_flow(&mut self, key: FlowKey, begin: Begin, now: Duration) -> Result<(Flow<R>, Option<Source>)> {
-        let offer = self.grants.check(begin.grant, begin.op, &begin.layout)?;
+        let claim = begin.content.as_ref();
+        let offer =
+            self.grants.admit(begin.grant, begin.op, &begin.layout, &begin.select, claim, begin.confirm)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
         let (keys, closed) = (offer.keys.clone(), offer.closed.clone());
-        let granted = offer.view.pages().clone();
         let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
         let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
@@ -131,13 +130,16 @@ impl<R: Clone> Node<R> {
             return Ok((flow, None));
         };
         closed.check(begin.path)?;
+        // The peer is charged for its lists before a few bytes of them become many.
+        flow.held = self.grants.unfolded(begin.grant, &begin.select)?
+            + begin.source.as_ref().map_or(0, |source| source.view.unfolded());
+        self.check_held(&flow)?;
         let view = self.grants.select(begin.grant, &begin.select, shape.order)?;
         check_page_count(&view)?;
         // "Here" is where the error is read: at the initiator.
         shape.check_same_stream(&view.shape())?;
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
-        let own_pages = if Arc::ptr_eq(view.pages(), &granted) { 0 } else { view.pages().len() * 4 };
-        flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
+        flow.held += flow.cut.chunks().div_ceil(64) as usize * 8;
         if begin.path == Path::OneSided {
             flow.held += Flow::<R>::held_by_checks(&flow.cut);
         }
@@ -160,7 +162,7 @@ impl<R: Clone> Node<R> {
                     .source
                     .ok_or_else(|| Error::new(Code::ProtocolError, "a write without its source"))?;
                 source.view.shape().check_same_stream(&view.shape())?;
-                flow.source = Some(CopyFrom::Peer(Arc::new(source)));
+                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
                 flow.work = Work::Copy;
             }
             (Op::Read | Op::Write, Path::OneSided) => {
@@ -226,11 +228,6 @@ impl<R: Clone> Node<R> {
             session.held = session.held.saturating_sub(flow.held);
         }
     }
-}
-
-/// Bytes of the initiator's memory description.
-fn held_by_source(begin: &Begin) -> usize {
-    begin.source.as_ref().map_or(0, |source| held_by_view(&source.view))
 }
 
 /// A flow for a peer's request, before anything is known of the grant.
