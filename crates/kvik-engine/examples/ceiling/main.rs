@@ -129,7 +129,8 @@ fn measure(cell: Cell, time: Duration) -> Figure {
                 (chunks, thread_cpu() - cpu)
             })
         };
-        let threads: Vec<_> = groups.into_iter().enumerate().map(|(at, peers)| work(peers, at == 0)).collect();
+        let threads: Vec<_> =
+            groups.into_iter().enumerate().map(|(at, peers)| work(peers, at == 0)).collect();
         start.wait();
         let began = Instant::now();
         std::thread::sleep(time);
@@ -140,10 +141,7 @@ fn measure(cell: Cell, time: Duration) -> Figure {
         let chunks: u64 = ends.iter().map(|(chunks, _)| chunks).sum();
         let cpu: Duration = ends.iter().map(|(_, cpu)| *cpu).sum();
         assert!(chunks > 0, "nothing moved: {cell:?}");
-        Figure {
-            rate: chunks as f64 / elapsed.as_secs_f64(),
-            cost: cpu.as_nanos() as f64 / chunks as f64,
-        }
+        Figure { rate: chunks as f64 / elapsed.as_secs_f64(), cost: cpu.as_nanos() as f64 / chunks as f64 }
     })
 }
 
