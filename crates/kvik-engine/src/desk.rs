@@ -7,7 +7,7 @@ use crate::region::Region;
 use crate::shared::{Book, GpuHandle, Link, MemoryPath, NicKeys, Record, Shared, lock};
 use crate::tag::Tag;
 use crate::warm::Warm;
-use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
+use kvik_core::{Code, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
     ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Order, OrderOutcome, OrderRef, Path,
     Select, Side,
@@ -30,6 +30,8 @@ pub(crate) struct Job {
     /// Stays registered, and shown to the peers on this host, while the transfer runs.
     pub _region: Option<Region>,
     pub select: Select,
+    /// What the pages are taken to hold, or are written to hold.
+    pub content: Option<ContentClaim>,
     pub confirm: bool,
     pub readers: u16,
     pub tag: Tag,
@@ -62,6 +64,7 @@ impl Job {
         Some(Open {
             grant: self.ticket.grant,
             layout: self.ticket.layout,
+            content: self.content,
             op: self.op?,
             path,
             sums: path != Path::OneSided && self.verify.sums(network),

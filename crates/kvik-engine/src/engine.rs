@@ -6,7 +6,7 @@ use crate::control::Control;
 use crate::desk::Job;
 use crate::explain::{Explanation, probes};
 use crate::grant::{Grant, GrantCell, GrantOptions, grant_bytes};
-use crate::planner::{Plan, plan};
+use crate::planner::{Plan, claim, plan};
 use crate::region::{PageSet, Region};
 use crate::shared::{Pools, Record, Shared, lock};
 use crate::tag::Tag;
@@ -181,8 +181,8 @@ impl Engine {
     /// Lets whoever has the ticket use pages of this engine.
     ///
     /// # Errors
-    /// `InvalidArgument` for a bad expiry or an id that was used before; `DuplicatePage` for a write grant that
-    /// names a page twice; `RegionClosed`; `MemoryCapReached`.
+    /// `InvalidArgument` for a bad expiry, an id that was used before, or content that has not one link for each page;
+    /// `DuplicatePage` for a write grant that names a page twice; `RegionClosed`; `MemoryCapReached`.
     pub fn grant(&self, pages: &PageSet, options: GrantOptions) -> Result<Grant> {
         let shared = self.shared();
         shared.check()?;
@@ -194,7 +194,7 @@ impl Engine {
             check_writable(&memory)?;
         }
         let layout = pages.view.layout();
-        let lease = shared.budget.take(grant_bytes(&pages.view), "a grant")?;
+        let lease = shared.budget.take(grant_bytes(&pages.view, options.content.as_ref()), "a grant")?;
         let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
@@ -217,6 +217,7 @@ impl Engine {
             region: memory,
             region_id: pages.region.id(),
             view: pages.view.clone(),
+            content: options.content,
             right: options.right,
             uses: options.uses,
             expires: now + options.expiry,
@@ -262,7 +263,7 @@ impl Engine {
         })
     }
 
-    /// Moves the ticket's pages (or those of its owner's ids in `remote`) into `local`.
+    /// Moves the ticket's pages, all of them in the grant's order or those at these positions of it, into `local`.
     ///
     /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in parts
     /// that are as large here as there.
@@ -275,15 +276,15 @@ impl Engine {
         &self,
         local: &PageSet,
         ticket: &Ticket,
-        remote: Option<Arc<[u32]>>,
+        positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
         local.view.check_distinct()?;
         check_writable(&local.region.memory()?)?;
-        self.transfer(Op::Read, local, ticket, remote, options)
+        self.transfer(Op::Read, local, ticket, positions, options)
     }
 
-    /// Moves `local` into the ticket's pages (or those of its owner's ids in `remote`).
+    /// Moves `local` into the ticket's pages: all of them in the grant's order, or those at these positions of it.
     ///
     /// # Errors
     /// As for [`Engine::read`].
@@ -291,10 +292,10 @@ impl Engine {
         &self,
         local: &PageSet,
         ticket: &Ticket,
-        remote: Option<Arc<[u32]>>,
+        positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
-        self.transfer(Op::Write, local, ticket, remote, options)
+        self.transfer(Op::Write, local, ticket, positions, options)
     }
 
     fn transfer(
@@ -302,7 +303,7 @@ impl Engine {
         op: Op,
         local: &PageSet,
         ticket: &Ticket,
-        remote: Option<Arc<[u32]>>,
+        positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
         self.shared().check()?;
@@ -310,36 +311,49 @@ impl Engine {
         check_right(op, ticket)?;
         let began = boottime();
         let memory = local.region.memory()?;
-        let Plan { view, select, extents } = plan(local, remote, &options)?;
+        let content = claim(positions.as_deref(), &options)?;
+        let Plan { view, select, extents } = plan(local, positions, &options)?;
         let pages = view.pages().len() as u64;
         let memory = Some((memory, local.region.id(), view));
         let _region = Some(local.region.clone());
-        let job =
-            Job { op: Some(op), memory, _region, select, extents, pages, ..self.job(ticket, &options)? };
+        let job = Job {
+            op: Some(op),
+            memory,
+            _region,
+            select,
+            content,
+            extents,
+            pages,
+            ..self.job(ticket, &options)?
+        };
         self.begin(job, began)
     }
 
     /// Confirms the use of a `once` grant without moving anything: its owner gets the pages back, once all of its
-    /// readers have confirmed. Of the options the deadline, the number of readers and the tag count.
+    /// readers have confirmed. Of the options the content, the deadline, the number of readers and the tag count.
     ///
     /// # Errors
     /// As for [`Engine::read`].
     pub fn release(&self, ticket: &Ticket, options: TransferOptions) -> Result<Transfer> {
         self.shared().check()?;
-        let TransferOptions { deadline, readers, tag, .. } = options;
-        let options = TransferOptions { deadline, readers, tag, ..TransferOptions::default() };
-        let job = Job { op: Some(Op::Confirm), ..self.job(ticket, &options)? };
+        let TransferOptions { content, deadline, readers, tag, .. } = options;
+        let options = TransferOptions { content, deadline, readers, tag, ..TransferOptions::default() };
+        let job =
+            Job { op: Some(Op::Confirm), content: claim(None, &options)?, ..self.job(ticket, &options)? };
         self.begin(job, boottime())
     }
 
-    /// Asks the owner for more time, which it gives up to the grant's `max_expiry`.
+    /// Asks the owner for more time, which it gives up to the grant's `max_expiry`. Of the options the content, the
+    /// deadline and the tag count.
     ///
     /// # Errors
     /// As for [`Engine::read`].
-    pub fn extend(&self, ticket: &Ticket, by: Duration, deadline: Option<Duration>) -> Result<Transfer> {
+    pub fn extend(&self, ticket: &Ticket, by: Duration, options: TransferOptions) -> Result<Transfer> {
         self.shared().check()?;
-        let options = TransferOptions { deadline, ..TransferOptions::default() };
-        let job = Job { op: Some(Op::Extend), extend: by, ..self.job(ticket, &options)? };
+        let TransferOptions { content, deadline, tag, .. } = options;
+        let options = TransferOptions { content, deadline, tag, ..TransferOptions::default() };
+        let content = claim(None, &options)?;
+        let job = Job { op: Some(Op::Extend), extend: by, content, ..self.job(ticket, &options)? };
         self.begin(job, boottime())
     }
 
@@ -395,6 +409,7 @@ impl Engine {
             memory: None,
             _region: None,
             select: Select::default(),
+            content: None,
             confirm: options.confirm.unwrap_or(true),
             readers: options.readers,
             tag: Tag::new(&options.tag),

@@ -3,7 +3,7 @@
 use crate::config::{Preference, Verify};
 use crate::end::End;
 use crate::shared::Shared;
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Code, Content, Error, Result};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,9 +25,13 @@ pub struct TransferOptions {
     pub remote_layers: Option<Range<u32>>,
     /// Slices of the owner's layout, of those that are granted.
     pub remote_slices: Option<Range<u32>>,
-    /// In how many parts the owner's pages are seen, so that the owner's ids are those of parts; see
+    /// In how many parts the owner's pages are seen, a multiple of those of the grant: positions count such parts, see
     /// [`PageSet::of_parts`](crate::PageSet::of_parts). Default: as the grant was given.
     pub remote_parts: Option<u32>,
+    /// What the grant's pages are taken to hold, or are written to hold. A grant that says what its pages hold demands
+    /// it, and any other refuses it. It has a link for each page of the grant up to the last that is named, or more;
+    /// where no positions are named it is that of the whole grant. A release or an extension states the whole grant's.
+    pub content: Option<Content>,
     /// How many engines use the grant together, this one included: a `once` grant is consumed when so many, or as
     /// many as the owner said where that is more, have confirmed. From 1 to 4096; the largest that any of them
     /// declares is what counts. Default: 1.
@@ -46,6 +50,7 @@ impl Default for TransferOptions {
             remote_layers: None,
             remote_slices: None,
             remote_parts: None,
+            content: None,
             readers: 1,
             tag: String::new(),
         }

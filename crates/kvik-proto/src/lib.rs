@@ -31,7 +31,10 @@ pub use channel::{
 };
 pub use connection::MAX_CHANNELS;
 pub use flow::{CopyFrom, Cut};
-pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, frame_header};
+pub use frame::{
+    Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, TravellingSource,
+    frame_header,
+};
 pub use grants::{Closed, Offer};
 pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
@@ -41,7 +44,7 @@ pub use holding::Holding;
 pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicAsk, NicCall, NicKey, Nics};
 pub use node::{Event, Node, Timing, WINDOW};
 pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
-pub use pages::{MAX_PAGES, PageList};
+pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
 pub use rungs::{Rung, Rungs};
 pub use transfers::{Check, Finished, Open, Order, OrderKind, OrderOutcome, OrderRef, Served, Side};

@@ -108,6 +108,7 @@ impl Engine {
             region: self.memory.clone(),
             region_id: RegionId(1),
             view: self.view.clone(),
+            content: None,
             right: Right::Read,
             uses: Use::Once(1),
             expires,
@@ -131,6 +132,7 @@ impl Engine {
         let open = Open {
             grant,
             layout: self.view.layout().digest(),
+            content: None,
             op: Op::Read,
             path: Path::Channels,
             sums: true,

@@ -128,7 +128,7 @@ fn put_remote(text: &mut String, layout: &[u8; 8], select: &Select) {
     });
     text.push_str(&named.to_string());
     text.pop();
-    match &select.pages {
+    match &select.positions {
         Some(PageList::Ids(ids)) => put_ids(text, ids.iter().copied()),
         Some(PageList::Runs(runs)) => {
             let ids = runs.iter().flat_map(|(first, count)| *first..first.saturating_add(*count));

@@ -121,7 +121,7 @@ impl Tracer {
 fn entry(record: &Record, bytes: u64, outcome: &Result<Report>) -> Option<Entry> {
     let (op, (memory, _, view)) = (record.job.op?, record.job.memory.as_ref()?);
     let select = record.job.select.clone();
-    let there = select.pages.as_ref().map_or(0, |pages| pages.count());
+    let there = select.positions.as_ref().map_or(0, |named| named.count());
     Some(Entry {
         began: record.began,
         op,

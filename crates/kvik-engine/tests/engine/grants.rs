@@ -202,7 +202,7 @@ fn a_use_is_confirmed_and_extended_without_moving_anything() {
     let (owner, reader) = (engine(Preference::Auto), engine(Preference::Auto));
     let there = region(&owner, 2, 1);
     let grant = owner.grant(&all(&there), GrantOptions::default()).unwrap();
-    let extended = reader.extend(grant.ticket(), Duration::from_secs(5), None).unwrap();
+    let extended = reader.extend(grant.ticket(), Duration::from_secs(5), TransferOptions::default()).unwrap();
     assert_eq!(extended.wait(Some(PATIENCE)).unwrap().checks, ["grant"]);
     let released =
         reader.release(grant.ticket(), TransferOptions::default()).unwrap().wait(Some(PATIENCE)).unwrap();

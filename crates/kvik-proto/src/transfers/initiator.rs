@@ -5,10 +5,10 @@ use super::checks::{Check, Checks};
 use super::onesided::no_one_sided;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
-use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source};
+use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
-use kvik_core::{Code, Error, GrantId, Order, RegionId, Result, View};
+use kvik_core::{Code, ContentClaim, Error, GrantId, Order, RegionId, Result, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +32,8 @@ pub struct Open<R> {
     pub grant: GrantId,
     /// Digest of the layout that the ticket was made for.
     pub layout: [u8; 8],
+    /// What this side takes the pages to hold, or brings; see [`Begin::content`].
+    pub content: Option<ContentClaim>,
     /// What to do.
     pub op: Op,
     /// How the bytes are to go.
@@ -72,7 +74,7 @@ impl<R: Clone> Open<R> {
             return wrong("a confirmation or extension moves nothing: it takes no memory");
         }
         check_page_count(&side.view)?;
-        if self.select.pages.as_ref().is_some_and(|pages| pages.count() > MAX_PAGES) {
+        if self.select.positions.as_ref().is_some_and(|named| named.count() > MAX_PAGES) {
             return wrong("more pages of the grant are named than one transfer takes: move them in parts");
         }
         if self.op == Op::Read { side.view.check_distinct() } else { Ok(()) }
@@ -164,10 +166,12 @@ impl<R: Clone> Transfers<R> {
             }),
             _ => None,
         };
+        let source = source.map(|source| source.travelling());
         let begin = Begin {
             transfer: key.1,
             grant: open.grant,
             layout: open.layout,
+            content: open.content,
             op: open.op,
             path: open.path,
             sums: open.sums,
@@ -188,11 +192,12 @@ impl<R: Clone> Transfers<R> {
     /// Begins a transfer with a grant of this engine itself: a copy, with all checks of a peer's transfer.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch`, `InvalidArgument` or
-    /// `DuplicatePage`.
+    /// The way the grant ended, `GrantWrongRight`, `ContentMismatch`, `ContentRequired`, `PageNotGranted`,
+    /// `ShapeMismatch`, `InvalidArgument` or `DuplicatePage`.
     pub fn begin_own(&mut self, open: Open<R>, cx: &mut Context<'_, R>) -> Result<FlowKey> {
         open.check_side()?;
-        let offer = cx.common().grants().check(open.grant, open.op, &open.layout)?;
+        let grants = cx.common().grants();
+        let offer = grants.admit(open.grant, open.op, &open.layout, &open.select, open.content.as_ref())?;
         let (region, offer_region) = (offer.region.clone(), offer.region_id);
         let key = self.key(self.next);
         self.next += 1;
@@ -228,7 +233,7 @@ impl<R: Clone> Transfers<R> {
     pub fn on_accept(
         &mut self,
         transfer: u64,
-        source: Option<Box<Source>>,
+        source: Option<Box<TravellingSource>>,
         cx: &mut Context<'_, R>,
     ) -> Result<()> {
         let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
@@ -256,7 +261,7 @@ impl<R: Clone> Transfers<R> {
                     self.stop(transfer, error, cx);
                     return Ok(());
                 }
-                flow.source = Some(CopyFrom::Peer(Arc::from(source)));
+                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
                 if flow.path == Path::OneSided {
                     flow.work = Work::Post;
                     self.queue_post(transfer, cx);

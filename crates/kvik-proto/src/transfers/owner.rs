@@ -7,7 +7,7 @@ use crate::FlowKey;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Cut, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
-use crate::pages::{PageList, check_page_count, held_by_view};
+use crate::pages::{PageList, check_page_count};
 use kvik_core::{Code, Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,14 +48,10 @@ impl<R: Clone> Transfers<R> {
             refuse(key, (begin.op, begin.path), error, cx);
             return Ok(());
         }
-        if let Err(error) = cx.common().grants().check(begin.grant, begin.op, &begin.layout) {
-            match error.code {
-                Code::GrantUnknown => self.park(key, begin, now, cx),
-                _ => refuse(key, (begin.op, begin.path), error, cx),
-            }
-            return Ok(());
+        match cx.common().grants().state(begin.grant) {
+            None => self.park(key, begin, now, cx),
+            Some(_) => self.serve(key, begin, now, cx),
         }
-        self.serve(key, begin, now, cx);
         Ok(())
     }
 
@@ -65,7 +61,8 @@ impl<R: Clone> Transfers<R> {
         let grant = begin.grant;
         let time = begin.time.min(LONGEST);
         let deadline = now + time.saturating_sub(time / 10);
-        let held = begin.select.pages.as_ref().map_or(0, PageList::held) + held_by_source(&begin);
+        let held = begin.select.positions.as_ref().map_or(0, PageList::held)
+            + begin.source.as_ref().map_or(0, |source| source.view.held());
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
         if let Err(error) = self.check_held(&flow) {
             return refuse(key, (begin.op, begin.path), error, cx);
@@ -93,7 +90,8 @@ impl<R: Clone> Transfers<R> {
                 cx.common().counts.exposed += usize::from(matches!(work, Work::Expose(_)));
                 self.enter(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
-                    cx.send(&Frame::Accept { transfer: key.1, source: accept.map(Box::new) });
+                    let source = accept.map(|source| Box::new(source.travelling()));
+                    cx.send(&Frame::Accept { transfer: key.1, source });
                 }
                 match work {
                     Work::Send => self.queue_send(key.1, cx),
@@ -113,11 +111,11 @@ impl<R: Clone> Transfers<R> {
         now: Duration,
         cx: &mut Context<'_, R>,
     ) -> Result<(Flow<R>, Option<Source>)> {
-        let offer = cx.common().grants().check(begin.grant, begin.op, &begin.layout)?;
+        let (grants, claim) = (cx.common().grants(), begin.content.as_ref());
+        let offer = grants.admit(begin.grant, begin.op, &begin.layout, &begin.select, claim)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
         let (keys, closed) = (offer.keys.clone(), offer.closed.clone());
-        let granted = offer.view.pages().clone();
         let reader = cx.reader().ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
             role: Role::Owner { grant: begin.grant, reader },
@@ -138,13 +136,16 @@ impl<R: Clone> Transfers<R> {
             return Ok((flow, None));
         };
         closed.check(begin.path)?;
+        // The peer is charged for its lists before a few bytes of them become many.
+        flow.held = cx.common().grants().unfolded(begin.grant, &begin.select)?
+            + begin.source.as_ref().map_or(0, |source| source.view.unfolded());
+        self.check_held(&flow)?;
         let view = cx.common().grants().select(begin.grant, &begin.select, shape.order)?;
         check_page_count(&view)?;
         // "Here" is where the error is read: at the initiator.
         shape.check_same_stream(&view.shape())?;
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
-        let own_pages = if Arc::ptr_eq(view.pages(), &granted) { 0 } else { view.pages().len() * 4 };
-        flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
+        flow.held += flow.cut.chunks().div_ceil(64) as usize * 8;
         if begin.path == Path::OneSided {
             flow.held += Flow::<R>::held_by_checks(&flow.cut);
         }
@@ -167,7 +168,7 @@ impl<R: Clone> Transfers<R> {
                     .source
                     .ok_or_else(|| Error::new(Code::ProtocolError, "a write without its source"))?;
                 source.view.shape().check_same_stream(&view.shape())?;
-                flow.source = Some(CopyFrom::Peer(Arc::new(source)));
+                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
                 flow.work = Work::Copy;
             }
             (Op::Read | Op::Write, Path::OneSided) => {
@@ -211,11 +212,6 @@ impl<R: Clone> Transfers<R> {
 fn refuse<R: Clone>(key: FlowKey, asked: (Op, Path), error: Error, cx: &mut Context<'_, R>) {
     served::note_refused(asked, error.code, cx);
     cx.send_end(key.1, Err(error));
-}
-
-/// Bytes of the initiator's memory description.
-fn held_by_source(begin: &Begin) -> usize {
-    begin.source.as_ref().map_or(0, |source| held_by_view(&source.view))
 }
 
 /// A flow for a peer's request, before anything is known of the grant.

@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::memory::{Arena, Mem, Rng};
 use crate::nic::Post;
 use crate::notes::NOTED;
-use kvik_core::{Code, Error, GrantId, GrantState, Right, Use, View};
+use kvik_core::{Code, Content, Error, GrantId, GrantState, Right, Use, View};
 use kvik_proto::*;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -25,6 +25,8 @@ pub struct Ticket {
     pub seed: u64,
     pub arena: Rc<Arena>,
     pub view: View,
+    /// What its owner says that the pages hold.
+    pub content: Option<Content>,
     pub lease: u64,
     pub expires: Duration,
     pub extended: bool,
@@ -49,6 +51,8 @@ pub struct Begun {
     pub deadline: Duration,
     pub confirm: bool,
     pub check: Check,
+    /// It stated what the grant holds, and asked for it in a way that the owner takes.
+    pub fits: bool,
     /// The grant had ended like this before it began.
     pub hopeless: Option<GrantState>,
     pub outcome: Option<Result<(), Code>>,
