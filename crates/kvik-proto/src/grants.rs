@@ -228,6 +228,8 @@ pub(crate) struct Grants<R> {
     due: BTreeSet<(Duration, GrantId)>,
     marks: HashMap<GrantId, GrantState>,
     mark_order: VecDeque<GrantId>,
+    /// Requests for grants that are not known yet.
+    parked: HashMap<GrantId, Vec<FlowKey>>,
 }
 
 impl<R> Default for Grants<R> {
@@ -237,6 +239,7 @@ impl<R> Default for Grants<R> {
             due: BTreeSet::new(),
             marks: HashMap::new(),
             mark_order: VecDeque::new(),
+            parked: HashMap::new(),
         }
     }
 }
@@ -342,6 +345,26 @@ impl<R: Clone> Grants<R> {
         whole.layout().part_bytes(parts)?;
         let ids = entry.ids(id, select)?;
         View::of_parts(whole.layout().clone(), parts, ids, layers, slices, order)
+    }
+
+    /// A request waits for a grant that is not known yet.
+    pub fn park(&mut self, id: GrantId, flow: FlowKey) {
+        self.parked.entry(id).or_default().push(flow);
+    }
+
+    /// The requests that waited for a grant.
+    pub fn take_parked(&mut self, id: GrantId) -> Vec<FlowKey> {
+        self.parked.remove(&id).unwrap_or_default()
+    }
+
+    /// A request that waited has ended.
+    pub fn forget_parked(&mut self, id: GrantId, flow: FlowKey) {
+        if let Some(waiting) = self.parked.get_mut(&id) {
+            waiting.retain(|other| *other != flow);
+            if waiting.is_empty() {
+                self.parked.remove(&id);
+            }
+        }
     }
 
     /// A flow takes part in the grant, one of so many readers by its own account.
