@@ -8,6 +8,7 @@ use super::Entry;
 use crate::metrics::op_name;
 use kvik_core::{EngineId, Layers, Layout};
 use kvik_proto::{PageList, Select};
+use kvik_transport::TransportId;
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -52,7 +53,7 @@ impl Writer {
             "layers": pair(&view.layers()),
             "slices": pair(&view.slices()),
             "parts": view.parts(),
-            "transport": entry.transport,
+            "transport": entry.transport.map_or("", TransportId::name),
             "checksums": entry.sums,
             "bytes": entry.bytes,
             "outcome": entry.outcome.as_ref().map_or_else(|error| error.code.name(), |_| "ok"),

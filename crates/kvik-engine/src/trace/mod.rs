@@ -11,7 +11,8 @@ use crate::transfer::Report;
 use kvik_core::{EngineId, Result, View};
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
-use kvik_proto::{Op, Select};
+use kvik_proto::{Op, Path, Select};
+use kvik_transport::TransportId;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +34,7 @@ pub(crate) struct Entry {
     pub shared_memory: bool,
     pub view: View,
     pub select: Select,
-    pub transport: &'static str,
+    pub transport: Option<TransportId>,
     pub sums: bool,
     pub outcome: Result<Report>,
     /// Bytes that were moved, also by one that failed.
@@ -120,7 +121,7 @@ impl Tracer {
 /// What is to be written of a transfer; nothing of one that was to move nothing.
 fn entry(record: &Record, bytes: u64, outcome: &Result<Report>) -> Option<Entry> {
     let (op, (memory, _, view)) = (record.job.op?, record.job.memory.as_ref()?);
-    let select = record.job.select.clone();
+    let (select, taken) = (record.job.select.clone(), record.taken.as_ref());
     let there = select.pages.as_ref().map_or(0, |pages| pages.count());
     Some(Entry {
         began: record.began,
@@ -131,8 +132,8 @@ fn entry(record: &Record, bytes: u64, outcome: &Result<Report>) -> Option<Entry>
         view: view.clone(),
         ids: view.pages().len() as u64 + there,
         select,
-        transport: record.transport,
-        sums: record.job.verify.sums(record.transport == "tcp"),
+        transport: taken.map(|taken| taken.id),
+        sums: record.job.verify.sums(taken.is_some_and(|taken| taken.path == Path::Channels)),
         outcome: outcome.clone(),
         bytes,
     })
