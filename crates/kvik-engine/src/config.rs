@@ -46,7 +46,7 @@ impl Preference {
     }
 
     /// The word for it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Preference::Auto => "auto",
             Preference::Tcp => "tcp",

@@ -17,7 +17,7 @@ use kvik_core::{
 };
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
-use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_host::thread::spawn_named;
 use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{MAX_READERS, Offer, Op, Select};
@@ -71,11 +71,7 @@ impl Engine {
         }
         let shared = Arc::new(shared);
         drop(shared.addresses.set(advertised));
-        let options = ThreadOptions {
-            cpus: shared.config.cpus.clone(),
-            numa_node: shared.config.numa_node,
-            times: shared.metrics.threads.clone(),
-        };
+        let options = shared.thread_options();
         // Who listens on one address means the network that it belongs to.
         let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
         drop(shared.transports.set(Transports::start(&shared, listens, &options)?));
@@ -83,7 +79,6 @@ impl Engine {
         let mut control = Control::new(shared.clone(), listeners, unix)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
-        shared.start_stat(&options);
         log::info!(engine:% = shared.local.identity.engine; "engine {:?} listens on {bound:?}", shared.config.name);
         Ok(engine)
     }

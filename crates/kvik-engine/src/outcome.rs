@@ -125,7 +125,7 @@ impl Shared {
             }
         }
         self.metrics.transfer_ended(&record, bytes, &outcome);
-        self.stat.tracer.ended(&record, bytes, &outcome, &self.stat.bell);
+        self.tell_observer(&record, bytes, &outcome);
         let end = record.end.clone();
         // The memory that the record holds is let go of before anybody hears of the end.
         drop(record);
