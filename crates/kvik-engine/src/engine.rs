@@ -8,9 +8,10 @@ use crate::explain::{Explanation, probes};
 use crate::grant::{Grant, GrantCell, GrantOptions, grant_bytes};
 use crate::planner::{Plan, claim, plan};
 use crate::region::{PageSet, Region};
-use crate::shared::{Pools, Record, Shared, lock};
+use crate::shared::{Record, Shared, lock};
 use crate::tag::Tag;
 use crate::transfer::{Transfer, TransferOptions};
+use crate::transports::Transports;
 use kvik_core::{
     Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket,
 };
@@ -19,11 +20,8 @@ use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::spawn_named;
 use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
-use kvik_proto::{Closed, MAX_READERS, Offer, Op, Select};
-use kvik_transport::copy::CopyPool;
-use kvik_transport::nics::{NicOptions, NicPool};
-use kvik_transport::tcp::TcpPool;
-use kvik_transport::{Desk, Held, from_host};
+use kvik_proto::{MAX_READERS, Offer, Op, Select};
+use kvik_transport::{Held, from_host};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -74,23 +72,9 @@ impl Engine {
         let shared = Arc::new(shared);
         drop(shared.addresses.set(advertised));
         let options = shared.thread_options();
-        let threads = usize::from(shared.config.io_threads);
-        if let Some(nics) = &shared.config.nics {
-            // Who listens on one address means the network that it belongs to.
-            let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
-            let nics = NicOptions { source: nics.source.or(listens), ..nics.clone() };
-            drop(shared.nics.set(NicPool::start(&nics, &options)?));
-        }
-        let desk: Arc<dyn Desk> = match &shared.config.faults {
-            Some(faults) => faults.stand_before(shared.clone()),
-            None => shared.clone(),
-        };
-        shared.with_nics(|nics| nics.serve(&desk));
-        let pools = Pools {
-            tcp: TcpPool::start(desk.clone(), threads, &options)?,
-            copy: CopyPool::start(desk, threads, &options)?,
-        };
-        drop(shared.pools.set(pools));
+        // Who listens on one address means the network that it belongs to.
+        let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
+        drop(shared.transports.set(Transports::start(&shared, listens, &options)?));
         let engine = Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Arc::default() }) };
         let mut control = Control::new(shared.clone(), listeners, unix)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
@@ -193,18 +177,9 @@ impl Engine {
         let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
-        let keys = lock(&shared.book)
-            .nic_keys
-            .get(&pages.region.id())
-            .cloned()
-            .unwrap_or_else(|| Ok(Arc::default()));
-        let closed = Closed {
-            // What peers write is copied by this process, from theirs.
-            memory: (options.right == Right::Read)
-                .then(|| shared.not_opened(pages.region.id(), &memory))
-                .flatten(),
-            nics: keys.as_ref().err().cloned(),
-        };
+        let op = if options.right == Right::Read { Op::Read } else { Op::Write };
+        let offered = shared.transports.get().map(|all| all.offer(pages.region.id(), &memory, op));
+        let (keys, closed) = offered.unwrap_or_default();
         let ticket =
             Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
         let now = boottime();
@@ -219,7 +194,7 @@ impl Engine {
             latest: now + options.max_expiry,
             slot: slot.index(),
             generation,
-            keys: keys.unwrap_or_default(),
+            keys,
             closed,
         };
         let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
@@ -365,6 +340,7 @@ impl Engine {
         Ok(Explanation {
             transport: report.transport,
             way,
+            estimate: report.estimate,
             passed_over: report.passed_over,
             // What the machine allows bears on reading another process's memory, and on nothing else.
             probes: if elsewhere { Vec::new() } else { probes() },
@@ -440,10 +416,9 @@ impl Engine {
             job,
             began,
             key: None,
-            transport: "",
-            way: String::new(),
-            passed_over: Vec::new(),
-            not_local: None,
+            begun: began,
+            taken: None,
+            refused: Vec::new(),
             fence: None,
             stopped: None,
             lives: LIVES,

@@ -2,8 +2,10 @@
 
 use crate::config::{Preference, Verify};
 use crate::end::End;
+use crate::select::Rejected;
 use crate::shared::Shared;
 use kvik_core::{Code, Content, Error, Result};
+use kvik_transport::{Estimate, TransportId};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -67,8 +69,8 @@ pub struct Report {
     pub extents: u64,
     /// Pages of this side's page set, or parts of pages.
     pub pages: u64,
-    /// `"tcp"`, `"local"` or `"self"`.
-    pub transport: &'static str,
+    /// What moved them.
+    pub transport: TransportId,
     /// How, in more detail: `"4 channels"`, `"4 channels, staged for GPU 0"`, `"memfd"`, `"process_vm_readv"`,
     /// `"cuda_ipc"`, `"copy"`.
     pub way: String,
@@ -84,8 +86,10 @@ pub struct Report {
     pub verify: Duration,
     /// All of it, from call to end.
     pub total: Duration,
-    /// Transports that `auto` passed over, and why.
-    pub passed_over: Vec<String>,
+    /// How long it was expected to take on that transport, by what was measured with this peer before.
+    pub estimate: Option<Estimate>,
+    /// The other transports of the engine, each with the reason why it was not taken.
+    pub passed_over: Vec<Rejected>,
 }
 
 /// A transfer under way. Dropping it does not end it: its deadline does.

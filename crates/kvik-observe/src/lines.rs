@@ -5,7 +5,7 @@
 //! off.
 
 use kvik_core::{EngineId, Layers, Layout};
-use kvik_engine::Ended;
+use kvik_engine::{Ended, TransportId};
 use kvik_proto::{PageList, Select};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
@@ -51,7 +51,7 @@ impl Writer {
             "layers": pair(&view.layers()),
             "slices": pair(&view.slices()),
             "parts": view.parts(),
-            "transport": entry.transport,
+            "transport": entry.transport.map_or("", TransportId::name),
             "checksums": entry.sums,
             "bytes": entry.bytes,
             "outcome": entry.outcome.as_ref().map_or_else(|error| error.code.name(), |_| "ok"),

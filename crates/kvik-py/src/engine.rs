@@ -369,16 +369,17 @@ impl PyEngine {
 
     /// How a transfer with this ticket would go.
     ///
-    /// A dict: "transport" and "way" it would take, "passed_over" (what "auto" would not take, each
+    /// A dict: "transport" and "way" it would take, "passed_over" (every other transport, each
     /// "transport: reason") and "probes" (what was tried on this machine: dicts of "name", "works", "reason",
     /// "detail").
     fn explain<'py>(&self, py: Python<'py>, ticket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let (engine, ticket) = (self.0.get(py)?, crate::ticket::ticket(ticket)?);
         let found = py.detach(|| engine.explain(&ticket)).or_raise(py)?;
         let told = PyDict::new(py);
-        told.set_item("transport", found.transport)?;
+        told.set_item("transport", found.transport.name())?;
         told.set_item("way", found.way)?;
-        told.set_item("passed_over", found.passed_over)?;
+        let passed_over: Vec<String> = found.passed_over.iter().map(ToString::to_string).collect();
+        told.set_item("passed_over", passed_over)?;
         let mut probes = Vec::with_capacity(found.probes.len());
         for (name, works, reason, detail) in found.probes {
             let probe = PyDict::new(py);

@@ -3,13 +3,13 @@
 use super::Control;
 use super::conns::Conn;
 use super::greet::{nonce, send_all};
-use super::local::LOCAL_LINK;
 use crate::dial::ATTEMPT;
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Interest;
 use kvik_host::socket::TcpConn;
 use kvik_proto::{Handshake, refusal};
 use kvik_transport::from_host;
+use kvik_transport::local::LOCAL_LINK;
 use kvik_transport::tcp::Stream;
 use kvik_transport::tls::TlsLink;
 use std::net::SocketAddr;

@@ -168,7 +168,7 @@ fn an_engine_hands_over_to_itself() {
         let reader = Rank::new(both, to, 2..4, &mut random);
         owner.compute();
         let grant = owner.grant(GrantOptions::default());
-        assert_eq!(reader.read(&owner, grant.ticket(), TransferOptions::default()).transport, "self");
+        assert_eq!(reader.read(&owner, grant.ticket(), TransferOptions::default()).transport.name(), "self");
         assert_eq!(grant.wait(PATIENCE), Some(GrantState::Consumed));
         reader.check();
     }

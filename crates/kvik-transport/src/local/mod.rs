@@ -7,10 +7,15 @@
 //! only its own memory.
 //!
 //! - `gpu`: a peer's memory on a GPU, and when it is opened;
+//! - [`Local`]: the transport of all sessions;
 //! - `outbox`: the messages, and what is held until the peer has closed it.
 
 mod gpu;
 mod outbox;
+mod transport;
+
+pub(crate) use transport::Links;
+pub use transport::{LOCAL_LINK, Local, LocalConfig};
 
 pub use gpu::PeerGpuRegion;
 
