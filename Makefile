@@ -31,7 +31,7 @@ wheel:  ## dist/kvik-*.whl, built and checked
 docs:  ## target/docs/index.html, with every link and command in it checked
 	@$(BUILD) docs
 
-lint:  ## rustfmt, clippy, ruff, mypy
+lint:  ## rustfmt, clippy, ruff, mypy, and the bounds of tools/house.toml
 	@$(BUILD) lint
 
 env:  ## .venv/dev and .venv/vllm with kvik installed, for work by hand

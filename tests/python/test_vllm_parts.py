@@ -133,7 +133,9 @@ def test_the_readme_says_that_tensors_on_a_gpu_are_refused(name: str) -> None:
     first = replace(tensors["model.layers.0.attn"], device=SimpleNamespace(type="cuda"))
     with pytest.raises(layout.LayoutError, match="hands over host memory"):
         layout.inspect({**tensors, "model.layers.0.attn": first}, gqa())
-    (row,) = [line for line in (ROOT / name).read_text().splitlines() if line.startswith("|") and "CUDA" in line]
+    (row,) = [
+        line for line in (ROOT / name).read_text().splitlines() if line.startswith("|") and "CUDA" in line
+    ]
     _, there, missing, _ = row.split("|")
     assert "API" in there
     assert "vLLM connector" in missing
