@@ -1,8 +1,8 @@
 """The bounds of a house, and what is known to be beyond them: a list that may only become shorter.
 
 `tools/house.toml` has the list: each circle above the bound by its number of files, each type above it by
-its number of functions. What is not on the list fails, what has grown fails, and so does what is smaller by now or
-gone: with `--shrink` the command writes the smaller figures, and it never writes larger ones.
+its number of functions. What is not on the list fails, what has grown fails, and so does what is smaller by
+now or gone: with `--shrink` the command writes the smaller figures, and it never writes larger ones.
 """
 
 import tomllib
