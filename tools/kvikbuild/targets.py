@@ -301,7 +301,7 @@ def clean() -> int:
 
 def lock(context: Context) -> None:
     """Pin the Python packages again."""
-    for name in ("uv", "dev", "vllm"):
+    for name in sorted(path.stem for path in LOCKS.glob("*.in")):
         overrides = LOCKS / f"{name}.overrides"
         argv: list[object] = [uv(context), "pip", "compile", "--quiet", "--upgrade", "--universal"]
         argv += ["--python-version", "3.11", "--generate-hashes", "--no-emit-index-url", "--no-annotate"]
