@@ -42,7 +42,7 @@ def vllm_env(context: Context) -> None:
 
 
 def lint(context: Context) -> None:
-    """Formatting, clippy, ruff, mypy."""
+    """Formatting, clippy, ruff, mypy, and what holds crates and packages together."""
     hold_cache(context)
     python = overlay_env(context, "dev")
     env = cargo_env(context)
@@ -51,6 +51,7 @@ def lint(context: Context) -> None:
     context.run([python, "-m", "ruff", "check"])
     context.run([python, "-m", "ruff", "format", "--check"])
     context.run([python, "-m", "mypy"])
+    context.run([python, "tools/house.py"])
 
 
 def rust(context: Context) -> None:
@@ -310,7 +311,7 @@ def clean() -> int:
 
 def lock(context: Context) -> None:
     """Pin the Python packages again."""
-    for name in ("uv", "dev", "vllm"):
+    for name in sorted(path.stem for path in LOCKS.glob("*.in")):
         overrides = LOCKS / f"{name}.overrides"
         argv: list[object] = [uv(context), "pip", "compile", "--quiet", "--upgrade", "--universal"]
         argv += ["--python-version", "3.11", "--generate-hashes", "--no-emit-index-url", "--no-annotate"]
