@@ -1,7 +1,8 @@
 """Real serving engines for the tests of this folder.
 
-Starting one takes most of a minute on two cores, so they are shared: one engine alone for the whole session,
-and one pair (prefill, decode, router) at a time. pytest orders the tests by the pair that they ask for.
+They are shared: one engine alone for the whole session, and one pair (prefill, decode, router) at a time.
+pytest orders the tests by the pair that they ask for. All but one pair are forks of a process in which vLLM
+is imported already (`fork_parent`), since imports are nine tenths of a start.
 """
 
 import contextlib

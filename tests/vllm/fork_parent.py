@@ -31,7 +31,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # What servers import until they are ready, by the modules that bring the rest.
 MODULES = (
@@ -113,7 +115,7 @@ class Parent:
         pid = os.fork()
         if pid == 0:
             self._control.close()
-            for number in (status, *chain_of(self._ends)):
+            for number in (status, *self._ends, *(end for _, end in self._ends.values())):
                 os.close(number)
             return partial(self._keep, request, log, watched, network)
         ended = os.pidfd_open(pid)
@@ -153,11 +155,6 @@ class Parent:
         return status
 
 
-def chain_of(ends: dict[int, tuple[int, int]]) -> list[int]:
-    """The descriptors in a table of children."""
-    return [number for ended, (_, status) in ends.items() for number in (ended, status)]
-
-
 def _start(before: Callable[[], None]) -> Forked:
     pid = os.fork()
     if pid != 0:
@@ -190,15 +187,15 @@ def _begin_fork_server() -> None:
     """
     usual = multiprocessing.util.spawnv_passfds
 
-    def fork(path: bytes, arguments: list[str], passed: Sequence[int]) -> int:
-        code = arguments[-1]
-        if "forkserver" not in code:
-            return usual(path, arguments, passed)
+    def fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        code = args[-1]
+        if "forkserver" not in str(code):
+            return usual(path, args, passfds)
         pid = os.fork()
         if pid != 0:
             return pid
         try:
-            _close_all_but(0, 1, 2, *passed)
+            _close_all_but(0, 1, 2, *passfds)
             exec(code, {})  # noqa: S102 - what `python -c` would have been given
         finally:
             os._exit(0)
@@ -209,20 +206,26 @@ def _begin_fork_server() -> None:
     finally:
         multiprocessing.util.spawnv_passfds = usual
     # vLLM asks for "spawn" on CPUs.
-    multiprocessing.context._concrete_contexts["spawn"] = multiprocessing.get_context("forkserver")
+    contexts = vars(multiprocessing.context)["_concrete_contexts"]
+    contexts["spawn"] = contexts["forkserver"]
 
 
 def _close_all_but(*kept: int) -> None:
     """Close descriptors as an exec would; no object of ours owns one."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number not in kept:
-            with contextlib.suppress(OSError):  # that of the listing
-                os.close(number)
+    for number in _open().difference(kept):
+        os.close(number)
+
+
+def _open() -> set[int]:
+    """The descriptors of this process."""
+    entries = list(Path("/proc/self/fd").iterdir())
+    # That of the listing is closed by now.
+    return {int(entry.name) for entry in entries if os.path.lexists(entry)}
 
 
 def _enter(network: int) -> None:
     """Be in a network namespace, which takes privileges where it is not ours already."""
-    ours = os.stat("/proc/self/ns/net")
+    ours = Path("/proc/self/ns/net").stat()
     if not os.path.samestat(ours, os.fstat(network)):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(network, CLONE_NEWNET) != 0:
@@ -249,10 +252,8 @@ def main(control: socket.socket, keeper_file: str) -> int:
 
 def _check_forkable(control: int) -> None:
     """Nothing but memory may be left behind by the imports."""
-    assert len(os.listdir("/proc/self/task")) == 1, "an import has started a thread"
-    # The descriptor of the listing itself is closed by the second look.
-    numbers = [number for number in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{number}")]
-    assert {*map(int, numbers)} == {0, 1, 2, control}, f"an import has left descriptors open: {numbers}"
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "an import has started a thread"
+    assert _open() == {0, 1, 2, control}, f"an import has left descriptors open: {_open()}"
     assert "kvik" not in sys.modules, "kvik is to be imported by each server"
 
 

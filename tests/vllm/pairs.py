@@ -169,7 +169,8 @@ def start_pair(
 def start_engine(
     parent: ForkParent | None, model: Path, engine: EngineSpec, port: int, logs: Path
 ) -> HttpServer:
-    """Start an engine: forked, or without a parent by its command line. It is up once `wait_ready` returns."""
+    """Start an engine: forked, or without a parent by its command line. It is up once `wait_ready`
+    returns."""
     if parent is None:
         return engine.start(model, port, logs)
     return ForkedServer(parent, engine, model, port, logs)
@@ -249,7 +250,7 @@ def wait_for(look: Callable[[], float], good: Callable[[float], bool], within: f
 
 def freeze(process: Process) -> Callable[[], None]:
     """Stop a server and all its descendants; returns what lets them go on."""
-    pids = _tree(process.pid)
+    pids = tree(process.pid)
     for pid in pids:
         stop(pid)
 
@@ -262,15 +263,15 @@ def freeze(process: Process) -> Callable[[], None]:
 
 def kill(process: Process) -> None:
     """Kill a server and all its descendants at once (SIGKILL), and wait until it is gone."""
-    for pid in _tree(process.pid):
+    for pid in tree(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert process.wait(20.0) is not None, f"{process.name} was killed and is still there"
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found += _tree(int(child))
+            found += tree(int(child))
     return found
