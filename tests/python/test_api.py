@@ -250,9 +250,16 @@ def test_layout_defaults_make_elements_touch() -> None:
 def test_content_chain_shares_what_prompts_share() -> None:
     tokens = np.random.default_rng(random_seed()).integers(0, 2**31, 40)
     chain = kvik.content_chain(b"model", b"", tokens, 16)
-    assert [len(link) for link in chain] == [32, 32, 32]
-    assert kvik.content_chain(b"model", b"", tokens[:32].tolist(), 16) == chain[:2]
-    assert kvik.content_chain(b"model", b"salt", tokens, 16)[0] != chain[0]
+    assert len(chain) == 3 * 32
+    assert kvik.content_chain(b"model", b"", tokens[:32].tolist(), 16) == chain[:64]
+    assert kvik.content_chain(b"model", b"salt", tokens, 16)[:32] != chain[:32]
+    images = [(35, b"the second"), (17, b"an image")]
+    told = kvik.content_chain(b"model", b"", tokens, 16, items=images)
+    assert (told[:32] == chain[:32], told[32:64] == chain[32:64], told[64:] == chain[64:]) == (True, False, False)
+    assert told == kvik.content_chain(b"model", b"", tokens, 16, items=images[::-1])
+    content = kvik.Content(told, b"all")
+    assert (len(content), content.chain, content.part) == (3, told, b"all")
+    assert pickle.loads(pickle.dumps(content)) == content != kvik.Content(told, b"other")
 
 
 def test_everything_public_is_documented() -> None:
