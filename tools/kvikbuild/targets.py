@@ -163,6 +163,15 @@ def vllm(context: Context) -> None:
     _pytest(context, "vllm", "tests/vllm", more=["-v", "--durations=15"])
 
 
+def soak_params(context: Context) -> None:
+    """Decode servers under whoever sends `kv_transfer_params` (KVIK_PARAMS: how many, KVIK_SEED)."""
+    argv = [overlay_env(context, "vllm"), "-m", "tests.vllm.params"]
+    argv += ["--count", os.environ.get("KVIK_PARAMS", "500")]
+    if seed := os.environ.get("KVIK_SEED"):
+        argv += ["--seed", seed]
+    context.run(argv)
+
+
 def demo(context: Context) -> None:
     """Emulated engines and a router, and what passes between them."""
     _demo(context, "dev", "emulator")
@@ -249,6 +258,7 @@ STAGES = {
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
         Stage("soak-faults", soak_faults, output="both", limit=7200),
+        Stage("soak-params", soak_params, output="both", limit=5400),
         Stage("soak-fuzz", soak_fuzz, limit=24 * 3600),
         Stage("soak-hostile", hostile, output="both", limit=1800),
         Stage("soak-miri", soak_miri, limit=3600),
@@ -282,7 +292,7 @@ TARGETS = {
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
     "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
-    "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults"],
+    "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults", "vllm-env", "soak-params"],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
     "soak-fuzz": ["toolchain", "soak-fuzz"],
     "soak-hostile": ["toolchain", "dev-env", "wheel", "soak-hostile"],

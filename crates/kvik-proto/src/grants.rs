@@ -103,6 +103,7 @@ impl<R> Entry<R> {
         op: Op,
         select: &Select,
         claim: Option<&ContentClaim>,
+        confirm: bool,
     ) -> Result<()> {
         let wrong = |code, why: &str| Err(Error::new(code, format!("grant {id} {why}")));
         let (content, claim) = match (&self.offer.content, claim) {
@@ -126,14 +127,22 @@ impl<R> Entry<R> {
             Op::Read | Op::Write => self.last_page(id, select)?,
             Op::Confirm | Op::Extend => content.links() - 1,
         };
-        match content.claim(link).as_ref() == Some(claim) {
-            true => Ok(()),
-            false => wrong(
+        if content.claim(link).as_ref() != Some(claim) {
+            return wrong(
                 Code::ContentMismatch,
                 "holds other content than this request states (another prompt, order, model, salt, adapter, or part of \
                  the KV): do not use its pages for it, compute them",
-            ),
+            );
         }
+        // Other prompts may share a beginning: theirs to read, and not theirs to use up.
+        if confirm && self.readers.is_some() && link + 1 < content.links() {
+            return wrong(
+                Code::ContentMismatch,
+                "holds more than this request states, and is used up only by who states all of it: read the beginning \
+                 without confirming",
+            );
+        }
+        Ok(())
     }
 
     /// The last page that is asked for, by its place in the grant.
@@ -266,6 +275,7 @@ impl<R: Clone> Grants<R> {
         layout: &[u8; 8],
         select: &Select,
         claim: Option<&ContentClaim>,
+        confirm: bool,
     ) -> Result<&Offer<R>> {
         let Some(entry) = self.entries.get(&id) else { return Err(self.why_gone(id)) };
         if let Some(state) = entry.ending {
@@ -290,7 +300,7 @@ impl<R: Clone> Grants<R> {
                 ),
             ));
         }
-        entry.check_content(id, op, select, claim)?;
+        entry.check_content(id, op, select, claim, confirm)?;
         Ok(&entry.offer)
     }
 

@@ -200,8 +200,9 @@ impl<R: Clone> Node<R> {
     pub fn begin_own(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
         self.expire(now);
         open.check()?;
+        let claim = open.content.as_ref();
         let offer =
-            self.grants.admit(open.grant, open.op, &open.layout, &open.select, open.content.as_ref())?;
+            self.grants.admit(open.grant, open.op, &open.layout, &open.select, claim, open.confirm)?;
         let (region, offer_region) = (offer.region.clone(), offer.region_id);
         self.own_transfers += 1;
         let key = (OWN_SESSION, self.own_transfers);

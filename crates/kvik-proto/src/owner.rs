@@ -104,7 +104,8 @@ impl<R: Clone> Node<R> {
     /// The owner's side of a request, all of it checked, and its memory where the peer is to copy from it.
     fn owner_flow(&mut self, key: FlowKey, begin: Begin, now: Duration) -> Result<(Flow<R>, Option<Source>)> {
         let claim = begin.content.as_ref();
-        let offer = self.grants.admit(begin.grant, begin.op, &begin.layout, &begin.select, claim)?;
+        let offer =
+            self.grants.admit(begin.grant, begin.op, &begin.layout, &begin.select, claim, begin.confirm)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
         let (keys, closed) = (offer.keys.clone(), offer.closed.clone());

@@ -2,7 +2,7 @@
 
 use crate::memory::{Mem, Rng};
 use crate::world::World;
-use kvik_core::{CONTENT_DIGEST_BYTES, Content, ContentClaim};
+use kvik_core::{CONTENT_DIGEST_BYTES, Content, ContentClaim, Use};
 use kvik_proto::{FlowKey, Op, Order};
 
 const PART: &[u8] = b"layers 0 to 4 of 4";
@@ -61,6 +61,13 @@ impl World {
             _ => other(ticket.seed ^ 2, PART),
         };
         (claim, false)
+    }
+
+    /// Whether a transfer that ends with this page and counts as a use would use up more than it states.
+    pub fn uses_up_a_beginning(&self, index: usize, last: usize) -> bool {
+        let ticket = &self.tickets[index];
+        let links = ticket.content.as_ref().map_or(0, Content::links);
+        matches!(ticket.uses, Use::Once(_)) && last + 1 < links
     }
 
     /// P5: for who states another content than the grant has, or none, nothing is served and nothing used.

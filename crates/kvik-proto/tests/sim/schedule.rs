@@ -176,7 +176,7 @@ impl World {
         let (positions, taken) = self.positions(index, times);
         let last = positions.last().map_or(0, |position| (position / times) as usize);
         let (content, right) = self.state(index, op, last);
-        let fits = right && (taken || !moves);
+        let fits = right && (!moves || taken && !(confirm && self.uses_up_a_beginning(index, last)));
         let (arena, mine, theirs) = match moves {
             true => {
                 let (arena, mine, theirs) = self.side(index, op, lease, times, &positions);
