@@ -87,7 +87,8 @@ impl World {
         let id = GrantId([number; 16]);
         // Every other one says what it holds.
         let pages = self.view.pages().len();
-        let content = Content::new(&vec![number; pages * 32], b"all").ok().filter(|_| number.is_multiple_of(2));
+        let content =
+            Content::new(&vec![number; pages * 32], b"all").ok().filter(|_| number.is_multiple_of(2));
         let offer = Offer {
             region: number,
             region_id: RegionId(number.into()),
