@@ -50,8 +50,8 @@ class Two:
 def test_the_family_of_errors() -> None:
     names = [name for name in kvik.errors.__all__ if name != "KvikError"]
     classes: list[type[kvik.KvikError]] = [getattr(kvik, name) for name in names]
-    assert len(classes) == 41
-    assert len({cls.code for cls in classes}) == 41
+    assert len(classes) == 43
+    assert len({cls.code for cls in classes}) == 43
     assert all(issubclass(cls, kvik.KvikError) and cls.__module__ == "kvik" for cls in classes)
     assert issubclass(kvik.InvalidArgument, ValueError)
     assert issubclass(kvik.PageOutOfRange, IndexError)
@@ -173,6 +173,48 @@ def test_a_page_that_was_not_granted(pair: Two) -> None:
     ticket = pair.there.grant(pair.source.of([1, 2])).ticket
     with refused(kvik.PageNotGranted):
         pair.here.read(pair.target.of([0, 1]), ticket, [2, 3]).wait(LIMIT)
+
+
+def test_other_content_and_none(pair: Two) -> None:
+    chain = kvik.content_chain(b"a model", b"", range(16), 8)
+    content, other = kvik.Content(chain, b"all"), kvik.Content(chain, b"a part")
+    grant = pair.there.grant(pair.source.of([1, 2]), content=content)
+    local = pair.target.of([0, 1])
+    for stated, error in ((None, kvik.ContentRequired), (other, kvik.ContentMismatch)):
+        for begin in (
+            lambda content: pair.here.read(local, grant.ticket, content=content),
+            lambda content: pair.here.release(grant.ticket, content=content),
+            lambda content: pair.here.extend(grant.ticket, 10.0, content=content),
+        ):
+            with refused(error):
+                begin(stated).wait(LIMIT)
+    with refused(kvik.InvalidArgument):
+        pair.here.read(local, grant.ticket, [1, 0], content=content).wait(LIMIT)
+    with refused(kvik.InvalidArgument):
+        pair.here.read(local, grant.ticket, (1, 3), content=content)
+    with refused(kvik.InvalidArgument):
+        pair.there.grant(pair.source.of([1, 2, 3]), content=content)
+    assert grant.state == "live"
+    pair.here.extend(grant.ticket, 10.0, content=content).wait(LIMIT)
+    pair.here.read(local, grant.ticket, (0, 2), content=content).wait(LIMIT)
+    assert grant.wait(LIMIT) == "consumed"
+
+
+def test_content_that_cannot_be() -> None:
+    for chain, part in ((b"", b"all"), (bytes(31), b"all"), (bytes(32), b""), (bytes(32), bytes(5000))):
+        with refused(kvik.InvalidArgument):
+            kvik.Content(chain, part)
+
+
+def test_pages_named_by_the_owners_ids(pair: Two) -> None:
+    ticket = pair.there.grant(pair.source.of([1, 2])).ticket
+    for call in (pair.here.read, pair.here.write):
+        with pytest.raises(TypeError, match="use positions="):
+            call(pair.target.of([0]), ticket, remote=[1])  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="no keyword argument colour="):
+            call(pair.target.of([0]), ticket, colour=[1])  # type: ignore[call-arg]
+        with refused(kvik.InvalidArgument):
+            call(pair.target.of([0]), ticket, (1, 2, 3))  # type: ignore[arg-type]
 
 
 def test_pages_of_another_engine(pair: Two) -> None:

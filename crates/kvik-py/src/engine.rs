@@ -241,7 +241,7 @@ impl PyEngine {
     /// transport, verify: as for Engine, for this transfer; None for the engine's. A transport is never
     ///     replaced silently.
     /// confirm: whether success counts as this engine's use of the grant: False for all but the last part of
-    ///     a read in parts.
+    ///     a read in parts. Of a grant with content a part that ends before the last page is no use of it.
     /// readers: how many engines read the grant together, this one included (1 to 4096). It is consumed when
     ///     so many have confirmed, or as many as its `use` says where that is more. The largest number that
     ///     any of them declares is what counts: where they disagree, or one of them dies, the grant ends by

@@ -225,7 +225,13 @@ fn describe(frame: &Frame) -> Fields {
             ("from", answer.from.to_string()),
             ("to", answer.to.to_string()),
             ("ask", format!("{:?}", answer.ask)),
-            ("outcome", format!("{:?}", answer.outcome)),
+            (
+                "outcome",
+                answer.outcome.as_ref().map_or_else(
+                    |e| format!("Err(Error {{ code: {:?}, text: {:?} }})", e.code, e.text),
+                    |told| format!("Ok({told:?})"),
+                ),
+            ),
         ],
         Frame::Check { transfer, at, sums } => vec![
             named("check"),

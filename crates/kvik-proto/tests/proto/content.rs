@@ -139,6 +139,25 @@ fn a_refused_extension_extends_nothing_and_a_right_one_does() {
     }
 }
 
+/// Prompts that begin alike may read what they share, and only the one that goes to the end may use it up.
+#[test]
+fn a_beginning_is_read_and_not_used_up() {
+    for path in PATHS {
+        let mut s = scene(Right::Read, Use::Once(1));
+        for end in 1..4u32 {
+            let pages: Vec<u32> = (0..end).collect();
+            let claim = s.content.claim(end as usize - 1);
+            assert_eq!(s.ask(Op::Read, path, &pages, claim).err(), Some(Code::ContentMismatch), "{end}");
+            let (open, _) = s.open(Op::Read, path, &pages, claim);
+            s.run(Open { confirm: false, ..open }).unwrap();
+            assert_eq!(s.state(), Some(GrantState::Live));
+        }
+        s.ask(Op::Read, path, &[2, 3], s.content.claim(3)).unwrap();
+        assert_eq!(s.world.peers[1].ended[&s.grant], GrantState::Consumed);
+        s.world.assert_quiet();
+    }
+}
+
 /// The claim is of the last page that is asked for, whatever parts it is asked for in.
 #[test]
 fn a_prefix_is_claimed_by_its_own_link() {
