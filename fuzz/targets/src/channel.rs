@@ -195,6 +195,7 @@ fn book(stage: &Stage) -> (Book, u64) {
     let open = Open {
         grant: GrantId([1; 16]),
         layout: [0; 8],
+        content: None,
         op: Op::Read,
         path: Path::Channels,
         sums: true,

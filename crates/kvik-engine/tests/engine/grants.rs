@@ -48,7 +48,7 @@ fn pages_outside_the_grant_are_refused() {
         let writable = owner.grant(&pages(&there, &[1, 3]), to_write()).unwrap();
         let both = pages(&here, &[0, 1]);
         let twice =
-            reader.write(&both, writable.ticket(), Some([3, 3].into()), TransferOptions::default()).unwrap();
+            reader.write(&both, writable.ticket(), Some([1, 1].into()), TransferOptions::default()).unwrap();
         assert_eq!(code(twice.wait(Some(PATIENCE))), Code::DuplicatePage);
         let twice = owner.grant(&pages(&there, &[1, 1]), to_write());
         assert_eq!(code(twice.map(|_| ())), Code::DuplicatePage);

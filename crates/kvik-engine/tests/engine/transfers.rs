@@ -22,12 +22,12 @@ fn both_ways(transport: Preference, verify: Verify, name: &str) {
 
     fill(&here, 55);
     let grant = owner.grant(&pages(&there, &theirs), GrantOptions { right: Right::Write, ..many }).unwrap();
-    let to: Vec<u32> = theirs[10..20].to_vec();
-    let report =
-        reader.write(&pages(&here, &mine[..10]), grant.ticket(), Some(to.clone().into()), options).unwrap();
+    let to = &theirs[10..20];
+    let at: Arc<[u32]> = (10..20).collect();
+    let report = reader.write(&pages(&here, &mine[..10]), grant.ticket(), Some(at), options).unwrap();
     let report = report.wait(None).unwrap();
     assert_eq!((report.transport, report.bytes), (name, 10 * PAGE));
-    check(&here, &mine[..10], &there, &to);
+    check(&here, &mine[..10], &there, to);
     println!("{report:?}");
 }
 

@@ -105,6 +105,33 @@ fn a_few_bytes_do_not_unfold_into_many() {
     world.assert_no_leak();
 }
 
+/// A few bytes of a source stand for a million pages: they are charged as what came while the request waits, and as what
+/// they become before they become it.
+#[test]
+fn a_source_is_charged_before_it_is_unfolded() {
+    let (mut world, session) = World::pair(1);
+    let pages: Vec<u32> = (0..MAX_PAGES as u32).collect();
+    let all = view(&layout(MAX_PAGES as u32, 8192), &pages);
+    let source =
+        Source { region: RegionId(1), view: all.clone(), slot: 0, generation: 0, keys: Arc::default() };
+    let id = world.grant_id();
+    let before = world.peers[1].node.held_for(session);
+    for transfer in 1..41 {
+        let source = Some(source.travelling());
+        let begin = Begin { path: Path::Memory, source, ..begin(2 * transfer, id, Op::Write, &all) };
+        inject(&mut world, session, &[frame(begin)]);
+    }
+    assert_eq!(refusals(&answers(&mut world, session)), []);
+    let held = world.peers[1].node.held_for(session) - before;
+    assert!(held < 100_000, "{held} bytes are held for requests of a few bytes");
+    let offer = world.offer(1, &Mem::for_layout(&layout(1, 1), 1), &all, Right::Write, Use::Many);
+    world.issue(1, id, offer);
+    // Of 4 MiB and a bit for each chunk not even eight fit into what a peer may hold.
+    assert_eq!(refusals(&answers(&mut world, session)), [Code::MemoryCapReached; 40 - 7]);
+    world.cut(1, session);
+    world.assert_no_leak();
+}
+
 #[test]
 fn many_requests_are_counted() {
     let (mut world, session) = World::pair(1);
