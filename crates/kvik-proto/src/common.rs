@@ -6,9 +6,9 @@
 //! flows of other sessions are told to stop.
 
 use crate::FlowKey;
+use crate::event::{Event, Timing, WINDOW};
 use crate::grants::Grants;
 use crate::handshake::Identity;
-use crate::node::{Event, Timing, WINDOW};
 use crate::rungs::{Rung, Rungs};
 use kvik_core::{GrantId, GrantState};
 use std::collections::VecDeque;

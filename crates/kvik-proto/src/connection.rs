@@ -5,10 +5,10 @@
 //! over, so that no part of a session changes under another one.
 
 use crate::common::{Common, Effect};
+use crate::event::Event;
 use crate::frame::Frame;
 use crate::handshake::{Established, Identity, Join, JoinKind};
 use crate::nics::Nics;
-use crate::node::Event;
 use kvik_core::{Code, EngineId, Error, Result};
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;

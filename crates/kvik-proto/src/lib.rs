@@ -11,6 +11,8 @@
 mod channel;
 mod common;
 mod connection;
+mod dues;
+mod event;
 mod flow;
 mod frame;
 mod grants;
@@ -30,6 +32,7 @@ pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
 pub use connection::MAX_CHANNELS;
+pub use event::{Event, Timing, WINDOW};
 pub use flow::{CopyFrom, Cut};
 pub use frame::{
     Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, TravellingSource,
@@ -42,7 +45,7 @@ pub use handshake::{
 };
 pub use holding::Holding;
 pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicAsk, NicCall, NicKey, Nics};
-pub use node::{Event, Node, Timing, WINDOW};
+pub use node::Node;
 pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
 pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;

@@ -7,108 +7,34 @@
 use crate::channel::ChunkHeader;
 use crate::common::{Common, Effect};
 use crate::connection::{Connection, Context};
+use crate::dues::Dues;
+use crate::event::{Event, Timing};
 use crate::frame::Frame;
 use crate::grants::{Offer, ended};
 use crate::handshake::{Established, Identity, Join};
 use crate::holding::Holding;
 use crate::nics::{NicAnswer, NicCall, Nics};
-use crate::notify::{Notification, check_payload};
+use crate::notify::check_payload;
 use crate::peers::SessionState;
 use crate::rungs::Rungs;
 use crate::session::Session;
-use crate::transfers::{Finished, Open, Order, OrderOutcome, OrderRef, Served, Transfers, lost};
+use crate::transfers::{Open, Order, OrderOutcome, OrderRef, Transfers, lost};
 use crate::{FlowKey, OWN_SESSION};
 use kvik_core::{Code, Error, GrantId, GrantState, RegionId, Result};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The times that decide about life and death.
-#[derive(Debug, Clone, Copy)]
-pub struct Timing {
-    /// A side that has sent nothing for this long sends a beat.
-    pub heartbeat: Duration,
-    /// A peer that was silent for this long is dead.
-    pub dead_after: Duration,
-}
-
-impl Default for Timing {
-    /// A beat every 0.5 s; dead after 2 s, as promised in P6.
-    fn default() -> Self {
-        Timing { heartbeat: Duration::from_millis(500), dead_after: Duration::from_secs(2) }
-    }
-}
-
-/// Bytes that a session's channels have in hand at most, unless the engine says otherwise: more than so many channels
-/// as a peer usually has ever take, so that it bounds and does not slow.
-pub const WINDOW: u64 = 32 << 20;
-
-/// What happened, for the engine around the node.
-#[derive(Debug)]
-pub enum Event {
-    /// There may be something to send on the session's channels.
-    Send(u64),
-    /// There may be something to copy.
-    Copy,
-    /// A flow of the session must stop: executors look at their orders' flags.
-    Stop(u64),
-    /// A transfer that this side began has ended; nothing here touches its memory any more.
-    Finished(Finished),
-    /// A request of a peer has ended on this side, which owns the grant.
-    Served(Served),
-    /// A grant has ended; its pages are the owner's again.
-    GrantEnded(GrantId, GrantState),
-    /// A grant is over while a transfer takes part in it: so many pages are not the owner's yet. `GrantEnded` follows.
-    Ending(GrantId, u64),
-    /// This fence slot must be raised, at once.
-    Raise(u32),
-    /// The session is over: its connections must be cut.
-    SessionDown(u64, Error),
-    /// The peer asks for data channels.
-    OpenChannels(u64),
-    /// Nothing was heard on the session for half of the time after which its peer is dead.
-    Silent(u64),
-    /// Something was heard again on a session that was silent.
-    Heard(u64),
-    /// The peer closes the session in order; `SessionDown` follows.
-    Goodbye(u64),
-    /// A notification has come.
-    Notified(Notification),
-    /// A notification that this side sent has ended: acknowledged, or why not.
-    NoteEnded {
-        /// On which session.
-        session: u64,
-        /// Its number.
-        number: u64,
-        /// Acknowledged, or why not.
-        outcome: Result<()>,
-    },
-    /// The window of notifications has room again.
-    NoteRoom(u64),
-    /// There may be something to post on the session's one-sided link.
-    Post(u64),
-    /// The NICs of the session's peer have other addresses now.
-    NicsMoved(u64),
-    /// A NIC of the session's peer wants a way to a NIC here: what it could reach by the way that it had must be cut
-    /// first; then [`Node::answer_reach`].
-    Reach(u64, NicCall),
-    /// The peer has answered what [`Node::reach`] asked.
-    Reached(u64, NicAnswer),
-    /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
-    /// endpoint closed), its posted orders be reported, and then [`Node::fenced`] be called.
-    Fence(u64),
-}
 
 /// See the module's text. `R` names memory of this process; the node only hands it back.
 pub struct Node<R> {
     common: Common<R>,
     sessions: BTreeMap<u64, Session<R>>,
-    /// When each session wants to be looked at.
-    due: BTreeSet<(Duration, u64)>,
-    dues: BTreeMap<u64, Duration>,
+    dues: Dues,
     preferred: HashMap<Identity, u64>,
     /// Sessions with something to copy or to sum, in turn.
     copying: VecDeque<u64>,
+    /// Flows that other threads are to stop; see [`Node::hold_stops`].
+    held: Option<Vec<(GrantId, GrantState, FlowKey)>>,
 }
 
 impl<R: Clone> Node<R> {
@@ -122,11 +48,35 @@ impl<R: Clone> Node<R> {
         Node {
             common: Common::new(identity, timing, now),
             sessions: BTreeMap::from([(OWN_SESSION, Session::own())]),
-            due: BTreeSet::new(),
-            dues: BTreeMap::new(),
+            dues: Dues::default(),
             preferred: HashMap::new(),
             copying: VecDeque::new(),
+            held: None,
         }
+    }
+
+    /// Where sessions are under locks of their own, a grant that has ended stops its flows session by session, and
+    /// other threads go on meanwhile. From here on so does this node: the stops wait, until [`Node::stop_held`] or the
+    /// next [`Node::tick`].
+    pub fn hold_stops(&mut self) {
+        self.held.get_or_insert_default();
+    }
+
+    /// How many stops wait.
+    pub fn held_stops(&self) -> usize {
+        self.held.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Does one of those that wait, in any order.
+    pub fn stop_held(&mut self, which: usize) {
+        let Some(held) = self.held.as_mut().filter(|held| which < held.len()) else { return };
+        let (grant, state, key) = held.swap_remove(which);
+        let last = held.iter().all(|(other, _, _)| *other != grant);
+        self.stop(grant, state, key);
+        if last {
+            self.common.note_stopped(grant);
+        }
+        self.carry_out();
     }
 
     /// How many bytes the channels of one session may have in hand to send; one chunk is always allowed.
@@ -141,7 +91,7 @@ impl<R: Clone> Node<R> {
 
     /// When [`Node::tick`] wants to be called again.
     pub fn next_timeout(&self) -> Option<Duration> {
-        let session = self.due.first().map(|(at, _)| *at);
+        let session = self.dues.first().map(|(at, _)| at);
         session.into_iter().chain(self.common.grants().next_due()).min()
     }
 
@@ -162,15 +112,7 @@ impl<R: Clone> Node<R> {
         if session.is_gone() {
             self.sessions.remove(&id);
         }
-        if self.dues.get(&id).copied() != due {
-            if let Some(old) = self.dues.remove(&id) {
-                self.due.remove(&(old, id));
-            }
-            if let Some(due) = due {
-                self.dues.insert(id, due);
-                self.due.insert((due, id));
-            }
-        }
+        self.dues.set(id, due);
         Some(result)
     }
 
@@ -191,15 +133,15 @@ impl<R: Clone> Node<R> {
     fn carry_out(&mut self) {
         while let Some(effect) = self.common.next_effect() {
             match effect {
-                Effect::Stop(grant, state, flows) => {
-                    for (session, transfer) in flows {
-                        self.with_one(session, |session, common| {
-                            let (transfers, _, mut cx) = session.parts(common);
-                            transfers.stop(transfer, ended(grant, state), &mut cx);
-                        });
+                Effect::Stop(grant, state, flows) => match &mut self.held {
+                    Some(held) if !flows.is_empty() => {
+                        held.extend(flows.into_iter().map(|key| (grant, state, key)));
                     }
-                    self.common.note_stopped(grant);
-                }
+                    _ => {
+                        flows.into_iter().for_each(|key| self.stop(grant, state, key));
+                        self.common.note_stopped(grant);
+                    }
+                },
                 Effect::Down(session, peer) => self.prefer_another(session, peer),
                 Effect::Copy(session) => {
                     if !self.copying.contains(&session) {
@@ -208,6 +150,14 @@ impl<R: Clone> Node<R> {
                 }
             }
         }
+    }
+
+    /// Stops a flow of a grant that has ended.
+    fn stop(&mut self, grant: GrantId, state: GrantState, (session, transfer): FlowKey) {
+        self.with_one(session, |session, common| {
+            let (transfers, _, mut cx) = session.parts(common);
+            transfers.stop(transfer, ended(grant, state), &mut cx);
+        });
     }
 
     /// A session that is not over.
@@ -432,15 +382,8 @@ impl<R: Clone> Node<R> {
         self.common.grants().all().into_iter().filter_map(|id| self.holding(id)).collect()
     }
 
-    fn holder(&self, key: FlowKey) -> String {
-        if key.0 == OWN_SESSION {
-            return "this engine itself".to_owned();
-        }
-        match (self.live(key.0), self.sessions.get(&key.0).and_then(|own| own.transfers().reader_of(key.1))) {
-            (Some(connection), _) => connection.peer_text(),
-            (None, Some(reader)) => format!("engine {reader}, which is gone"),
-            (None, None) => "the peer".to_owned(),
-        }
+    fn holder(&self, (session, transfer): FlowKey) -> String {
+        self.sessions.get(&session).map_or_else(String::new, |session| session.holder(transfer))
     }
 
     // ---- transfers ----
@@ -634,9 +577,10 @@ impl<R: Clone> Node<R> {
     /// Lets time pass: beats, deaths, deadlines, expiries.
     pub fn tick(&mut self, now: Duration) {
         self.expire(now);
-        while let Some(&(at, id)) = self.due.first()
-            && at <= now
-        {
+        while self.held_stops() > 0 {
+            self.stop_held(0);
+        }
+        while let Some((_, id)) = self.dues.first().filter(|(at, _)| *at <= now) {
             self.with(id, |session, common| session.tick(now, common));
         }
     }

@@ -14,9 +14,9 @@
 //! acknowledgement did not come, the sender cannot know.
 
 use crate::connection::Context;
+use crate::event::Event;
 use crate::frame::Frame;
 use crate::handshake::Identity;
-use crate::node::Event;
 use kvik_core::{Code, Error, Result};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -7,9 +7,9 @@
 use crate::OWN_SESSION;
 use crate::common::Common;
 use crate::connection::{Beat, Connection, Context};
+use crate::event::Event;
 use crate::frame::Frame;
 use crate::handshake::{Established, Join};
-use crate::node::Event;
 use crate::notify::Notes;
 use crate::peers::SessionState;
 use crate::transfers::Transfers;
@@ -96,6 +96,16 @@ impl<R: Clone> Session<R> {
             leaving: connection.is_leaving(),
             transfers: self.transfers.len(),
         })
+    }
+
+    /// Who takes part in a grant by this transfer, in words.
+    pub fn holder(&self, transfer: u64) -> String {
+        match (&self.connection, self.transfers.reader_of(transfer)) {
+            _ if self.id == OWN_SESSION => "this engine itself".to_owned(),
+            (Some(connection), _) => connection.peer_text(),
+            (None, Some(reader)) => format!("engine {reader}, which is gone"),
+            (None, None) => "the peer".to_owned(),
+        }
     }
 
     /// When [`Session::tick`] wants to be called again.

@@ -23,9 +23,9 @@ pub use served::Served;
 
 use crate::FlowKey;
 use crate::connection::Context;
+use crate::event::Event;
 use crate::flow::{Flow, Role, Work};
 use crate::frame::{Begin, Frame};
-use crate::node::Event;
 use crate::rungs::Rung;
 use kvik_core::{Code, Error, Result};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

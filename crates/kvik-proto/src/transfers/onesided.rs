@@ -12,8 +12,8 @@
 use super::Transfers;
 use super::orders::{Order, OrderKind, OrderRef, order};
 use crate::connection::Context;
+use crate::event::Event;
 use crate::flow::{CopyFrom, Flow, Reach, Work};
-use crate::node::Event;
 use kvik_core::{Code, Error, Result};
 
 impl<R: Clone> Transfers<R> {

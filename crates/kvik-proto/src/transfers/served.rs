@@ -1,9 +1,9 @@
 //! What became of the requests of peers, for those who count them.
 
 use crate::connection::Context;
+use crate::event::Event;
 use crate::flow::Flow;
 use crate::frame::{Op, Path};
-use crate::node::Event;
 use kvik_core::{Code, EngineId, Result};
 
 /// The end of a peer's request, as the owner of the grant sees it.

@@ -185,6 +185,8 @@ impl Schedule {
             39..45 => world.notify(engine),
             45 => world.engines[engine].deaf = true,
             46 => world.engines[engine].eager ^= true,
+            // As an engine whose sessions are under locks of their own.
+            47..49 => world.engines[engine].node.hold_stops(),
             38 => world.speak_early(),
             27 => {
                 world.now += ms(900);

@@ -71,6 +71,8 @@ pub enum Action {
     Nic(usize),
     Fence(usize),
     Take(usize),
+    /// One of an engine's flows is stopped, whose grant has ended.
+    Stop(usize, usize),
 }
 
 pub struct World {
@@ -226,6 +228,9 @@ impl World {
             if !engine.inbox.is_empty() && !engine.deaf && !engine.asleep {
                 actions.push(Action::Take(at));
             }
+            if !engine.asleep {
+                actions.extend((0..engine.node.held_stops()).map(|which| Action::Stop(at, which)));
+            }
         }
         let works = |engine: usize| !self.engines[engine].hold && !self.engines[engine].asleep;
         let running = self.running.iter().enumerate().filter(|(_, running)| works(running.engine));
@@ -293,6 +298,10 @@ impl World {
             Action::Nic(at) => self.move_post(at),
             Action::Fence(at) => self.fence(at),
             Action::Take(engine) => self.take_notes(engine),
+            Action::Stop(engine, which) => {
+                self.engines[engine].node.stop_held(which);
+                engine
+            }
         };
         self.pump(engine);
     }
