@@ -113,8 +113,11 @@ impl Shared {
 
     fn finish(&self, id: u64, record: Record, finished: Option<Finished>, outcome: Result<()>) {
         let bytes = finished.as_ref().map_or(0, |finished| finished.bytes);
-        let outcome = outcome.map(|()| self.report(&record, finished));
         let Job { ticket, tag, .. } = &record.job;
+        let outcome = match outcome {
+            Ok(()) => Ok(self.report(&record, finished)),
+            Err(error) => Err(error.about_peer(ticket.engine).about_grant(ticket.grant)),
+        };
         let own = self.local.identity.engine;
         match &outcome {
             Ok(report) => {
