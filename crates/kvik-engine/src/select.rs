@@ -182,7 +182,8 @@ mod tests {
     #[test]
     fn one_that_was_refused_is_not_taken_again_and_its_reason_stays() {
         let refused = Rejected { transport: LOCAL, reason: Reason::Unavailable("the owner says no".into()) };
-        let told = taken(run(Preference::Auto, std::slice::from_ref(&refused), [ready(1), no("b"), ready(3)]));
+        let told =
+            taken(run(Preference::Auto, std::slice::from_ref(&refused), [ready(1), no("b"), ready(3)]));
         assert_eq!((told.0, told.2), (2, vec!["local: the owner says no".into(), "verbs: b".into()]));
         let again = run(Preference::Local, &[refused], [Answer::Opening, ready(2), ready(3)]);
         assert!(matches!(again, Selection::None(error) if error.text.contains("the owner says no")));

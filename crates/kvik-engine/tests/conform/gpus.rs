@@ -187,7 +187,8 @@ gpus! {
                     assert_eq!(report.transport.name(), "tcp");
                     assert!(why.contains("local: ") && why.contains("exported itself"), "{why}");
                 } else {
-                    assert_eq!((report.transport.name(), &*why), ("local", ""));
+                    assert_eq!(report.transport.name(), "local");
+                    assert_eq!(why, "tcp: local reaches the peer too, and is preferred");
                 }
                 assert!(bytes(&there) == bytes(&here), "{op:?}");
             }
