@@ -366,6 +366,10 @@ def close_all(timeout: float) -> None: ...
 
 class KvikError(Exception):
     code: str
+    peer: str | None
+    grant: str | None
+    region: int | None
+    page: int | None
 
 class InvalidArgument(KvikError, ValueError): ...
 class UnknownTransport(KvikError): ...

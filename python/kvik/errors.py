@@ -3,6 +3,10 @@
 Each error has a class of its own, all under `KvikError`. `code` is the same name in snake case, for logs and
 metrics; the text says what happened, and what to do. Where Python has a class of the same meaning, ours is
 one of those too: `except ConnectionError` also catches `PeerLost`.
+
+What an error is about, as far as that is known, is in its attributes, each else None: `peer` (the other
+engine's id), `grant` (the grant's id), `region` (number of this engine's region), `page` (this engine's page
+id, in the layout that the transfer named).
 """
 
 from kvik._native import (

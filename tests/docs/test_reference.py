@@ -76,5 +76,5 @@ def test_a_command_is_in_the_reference(name: str, command: click.Command) -> Non
 
 def test_the_rust_reference_is_in_the_site() -> None:
     """The crates that the page names."""
-    for crate in ("kvik_core", "kvik_engine", "kvik_proto"):
+    for crate in ("kvik_core", "kvik_engine", "kvik_observe", "kvik_proto"):
         assert (SITE / "rust" / crate / "index.html").is_file()

@@ -252,6 +252,21 @@ def test_a_consumed_grant(pair: Two) -> None:
         pair.read(grant.ticket)
 
 
+def test_an_error_names_what_it_is_about(pair: Two) -> None:
+    grant = pair.there.grant(pair.source.of())
+    grant.revoke()
+    with pytest.raises(kvik.GrantRevoked) as told:
+        pair.read(grant.ticket)
+    error = told.value
+    assert (error.peer, error.grant) == (pair.there.id, grant.ticket.grant_id)
+    assert (error.region, error.page) == (None, None)
+    transfer = pair.here.read(pair.target.of(), never_issued(pair.there, pair.source.layout))
+    with pytest.raises(kvik.RegionBusy) as told:
+        pair.target.region.close(0.2)
+    assert f"region {told.value.region} is still used" in str(told.value)
+    transfer.cancel()
+
+
 def test_a_revoked_grant(pair: Two) -> None:
     grant = pair.there.grant(pair.source.of())
     grant.revoke()

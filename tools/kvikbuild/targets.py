@@ -207,7 +207,7 @@ def hostile(context: Context) -> None:
 def gpu_check(context: Context) -> None:
     """Every part of kvik's side of this machine's GPUs, byte by byte, and how fast pages come and go."""
     hold_cache(context)
-    what = ("-p", "kvik-host", "--bin", "kvik-gpu-check")
+    what = ("-p", "kvik-gpu-check")
     context.run(["cargo", "build", "--locked", "--release", *what], cargo_env(context))
     more = shlex.split(os.environ.get("GPU_CHECK", ""))  # such as GPU_CHECK="--device 0 --rounds 99"
     status = context.status([target_dir(context) / "release" / "kvik-gpu-check", *more])

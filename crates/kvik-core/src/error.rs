@@ -3,6 +3,7 @@
 //! Codes travel between peers (as numbers) and into Python (as exception classes), so a number is never given to
 //! another meaning. The text says what happened, to whom, and what to do next.
 
+use crate::{EngineId, GrantId, RegionId};
 use std::fmt;
 
 /// `Result` with kvik's [`Error`].
@@ -16,12 +17,66 @@ pub struct Error {
     pub code: Code,
     /// What happened, to which peer, region or page, and what to do next.
     pub text: String,
+    subject: Option<Box<Subject>>,
+}
+
+/// What an error is about, as far as that is known, for programs that act on it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Subject {
+    /// The other engine.
+    pub peer: Option<EngineId>,
+    /// The grant.
+    pub grant: Option<GrantId>,
+    /// This engine's region.
+    pub region: Option<RegionId>,
+    /// This engine's page: its id in the layout that the transfer named.
+    pub page: Option<u32>,
 }
 
 impl Error {
     /// An error of this kind with this text.
     pub fn new(code: Code, text: impl Into<String>) -> Self {
-        Error { code, text: text.into() }
+        Error { code, text: text.into(), subject: None }
+    }
+
+    /// What it is about. It stays within the process: between peers only the code and the text travel.
+    pub fn subject(&self) -> Subject {
+        self.subject.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// The error, told to be about whatever is named here and was not named before.
+    #[must_use]
+    pub fn about(mut self, more: Subject) -> Error {
+        let known = self.subject.get_or_insert_default();
+        known.peer = known.peer.or(more.peer);
+        known.grant = known.grant.or(more.grant);
+        known.region = known.region.or(more.region);
+        known.page = known.page.or(more.page);
+        self
+    }
+
+    /// [`Error::about`] an engine.
+    #[must_use]
+    pub fn about_peer(self, peer: EngineId) -> Error {
+        self.about(Subject { peer: Some(peer), ..Subject::default() })
+    }
+
+    /// [`Error::about`] a grant.
+    #[must_use]
+    pub fn about_grant(self, grant: GrantId) -> Error {
+        self.about(Subject { grant: Some(grant), ..Subject::default() })
+    }
+
+    /// [`Error::about`] a region of this engine.
+    #[must_use]
+    pub fn about_region(self, region: RegionId) -> Error {
+        self.about(Subject { region: Some(region), ..Subject::default() })
+    }
+
+    /// [`Error::about`] a page of this engine.
+    #[must_use]
+    pub fn about_page(self, page: u32) -> Error {
+        self.about(Subject { page: Some(page), ..Subject::default() })
     }
 }
 
@@ -123,5 +178,14 @@ mod tests {
             assert!(names.insert(code.name()));
         }
         assert_eq!(Code::from_wire(65_535), Code::ProtocolError);
+    }
+
+    #[test]
+    fn what_was_named_first_stays() {
+        let error = Error::new(Code::PeerLost, "gone");
+        assert_eq!(error.subject(), Subject::default());
+        let error = error.about_page(3).about_page(4).about_region(RegionId(7));
+        assert_eq!((error.subject().page, error.subject().region), (Some(3), Some(RegionId(7))));
+        assert_eq!(error.subject().peer, None);
     }
 }

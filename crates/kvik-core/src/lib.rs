@@ -20,7 +20,7 @@ mod ticket;
 mod view;
 
 pub use digest::{CONTENT_DIGEST_BYTES, ContentDigest, content_chain};
-pub use error::{Code, Error, Result};
+pub use error::{Code, Error, Result, Subject};
 pub use grant::{GrantState, Right, Use};
 pub use id::{EngineId, GrantId, HostTag, Incarnation, RegionId};
 pub use layout::{Layers, Layout, MAX_PARTS};

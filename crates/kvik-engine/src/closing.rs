@@ -93,7 +93,9 @@ fn join_all(shared: &Arc<Shared>, control: &Mutex<Option<JoinHandle<()>>>) {
     }
     let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
     left.into_iter().for_each(|id| shared.abandon(id, closed()));
-    shared.stop_stat();
+    if let Some(observer) = shared.observer.get() {
+        observer.engine_closed();
+    }
     log::info!(engine:% = shared.local.identity.engine; "engine closed");
 }
 

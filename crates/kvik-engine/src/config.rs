@@ -27,7 +27,7 @@ pub enum Preference {
 
 impl Preference {
     /// The word for it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Preference::Auto => "auto",
             Preference::Tcp => "tcp",

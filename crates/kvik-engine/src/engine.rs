@@ -16,7 +16,7 @@ use kvik_core::{
 };
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
-use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_host::thread::spawn_named;
 use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{Closed, MAX_READERS, Offer, Op, Select};
@@ -73,11 +73,7 @@ impl Engine {
         }
         let shared = Arc::new(shared);
         drop(shared.addresses.set(advertised));
-        let options = ThreadOptions {
-            cpus: shared.config.cpus.clone(),
-            numa_node: shared.config.numa_node,
-            times: shared.metrics.threads.clone(),
-        };
+        let options = shared.thread_options();
         let threads = usize::from(shared.config.io_threads);
         if let Some(nics) = &shared.config.nics {
             // Who listens on one address means the network that it belongs to.
@@ -99,7 +95,6 @@ impl Engine {
         let mut control = Control::new(shared.clone(), listeners, unix)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
-        shared.start_stat(&options);
         log::info!(engine:% = shared.local.identity.engine; "engine {:?} listens on {bound:?}", shared.config.name);
         Ok(engine)
     }

@@ -126,7 +126,8 @@ impl Grant {
                     "{}; do not use them before `wait` on the grant returns, when the last transfer has let go",
                     describe(&holding)
                 ),
-            )),
+            )
+            .about_grant(self.id())),
         }
     }
 
@@ -136,7 +137,8 @@ impl Grant {
     /// The way it ended.
     pub fn extend(&self, by: Duration) -> Result<Duration> {
         self.shared.check()?;
-        self.shared.node(|node, now| node.extend_grant(self.id(), by, now))
+        let extended = self.shared.node(|node, now| node.extend_grant(self.id(), by, now));
+        extended.map_err(|error| error.about_grant(self.id()))
     }
 
     /// The final state, once the pages are the owner's again; `None` at the timeout.

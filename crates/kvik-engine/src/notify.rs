@@ -211,7 +211,7 @@ impl Notifying {
                     let text = format!(
                         "engine {engine} is not connected to this one: notify it by one of its tickets"
                     );
-                    return Err(Error::new(Code::PeerUnreachable, text));
+                    return Err(Error::new(Code::PeerUnreachable, text).about_peer(*engine));
                 }
             },
         };

@@ -117,8 +117,11 @@ impl Shared {
 
     fn finish(&self, id: u64, record: Record, finished: Option<Finished>, outcome: Result<()>) {
         let bytes = finished.as_ref().map_or(0, |finished| finished.bytes);
-        let outcome = outcome.map(|()| self.report(&record, finished));
         let Job { ticket, tag, .. } = &record.job;
+        let outcome = match outcome {
+            Ok(()) => Ok(self.report(&record, finished)),
+            Err(error) => Err(error.about_peer(ticket.engine).about_grant(ticket.grant)),
+        };
         let own = self.local.identity.engine;
         match &outcome {
             Ok(report) => {
@@ -129,7 +132,7 @@ impl Shared {
             }
         }
         self.metrics.transfer_ended(&record, bytes, &outcome);
-        self.stat.tracer.ended(&record, bytes, &outcome, &self.stat.bell);
+        self.tell_observer(&record, bytes, &outcome);
         let end = record.end.clone();
         // The memory that the record holds is let go of before anybody hears of the end.
         drop(record);

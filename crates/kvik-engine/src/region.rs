@@ -112,7 +112,7 @@ impl Region {
                 id.0,
                 held.join("; ")
             );
-            return Error::new(Code::PagesQuarantined, text);
+            return Error::new(Code::PagesQuarantined, text).about_region(id);
         }
         if first {
             *self.inner.lock() = Some(memory.clone());
@@ -137,7 +137,7 @@ impl Region {
             "region {} is still used by {by}; wait for them or cancel them, and close the region again",
             id.0
         );
-        Error::new(Code::RegionBusy, text)
+        Error::new(Code::RegionBusy, text).about_region(id)
     }
 
     /// Copies `from` to `offset`; on a GPU behind all that its default stream was given before.
@@ -162,6 +162,7 @@ impl Region {
                 Code::RegionClosed,
                 format!("region {} was closed; register the memory again", self.id().0),
             )
+            .about_region(self.id())
         })
     }
 }
@@ -248,7 +249,8 @@ impl PageSet {
                     region.id().0,
                     region.bytes()
                 ),
-            ));
+            )
+            .about_region(region.id()));
         }
         let (layers, slices) = (layers.unwrap_or(0..layout.layers()), slices.unwrap_or(0..layout.slices()));
         let view = View::of_parts(layout, parts, ids, layers, slices, Order::LayerFirst)?;

@@ -13,14 +13,15 @@ use crate::events::{Hub, Quarantine};
 use crate::grant::GrantCell;
 use crate::metrics::Metrics;
 use crate::notify::NoteDesk;
+use crate::observer::Observer;
 use crate::output::ControlConn;
 use crate::peers::Roster;
-use crate::stat::StatDesk;
 use crate::transfer::Report;
 use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
 use kvik_host::cuda::IpcHandle;
 use kvik_host::event::EventFd;
+use kvik_host::thread::ThreadOptions;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts};
 use kvik_proto::{
     Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, NicKey, Nics, Node, Op, Path, Secret, Served,
@@ -76,7 +77,7 @@ pub(crate) struct Shared {
     pub budget: Budget,
     pub counters: Counters,
     pub metrics: Metrics,
-    pub stat: StatDesk,
+    pub observer: OnceLock<Arc<dyn Observer>>,
     pub roster: Roster,
     pub hub: Hub,
     pub notes: NoteDesk,
@@ -219,12 +220,21 @@ impl Shared {
             budget,
             counters: Counters::default(),
             metrics: Metrics::new(),
-            stat: StatDesk::new()?,
+            observer: OnceLock::new(),
             roster: Roster::default(),
             hub: Hub::default(),
             notes: NoteDesk::default(),
             quarantine: Quarantine::default(),
         })
+    }
+
+    /// Where the engine's threads run, and where their CPU time is counted.
+    pub fn thread_options(&self) -> ThreadOptions {
+        ThreadOptions {
+            cpus: self.config.cpus.clone(),
+            numa_node: self.config.numa_node,
+            times: self.metrics.threads.clone(),
+        }
     }
 
     /// Eight bytes that tell whether a loopback address here means the same there.

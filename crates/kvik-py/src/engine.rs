@@ -17,7 +17,7 @@ use crate::ticket::{PyTicket, ticket};
 use crate::transfer::PyTransfer;
 use crate::warming::{self, PyWarming};
 use kvik_core::{GrantId, Result, Right, Ticket};
-use kvik_engine::{Engine, GrantOptions, PageSet, Transfer, TransferOptions};
+use kvik_engine::{Config, Engine, GrantOptions, PageSet, Transfer, TransferOptions};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -77,7 +77,7 @@ impl PyEngine {
         let config = options::config(py, listen, given)?;
         // Before the engine, so that what it logs at its start is delivered.
         py.import("kvik._logs")?.call_method0("start")?;
-        let engine = py.detach(|| Engine::start(config)).or_raise(py)?;
+        let engine = py.detach(|| started(config)).or_raise(py)?;
         process::current().opened(&engine);
         Ok(PyEngine(Owned::new(engine), Owned::new(Kept::default())))
     }
@@ -558,4 +558,13 @@ fn options(
         remote_parts: part.parts.map(|parts| parts.within(py, "remote_parts")).transpose()?,
         ..common
     })
+}
+
+/// An engine that runs, and that `kvik stat` and `kvik trace` can look at.
+fn started(config: Config) -> Result<Engine> {
+    let engine = Engine::start(config)?;
+    if let Err(error) = kvik_observe::observe(&engine) {
+        log::warn!("{error}");
+    }
+    Ok(engine)
 }

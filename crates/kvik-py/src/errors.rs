@@ -4,7 +4,7 @@
 //! without a second list to keep. Where Python has a class of the same meaning, ours is also one of those:
 //! code that catches `ConnectionError` catches a lost peer.
 
-use kvik_core::{Code, Error};
+use kvik_core::{Code, Error, Subject};
 use pyo3::exceptions::{
     PyConnectionError, PyException, PyIndexError, PyRuntimeError, PyTimeoutError, PyValueError,
 };
@@ -54,6 +54,9 @@ fn new_class<'py>(
     let body = PyDict::new(py);
     body.set_item("code", code)?;
     body.set_item("__doc__", about)?;
+    for name in ["peer", "grant", "region", "page"] {
+        body.set_item(name, py.None())?;
+    }
     // Where users find it, so that tracebacks and pickles name it there.
     body.set_item("__module__", "kvik")?;
     let class = py.get_type::<PyType>().call1((name, PyTuple::new(py, bases)?, body))?;
@@ -64,9 +67,23 @@ fn new_class<'py>(
 pub fn raised(py: Python<'_>, error: Error) -> PyErr {
     let class = CLASSES.get(py).and_then(|all| all.iter().find(|(code, _)| *code == error.code));
     match class {
-        Some((_, class)) => PyErr::from_type(class.bind(py).clone(), (error.text,)),
+        Some((_, class)) => match exception(class.bind(py), &error) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(failed) => failed,
+        },
         None => PyRuntimeError::new_err(error.text),
     }
+}
+
+/// The exception, with what it is about as attributes: ids in the form in which Python has them elsewhere.
+fn exception<'py>(class: &Bound<'py, PyType>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
+    let exception = class.call1((error.text.as_str(),))?;
+    let Subject { peer, grant, region, page } = error.subject();
+    exception.setattr("peer", peer.map(|peer| peer.to_string()))?;
+    exception.setattr("grant", grant.map(|grant| grant.to_string()))?;
+    exception.setattr("region", region.map(|region| region.0))?;
+    exception.setattr("page", page)?;
+    Ok(exception)
 }
 
 /// The Python exception of this kind with this text.

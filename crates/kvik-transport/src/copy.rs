@@ -449,6 +449,7 @@ pub(crate) fn mismatch(view: &View, position: u64) -> Error {
              the pages were changed during the transfer, or memory or the network damages data: do not use them"
         ),
     )
+    .about_page(page)
 }
 
 /// Copies only what the peer still grants, and lets it count only if the peer granted it until the last byte: pages

@@ -64,7 +64,7 @@ impl Shared {
         text.single(&REGISTERED, now.regions.1);
         text.single(&REGIONS, now.regions.0);
         self.metrics.threads_text(&mut text);
-        text.single(&TRACE_DROPPED, self.stat.tracer.dropped());
+        text.single(&TRACE_DROPPED, self.observer.get().map_or(0, |observer| observer.transfers_dropped()));
         text.into_string()
     }
 

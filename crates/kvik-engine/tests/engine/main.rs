@@ -12,6 +12,5 @@ mod handover;
 mod local;
 mod peers;
 mod races;
-mod stat;
 mod transfers;
 mod wire;

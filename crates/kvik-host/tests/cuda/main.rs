@@ -1,6 +1,5 @@
 //! Memory of GPUs, over the stand-in for the CUDA driver (`tests/standins/cuda`): each test in a process of its own.
 
-mod checking;
 mod copies;
 mod failing;
 mod loading;

@@ -4,9 +4,8 @@
 //! one when it has ended. The last says how many there were and how many were dropped; a file without it was cut
 //! off.
 
-use super::Entry;
-use crate::metrics::op_name;
 use kvik_core::{EngineId, Layers, Layout};
+use kvik_engine::Ended;
 use kvik_proto::{PageList, Select};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
@@ -34,7 +33,7 @@ impl Writer {
     }
 
     /// A transfer, and its layout if it is the first to use it.
-    pub fn transfer(&mut self, entry: &Entry, out: &mut Vec<u8>) {
+    pub fn transfer(&mut self, entry: &Ended, out: &mut Vec<u8>) {
         self.transfers += 1;
         let view = &entry.view;
         let digest = view.layout().digest();
@@ -45,7 +44,7 @@ impl Writer {
         let peer = *self.peers.entry(entry.owner).or_insert(next);
         let mut line = json!({
             "t": seconds(entry.began.saturating_sub(self.began)),
-            "op": op_name(entry.op),
+            "op": entry.op,
             "peer": peer,
             "layout": hex(&digest),
             "memory": if entry.shared_memory { "shared" } else { "host" },

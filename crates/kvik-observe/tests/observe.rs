@@ -1,10 +1,22 @@
 //! What an engine shows of itself: its metrics, and recordings, to whoever asks over its UNIX socket.
 
-use crate::common::{PATIENCE, all, code, engine, many, pages, read, region, wait_until};
+#[path = "../../kvik-engine/tests/engine/common.rs"]
+#[allow(dead_code)]
+mod common;
+
+use common::{PATIENCE, all, code, many, pages, read, region, wait_until};
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, GrantOptions, METRICS, Preference, TransferOptions};
 use kvik_host::unix::UnixConn;
+use kvik_observe::observe;
 use std::time::{Duration, Instant};
+
+/// An engine that is shown.
+fn engine(transport: Preference) -> Engine {
+    let engine = common::engine(transport);
+    observe(&engine).unwrap();
+    engine
+}
 
 /// Asks an engine: all messages until the end, or until `enough` says that there are enough.
 fn ask(engine: &Engine, request: &str, enough: impl Fn(&[String]) -> bool) -> (UnixConn, Vec<String>) {

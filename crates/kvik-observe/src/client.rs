@@ -1,13 +1,12 @@
 //! One connection: what it asked for, and how far its answer has gone.
 
-use super::PROTOCOL;
-use crate::shared::Shared;
-use crate::trace::Writer;
+use crate::PROTOCOL;
+use crate::Shown;
+use crate::lines::Writer;
 use kvik_core::{Code, Error, Result};
-use kvik_host::Io;
 use kvik_host::clock::boottime;
 use kvik_host::unix::UnixConn;
-use kvik_transport::from_host;
+use kvik_host::{HostError, Io};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,7 +22,7 @@ const UNREAD: usize = 256 << 10;
 /// Longer than any request.
 const REQUEST: usize = 64;
 
-pub(super) struct Client {
+pub(crate) struct Client {
     pub conn: UnixConn,
     pub pid: u32,
     asked: Asked,
@@ -43,7 +42,7 @@ enum Asked {
 
 /// What becomes of a connection.
 #[derive(PartialEq, Eq)]
-pub(super) enum Next {
+pub(crate) enum Next {
     /// It has more to ask.
     Wait,
     /// It has more to read than the socket holds.
@@ -69,30 +68,29 @@ impl Client {
     ///
     /// # Errors
     /// The connection is over.
-    pub fn receive(&mut self, shared: &Shared, recorded_by: Option<u32>) -> Result<()> {
+    pub fn receive(&mut self, shown: &Shown, recorded_by: Option<u32>) -> Result<()> {
         let mut bytes = [0; REQUEST];
-        let lost = |error| from_host(Code::PeerLost, error);
-        match self.conn.recv_with_fds(&mut bytes, 0).map_err(lost)? {
-            Io::Done(message) => self.ask(&bytes[..message.len], shared, recorded_by),
+        match self.conn.recv_with_fds(&mut bytes, 0).map_err(|error| left(&error))? {
+            Io::Done(message) => self.ask(&bytes[..message.len], shown, recorded_by),
             Io::Blocked => Ok(()),
             Io::Closed => Err(Error::new(Code::PeerLost, "the client has left")),
         }
     }
 
-    fn ask(&mut self, request: &[u8], shared: &Shared, recorded_by: Option<u32>) -> Result<()> {
+    fn ask(&mut self, request: &[u8], shown: &Shown, recorded_by: Option<u32>) -> Result<()> {
         let what = request.strip_prefix(PROTOCOL.as_bytes()).and_then(|rest| rest.strip_prefix(b" "));
         match (&self.asked, what) {
             (Asked::Recording(_), _) => {
-                self.end_recording(shared);
+                self.end_recording(shown);
                 return Ok(());
             }
             (Asked::Nothing, Some(b"snapshot")) => {
-                self.out.push_back(shared.about());
-                self.send(shared.metrics_text().as_bytes());
+                self.out.push_back(shown.about());
+                self.send(shown.engine.metrics().unwrap_or_default().as_bytes());
                 self.asked = Asked::Snapshot;
             }
             (Asked::Nothing, Some(b"trace")) => match recorded_by {
-                None => self.record(shared),
+                None => self.record(shown),
                 Some(pid) => self.refuse(&format!(
                     "process {pid} records this engine already: one recording at a time; wait for it or end it"
                 )),
@@ -111,22 +109,22 @@ impl Client {
         self.asked = Asked::Snapshot;
     }
 
-    fn record(&mut self, shared: &Shared) {
+    fn record(&mut self, shown: &Shown) {
         let mut lines = Vec::new();
-        let writer = Writer::new(shared.stat.tracer.start(), &mut lines);
-        self.out.push_back(shared.about());
+        let writer = Writer::new(shown.recording.start(), &mut lines);
+        self.out.push_back(shown.about());
         self.send(&lines);
         self.asked = Asked::Recording(Box::new(writer));
         log::info!("process {} records this engine's transfers", self.pid);
     }
 
     /// Writes what has ended since, as far as the client keeps up.
-    pub fn feed(&mut self, shared: &Shared) {
+    pub fn feed(&mut self, shown: &Shown) {
         let Asked::Recording(writer) = &mut self.asked else { return };
         let mut lines = Vec::new();
         let mut unread: usize = self.out.iter().map(Vec::len).sum();
         while unread < UNREAD {
-            let (entry, dropped) = shared.stat.tracer.take();
+            let (entry, dropped) = shown.recording.take();
             if dropped > 0 {
                 writer.dropped(dropped, &mut lines);
             }
@@ -143,15 +141,15 @@ impl Client {
     }
 
     /// Ends a recording with what has ended so far, and its last line.
-    pub fn end_recording(&mut self, shared: &Shared) {
+    pub fn end_recording(&mut self, shown: &Shown) {
         if !self.records() {
             return;
         }
-        shared.stat.tracer.stop();
+        shown.recording.stop();
         let (mut lines, mut rest) = (Vec::new(), 0);
         let Asked::Recording(mut writer) = std::mem::replace(&mut self.asked, Asked::Ended) else { return };
         loop {
-            let (entry, dropped) = shared.stat.tracer.take();
+            let (entry, dropped) = shown.recording.take();
             rest += dropped;
             let Some(entry) = entry else { break };
             writer.transfer(&entry, &mut lines);
@@ -175,7 +173,7 @@ impl Client {
     pub fn flush(&mut self) -> Result<Next> {
         while let Some(message) = self.out.front() {
             let sent = self.conn.send_with_fds(message, &[]);
-            match sent.map_err(|error| from_host(Code::PeerLost, error))? {
+            match sent.map_err(|error| left(&error))? {
                 Io::Done(_) => {
                     self.out.pop_front();
                     self.until = Some(Instant::now() + READING);
@@ -194,4 +192,8 @@ impl Client {
             Asked::Snapshot | Asked::Ended => Ok(Next::Over),
         }
     }
+}
+
+fn left(error: &HostError) -> Error {
+    Error::new(Code::PeerLost, error.to_string())
 }

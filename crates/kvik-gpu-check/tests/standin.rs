@@ -1,6 +1,13 @@
 //! `kvik-gpu-check`, which is for machines with a GPU, over the stand-in: every part of it, and that it can fail.
 
-use crate::standin::{path, text};
+#[path = "../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
+#[path = "../../../tests/standins/cuda/standin.rs"]
+#[allow(dead_code)]
+mod standin;
+
+use standin::{path, text};
 use std::process::{Command, Output};
 
 /// What it says, and its status.

@@ -1,7 +1,7 @@
 //! The loop of the thread: it accepts, answers, and lets go of whoever takes too long.
 
-use super::client::{Client, Next};
-use crate::shared::Shared;
+use crate::Shown;
+use crate::client::{Client, Next};
 use kvik_host::HostError;
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_host::unix::UnixListener;
@@ -17,11 +17,11 @@ const REST: Duration = Duration::from_millis(100);
 /// How long the end of the engine waits for readers of its last lines.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-const BELL: u64 = 0;
+const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
 
-pub(super) struct Server {
-    shared: Arc<Shared>,
+pub(crate) struct Server {
+    shown: Arc<Shown>,
     epoll: Epoll,
     listener: UnixListener,
     /// The listener is not in the epoll set until then.
@@ -31,16 +31,16 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn new(shared: Arc<Shared>, listener: UnixListener) -> Result<Server, HostError> {
+    pub fn new(shown: Arc<Shown>, listener: UnixListener) -> Result<Server, HostError> {
         let epoll = Epoll::new()?;
-        epoll.add(&shared.stat.bell, BELL, Interest::READ)?;
+        epoll.add(&shown.waker, WAKER, Interest::READ)?;
         epoll.add(&listener, LISTENER, Interest::READ)?;
-        Ok(Server { shared, epoll, listener, rests_until: None, clients: HashMap::new(), next: LISTENER })
+        Ok(Server { shown, epoll, listener, rests_until: None, clients: HashMap::new(), next: LISTENER })
     }
 
     pub fn run(&mut self) {
         let mut events = Events::new(MOST_CLIENTS + 2);
-        while !self.shared.stat.stopping.load(Ordering::Acquire) {
+        while !self.shown.stopping.load(Ordering::Acquire) {
             if !self.turn(&mut events, Duration::from_secs(3600)) {
                 return;
             }
@@ -58,7 +58,7 @@ impl Server {
         }
         for event in events.iter() {
             match event.token {
-                BELL => drop(self.shared.stat.bell.drain()),
+                WAKER => drop(self.shown.waker.drain()),
                 LISTENER => self.accept(),
                 token => self.serve(token, event.readable),
             }
@@ -112,9 +112,9 @@ impl Server {
     fn serve(&mut self, token: u64, readable: bool) {
         let recorded_by = self.clients.values().find(|client| client.records()).map(|client| client.pid);
         let Some(client) = self.clients.get_mut(&token) else { return };
-        let received = if readable { client.receive(&self.shared, recorded_by) } else { Ok(()) };
+        let received = if readable { client.receive(&self.shown, recorded_by) } else { Ok(()) };
         let next = received.and_then(|()| {
-            client.feed(&self.shared);
+            client.feed(&self.shown);
             client.flush()
         });
         let interest = match next {
@@ -131,7 +131,7 @@ impl Server {
     fn drop_client(&mut self, token: u64) {
         let Some(client) = self.clients.remove(&token) else { return };
         if client.records() {
-            self.shared.stat.tracer.stop();
+            self.shown.recording.stop();
         }
         if let Err(error) = self.epoll.delete(&client.conn) {
             log::debug!("a connection of kvik stat could not be taken out of the epoll set: {error}");
@@ -158,7 +158,7 @@ impl Server {
         let until = Instant::now() + LAST_WORDS;
         for token in self.recorders() {
             if let Some(client) = self.clients.get_mut(&token) {
-                client.end_recording(&self.shared);
+                client.end_recording(&self.shown);
             }
             self.serve(token, false);
         }
