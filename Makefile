@@ -10,8 +10,8 @@ demo:  ## a prefill engine, a decode engine and a router here; shows each handov
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
 	@$(BUILD) $(if $(filter vllm,$(ENGINE)),demo-vllm,demo)
 
-test:  ## everything this machine can check (STAGES="rust python" runs only those)
-	@$(BUILD) test $(STAGES)
+test:  ## everything this machine can check (STAGES="rust python" runs only those; QUICK=1: six minutes' worth)
+	@$(BUILD) $(if $(filter-out 0,$(QUICK)),test-quick,test) $(STAGES)
 
 test-rdma:  ## two soft-RoCE devices in a small virtual machine, and what runs on them (FULL=1: at length)
 	@FULL="$(FULL)" $(BUILD) test-rdma
