@@ -76,7 +76,7 @@ impl Engine {
         let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
         drop(shared.transports.set(Transports::start(&shared, listens, &options)?));
         let engine = Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Arc::default() }) };
-        let mut control = Control::new(shared.clone(), listeners, unix)?;
+        let mut control = Control::new(shared.clone(), listeners, unix, &options)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
         log::info!(engine:% = shared.local.identity.engine; "engine {:?} listens on {bound:?}", shared.config.name);

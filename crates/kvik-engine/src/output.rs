@@ -4,13 +4,13 @@
 
 use crate::control::Ask;
 use crate::shared::{Shared, lock};
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Code, EngineId, Error, Result};
 use kvik_host::Io;
 use kvik_host::socket::TcpConn;
 use kvik_transport::from_host;
 use kvik_transport::tcp::Stream;
 use kvik_transport::tls::TlsLink;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// A buffer that was needed once is not kept beyond this.
 const KEPT: usize = 64 << 10;
@@ -49,6 +49,11 @@ impl ControlConn {
         self.tls.as_ref().is_some_and(|tls| lock(tls).has_input())
     }
 
+    /// Whether the peer has come with this certificate.
+    fn has_certificate(&self, certificate: &[u8]) -> bool {
+        self.tls.as_ref().is_some_and(|tls| lock(tls).certificate() == Some(certificate))
+    }
+
     fn send(&self, bytes: &[u8]) -> Result<Io> {
         match &self.tls {
             None => self.conn.send(bytes).map_err(|error| from_host(Code::PeerLost, error)),
@@ -73,6 +78,33 @@ impl ControlConn {
 }
 
 impl Shared {
+    /// Whether somebody who has come may be this engine. Under TLS an engine's id is for who came with it first, for as
+    /// long as that one is connected, whichever start it calls itself.
+    ///
+    /// # Errors
+    /// `TlsFailed`: an engine with this id is here, under another certificate.
+    pub fn check_claim(&self, engine: EngineId, conn: &Stream) -> Result<()> {
+        let Some(certificate) = conn.certificate() else { return Ok(()) };
+        let sessions: Vec<u64> = {
+            let book = lock(&self.book);
+            book.links.iter().filter(|(_, link)| link.peer.engine == engine).map(|(id, _)| *id).collect()
+        };
+        let conns: Vec<Arc<ControlConn>> = {
+            let conns = lock(&self.conns);
+            sessions.iter().filter_map(|id| conns.get(id).cloned()).collect()
+        };
+        match conns.iter().all(|conn| conn.has_certificate(certificate)) {
+            true => Ok(()),
+            false => Err(Error::new(
+                Code::TlsFailed,
+                format!(
+                    "engine {engine} is connected already, under another certificate: somebody calls itself by \
+                     its id, or its certificate is new and its end was not noticed yet"
+                ),
+            )),
+        }
+    }
+
     /// Sends what waits on a session's control connection, as far as the socket takes it.
     pub fn flush(&self, session: u64) {
         let Some(conn) = lock(&self.conns).get(&session).cloned() else { return };

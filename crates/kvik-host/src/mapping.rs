@@ -49,6 +49,36 @@ impl Mapping {
         self.base
     }
 
+    /// Makes page-table entries for what lies in memory already of `len` bytes at `offset`, a multiple of the page size,
+    /// and for nothing else: a read of a page that nobody has touched would commit it. True when all of it did.
+    pub(crate) fn populate(&self, offset: usize, len: usize, seen: &mut Vec<u8>) -> Result<bool, HostError> {
+        let page = rustix::param::page_size();
+        let len = len.min(self.len.saturating_sub(offset));
+        seen.clear();
+        seen.resize(len.div_ceil(page), 0);
+        // SAFETY: inside the mapping, since `offset` and `len` were bounded by it.
+        let at = unsafe { self.base.as_ptr().add(offset.min(self.len)) };
+        // SAFETY: `seen` has a byte for each page of the range, which is mapped; nothing of it is read.
+        if unsafe { libc::mincore(at.cast::<c_void>(), len, seen.as_mut_ptr()) } != 0 {
+            return Err(HostError::os("looking for pages in memory", std::io::Error::last_os_error()));
+        }
+        let mut next = 0;
+        for run in seen.chunk_by(|a, b| a & 1 == b & 1) {
+            let first = next;
+            next += run.len();
+            if run[0] & 1 == 0 {
+                continue;
+            }
+            // SAFETY: pages of the range above; what is there is mapped for reading, and nothing changes.
+            unsafe {
+                let at = at.add(first * page).cast::<c_void>();
+                rustix::mm::madvise(at, run.len() * page, Advice::LinuxPopulateRead)
+            }
+            .map_err(|e| HostError::os("mapping pages that are in memory (needs Linux 5.14 or newer)", e))?;
+        }
+        Ok(seen.iter().all(|seen| seen & 1 == 1))
+    }
+
     /// Asks for transparent huge pages; the kernel may give none.
     pub(crate) fn advise_huge(&self) -> Result<(), HostError> {
         // SAFETY: the range is this mapping; the advice changes no contents.

@@ -17,10 +17,13 @@ use crate::span::Span;
 #[derive(Debug)]
 pub struct PeerMemory {
     span: Span,
-    _mapping: Mapping,
+    mapping: Mapping,
 }
 
 impl PeerMemory {
+    /// Bytes that [`PeerMemory::populate`] looks at.
+    pub const STEP: usize = 2 << 20;
+
     /// Checks and maps a descriptor that came from a peer. `expected_len` is the length the peer announced for
     /// the region; the file has exactly that, or the next multiple of its huge page.
     ///
@@ -34,7 +37,19 @@ impl PeerMemory {
         let mapping = Mapping::shared(fd.as_fd(), file_len, false)?;
         // Only a wish: without it the copy takes more page faults and is as right.
         let _ = mapping.advise_huge();
-        Ok(PeerMemory { span: mapping.span(expected_len)?, _mapping: mapping })
+        Ok(PeerMemory { span: mapping.span(expected_len)?, mapping })
+    }
+
+    /// Makes page-table entries for the pages of a range that lie in memory already, so that no copy pays for them one by
+    /// one. `offset` is a multiple of [`PeerMemory::STEP`]; at most that many bytes are looked at, a bounded piece of work.
+    /// A page that its owner has not touched stays untouched: it costs no memory. `seen` is scratch space. True when
+    /// every page of the range is there.
+    ///
+    /// # Errors
+    /// The kernel cannot, or will not: the copies then take page faults, and are as right.
+    pub fn populate(&self, offset: usize, seen: &mut Vec<u8>) -> Result<bool, HostError> {
+        self.check(offset, 0)?;
+        self.mapping.populate(offset, PeerMemory::STEP, seen)
     }
 
     /// Bytes.

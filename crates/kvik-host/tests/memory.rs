@@ -257,3 +257,54 @@ fn a_forked_child_uses_memory_and_dropping_it_there_leaves_the_parents() {
     memory.copy_in(0, b"still here").unwrap();
     assert!(memory.fd().unwrap().as_fd().try_clone_to_owned().is_ok());
 }
+
+/// Page faults of this thread that read nothing from a disk.
+fn faults() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills `usage`, which is ours; all zero is a valid value of it.
+    let usage = unsafe {
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()), 0);
+        usage.assume_init()
+    };
+    usage.ru_minflt
+}
+
+#[test]
+fn a_mapping_is_populated_with_what_its_owner_touched_and_nothing_else() {
+    const STEP: usize = PeerMemory::STEP;
+    const PAGE: usize = 4096;
+    let owner = Memory::shared(4 * STEP, HugePages::Never).unwrap();
+    // All of the second step, and of the third every other 64 KiB.
+    owner.copy_in(STEP, &vec![7; STEP]).unwrap();
+    let spots = || (2 * STEP..3 * STEP).step_by(128 << 10);
+    spots().for_each(|at| owner.copy_in(at, &[7; 64 << 10]).unwrap());
+    let held = || rustix::fs::fstat(owner.fd().unwrap()).unwrap().st_blocks as usize * 512;
+    let before = held();
+    assert!((STEP + STEP / 2..2 * STEP).contains(&before), "{before}");
+    let populated = PeerMemory::map(fd_of(&owner), 4 * STEP).unwrap();
+    let plain = PeerMemory::map(fd_of(&owner), 4 * STEP).unwrap();
+    let mut seen = Vec::new();
+    let mut whole = |memory: &PeerMemory| -> Vec<bool> {
+        (0..4).map(|step| memory.populate(step * STEP, &mut seen).unwrap()).collect()
+    };
+    assert_eq!(whole(&populated), [false, true, false, false]);
+    assert_eq!(held(), before, "pages were committed that the owner never touched");
+
+    let read = |memory: &PeerMemory| {
+        let (before, mut byte) = (faults(), [0; 1]);
+        let touched = (STEP..2 * STEP).step_by(PAGE).chain(spots());
+        touched.for_each(|at| memory.copy_out(at, &mut byte).unwrap());
+        assert_eq!(byte, [7]);
+        faults() - before
+    };
+    let (ready, cold) = (read(&populated), read(&plain));
+    assert!(ready <= 2 && cold >= 32, "{ready} faults where it was populated, {cold} where not");
+
+    // What is touched later is found later.
+    owner.copy_in(0, &[7; PAGE]).unwrap();
+    assert_eq!(whole(&populated), [false, true, false, false]);
+    assert_eq!(held(), before + PAGE);
+    owner.copy_in(0, &vec![7; STEP]).unwrap();
+    assert_eq!(whole(&populated), [true, true, false, false]);
+    assert!(populated.populate(5 * STEP, &mut Vec::new()).is_err());
+}

@@ -18,8 +18,8 @@ use std::time::Duration;
 pub(crate) enum Effect {
     /// A grant is over: these flows take no further part in it.
     Stop(GrantId, GrantState, Vec<FlowKey>),
-    /// A session is over: there is no connection to this peer on it any more.
-    Down(u64, Identity),
+    /// A session is over, or soon will be: new transfers with this peer go over another one.
+    Avoid(u64, Identity),
     /// A session has something to copy or sum.
     Copy(u64),
 }

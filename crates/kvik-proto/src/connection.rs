@@ -21,6 +21,8 @@ const MAX_OUTPUT: usize = 32 << 20;
 const MAX_UNSENT: usize = 16 << 20;
 /// A peer that leaves the ends of more transfers unanswered is cut off.
 const MAX_CLOSING: usize = 1 << 16;
+/// A session whose data channel has ended waits this long for its peer's last word on the control connection.
+pub const LAST_WORD: Duration = Duration::from_millis(500);
 /// Buffers that were needed once are not kept beyond this.
 const KEPT_INPUT: usize = 64 << 10;
 
@@ -28,7 +30,7 @@ const KEPT_INPUT: usize = 64 << 10;
 pub(crate) enum Beat {
     /// It goes on.
     On,
-    /// The peer is dead.
+    /// The peer is dead, or its last word has not come.
     Dead(Error),
     /// The connection is one too many, and its goodbye has had its time to go out.
     Spare,
@@ -53,6 +55,8 @@ pub(crate) struct Connection {
     spare_since: Option<Duration>,
     /// This side has said goodbye in it.
     leaving: bool,
+    /// A data channel has ended, and why; whether in order is not known before this time.
+    lost: Option<(Error, Duration)>,
     /// Nothing was heard for so long that the peer may be dead.
     suspect: bool,
 }
@@ -79,6 +83,7 @@ impl Connection {
             preferred: false,
             spare_since: None,
             leaving: false,
+            lost: None,
             suspect: false,
         }
     }
@@ -112,6 +117,18 @@ impl Connection {
         self.leaving
     }
 
+    /// Whether new transfers may go over it.
+    pub fn stays(&self) -> bool {
+        !self.leaving && self.lost.is_none()
+    }
+
+    /// A data channel has ended. True when it is the first one.
+    pub fn lose_channel(&mut self, error: Error, now: Duration) -> bool {
+        let first = self.lost.is_none();
+        self.lost.get_or_insert((error, now + LAST_WORD));
+        first
+    }
+
     pub fn is_suspect(&self) -> bool {
         self.suspect
     }
@@ -122,7 +139,7 @@ impl Connection {
     }
 
     pub fn due(&self) -> Duration {
-        self.due
+        self.lost.as_ref().map_or(self.due, |(_, until)| self.due.min(*until))
     }
 
     /// Something has come from the peer: it lives. True when that was in doubt.
@@ -307,7 +324,7 @@ impl<'a, R: Clone> Context<'a, R> {
     /// The session ends: nothing is sent to its peer any more.
     pub fn cut(&mut self, error: Error) {
         let Some(connection) = self.connection.take() else { return };
-        self.common.later(Effect::Down(self.session, connection.peer()));
+        self.common.later(Effect::Avoid(self.session, connection.peer()));
         self.common.tell(Event::SessionDown(self.session, error.clone()));
         *self.cut = Some(error);
     }
@@ -317,6 +334,9 @@ impl<'a, R: Clone> Context<'a, R> {
         let (heartbeat, dead_after) = (self.common.timing().heartbeat, self.common.timing().dead_after);
         let session = self.session;
         let Some(connection) = self.connection.as_mut() else { return Beat::On };
+        if let Some((error, _)) = connection.lost.take_if(|(_, until)| *until <= now) {
+            return Beat::Dead(error);
+        }
         // This process slept: what the peer sent meanwhile has not been read yet, so it is not dead for that.
         if now.saturating_sub(connection.due) > dead_after / 2 {
             connection.last_in = now;

@@ -31,7 +31,7 @@ mod wire;
 pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
-pub use connection::MAX_CHANNELS;
+pub use connection::{LAST_WORD, MAX_CHANNELS};
 pub use event::{Event, Timing, WINDOW};
 pub use flow::{CopyFrom, Cut};
 pub use frame::{

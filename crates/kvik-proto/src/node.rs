@@ -142,7 +142,7 @@ impl<R: Clone> Node<R> {
                         self.common.note_stopped(grant);
                     }
                 },
-                Effect::Down(session, peer) => self.prefer_another(session, peer),
+                Effect::Avoid(session, peer) => self.prefer_another(session, peer),
                 Effect::Copy(session) => {
                     if !self.copying.contains(&session) {
                         self.copying.push_back(session);
@@ -193,7 +193,7 @@ impl<R: Clone> Node<R> {
         }
     }
 
-    /// A session is over: another one with the same peer is preferred, if there is one that stays.
+    /// A session is over, or soon will be: another one with the same peer is preferred, if there is one that stays.
     fn prefer_another(&mut self, id: u64, peer: Identity) {
         if self.preferred.get(&peer) != Some(&id) {
             return;
@@ -201,7 +201,7 @@ impl<R: Clone> Node<R> {
         self.preferred.remove(&peer);
         let own = self.common.identity().engine;
         let others = self.sessions.iter().filter_map(|(id, session)| Some((*id, session.connection()?)));
-        let usable = others.filter(|(_, other)| other.peer() == peer && !other.is_leaving());
+        let usable = others.filter(|(_, other)| other.peer() == peer && other.stays());
         let next = usable.min_by_key(|(_, other)| Connection::opened_by(other.established(), own));
         if let Some((next, _)) = next {
             self.prefer(peer, next);
@@ -277,6 +277,11 @@ impl<R: Clone> Node<R> {
     /// Ends a session: its flows stop, and conclude once their orders are done.
     pub fn close_session(&mut self, id: u64, error: Error) {
         self.with(id, |session, common| session.close(error, common));
+    }
+
+    /// A data channel of a session has ended: the session ends with its peer's last word, or without it soon.
+    pub fn channel_lost(&mut self, id: u64, error: Error, now: Duration) {
+        self.with(id, |session, common| session.channel_lost(error, now, common));
     }
 
     /// Sends a frame on a session that may be gone by now.

@@ -5,7 +5,7 @@
 //! engine within itself are a session that has no connection.
 
 use crate::OWN_SESSION;
-use crate::common::Common;
+use crate::common::{Common, Effect};
 use crate::connection::{Beat, Connection, Context};
 use crate::event::Event;
 use crate::frame::Frame;
@@ -228,6 +228,20 @@ impl<R: Clone> Session<R> {
                 notes.tick(due, &mut cx);
             }
             self.settle(common);
+        }
+    }
+
+    /// A data channel of the session has ended. A peer that closes in order says so on the control connection, and what
+    /// goes on another connection may come later: the session takes no new transfers, and ends with what its peer says
+    /// within [`LAST_WORD`](crate::LAST_WORD), or else as lost. An error that is no end of a connection ends it at once.
+    pub fn channel_lost(&mut self, error: Error, now: Duration, common: &mut Common<R>) {
+        if error.code != Code::PeerLost {
+            return self.close(error, common);
+        }
+        if let Some(connection) = self.connection.as_mut()
+            && connection.lose_channel(error, now)
+        {
+            common.later(Effect::Avoid(self.id, connection.peer()));
         }
     }
 

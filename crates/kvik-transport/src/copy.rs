@@ -216,12 +216,12 @@ impl Copier {
     ) -> Result<OrderOutcome, Broken> {
         let fence = link.fence(&order.stop)?;
         let region = link.region(source.region, &order.stop)?;
-        within_fence(&fence, source, || {
+        let copied = within_fence(&fence, source, || {
             let (extents, verify) = match (&*region, &order.region) {
                 (PeerRegion::Gpu(memory), _) => {
                     return self.copy_gpu(order, &Held::Gpu(memory.open(link, &order.stop)?), &source.view);
                 }
-                (PeerRegion::Mapped(memory), Held::Gpu(to)) => {
+                (PeerRegion::Mapped(memory, _), Held::Gpu(to)) => {
                     return self.copy_up(order, &source.view, (&mut &*memory, memory), to);
                 }
                 (PeerRegion::Process { process, addr, len }, Held::Gpu(to)) => {
@@ -229,11 +229,13 @@ impl Copier {
                     let mut batched = Batched::of(&there);
                     return self.copy_up(order, &source.view, (&mut batched, &there), to);
                 }
-                (PeerRegion::Mapped(memory), _) => self.copy_mapped(order, source, memory)?,
+                (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(order, source, memory)?,
                 (PeerRegion::Process { .. }, _) => self.copy_process(order, source, &region)?,
             };
             Ok(OrderOutcome::Done { extents, verify })
-        })
+        });
+        link.was_read(&region);
+        copied
     }
 
     /// From memory of another process that a processor reads to a GPU of this one.

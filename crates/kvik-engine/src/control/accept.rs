@@ -1,13 +1,14 @@
 //! Strangers that come: over TCP, and over the UNIX socket.
 
-use super::Control;
-use super::conns::Conn;
-use super::greet::{nonce, send_all};
+use super::conns::{Conn, Purpose};
+use super::greet::send_all;
+use super::secure::Fresh;
+use super::{Control, MAX_STRANGERS};
 use crate::dial::ATTEMPT;
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Interest;
 use kvik_host::socket::TcpConn;
-use kvik_proto::{Handshake, refusal};
+use kvik_proto::refusal;
 use kvik_transport::from_host;
 use kvik_transport::local::LOCAL_LINK;
 use kvik_transport::tcp::Stream;
@@ -15,9 +16,6 @@ use kvik_transport::tls::TlsLink;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Connections whose handshake is not over. A newcomer takes the place of the one that has been one for longest: an
-/// honest handshake takes a moment, so many that say nothing do not keep it out.
-const MAX_STRANGERS: usize = 256;
 /// Connections that are accepted in one go.
 const IN_ONE_GO: usize = 64;
 /// How long a listener rests that could not accept: a process without a free descriptor would else do nothing but
@@ -41,20 +39,15 @@ impl Control {
     }
 
     fn welcome(&mut self, conn: TcpConn, from: SocketAddr) -> Result<()> {
-        self.make_room(|conn| matches!(conn, Conn::Shaking { dialled: None, .. }));
-        let conn = match &self.shared.tls {
-            None => Stream::from(conn),
-            Some(tls) => {
-                let link = TlsLink::server(tls, from)?;
-                Stream::tls(conn, link)
-            }
-        };
-        let shake = Box::new(Handshake::listen(self.shared.local(), nonce()?));
         let until = Instant::now() + ATTEMPT;
-        let input = Vec::new();
-        let conn = Conn::Shaking { conn, shake, input, heard: false, dialled: None, until };
-        self.watch(conn, Interest::READ);
-        Ok(())
+        match (&self.shared.tls, &self.securing) {
+            (Some(tls), Some(securing)) => {
+                let conn = Stream::tls(conn, TlsLink::server(tls, from)?);
+                securing.take(Fresh { conn, purpose: Purpose::Stranger, until });
+                Ok(())
+            }
+            _ => self.greet(Stream::from(conn), Purpose::Stranger, until),
+        }
     }
 
     pub(super) fn accept_local(&mut self, token: u64) {
@@ -72,23 +65,22 @@ impl Control {
                 log::warn!("a local connection was refused: {error}");
                 continue;
             }
-            self.make_room(|conn| matches!(conn, Conn::LocalStranger { .. }));
+            self.make_room(MAX_STRANGERS, |conn| matches!(conn, Conn::LocalStranger { .. }));
             let until = Instant::now() + LOCAL_LINK;
             self.watch(Conn::LocalStranger { conn, until }, Interest::READ);
         }
     }
 
     /// Cuts the oldest stranger of a kind where there are as many as may be.
-    fn make_room(&mut self, kind: impl Fn(&Conn) -> bool) {
+    pub(super) fn make_room(&mut self, most: usize, kind: impl Fn(&Conn) -> bool) {
         let strangers = self.tokens(kind);
-        if strangers.len() < MAX_STRANGERS {
+        if strangers.len() < most {
             return;
         }
         let oldest = strangers.into_iter().min_by_key(|token| self.conns.get(token).and_then(Conn::until));
         let Some(oldest) = oldest else { return };
-        let text = format!(
-            "more than {MAX_STRANGERS} connections to this engine have not said who they are; try again"
-        );
+        let text =
+            format!("more than {most} connections to this engine have not said who they are; try again");
         let error = Error::new(Code::MemoryCapReached, text);
         if let Some(Conn::Shaking { conn, .. }) = self.conns.get_mut(&oldest) {
             // It is cut whether it hears why or not.

@@ -10,7 +10,7 @@ use kvik_host::HostError;
 use kvik_host::event::{Epoll, Interest};
 use kvik_host::socket::{TcpConn, TcpListener};
 use kvik_host::unix::{UnixConn, UnixListener};
-use kvik_proto::{Handshake, Identity, Join, SessionKey};
+use kvik_proto::{Handshake, Identity};
 use kvik_transport::from_host;
 use kvik_transport::local::LocalLink;
 use kvik_transport::tcp::Stream;
@@ -45,8 +45,6 @@ pub(super) enum Conn {
     },
     Joining {
         conn: Stream,
-        /// What is asked as soon as TLS is up.
-        ask: Option<(Join, SessionKey)>,
         session: u64,
         input: Vec<u8>,
         until: Instant,
@@ -75,6 +73,23 @@ pub(super) enum Conn {
 pub(super) enum Why {
     Session(Identity),
     Channel { session: u64, index: u16 },
+}
+
+/// What a connection over TCP is for.
+#[derive(Clone, Copy)]
+pub(crate) enum Purpose {
+    /// Whoever it is came by itself.
+    Stranger,
+    /// A session with a peer, which is dialled there.
+    Session(Identity, SocketAddr),
+    /// A data channel of a session.
+    Channel { session: u64, index: u16 },
+}
+
+impl Purpose {
+    pub fn is_stranger(&self) -> bool {
+        matches!(self, Purpose::Stranger)
+    }
 }
 
 impl Conn {
@@ -218,16 +233,17 @@ impl Control {
         let Some(conn) = self.remove(token) else { return };
         conn.cut();
         match conn {
-            Conn::Dialing { why: Why::Session(owner), to, .. } => self.dial_next(owner, Some((to, error))),
-            Conn::Dialing { why: Why::Channel { session, .. }, .. } | Conn::Joining { session, .. } => {
-                let text = format!("a data channel could not be opened: {}", error.text);
-                self.end_session(session, Error::new(Code::PeerLost, text));
+            Conn::Dialing { why: Why::Session(owner), to, .. } => {
+                self.not_greeted(Purpose::Session(owner, to), error);
             }
-            Conn::Shaking { dialled: Some((owner, to)), .. } => self.dial_next(owner, Some((to, error))),
-            Conn::Shaking { dialled: None, .. } => {
-                self.shared.metrics.handshake_refused(error.code);
-                log::info!("a connection was refused: {error}");
+            Conn::Dialing { why: Why::Channel { session, index }, .. } => {
+                self.not_greeted(Purpose::Channel { session, index }, error);
             }
+            Conn::Joining { session, .. } => self.not_joined(session, &error),
+            Conn::Shaking { dialled: Some((owner, to)), .. } => {
+                self.not_greeted(Purpose::Session(owner, to), error);
+            }
+            Conn::Shaking { dialled: None, .. } => self.not_greeted(Purpose::Stranger, error),
             Conn::Control { session, .. } => self.shared.node(|node, _| node.close_session(session, error)),
             Conn::LocalJoining { session, .. } | Conn::Local { session, .. } => {
                 self.no_local_link(session, &error)
@@ -240,5 +256,22 @@ impl Control {
                 log::error!("an engine does not listen any more: {error}")
             }
         }
+    }
+
+    /// Nothing has come of a connection.
+    pub(super) fn not_greeted(&mut self, purpose: Purpose, error: Error) {
+        match purpose {
+            Purpose::Stranger => {
+                self.shared.metrics.handshake_refused(error.code);
+                log::info!("a connection was refused: {error}");
+            }
+            Purpose::Session(owner, to) => self.dial_next(owner, Some((to, error))),
+            Purpose::Channel { session, .. } => self.not_joined(session, &error),
+        }
+    }
+
+    fn not_joined(&mut self, session: u64, error: &Error) {
+        let text = format!("a data channel could not be opened: {}", error.text);
+        self.end_session(session, Error::new(Code::PeerLost, text));
     }
 }

@@ -35,8 +35,15 @@ impl Control {
             return send_all(conn, &refusal(&error)).and(Err(error));
         }
         let mut output = Vec::new();
-        let result = shake.receive(input, &mut output);
+        let mut result = shake.receive(input, &mut output);
         *heard = true;
+        // Whoever was dialled is where the ticket says.
+        if let (Ok(Some(Greeting::Control(claim))), None) = (&result, &dialled)
+            && let Err(error) = self.shared.check_claim(claim.peer.engine, conn)
+        {
+            output = refusal(&error);
+            result = Err(error);
+        }
         let sent = send_all(conn, &output);
         let Some(greeting) = result? else { return sent };
         sent?;
@@ -69,20 +76,14 @@ impl Control {
 
     /// The answer to this side's wish to join.
     pub(super) fn join_answer(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::Joining { conn, ask, input, session, .. }) = self.conns.get_mut(&token) else {
+        let Some(Conn::Joining { conn, input, session, .. }) = self.conns.get_mut(&token) else {
             return Ok(());
         };
         let session = *session;
         let mut bytes = [0; WELCOME];
         // Only the answer is taken: what follows it is for the data threads.
         let want = WELCOME.saturating_sub(input.len()).max(1);
-        let moved = conn.recv(&mut bytes[..want])?;
-        if let Some(binding) = conn.binding()
-            && let Some((join, key)) = ask.take()
-        {
-            return send_all(conn, &join.bound(&key, binding).encode());
-        }
-        match moved {
+        match conn.recv(&mut bytes[..want])? {
             Io::Done(len) => input.extend_from_slice(&bytes[..len]),
             Io::Blocked => return Ok(()),
             Io::Closed => {
@@ -105,12 +106,12 @@ impl Control {
 }
 
 /// A connection that breaks before it is one.
-fn unreachable(error: Error) -> Error {
+pub(super) fn unreachable(error: Error) -> Error {
     let code = if error.code == Code::PeerLost { Code::PeerUnreachable } else { error.code };
     Error::new(code, error.text)
 }
 
-fn hung_up(heard: bool) -> Error {
+pub(super) fn hung_up(heard: bool) -> Error {
     match heard {
         false => Error::new(
             Code::PeerNotKvik,

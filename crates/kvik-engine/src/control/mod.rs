@@ -6,6 +6,7 @@
 //! - [`conns`]: what a connection can be, and how it leaves;
 //! - [`accept`]: strangers that come;
 //! - [`reach`]: peers and channels that are dialled;
+//! - [`secure`]: TLS handshakes, on a thread of their own;
 //! - [`greet`]: handshakes and joins;
 //! - [`session`]: control connections, and what their peers make this process hold;
 //! - [`local`]: links to processes on this host.
@@ -15,6 +16,7 @@ mod conns;
 mod greet;
 mod local;
 mod reach;
+mod secure;
 mod session;
 
 use crate::shared::{Shared, lock};
@@ -23,10 +25,11 @@ use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_host::socket::TcpListener;
-use kvik_host::thread::be_prompt;
+use kvik_host::thread::{ThreadOptions, be_prompt};
 use kvik_host::unix::UnixListener;
 use kvik_proto::Identity;
 use kvik_transport::from_host;
+use secure::Securing;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +46,8 @@ pub(crate) enum Ask {
     Broken(u64, Error),
     /// A session is over.
     Forget(u64),
+    /// A connection is under TLS, or will never be.
+    Secured(Box<secure::Secured>),
     /// Regions were shown or taken back.
     FlushLocal,
     /// End.
@@ -51,12 +56,18 @@ pub(crate) enum Ask {
 
 const BELL: u64 = 0;
 
+/// Connections whose handshake is not over. A newcomer takes the place of the one that has been one for longest: an
+/// honest handshake takes a moment, so many that say nothing do not keep it out.
+const MAX_STRANGERS: usize = 256;
+
 pub(crate) struct Control {
     shared: Arc<Shared>,
     epoll: Epoll,
     conns: HashMap<u64, Conn>,
     next: u64,
     buffer: Vec<u8>,
+    /// Of an engine with TLS.
+    securing: Option<Securing>,
 }
 
 impl Control {
@@ -64,12 +75,14 @@ impl Control {
         shared: Arc<Shared>,
         listeners: Vec<TcpListener>,
         unix: Option<UnixListener>,
+        options: &ThreadOptions,
     ) -> Result<Control> {
         let fail = |error| from_host(Code::InvalidArgument, error);
+        let securing = Securing::start(&shared, options)?;
         let epoll = Epoll::new().map_err(fail)?;
         epoll.add(&shared.bell, BELL, Interest::READ).map_err(fail)?;
-        let mut control =
-            Control { shared, epoll, conns: HashMap::new(), next: BELL + 1, buffer: vec![0; 64 << 10] };
+        let (conns, buffer) = (HashMap::new(), vec![0; 64 << 10]);
+        let mut control = Control { shared, epoll, conns, next: BELL + 1, buffer, securing };
         let listeners = listeners.into_iter().map(|listener| Conn::Listener { listener, paused_until: None });
         let unix = unix.map(|listener| Conn::Unix { listener, paused_until: None });
         for conn in listeners.chain(unix) {
@@ -119,6 +132,7 @@ impl Control {
         for (_, conn) in self.conns.drain() {
             conn.cut();
         }
+        self.securing = None;
     }
 
     fn obey(&mut self, ask: Ask) {
@@ -128,6 +142,7 @@ impl Control {
             Ask::WantWrite(session) => self.set_interest(session, Interest::BOTH),
             Ask::Broken(session, error) => self.end_session(session, error),
             Ask::Forget(session) => self.forget(session),
+            Ask::Secured(secured) => self.secured(*secured),
             Ask::FlushLocal => {
                 let local = |conn: &Conn| matches!(conn, Conn::Local { .. });
                 self.tokens(local).into_iter().for_each(|token| self.flush_local(token));

@@ -1,8 +1,9 @@
 //! Peers and data channels that are dialled.
 
-use super::Control;
-use super::conns::{Conn, Why};
+use super::conns::{Conn, Purpose, Why};
 use super::greet::{nonce, send_all};
+use super::secure::{Fresh, MAX_UNDER_TLS, Secured};
+use super::{Control, MAX_STRANGERS};
 use crate::dial::{ATTEMPT, Dial};
 use crate::shared::lock;
 use kvik_core::{Code, Error, Result, Ticket};
@@ -102,34 +103,60 @@ impl Control {
     pub(super) fn connected(&mut self, token: u64) -> Result<()> {
         let Some(Conn::Dialing { conn, to, .. }) = self.conns.get(&token) else { return Ok(()) };
         conn.connected(*to).map_err(|error| Error::new(Code::PeerUnreachable, error.to_string()))?;
-        let nonce = nonce()?;
-        let link = self.shared.tls.as_ref().map(|tls| TlsLink::client(tls, *to)).transpose()?;
+        let tls = self.shared.tls.clone();
+        let link = tls.map(|tls| TlsLink::client(&tls, *to)).transpose()?;
         let Some(Conn::Dialing { conn, to, why, until }) = self.remove(token) else { return Ok(()) };
-        let mut conn = match link {
-            None => Stream::from(conn),
-            Some(link) => Stream::tls(conn, link),
+        let purpose = match why {
+            Why::Session(owner) => Purpose::Session(owner, to),
+            Why::Channel { session, index } => Purpose::Channel { session, index },
         };
-        match why {
-            Why::Session(owner) => {
+        match (link, &self.securing) {
+            (Some(link), Some(securing)) => {
+                securing.take(Fresh { conn: Stream::tls(conn, link), purpose, until });
+                Ok(())
+            }
+            _ => self.greet(Stream::from(conn), purpose, until),
+        }
+    }
+
+    /// A connection has left the thread for TLS.
+    pub(super) fn secured(&mut self, secured: Secured) {
+        let Secured { fresh: Fresh { conn, purpose, until }, outcome } = secured;
+        if let Err(error) = outcome.and_then(|()| self.greet(conn, purpose, until)) {
+            self.not_greeted(purpose, error);
+        }
+    }
+
+    /// Begins what a connection is for, once it is as it is to be.
+    ///
+    /// # Errors
+    /// This process has no random bytes: nothing has become of the connection.
+    pub(super) fn greet(&mut self, mut conn: Stream, purpose: Purpose, until: Instant) -> Result<()> {
+        let (nonce, input, heard) = (nonce()?, Vec::new(), false);
+        let (conn, sent) = match purpose {
+            Purpose::Stranger => {
+                let most = if self.securing.is_some() { MAX_UNDER_TLS } else { MAX_STRANGERS };
+                self.make_room(most, |conn| matches!(conn, Conn::Shaking { dialled: None, .. }));
+                let shake = Box::new(Handshake::listen(self.shared.local(), nonce));
+                (Conn::Shaking { conn, shake, input, heard, dialled: None, until }, Ok(()))
+            }
+            Purpose::Session(owner, to) => {
                 let (shake, hello) = Handshake::open(self.shared.local(), nonce, Some(owner));
                 let sent = send_all(&mut conn, &hello);
                 let (shake, dialled) = (Box::new(shake), Some((owner, to)));
-                let input = Vec::new();
-                let conn = Conn::Shaking { conn, shake, input, heard: false, dialled, until };
-                self.watch_sent(conn, sent);
+                (Conn::Shaking { conn, shake, input, heard, dialled, until }, sent)
             }
-            Why::Channel { session, index } => {
+            Purpose::Channel { session, index } => {
                 let key = self.shared.node(|node, _| node.established(session).map(|session| session.key));
                 let Some(key) = key else { return Ok(()) };
                 let join = Join::new(session, index, JoinKind::Data, &key, nonce);
-                let (ask, sent) = match self.shared.tls {
-                    None => (None, send_all(&mut conn, &join.encode())),
-                    // It is asked for this very TLS connection, once that is up.
-                    Some(_) => (Some((join, key)), conn.flush().map(drop)),
-                };
-                self.watch_sent(Conn::Joining { conn, ask, session, input: Vec::new(), until }, sent);
+                // It is asked for this very TLS connection.
+                let join = conn.binding().map_or(join.clone(), |binding| join.bound(&key, binding));
+                let sent = send_all(&mut conn, &join.encode());
+                (Conn::Joining { conn, session, input, until }, sent)
             }
-        }
+        };
+        self.watch_sent(conn, sent);
         Ok(())
     }
 
@@ -137,9 +164,13 @@ impl Control {
     fn watch_sent(&mut self, conn: Conn, sent: Result<()>) {
         let token = self.token();
         let added = conn.add_to(&self.epoll, token, Interest::READ);
+        // What came behind TLS's own handshake wakes nobody any more.
+        let waits = matches!(&conn, Conn::Shaking { conn, .. } if conn.has_input());
         self.conns.insert(token, conn);
         if let Err(error) = sent.and(added.map_err(|error| from_host(Code::PeerUnreachable, error))) {
             self.fail(token, error);
+        } else if waits {
+            self.serve(token, true, false);
         }
     }
 }

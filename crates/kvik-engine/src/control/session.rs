@@ -80,18 +80,18 @@ impl Control {
     }
 
     /// A connection of a session broke. What the peer has said before counts, and may be its goodbye: connections
-    /// are looked after by several threads, and the end of one is no sign that another has been read to its end.
+    /// are looked after by several threads, and the end of one is no sign that another has been read to its end. What
+    /// is still on its way has a moment to come.
     pub(super) fn end_session(&mut self, session: u64, error: Error) {
         let control = self.conns.values().find_map(|conn| match conn {
             Conn::Control { session: of, conn } if *of == session => Some(conn.clone()),
             _ => None,
         });
-        if let Some(conn) = control
-            && let Err(end) = self.read_control(session, &conn)
-        {
-            log::debug!("the control connection of session {session} has come to its end: {end}");
-        }
-        self.shared.node(|node, _| node.close_session(session, error));
+        let over = control.is_none_or(|conn| self.read_control(session, &conn).is_err());
+        self.shared.node(|node, now| match over {
+            true => node.close_session(session, error),
+            false => node.channel_lost(session, error, now),
+        });
     }
 
     /// Frames have come.

@@ -1,11 +1,13 @@
-//! A network that damages data: a proxy between two engines flips one bit of what the owner sends on a channel.
+//! Networks between two engines: one that damages data (it flips one bit of what the owner sends on a channel), and one
+//! on which a connection is slower than the others.
 
 use crate::common::*;
 use kvik_core::{Code, Ticket};
-use kvik_engine::{Preference, TransferOptions, Verify};
+use kvik_engine::{Event, PeerState, Preference, TransferOptions, Verify};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::thread::spawn;
+use std::thread::{sleep, spawn};
+use std::time::Duration;
 
 /// Where in the owner's bytes on each channel a bit is flipped: inside the payload of the first chunk.
 const FLIPPED: usize = 50_000;
@@ -68,4 +70,52 @@ fn without_checksums_the_same_bit_goes_unseen() {
     let (result, equal) = read_through_damage(Verify::Off);
     assert!(!result.unwrap().checks.contains(&"page_checksum"));
     assert!(!equal, "nothing was damaged, so the other test shows nothing");
+}
+
+/// Longer than the ends of connections take to be seen.
+const BEHIND: Duration = Duration::from_millis(150);
+
+/// Passes connections on to `to`; what comes from there on the first one, the control connection, comes later.
+fn lagging_proxy(to: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    spawn(move || {
+        for number in 0.. {
+            let (Ok((near, _)), Ok(far)) = (listener.accept(), TcpStream::connect(to)) else { return };
+            let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            spawn(move || pass(near, far, None));
+            spawn(move || {
+                let mut buffer = [0; 16 << 10];
+                let (mut from, mut to) = (far_too, near_too);
+                loop {
+                    let read = from.read(&mut buffer).unwrap_or(0);
+                    if number == 0 {
+                        sleep(BEHIND);
+                    }
+                    if read == 0 || to.write_all(&buffer[..read]).is_err() {
+                        let _ = to.shutdown(Shutdown::Both);
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_goodbye_that_the_ends_of_data_channels_overtake_is_still_one() {
+    let (owner, reader) = (engine(Preference::Tcp), engine(Preference::Tcp));
+    let (there, here) = (region(&owner, 4, 1), region(&reader, 4, 99));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    let proxy = lagging_proxy(owner.addresses()[0]);
+    let ticket = Ticket { addresses: vec![proxy], ..grant.ticket().clone() };
+    read_with(&reader, &all(&here), &ticket, within(PATIENCE)).unwrap();
+    let events = reader.events().unwrap();
+    owner.close(PATIENCE).unwrap();
+    let lost = events.next(PATIENCE).unwrap().expect("an event");
+    let Event::PeerLost(_, error) = lost else { panic!("{lost:?}") };
+    assert!(error.text.contains("in order"), "{error}");
+    let peer = &reader.peers()[0];
+    assert!(peer.state == PeerState::Dead && !peer.reconnecting, "{peer:?}");
 }

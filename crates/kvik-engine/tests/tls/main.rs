@@ -2,9 +2,11 @@
 //! somebody on the wire sees and can do.
 
 mod certs;
+mod claims;
 #[allow(dead_code)]
 #[path = "../engine/common.rs"]
 mod common;
+mod crowd;
 mod moves;
 mod refused;
 mod wire;

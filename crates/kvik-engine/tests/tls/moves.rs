@@ -18,6 +18,8 @@ fn reads_and_writes_of_any_pages_arrive() {
     let (there, here) = (region(&owner, 300, 1), region(&reader, 300, 2));
     let (grant, to_fill) =
         (owner.grant(&all(&there), many()).unwrap(), owner.grant(&all(&there), to_write()).unwrap());
+    // Otherwise the first transfer may be over before the last channel has joined, and says so.
+    reader.warm(grant.ticket(), Some(PATIENCE)).unwrap().wait(None).unwrap();
     for round in 0..6 {
         let count = 1 + random.below(250);
         let (theirs, mine) = (random.distinct(count, 300), random.distinct(count, 300));

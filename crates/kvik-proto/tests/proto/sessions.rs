@@ -2,8 +2,8 @@
 
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
-use kvik_core::{Code, GrantId, Right, Use};
-use kvik_proto::{Join, JoinKind, MAX_CHANNELS, Op, Path};
+use kvik_core::{Code, Error, GrantId, Right, Use};
+use kvik_proto::{Join, JoinKind, LAST_WORD, MAX_CHANNELS, Op, Path};
 
 fn readable(world: &mut World, owner: usize) -> GrantId {
     let layout = layout(4, 8192);
@@ -211,4 +211,49 @@ fn bytes_of_a_dead_session_keep_nobody_alive() {
         world.advance(ms(400));
     }
     assert!(world.peers[1].node.established(new).is_none(), "a session that was silent is held for alive");
+}
+
+fn channel_lost(world: &mut World, peer: usize, session: u64, code: Code) {
+    let now = world.now;
+    world.peers[peer].node.channel_lost(session, Error::new(code, "a channel broke"), now);
+    world.pump(peer);
+}
+
+/// A peer that closes says so on the control connection, and its data channels end by themselves: which of the two is
+/// seen first is chance.
+#[test]
+fn a_goodbye_counts_that_the_end_of_a_channel_has_overtaken() {
+    let (mut world, session) = World::pair(1);
+    world.advance(ms(100));
+    let peer = world.peers[1].identity;
+    channel_lost(&mut world, 0, session, Code::PeerLost);
+    assert_eq!(world.peers[0].node.session_with(&peer), None, "new transfers go in another session");
+    world.advance(LAST_WORD - ms(10));
+    assert!(world.peers[0].downs.is_empty(), "taken for a loss before the peer could say anything");
+    world.peers[1].node.goodbye();
+    world.pump(1);
+    world.settle();
+    assert!(world.peers[0].downs[0].1.text.contains("in order"), "{:?}", world.peers[0].downs);
+    assert_eq!(world.peers[0].lives, ["goodbye"]);
+}
+
+#[test]
+fn a_lost_channel_without_a_goodbye_ends_the_session_soon_whatever_else_lives() {
+    let (mut world, session) = World::pair(1);
+    let grant = readable(&mut world, 1);
+    let key = read(&mut world, 0, session, grant);
+    channel_lost(&mut world, 0, session, Code::PeerLost);
+    let peer = world.peers[1].identity;
+    let second = world.connect(0, 1);
+    assert_eq!(world.peers[0].node.session_with(&peer), Some(second));
+    world.advance(LAST_WORD - ms(1));
+    channel_lost(&mut world, 0, session, Code::PeerLost);
+    world.advance(ms(1));
+    assert_eq!(world.peers[0].downs.len(), 1, "{:?}", world.peers[0].downs);
+    assert_eq!(world.peers[0].downs[0].1.text, "a channel broke");
+    assert!(world.outcome(0, key).is_some());
+    assert_eq!(world.peers[0].node.session_with(&peer), Some(second));
+    // What is no end of a connection waits for no word.
+    channel_lost(&mut world, 0, second, Code::ProtocolError);
+    assert_eq!(world.peers[0].downs.len(), 2);
 }

@@ -273,7 +273,9 @@ impl World {
         let session = if side == 0 { session } else { channel.serves[1] };
         if let Some(session) = session.filter(|_| alive) {
             let error = Error::new(Code::PeerLost, "a data channel broke");
-            self.engines[channel.ends[side]].node.close_session(session, error);
+            let engine = &mut self.engines[channel.ends[side]];
+            let now = engine.clock.at(self.now);
+            engine.node.channel_lost(session, error, now);
         }
     }
 

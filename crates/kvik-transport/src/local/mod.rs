@@ -8,16 +8,19 @@
 //!
 //! - `gpu`: a peer's memory on a GPU, and when it is opened;
 //! - [`Local`]: the transport of all sessions;
+//! - `populate`: the page tables of what is mapped here;
 //! - `outbox`: the messages, and what is held until the peer has closed it.
 
 mod gpu;
 mod outbox;
+mod populate;
 mod transport;
 
 pub(crate) use transport::Links;
 pub use transport::{LOCAL_LINK, Local, LocalConfig};
 
 pub use gpu::PeerGpuRegion;
+pub use populate::{Populated, Populator};
 
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, RegionId, Result};
@@ -43,8 +46,8 @@ const MAX_REGIONS: usize = 4096;
 /// Readable memory of the peer.
 #[derive(Debug)]
 pub enum PeerRegion {
-    /// Mapped here, read-only.
-    Mapped(PeerMemory),
+    /// Mapped here, read-only, and how far its page tables are made.
+    Mapped(PeerMemory, Populated),
     /// Read through the kernel.
     Process {
         /// The peer's process.
@@ -62,7 +65,7 @@ impl PeerRegion {
     /// How it is read: `"memfd"`, `"process_vm_readv"` or `"cuda_ipc"`.
     pub fn way(&self) -> &'static str {
         match self {
-            PeerRegion::Mapped(_) => "memfd",
+            PeerRegion::Mapped(..) => "memfd",
             PeerRegion::Process { .. } => "process_vm_readv",
             PeerRegion::Gpu(_) => "cuda_ipc",
         }
@@ -78,6 +81,7 @@ pub struct LocalLink {
     shown: Mutex<Shown>,
     arrived: Condvar,
     outbox: Arc<Outbox>,
+    populator: Option<Arc<Populator>>,
 }
 
 #[derive(Default)]
@@ -107,6 +111,25 @@ impl LocalLink {
             shown: Mutex::default(),
             arrived: Condvar::new(),
             outbox: Arc::new(outbox),
+            populator: None,
+        }
+    }
+
+    /// The same, with page tables that are made before they are needed.
+    pub fn with_populator(self, populator: Arc<Populator>) -> LocalLink {
+        LocalLink { populator: Some(populator), ..self }
+    }
+
+    fn populated(&self, region: PeerRegion) -> Arc<PeerRegion> {
+        let region = Arc::new(region);
+        self.was_read(&region);
+        region
+    }
+
+    /// A region was copied from, parts of which its owner may have touched for the first time.
+    pub(crate) fn was_read(&self, region: &Arc<PeerRegion>) {
+        if let Some(populator) = &self.populator {
+            populator.look_at(region);
         }
     }
 
@@ -227,7 +250,7 @@ impl LocalLink {
         if let Some(fd) = fd {
             let memory =
                 PeerMemory::map(fd, len as usize).map_err(|error| from_host(Code::SealMissing, error))?;
-            return Ok(Arc::new(PeerRegion::Mapped(memory)));
+            return Ok(self.populated(PeerRegion::Mapped(memory, Populated::default())));
         }
         match &shown.process {
             Some(Ok(process)) => Ok(Arc::new(PeerRegion::Process { process: process.clone(), addr, len })),

@@ -1,6 +1,6 @@
 //! Memory of other processes on the host as a transport: which sessions have a local channel, and what they are shown.
 
-use super::{LocalLink, lock};
+use super::{LocalLink, Populator, lock};
 use crate::copy::CopyPool;
 use crate::pace::Pace;
 use crate::{Answer, Held, Moved, Queue, Request, Services, SessionEvents, Transport, TransportId, WeakHeld};
@@ -39,6 +39,7 @@ pub struct Local {
     host: HostFacts,
     fence: Arc<FenceTable>,
     pool: CopyPool,
+    populator: Arc<Populator>,
     events: Weak<dyn SessionEvents>,
     links: Arc<Links>,
     regions: Mutex<HashMap<RegionId, Shown>>,
@@ -102,8 +103,9 @@ impl Local {
         let LocalConfig { listens, threads, host, fence } = config;
         let links = Arc::<Links>::default();
         let pool = CopyPool::start(services.work.clone(), links.clone(), threads, options)?;
+        let populator = Arc::new(Populator::new(options));
         let events = Arc::downgrade(&services.sessions);
-        Ok(Local { listens, host, fence, pool, events, links, regions: Mutex::default() })
+        Ok(Local { listens, host, fence, pool, populator, events, links, regions: Mutex::default() })
     }
 
     /// Whether a session's channel is still to come.
@@ -128,7 +130,8 @@ impl Local {
                 events.flush_local();
             }
         };
-        let link = Arc::new(LocalLink::new(conn, self.fence.clone(), pid, nonce, wake));
+        let link = LocalLink::new(conn, self.fence.clone(), pid, nonce, wake);
+        let link = Arc::new(link.with_populator(self.populator.clone()));
         let mut sessions = lock(&self.links.sessions);
         let before = std::mem::replace(&mut sessions.get_mut(&session)?.link, State::Up(link.clone()));
         for (id, shown) in &*lock(&self.regions) {
@@ -291,6 +294,7 @@ impl Transport for Local {
     }
 
     fn stop(&self) {
+        self.populator.stop();
         self.pool.stop();
     }
 }

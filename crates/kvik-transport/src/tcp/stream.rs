@@ -50,9 +50,22 @@ impl Stream {
         Ok(())
     }
 
+    /// Takes the handshake of TLS as far as what has come allows: `Done` once it is over, and at once without TLS.
+    ///
+    /// # Errors
+    /// Why TLS with the other side failed, or `PeerLost`.
+    pub fn shake(&mut self) -> Result<Io> {
+        self.tls.as_mut().map_or(Ok(Io::Done(0)), |tls| tls.shake(&self.conn))
+    }
+
     /// What ties kvik's handshake to this connection, under TLS.
     pub fn binding(&self) -> Option<Binding> {
         self.tls.as_ref().and_then(|tls| tls.binding())
+    }
+
+    /// The other side's certificate in DER, under TLS.
+    pub fn certificate(&self) -> Option<&[u8]> {
+        self.tls.as_ref()?.certificate()
     }
 
     /// Whether the other side has said something in TLS.

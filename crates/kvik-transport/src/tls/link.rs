@@ -106,6 +106,11 @@ impl TlsLink {
         self.tls.export_keying_material([0; 32], EXPORT, None).ok()
     }
 
+    /// The other side's certificate in DER; none before TLS's handshake is over.
+    pub fn certificate(&self) -> Option<&[u8]> {
+        self.tls.peer_certificates()?.first().map(|own| own.as_ref())
+    }
+
     /// Whether something that came waits here, which no event of the socket will tell.
     pub fn has_input(&self) -> bool {
         self.plain || self.from < self.to
@@ -129,6 +134,31 @@ impl TlsLink {
             }
         }
         Ok(true)
+    }
+
+    /// Takes the handshake as far as what has come allows: `Done` once it is over on this side and all of this side's
+    /// part of it is sent. As with [`TlsLink::recv`] the socket is read at most twice.
+    ///
+    /// # Errors
+    /// As [`TlsLink::receive`].
+    pub fn shake(&mut self, conn: &TcpConn) -> Result<Io> {
+        let mut reads = 0;
+        while self.tls.is_handshaking() {
+            if self.from < self.to {
+                self.decrypt(conn)?;
+                continue;
+            }
+            self.flush(conn)?;
+            if reads == 2 {
+                return Ok(Io::Blocked);
+            }
+            reads += 1;
+            match self.fill(conn)? {
+                Io::Done(_) => {}
+                other => return Ok(other),
+            }
+        }
+        Ok(if self.flush(conn)? { Io::Done(0) } else { Io::Blocked })
     }
 
     /// Takes plain bytes to send. Nothing is taken while earlier ones wait for room in the socket; while the
@@ -210,16 +240,23 @@ impl TlsLink {
                 return Ok(Io::Blocked);
             }
             reads += 1;
-            match conn.recv(&mut self.stage).map_err(|error| from_host(Code::PeerLost, error))? {
-                Io::Done(len) => {
-                    (self.from, self.to) = (0, len);
-                    if !std::mem::replace(&mut self.heard, true) {
-                        self.check_first(conn)?;
-                    }
-                }
+            match self.fill(conn)? {
+                Io::Done(_) => {}
                 other => return Ok(other),
             }
         }
+    }
+
+    /// Fills the stage, which is empty, from the socket.
+    fn fill(&mut self, conn: &TcpConn) -> Result<Io> {
+        let read = conn.recv(&mut self.stage).map_err(|error| from_host(Code::PeerLost, error))?;
+        if let Io::Done(len) = read {
+            (self.from, self.to) = (0, len);
+            if !std::mem::replace(&mut self.heard, true) {
+                self.check_first(conn)?;
+            }
+        }
+        Ok(read)
     }
 
     /// Hands decrypted bytes over, and counts them: whether to come back later, because no more are wanted now, or

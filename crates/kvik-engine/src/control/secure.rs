@@ -1,0 +1,209 @@
+//! TLS handshakes, which have a thread of their own.
+//!
+//! A handshake costs a processor up to a millisecond, and whoever reaches the port can begin one. The control thread,
+//! on which heartbeats and deadlines depend, makes none: it hands a fresh connection over, and gets it back when it is
+//! under TLS, or what came instead.
+//!
+//! Strangers are bounded twice: so many wait for the thread, and so many are under way. Where there are more, the one
+//! that came first is cut. All are bounded in time: by when the connection was accepted or dialled.
+
+use super::conns::Purpose;
+use super::greet::{hung_up, unreachable};
+use super::{Ask, MAX_STRANGERS};
+use crate::shared::{Shared, lock};
+use kvik_core::{Code, Error, Result};
+use kvik_host::Io;
+use kvik_host::event::{Epoll, EventFd, Events, Interest};
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_transport::from_host;
+use kvik_transport::tcp::Stream;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Strangers that wait for the thread, that are under way, and that are under TLS and have not greeted: as many
+/// together as there may be without TLS.
+const MAX_WAITING: usize = MAX_STRANGERS / 4;
+const MAX_UNDER_WAY: usize = MAX_STRANGERS / 2;
+pub(super) const MAX_UNDER_TLS: usize = MAX_STRANGERS / 4;
+
+const WAKE: u64 = 0;
+/// How long it sleeps when nothing is under way; it is woken for anything new.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// A connection that is to be under TLS.
+pub(crate) struct Fresh {
+    pub conn: Stream,
+    pub purpose: Purpose,
+    pub until: Instant,
+}
+
+/// A connection that has left the thread.
+pub(crate) struct Secured {
+    pub fresh: Fresh,
+    pub outcome: Result<()>,
+}
+
+/// The thread's other side.
+pub(super) struct Securing {
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Inbox {
+    coming: Mutex<(VecDeque<Fresh>, bool)>,
+    waker: EventFd,
+}
+
+impl Inbox {
+    fn wake(&self) {
+        if let Err(error) = self.waker.signal() {
+            log::error!("the thread for TLS cannot be woken: {error}");
+        }
+    }
+}
+
+impl Securing {
+    /// Starts the thread, for an engine with TLS.
+    pub fn start(shared: &Arc<Shared>, options: &ThreadOptions) -> Result<Option<Securing>> {
+        if shared.tls.is_none() {
+            return Ok(None);
+        }
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let inbox = Arc::new(Inbox { coming: Mutex::default(), waker: EventFd::new().map_err(fail)? });
+        let epoll = Epoll::new().map_err(fail)?;
+        epoll.add(&inbox.waker, WAKE, Interest::READ).map_err(fail)?;
+        let mut shaker = Shaker {
+            shared: shared.clone(),
+            inbox: inbox.clone(),
+            epoll,
+            under_way: BTreeMap::new(),
+            next: WAKE,
+        };
+        let thread = spawn_named("kvik-tls", options, move || shaker.run()).map_err(fail)?;
+        Ok(Some(Securing { shared: shared.clone(), inbox, thread: Some(thread) }))
+    }
+
+    /// Hands a connection over.
+    pub fn take(&self, fresh: Fresh) {
+        let dropped = {
+            let coming = &mut lock(&self.inbox.coming).0;
+            coming.push_back(fresh);
+            let strangers = || coming.iter().enumerate().filter(|(_, fresh)| fresh.purpose.is_stranger());
+            let first = strangers().next().map(|(at, _)| at).filter(|_| strangers().count() > MAX_WAITING);
+            first.and_then(|at| coming.remove(at))
+        };
+        self.inbox.wake();
+        if let Some(fresh) = dropped {
+            self.shared.ask(Ask::Secured(Box::new(Secured { fresh, outcome: Err(too_many(MAX_WAITING)) })));
+        }
+    }
+}
+
+impl Drop for Securing {
+    fn drop(&mut self) {
+        lock(&self.inbox.coming).1 = true;
+        self.inbox.wake();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread for TLS panicked");
+        }
+    }
+}
+
+fn too_many(most: usize) -> Error {
+    Error::new(
+        Code::MemoryCapReached,
+        format!("more than {most} connections to this engine are beginning TLS"),
+    )
+}
+
+struct Shaker {
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+    epoll: Epoll,
+    /// In the order in which they came.
+    under_way: BTreeMap<u64, Fresh>,
+    next: u64,
+}
+
+impl Shaker {
+    fn run(&mut self) {
+        let mut events = Events::new(64);
+        loop {
+            let now = Instant::now();
+            let soonest = self.under_way.values().map(|fresh| fresh.until).min();
+            let nap = soonest.map_or(LONG, |until| until.saturating_duration_since(now));
+            if let Err(error) = self.epoll.wait(&mut events, nap) {
+                return log::error!("the thread for TLS cannot wait for its connections and ends: {error}");
+            }
+            for event in events.iter() {
+                match event.token {
+                    WAKE => drop(self.inbox.waker.drain()),
+                    token => self.serve(token),
+                }
+            }
+            let coming = {
+                let (coming, over) = &mut *lock(&self.inbox.coming);
+                if *over {
+                    return;
+                }
+                std::mem::take(coming)
+            };
+            coming.into_iter().for_each(|fresh| self.add(fresh));
+            self.end_late();
+        }
+    }
+
+    fn add(&mut self, fresh: Fresh) {
+        let strangers = || self.under_way.iter().filter(|(_, fresh)| fresh.purpose.is_stranger());
+        if fresh.purpose.is_stranger() && strangers().count() >= MAX_UNDER_WAY {
+            let oldest = strangers().next().map(|(token, _)| *token);
+            oldest.into_iter().for_each(|token| self.end(token, Err(too_many(MAX_UNDER_WAY))));
+        }
+        self.next += 1;
+        let token = self.next;
+        let added = self.epoll.add(&fresh.conn, token, Interest::READ);
+        self.under_way.insert(token, fresh);
+        match added {
+            Ok(()) => self.serve(token),
+            Err(error) => self.end(token, Err(from_host(Code::PeerLost, error))),
+        }
+    }
+
+    fn serve(&mut self, token: u64) {
+        let Some(Fresh { conn, .. }) = self.under_way.get_mut(&token) else { return };
+        let outcome = match conn.shake() {
+            Ok(Io::Done(_)) => Ok(()),
+            Ok(Io::Blocked) => {
+                let interest = if conn.is_behind() { Interest::BOTH } else { Interest::READ };
+                match self.epoll.modify(&*conn, token, interest) {
+                    Ok(()) => return,
+                    Err(error) => Err(from_host(Code::PeerLost, error)),
+                }
+            }
+            Ok(Io::Closed) => Err(hung_up(conn.has_heard())),
+            Err(error) => Err(unreachable(error)),
+        };
+        self.end(token, outcome);
+    }
+
+    fn end_late(&mut self) {
+        let now = Instant::now();
+        let late: Vec<u64> =
+            self.under_way.iter().filter(|(_, fresh)| fresh.until <= now).map(|(token, _)| *token).collect();
+        for token in late {
+            let text = "it took the connection, but did not come to the end of the TLS handshake in time";
+            self.end(token, Err(Error::new(Code::PeerUnreachable, text)));
+        }
+    }
+
+    fn end(&mut self, token: u64, outcome: Result<()>) {
+        let Some(fresh) = self.under_way.remove(&token) else { return };
+        if let Err(error) = self.epoll.delete(&fresh.conn) {
+            log::debug!("a connection could not be taken out of the epoll set: {error}");
+        }
+        self.shared.ask(Ask::Secured(Box::new(Secured { fresh, outcome })));
+    }
+}

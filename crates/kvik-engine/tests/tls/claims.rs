@@ -1,0 +1,74 @@
+//! Engines that were admitted, and call themselves by the id of another one.
+
+use crate::certs::{Authority, Directory, engine};
+use crate::common::*;
+use kvik_core::{Code, Error, Incarnation};
+use kvik_engine::{Engine, PeerState};
+use kvik_host::event::{Interest, wait_ready};
+use kvik_host::socket::{TcpConn, TcpOptions};
+use kvik_host::{Io, identity};
+use kvik_proto::{Facts, Greeting, Handshake, Identity, Local, Secret};
+use kvik_transport::tcp::Stream;
+use kvik_transport::tls::{Tls, TlsLink};
+use std::time::{Duration, Instant};
+
+/// Shakes hands with an engine as `identity`, under this certificate.
+fn call_as(identity: Identity, directory: &Directory, to: &Engine) -> Result<Stream, Error> {
+    let tls = Tls::load(&directory.files()).unwrap();
+    let at = to.addresses()[0];
+    let conn = TcpConn::connect_within(at, &TcpOptions::default(), PATIENCE).unwrap();
+    let mut stream = Stream::tls(conn, TlsLink::client(&tls, at).unwrap());
+    let until = Instant::now() + PATIENCE;
+    let wait = |stream: &Stream| {
+        assert!(Instant::now() < until, "no answer");
+        wait_ready(stream, Interest::READ, Duration::from_millis(100)).unwrap();
+    };
+    while let Io::Blocked = stream.shake().unwrap() {
+        wait(&stream);
+    }
+    let local = Local { identity, secret: Secret::new(None), facts: Facts::default() };
+    let (mut shake, hello) = Handshake::open(local, identity::nonce().unwrap(), None);
+    shake.bind(stream.binding().unwrap());
+    stream.send(&hello).unwrap();
+    let (mut input, mut bytes) = (Vec::new(), [0; 4096]);
+    loop {
+        match stream.recv(&mut bytes)? {
+            Io::Done(len) => input.extend_from_slice(&bytes[..len]),
+            Io::Blocked => wait(&stream),
+            Io::Closed => panic!("it hung up without a word"),
+        }
+        let mut output = Vec::new();
+        let greeting = shake.receive(&mut input, &mut output)?;
+        stream.send(&output).unwrap();
+        if let Some(Greeting::Control(_)) = greeting {
+            return Ok(stream);
+        }
+    }
+}
+
+#[test]
+fn nobody_takes_the_id_of_an_engine_that_is_connected_under_another_certificate() {
+    let authority = Authority::new();
+    let (own, strange) = (authority.admit(), authority.admit());
+    let (owner, reader) = (engine(&authority.admit()), engine(&own));
+    let (there, here) = (region(&owner, 4, 1), region(&reader, 4, 99));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    read(&reader, &all(&here), grant.ticket()).unwrap();
+    let claims = Identity { engine: reader.id(), incarnation: reader.incarnation() };
+    let anew = Identity { incarnation: Incarnation(claims.incarnation.0 ^ 1), ..claims };
+    // This start of it or another one: it is refused by name, and the engine itself notices nothing.
+    for identity in [claims, anew] {
+        let error = call_as(identity, &strange, &owner).err().unwrap();
+        assert_eq!(error.code, Code::TlsFailed, "{error}");
+        assert!(error.text.contains("under another certificate"), "{error}");
+    }
+    let peers = owner.peers();
+    assert!(peers.len() == 1 && peers[0].state == PeerState::Up, "{peers:?}");
+    read(&reader, &all(&here), grant.ticket()).unwrap();
+    // With the engine's own certificate it is the engine: it may have lost a session that still lives here.
+    drop(call_as(claims, &own, &owner).unwrap());
+    // An id is bound to no certificate for ever: certificates are renewed.
+    reader.close(PATIENCE).unwrap();
+    wait_until("the reader's end", || owner.peers().iter().all(|peer| peer.state == PeerState::Dead));
+    drop(call_as(anew, &strange, &owner).unwrap());
+}
