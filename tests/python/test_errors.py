@@ -176,10 +176,10 @@ def test_a_page_that_was_not_granted(pair: Two) -> None:
 
 
 def test_other_content_and_none(pair: Two) -> None:
-    chain = kvik.content_chain(b"a model", b"", range(16), 8)
+    chain = kvik.content_chain(b"a model", b"", range(24), 8)
     content, other = kvik.Content(chain, b"all"), kvik.Content(chain, b"a part")
-    grant = pair.there.grant(pair.source.of([1, 2]), content=content)
-    local = pair.target.of([0, 1])
+    grant = pair.there.grant(pair.source.of([1, 2, 3]), content=content)
+    local = pair.target.of([0, 1, 2])
     for stated, error in ((None, kvik.ContentRequired), (other, kvik.ContentMismatch)):
         for begin in (
             lambda content: pair.here.read(local, grant.ticket, content=content),
@@ -189,14 +189,14 @@ def test_other_content_and_none(pair: Two) -> None:
             with refused(error):
                 begin(stated).wait(LIMIT)
     with refused(kvik.InvalidArgument):
-        pair.here.read(local, grant.ticket, [1, 0], content=content).wait(LIMIT)
+        pair.here.read(pair.target.of([0, 1]), grant.ticket, [0, 2], content=content).wait(LIMIT)
     with refused(kvik.InvalidArgument):
-        pair.here.read(local, grant.ticket, (1, 3), content=content)
+        pair.here.read(local, grant.ticket, (1, 4), content=content)
     with refused(kvik.InvalidArgument):
-        pair.there.grant(pair.source.of([1, 2, 3]), content=content)
+        pair.there.grant(pair.source.of([1, 2]), content=content)
     assert grant.state == "live"
     pair.here.extend(grant.ticket, 10.0, content=content).wait(LIMIT)
-    pair.here.read(local, grant.ticket, (0, 2), content=content).wait(LIMIT)
+    pair.here.read(local, grant.ticket, (0, 3), content=content).wait(LIMIT)
     assert grant.wait(LIMIT) == "consumed"
 
 
