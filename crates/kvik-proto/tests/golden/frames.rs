@@ -126,6 +126,14 @@ fn list(pages: &PageList) -> String {
     }
 }
 
+/// Its code and its text are all of an error that travels.
+fn show_outcome(outcome: &Result<Vec<u8>, Error>) -> String {
+    match outcome {
+        Ok(answer) => format!("Ok({answer:?})"),
+        Err(Error { code, text, .. }) => format!("Err(Error {{ code: {code:?}, text: {text:?} }})"),
+    }
+}
+
 fn show_layers(layers: &Layers) -> String {
     match layers {
         Layers::Strided { count, stride } => format!("{count}, {stride} apart"),
@@ -225,13 +233,7 @@ fn describe(frame: &Frame) -> Fields {
             ("from", answer.from.to_string()),
             ("to", answer.to.to_string()),
             ("ask", format!("{:?}", answer.ask)),
-            (
-                "outcome",
-                answer.outcome.as_ref().map_or_else(
-                    |e| format!("Err(Error {{ code: {:?}, text: {:?} }})", e.code, e.text),
-                    |told| format!("Ok({told:?})"),
-                ),
-            ),
+            ("outcome", show_outcome(&answer.outcome)),
         ],
         Frame::Check { transfer, at, sums } => vec![
             named("check"),
