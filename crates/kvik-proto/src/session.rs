@@ -232,17 +232,19 @@ impl<R: Clone> Session<R> {
     }
 
     /// A data channel of the session has ended. A peer that closes in order says so on the control connection, and what
-    /// goes on another connection may come later: the session takes no new transfers, and ends with what its peer says
-    /// within [`LAST_WORD`](crate::LAST_WORD), or else as lost. An error that is no end of a connection ends it at once.
+    /// goes on another connection may come later: the session's transfers end at once, new ones go in another session,
+    /// and this one ends with what its peer says within [`LAST_WORD`](crate::LAST_WORD), or else as lost. An error that
+    /// is no end of a connection ends it at once.
     pub fn channel_lost(&mut self, error: Error, now: Duration, common: &mut Common<R>) {
         if error.code != Code::PeerLost {
             return self.close(error, common);
         }
-        if let Some(connection) = self.connection.as_mut()
-            && connection.lose_channel(error, now)
-        {
+        let Some(connection) = self.connection.as_mut() else { return };
+        if connection.lose_channel(error.clone(), now) {
             common.later(Effect::Avoid(self.id, connection.peer()));
         }
+        let (transfers, _, mut cx) = self.parts(common);
+        transfers.stop_each(&error, &mut cx);
     }
 
     /// Ends the session: its flows stop, and conclude once their orders are done.

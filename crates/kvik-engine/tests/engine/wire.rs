@@ -73,7 +73,7 @@ fn without_checksums_the_same_bit_goes_unseen() {
 }
 
 /// Longer than the ends of connections take to be seen.
-const BEHIND: Duration = Duration::from_millis(150);
+const BEHIND: Duration = Duration::from_millis(100);
 
 /// Passes connections on to `to`; what comes from there on the first one, the control connection, comes later.
 fn lagging_proxy(to: SocketAddr) -> SocketAddr {
@@ -83,20 +83,23 @@ fn lagging_proxy(to: SocketAddr) -> SocketAddr {
         for number in 0.. {
             let (Ok((near, _)), Ok(far)) = (listener.accept(), TcpStream::connect(to)) else { return };
             let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-            spawn(move || pass(near, far, None));
+            if number > 0 {
+                spawn(move || pass(near, far, None));
+                spawn(move || pass(far_too, near_too, None));
+                continue;
+            }
+            // That the owner hears nothing any more cuts nothing that it has said before.
+            spawn(move || std::io::copy(&mut { near }, &mut { far }));
             spawn(move || {
-                let mut buffer = [0; 16 << 10];
-                let (mut from, mut to) = (far_too, near_too);
-                loop {
-                    let read = from.read(&mut buffer).unwrap_or(0);
-                    if number == 0 {
-                        sleep(BEHIND);
-                    }
-                    if read == 0 || to.write_all(&buffer[..read]).is_err() {
-                        let _ = to.shutdown(Shutdown::Both);
-                        return;
+                let (mut from, mut to, mut buffer) = (far_too, near_too, [0; 16 << 10]);
+                while let Ok(len @ 1..) = from.read(&mut buffer) {
+                    sleep(BEHIND);
+                    if to.write_all(&buffer[..len]).is_err() {
+                        break;
                     }
                 }
+                sleep(BEHIND);
+                let _ = to.shutdown(Shutdown::Both);
             });
         }
     });

@@ -176,6 +176,11 @@ impl<R: Clone> Transfers<R> {
         }
     }
 
+    /// A channel of the session is lost: its flows end, and the peer is told.
+    pub fn stop_each(&mut self, error: &Error, cx: &mut Context<'_, R>) {
+        self.numbers().into_iter().for_each(|transfer| self.stop(transfer, error.clone(), cx));
+    }
+
     fn numbers(&self) -> Vec<u64> {
         self.flows.keys().copied().collect()
     }
