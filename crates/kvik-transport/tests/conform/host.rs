@@ -21,7 +21,7 @@ use kvik_transport::{
     Held, Placement, Queue, Request, RmaPeers, Services, SessionEvents, Transport, WorkSource,
 };
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -51,6 +51,8 @@ pub struct Host {
     pub rma: OnceLock<Arc<Rma>>,
     /// Frames from the peer.
     inbox: Mutex<Vec<u8>>,
+    /// Bytes of frames that were sent, and that were taken up.
+    frames: [AtomicUsize; 2],
     link: OnceLock<Arc<LocalLink>>,
     bell: EventFd,
     over: AtomicBool,
@@ -89,6 +91,7 @@ impl Host {
             }
             // Under the lock, so that frames keep their order.
             if let Some(peer) = self.peer.get().and_then(Weak::upgrade).filter(|_| !output.is_empty()) {
+                self.frames[0].fetch_add(output.len(), Ordering::AcqRel);
                 peer.inbox.lock().unwrap().extend_from_slice(&output);
                 peer.bell.signal().unwrap();
             }
@@ -156,6 +159,7 @@ impl Host {
                 }
                 node.tick(now);
             });
+            self.frames[1].fetch_add(bytes.len(), Ordering::AcqRel);
         }
     }
 
@@ -169,6 +173,12 @@ impl Host {
             let told = self.told.lock().unwrap();
             drop(self.changed.wait_timeout(told, Duration::from_millis(5)).unwrap());
         }
+    }
+
+    /// Waits until all that the peer has sent so far was taken up here.
+    pub fn has_heard(&self, peer: &Host) {
+        let sent = peer.frames[0].load(Ordering::Acquire);
+        self.wait("a frame", |host| (host.frames[1].load(Ordering::Acquire) >= sent).then_some(()));
     }
 
     pub fn is_finished(&self, key: FlowKey) -> bool {
@@ -416,6 +426,7 @@ fn start(kind: Kind, number: u8, faults: &Arc<Faults>) -> Arc<Host> {
         local: OnceLock::new(),
         rma: OnceLock::new(),
         inbox: Mutex::default(),
+        frames: Default::default(),
         link: OnceLock::new(),
         bell: EventFd::new().unwrap(),
         over: AtomicBool::new(false),

@@ -80,6 +80,7 @@ mod checks {
             let (key, _fence) = pair.other.begin(op, grant, (ours, &here), &view(&here, PAGE, &all));
             assert!(mover.wait_held(1, PATIENCE), "{op:?}: no work was claimed");
             pair.other.with(|node, _| node.cancel(key, cancelled()));
+            pair.owner.has_heard(&pair.other);
             if Arc::ptr_eq(&mover, &pair.ours) {
                 assert!(!pair.other.is_finished(key), "{op:?}: it ended under work in hand");
             }
