@@ -215,6 +215,7 @@ impl Host {
         let (id, slot, now) = (GrantId::random().unwrap(), self.fence.slot().unwrap(), boottime());
         let keys = self.rma.get().map(|rma| rma.keys(region.0)).unwrap_or_default();
         let offer = Offer {
+            content: None,
             region: region.1.clone(),
             region_id: region.0,
             view: view.clone(),
@@ -251,6 +252,7 @@ impl Host {
         let fence = slot.as_ref().map(|slot| (slot.index(), slot.generation().unwrap()));
         let side = Side { region: region.1.clone(), region_id: region.0, view: view.clone(), fence };
         let open = Open {
+            content: None,
             grant,
             layout: view.layout().digest(),
             op,
