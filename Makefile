@@ -4,14 +4,14 @@ ENGINE ?= emulator
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-rdma gpu-check soak mutants wheel docs lint env lock clean help
+.PHONY: demo test test-rdma gpu-check soak mutants wheel docs lint env contenders lock clean help
 
 demo:  ## a prefill engine, a decode engine and a router here; shows each handover (ENGINE=vllm: real vLLM)
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
 	@$(BUILD) $(if $(filter vllm,$(ENGINE)),demo-vllm,demo)
 
-test:  ## everything this machine can check (STAGES="rust python" runs only those)
-	@$(BUILD) test $(STAGES)
+test:  ## everything this machine can check (STAGES="rust python" runs only those; QUICK=1: six minutes' worth)
+	@$(BUILD) $(if $(filter-out 0,$(QUICK)),test-quick,test) $(STAGES)
 
 test-rdma:  ## two soft-RoCE devices in a small virtual machine, and what runs on them (FULL=1: at length)
 	@FULL="$(FULL)" $(BUILD) test-rdma
@@ -31,11 +31,14 @@ wheel:  ## dist/kvik-*.whl, built and checked
 docs:  ## target/docs/index.html, with every link and command in it checked
 	@$(BUILD) docs
 
-lint:  ## rustfmt, clippy, ruff, mypy
+lint:  ## rustfmt, clippy, ruff, mypy, and the bounds of tools/house.toml
 	@$(BUILD) lint
 
 env:  ## .venv/dev and .venv/vllm with kvik installed, for work by hand
 	@$(BUILD) env
+
+contenders:  ## environments of what kvik is measured beside (CONTENDERS="nixl" makes only that)
+	@$(PYTHON) tools/contenders.py $(or $(CONTENDERS),nixl mooncake)
 
 lock:  ## pin the Python packages again (tools/locks/*.in -> *.txt)
 	@$(BUILD) lock
@@ -44,4 +47,4 @@ clean:  ## remove what was built in this checkout (the caches outside it stay)
 	@$(BUILD) clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -5,6 +5,8 @@ from kvik.errors import (
     BufferInvalid,
     Cancelled,
     ChecksumMismatch,
+    ContentMismatch,
+    ContentRequired,
     DeadlineExceeded,
     DeviceFailed,
     DuplicatePage,
@@ -47,6 +49,7 @@ from kvik.errors import (
 )
 from kvik.logs import JsonFormatter
 from kvik.transfer import (
+    Content,
     Engine,
     Event,
     EventKind,
@@ -78,6 +81,9 @@ __all__ = [
     "BufferInvalid",
     "Cancelled",
     "ChecksumMismatch",
+    "Content",
+    "ContentMismatch",
+    "ContentRequired",
     "DeadlineExceeded",
     "DeviceFailed",
     "DuplicatePage",

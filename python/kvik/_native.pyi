@@ -92,6 +92,7 @@ class Engine:
         use: int | Literal["many"] = 1,
         expiry: float = 120.0,
         max_expiry: float = 600.0,
+        content: Content | None = None,
         grant_id: str | None = None,
         tag: str = "",
     ) -> Grant: ...
@@ -100,7 +101,7 @@ class Engine:
         self,
         local: PageSet,
         ticket: Ticket | str,
-        remote: Ids | None = None,
+        positions: Ids | tuple[SupportsIndex, SupportsIndex] | None = None,
         *,
         deadline: float | None = None,
         transport: TransportName | None = None,
@@ -110,13 +111,14 @@ class Engine:
         remote_slices: tuple[int, int] | None = None,
         remote_parts: SupportsIndex | None = None,
         readers: SupportsIndex = 1,
+        content: Content | None = None,
         tag: str = "",
     ) -> Transfer: ...
     def write(
         self,
         local: PageSet,
         ticket: Ticket | str,
-        remote: Ids | None = None,
+        positions: Ids | tuple[SupportsIndex, SupportsIndex] | None = None,
         *,
         deadline: float | None = None,
         transport: TransportName | None = None,
@@ -126,6 +128,7 @@ class Engine:
         remote_slices: tuple[int, int] | None = None,
         remote_parts: SupportsIndex | None = None,
         readers: SupportsIndex = 1,
+        content: Content | None = None,
         tag: str = "",
     ) -> Transfer: ...
     def release(
@@ -134,6 +137,16 @@ class Engine:
         *,
         deadline: float | None = None,
         readers: SupportsIndex = 1,
+        content: Content | None = None,
+        tag: str = "",
+    ) -> Transfer: ...
+    def extend(
+        self,
+        ticket: Ticket | str,
+        seconds: float,
+        *,
+        deadline: float | None = None,
+        content: Content | None = None,
         tag: str = "",
     ) -> Transfer: ...
     def explain(self, ticket: Ticket | str) -> Explanation: ...
@@ -237,6 +250,17 @@ class Layout:
     def __hash__(self) -> int: ...
 
 @final
+class Content:
+    def __new__(cls, chain: bytes, part: bytes) -> Self: ...
+    @property
+    def chain(self) -> bytes: ...
+    @property
+    def part(self) -> bytes: ...
+    def __len__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
 class Grant:
     @property
     def ticket(self) -> Ticket: ...
@@ -330,8 +354,12 @@ class Notice:
 def engine_defaults() -> dict[str, str]: ...
 def parse_size(text: str) -> int: ...
 def content_chain(
-    namespace: bytes, extra: bytes, tokens: Ids, block_tokens: SupportsIndex
-) -> list[bytes]: ...
+    namespace: bytes,
+    extra: bytes,
+    tokens: Ids,
+    block_tokens: SupportsIndex,
+    items: Sequence[tuple[SupportsIndex, bytes]] = (),
+) -> bytes: ...
 def engine_metrics() -> list[tuple[str, Literal["counter", "gauge", "histogram"], list[str], str]]: ...
 
 @final
@@ -412,3 +440,5 @@ class TlsRequired(KvikError): ...
 class TlsFailed(KvikError): ...
 class NotificationsFull(KvikError): ...
 class DeviceFailed(KvikError): ...
+class ContentMismatch(KvikError): ...
+class ContentRequired(KvikError): ...

@@ -32,7 +32,7 @@ class Report:
     total_s: float
     """Seconds from the call to the end."""
     passed_over: tuple[str, ...]
-    """Transports that `"auto"` did not take, each as `"transport: reason"`."""
+    """The other transports of the engine, each as `"transport: reason"` why it was not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Warmed:
     pairs: tuple[NicPair, ...]
     """One for each NIC here, where the peer has NICs of the same provider."""
     passed_over: tuple[str, ...]
-    """Transports that a transfer would not take, each as `"transport: reason"`."""
+    """Transports that do not reach the peer, each as `"transport: reason"`."""
     took_s: float
     """Seconds from the call to the end."""
 

@@ -8,6 +8,7 @@ from kvik._events import Event, EventKind, Peer, PeerStateName, Subscription
 from kvik._logs import flush_logs, refresh_logging
 from kvik._names import RightName, TransportName, VerifyName
 from kvik._native import (
+    Content,
     Engine,
     Events,
     Grant,
@@ -24,6 +25,7 @@ from kvik._native import (
 from kvik._report import NicPair, Report, Warmed
 
 __all__ = [
+    "Content",
     "Engine",
     "Event",
     "EventKind",

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,21 +11,23 @@ import kvik
 from kvik import _native
 from tests.docs.pages import ROOT, page
 
-CATALOGUE = "docs/errors.md"
+ENGINE = "docs/errors.md"  # the first page of the catalogue
+CATALOGUE = (ENGINE, "docs/errors/vllm.md", "docs/errors/router.md", "docs/errors/tools.md")
+LONGEST = 600  # lines of a page
 PARTS = ("Why", "Do", "See it")
-# Headings that order the page.
+# Headings that order the pages.
 ORDER = (
     "Error catalogue", "What was asked for", "Tickets", "Grants", "Peers and connections", "Time", "Data",
-    "Regions and engines", "The vLLM connector", "A server that does not start",
-    "A prompt that is recomputed", "A load that failed", "The router", "Wrong requests",
+    "Regions and engines", "Errors of the vLLM connector", "A server that does not start",
+    "A prompt that is recomputed", "A load that failed", "Errors of the router", "Wrong requests",
     "The router's limits and engines", "A router that does not start",
-    "Exit statuses of kvik", "Errors of the tools",
+    "Errors of the tools", "Exit statuses of kvik", "What they raise",
 )  # fmt: skip
 
 
 def entries() -> dict[str, str]:
     """Name of each entry and its text."""
-    text = (ROOT / CATALOGUE).read_text(encoding="utf-8")
+    text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in CATALOGUE)
     parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
     names = (name.replace("`", "") for name in parts[1::2])
     return {name: body for name, body in zip(names, parts[2::2], strict=True) if name not in ORDER}
@@ -85,8 +88,8 @@ def test_every_public_error_has_its_catalogue_entry() -> None:
     """And no entry is without an error."""
     known = {*engine_errors(), *python_errors(), *refusals(), *router_codes()} - NO_ENTRY
     found = set(entries())
-    assert known - found == set(), "errors without an entry in docs/errors.md"
-    assert found - known == set(), "entries in docs/errors.md without an error"
+    assert known - found == set(), "errors without an entry in the catalogue"
+    assert found - known == set(), "entries of the catalogue without an error"
 
 
 @pytest.mark.parametrize("name", sorted(entries()))
@@ -110,6 +113,17 @@ def test_the_public_list_of_exceptions_is_complete() -> None:
 
 
 def test_headings_of_the_catalogue_are_unique() -> None:
-    """Links go to them."""
-    headings = [text for _, text in page(CATALOGUE).headings]
+    """Over all its pages: who looks for a name finds one entry."""
+    headings = [text for name in CATALOGUE for _, text in page(name).headings]
     assert len(headings) == len(set(headings))
+
+
+def test_the_catalogue_is_whole() -> None:
+    """Each of its pages is one that the tests read and that the first page names, and none is too long."""
+    assert {name.name for name in (ROOT / "docs" / "errors").iterdir()} == {
+        Path(name).name for name in CATALOGUE if name != ENGINE
+    }
+    named = {link.target.partition("#")[0] for link in page(ENGINE).links}
+    assert {name.removeprefix("docs/") for name in CATALOGUE if name != ENGINE} <= named
+    for name in CATALOGUE:
+        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= LONGEST, name

@@ -29,7 +29,7 @@ def greeting(kind: int, body: bytes) -> bytes:
 
 def hello() -> bytes:
     """The first message of an engine without a secret, under a name of its own."""
-    return greeting(HELLO, struct.pack("<HHB", 1, 1, 0) + os.urandom(24) + os.urandom(32) + b"\0")
+    return greeting(HELLO, struct.pack("<HHB", 2, 2, 0) + os.urandom(24) + os.urandom(32) + b"\0")
 
 
 def frame(kind: int, body: bytes = b"") -> bytes:
@@ -51,7 +51,7 @@ def chunk(session: int, transfer: int, position: int, length: int, sums: int = 0
 
 def begin(transfer: int, grant: bytes, time_ms: int = 20_000) -> bytes:
     """Asks to read 16 pages of 4 KiB."""
-    body = struct.pack("<Q16s8s", transfer, grant, b"") + struct.pack("<BBBBH", 0, 0, 0, 0, 1)
+    body = struct.pack("<Q16s8sB", transfer, grant, b"", 0) + struct.pack("<BBBBH", 0, 0, 0, 0, 1)
     body += struct.pack("<III", time_ms, 4096, 4096) + struct.pack("<BIIQQB", 1, 1, 16, 4096, 4096, 0)
     return frame(BEGIN, body + bytes(5))
 

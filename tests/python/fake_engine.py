@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,9 +78,6 @@ class FakePageSet:
     def nbytes(self) -> int:
         return self.layout.layers * sum(size for _, size in self.stream(0))
 
-    def pages(self) -> set[int]:
-        return {number // self.parts for number in self.ids}
-
     def stream(self, layer: int) -> list[Piece]:
         """One layer's bytes in the order of the stream: number by number, and in each slice by slice."""
         size = self.layout.run_bytes // self.parts
@@ -135,9 +133,31 @@ class FakeTicket:
         return FakeTicket(f"kvik1|{self.engine_id}|{self.addresses[0]}|{grant_id}|{expiry:g}")
 
 
+@dataclass(frozen=True)
+class FakeContent:
+    chain: bytes
+    part: bytes
+
+    def __post_init__(self) -> None:
+        if not self.chain or len(self.chain) % 32 or not self.part:
+            raise KvikError("invalid_argument", f"a chain of {len(self.chain)} bytes")
+
+    def __len__(self) -> int:
+        return len(self.chain) // 32
+
+    def claim(self, link: int) -> bytes:
+        """What is stated of the pages up to this one; -1: of all."""
+        key = self.chain[-32:] if link == -1 else self.chain[32 * link : 32 * link + 32]
+        return hashlib.blake2b(self.part, key=key, digest_size=32, person=b"claim").digest()
+
+
 class FakeGrant:
-    def __init__(self, native: FakeNative, pages: FakePageSet, expiry: float, grant_id: str) -> None:
-        self._native, self.pages, self.id = native, pages, grant_id
+    def __init__(
+        self, native: FakeNative, pages: FakePageSet, expiry: float, grant_id: str, content: FakeContent
+    ) -> None:
+        if len(content) != len(pages.ids):
+            raise KvikError("invalid_argument", f"{len(pages.ids)} pages, {len(content)} links")
+        self._native, self.pages, self.id, self.content = native, pages, grant_id, content
         self._ends = native.now + expiry
         self._state = "live"
         self.confirmed: list[str] = []  # engine ids, in the order of their confirmations
@@ -165,11 +185,16 @@ class FakeGrant:
 
 @dataclass
 class Remote:
-    """Which of the granted pages a read is about."""
+    """Which of the granted pages a read is about, by their places in the grant."""
 
-    ids: Any
+    positions: range
     slices: tuple[int, int] | None
     parts: int
+
+    @property
+    def last(self) -> int:
+        """The link of the page that holds the last position; -1, the grant's last, for none."""
+        return (self.positions.stop - 1) // self.parts if self.positions else -1
 
 
 class FakeTransfer:
@@ -183,7 +208,13 @@ class FakeTransfer:
         remote: Remote,
         deadline: float,
         readers: int,
+        content: FakeContent,
+        confirm: bool,
     ) -> None:
+        self.confirm = confirm
+        if remote.last >= len(content):
+            raise KvikError("invalid_argument", "the content does not reach to the last position")
+        self.content = content
         self._native, self._reader, self._local, self.ticket = reader.native, reader, local, ticket
         self._remote, self.readers = remote, readers
         self._ends = self._native.now + deadline
@@ -224,18 +255,26 @@ class FakeTransfer:
             return None  # not issued yet: the owner lets it wait within its deadline
         if grant.state != "live":
             raise KvikError(f"grant_{grant.state}")
+        self._check_content(grant.content)
         moved = 0 if self._local is None else self._move(self._local, grant.pages)
-        grant.confirm(self._reader.id, self.readers)
+        if self.confirm:
+            grant.confirm(self._reader.id, self.readers)
         return FakeReport(moved, len(self._local.ids) if self._local else 0, 1)
+
+    def _check_content(self, granted: FakeContent) -> None:
+        last = self._remote.last
+        if last >= len(granted):
+            raise KvikError("page_not_granted")
+        if self.content.claim(last) != granted.claim(last):
+            raise KvikError("content_mismatch")
+        if self.confirm and last not in (-1, len(granted) - 1):
+            raise KvikError("content_mismatch", "only who states the whole content may use it up")
 
     def _move(self, local: FakePageSet, granted: FakePageSet) -> int:
         """Copy the remote stream into the local one; only the numbers of bytes and layers must agree."""
-        ids = granted.ids if self._remote.ids is None else self._remote.ids
-        remote = granted.region.pages(
-            granted.layout, ids, slices=self._remote.slices, parts=self._remote.parts
-        )
-        if not remote.pages() <= set(granted.ids):
-            raise KvikError("page_not_granted")
+        parts = self._remote.parts
+        ids = [granted.ids[at // parts] * parts + at % parts for at in self._remote.positions]
+        remote = granted.region.pages(granted.layout, ids, slices=self._remote.slices, parts=parts)
         if local.layout.layers != remote.layout.layers:
             raise KvikError("shape_mismatch")
         for layer in range(local.layout.layers):
@@ -275,6 +314,7 @@ class FakeEngine:
         max_expiry: float = 600.0,
         grant_id: str | None = None,
         tag: str = "",
+        content: FakeContent,
     ) -> FakeGrant:
         assert tag
         assert (right, use) == ("read", 1)
@@ -283,14 +323,14 @@ class FakeEngine:
         if self.native.refuse_grants:
             raise KvikError("memory_cap_reached")
         assert grant_id not in self.grants, "a grant id was used twice"
-        self.grants[grant_id] = FakeGrant(self.native, pages, expiry, grant_id)
+        self.grants[grant_id] = FakeGrant(self.native, pages, expiry, grant_id, content)
         return self.grants[grant_id]
 
     def read(
         self,
         local: FakePageSet,
         ticket: FakeTicket,
-        remote: Any = None,
+        positions: range,
         *,
         deadline: float,
         confirm: bool = True,
@@ -298,17 +338,18 @@ class FakeEngine:
         remote_parts: int = 1,
         readers: int = 1,
         tag: str = "",
+        content: FakeContent,
     ) -> FakeTransfer:
-        assert confirm, "each ticket is read in one transfer"
         assert tag
-        ids = Remote(remote, remote_slices, remote_parts)
-        return self._open(FakeTransfer(self, local, ticket, ids, deadline, readers))
+        remote = Remote(positions, remote_slices, remote_parts)
+        return self._open(FakeTransfer(self, local, ticket, remote, deadline, readers, content, confirm))
 
     def release(
-        self, ticket: FakeTicket, *, deadline: float, readers: int = 1, tag: str = ""
+        self, ticket: FakeTicket, *, deadline: float, readers: int = 1, tag: str = "", content: FakeContent
     ) -> FakeTransfer:
         assert tag
-        return self._open(FakeTransfer(self, None, ticket, Remote(None, None, 1), deadline, readers))
+        remote = Remote(range(0), None, 1)
+        return self._open(FakeTransfer(self, None, ticket, remote, deadline, readers, content, True))
 
     def close(self, _timeout: float = 5.0) -> None:
         self.closed = True
@@ -331,6 +372,7 @@ class FakeNative:
     KvikError = KvikError
     Layout = FakeLayout
     Ticket = FakeTicket
+    Content = FakeContent
     _numbers = itertools.count(1)
 
     def Engine(self, **options: Any) -> FakeEngine:  # noqa: N802
@@ -339,13 +381,25 @@ class FakeNative:
         return engine
 
     @staticmethod
-    def content_chain(namespace: bytes, extra: bytes, tokens: Any, block_tokens: int) -> list[bytes]:
-        """One link a KV block, the last one perhaps partial; the root covers namespace and extra keys."""
-        head = b"".join(len(part).to_bytes(8, "little") + part for part in (namespace, extra))
-        parent, chain = hashlib.blake2b(head, digest_size=32).digest(), []
+    def content_chain(
+        namespace: bytes,
+        extra: bytes,
+        tokens: Any,
+        block_tokens: int,
+        items: Sequence[tuple[int, bytes]] = (),
+    ) -> bytes:
+        """One link a KV block, the last one perhaps partial; the root covers namespace and extra keys, a link
+        also the items that begin in its block."""
+        parent, chain = hashlib.blake2b(_framed(namespace, extra), digest_size=32).digest(), b""
         ids = np.ascontiguousarray(tokens, dtype=np.uint32)
         for start in range(0, len(ids), block_tokens):
             block = ids[start : start + block_tokens].tobytes()
-            parent = hashlib.blake2b(block, key=parent, digest_size=32).digest()
-            chain.append(parent)
+            here = [(at, key) for at, key in sorted(items) if start <= at < start + block_tokens]
+            told = _framed(block, *(part for at, key in here for part in (at.to_bytes(8, "little"), key)))
+            parent = hashlib.blake2b(told, key=parent, digest_size=32).digest()
+            chain += parent
         return chain
+
+
+def _framed(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)

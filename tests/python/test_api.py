@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import pickle
 import typing
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -250,9 +250,89 @@ def test_layout_defaults_make_elements_touch() -> None:
 def test_content_chain_shares_what_prompts_share() -> None:
     tokens = np.random.default_rng(random_seed()).integers(0, 2**31, 40)
     chain = kvik.content_chain(b"model", b"", tokens, 16)
-    assert [len(link) for link in chain] == [32, 32, 32]
-    assert kvik.content_chain(b"model", b"", tokens[:32].tolist(), 16) == chain[:2]
-    assert kvik.content_chain(b"model", b"salt", tokens, 16)[0] != chain[0]
+    assert isinstance(chain, bytes)
+    assert len(chain) == 3 * 32
+    assert kvik.content_chain(b"model", b"", tokens[:32].tolist(), 16) == chain[: 2 * 32]
+    assert kvik.content_chain(b"model", b"salt", tokens, 16)[:32] != chain[:32]
+    image = kvik.content_chain(b"model", b"", tokens, 16, items=[(20, b"an image")])
+    assert image[:32] == chain[:32]
+    assert image[32:64] != chain[32:64]
+    images = [(35, b"the second"), (20, b"an image")]
+    both = kvik.content_chain(b"model", b"", tokens, 16, items=images)
+    assert both == kvik.content_chain(b"model", b"", tokens, 16, items=images[::-1])
+    assert (both[:64], both[64:] != image[64:]) == (image[:64], True)
+
+
+def test_content_is_a_chain_and_a_part() -> None:
+    chain = kvik.content_chain(b"model", b"", range(40), 16)
+    content = kvik.Content(chain, b"part")
+    assert len(content) == 3
+    assert (content.chain, content.part) == (chain, b"part")
+    assert content == kvik.Content(chain, b"part") != kvik.Content(chain, b"another")
+    assert pickle.loads(pickle.dumps(content)) == content  # noqa: S301 - our own bytes
+    for wrong in ((b"", b"part"), (chain[:-1], b"part"), (chain, b""), (chain, bytes(5000))):
+        with pytest.raises(kvik.InvalidArgument):
+            kvik.Content(*wrong)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_grant_with_content_serves_only_who_states_the_same(transport: Transport) -> None:
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(there), empty(here)
+        chain = kvik.content_chain(b"model", b"", range(8), 1)
+
+        def of(chain: bytes, part: bytes = b"part") -> kvik.Content:
+            return kvik.Content(chain, part)
+
+        right = of(chain)
+        with pytest.raises(kvik.InvalidArgument):
+            there.grant(source.of(), content=of(chain[:-32]))
+        grant = there.grant(source.of(), content=right)
+        plain = there.grant(source.of())
+
+        def read(positions: Any, content: Any, ticket: Any = grant.ticket, **more: Any) -> None:
+            ids = range(8) if positions is None else positions
+            options: dict[str, Any] = {"transport": transport, "content": content, **more}
+            here.read(target.of(ids), ticket, positions, **options).wait(LIMIT)
+
+        other = kvik.content_chain(b"model", b"", [*range(7), 9], 1)
+        for content in (of(chain, b"another part"), of(other), of(chain[32:] + chain[:32])):
+            with pytest.raises(kvik.ContentMismatch):
+                read(None, content)
+        with pytest.raises(kvik.ContentRequired):
+            read(None, None)
+        with pytest.raises(kvik.ContentMismatch):
+            read(None, right, plain.ticket)
+        with pytest.raises(kvik.InvalidArgument):
+            read([0, 2], right, confirm=False)
+        with pytest.raises(kvik.InvalidArgument, match="content ends after"):
+            read(range(4, 8), of(chain[: 4 * 32]))
+        with pytest.raises(kvik.ContentMismatch, match="used up only by who states all of it"):
+            read(range(4), of(other))
+        with pytest.raises(kvik.ContentMismatch):
+            here.release(grant.ticket, content=of(chain[: 4 * 32])).wait(LIMIT)
+        with pytest.raises(kvik.ContentRequired):
+            here.release(grant.ticket).wait(LIMIT)
+        assert grant.state == "live"
+        assert not target.memory.any()
+        read(range(4), of(other), confirm=False)  # what it shares with this prompt
+        read(range(4, 8), right)
+        assert grant.wait(LIMIT) == "consumed"
+        assert (target.memory == source.memory).all()
+
+
+def test_pages_are_not_named_by_the_owners_ids() -> None:
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(there), empty(here)
+        ticket = there.grant(source.of([5, 3]), use="many").ticket
+        for move in (here.read, here.write):
+            with pytest.raises(TypeError, match="positions="):
+                move(target.of([0]), ticket, remote=[5])  # type: ignore[call-arg]
+        here.read(target.of([0, 1]), ticket, positions=[1, 0]).wait(LIMIT)
+        for mine, theirs in ((0, 3), (1, 5)):
+            assert (target.rows[mine] == source.rows[theirs]).all()
 
 
 def test_everything_public_is_documented() -> None:

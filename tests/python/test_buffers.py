@@ -287,7 +287,7 @@ def test_other_forms_of_ids() -> None:
     for form in forms:
         assert kvik.content_chain(b"", b"", form, 4) == want
     assert kvik.content_chain(b"", b"", range(8, 3, -2), 4) == kvik.content_chain(b"", b"", [8, 6, 4], 4)
-    assert kvik.content_chain(b"", b"", range(5, 5), 4) == []
+    assert kvik.content_chain(b"", b"", range(5, 5), 4) == b""
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from tests.python.demo_runs import COLUMNS, Ended, running
+from kvik.demo import emulator_scene, show
+from kvik.demo.scene import Ranks, Settings
+from tests.python.demo_runs import COLUMNS, CONTROL, Ended, running
 
 SHAPE = "tiny"
 SMALL = ("--model-shape", SHAPE, "--lengths", "1,40,300")
@@ -93,7 +96,8 @@ def test_interrupted(number: signal.Signals, tmp_path: Path) -> None:
     many = ",".join(["300"] * 500)
     env = {"TMPDIR": str(tmp_path)}
     with running("--model-shape", SHAPE, "--lengths", many, terminal=True, env=env) as run:
-        run.wait_for(lambda said: " equal" in said)
+        # A row of the table: the introduction has the word, too.
+        run.wait_for(lambda said: re.search(r"300 .* equal", CONTROL.sub("", said)) is not None)
         assert len(run.pids()) >= 9, "the demo, and a keeper and a process for each of four servers"
         if number is signal.SIGINT:
             run.type(b"\x03")
@@ -105,6 +109,36 @@ def test_interrupted(number: signal.Signals, tmp_path: Path) -> None:
     assert "Traceback" not in ended.said
     assert ended.left == []
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("kvik-demo")] == []
+
+
+@pytest.mark.parametrize("moment", ["_enter_buffer", "_exit_buffer", "_check_buffer"])
+def test_interrupted_while_it_prints(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the signal leaves half done of a line, the last line comes."""
+    whole = getattr(Console, moment)
+    signals = [signal.SIGINT]
+
+    def interrupted(console: Console) -> None:
+        if moment == "_enter_buffer":
+            whole(console)
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+        if moment != "_enter_buffer":
+            whole(console)
+
+    def run(*arguments: object) -> bool:
+        monkeypatch.setattr(Console, moment, interrupted)
+        console = arguments[-1]
+        assert isinstance(console, Console)
+        console.print("a line")
+        raise AssertionError("the signal did not come")
+
+    monkeypatch.setattr(show, "_run", run)
+    settings = Settings((1,), SHAPE, Ranks.parse("1"), "auto", None)
+    assert show._with_logs(emulator_scene, settings, None, None, tmp_path / "logs") == 128 + signal.SIGINT
+    assert signals == []
+    assert "everything that was started is stopped" in capsys.readouterr().out
 
 
 def test_a_link_that_cannot_be_had_is_said(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ class Two:
 def test_the_family_of_errors() -> None:
     names = [name for name in kvik.errors.__all__ if name != "KvikError"]
     classes: list[type[kvik.KvikError]] = [getattr(kvik, name) for name in names]
-    assert len(classes) == 41
-    assert len({cls.code for cls in classes}) == 41
+    assert len(classes) == 43
+    assert len({cls.code for cls in classes}) == 43
     assert all(issubclass(cls, kvik.KvikError) and cls.__module__ == "kvik" for cls in classes)
     assert issubclass(kvik.InvalidArgument, ValueError)
     assert issubclass(kvik.PageOutOfRange, IndexError)
@@ -175,6 +175,47 @@ def test_a_page_that_was_not_granted(pair: Two) -> None:
         pair.here.read(pair.target.of([0, 1]), ticket, [2, 3]).wait(LIMIT)
 
 
+def test_other_content_and_none(pair: Two) -> None:
+    chain = kvik.content_chain(b"a model", b"", range(24), 8)
+    content, other = kvik.Content(chain, b"all"), kvik.Content(chain, b"a part")
+    grant = pair.there.grant(pair.source.of([1, 2, 3]), content=content)
+    local = pair.target.of([0, 1, 2])
+    for stated, error in ((None, kvik.ContentRequired), (other, kvik.ContentMismatch)):
+        with refused(error):
+            pair.here.read(local, grant.ticket, content=stated).wait(LIMIT)
+        with refused(error):
+            pair.here.release(grant.ticket, content=stated).wait(LIMIT)
+        with refused(error):
+            pair.here.extend(grant.ticket, 10.0, content=stated).wait(LIMIT)
+    with refused(kvik.InvalidArgument):
+        pair.here.read(pair.target.of([0, 1]), grant.ticket, [0, 2], content=content).wait(LIMIT)
+    with refused(kvik.InvalidArgument):
+        pair.here.read(local, grant.ticket, (1, 4), content=content)
+    with refused(kvik.InvalidArgument):
+        pair.there.grant(pair.source.of([1, 2]), content=content)
+    assert grant.state == "live"
+    pair.here.extend(grant.ticket, 10.0, content=content).wait(LIMIT)
+    pair.here.read(local, grant.ticket, (0, 3), content=content).wait(LIMIT)
+    assert grant.wait(LIMIT) == "consumed"
+
+
+def test_content_that_cannot_be() -> None:
+    for chain, part in ((b"", b"all"), (bytes(31), b"all"), (bytes(32), b""), (bytes(32), bytes(5000))):
+        with refused(kvik.InvalidArgument):
+            kvik.Content(chain, part)
+
+
+def test_pages_named_by_the_owners_ids(pair: Two) -> None:
+    ticket = pair.there.grant(pair.source.of([1, 2])).ticket
+    for call in (pair.here.read, pair.here.write):
+        with pytest.raises(TypeError, match="use positions="):
+            call(pair.target.of([0]), ticket, remote=[1])  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="no keyword argument colour="):
+            call(pair.target.of([0]), ticket, colour=[1])  # type: ignore[call-arg]
+        with refused(kvik.InvalidArgument):
+            call(pair.target.of([0]), ticket, (1, 2, 3))
+
+
 def test_pages_of_another_engine(pair: Two) -> None:
     with refused(kvik.InvalidArgument):
         pair.here.grant(pair.source.of())
@@ -261,9 +302,9 @@ def test_an_error_names_what_it_is_about(pair: Two) -> None:
     assert (error.peer, error.grant) == (pair.there.id, grant.ticket.grant_id)
     assert (error.region, error.page) == (None, None)
     transfer = pair.here.read(pair.target.of(), never_issued(pair.there, pair.source.layout))
-    with pytest.raises(kvik.RegionBusy) as told:
+    with pytest.raises(kvik.RegionBusy) as busy:
         pair.target.region.close(0.2)
-    assert f"region {told.value.region} is still used" in str(told.value)
+    assert f"region {busy.value.region} is still used" in str(told.value)
     transfer.cancel()
 
 

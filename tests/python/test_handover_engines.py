@@ -73,6 +73,35 @@ def test_handover(tmp_path: Path, name: str, transport: str) -> None:
         assert sum(line["bytes"] for line in lines) == whole
 
 
+@pytest.mark.parametrize("transport", ["tcp", "local"])
+@pytest.mark.parametrize("name", ["4 to 2", "1 to 2", "MLA 2 to 4", "blocks 8 to 4, ranks 2 to 4"])
+def test_tickets_of_another_prompt_lead_to_nothing(tmp_path: Path, name: str, transport: str) -> None:
+    """The owner refuses by name, nothing is written, and both prompts still find their KV."""
+    with servers(SHAPES[name], tmp_path, transport) as (p, d):
+        count = -(-LENGTH // p.shape.block_tokens)
+        ours = FREE[1 : 1 + -(-LENGTH // d.shape.block_tokens)]
+        own = p.offer(prompt(LENGTH), FREE[:count])
+        other = p.offer(
+            prompt(LENGTH, first=200),
+            [block for block in range(24) if block not in FREE[:count]][:count],
+            "p-2",
+        )
+        p.step()
+        swapped = {**own, "kvik": {**own["kvik"], "tickets": other["kvik"]["tickets"]}}
+        assert d.admit(request("d-1", prompt(LENGTH), swapped), ours) == LENGTH
+        results = [until(d, lambda step: "d-1" in step.received)]
+        assert set().union(*(result.invalid for result in results)) == set(ours)
+        assert {(line["outcome"], line["reason"]) for line in d.records()} == {("failed", "content_mismatch")}
+        assert not any(rank.memory.any() for rank in d.ranks)
+        for number, (tokens, params) in enumerate(
+            ((prompt(LENGTH, first=200), other), (prompt(LENGTH), own))
+        ):
+            d.admit(request(f"d-{number + 2}", tokens, params), ours)
+            ended = f"d-{number + 2}"
+            assert not until(d, lambda step, ended=ended: ended in step.received).invalid  # type: ignore[misc]
+        assert d.holds(ours, range(LENGTH))
+
+
 @pytest.mark.parametrize("name", ["4 to 2", "1 to 2", "8 with copies to 2", "MLA 2 to 4"])
 def test_an_offer_that_is_not_taken_comes_back(tmp_path: Path, name: str) -> None:
     with servers(SHAPES[name], tmp_path, "tcp") as (p, d):

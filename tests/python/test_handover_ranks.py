@@ -184,13 +184,16 @@ def test_tickets_that_are_not_one_a_rank(native: FakeNative, tmp_path: Path, spo
     assert [line["reason"] for line in d.records()] == ["params_invalid"]
 
 
-def test_block_ids_without_a_number_for_their_parts(native: FakeNative, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ids", [[[2**31]], [[1, 1]], [], None, "x", [[9, 9, 9, 9]]])
+def test_block_ids_are_not_read(native: FakeNative, tmp_path: Path, ids: Any) -> None:
+    """They are for foreign proxies; pages are named by their places in the grant."""
     p, d = pair(native, tmp_path, shape_of(1, 2, 8), shape_of(1, 2, 4))
     params = p.offer(prompt(8), [1])
-    params["remote_block_ids"] = [[2**31]]
-    assert d.admit(request("d-1", prompt(8), params), [5, 6]) == 0
-    d.step()
-    assert [line["reason"] for line in d.records()] == ["params_invalid"]
+    p.step()
+    params["remote_block_ids"] = ids
+    assert d.admit(request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    assert d.holds([5, 6], range(8))
 
 
 # Ends.

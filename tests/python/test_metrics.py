@@ -84,13 +84,13 @@ def test_refusals_are_counted_by_their_cause() -> None:
         some = there.grant(source.of([0, 1]), use="many")
         gone = there.grant(source.of())
         gone.revoke()
-        for ticket, remote, code in (
+        for ticket, positions, code in (
             (some.ticket, [5], "page_not_granted"),
             (gone.ticket, None, "grant_revoked"),
             (gone.ticket, None, "grant_revoked"),
         ):
             with pytest.raises(kvik.KvikError) as refused:
-                here.read(target.of([0] if remote else None), ticket, remote).wait(LIMIT)
+                here.read(target.of([0] if positions else None), ticket, positions).wait(LIMIT)
             assert refused.value.code == code
         assert until(lambda: value(there, "kvik_refusals_total", peer=here.id, code="grant_revoked") == 2)
         assert value(there, "kvik_refusals_total", code="page_not_granted") == 1

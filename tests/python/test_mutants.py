@@ -40,6 +40,8 @@ def test_a_mutant_applies_and_names_tests_that_are_there(patch: Path) -> None:
         folder = ROOT / "crates" / crate
         home = folder / ("src" if target == "lib" else f"tests/{target}")
         file_of = home / f"{modules[0]}.rs"
+        if not home.is_dir():
+            file_of = home.with_suffix(".rs")
         if file_of.exists():
             text = file_of.read_text()
         else:

@@ -82,7 +82,7 @@ class Rank:
         transfer = self.engine.read(
             local,
             ticket,
-            owner.ids(unit),
+            range(TOKENS // unit),
             remote_slices=owner.slices(heads),
             remote_parts=owner.tokens // unit,
             **options,
@@ -307,7 +307,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
             ({"readers": 2**20}, kvik.InvalidArgument),
             ({"remote_parts": None}, kvik.ShapeMismatch),
             ({"remote_slices": (1, 2)}, kvik.ShapeMismatch),
-            ({"remote": [2, 3, 4, 6]}, kvik.PageNotGranted),
+            ({"positions": [0, 1, 2, 4]}, kvik.PageNotGranted),
         ]
         for options, error in wrong:
             with pytest.raises(error):

@@ -80,8 +80,8 @@ class Recording:
 
 def pairs(moved: Moved) -> set[tuple[int, int]]:
     """Which page went with which: the recording has them in the order in which they were moved."""
-    assert moved.remote is not None
-    return set(zip(moved.pages.tolist(), moved.remote.tolist(), strict=True))
+    assert moved.positions is not None
+    return set(zip(moved.pages.tolist(), moved.positions.tolist(), strict=True))
 
 
 def record_some(path: Path) -> tuple[Trace, list[dict[str, Any]]]:
@@ -96,14 +96,14 @@ def record_some(path: Path) -> tuple[Trace, list[dict[str, Any]]]:
             writable = owner.grant(there.pages(layout, range(PAGES)), right="write", use="many")
             for op, transport in WAYS:
                 count = draw.randint(1, PAGES)
-                local, remote = draw.sample(range(PAGES), count), draw.sample(range(PAGES), count)
+                local, positions = draw.sample(range(PAGES), count), draw.sample(range(PAGES), count)
                 move = reader.read if op == "read" else reader.write
                 ticket = readable.ticket if op == "read" else writable.ticket
-                report = move(here.pages(layout, local), ticket, remote, transport=transport).wait(LIMIT)
+                report = move(here.pages(layout, local), ticket, positions, transport=transport).wait(LIMIT)
                 done.append(
                     {
                         "op": op, "transport": transport, "layout": layout.digest, "bytes": report.bytes,
-                        "pairs": set(zip(local, remote, strict=True)),
+                        "pairs": set(zip(local, positions, strict=True)),
                     }
                 )  # fmt: skip
         readable.revoke()
@@ -159,7 +159,7 @@ def test_a_replay_moves_the_same_page_sets(
     results = Results(options(**given), trace)
     execute(results, None, None, lambda _: None)
     steps, _ = plan(trace, Results(options(), trace))
-    assert [set(zip(step.moved.pages.tolist(), step.remote.tolist(), strict=True)) for step in steps] == [
+    assert [set(zip(step.moved.pages.tolist(), step.positions.tolist(), strict=True)) for step in steps] == [
         one["pairs"] for one in done
     ]
     assert (results.steps, results.compared) == (len(done), len(done))
@@ -180,8 +180,8 @@ def test_a_replay_that_moves_other_pages_is_found_out(
     begin = Replay.begin
 
     def elsewhere(self: Replay, step: Any) -> kvik.Transfer:
-        if step.moved.op == op and step.remote.size > 1:
-            step = replace(step, remote=np.roll(step.remote, 1))
+        if step.moved.op == op and step.positions.size > 1:
+            step = replace(step, positions=np.roll(step.positions, 1))
         return begin(self, step)
 
     monkeypatch.setattr(Replay, "begin", elsewhere)
@@ -294,7 +294,8 @@ def written(path: Path, *lines: Any) -> Path:
     [
         ([], "empty"),
         (["no json", "at all"], "line 1"),
-        ([{"format": "kvik-trace/2"}], "kvik-trace/2.*reads 'kvik-trace/1'"),
+        ([{"format": "kvik-trace/3"}], "kvik-trace/3.*reads 'kvik-trace/2'"),
+        ([{"format": "kvik-trace/1"}], "kvik-trace/1.*reads 'kvik-trace/2'"),
         ([{"format": None}], "format None"),
         ([FIRST, "{", FIRST], "line 2"),
         ([FIRST, [1]], "line 2"),
@@ -325,7 +326,7 @@ def test_what_a_line_may_not_say(recorded: tuple[Path, Trace, list[dict[str, Any
         {"op": "erase"},
         {"t": "soon"},
         {"remote": None},
-        {"remote": {"pages": []}},
+        {"remote": {"positions": []}},
     ]
     for change in changes:
         path = written(tmp_path / "changed", *head, {**one, **change})

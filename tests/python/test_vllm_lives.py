@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -114,6 +115,8 @@ def test_longer_prompt_takes_whole_blocks(pair: tuple[Server, Server]) -> None:
     assert admit(d, request("d-1", prompt(20), params), [5, 6, 7, 8, 9]) == 8
     assert d.step().received == {"d-1"}
     assert d.values(6) == {2}
+    d.step()  # the offer's last block was not read: the release states all of its content
+    assert d.total("releases") == 1
     assert p.step().sent == {"p-1"}
 
 
@@ -175,7 +178,116 @@ def test_other_content_is_recomputed(
     assert d.total("loads") == 0
     assert d.total(f"recomputed_{code}") == 1
     assert code in caplog.text
-    assert p.step().sent == {"p-1"}  # the offer was given back
+    assert p.step().sent == set()  # not this request's to give back
+    assert admit(d, request("d-2", prompt(8), params), [7, 8]) == 8
+    assert d.step().received == {"d-2"}
+    assert [d.values(block) for block in (7, 8)] == [{1}, {2}]
+    assert p.step().sent == {"p-1"}
+
+
+def tickets_of(params: dict[str, Any], other: dict[str, Any]) -> None:
+    params["kvik"]["tickets"] = other["kvik"]["tickets"]
+
+
+def tickets_and_blocks_of(params: dict[str, Any], other: dict[str, Any]) -> None:
+    tickets_of(params, other)
+    params["remote_block_ids"] = other["remote_block_ids"]
+
+
+def all_but_digest_of(params: dict[str, Any], other: dict[str, Any]) -> None:
+    digest = params["kvik"]["digest"]
+    params.update(json.loads(json.dumps(other)))
+    params["kvik"]["digest"] = digest
+
+
+@pytest.mark.parametrize("swap", [tickets_of, tickets_and_blocks_of, all_but_digest_of])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tickets_of_another_prompt_lead_to_nothing(
+    kvik_vllm: ModuleType, native: FakeNative, swap: Any, ranks: int
+) -> None:
+    """The owner refuses, decode computes, and the prompt whose tickets they are still finds its KV."""
+    p, d = (Server(kvik_vllm, native, role, tp=ranks) for role in ("kv_producer", "kv_consumer"))
+    other = offer(p, prompt(8, first=50), [3, 4], request_id="p-2")
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    swapped = json.loads(json.dumps(params))
+    swap(swapped, other)
+    assert admit(d, request("d-1", prompt(8), swapped), [5, 6]) == 8
+    result = d.step()
+    assert result.received == {"d-1"}
+    assert result.invalid == {5, 6}
+    assert d.values(5) == {0}
+    assert d.total("loads_failed_content_mismatch") == ranks
+    d.step()
+    assert p.step().sent == set()
+    for number, (tokens, own, blocks) in enumerate(
+        [(prompt(8), params, [5, 6]), (prompt(8, first=50), other, [7, 8])]
+    ):
+        assert admit(d, request(f"d-{number + 2}", tokens, own), blocks) == 8
+        assert d.step().received == {f"d-{number + 2}"}
+    assert [d.values(block) for block in (5, 6, 7, 8)] == [{1}, {2}, {3}, {4}]
+    assert p.step().sent == {"p-1", "p-2"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "failed"),
+    # Rank 0 comes first and may read its own ticket, which is used up then.
+    [(1, 0, {"content_mismatch": 2}), (0, 0, {"grant_consumed": 1}), (1, 1, {"content_mismatch": 1})],
+)
+def test_tickets_of_another_rank_lead_to_nothing(
+    kvik_vllm: ModuleType, native: FakeNative, first: int, second: int, failed: dict[str, int]
+) -> None:
+    p, d = (Server(kvik_vllm, native, role, tp=2) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    tickets = params["kvik"]["tickets"]
+    tickets[0]["ticket"], tickets[1]["ticket"] = (tickets[rank]["ticket"] for rank in (first, second))
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().invalid == {5, 6}
+    for code in ("content_mismatch", "grant_consumed"):
+        assert d.total(f"loads_failed_{code}") == failed.get(code, 0)
+
+
+def test_the_same_length_of_a_shared_beginning_is_another_prompt(pair: tuple[Server, Server]) -> None:
+    """Tickets of a prompt that begins alike: its first block would even be right."""
+    p, d = pair
+    other = offer(p, [*prompt(4), *prompt(4, first=50)], [3, 4], request_id="p-2")
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    tickets_of(params, other)
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().invalid == {5, 6}
+    assert d.total("loads_failed_content_mismatch") == 1
+
+
+def test_who_shares_a_beginning_does_not_use_the_offer_up(pair: tuple[Server, Server]) -> None:
+    """The offer of the own first block, with the tickets of a longer prompt that begins with it: its KV is
+    right, but the longer prompt's offer is not this request's to end."""
+    p, d = pair
+    longer = offer(p, [*prompt(4), *prompt(4, first=50)], [3, 4], request_id="p-2")
+    params = offer(p, prompt(4), [1])
+    p.step()
+    tickets_of(params, longer)
+    assert admit(d, request("d-1", [*prompt(4), *prompt(4, first=70)], params), [5, 6]) == 4
+    assert d.step().invalid == {5}
+    d.step()
+    assert p.step().sent == set()
+    assert admit(d, request("d-2", [*prompt(4), *prompt(4, first=50)], longer), [7, 8]) == 8
+    assert d.step().received == {"d-2"}
+    assert p.step().sent == {"p-2"}
+
+
+def test_an_aborted_request_gives_back_only_what_is_its_own(pair: tuple[Server, Server]) -> None:
+    """It came with the offer of another prompt, and nobody ever compared the two."""
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8, first=50), params, status=Status.FINISHED_ABORTED)
+    d.arrive(wanted)
+    d.scheduler.request_finished_all_groups(wanted, ([],))
+    d.step()
+    assert d.total("releases") == d.total("releases_failed") == 0
+    assert p.step().sent == set()
 
 
 def test_used_parameters_do_not_serve_another_prompt(pair: tuple[Server, Server]) -> None:
@@ -201,7 +313,8 @@ def test_other_shape_is_refused_naming_both(
     for server, shape in (("prefill", p), ("decode", d)):
         assert f"{server} has [{shape.workers[0].get_handshake_metadata().hello.shape}]" in caplog.text
     assert d.total("recomputed_shape_mismatch") == 1
-    assert p.step().sent == {"p-1"}
+    # Other blocks of the same model's KV: the content is this request's, so that it may give the offer back.
+    assert p.step().sent == ({"p-1"} if "slots" in dims else set())
 
 
 @pytest.mark.parametrize(("p_ranks", "d_ranks"), [(2, 1), (1, 2), (4, 2)])
@@ -238,8 +351,10 @@ def test_mla(kvik_vllm: ModuleType, native: FakeNative, heads: int | None) -> No
 
 def test_a_refused_offer_of_other_ranks_is_released_by_all(kvik_vllm: ModuleType, native: FakeNative) -> None:
     for p_ranks, d_ranks in ((2, 1), (1, 2)):
-        p = Server(kvik_vllm, native, "kv_producer", tp=p_ranks)
-        d = Server(kvik_vllm, native, "kv_consumer", tp=d_ranks)
+        p, d = (
+            Server(kvik_vllm, native, role, tp=ranks, dims={"heads": 4 // ranks, "slots": slots})
+            for role, ranks, slots in (("kv_producer", p_ranks, 4), ("kv_consumer", d_ranks, 8))
+        )
         params = offer(p, prompt(8), [1, 2])
         p.step()
         assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
@@ -258,7 +373,11 @@ def test_other_model_is_refused(kvik_vllm: ModuleType, native: FakeNative) -> No
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
     d.step()
     assert d.total("recomputed_namespace_mismatch") == 1
-    assert p.step().sent == {"p-1"}
+    assert p.step().sent == set()  # another model's request ends no offer
+    native.now += 121
+    p.step()
+    assert p.step().sent | {"p-1"} == {"p-1"}
+    assert grant_of(native, params).state == "expired"
 
 
 @pytest.mark.parametrize(
@@ -270,11 +389,6 @@ def test_other_model_is_refused(kvik_vllm: ModuleType, native: FakeNative) -> No
         lambda params: params["kvik"].update(tickets=[{"tp": 0, "pp": 0, "dp": 0, "ticket": "x" * 300}]),
         lambda params: params["kvik"].update(shape={"tp": 1}),
         lambda params: params["kvik"].update(digest=None),
-        lambda params: params.update(remote_block_ids=[[1, 2], [3]]),
-        lambda params: params.update(remote_block_ids=[[1, -2]]),
-        lambda params: params.update(remote_block_ids=[[1]]),
-        lambda params: params.update(remote_block_ids=[[1, 2, 3]]),
-        lambda params: params.update(remote_block_ids=None),
         lambda params: params.update(remote_num_tokens=2**40),
         lambda params: params.update(remote_num_tokens="8"),
     ],
@@ -291,6 +405,19 @@ def test_spoiled_parameters_are_recomputed(pair: tuple[Server, Server], spoil: A
         sum(stats.get(name, 0) for stats in d.stats for name in stats if name.startswith("recomputed_")) == 1
     )
     assert d.scheduler.request_finished_all_groups(wanted, ([5, 6],)) == (False, None)
+
+
+@pytest.mark.parametrize("ids", [[[2, 1]], [[1, 1]], [[1]], [[1, 2, 3]], [[1, 2], [3]], [[1, -2]], [], None])
+def test_block_ids_are_not_read(pair: tuple[Server, Server], ids: Any) -> None:
+    """They stay in the parameters for proxies that look whether there are any."""
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    params["remote_block_ids"] = ids
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().received == {"d-1"}
+    assert [d.values(block) for block in (5, 6)] == [{1}, {2}]
+    assert p.step().sent == {"p-1"}
 
 
 def test_without_parameters_nothing_happens(pair: tuple[Server, Server]) -> None:

@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from tests.python.fake_engine import FakeNative
 from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, stand_in
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,6 +123,22 @@ def test_layouts_that_are_refused_by_name() -> None:
         layout.inspect(tensors, gqa(block_tokens=16))
     with pytest.raises(layout.LayoutError, match="for MLA"):
         layout.inspect(kv_tensors(blocks=16, heads=None), gqa(1))
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ja.md", "README.zh.md"])
+def test_the_readme_says_that_tensors_on_a_gpu_are_refused(name: str) -> None:
+    """Who reads that pages on a GPU are there must not take it for the connector's."""
+    layout = part("layout")
+    tensors = kv_tensors(blocks=16)
+    first = replace(tensors["model.layers.0.attn"], device=SimpleNamespace(type="cuda"))
+    with pytest.raises(layout.LayoutError, match="hands over host memory"):
+        layout.inspect({**tensors, "model.layers.0.attn": first}, gqa())
+    (row,) = [
+        line for line in (ROOT / name).read_text().splitlines() if line.startswith("|") and "CUDA" in line
+    ]
+    _, there, missing, _ = row.split("|")
+    assert "API" in there
+    assert "vLLM connector" in missing
 
 
 @pytest.mark.parametrize("heads", [None, 1])

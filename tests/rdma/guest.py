@@ -1,8 +1,9 @@
 """A virtual machine with two soft-RoCE devices, in which programs of this machine run as they are.
 
 The guest sees this machine's files read-only below what it writes itself (virtio-9p and an overlay in its
-memory), so no program has to be packed for it. Its processor is emulated: it shows that something works, and
-never how fast.
+memory), so no program has to be packed for it. Folders for temporary files are empty there, but for what this
+checkout needs of them (`shown`), wherever it lies. Its processor is emulated: it shows that something works,
+and never how fast.
 
     with booted(kernel, folder) as guest:
         result = guest.run(Job("list the devices", ["rdma", "link"]))
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.rdma import initramfs
+from tests.rdma import initramfs, shown
 from tests.rdma.initramfs import Kernel
 
 QEMU = "qemu-system-x86_64"
@@ -188,14 +189,18 @@ class Guest:
 
 
 @contextlib.contextmanager
-def booted(kernel: Kernel, folder: Path, limit: float = 600.0, *, counted: bool = False) -> Iterator[Guest]:
+def booted(
+    kernel: Kernel, folder: Path, limit: float = 600.0, *, counted: bool = False, more: Sequence[Path] = ()
+) -> Iterator[Guest]:
     """Boot a guest, for `limit` of its seconds at most, and end it whatever happens.
 
+    `more` are folders that it shows even where it hides what they lie in, beside those of the checkout.
     `folder` is an empty folder. It takes the console's log and the output of each job, and stays. A `counted`
     guest has one processor and a clock of its own, by which each instruction takes as long as any other: what
     else this machine does is not in it. Raises `GuestError` where the guest does not come up.
     """
     packed = initramfs.build(kernel, folder)
+    (folder / "shown").write_text(shown.lines([*shown.own_folders(), *more]))
     argv = _command(kernel, packed, folder, limit, COUNTED if counted else TIMED)
     with (folder / "qemu.log").open("wb") as log:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)

@@ -59,6 +59,7 @@ files() {
     mkdir /written/upper /written/work
     step "join both" mount -t overlay \
         -o lowerdir=/lower,upperdir=/written/upper,workdir=/written/work overlay $ROOT
+    step "keep all of it in reach" mount --bind $ROOT /whole
     for folder in tmp run var/tmp; do
         step "empty /$folder" mount -t tmpfs tmpfs $ROOT/$folder
     done
@@ -69,7 +70,14 @@ files() {
     step "mount /sys" mount -t sysfs sysfs $ROOT/sys
     step "mount /proc" mount -t proc proc $ROOT/proc
     step "mount the shared folder" shared lab $ROOT$LAB cache=none
+    # What a checkout needs and lies in a folder that was emptied above: a line each, SOURCE tab TARGET.
+    while IFS="$tab" read -r source target; do
+        step "show $target" show "$source" "$target"
+    done <$ROOT$LAB/shown
 }
+
+tab=$(printf '\t')
+show() { mkdir -p "$ROOT$2" && mount --bind "/whole$1" "$ROOT$2"; }
 
 # d0 and d1 are the ends of one cable. Both hold addresses of one kernel, which would not use the cable but
 # pass everything from hand to hand. So what goes out from one to the other is routed before the table of own
@@ -130,7 +138,7 @@ job() {
     say "ended $1 $? $begun $(now)"
 }
 
-mkdir -p /proc /sys /dev /lower /written $ROOT
+mkdir -p /proc /sys /dev /lower /written /whole $ROOT
 mount -t proc proc /proc
 mount -t devtmpfs devtmpfs /dev
 # Open from here on: what comes for a port that nobody has open is lost.

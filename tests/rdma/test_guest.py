@@ -16,6 +16,7 @@ from tests.rdma.conftest import FULL
 from tests.rdma.guest import LAB, Guest, GuestError, Job, booted
 from tests.rdma.initramfs import Kernel
 from tests.rdma.programs import ROOT
+from tests.rdma.shown import lines
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,6 +43,36 @@ def test_the_hosts_files_are_safe(guest: Guest) -> None:
     assert here.read_bytes() == before
     assert not here.with_name("harm").exists()
     assert (guest.folder / "seen").read_text() == "seen\n"
+
+
+def test_what_lies_in_a_hidden_folder_and_is_needed(guest: Guest, beside: Path) -> None:
+    """A program in the folder for temporary files runs, and writes what stays the guest's; the rest of that
+    folder is hidden."""
+    script = beside / "a program"
+    result = guest.run(Job("beside", [script, "word"], cwd=beside))
+    assert result.checked() == f"word in {beside}\n"
+    assert [file.name for file in beside.iterdir()] == [script.name]
+    assert len(list(beside.parent.iterdir())) == 2
+    assert guest.run(Job("others", ["ls", beside.parent])).checked() == f"{beside.name}\n"
+
+
+def test_which_folders_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that lie in hidden ones, each once, under every name; never a hidden one as a whole."""
+    hidden, plain = tmp_path / "hidden", tmp_path / "plain"
+    monkeypatch.setattr("tests.rdma.shown.HIDDEN", (hidden,))
+    for folder in (hidden / "clone" / ".venv", hidden / "other", plain / "clone"):
+        folder.mkdir(parents=True)
+    (hidden / "link").symlink_to(plain / "clone")
+    (plain / "link").symlink_to(hidden / "other")
+    shown = lines([
+        hidden / "clone", hidden / "clone" / ".venv", hidden / "link", hidden, plain / "clone",
+        plain / "link", hidden / "gone",
+    ])  # fmt: skip
+    assert shown.splitlines() == [
+        f"{hidden / 'clone'}\t{hidden / 'clone'}",
+        f"{plain / 'clone'}\t{hidden / 'link'}",
+        f"{hidden / 'other'}\t{hidden / 'other'}",
+    ]
 
 
 def test_a_job_ends_by_its_limit_with_all_that_it_started(guest: Guest) -> None:

@@ -1,7 +1,8 @@
 """Real serving engines for the tests of this folder.
 
-Starting one takes most of a minute on two cores, so they are shared: one engine alone for the whole session,
-and one pair (prefill, decode, router) at a time. pytest orders the tests by the pair that they ask for.
+They are shared: one engine alone for the whole session, and one pair (prefill, decode, router) at a time.
+pytest orders the tests by the pair that they ask for. All but one pair are forks of a process in which vLLM
+is imported already (`fork_parent`), since imports are nine tenths of a start.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from kvik.demo.engines import EngineSpec
 from kvik.demo.links import CannotError
 from kvik.demo.processes import Fleet, HttpServer, free_ports
 from tests.netns.hosts import two_hosts
-from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_pair
+from tests.vllm.forked import ForkParent
+from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_engine, start_pair
 
 SPECS = {
     spec.name: spec
@@ -29,7 +31,8 @@ SPECS = {
         PairSpec(
             "wired", wired=True, extra={"expiry": 8.0}, decode_arguments=["--num-gpu-blocks-override", "40"]
         ),
-        PairSpec("two-hosts", secrets=("one secret of both", "one secret of both")),
+        # As a user starts them.
+        PairSpec("two-hosts", secrets=("one secret of both", "one secret of both"), forked=False),
         PairSpec("two-secrets", secrets=("the secret of prefill", "the secret of decode")),
     )
 }
@@ -61,32 +64,46 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+def fork_parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkParent]:
+    """The process that servers are forked from."""
+    with ForkParent(tmp_path_factory.mktemp("fork-parent")) as parent:
+        yield parent
+
+
+@pytest.fixture(scope="session")
+def alone(
+    model: Path, fork_parent: ForkParent, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HttpServer]:
     """One engine without a connector and without a prefix cache: what every answer is compared with.
 
     It is not waited for here, so that it comes up beside the first pair.
     """
     with Fleet() as fleet:
         spec = EngineSpec("alone", prefix_caching=False)
-        yield fleet.add(spec.start(model, free_ports(1)[0], tmp_path_factory.mktemp("alone")))
+        port, folder = free_ports(1)[0], tmp_path_factory.mktemp("alone")
+        yield fleet.add(start_engine(fork_parent, model, spec, port, folder))
 
 
 @pytest.fixture(scope="session")
 def pair(
-    request: pytest.FixtureRequest, alone: HttpServer, model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    alone: HttpServer,
+    model: Path,
+    fork_parent: ForkParent,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     """The pair whose name is the test's parameter."""
     spec = SPECS[request.param]
     folder = tmp_path_factory.mktemp("pair") / spec.name
     with contextlib.ExitStack() as stack:
         if spec.secrets is None:
-            running = start_pair(spec, model, folder)
+            running = start_pair(spec, model, folder, parent=fork_parent)
         else:
             try:
                 hosts = stack.enter_context(two_hosts())
             except CannotError as cannot:
                 pytest.skip(str(cannot))
-            running = start_pair(spec, model, folder, hosts)
+            running = start_pair(spec, model, folder, hosts, fork_parent)
         stack.callback(running.stop)
         alone.wait_ready(time.monotonic() + START_LIMIT)
         yield running

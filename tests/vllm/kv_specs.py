@@ -25,7 +25,7 @@ def main(rank: int, tp: int, rendezvous: str) -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
     os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
     questions = [json.loads(line) for line in sys.stdin]
-    _register_in_process({name for question in questions for name in question["config"]["architectures"]})
+    register_in_process({name for question in questions for name in question["config"]["architectures"]})
     os.environ["VLLM_DIST_IDENT"] = Path(rendezvous).name  # as its executor names a group of workers
     with _parallel(rank, tp, rendezvous):
         for question in questions:
@@ -34,7 +34,7 @@ def main(rank: int, tp: int, rendezvous: str) -> None:
             print(json.dumps(_heads_kept(query_heads, kv_heads)), flush=True)
 
 
-def _register_in_process(architectures: set[str]) -> None:
+def register_in_process(architectures: set[str]) -> None:
     """Give vLLM its own model classes, which it else looks at in a process of their own (15 s each)."""
     from vllm import ModelRegistry
 

@@ -17,6 +17,7 @@ from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 from tests.netns.hosts import Host
 from tests.python.peers import stop
+from tests.vllm.forked import ForkedServer, ForkParent
 from tests.vllm.wire import Wire
 
 ENGINES = ("prefill", "decode")
@@ -38,7 +39,8 @@ class PairSpec:
     ranks: tensor-parallel ranks of prefill and decode. both: each engine plays both roles, so that the pair
     can be turned round. With `secrets` they run on two hosts (network namespaces), and have these secrets:
     prefill's and decode's. wired: KV passes a `Wire`, and both engines may be killed and started again where
-    they were. decode_arguments: more of decode's command line.
+    they were. decode_arguments: more of decode's command line. forked: from a process that has imported vLLM
+    already, and not each by a command line of its own, which takes ten times as long.
     """
 
     name: str
@@ -49,6 +51,7 @@ class PairSpec:
     secrets: tuple[str, str] | None = None
     wired: bool = False
     decode_arguments: Sequence[str] = ()
+    forked: bool = True
 
 
 Hosts = tuple[Host | None, Host | None]
@@ -127,8 +130,14 @@ class Pair:
         return client.metrics(self.decode.url)[COMPUTED]
 
 
-def start_pair(spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HOST) -> Pair:
-    """Start the engines side by side, each on its host, then the router."""
+def start_pair(
+    spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HOST, parent: ForkParent | None = None
+) -> Pair:
+    """Start the engines side by side, each on its host, then the router.
+
+    Without a `parent` to fork them they are started by their command lines, whatever the spec says.
+    """
+    begin = partial(start_engine, parent if spec.forked else None, model)
     folder.mkdir(parents=True)
     reports = [folder / f"{name}-loads.jsonl" for name in ENGINES]
     fleet = Fleet()
@@ -139,7 +148,7 @@ def start_pair(spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HO
             *ports, router_port, kv_port = free_ports(4)
             wire = Wire(kv_port).begin() if spec.wired else None
             starts = {
-                engine.name: partial(_start, engine, model, port, folder, host)
+                engine.name: partial(_start, partial(begin, engine, port, folder), host)
                 for engine, host, port in zip(_engines(spec, reports, hosts, wire), hosts, ports, strict=True)
             }
             servers = [fleet.add(start()) for start in starts.values()]
@@ -157,9 +166,19 @@ def start_pair(spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HO
         raise
 
 
-def _start(engine: EngineSpec, model: Path, port: int, folder: Path, host: Host | None) -> HttpServer:
+def start_engine(
+    parent: ForkParent | None, model: Path, engine: EngineSpec, port: int, logs: Path
+) -> HttpServer:
+    """Start an engine: forked, or without a parent by its command line. It is up once `wait_ready`
+    returns."""
+    if parent is None:
+        return engine.start(model, port, logs)
+    return ForkedServer(parent, engine, model, port, logs)
+
+
+def _start(begin: Callable[[], HttpServer], host: Host | None) -> HttpServer:
     with _inside(host):
-        return engine.start(model, port, folder)
+        return begin()
 
 
 def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | None) -> list[EngineSpec]:
@@ -231,7 +250,7 @@ def wait_for(look: Callable[[], float], good: Callable[[float], bool], within: f
 
 def freeze(process: Process) -> Callable[[], None]:
     """Stop a server and all its descendants; returns what lets them go on."""
-    pids = _tree(process.pid)
+    pids = tree(process.pid)
     for pid in pids:
         stop(pid)
 
@@ -244,15 +263,15 @@ def freeze(process: Process) -> Callable[[], None]:
 
 def kill(process: Process) -> None:
     """Kill a server and all its descendants at once (SIGKILL), and wait until it is gone."""
-    for pid in _tree(process.pid):
+    for pid in tree(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert process.wait(20.0) is not None, f"{process.name} was killed and is still there"
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found += _tree(int(child))
+            found += tree(int(child))
     return found

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kvik.shapes import ModelShape, ShapeError, presets
-from tests.vllm.kv_specs import HEADS
+from tests.vllm.kv_specs import HEADS, register_in_process
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 900.0  # seconds; 20 where nothing else runs
@@ -237,6 +237,7 @@ def test_tensor_parallel_sizes(preset: Any, tmp_path: Path) -> None:
     from vllm.config import ModelConfig, ParallelConfig
     from vllm.distributed.utils import divide
 
+    register_in_process(set(preset.config["architectures"]))
     (tmp_path / "config.json").write_text(json.dumps(dict(preset.config)))
     vllm = ModelConfig(str(tmp_path), skip_tokenizer_init=True)
     shape = ModelShape.from_config(tmp_path)

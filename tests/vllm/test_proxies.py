@@ -13,7 +13,8 @@ from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec
 from kvik.demo.processes import Fleet, free_ports
 from tests.vllm.conftest import Reference
 from tests.vllm.copying_proxy import CopyingProxy
-from tests.vllm.pairs import BLOCK_BYTES, EXPIRY, START_LIMIT, Pair, blocks_of, prompt_of
+from tests.vllm.forked import ForkParent
+from tests.vllm.pairs import BLOCK_BYTES, EXPIRY, START_LIMIT, Pair, blocks_of, prompt_of, start_engine
 
 TOKENS = 16
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,9 @@ def test_copying_proxy(pair: Pair, reference: Reference, length: int) -> None:
 
 
 @plain
-def test_one_flipped_byte_is_seen(pair: Pair, reference: Reference, model: Path, tmp_path: Path) -> None:
+def test_one_flipped_byte_is_seen(
+    pair: Pair, reference: Reference, model: Path, fork_parent: ForkParent, tmp_path: Path
+) -> None:
     """Negative control: one byte of the source spoilt, page checks off, and the tokens are others."""
     connector = Connector(
         "kv_producer", module="tests.vllm.flipping_connector", cls="FlippingConnector",
@@ -41,7 +44,7 @@ def test_one_flipped_byte_is_seen(pair: Pair, reference: Reference, model: Path,
     )  # fmt: skip
     spec = EngineSpec("flipping", connector, prefix_caching=False, env={"PYTHONPATH": str(ROOT)})
     with Fleet() as fleet:
-        flipping = fleet.add(spec.start(model, free_ports(1)[0], tmp_path))
+        flipping = fleet.add(start_engine(fork_parent, model, spec, free_ports(1)[0], tmp_path))
         flipping.wait_ready(time.monotonic() + START_LIMIT)
         spoilt = replace(pair, prefill=flipping)
         different = 0

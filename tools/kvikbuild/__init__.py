@@ -1,7 +1,8 @@
 """The build: sets up what is needed, builds, checks and tests kvik, and says what it did and how long it
 took.
 
-Only the standard library is used here: these modules run before anything is installed.
+Only the standard library is used here: these modules run before anything is installed. (`kvikhouse`, beside
+this package, is not among them.)
 
 - `paths`: where things lie.
 - `stage`: a named step with a log file; the runner that times the steps and prints the summary.

@@ -5,6 +5,7 @@ what was skipped and why. Every command runs in its own process group with a dea
 outlives a stage.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
@@ -106,6 +107,33 @@ class Context:
             for line in file.read_text().splitlines():
                 entry = json.loads(line)
                 self.skips.append((str(entry["name"]), str(entry["reason"])))
+
+
+@contextlib.contextmanager
+def beside(name: str, argv: Sequence[object], env: Mapping[str, str], deadline: float) -> Iterator[None]:
+    """Run a command with what the block leaves of the processors, to its end; a failure ends the stage.
+
+    The kernel gives it time only where nobody else wants any, so what the block measures is not disturbed.
+    Its output goes to `target/log/NAME.log`. It is stopped where the block fails.
+    """
+    path = LOGS / f"{name}.log"
+    with path.open("wb") as log:
+        process = subprocess.Popen(
+            ["chrt", "--idle", "0", *(str(a) for a in argv)], cwd=ROOT, env={**os.environ, **env},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield
+            status = process.wait(timeout=max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise StageError(f"`{_shown(argv)}` did not end within the stage's time limit") from None
+        finally:
+            _end_group(process)
+    if status != 0:
+        end = "\n".join(path.read_text(errors="replace").splitlines()[-SHOWN_LAST:])
+        raise StageError(
+            f"`{_shown(argv)}` ended with status {status}; {path.relative_to(ROOT)} ends with\n{end}"
+        )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from kvikbuild import quick
 from kvikbuild.debian import ensure_browser, ensure_packages
 from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
 from kvikbuild.fabric import newer_libfabric
@@ -16,7 +18,7 @@ from kvikbuild.rdma import prepare_guest
 from kvikbuild.rust import cargo_env, hold_cache, target_dir
 from kvikbuild.site import build_site
 from kvikbuild.soundness import soak_miri, soak_sanitizers
-from kvikbuild.stage import Context, Stage, StageError, run_stages
+from kvikbuild.stage import Context, Stage, StageError, beside, run_stages
 from kvikbuild.wheel import ensure_wheel
 
 
@@ -42,7 +44,7 @@ def vllm_env(context: Context) -> None:
 
 
 def lint(context: Context) -> None:
-    """Formatting, clippy, ruff, mypy."""
+    """Formatting, clippy, ruff, mypy, and what holds crates and packages together."""
     hold_cache(context)
     python = overlay_env(context, "dev")
     env = cargo_env(context)
@@ -51,13 +53,24 @@ def lint(context: Context) -> None:
     context.run([python, "-m", "ruff", "check"])
     context.run([python, "-m", "ruff", "format", "--check"])
     context.run([python, "-m", "mypy"])
+    context.run([python, "tools/house.py"])
 
 
-def rust(context: Context) -> None:
-    """Tests of the Rust crates, and their example."""
+def rust(context: Context, small: bool = False) -> None:
+    """Tests of the Rust crates, and their example; a `small` run is those of `quick`."""
     hold_cache(context)
     env = cargo_env(context)
-    context.run(["cargo", "test", "--locked", "--workspace"], env)
+    if small:
+        schedules = {"KVIK_SCHEDULES": quick.SCHEDULES}
+        context.run(["cargo", "test", "--locked", *quick.RUST], {**env, **schedules})
+        return
+    tests = ["cargo", "test", "--locked", "--workspace"]
+    context.run([*tests, "--no-run"], env)
+    # The simulator computes for minutes and waits for nothing, and the other tests mostly wait: beside them
+    # it takes what they leave. Their own run of it is one schedule.
+    sim = {"KVIK_SCHEDULES": os.environ.get("KVIK_SCHEDULES", quick.ALL_SCHEDULES)}
+    with beside("rust-sim", [*tests, "--test", "sim", "--", "--nocapture"], env | sim, context.deadline):
+        context.run(tests, env | {"KVIK_SCHEDULES": "1"})
     # Built with the tests. Cargo would build all crates again, with the features of one package alone.
     context.run([target_dir(context) / "debug" / "examples" / "transfer"], env)
 
@@ -72,15 +85,11 @@ def packaging(context: Context) -> None:
     _pytest(context, "dev", "tests/packaging", {"KVIK_UV": str(uv(context)), **uv_env()})
 
 
-def python(context: Context) -> None:
-    """All tests that need neither a serving engine nor an empty environment."""
+def python(context: Context, small: bool = False) -> None:
+    """All tests that need neither a serving engine nor an empty environment; `small` without long ones."""
     context.run([overlay_env(context, "dev"), "tools/vllm_base.py"])
-    _pytest(
-        context,
-        "dev",
-        "tests",
-        more=[f"--ignore=tests/{other}" for other in _OTHER_FOLDERS],
-    )
+    others = [f"tests/{other}" for other in _OTHER_FOLDERS] + (list(quick.PYTHON) if small else [])
+    _pytest(context, "dev", "tests", more=[f"--ignore={path}" for path in others])
 
 
 # Tests with stages of their own.
@@ -163,6 +172,15 @@ def vllm(context: Context) -> None:
     _pytest(context, "vllm", "tests/vllm", more=["-v", "--durations=15"])
 
 
+def soak_params(context: Context) -> None:
+    """Decode servers under whoever sends `kv_transfer_params` (KVIK_PARAMS: how many, KVIK_SEED)."""
+    argv = [overlay_env(context, "vllm"), "-m", "tests.vllm.params"]
+    argv += ["--count", os.environ.get("KVIK_PARAMS", "500")]
+    if seed := os.environ.get("KVIK_SEED"):
+        argv += ["--seed", seed]
+    context.run(argv)
+
+
 def demo(context: Context) -> None:
     """Emulated engines and a router, and what passes between them."""
     _demo(context, "dev", "emulator")
@@ -232,9 +250,11 @@ STAGES = {
         Stage("dev-env", dev_env, limit=1200),
         Stage("lint", lint),
         Stage("rust", rust, limit=2400),
+        Stage("rust-quick", partial(rust, small=True), limit=2400),
         Stage("wheel", wheel, limit=2400),
         Stage("packaging", packaging, limit=600),
         Stage("python", python, limit=1200),
+        Stage("python-quick", partial(python, small=True), limit=600),
         Stage("lab", lab, limit=900),
         Stage("docs", docs, limit=900),
         Stage("netns", netns, limit=600),
@@ -249,6 +269,7 @@ STAGES = {
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
         Stage("soak-faults", soak_faults, output="both", limit=7200),
+        Stage("soak-params", soak_params, output="both", limit=5400),
         Stage("soak-fuzz", soak_fuzz, limit=24 * 3600),
         Stage("soak-hostile", hostile, output="both", limit=1800),
         Stage("soak-miri", soak_miri, limit=3600),
@@ -274,6 +295,7 @@ TARGETS = {
         "vllm-env",
         "vllm",
     ],
+    "test-quick": ["toolchain", "dev-env", "lint", "rust-quick", "wheel", "python-quick"],
     "test-rdma": ["toolchain", "dev-env", "wheel", "rdma"],
     "gpu-check": ["toolchain", "gpu-check"],
     "demo": ["toolchain", "dev-env", "wheel", "demo"],
@@ -282,7 +304,7 @@ TARGETS = {
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
     "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
-    "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults"],
+    "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults", "vllm-env", "soak-params"],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
     "soak-fuzz": ["toolchain", "soak-fuzz"],
     "soak-hostile": ["toolchain", "dev-env", "wheel", "soak-hostile"],
@@ -300,7 +322,7 @@ def clean() -> int:
 
 def lock(context: Context) -> None:
     """Pin the Python packages again."""
-    for name in ("uv", "dev", "vllm"):
+    for name in sorted(path.stem for path in LOCKS.glob("*.in")):
         overrides = LOCKS / f"{name}.overrides"
         argv: list[object] = [uv(context), "pip", "compile", "--quiet", "--upgrade", "--universal"]
         argv += ["--python-version", "3.11", "--generate-hashes", "--no-emit-index-url", "--no-annotate"]
@@ -328,4 +350,6 @@ def main(arguments: Sequence[str]) -> int:
     left_out = [
         (name, "not among the chosen stages") for name in TARGETS[target] if only and name not in only
     ]
+    if target == "test-quick":
+        left_out += quick.LEFT_OUT
     return run_stages(chosen, left_out)

@@ -132,7 +132,7 @@ codes! {
     13 GrantConsumed "grant_consumed" "Every reader that the grant was for has confirmed; its pages belong to the owner again.";
     14 GrantRevoked "grant_revoked" "The owner took the grant back.";
     15 GrantWrongRight "grant_wrong_right" "A read of a write grant, or a write to a read grant.";
-    16 PageNotGranted "page_not_granted" "A page, layer or slice was asked for that the grant does not cover.";
+    16 PageNotGranted "page_not_granted" "A position, layer or slice was asked for that the grant does not cover.";
     17 StaleGeneration "stale_generation" "The owner's pages changed hands during the copy; what was copied is thrown away.";
     18 PeerUnreachable "peer_unreachable" "No address of the peer can be reached from here.";
     19 PeerNotKvik "peer_not_kvik" "What listens at the address does not speak kvik's protocol.";
@@ -158,6 +158,8 @@ codes! {
     39 TlsFailed "tls_failed" "A TLS handshake failed, or a record was altered on the way.";
     40 NotificationsFull "notifications_full" "The peer has not taken the notifications that were sent to it before.";
     41 DeviceFailed "device_failed" "A GPU or its driver refused something, or failed.";
+    42 ContentMismatch "content_mismatch" "The grant holds other content than the request states.";
+    43 ContentRequired "content_required" "The grant says what it holds, and the request does not say what it expects.";
 }
 
 impl fmt::Display for Code {

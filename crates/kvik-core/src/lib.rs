@@ -19,7 +19,9 @@ mod sums;
 mod ticket;
 mod view;
 
-pub use digest::{CONTENT_DIGEST_BYTES, ContentDigest, content_chain};
+pub use digest::{
+    CONTENT_DIGEST_BYTES, Content, ContentClaim, ContentDigest, MAX_CONTENT_PART, content_chain,
+};
 pub use error::{Code, Error, Result, Subject};
 pub use grant::{GrantState, Right, Use};
 pub use id::{EngineId, GrantId, HostTag, Incarnation, RegionId};

@@ -82,7 +82,7 @@ impl Shape {
         } else if !whole(self.row_bytes, there.row_bytes) || !whole(self.run_bytes, there.run_bytes) {
             "pages and slices here and there have to divide one another"
         } else if !same_rows && self.order == Order::PageFirst {
-            "pages of unequal size go layer by layer: name the owner's pages, so that this side knows of it"
+            "pages of unequal size go layer by layer: name positions of the grant, so that this side knows of it"
         } else {
             return Ok(());
         };

@@ -5,7 +5,8 @@ mod format;
 
 use format::{Entry, Fields, all, grown};
 use kvik_core::{
-    Code, EngineId, GrantId, HostTag, Incarnation, Layers, Layout, Right, Ticket, content_chain, page_sum,
+    Code, Content, EngineId, GrantId, HostTag, Incarnation, Layers, Layout, Right, Ticket, content_chain,
+    page_sum,
 };
 use std::time::Duration;
 
@@ -75,16 +76,22 @@ fn digests_are_those_of_every_release() {
         Layout::new(0, 8, 16, 64, 1, 0, Layers::At(vec![0, 16, 48])).unwrap(),
     ];
     let tokens: Vec<u32> = (0..40).map(|token| token * 1_000_003).collect();
-    let chain = |namespace: &[u8], extra: &[u8]| content_chain(namespace, extra, &tokens, 16).concat();
+    let chain = |namespace: &[u8], extra: &[u8], items: &[(usize, &[u8])]| {
+        content_chain(namespace, extra, &tokens, 16, items).concat()
+    };
+    let images: [(usize, &[u8]); 2] = [(32, b"the second image"), (15, b"an image")];
+    let content = Content::new(&chain(b"a namespace", b"", &images), b"a part").unwrap();
     let today = [
         Entry::new("page-sum/empty", vec![], page_sum(b"").to_le_bytes().to_vec()),
         Entry::new("page-sum/10000", vec![], page_sum(&bytes).to_le_bytes().to_vec()),
         Entry::new("layout/strided", vec![], layouts[0].digest().to_vec()),
         Entry::new("layout/at", vec![], layouts[1].digest().to_vec()),
-        Entry::new("content/plain", vec![], chain(b"a namespace", b"")),
-        Entry::new("content/extra", vec![], chain(b"a namespace", b"lora, salt")),
+        Entry::new("content/plain", vec![], chain(b"a namespace", b"", &[])),
+        Entry::new("content/extra", vec![], chain(b"a namespace", b"lora, salt", &[])),
+        Entry::new("content/items", vec![], chain(b"a namespace", b"", &images)),
+        Entry::new("content/claim", vec![], content.claim(1).unwrap().to_vec()),
     ];
-    for golden in all("digests", "xxh3-64, layout v1, content v1", &today) {
+    for golden in all("digests", "xxh3-64, layout v1, content v2, claim v1", &today) {
         for entry in golden.entries {
             let found = today.iter().find(|now| now.name == entry.name);
             assert_eq!(found, Some(&entry), "{:?}", golden.path);

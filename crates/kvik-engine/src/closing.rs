@@ -81,11 +81,7 @@ impl Handle {
 
 /// Waits for the engine's threads, and ends what only they could have ended.
 fn join_all(shared: &Arc<Shared>, control: &Mutex<Option<JoinHandle<()>>>) {
-    if let Some(pools) = shared.pools.get() {
-        pools.tcp.stop();
-        pools.copy.stop();
-    }
-    shared.with_nics(kvik_transport::nics::NicPool::stop);
+    shared.transports().iter().rev().for_each(|transport| transport.stop());
     if let Some(thread) = lock(control).take()
         && thread.join().is_err()
     {

@@ -3,6 +3,7 @@
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
 use kvik_proto::Check;
+use kvik_transport::TransportId;
 use kvik_transport::faulty::Faults;
 use kvik_transport::nics::NicOptions;
 use kvik_transport::tls::TlsFiles;
@@ -26,6 +27,24 @@ pub enum Preference {
 }
 
 impl Preference {
+    /// Whether it lets a transfer take this transport.
+    pub(crate) fn allows(self, transport: TransportId) -> bool {
+        match self {
+            Preference::Auto => true,
+            Preference::Tcp => transport == TransportId::Tcp,
+            Preference::Local => transport == TransportId::Local,
+            Preference::Nics => transport.is_rma(),
+        }
+    }
+
+    /// What is wrong where an engine has nothing of the kind.
+    pub(crate) fn missing(self) -> &'static str {
+        match self {
+            Preference::Nics => "this engine has no NICs for it: set `nics` (KVIK_NICS)",
+            Preference::Auto | Preference::Tcp | Preference::Local => "this engine has no such transport",
+        }
+    }
+
     /// The word for it.
     pub fn name(self) -> &'static str {
         match self {

@@ -4,19 +4,20 @@ use crate::config::Preference;
 use crate::control::Ask;
 use crate::planner::chunk_bytes;
 use crate::region::Region;
-use crate::shared::{Book, GpuHandle, Link, MemoryPath, NicKeys, Record, Shared, lock};
+use crate::select::{Rejected, Selection, select};
+use crate::shared::{Book, Record, Shared, lock};
 use crate::tag::Tag;
 use crate::warm::Warm;
-use kvik_core::{Code, Error, RegionId, Result, Ticket, View};
+use kvik_core::{Code, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
     ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Order, OrderOutcome, OrderRef, Path,
     Select, Side,
 };
-use kvik_transport::local::LocalLink;
-use kvik_transport::{Desk, Held, from_host};
-use std::collections::HashMap;
+use kvik_transport::{
+    Estimate, Held, Moved, Placement, Queue, Request, RmaPeers, SessionEvents, Transport, TransportId,
+    WorkSource, from_host,
+};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What a transfer is to do.
@@ -30,6 +31,8 @@ pub(crate) struct Job {
     /// Stays registered, and shown to the peers on this host, while the transfer runs.
     pub _region: Option<Region>,
     pub select: Select,
+    /// What the pages are taken to hold, or are written to hold.
+    pub content: Option<ContentClaim>,
     pub confirm: bool,
     pub readers: u16,
     pub tag: Tag,
@@ -50,6 +53,13 @@ impl Job {
         self.memory.is_some()
     }
 
+    /// What transports are asked.
+    pub fn request(&self, session: u64) -> Request<'_> {
+        let memory = self.memory.as_ref().map(|(memory, region, _)| (*region, memory));
+        let bytes = self.memory.as_ref().map_or(0, |(_, _, view)| view.bytes());
+        Request { session, op: self.op, memory, bytes }
+    }
+
     pub fn open(&self, path: Path, channels: u16, fence: Option<(u32, u64)>) -> Option<Open<Held>> {
         let side = self.memory.as_ref().map(|(memory, id, view)| Side {
             region: memory.clone(),
@@ -62,6 +72,7 @@ impl Job {
         Some(Open {
             grant: self.ticket.grant,
             layout: self.ticket.layout,
+            content: self.content,
             op: self.op?,
             path,
             sums: path != Path::OneSided && self.verify.sums(network),
@@ -75,15 +86,6 @@ impl Job {
             extend: self.extend,
         })
     }
-}
-
-/// How a transfer will go.
-enum Route {
-    Channels { passed_over: Vec<String> },
-    Memory,
-    Nics { passed_over: Vec<String> },
-    NotYet,
-    No(Error),
 }
 
 impl Shared {
@@ -112,96 +114,73 @@ impl Shared {
         self.wake_by(deadline);
     }
 
-    /// Begins a transfer on a session, over the transport that fits.
+    /// Begins a transfer on a session, over the transport that is selected for it.
     pub fn launch(&self, id: u64, session: u64) {
         let mut book = lock(&self.book);
-        let Book { transfers, links, waiting, nic_keys, handles, .. } = &mut *book;
+        let Book { transfers, links, waiting, .. } = &mut *book;
         let Some(record) = transfers.get_mut(&id).filter(|record| record.key.is_none()) else { return };
-        let Some(link) = links.get(&session) else {
+        if !links.contains_key(&session) {
             drop(book);
             return self.lost_before(id, Error::new(
                 Code::PeerLost,
                 "the connection to the peer broke before the transfer could go on; a new transfer connects again",
             ));
+        }
+        let deadline = record.job.deadline;
+        let taken = match self.choose(record, session) {
+            Ok(Some(taken)) => taken,
+            Ok(None) => {
+                waiting.insert(id);
+                drop(book);
+                return self.wake_by(deadline);
+            }
+            Err(error) => {
+                drop(book);
+                return self.give_up(id, error);
+            }
         };
-        let mut own = Own::of(&record.job, nic_keys, handles);
-        own.memory = own.memory.or_else(|| record.not_local.clone());
-        let route = route(record.job.want, &own, link);
-        if let Some(warm) = record.job.warm.clone()
-            && !matches!(route, Route::No(_) | Route::NotYet)
-        {
-            self.note_route(record, route);
+        let (by, path) = (taken.by.clone(), taken.path);
+        record.taken = Some(taken);
+        if let Some(warm) = record.job.warm.clone() {
             waiting.insert(id);
-            let deadline = record.job.deadline;
             drop(book);
             self.wake_by(deadline);
             return self.warm_up(id, session, &warm, deadline);
         }
-        match route {
-            Route::No(error) => {
-                drop(book);
-                self.give_up(id, error);
-            }
-            Route::NotYet => {
-                waiting.insert(id);
-                let deadline = record.job.deadline;
-                drop(book);
-                self.wake_by(deadline);
-            }
-            Route::Channels { passed_over } => {
-                record.transport = "tcp";
-                record.passed_over.extend(passed_over);
-                let moves = record.job.moves();
-                drop(book);
-                // What moves nothing, such as a question for the way, needs no channels.
-                if moves {
-                    self.ensure_channels(session);
+        let fence = self.fence_of(record, path);
+        let moves = record.job.moves();
+        drop(book);
+        match fence {
+            Ok(fence) => {
+                // What moves nothing, such as a question for the way, needs nothing opened.
+                if let Some(by) = by.filter(|_| moves) {
+                    by.open(session);
                 }
-                self.begin(id, Some(session), Path::Channels, None);
+                self.begin(id, Some(session), path, fence);
             }
-            Route::Nics { passed_over } => {
-                record.transport = self.nic_transport();
-                record.way = self.nics.get().map_or_else(String::new, |nics| nics.way().to_owned());
-                record.passed_over.extend(passed_over);
-                drop(book);
-                self.begin(id, Some(session), Path::OneSided, None);
-            }
-            Route::Memory => {
-                let numbers = self.launch_local(record);
-                drop(book);
-                match numbers {
-                    Ok(numbers) => self.begin(id, Some(session), Path::Memory, numbers),
-                    Err(error) => self.give_up(id, error),
-                }
-            }
+            Err(error) => self.give_up(id, error),
         }
     }
 
-    /// Notes how a transfer would go.
-    fn note_route(&self, record: &mut Record, route: Route) {
-        let (transport, passed_over) = match route {
-            Route::Memory => ("local", Vec::new()),
-            Route::Channels { passed_over } => ("tcp", passed_over),
-            Route::Nics { passed_over } => (self.nic_transport(), passed_over),
-            Route::NotYet | Route::No(_) => return,
-        };
-        record.transport = transport;
-        record.passed_over = passed_over;
+    /// The transport that a transfer takes; none while one that is preferred is still opening.
+    pub fn choose(&self, record: &Record, session: u64) -> Result<Option<Taken>> {
+        let transports = self.transports();
+        let request = record.job.request(session);
+        let answers = transports.iter().map(|transport| (transport.id(), transport.answer(&request)));
+        match select(record.job.want, &record.refused, answers) {
+            Selection::Taken { place, estimate, rejected } => {
+                let by = &transports[place];
+                let (id, path, by) = (by.id(), by.path(), Some(by.clone()));
+                Ok(Some(Taken { id, path, by, session, estimate, rejected }))
+            }
+            Selection::Wait => Ok(None),
+            Selection::None(error) => Err(error),
+        }
     }
 
-    /// Notes how a transfer goes within the host, with a fence slot where the peer copies from this side's memory.
-    fn launch_local(&self, record: &mut Record) -> Result<Option<(u32, u64)>> {
-        record.transport = "local";
-        let writes = record.job.op == Some(Op::Write);
-        let own = record.job.memory.as_ref().is_some_and(|(memory, _, _)| memory.fd().is_some());
-        let gpu = record.job.memory.as_ref().is_some_and(|(memory, _, _)| memory.device().is_some());
-        let way = match (writes, gpu) {
-            (true, true) => "cuda_ipc",
-            (true, false) if !own => "process_vm_readv",
-            _ => "memfd",
-        };
-        record.way = way.to_owned();
-        if !writes {
+    /// A fence slot, where the peer copies from this side's memory.
+    fn fence_of(&self, record: &mut Record, path: Path) -> Result<Option<(u32, u64)>> {
+        if (path, record.job.op) != (Path::Memory, Some(Op::Write)) {
             return Ok(None);
         }
         let slot = self.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
@@ -225,7 +204,7 @@ impl Shared {
                 Some(session) => node.begin(session, open, now).map_err(Some)?,
                 None => node.begin_own(open, now).map_err(Some)?,
             };
-            record.key = Some(key);
+            (record.key, record.begun) = (Some(key), now);
             let Job { ticket, tag, .. } = &record.job;
             log::debug!(engine:% = self.local.identity.engine, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer begun");
             waiting.remove(&id);
@@ -244,8 +223,7 @@ impl Shared {
     /// Begins a transfer whose owner is this engine.
     pub fn begin_own(&self, id: u64) {
         if let Some(record) = lock(&self.book).transfers.get_mut(&id) {
-            record.transport = "self";
-            record.way = "copy".to_owned();
+            record.taken = Some(Taken::own());
         }
         self.begin(id, None, Path::Memory, None);
     }
@@ -307,32 +285,6 @@ impl Shared {
             self.ask(Ask::Dial(*owner, ticket));
         }
     }
-
-    /// Sees to it that a session has data channels.
-    pub fn ensure_channels(&self, session: u64) {
-        if lock(&self.book).links.get(&session).is_none_or(|link| link.asked) {
-            return;
-        }
-        match self.node(|node, _| node.established(session).map(|session| session.opener)) {
-            Some(true) => self.open_channels(session),
-            Some(false) if self.first_to_ask(session) => {
-                self.node(|node, _| node.ask_for_channels(session));
-            }
-            _ => {}
-        }
-    }
-
-    /// Opens a session's data channels, once.
-    pub fn open_channels(&self, session: u64) {
-        if self.first_to_ask(session) {
-            self.ask(Ask::OpenChannels(session));
-        }
-    }
-
-    fn first_to_ask(&self, session: u64) -> bool {
-        let mut book = lock(&self.book);
-        book.links.get_mut(&session).is_some_and(|link| !std::mem::replace(&mut link.asked, true))
-    }
 }
 
 pub(crate) fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
@@ -340,93 +292,38 @@ pub(crate) fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
     book.waiting.iter().filter(of_peer).copied().collect()
 }
 
-/// What this side's memory does not allow, and why.
-pub(crate) struct Own {
-    pub memory: Option<String>,
-    pub nics: Option<String>,
+/// Which transport a transfer has taken.
+pub(crate) struct Taken {
+    pub id: TransportId,
+    pub path: Path,
+    /// None: a plain copy within this engine.
+    pub by: Option<Arc<dyn Transport>>,
+    /// The session on which it was asked.
+    pub session: u64,
+    pub estimate: Option<Estimate>,
+    pub rejected: Vec<Rejected>,
 }
 
-impl Own {
-    pub fn of(job: &Job, keys: &HashMap<RegionId, NicKeys>, handles: &HashMap<RegionId, GpuHandle>) -> Own {
-        let Some((memory, region, _)) = &job.memory else { return Own { memory: None, nics: None } };
-        // What is read this side copies itself, into whatever memory.
-        let opened = (job.op == Some(Op::Write)).then(|| not_opened(*region, memory, handles)).flatten();
-        Own {
-            memory: opened.map(|why| why.to_string()),
-            nics: keys.get(region).and_then(|keys| keys.as_ref().err()).map(|why| why.to_string()),
-        }
+impl Taken {
+    fn own() -> Taken {
+        let (by, session, estimate, rejected) = (None, 0, None, Vec::new());
+        Taken { id: TransportId::Own, path: Path::Memory, by, session, estimate, rejected }
+    }
+
+    /// How the bytes go, or went.
+    pub fn mechanism(&self, job: &Job, copied_from: Option<RegionId>) -> String {
+        let moved = Moved { request: job.request(self.session), copied_from };
+        self.by.as_ref().map_or_else(|| "copy".to_owned(), |by| by.mechanism(&moved))
     }
 }
 
-/// Why the peer cannot copy from a region of this side, where it cannot.
-fn not_opened(region: RegionId, memory: &Held, handles: &HashMap<RegionId, GpuHandle>) -> Option<Arc<str>> {
-    let device = memory.device()?.ordinal();
-    match handles.get(&region) {
-        Some(Ok(_)) => None,
-        Some(Err(why)) => Some(why.clone()),
-        None => Some(
-            format!(
-                "region {} lies on GPU {device}, and this engine shows no memory to other processes",
-                region.0
-            )
-            .into(),
-        ),
-    }
-}
-
-impl Shared {
-    /// The same, for a region that is granted.
-    pub fn not_opened(&self, region: RegionId, memory: &Held) -> Option<Arc<str>> {
-        not_opened(region, memory, &lock(&self.book).handles)
-    }
-}
-
-fn route(want: Preference, own: &Own, link: &Link) -> Route {
-    let no = |why: &String| MemoryPath::No(why.clone());
-    let memory = own.memory.as_ref().map_or_else(|| link.memory.clone(), no);
-    match (want, memory) {
-        (Preference::Tcp, _) => Route::Channels { passed_over: Vec::new() },
-        (Preference::Nics, _) => over_nics(own, link),
-        (_, MemoryPath::Up(_)) => Route::Memory,
-        (_, MemoryPath::Making(_)) => Route::NotYet,
-        (Preference::Auto, MemoryPath::No(why)) => {
-            let mut passed_over = vec![format!("local: {why}")];
-            match (&link.nics, &own.nics) {
-                (Ok(()), None) => Route::Nics { passed_over },
-                (Ok(()), Some(why)) => {
-                    passed_over.push(format!("nics: {why}"));
-                    Route::Channels { passed_over }
-                }
-                (Err(_), _) => Route::Channels { passed_over },
-            }
-        }
-        (Preference::Local, MemoryPath::No(why)) => Route::No(Error::new(
-            Code::TransportUnavailable,
-            format!("transport \"local\" cannot be used: {why}; use \"auto\" or \"tcp\""),
-        )),
-    }
-}
-
-/// Over NICs and nothing else.
-fn over_nics(own: &Own, link: &Link) -> Route {
-    let text = match (&link.nics, &own.nics) {
-        (Ok(()), None) => return Route::Nics { passed_over: Vec::new() },
-        (Err(why), _) => format!("cannot be used with this peer: {why}"),
-        (_, Some(why)) => format!("cannot be used: {why}"),
-    };
-    let text = format!("transport \"nics\" {text}; use \"auto\" or \"tcp\"");
-    Route::No(Error::new(Code::TransportUnavailable, text))
-}
-
-impl Desk for Shared {
-    fn next_send(&self, session: u64) -> Option<Order<Held>> {
-        self.node(|node, now| node.next_send(session, now))
-    }
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
-        self.node(|node, now| node.place(session, header, now))
-    }
-    fn next_copy(&self) -> Option<Order<Held>> {
-        self.node(|node, now| node.next_copy(now))
+impl WorkSource for Shared {
+    fn claim(&self, queue: Queue) -> Option<Order<Held>> {
+        self.node(|node, now| match queue {
+            Queue::Send(session) => node.next_send(session, now),
+            Queue::Copy => node.next_copy(now),
+            Queue::Post(session) => node.next_post(session, now),
+        })
     }
     fn done(&self, id: OrderRef, outcome: OrderOutcome) {
         self.node(|node, _| node.order_done(id, outcome));
@@ -434,46 +331,53 @@ impl Desk for Shared {
     fn stuck(&self, id: OrderRef, error: Error) {
         self.node(|node, _| node.order_stuck(id, error));
     }
-    fn alive(&self, session: u64) -> bool {
+}
+
+impl Placement for Shared {
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
+        self.node(|node, now| node.place(session, header, now))
+    }
+}
+
+impl SessionEvents for Shared {
+    fn heard(&self, session: u64) -> bool {
         self.node(|node, now| {
             node.touch(session, now);
             node.established(session).is_some()
         })
     }
-    fn channel_lost(&self, session: u64, error: Error) {
+    fn connect(&self, session: u64) {
+        match self.node(|node, _| node.established(session).map(|session| session.opener)) {
+            Some(true) => self.ask(Ask::OpenChannels(session)),
+            Some(false) => self.node(|node, _| node.ask_for_channels(session)),
+            None => {}
+        }
+    }
+    fn broken(&self, session: u64, error: Error) {
         self.ask(Ask::Broken(session, error));
     }
-    fn next_post(&self, session: u64) -> Option<Order<Held>> {
-        self.node(|node, now| node.next_post(session, now))
-    }
-    fn is_exposed(&self) -> bool {
-        self.exposed.load(Ordering::Acquire) > 0
-    }
-    fn peer_nics(&self, session: u64) -> Option<Nics> {
-        self.node(|node, _| node.established(session).map(|session| session.facts.nics.clone()))
-    }
-    fn nic_moved(&self, number: usize, address: Vec<u8>) {
-        self.with_nics(|nics| {
-            let nics = nics.moved(number, address);
-            self.node(|node, _| node.tell_nics(&nics));
-        });
-    }
-    fn call_nic(&self, session: u64, call: NicCall) {
-        self.node(|node, _| node.reach(session, call));
-    }
-    fn answer_nic(&self, session: u64, answer: NicAnswer) {
-        self.node(|node, _| node.answer_reach(session, answer));
-    }
-    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
-        self.on_warmed(session, nic, number, &outcome);
+    fn flush_local(&self) {
+        self.ask(Ask::FlushLocal);
     }
     fn fenced(&self, session: u64) {
         self.node(|node, _| node.fenced(session));
     }
-    fn local_link(&self, session: u64) -> Option<Arc<LocalLink>> {
-        match &lock(&self.book).links.get(&session)?.memory {
-            MemoryPath::Up(link) => Some(link.clone()),
-            _ => None,
-        }
+}
+
+impl RmaPeers for Shared {
+    fn nics(&self, session: u64) -> Option<Nics> {
+        self.node(|node, _| node.established(session).map(|session| session.facts.nics.clone()))
+    }
+    fn moved(&self, nics: Nics) {
+        self.node(|node, _| node.tell_nics(&nics));
+    }
+    fn call(&self, session: u64, call: NicCall) {
+        self.node(|node, _| node.reach(session, call));
+    }
+    fn answer(&self, session: u64, answer: NicAnswer) {
+        self.node(|node, _| node.answer_reach(session, answer));
+    }
+    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
+        self.on_warmed(session, nic, number, &outcome);
     }
 }

@@ -6,11 +6,12 @@ use crate::control::Control;
 use crate::desk::Job;
 use crate::explain::{Explanation, probes};
 use crate::grant::{Grant, GrantCell, GrantOptions, grant_bytes};
-use crate::planner::{Plan, plan};
+use crate::planner::{Plan, claim, plan};
 use crate::region::{PageSet, Region};
-use crate::shared::{Pools, Record, Shared, lock};
+use crate::shared::{Record, Shared, lock};
 use crate::tag::Tag;
 use crate::transfer::{Transfer, TransferOptions};
+use crate::transports::Transports;
 use kvik_core::{
     Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket,
 };
@@ -19,11 +20,8 @@ use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::spawn_named;
 use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
-use kvik_proto::{Closed, MAX_READERS, Offer, Op, Select};
-use kvik_transport::copy::CopyPool;
-use kvik_transport::nics::{NicOptions, NicPool};
-use kvik_transport::tcp::TcpPool;
-use kvik_transport::{Desk, Held, from_host};
+use kvik_proto::{MAX_READERS, Offer, Op, Select};
+use kvik_transport::{Held, from_host};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -74,23 +72,9 @@ impl Engine {
         let shared = Arc::new(shared);
         drop(shared.addresses.set(advertised));
         let options = shared.thread_options();
-        let threads = usize::from(shared.config.io_threads);
-        if let Some(nics) = &shared.config.nics {
-            // Who listens on one address means the network that it belongs to.
-            let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
-            let nics = NicOptions { source: nics.source.or(listens), ..nics.clone() };
-            drop(shared.nics.set(NicPool::start(&nics, &options)?));
-        }
-        let desk: Arc<dyn Desk> = match &shared.config.faults {
-            Some(faults) => faults.stand_before(shared.clone()),
-            None => shared.clone(),
-        };
-        shared.with_nics(|nics| nics.serve(&desk));
-        let pools = Pools {
-            tcp: TcpPool::start(desk.clone(), threads, &options)?,
-            copy: CopyPool::start(desk, threads, &options)?,
-        };
-        drop(shared.pools.set(pools));
+        // Who listens on one address means the network that it belongs to.
+        let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
+        drop(shared.transports.set(Transports::start(&shared, listens, &options)?));
         let engine = Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Arc::default() }) };
         let mut control = Control::new(shared.clone(), listeners, unix, &options)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
@@ -176,8 +160,8 @@ impl Engine {
     /// Lets whoever has the ticket use pages of this engine.
     ///
     /// # Errors
-    /// `InvalidArgument` for a bad expiry or an id that was used before; `DuplicatePage` for a write grant that
-    /// names a page twice; `RegionClosed`; `MemoryCapReached`.
+    /// `InvalidArgument` for a bad expiry, an id that was used before, or content that has not one link for each page;
+    /// `DuplicatePage` for a write grant that names a page twice; `RegionClosed`; `MemoryCapReached`.
     pub fn grant(&self, pages: &PageSet, options: GrantOptions) -> Result<Grant> {
         let shared = self.shared();
         shared.check()?;
@@ -189,22 +173,13 @@ impl Engine {
             check_writable(&memory)?;
         }
         let layout = pages.view.layout();
-        let lease = shared.budget.take(grant_bytes(&pages.view), "a grant")?;
+        let lease = shared.budget.take(grant_bytes(&pages.view, options.content.as_ref()), "a grant")?;
         let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
-        let keys = lock(&shared.book)
-            .nic_keys
-            .get(&pages.region.id())
-            .cloned()
-            .unwrap_or_else(|| Ok(Arc::default()));
-        let closed = Closed {
-            // What peers write is copied by this process, from theirs.
-            memory: (options.right == Right::Read)
-                .then(|| shared.not_opened(pages.region.id(), &memory))
-                .flatten(),
-            nics: keys.as_ref().err().cloned(),
-        };
+        let op = if options.right == Right::Read { Op::Read } else { Op::Write };
+        let offered = shared.transports.get().map(|all| all.offer(pages.region.id(), &memory, op));
+        let (keys, closed) = offered.unwrap_or_default();
         let ticket =
             Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
         let now = boottime();
@@ -212,13 +187,14 @@ impl Engine {
             region: memory,
             region_id: pages.region.id(),
             view: pages.view.clone(),
+            content: options.content,
             right: options.right,
             uses: options.uses,
             expires: now + options.expiry,
             latest: now + options.max_expiry,
             slot: slot.index(),
             generation,
-            keys: keys.unwrap_or_default(),
+            keys,
             closed,
         };
         let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
@@ -257,7 +233,7 @@ impl Engine {
         })
     }
 
-    /// Moves the ticket's pages (or those of its owner's ids in `remote`) into `local`.
+    /// Moves the ticket's pages, all of them in the grant's order or those at these positions of it, into `local`.
     ///
     /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in parts
     /// that are as large here as there.
@@ -270,15 +246,15 @@ impl Engine {
         &self,
         local: &PageSet,
         ticket: &Ticket,
-        remote: Option<Arc<[u32]>>,
+        positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
         local.view.check_distinct()?;
         check_writable(&local.region.memory()?)?;
-        self.transfer(Op::Read, local, ticket, remote, options)
+        self.transfer(Op::Read, local, ticket, positions, options)
     }
 
-    /// Moves `local` into the ticket's pages (or those of its owner's ids in `remote`).
+    /// Moves `local` into the ticket's pages: all of them in the grant's order, or those at these positions of it.
     ///
     /// # Errors
     /// As for [`Engine::read`].
@@ -286,10 +262,10 @@ impl Engine {
         &self,
         local: &PageSet,
         ticket: &Ticket,
-        remote: Option<Arc<[u32]>>,
+        positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
-        self.transfer(Op::Write, local, ticket, remote, options)
+        self.transfer(Op::Write, local, ticket, positions, options)
     }
 
     fn transfer(
@@ -297,7 +273,7 @@ impl Engine {
         op: Op,
         local: &PageSet,
         ticket: &Ticket,
-        remote: Option<Arc<[u32]>>,
+        positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
         self.shared().check()?;
@@ -305,36 +281,49 @@ impl Engine {
         check_right(op, ticket)?;
         let began = boottime();
         let memory = local.region.memory()?;
-        let Plan { view, select, extents } = plan(local, remote, &options)?;
+        let content = claim(positions.as_deref(), &options)?;
+        let Plan { view, select, extents } = plan(local, positions, &options)?;
         let pages = view.pages().len() as u64;
         let memory = Some((memory, local.region.id(), view));
         let _region = Some(local.region.clone());
-        let job =
-            Job { op: Some(op), memory, _region, select, extents, pages, ..self.job(ticket, &options)? };
+        let job = Job {
+            op: Some(op),
+            memory,
+            _region,
+            select,
+            content,
+            extents,
+            pages,
+            ..self.job(ticket, &options)?
+        };
         self.begin(job, began)
     }
 
     /// Confirms the use of a `once` grant without moving anything: its owner gets the pages back, once all of its
-    /// readers have confirmed. Of the options the deadline, the number of readers and the tag count.
+    /// readers have confirmed. Of the options the content, the deadline, the number of readers and the tag count.
     ///
     /// # Errors
     /// As for [`Engine::read`].
     pub fn release(&self, ticket: &Ticket, options: TransferOptions) -> Result<Transfer> {
         self.shared().check()?;
-        let TransferOptions { deadline, readers, tag, .. } = options;
-        let options = TransferOptions { deadline, readers, tag, ..TransferOptions::default() };
-        let job = Job { op: Some(Op::Confirm), ..self.job(ticket, &options)? };
+        let TransferOptions { content, deadline, readers, tag, .. } = options;
+        let options = TransferOptions { content, deadline, readers, tag, ..TransferOptions::default() };
+        let job =
+            Job { op: Some(Op::Confirm), content: claim(None, &options)?, ..self.job(ticket, &options)? };
         self.begin(job, boottime())
     }
 
-    /// Asks the owner for more time, which it gives up to the grant's `max_expiry`.
+    /// Asks the owner for more time, which it gives up to the grant's `max_expiry`. Of the options the content, the
+    /// deadline and the tag count.
     ///
     /// # Errors
     /// As for [`Engine::read`].
-    pub fn extend(&self, ticket: &Ticket, by: Duration, deadline: Option<Duration>) -> Result<Transfer> {
+    pub fn extend(&self, ticket: &Ticket, by: Duration, options: TransferOptions) -> Result<Transfer> {
         self.shared().check()?;
-        let options = TransferOptions { deadline, ..TransferOptions::default() };
-        let job = Job { op: Some(Op::Extend), extend: by, ..self.job(ticket, &options)? };
+        let TransferOptions { content, deadline, tag, .. } = options;
+        let options = TransferOptions { content, deadline, tag, ..TransferOptions::default() };
+        let content = claim(None, &options)?;
+        let job = Job { op: Some(Op::Extend), extend: by, content, ..self.job(ticket, &options)? };
         self.begin(job, boottime())
     }
 
@@ -351,6 +340,7 @@ impl Engine {
         Ok(Explanation {
             transport: report.transport,
             way,
+            estimate: report.estimate,
             passed_over: report.passed_over,
             // What the machine allows bears on reading another process's memory, and on nothing else.
             probes: if elsewhere { Vec::new() } else { probes() },
@@ -390,6 +380,7 @@ impl Engine {
             memory: None,
             _region: None,
             select: Select::default(),
+            content: None,
             confirm: options.confirm.unwrap_or(true),
             readers: options.readers,
             tag: Tag::new(&options.tag),
@@ -425,10 +416,9 @@ impl Engine {
             job,
             began,
             key: None,
-            transport: "",
-            way: String::new(),
-            passed_over: Vec::new(),
-            not_local: None,
+            begun: began,
+            taken: None,
+            refused: Vec::new(),
             fence: None,
             stopped: None,
             lives: LIVES,

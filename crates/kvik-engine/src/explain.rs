@@ -1,16 +1,20 @@
 //! How a peer would be reached, in words.
 
+use crate::select::Rejected;
 use kvik_host::Probes;
+use kvik_transport::{Estimate, TransportId};
 
 /// What [`crate::Engine::explain`] found.
 #[derive(Debug, Clone)]
 pub struct Explanation {
-    /// The transport that a transfer would use: `"tcp"`, `"local"` or `"self"`.
-    pub transport: &'static str,
+    /// The transport that a transfer would use.
+    pub transport: TransportId,
     /// How, in more detail.
     pub way: String,
-    /// Transports that would be passed over, each with its reason.
-    pub passed_over: Vec<String>,
+    /// How long the smallest transfer would take on it, by what was measured with this peer before.
+    pub estimate: Option<Estimate>,
+    /// The other transports of the engine, each with the reason why it would not be taken.
+    pub passed_over: Vec<Rejected>,
     /// What this machine allows of the local transport, where the owner is another engine on this host: name,
     /// whether it is well, value, and what it means.
     pub probes: Vec<(String, bool, String, String)>,

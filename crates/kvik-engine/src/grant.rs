@@ -4,7 +4,9 @@ use crate::config::MAX_DEADLINE;
 use crate::region::Region;
 use crate::shared::Shared;
 use crate::tag::Tag;
-use kvik_core::{Code, Error, GrantId, GrantState, Result, Right, Ticket, Use, View};
+use kvik_core::{
+    CONTENT_DIGEST_BYTES, Code, Content, Error, GrantId, GrantState, Result, Right, Ticket, Use, View,
+};
 use kvik_proto::Holding;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,6 +22,9 @@ pub struct GrantOptions {
     pub expiry: Duration,
     /// How long it lives at most, with all extensions. Default 600 s.
     pub max_expiry: Duration,
+    /// What its pages hold, a link for each of them in their order: then who uses the grant states the same. None: it
+    /// is not said, and nothing of it is compared.
+    pub content: Option<Content>,
     /// Its id, where somebody else has already made the ticket. Default: a new one.
     pub id: Option<GrantId>,
     /// A request id for this side's log lines; it is never sent.
@@ -33,6 +38,7 @@ impl Default for GrantOptions {
             uses: Use::Once(1),
             expiry: Duration::from_secs(120),
             max_expiry: Duration::from_secs(600),
+            content: None,
             id: None,
             tag: String::new(),
         }
@@ -156,10 +162,10 @@ impl Grant {
     }
 }
 
-/// What a grant takes: its page list, and a bit for every page or part of a page of the layout.
-pub(crate) fn grant_bytes(view: &View) -> u64 {
-    let ids = u64::from(view.layout().pages()) * u64::from(view.parts());
-    1024 + 4 * view.pages().len() as u64 + ids.div_ceil(64) * 8
+/// What a grant takes: its page list, and what the pages hold.
+pub(crate) fn grant_bytes(view: &View, content: Option<&Content>) -> u64 {
+    let content = content.map_or(0, |content| content.links() * CONTENT_DIGEST_BYTES + content.part().len());
+    1024 + 4 * view.pages().len() as u64 + content as u64
 }
 
 /// What keeps a grant's pages from their owner, in words.

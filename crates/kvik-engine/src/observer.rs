@@ -8,7 +8,8 @@ use crate::shared::{Record, Shared};
 use crate::transfer::Report;
 use kvik_core::{Code, EngineId, Error, Result, View};
 use kvik_host::thread::ThreadOptions;
-use kvik_proto::Select;
+use kvik_proto::{Path, Select};
+use kvik_transport::TransportId;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -40,8 +41,8 @@ pub struct Ended {
     pub view: View,
     /// What was asked of the owner.
     pub select: Select,
-    /// Over what it went; empty when it ended before that was known.
-    pub transport: &'static str,
+    /// Over what it went; none when it ended before that was known.
+    pub transport: Option<TransportId>,
     /// Whether page checksums travelled with the bytes.
     pub sums: bool,
     /// How it ended.
@@ -103,6 +104,7 @@ impl Shared {
 /// What there is to say of a transfer; nothing of one that was to move nothing.
 fn ended(record: &Record, bytes: u64, outcome: &Result<Report>) -> Option<Ended> {
     let (op, (memory, _, view)) = (record.job.op?, record.job.memory.as_ref()?);
+    let taken = record.taken.as_ref();
     Some(Ended {
         began: record.began,
         op: op_name(op),
@@ -111,8 +113,8 @@ fn ended(record: &Record, bytes: u64, outcome: &Result<Report>) -> Option<Ended>
         shared_memory: memory.fd().is_some(),
         view: view.clone(),
         select: record.job.select.clone(),
-        transport: record.transport,
-        sums: record.job.verify.sums(record.transport == "tcp"),
+        transport: taken.map(|taken| taken.id),
+        sums: record.job.verify.sums(taken.is_some_and(|taken| taken.path == Path::Channels)),
         outcome: outcome.clone(),
         bytes,
     })

@@ -5,14 +5,15 @@
 //! that it has not, so that it cannot begin afterwards.
 
 use crate::config::Preference;
-use crate::desk::{Job, Own};
+use crate::desk::Job;
 use crate::events::Event;
-use crate::shared::{Book, Record, Shared, lock};
+use crate::select::{Reason, Rejected};
+use crate::shared::{Record, Shared, lock};
 use crate::transfer::Report;
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
-use kvik_proto::{Check, Finished};
-use kvik_transport::Desk;
+use kvik_proto::{Check, Finished, Path};
+use kvik_transport::TransportId;
 use std::time::Duration;
 
 impl Shared {
@@ -76,40 +77,35 @@ impl Shared {
         }
     }
 
-    /// Lets a transfer under `auto` go over NICs or TCP whose copy within the host turned out to be impossible, and over
-    /// TCP one whose owner refused NICs before anything had moved. Others are not concerned: what one region refuses, another may allow.
+    /// Lets a transfer under `auto` go over the next transport where the one that it took turned out not to serve it,
+    /// before anything had moved; after a copy within the host, whose destination is this side's own, in any case.
+    /// Other transfers are not concerned: what one region refuses, another may allow.
     fn fall_back(&self, id: u64, finished: &Finished, error: &Error) -> Result<(), Option<Error>> {
         let mut book = lock(&self.book);
-        let Book { transfers, links, nic_keys, handles, .. } = &mut *book;
-        let record = transfers.get_mut(&id).ok_or(None)?;
+        let record = book.transfers.get_mut(&id).ok_or(None)?;
         if let Some(stopped) = &record.stopped {
             return Err(Some(stopped.clone()));
         }
-        let from = record.transport;
-        let refused = from == "local" || (from == self.nic_transport() && finished.first.is_none());
-        if record.job.want != Preference::Auto || !refused {
+        let taken = record.taken.as_ref().filter(|_| record.job.want == Preference::Auto).ok_or(None)?;
+        if taken.path != Path::Memory && finished.first.is_some() {
             return Err(None);
         }
-        let reaches = |session| links.get(&session).is_some_and(|link| link.nics.is_ok());
-        let own = Own::of(&record.job, nic_keys, handles);
-        let there = from == "local" && reaches(finished.key.0);
-        let nics = there && own.nics.is_none();
-        let to = if nics { self.nic_transport() } else { "tcp" };
+        let from = taken.id;
+        let unavailable = taken.rejected.iter().filter(|one| matches!(one.reason, Reason::Unavailable(_)));
+        let mut refused: Vec<Rejected> = unavailable.cloned().collect();
+        refused.push(Rejected { transport: from, reason: Reason::Unavailable(error.text.as_str().into()) });
+        let before = std::mem::replace(&mut record.refused, refused);
+        let Ok(Some(next)) = self.choose(record, finished.key.0) else {
+            record.refused = before;
+            return Err(None);
+        };
+        let to = next.id;
         let Job { ticket, tag, .. } = &record.job;
         log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "the transfer goes over {to}: {error}");
         let owner = record.job.owner();
         (record.key, record.fence) = (None, None);
         // It had begun: should its session be gone too, it is lost as any other.
         record.lives = 0;
-        match nics {
-            // The way that is chosen now says what it passes over.
-            true => record.not_local = Some(error.text.clone()),
-            false => {
-                record.job.want = Preference::Tcp;
-                record.passed_over.push(format!("{from}: {}", error.text));
-                record.passed_over.extend(own.nics.filter(|_| there).map(|why| format!("nics: {why}")));
-            }
-        }
         let (peer, reason) = (self.roster.who(&owner), error.text.clone());
         self.hub.say(Event::TransportChanged { peer, from, to, reason });
         Ok(())
@@ -144,66 +140,52 @@ impl Shared {
     fn report(&self, record: &Record, finished: Option<Finished>) -> Report {
         let now = boottime();
         let planned = record.began + record.plan;
-        let way = self.way(record, finished.as_ref());
         let (bytes, verify, first, extents) = match &finished {
             Some(end) => (end.bytes, end.verify, end.first.unwrap_or(now), end.extents),
             None => (0, Duration::ZERO, now, 0),
         };
+        let taken = record.taken.as_ref();
+        // How the bytes went is what was seen, where this side saw it.
+        let copied_from = finished.as_ref().and_then(|finished| finished.copied_from);
+        if let Some(taken) = taken.filter(|_| bytes > 0)
+            && let Some(by) = &taken.by
+        {
+            by.measured(taken.session, bytes, now.saturating_sub(record.begun));
+        }
         Report {
             bytes,
             extents: if extents == 0 { record.job.extents } else { extents },
             pages: record.job.pages,
-            transport: record.transport,
-            way,
+            // Nothing ends well before it was known how it goes.
+            transport: taken.map_or(TransportId::Own, |taken| taken.id),
+            way: taken.map_or_else(String::new, |taken| taken.mechanism(&record.job, copied_from)),
             checks: checks(record),
             plan: record.plan,
             post: first.saturating_sub(planned),
             wire: now.saturating_sub(first),
             verify,
             total: now.saturating_sub(record.began),
-            passed_over: record.passed_over.clone(),
+            estimate: taken.and_then(|taken| taken.estimate),
+            passed_over: taken.map_or_else(Vec::new, |taken| taken.rejected.clone()),
         }
     }
-
-    /// How the bytes went: what was seen, where this side saw it.
-    fn way(&self, record: &Record, finished: Option<&Finished>) -> String {
-        let session = record.key.map(|(session, _)| session);
-        if record.transport == "tcp" {
-            let joined = session.and_then(|session| Some(lock(&self.book).links.get(&session)?.channels));
-            // None have joined yet where nothing had to move.
-            let channels = joined.filter(|joined| *joined > 0).unwrap_or(self.config.channels);
-            let tls = if self.tls.is_some() { ", tls" } else { "" };
-            let gpu = device_of(record).map(|gpu| format!(", staged for GPU {gpu}")).unwrap_or_default();
-            return format!("{channels} channel{}{tls}{gpu}", if channels == 1 { "" } else { "s" });
-        }
-        if !["local", "self"].contains(&record.transport) {
-            return record.way.clone();
-        }
-        let seen = || {
-            let region = finished?.copied_from?;
-            self.local_link(session?)?.way_of(region)
-        };
-        seen().map_or_else(|| record.way.clone(), str::to_owned)
-    }
-}
-
-/// The GPU that this side's pages lie on.
-fn device_of(record: &Record) -> Option<u32> {
-    let (memory, _, _) = record.job.memory.as_ref()?;
-    memory.device().map(|device| device.ordinal())
 }
 
 /// The checks that a transfer which succeeded has passed.
 fn checks(record: &Record) -> Vec<&'static str> {
     let mut checks = vec!["grant"];
-    if record.job.moves() {
+    if let Some(taken) = record.taken.as_ref().filter(|_| record.job.moves()) {
         checks.push("counts");
-        if record.transport == "local" {
+        // The peer raises the fence, or sees this side's raised.
+        if taken.path == Path::Memory && taken.by.is_some() {
             checks.push("generation");
         }
         let verify = record.job.verify;
-        let of_nics = !["tcp", "local", "self"].contains(&record.transport);
-        match if of_nics { verify.of_nics() } else { all_or_none(verify.sums(record.transport == "tcp")) } {
+        let check = match taken.path {
+            Path::OneSided => verify.of_nics(),
+            path => all_or_none(verify.sums(path == Path::Channels)),
+        };
+        match check {
             Check::All => checks.push("page_checksum"),
             Check::Sample => checks.push("page_sample"),
             Check::No => {}

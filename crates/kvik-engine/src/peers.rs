@@ -13,10 +13,12 @@
 
 use crate::engine::Engine;
 use crate::events::{Event, Who};
-use crate::shared::{Link, MemoryPath, Shared, lock};
+use crate::shared::{Shared, lock};
+use crate::transports::Transports;
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 use kvik_host::clock::boottime;
 use kvik_proto::Identity;
+use kvik_transport::TransportId;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -74,8 +76,8 @@ pub struct Peer {
     pub state: PeerState,
     /// Since something was heard from it; of a dead one, since its session ended. None when it was never met.
     pub silent: Option<Duration>,
-    /// What transfers with it can go over: `"local"`, `"tcp"`.
-    pub transports: Vec<&'static str>,
+    /// What transfers with it can go over.
+    pub transports: Vec<TransportId>,
     /// Data channels that have joined.
     pub channels: u16,
     /// Transfers with it that are open, of either side.
@@ -389,8 +391,8 @@ impl Shared {
             let peer = peers.entry(state.peer).or_insert_with(first);
             (peer.state, peer.silent) = (peer.state.min(one), peer.silent.min(silent));
             peer.transfers += state.transfers;
-            if let Some(link) = book.links.get(&state.session) {
-                peer.add(link);
+            if book.links.contains_key(&state.session) {
+                self.with_transports(|all| peer.add(all, state.session));
             }
         }
         for identity in book.dials.keys() {
@@ -412,10 +414,9 @@ impl Shared {
 
 impl Peer {
     /// One of its sessions.
-    fn add(&mut self, link: &Link) {
-        self.channels += link.channels;
-        let local = matches!(link.memory, MemoryPath::Up(_));
-        for transport in local.then_some("local").into_iter().chain(["tcp"]) {
+    fn add(&mut self, over: &Transports, session: u64) {
+        self.channels += over.tcp.joined(session);
+        for transport in over.reaching(session) {
             if !self.transports.contains(&transport) {
                 self.transports.push(transport);
             }

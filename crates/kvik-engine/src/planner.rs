@@ -2,7 +2,7 @@
 
 use crate::region::PageSet;
 use crate::transfer::TransferOptions;
-use kvik_core::{Code, Error, MAX_PARTS, Order, Result, View};
+use kvik_core::{Code, ContentClaim, Error, MAX_PARTS, Order, Result, View};
 use kvik_proto::{MAX_PAGES, PageList, Select};
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,31 +23,54 @@ pub(crate) struct Plan {
     pub extents: u64,
 }
 
-/// Plans a transfer between `local` and the owner's pages: all that the grant covers, or what is named of it.
+/// Plans a transfer between `local` and the owner's pages: all that the grant covers, or the positions that are named
+/// of it.
 ///
-/// Where both lists name pages one to one, they are sorted by the owner's ids: neighbours there that are neighbours
+/// Where both lists name pages one to one, they are sorted by position: neighbours in the grant that are neighbours
 /// here too become one extent.
-pub(crate) fn plan(local: &PageSet, remote: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
-    plan_view(&local.view, remote, options)
+pub(crate) fn plan(
+    local: &PageSet,
+    positions: Option<Arc<[u32]>>,
+    options: &TransferOptions,
+) -> Result<Plan> {
+    plan_view(&local.view, positions, options)
 }
 
-fn plan_view(view: &View, remote: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
-    for (what, pages) in [("local", Some(view.pages())), ("remote", remote.as_ref())] {
-        match pages.map(|pages| pages.len() as u64) {
+/// What is claimed of the content, up to the last position that is named, or else all of it.
+///
+/// # Errors
+/// `InvalidArgument` for content that ends before that position.
+pub(crate) fn claim(positions: Option<&[u32]>, options: &TransferOptions) -> Result<Option<ContentClaim>> {
+    let Some(content) = &options.content else { return Ok(None) };
+    // Grants with content are of whole pages.
+    let parts = options.remote_parts.unwrap_or(1).max(1);
+    let last = positions.and_then(|named| named.iter().max()).map(|position| (position / parts) as usize);
+    let link = last.unwrap_or(content.links() - 1);
+    content.claim(link).map(Some).ok_or_else(|| {
+        let text = format!(
+            "the content ends after {} pages, and page {link} of the grant is asked for: give the content up to there",
+            content.links()
+        );
+        Error::new(Code::InvalidArgument, text)
+    })
+}
+
+fn plan_view(view: &View, positions: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
+    for (what, list) in [("local pages", Some(view.pages())), ("positions", positions.as_ref())] {
+        match list.map(|list| list.len() as u64) {
             Some(0) => {
-                return Err(Error::new(Code::InvalidArgument, format!("the {what} page list is empty")));
+                return Err(Error::new(Code::InvalidArgument, format!("the list of {what} is empty")));
             }
             Some(count) if count > MAX_PAGES => {
-                let text =
-                    format!("a transfer of {count} {what} pages is too large: split it at {MAX_PAGES}");
+                let text = format!("a transfer of {count} {what} is too large: split it at {MAX_PAGES}");
                 return Err(Error::new(Code::InvalidArgument, text));
             }
             _ => {}
         }
     }
     check_remote(options)?;
-    let order = order(view, remote.as_deref(), options.remote_parts);
-    let (mine, theirs) = match remote {
+    let order = order(view, positions.as_deref(), options.remote_parts);
+    let (mine, theirs) = match positions {
         Some(theirs) if theirs.len() == view.pages().len() && !theirs.is_sorted() => {
             sorted(view.pages(), &theirs)
         }
@@ -57,7 +80,7 @@ fn plan_view(view: &View, remote: Option<Arc<[u32]>>, options: &TransferOptions)
     let view = View::of_parts(layout, parts, mine, view.layers(), view.slices(), order)?;
     let extents = view.runs(0..view.bytes()).count() as u64;
     let select = Select {
-        pages: theirs.as_ref().map(PageList::of),
+        positions: theirs.as_ref().map(PageList::of),
         layers: options.remote_layers.clone(),
         slices: options.remote_slices.clone(),
         parts: options.remote_parts,
@@ -66,10 +89,9 @@ fn plan_view(view: &View, remote: Option<Arc<[u32]>>, options: &TransferOptions)
 }
 
 /// Page by page where that makes longer runs here and no page can be of another size there: as many of them make as
-/// many bytes. Where the owner's pages are not named they are taken to be as many, and the owner refuses if they are
-/// not. All else goes layer by layer, which fits pages of any size.
-fn order(view: &View, remote: Option<&[u32]>, remote_parts: Option<u32>) -> Order {
-    let as_many = remote.is_none_or(|theirs| theirs.len() == view.pages().len());
+/// many bytes. Where no positions are named the grant is taken to have as many, and the owner refuses if it has not. All else goes layer by layer, which fits pages of any size.
+fn order(view: &View, positions: Option<&[u32]>, remote_parts: Option<u32>) -> Order {
+    let as_many = positions.is_none_or(|theirs| theirs.len() == view.pages().len());
     let whole = view.parts() == 1 && remote_parts.is_none_or(|parts| parts == 1);
     match view.layout().page_major() && as_many && whole {
         true => Order::PageFirst,
@@ -158,10 +180,10 @@ mod tests {
                 (layout(9, layers, slices, run, mine.1), layout(9, layers, slices, run, theirs.1));
             let (ours, asked) = (&mine.0[..count], &theirs.0[..count]);
             let view = View::new(here.clone(), ours.into(), 0..layers, 0..slices, Order::LayerFirst).unwrap();
-            let remote: Option<Arc<[u32]>> = named.then(|| asked.into());
-            let plan = plan_view(&view, remote, &TransferOptions::default()).unwrap();
+            let positions: Option<Arc<[u32]>> = named.then(|| asked.into());
+            let plan = plan_view(&view, positions, &TransferOptions::default()).unwrap();
             // What the owner makes of it, which knows the pages that it granted.
-            let list = plan.select.pages.as_ref().map_or(asked.into(), |list| list.expand(MAX_PAGES).unwrap());
+            let list = plan.select.positions.as_ref().map_or(asked.into(), |list| list.expand(MAX_PAGES).unwrap());
             let owners = View::new(there.clone(), list, 0..layers, 0..slices, plan.view.order()).unwrap();
             plan.view.shape().check_same_stream(&owners.shape()).unwrap();
             let moved = Extents::new(&plan.view, &owners, 0..plan.view.bytes());
@@ -179,7 +201,7 @@ mod tests {
             let ours: Vec<u32> = ids.0.iter().flat_map(|id| (0..times).map(move |part| id * times + part)).collect();
             let view = View::new(here, ours.as_slice().into(), 0..2, 0..1, Order::LayerFirst).unwrap();
             let plan = plan_view(&view, Some(ids.0.as_slice().into()), &TransferOptions::default()).unwrap();
-            let list = plan.select.pages.unwrap().expand(MAX_PAGES).unwrap();
+            let list = plan.select.positions.unwrap().expand(MAX_PAGES).unwrap();
             let pairs: Vec<(u32, u32)> =
                 plan.view.pages().chunks(times as usize).zip(list.iter()).map(|(a, b)| (a[0], *b)).collect();
             prop_assert!(pairs.iter().all(|(mine, theirs)| *mine == theirs * times), "{:?}", pairs);

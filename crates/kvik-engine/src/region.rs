@@ -116,8 +116,9 @@ impl Region {
         }
         if first {
             *self.inner.lock() = Some(memory.clone());
-            shared.with_nics(|nics| nics.keep(&memory));
-            shared.show_region_again(id, &memory);
+            if let Err(error) = shared.show_region(id, &memory) {
+                log::warn!("region {} is open again, and not for every transport: {error}", id.0);
+            }
         }
         let by = match own.as_slice() {
             [] if self.device().is_some() => {
@@ -125,7 +126,7 @@ impl Region {
                  has it open and does not close it, or a call that is reading or writing it"
                     .to_owned()
             }
-            [] if shared.nics.get().is_some() => {
+            [] if shared.has_devices() => {
                 "a call that is reading or writing it, or a NIC whose driver does not let go of it".to_owned()
             }
             [] => "a call that is reading or writing it".to_owned(),

@@ -7,6 +7,7 @@
 use crate::budget::{Budget, Lease};
 use crate::config::Config;
 use crate::control::Ask;
+use crate::desk::Taken;
 use crate::dial::Dial;
 use crate::end::End;
 use crate::events::{Hub, Quarantine};
@@ -16,28 +17,25 @@ use crate::notify::NoteDesk;
 use crate::observer::Observer;
 use crate::output::ControlConn;
 use crate::peers::Roster;
+use crate::select::Rejected;
 use crate::transfer::Report;
+use crate::transports::Transports;
 use kvik_core::{Code, EngineId, Error, GrantId, GrantState, HostTag, RegionId, Result};
 use kvik_host::clock::boottime;
-use kvik_host::cuda::IpcHandle;
 use kvik_host::event::EventFd;
 use kvik_host::thread::ThreadOptions;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts};
 use kvik_proto::{
-    Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, NicKey, Nics, Node, Op, Path, Secret, Served,
-    Timing,
+    Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, Nics, Node, Op, Path, Secret, Served, Timing,
 };
-use kvik_transport::copy::CopyPool;
-use kvik_transport::local::LocalLink;
-use kvik_transport::nics::NicPool;
-use kvik_transport::tcp::TcpPool;
+use kvik_transport::rma::Rma;
 use kvik_transport::tls::Tls;
-use kvik_transport::{Held, WeakHeld, from_host};
+use kvik_transport::{Held, Queue, Transport, WeakHeld, from_host};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Grants, and writes within the host, that can be open at once: 512 KiB of generations.
 const FENCE_SLOTS: u32 = 1 << 16;
@@ -64,10 +62,7 @@ pub(crate) struct Shared {
     pub book: Mutex<Book>,
     pub conns: Mutex<HashMap<u64, Arc<ControlConn>>>,
     pub fence: Arc<FenceTable>,
-    pub pools: OnceLock<Pools>,
-    pub nics: OnceLock<NicPool>,
-    /// Transfers for which peers' NICs may reach memory of this engine.
-    pub exposed: AtomicUsize,
+    pub transports: OnceLock<Transports>,
     pub addresses: OnceLock<Vec<SocketAddr>>,
     asks: Mutex<Vec<Ask>>,
     pub bell: EventFd,
@@ -84,17 +79,6 @@ pub(crate) struct Shared {
     pub quarantine: Quarantine,
 }
 
-pub(crate) struct Pools {
-    pub tcp: TcpPool,
-    pub copy: CopyPool,
-}
-
-/// How each NIC knows a region, or why none does.
-pub(crate) type NicKeys = std::result::Result<Arc<[NicKey]>, Arc<str>>;
-
-/// What processes on this host open a region on a GPU by, or why they cannot.
-pub(crate) type GpuHandle = std::result::Result<IpcHandle, Arc<str>>;
-
 /// Everything that is looked up by id.
 #[derive(Default)]
 pub(crate) struct Book {
@@ -104,8 +88,6 @@ pub(crate) struct Book {
     pub waiting: HashSet<u64>,
     pub grants: HashMap<GrantId, (Arc<GrantCell>, FenceSlot, Lease)>,
     pub regions: HashMap<RegionId, WeakHeld>,
-    pub nic_keys: HashMap<RegionId, NicKeys>,
-    pub handles: HashMap<RegionId, GpuHandle>,
     pub dials: HashMap<Identity, Dial>,
     pub links: HashMap<u64, Link>,
     pub last_transfer: u64,
@@ -117,29 +99,11 @@ pub(crate) struct Link {
     pub peer: Identity,
     /// Where this side found the peer, if it opened the session.
     pub address: Option<SocketAddr>,
-    /// Data channels were asked for.
-    pub asked: bool,
-    /// Data channels that have joined.
-    pub channels: u16,
     /// It was warmed, or is being so.
     pub warm: bool,
-    pub memory: MemoryPath,
-    /// Whether NICs reach each other, or why not.
-    pub nics: std::result::Result<(), String>,
     pub lease: Lease,
     /// The part of the lease that stays to the session's end.
     pub kept: u64,
-}
-
-/// Whether a session has a local link.
-#[derive(Clone)]
-pub(crate) enum MemoryPath {
-    /// It will not have one, and why.
-    No(String),
-    /// It is being made; after this time it is given up.
-    Making(Instant),
-    /// It has.
-    Up(Arc<LocalLink>),
 }
 
 /// A transfer that this side began.
@@ -149,11 +113,12 @@ pub(crate) struct Record {
     pub began: Duration,
     pub plan: Duration,
     pub key: Option<FlowKey>,
-    pub transport: &'static str,
-    pub way: String,
-    pub passed_over: Vec<String>,
-    /// Why the owner's memory was not reached within the host.
-    pub not_local: Option<String>,
+    /// When the protocol began with it.
+    pub begun: Duration,
+    /// What moves it, once that is known.
+    pub taken: Option<Taken>,
+    /// Transports that turned out not to serve it.
+    pub refused: Vec<Rejected>,
     pub fence: Option<FenceSlot>,
     /// Set when somebody wants its end: it begins nothing any more.
     pub stopped: Option<Error>,
@@ -209,9 +174,7 @@ impl Shared {
             book: Mutex::default(),
             conns: Mutex::default(),
             fence: FenceTable::new(FENCE_SLOTS).map_err(fail)?,
-            pools: OnceLock::new(),
-            nics: OnceLock::new(),
-            exposed: AtomicUsize::new(0),
+            transports: OnceLock::new(),
             addresses: OnceLock::new(),
             asks: Mutex::default(),
             bell: EventFd::new().map_err(fail)?,
@@ -296,7 +259,9 @@ impl Shared {
                 }
             }
             node.take_unsent(&mut unsent);
-            self.note_exposed(node.exposed());
+            if let Some(rma) = self.transports.get().and_then(|all| all.rma.as_ref()) {
+                rma.expose(node.exposed());
+            }
             (result, node.next_timeout())
         };
         unsent.into_iter().for_each(|session| self.flush(session));
@@ -314,22 +279,19 @@ impl Shared {
 
     pub fn on_event(&self, event: Event) {
         match event {
-            Event::Send(session) => self.with_pools(|pools| pools.tcp.wake(session)),
-            Event::Copy => self.with_pools(|pools| pools.copy.wake()),
-            Event::Stop(session) => {
-                self.with_pools(|pools| pools.tcp.halt(session));
-                self.with_nics(NicPool::halt);
-            }
+            Event::Send(session) => self.wake(Queue::Send(session)),
+            Event::Copy => self.wake(Queue::Copy),
+            Event::Post(session) => self.wake(Queue::Post(session)),
+            Event::Stop(session) => self.transports().iter().for_each(|one| one.cancel(session)),
             Event::Raise(_) => {}
-            Event::Post(session) => self.with_nics(|nics| nics.wake(session)),
-            Event::Fence(session) => self.with_nics(|nics| nics.fence(session)),
-            Event::NicsMoved(session) => self.with_nics(|nics| nics.find_again(session)),
+            Event::Fence(session) => self.transports().iter().for_each(|one| one.fence(session)),
+            Event::NicsMoved(session) => self.with_rma(|rma| rma.find_again(session)),
             Event::Reach(session, call) => self.on_reach(session, call),
-            Event::Reached(session, answer) => self.with_nics(|nics| nics.answered(session, answer)),
+            Event::Reached(session, answer) => self.with_rma(|rma| rma.answered(session, answer)),
             Event::Finished(finished) => self.on_finished(finished),
             Event::Served(served) => {
                 self.make_seen(&served);
-                self.metrics.served(&served, self.nic_transport());
+                self.metrics.served(&served, self.transports.get().and_then(|all| all.of(served.path)));
             }
             Event::GrantEnded(id, state) => {
                 if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
@@ -342,7 +304,7 @@ impl Shared {
                 self.note_progress();
             }
             Event::SessionDown(session, error) => self.on_session_down(session, error),
-            Event::OpenChannels(session) => self.open_channels(session),
+            Event::OpenChannels(session) => self.with_transports(|all| all.tcp.open(session)),
             Event::Ending(id, pages) => self.begin_quarantine(id, pages),
             Event::Silent(session) | Event::Heard(session) | Event::Goodbye(session) => {
                 self.on_life(session, &event);
@@ -373,15 +335,41 @@ impl Shared {
         }
     }
 
-    fn with_pools(&self, f: impl FnOnce(&Pools)) {
-        if let Some(pools) = self.pools.get() {
-            f(pools);
+    /// Does something with the transports by their kinds, once they are there.
+    pub fn with_transports(&self, f: impl FnOnce(&Transports)) {
+        if let Some(all) = self.transports.get() {
+            f(all);
         }
     }
 
+    /// The transports, in the order of preference; none before they have started.
+    pub fn transports(&self) -> &[Arc<dyn Transport>] {
+        self.transports.get().map_or(&[], Transports::all)
+    }
+
+    /// Whether a device moves bytes, which holds memory by itself.
+    pub fn has_devices(&self) -> bool {
+        self.transports().iter().any(|one| !one.devices().is_empty())
+    }
+
+    /// Whether this side's NICs reach those of a session's peer.
+    pub fn reaches_by_rma(&self, session: u64) -> bool {
+        self.transports.get().and_then(|all| all.rma.as_ref()).is_some_and(|rma| rma.reaches(session))
+    }
+
+    fn with_rma(&self, f: impl FnOnce(&Rma)) {
+        if let Some(rma) = self.transports.get().and_then(|all| all.rma.as_ref()) {
+            f(rma);
+        }
+    }
+
+    fn wake(&self, queue: Queue) {
+        self.transports().iter().for_each(|one| one.wake(queue));
+    }
+
     fn on_reach(&self, session: u64, call: NicCall) {
-        let refused = match self.nics.get() {
-            Some(nics) => nics.called(session, call),
+        let refused = match self.transports.get().and_then(|all| all.rma.as_ref()) {
+            Some(rma) => rma.called(session, call),
             None => Some(NicAnswer {
                 from: call.from,
                 to: call.to,
@@ -394,28 +382,11 @@ impl Shared {
         }
     }
 
-    /// What transfers over this engine's NICs are called.
-    pub fn nic_transport(&self) -> &'static str {
-        self.config.nics.as_ref().map_or("nics", |nics| nics.kind.transport())
-    }
-
-    pub fn with_nics(&self, f: impl FnOnce(&NicPool)) {
-        if let Some(nics) = self.nics.get() {
-            f(nics);
-        }
-    }
-
-    /// Peers reach memory here only while a NIC's thread looks after it.
-    fn note_exposed(&self, count: usize) {
-        if self.exposed.swap(count, Ordering::AcqRel) == 0 && count > 0 {
-            self.with_nics(NicPool::expose);
-        }
-    }
-
     /// What this engine says of itself in a handshake.
     pub fn local(&self) -> Local {
         let mut local = self.local.clone();
-        local.facts.nics = self.nics.get().map(NicPool::nics).unwrap_or_default();
+        let rma = self.transports.get().and_then(|all| all.rma.as_ref());
+        local.facts.nics = rma.map(|rma| rma.nics()).unwrap_or_default();
         local
     }
 
@@ -426,11 +397,7 @@ impl Shared {
             log::debug!("a control connection could not be shut down: {error}");
         }
         let link = lock(&self.book).links.remove(&session);
-        if let Some(Link { memory: MemoryPath::Up(link), .. }) = &link {
-            link.cut();
-        }
-        self.with_pools(|pools| pools.tcp.cut(session));
-        self.with_nics(|nics| nics.forget(session));
+        self.transports().iter().for_each(|one| one.end_session(session));
         self.ask(Ask::Forget(session));
         self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
         let peer = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
@@ -443,14 +410,6 @@ impl Shared {
         self.note_progress();
     }
 
-    /// A data channel has joined the session.
-    pub fn count_channel(&self, session: u64) {
-        if let Some(link) = lock(&self.book).links.get_mut(&session) {
-            link.channels += 1;
-        }
-        self.look_at_warm(session);
-    }
-
     // ---- grants and regions ----
 
     /// Ends a grant.
@@ -458,79 +417,40 @@ impl Shared {
         self.node(|node, _| node.end_grant(id, state));
     }
 
-    /// Makes a region known to the NICs, and shows it to the peers on this host.
+    /// Makes a region known to the transports, or again after [`Shared::withdraw_region`].
     ///
     /// # Errors
     /// `TransportUnavailable` when a NIC refuses memory of the host, `DeadlineExceeded` when one does not answer. Memory
     /// of a device is then not for NICs.
     pub fn show_region(&self, id: RegionId, memory: &Held) -> Result<()> {
-        if let Some(nics) = self.nics.get() {
-            let keys = match nics.register(memory, registering(self.config.deadline, memory.len())) {
-                Ok(keys) => Ok(keys),
-                // Its pages move all the same, over channels.
-                Err(error) if memory.device().is_some() => {
-                    let why = format!("region {} is not known to the NICs: {}", id.0, error.text);
-                    log::info!(engine:% = self.local.identity.engine; "{why}");
-                    Err(why.into())
-                }
-                Err(error) => return Err(error),
-            };
-            lock(&self.book).nic_keys.insert(id, keys);
-        }
-        self.show_region_again(id, memory);
-        Ok(())
+        let limit = registering(self.config.deadline, memory.len());
+        lock(&self.book).regions.insert(id, memory.downgrade());
+        let shown = self.transports().iter().try_for_each(|one| one.register(id, memory, limit));
+        shown.inspect_err(|_| {
+            lock(&self.book).regions.remove(&id);
+            self.transports().iter().for_each(|one| one.withdraw(id));
+            self.forget_region(id);
+        })
     }
 
-    /// Shows a region to the peers on this host; the NICs know it.
-    pub fn show_region_again(&self, id: RegionId, memory: &Held) {
-        // Asked of the driver once, by who registers; not by threads that others wait for.
-        let handle = self.has_local().then(|| memory.export(id)).flatten();
-        if let Some(Err(why)) = &handle {
-            log::info!(engine:% = self.local.identity.engine; "{why}");
-        }
-        {
-            let mut book = lock(&self.book);
-            book.regions.insert(id, memory.downgrade());
-            book.handles.extend(handle.clone().map(|handle| (id, handle)));
-        }
-        let handle = handle.and_then(Result::ok);
-        for link in self.local_links() {
-            link.share(id, memory, handle);
-        }
-        self.ask(Ask::FlushLocal);
-    }
-
-    /// Ends the grants over a region and takes it back from the peers on this host.
+    /// Ends the grants over a region and takes it back from the transports.
     pub fn withdraw_region(&self, id: RegionId, memory: Held) {
-        {
-            let mut book = lock(&self.book);
-            book.regions.remove(&id);
-            book.handles.remove(&id);
-        }
+        lock(&self.book).regions.remove(&id);
         self.node(|node, _| node.end_grants_of(id));
-        // First whoever may be showing it right now: NICs let go of memory only when nobody else holds it.
-        self.local_links().iter().for_each(|link| link.unshare(id));
-        self.with_nics(|nics| nics.unregister(memory));
-        self.ask(Ask::FlushLocal);
+        // NICs let go of memory only when nobody else holds it.
+        drop(memory);
+        // In order: whoever may be showing it right now comes before the NICs.
+        self.transports().iter().for_each(|one| one.withdraw(id));
     }
 
     /// Drops what is kept of a region until it is closed for good: until then it may be shown again.
     pub fn forget_region(&self, id: RegionId) {
-        lock(&self.book).nic_keys.remove(&id);
+        self.transports().iter().for_each(|one| one.forget(id));
     }
 
     /// Whether processes on this host may be shown memory.
-    fn has_local(&self) -> bool {
+    pub fn has_local(&self) -> bool {
         !self.local.facts.local_name.is_empty()
-    }
-
-    fn local_links(&self) -> Vec<Arc<LocalLink>> {
-        let book = lock(&self.book);
-        let up = book.links.values().filter_map(|link| match &link.memory {
-            MemoryPath::Up(link) => Some(link.clone()),
-            _ => None,
-        });
-        up.collect()
     }
 
     // ---- waking ----

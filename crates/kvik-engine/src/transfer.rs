@@ -2,8 +2,10 @@
 
 use crate::config::{Preference, Verify};
 use crate::end::End;
+use crate::select::Rejected;
 use crate::shared::Shared;
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Code, Content, Error, Result};
+use kvik_transport::{Estimate, TransportId};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,9 +27,13 @@ pub struct TransferOptions {
     pub remote_layers: Option<Range<u32>>,
     /// Slices of the owner's layout, of those that are granted.
     pub remote_slices: Option<Range<u32>>,
-    /// In how many parts the owner's pages are seen, so that the owner's ids are those of parts; see
+    /// In how many parts the owner's pages are seen, a multiple of those of the grant: positions count such parts, see
     /// [`PageSet::of_parts`](crate::PageSet::of_parts). Default: as the grant was given.
     pub remote_parts: Option<u32>,
+    /// What the grant's pages are taken to hold, or are written to hold. A grant that says what its pages hold demands
+    /// it, and any other refuses it. It has a link for each page of the grant up to the last that is named, or more;
+    /// where no positions are named it is that of the whole grant. A release or an extension states the whole grant's.
+    pub content: Option<Content>,
     /// How many engines use the grant together, this one included: a `once` grant is consumed when so many, or as
     /// many as the owner said where that is more, have confirmed. From 1 to 4096; the largest that any of them
     /// declares is what counts. Default: 1.
@@ -46,6 +52,7 @@ impl Default for TransferOptions {
             remote_layers: None,
             remote_slices: None,
             remote_parts: None,
+            content: None,
             readers: 1,
             tag: String::new(),
         }
@@ -62,8 +69,8 @@ pub struct Report {
     pub extents: u64,
     /// Pages of this side's page set, or parts of pages.
     pub pages: u64,
-    /// `"tcp"`, `"local"` or `"self"`.
-    pub transport: &'static str,
+    /// What moved them.
+    pub transport: TransportId,
     /// How, in more detail: `"4 channels"`, `"4 channels, staged for GPU 0"`, `"memfd"`, `"process_vm_readv"`,
     /// `"cuda_ipc"`, `"copy"`.
     pub way: String,
@@ -79,8 +86,10 @@ pub struct Report {
     pub verify: Duration,
     /// All of it, from call to end.
     pub total: Duration,
-    /// Transports that `auto` passed over, and why.
-    pub passed_over: Vec<String>,
+    /// How long it was expected to take on that transport, by what was measured with this peer before.
+    pub estimate: Option<Estimate>,
+    /// The other transports of the engine, each with the reason why it was not taken.
+    pub passed_over: Vec<Rejected>,
 }
 
 /// A transfer under way. Dropping it does not end it: its deadline does.

@@ -3,15 +3,15 @@
 //! A warm-up waits for a session as a transfer does, and goes on on it: it asks for what is missing, and looks again
 //! whenever something of it has come. Nothing is asked of the grant, and no memory is touched.
 
-use crate::config::Preference;
 use crate::desk::waiting_for;
 use crate::engine::Engine;
-use crate::shared::{MemoryPath, Shared, lock};
+use crate::select::{Reason, Rejected};
+use crate::shared::{Shared, lock};
 use crate::transfer::{Report, Transfer, TransferOptions};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
 use kvik_proto::Identity;
-use kvik_transport::nics::NicPool;
+use kvik_transport::{Transport, TransportId};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -54,16 +54,16 @@ pub struct NicPair {
 pub struct Warmed {
     /// Whether there was no session with the peer before.
     pub connected: bool,
-    /// What transfers can go over at once: `"local"`, `"tcp"`, what the NICs are called, or `"self"`.
-    pub transports: Vec<&'static str>,
+    /// What transfers can go over at once.
+    pub transports: Vec<TransportId>,
     /// Those of them for which something was opened now.
-    pub made: Vec<&'static str>,
+    pub made: Vec<TransportId>,
     /// Data channels that have joined.
     pub channels: u16,
     /// One for each NIC here, where the peer has NICs of the same provider.
     pub pairs: Vec<NicPair>,
-    /// Transports that a transfer would not take, each with its reason.
-    pub passed_over: Vec<String>,
+    /// Transports that do not serve transfers with this peer, each with its reason.
+    pub passed_over: Vec<Rejected>,
     /// How long it took.
     pub took: Duration,
 }
@@ -176,8 +176,7 @@ struct State {
     /// How many NICs the peer has.
     there: usize,
     names: Vec<String>,
-    nics: &'static str,
-    passed_over: Vec<String>,
+    nics: Option<TransportId>,
 }
 
 impl Warm {
@@ -193,19 +192,21 @@ impl Warm {
             matches!(pair.state, PairState::Failed(_))
         });
         let open = pairs.iter().any(|pair| !failed(pair));
+        let own = report.transport == TransportId::Own;
         let all = [
-            ("self", report.transport == "self", false),
-            ("local", state.local, self.connected),
+            (Some(TransportId::Own), own, false),
+            (Some(TransportId::Local), state.local, self.connected),
             (state.nics, open, made),
-            ("tcp", state.wanted.is_some(), state.channels_made),
+            (Some(TransportId::Tcp), state.wanted.is_some(), state.channels_made),
         ];
         let there = all.into_iter().filter(|(_, there, _)| *there);
+        let there = there.filter_map(|(id, _, made)| Some((id?, made)));
         let mut passed_over = report.passed_over;
-        passed_over.extend(state.passed_over.iter().cloned());
+        passed_over.retain(|one| matches!(one.reason, Reason::Unavailable(_)));
         Warmed {
             connected: self.connected,
-            transports: there.clone().map(|(name, _, _)| name).collect(),
-            made: there.filter(|(_, _, made)| *made).map(|(name, _, _)| name).collect(),
+            transports: there.clone().map(|(id, _)| id).collect(),
+            made: there.filter(|(_, made)| *made).map(|(id, _)| id).collect(),
             channels: state.channels,
             pairs,
             passed_over,
@@ -249,9 +250,7 @@ impl Shared {
         let done = {
             let book = lock(&self.book);
             let mut state = lock(&warm.state);
-            if let Some(link) = book.links.get(&session) {
-                state.channels = link.channels;
-            }
+            self.with_transports(|all| state.channels = all.tcp.joined(session));
             // This side's own connection may still come, and be the one that is taken.
             state.is_done() && !book.dials.contains_key(&owner)
         };
@@ -262,19 +261,12 @@ impl Shared {
 
     /// Asks for all that this engine's transport allows on a session.
     fn open_all(&self, session: u64, until: Instant) {
-        let want = self.config.transport;
-        let over_nics = {
-            let mut book = lock(&self.book);
-            let Some(link) = book.links.get_mut(&session) else { return };
-            link.warm = true;
-            link.nics.is_ok()
-        };
-        if matches!(want, Preference::Auto | Preference::Tcp) {
-            self.ensure_channels(session);
+        match lock(&self.book).links.get_mut(&session) {
+            Some(link) => link.warm = true,
+            None => return,
         }
-        if over_nics && matches!(want, Preference::Auto | Preference::Nics) {
-            self.with_nics(|nics| nics.warm(session, until));
-        }
+        let allowed = self.transports().iter().filter(|one| self.config.transport.allows(one.id()));
+        allowed.for_each(|one| one.warm(session, until));
     }
 
     /// A new session that takes the place of a warm one, which its peer has opened at the same time, is warmed too.
@@ -297,7 +289,7 @@ impl Shared {
     /// Notes what there is to do on a session; false when somebody else has, or it is gone.
     fn begin_warm(&self, session: u64, warm: &Warm, there: usize) -> bool {
         let want = self.config.transport;
-        let all = want == Preference::Auto;
+        let Some(all) = self.transports.get() else { return false };
         let book = lock(&self.book);
         let Some(link) = book.links.get(&session) else { return false };
         let mut state = lock(&warm.state);
@@ -306,23 +298,20 @@ impl Shared {
         }
         // Who opened the session opens its channels. How many the other one opens is not known here.
         let wanted = if link.address.is_some() { self.config.channels } else { 1 };
-        let stats = self.nics.get().map_or(&[] as &[_], NicPool::stats);
-        let nics = (all || want == Preference::Nics).then_some(&link.nics);
-        let over_nics = matches!(nics, Some(Ok(())));
-        let names = stats.iter().filter(|_| over_nics).map(|nic| nic.name().to_owned());
+        let reaching: Vec<TransportId> = all.reaching(session).filter(|id| want.allows(*id)).collect();
+        let rma = all.rma.as_ref().filter(|rma| reaching.contains(&rma.id()));
+        let names = rma.iter().flat_map(|rma| rma.devices()).map(|nic| nic.name().to_owned());
         let names: Vec<String> = names.collect();
-        let why_not = nics.and_then(|nics| nics.as_ref().err()).filter(|_| !stats.is_empty());
         *state = State {
             session: Some(session),
-            local: (all || want == Preference::Local) && matches!(link.memory, MemoryPath::Up(_)),
-            wanted: (all || want == Preference::Tcp).then_some(wanted),
-            channels: link.channels,
-            channels_made: !link.asked,
+            local: reaching.contains(&TransportId::Local),
+            wanted: reaching.contains(&TransportId::Tcp).then_some(wanted),
+            channels: all.tcp.joined(session),
+            channels_made: !all.tcp.is_asked(session),
             pairs: vec![None; names.len()],
             there,
             names,
-            nics: self.nic_transport(),
-            passed_over: why_not.map(|why| format!("nics: {why}")).into_iter().collect(),
+            nics: rma.map(|rma| rma.id()),
         };
         true
     }

@@ -5,7 +5,7 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PATIENCE, all, bytes, code, many, region, wait_until, within};
+use common::{PATIENCE, all, bytes, code, many, reasons, region, rejected, wait_until, within};
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, Preference, TransferOptions, Verify};
 
@@ -54,7 +54,7 @@ fn checks_are_named_and_auto_takes_nics() {
         (Verify::Off, &["grant", "counts"]),
     ] {
         let report = run(Preference::Nics, verify).unwrap();
-        assert_eq!((report.transport, report.way.as_str()), ("libfabric", "tcp"));
+        assert_eq!((report.transport.name(), report.way.as_str()), ("libfabric", "tcp"));
         assert_eq!(report.checks, checks);
         assert_eq!(bytes(&here), bytes(&there));
     }
@@ -67,8 +67,8 @@ fn checks_are_named_and_auto_takes_nics() {
     wait_until("the count of both", || counted(&owner) && counted(&other));
     // The engines told each other of no shared memory, so `auto` takes the NICs.
     let report = run(Preference::Auto, Verify::Full).unwrap();
-    assert_eq!(report.transport, "libfabric");
-    assert!(report.passed_over[0].starts_with("local: "), "{report:?}");
+    assert_eq!(report.transport.name(), "libfabric");
+    assert!(rejected(&report.passed_over).starts_with("local: "), "{report:?}");
 }
 
 #[test]
@@ -82,7 +82,15 @@ fn a_peer_without_nics_is_named_and_auto_goes_over_tcp() {
         other.read(&all(&here), grant.ticket(), None, with(transport)).unwrap().wait(Some(PATIENCE))
     };
     why(run(Preference::Nics), &["the peer has no NICs", "KVIK_NICS"]);
-    assert_eq!(run(Preference::Auto).unwrap().transport, "tcp");
+    let report = run(Preference::Auto).unwrap();
+    assert_eq!(report.transport.name(), "tcp");
+    // Each transport that was not taken has its reason, in reports and before any transfer.
+    let told = other.explain(grant.ticket()).unwrap();
+    for why in [reasons(&report.passed_over), reasons(&told.passed_over)] {
+        assert_eq!(why.len(), 2, "{why:?}");
+        assert_eq!(why[0], "local: the peer uses tcp only");
+        assert!(why[1].starts_with("libfabric: the peer has no NICs"), "{why:?}");
+    }
     // Nor can it reach back.
     let back = other.grant(&all(&here), many()).unwrap();
     let read = owner.read(&all(&there), back.ticket(), None, with(Preference::Nics)).unwrap();

@@ -1,7 +1,67 @@
-//! The one error type of this crate. A text says what happened and, where there is something to do, what.
+//! The errors of this crate. A text says what happened and, where there is something to do, what.
+//!
+//! What each library says stands here too, so that [`HostError`] needs none of the modules that fail with it.
 
 use std::io;
 use std::time::Duration;
+
+/// Why a library is not there, or cannot be used: a text that says where it was looked for and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct LibraryError(pub String);
+
+/// Why the CUDA driver refused something.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("CUDA: {what}: {text}")]
+pub struct CudaError {
+    /// What was asked of it.
+    pub what: String,
+    /// The number of the error, as in `cuda.h`; 0 where it is kvik that refuses.
+    pub code: i32,
+    /// The driver's name and words for it, what it means, and what to do where that is known.
+    pub text: String,
+}
+
+/// Why libfabric refused something: its name for the error, and what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("libfabric: {what}: {text}")]
+pub struct FabricError {
+    /// What was asked of it.
+    pub what: &'static str,
+    /// The number of the error, positive, as in `errno` or `fi_errno.h`.
+    pub number: i32,
+    /// The library's words for it.
+    pub text: String,
+}
+
+/// Why libibverbs, or the kernel below it, refused something.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("libibverbs: {what}: {text}")]
+pub struct VerbsError {
+    /// What was asked, and of which device.
+    pub what: String,
+    /// The number of the error, as in `errno`; 0 where it is kvik that refuses.
+    pub number: i32,
+    /// What it means, and what to do where that is known.
+    pub text: String,
+}
+
+/// Why a plug-in refused something, or what it said wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the plug-in {plugin}: {what}: {text}")]
+pub struct PluginError {
+    /// Its name.
+    pub plugin: String,
+    /// What was asked of it.
+    pub what: &'static str,
+    /// Its words, or what is wrong with them.
+    pub text: String,
+}
+
+/// Why bytes are no address of a queue pair.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the peer's address of a queue pair cannot be used: {0}")]
+pub struct AddressError(pub String);
 
 /// What the machine refused, or what a peer gave that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -75,22 +135,22 @@ pub enum HostError {
     },
     /// A library of the host is not there, or cannot be used.
     #[error(transparent)]
-    Library(#[from] crate::library::LibraryError),
+    Library(#[from] LibraryError),
     /// The CUDA driver refused something.
     #[error(transparent)]
-    Cuda(#[from] crate::cuda::CudaError),
+    Cuda(#[from] CudaError),
     /// libfabric refused something.
     #[error(transparent)]
-    Fabric(#[from] crate::fabric::FabricError),
+    Fabric(#[from] FabricError),
     /// libibverbs refused something.
     #[error(transparent)]
-    Verbs(#[from] crate::verbs::VerbsError),
+    Verbs(#[from] VerbsError),
     /// A plug-in refused something, or broke its word.
     #[error(transparent)]
-    Plugin(#[from] crate::plugin::PluginError),
+    Plugin(#[from] PluginError),
     /// What a peer gave is no address of a queue pair, or none that can be reached.
     #[error(transparent)]
-    QueueAddress(#[from] crate::verbs::AddressError),
+    QueueAddress(#[from] AddressError),
     /// All slots of a fence table are in use.
     #[error("all {slots} fence slots are in use; end some grants, or make the table larger")]
     FenceFull {

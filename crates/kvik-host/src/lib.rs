@@ -35,6 +35,7 @@ pub mod peer_memory;
 pub mod plugin;
 pub mod probe;
 pub mod process_vm;
+pub mod rma;
 pub mod runs;
 pub mod socket;
 pub mod thread;

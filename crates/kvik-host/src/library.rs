@@ -28,10 +28,7 @@ pub struct Wanted {
     pub container: &'static str,
 }
 
-/// Why a library is not there, or cannot be used: a text that says where it was looked for and what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct LibraryError(pub String);
+pub use crate::error::LibraryError;
 
 /// A loaded library. It stays loaded.
 #[derive(Clone)]

@@ -2,7 +2,8 @@
 //! provider that needs no device. The library is a Debian package that the build installs.
 
 use kvik_host::event::{Epoll, Events};
-use kvik_host::fabric::{Completion, Device, Endpoint, Fabric, Nic, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::fabric::{Device, Endpoint, Fabric, FabricError, Nic, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::rma::Completion;
 use kvik_host::{HugePages, Memory};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ struct Side {
     endpoint: Endpoint,
     memory: Arc<Memory>,
     known: Rc<Registration>,
-    done: Vec<Completion>,
+    done: Vec<Completion<FabricError>>,
 }
 
 impl Side {

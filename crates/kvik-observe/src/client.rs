@@ -1,8 +1,7 @@
 //! One connection: what it asked for, and how far its answer has gone.
 
-use crate::PROTOCOL;
-use crate::Shown;
 use crate::lines::Writer;
+use crate::shown::{PROTOCOL, Shown};
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
 use kvik_host::unix::UnixConn;

@@ -11,6 +11,7 @@
 //!
 //! - [`recording`]: where ended transfers wait while somebody records;
 //! - [`lines`]: how they are written;
+//! - [`shown`]: what the thread, the connections and the engine have in common;
 //! - [`server`], [`client`]: the socket.
 
 #![forbid(unsafe_code)]
@@ -19,25 +20,19 @@ mod client;
 mod lines;
 mod recording;
 mod server;
+mod shown;
 
 use kvik_core::{Code, Error, Result};
-use kvik_engine::{Ended, Engine, Observer, WeakEngine};
+use kvik_engine::Engine;
 use kvik_host::HostError;
-use kvik_host::clock::boottime;
-use kvik_host::event::EventFd;
 use kvik_host::thread::spawn_named;
 use kvik_host::unix::UnixListener;
-use recording::Recording;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use shown::{PROTOCOL, Shown};
+use std::sync::Arc;
 
 /// Names begin with this; the engine's id follows.
 const PREFIX: &str = "kvik-stat-";
-/// Version of the requests and answers.
-const PROTOCOL: &str = "kvik-stat/1";
 
 /// Shows an engine until it is closed: to be called once, right after its start. It does not keep the engine running.
 ///
@@ -52,74 +47,11 @@ pub fn observe(engine: &Engine) -> Result<()> {
         )
     };
     let listener = UnixListener::bind(&format!("{PREFIX}{}", engine.id())).map_err(fail)?;
-    let shown = Arc::new(Shown {
-        engine: engine.downgrade(),
-        about: about(engine),
-        began: boottime(),
-        recording: Recording::default(),
-        waker: EventFd::new().map_err(fail)?,
-        stopping: AtomicBool::new(false),
-        thread: Mutex::default(),
-    });
+    let shown = Arc::new(Shown::new(engine.downgrade(), about(engine)).map_err(fail)?);
     let mut server = server::Server::new(shown.clone(), listener).map_err(fail)?;
-    // Before the thread: an engine that is closed meanwhile finds what it has to stop.
-    let mut thread = lock(&shown.thread);
     engine.observe(shown.clone())?;
-    *thread = Some(spawn_named("kvik-stat", &engine.thread_options(), move || server.run()).map_err(fail)?);
-    Ok(())
-}
-
-/// What the thread, the connections and the engine's end have in common.
-struct Shown {
-    engine: WeakEngine,
-    about: Value,
-    began: Duration,
-    recording: Recording,
-    waker: EventFd,
-    stopping: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Shown {
-    /// The line about the engine that comes first.
-    fn about(&self) -> Vec<u8> {
-        let mut about = self.about.clone();
-        about["uptime_s"] = boottime().saturating_sub(self.began).as_secs_f64().into();
-        about.to_string().into_bytes()
-    }
-
-    fn wake(&self) {
-        if let Err(error) = self.waker.signal() {
-            log::error!("the thread that shows an engine cannot be woken: {error}");
-        }
-    }
-}
-
-impl Observer for Shown {
-    fn records(&self) -> bool {
-        self.recording.is_on()
-    }
-
-    fn transfer_ended(&self, ended: Ended) {
-        if self.recording.put(ended) {
-            self.wake();
-        }
-    }
-
-    fn transfers_dropped(&self) -> u64 {
-        self.recording.dropped()
-    }
-
-    /// Ends a recording with its last line, and the thread.
-    fn engine_closed(&self) {
-        self.stopping.store(true, Ordering::Release);
-        self.wake();
-        if let Some(thread) = lock(&self.thread).take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread that shows an engine panicked");
-        }
-    }
+    let started = shown.start(|| spawn_named("kvik-stat", &engine.thread_options(), move || server.run()));
+    started.map_err(fail)
 }
 
 fn about(engine: &Engine) -> Value {
@@ -133,8 +65,4 @@ fn about(engine: &Engine) -> Value {
         "transport": engine.transport().name(),
         "addresses": addresses,
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@
 //! off.
 
 use kvik_core::{EngineId, Layers, Layout};
-use kvik_engine::Ended;
+use kvik_engine::{Ended, TransportId};
 use kvik_proto::{PageList, Select};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// The format's name and version. A reader refuses any other.
-pub(crate) const FORMAT: &str = "kvik-trace/1";
+pub(crate) const FORMAT: &str = "kvik-trace/2";
 
 /// What the lines of one recording have in common.
 pub(crate) struct Writer {
@@ -51,7 +51,7 @@ impl Writer {
             "layers": pair(&view.layers()),
             "slices": pair(&view.slices()),
             "parts": view.parts(),
-            "transport": entry.transport,
+            "transport": entry.transport.map_or("", TransportId::name),
             "checksums": entry.sums,
             "bytes": entry.bytes,
             "outcome": entry.outcome.as_ref().map_or_else(|error| error.code.name(), |_| "ok"),
@@ -71,7 +71,7 @@ impl Writer {
         // Ids are most of a line: they are written without a value for each.
         let mut text = line.to_string();
         text.pop();
-        put_ids(&mut text, view.pages().iter().copied());
+        put_ids(&mut text, "pages", view.pages().iter().copied());
         text.push_str(",\"remote\":");
         put_remote(&mut text, &entry.layout_there, &entry.select);
         text.push_str("}\n");
@@ -117,7 +117,7 @@ fn layout(digest: &[u8; 8], layout: &Layout) -> Value {
     } })
 }
 
-/// What was asked of the owner: its layout, and its ids, layers, slices and parts where they were named.
+/// What was asked of the owner: its layout, and positions of the grant, layers, slices and parts where they were named.
 fn put_remote(text: &mut String, layout: &[u8; 8], select: &Select) {
     let named = json!({
         "layout": hex(layout),
@@ -127,21 +127,21 @@ fn put_remote(text: &mut String, layout: &[u8; 8], select: &Select) {
     });
     text.push_str(&named.to_string());
     text.pop();
-    match &select.pages {
-        Some(PageList::Ids(ids)) => put_ids(text, ids.iter().copied()),
+    match &select.positions {
+        Some(PageList::Ids(ids)) => put_ids(text, "positions", ids.iter().copied()),
         Some(PageList::Runs(runs)) => {
             let ids = runs.iter().flat_map(|(first, count)| *first..first.saturating_add(*count));
-            put_ids(text, ids);
+            put_ids(text, "positions", ids);
         }
-        None => text.push_str(",\"pages\":null"),
+        None => text.push_str(",\"positions\":null"),
     }
     text.push('}');
 }
 
-/// Puts `pages` into an object that has keys already: page ids in their order, a number for a page and
+/// Puts a list into an object that has keys already: page ids or positions in their order, a number for a page and
 /// `[first, count]` for several that follow each other.
-fn put_ids(text: &mut String, ids: impl Iterator<Item = u32>) {
-    text.push_str(",\"pages\":[");
+fn put_ids(text: &mut String, name: &str, ids: impl Iterator<Item = u32>) {
+    let _ = write!(text, ",\"{name}\":[");
     let mut put = |first: u32, count: u32| {
         // Writing to a string does not fail.
         let _ = match count {
@@ -188,7 +188,7 @@ mod tests {
     fn ids_become_runs_in_their_order() {
         let ids = |ids: &[u32]| {
             let mut text = String::new();
-            put_ids(&mut text, ids.iter().copied());
+            put_ids(&mut text, "pages", ids.iter().copied());
             text
         };
         assert_eq!(ids(&[7, 8, 9, 3, 40, 41, 5]), ",\"pages\":[[7,3],3,[40,2],5]");

@@ -4,12 +4,11 @@
 //! a bounded queue; the thread `kvik-stat` turns them into [`lines`](crate::lines) for whoever reads the recording.
 //! What comes when the queue is full is dropped and counted, and the recording says how much it lacks.
 
-use crate::lock;
 use kvik_engine::Ended;
 use kvik_host::clock::boottime;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Transfers that may wait to be written.
@@ -85,5 +84,9 @@ impl Recording {
 
 /// Page ids of both sides.
 fn ids(ended: &Ended) -> u64 {
-    ended.view.pages().len() as u64 + ended.select.pages.as_ref().map_or(0, |pages| pages.count())
+    ended.view.pages().len() as u64 + ended.select.positions.as_ref().map_or(0, |named| named.count())
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

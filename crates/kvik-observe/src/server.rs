@@ -1,13 +1,12 @@
 //! The loop of the thread: it accepts, answers, and lets go of whoever takes too long.
 
-use crate::Shown;
 use crate::client::{Client, Next};
+use crate::shown::Shown;
 use kvik_host::HostError;
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_host::unix::UnixListener;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Connections at once; more are closed without an answer.
@@ -40,7 +39,7 @@ impl Server {
 
     pub fn run(&mut self) {
         let mut events = Events::new(MOST_CLIENTS + 2);
-        while !self.shown.stopping.load(Ordering::Acquire) {
+        while !self.shown.is_stopping() {
             if !self.turn(&mut events, Duration::from_secs(3600)) {
                 return;
             }

@@ -8,9 +8,9 @@
 //! - a flow whose pages the peer's NIC can reach ([`Work::Expose`]) concludes only when the peer has answered that
 //!   nothing of it is under way any more, or when the path was cut: zero pins say nothing about it.
 
-use crate::checks::Checks;
 use crate::frame::{Op, Path, Source};
-use crate::{FlowKey, MAX_CHUNK};
+use crate::transfers::Checks;
+use crate::{FlowKey, MAX_CHUNK, OWN_SESSION};
 use kvik_core::{Code, EngineId, Error, GrantId, Result, Shape, View};
 use std::ops::Range;
 use std::sync::Arc;
@@ -180,6 +180,11 @@ pub enum CopyFrom<R> {
 }
 
 impl<R> Flow<R> {
+    /// Whether it is of a transfer within the engine.
+    pub fn is_own(&self) -> bool {
+        self.key.0 == OWN_SESSION
+    }
+
     /// No order is issued any more; executors are told. False when that was so before.
     pub fn set_stop(&mut self, error: Error) -> bool {
         if self.stop.is_some() {

@@ -8,11 +8,11 @@
 use crate::channel::MAX_SUMS;
 use crate::nics::{NicAnswer, NicCall, NicKey, Nics, decode_keys, encode_keys};
 use crate::notify::MAX_NOTIFICATION;
-use crate::pages::{
-    PageList, decode_order, decode_range, decode_view, encode_order, encode_range, encode_view,
-};
+use crate::pages::{PageList, TravellingView, decode_order, decode_range, encode_order, encode_range};
 use crate::wire::{Reader, Writer};
-use kvik_core::{Code, Error, GrantId, RegionId, Result, Shape, View, page_sum};
+use kvik_core::{
+    CONTENT_DIGEST_BYTES, Code, ContentClaim, Error, GrantId, RegionId, Result, Shape, View, page_sum,
+};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,30 +54,53 @@ pub enum Path {
 /// The pages of the grant that a transfer is about; what is not named is taken from the grant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Select {
-    /// Ids of the owner's pages, or of parts of them.
-    pub pages: Option<PageList>,
+    /// Positions in the order of the grant, counted in the parts that are asked for: part j of so many parts of the
+    /// grant's p-th page is at p * parts + j.
+    pub positions: Option<PageList>,
     /// Layers of the owner's layout.
     pub layers: Option<Range<u32>>,
     /// Slices of the owner's layout.
     pub slices: Option<Range<u32>>,
-    /// In how many parts the owner's pages are seen: page ids count parts.
+    /// In how many parts the owner's pages are seen: a multiple of those of the grant.
     pub parts: Option<u32>,
 }
 
 /// Memory that the peer may reach: the source of a transfer over [`Path::Memory`], or what the owner exposes for one
 /// over [`Path::OneSided`].
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct Source<V = View> {
     /// The region, known to the peer from the local link.
     pub region: RegionId,
     /// What of it, in the order of the stream.
-    pub view: View,
+    pub view: V,
     /// The slot of the source's fence table that must keep its generation during the copy.
     pub slot: u32,
     /// That generation.
     pub generation: u64,
     /// Over [`Path::OneSided`]: how each of the owner's NICs knows the region.
     pub keys: Arc<[NicKey]>,
+}
+
+/// A source on its way: its page list is as short as it came.
+pub type TravellingSource = Source<TravellingView>;
+
+impl Source {
+    /// The same, to be sent.
+    pub fn travelling(&self) -> TravellingSource {
+        let Source { region, slot, generation, .. } = *self;
+        Source { region, view: TravellingView::of(&self.view), slot, generation, keys: self.keys.clone() }
+    }
+}
+
+impl TravellingSource {
+    /// The source with all its page ids; whoever sent it is charged for [`TravellingView::unfolded`] first.
+    ///
+    /// # Errors
+    /// `ProtocolError` for ids that the layout does not have.
+    pub fn unfold(self) -> Result<Source> {
+        let Source { region, view, slot, generation, keys } = self;
+        Ok(Source { region, view: view.unfold()?, slot, generation, keys })
+    }
 }
 
 /// Opens a transfer.
@@ -89,6 +112,9 @@ pub struct Begin {
     pub grant: GrantId,
     /// Digest of the layout that the ticket was made for.
     pub layout: [u8; 8],
+    /// What the initiator takes the pages to hold, or brings: up to the last page that is named; for `Confirm` and
+    /// `Extend` up to the last of the grant.
+    pub content: Option<ContentClaim>,
     /// What is asked.
     pub op: Op,
     /// How the bytes are to go.
@@ -110,7 +136,7 @@ pub struct Begin {
     /// The owner's side.
     pub select: Select,
     /// The initiator's memory, for a write over [`Path::Memory`].
-    pub source: Option<Source>,
+    pub source: Option<TravellingSource>,
 }
 
 /// A frame of the control connection.
@@ -126,7 +152,7 @@ pub enum Frame {
         /// The transfer.
         transfer: u64,
         /// The owner's memory.
-        source: Option<Box<Source>>,
+        source: Option<Box<TravellingSource>>,
     },
     /// The sender of this frame takes no further part, and why.
     End {
@@ -338,6 +364,7 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
 
 fn encode_begin(begin: &Begin, w: &mut Writer) {
     w.u64(begin.transfer).bytes(&begin.grant.0).bytes(&begin.layout);
+    w.u8(begin.content.is_some().into()).bytes(begin.content.as_ref().map_or(&[], |claim| &claim[..]));
     w.u8(match begin.op {
         Op::Read => 0,
         Op::Write => 1,
@@ -356,9 +383,9 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
         w.u32(shape.layers).u32(shape.pages).u64(shape.row_bytes).u64(shape.run_bytes);
         encode_order(shape.order, w);
     }
-    w.u8(begin.select.pages.is_some().into());
-    if let Some(pages) = &begin.select.pages {
-        pages.encode(w);
+    w.u8(begin.select.positions.is_some().into());
+    if let Some(positions) = &begin.select.positions {
+        positions.encode(w);
     }
     for range in [&begin.select.layers, &begin.select.slices] {
         w.u8(range.is_some().into());
@@ -375,6 +402,7 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
 
 fn decode_begin(r: &mut Reader) -> Result<Begin> {
     let (transfer, grant, layout) = (r.u64()?, GrantId(r.array()?), r.array()?);
+    let content = if r.bool()? { Some(r.array::<CONTENT_DIGEST_BYTES>()?) } else { None };
     let op = match r.u8()? {
         0 => Op::Read,
         1 => Op::Write,
@@ -404,16 +432,17 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
         }),
         false => None,
     };
-    let pages = if r.bool()? { Some(PageList::decode(r)?) } else { None };
+    let positions = if r.bool()? { Some(PageList::decode(r)?) } else { None };
     let layers = if r.bool()? { Some(decode_range(r)?) } else { None };
     let slices = if r.bool()? { Some(decode_range(r)?) } else { None };
     let parts = if r.bool()? { Some(r.u32()?) } else { None };
     let source = decode_source(r)?;
-    let select = Select { pages, layers, slices, parts };
+    let select = Select { positions, layers, slices, parts };
     Ok(Begin {
         transfer,
         grant,
         layout,
+        content,
         op,
         path,
         sums,
@@ -442,20 +471,20 @@ fn decode_payload(r: &mut Reader) -> Result<Arc<[u8]>> {
     }
 }
 
-fn encode_source(source: Option<&Source>, w: &mut Writer) {
+fn encode_source(source: Option<&TravellingSource>, w: &mut Writer) {
     w.u8(source.is_some().into());
     if let Some(source) = source {
         w.u32(source.region.0).u32(source.slot).u64(source.generation);
         encode_keys(&source.keys, w);
-        encode_view(&source.view, w);
+        source.view.encode(w);
     }
 }
 
-fn decode_source(r: &mut Reader) -> Result<Option<Source>> {
+fn decode_source(r: &mut Reader) -> Result<Option<TravellingSource>> {
     if !r.bool()? {
         return Ok(None);
     }
     let (region, slot, generation) = (RegionId(r.u32()?), r.u32()?, r.u64()?);
     let keys = decode_keys(r)?.into();
-    Ok(Some(Source { region, slot, generation, keys, view: decode_view(r)? }))
+    Ok(Some(Source { region, slot, generation, keys, view: TravellingView::decode(r)? }))
 }

@@ -8,13 +8,18 @@
 //!   of what the owner said and of what every request that took part has declared. So no reader that counts on
 //!   others to wait for it loses its pages to one that knows of fewer; where readers disagree or die, the grant
 //!   ends by its expiry;
-//! - pages of a grant are only ever reached through a [`View`] that this module has checked against it.
+//! - pages of a grant are only ever reached through a [`View`] that this module has made of it, from positions in its
+//!   order: no id of a page comes from outside;
+//! - a grant that says what its pages hold serves nothing to who states another content, or none: [`Grants::admit`]
+//!   looks at each request, whatever its path, before anything of the grant is used.
 
 use crate::frame::{Op, Path, Select};
 use crate::nics::NicKey;
+use crate::pages::PageList;
 use crate::{FlowKey, MAX_PAGES};
 use kvik_core::{
-    Code, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use, View, page_name,
+    Code, Content, ContentClaim, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use,
+    View,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -33,6 +38,8 @@ pub struct Offer<R> {
     pub region_id: RegionId,
     /// The pages.
     pub view: View,
+    /// What they hold, a link for each page; none where the owner does not say.
+    pub content: Option<Content>,
     /// What may be done.
     pub right: Right,
     /// How often.
@@ -76,8 +83,6 @@ impl Closed {
 
 struct Entry<R> {
     offer: Offer<R>,
-    /// A bit for each page, or part of a page where the grant is of parts.
-    covered: Vec<u64>,
     layout: [u8; 8],
     /// How many engines must confirm; none where the grant is not used up.
     readers: Option<u32>,
@@ -87,37 +92,133 @@ struct Entry<R> {
 }
 
 impl<R> Entry<R> {
-    /// Whether all of a page, or of one of so many parts of it, is granted.
-    fn covers(&self, id: u32, parts: u32) -> bool {
-        let (granted, parts) = (u64::from(self.offer.view.parts()), u64::from(parts));
-        let (first, end) = (u64::from(id) * granted / parts, ((u64::from(id) + 1) * granted).div_ceil(parts));
-        let granted = |bit: u64| {
-            let word = usize::try_from(bit / 64).ok().and_then(|at| self.covered.get(at));
-            word.is_some_and(|word| word & (1 << (bit % 64)) != 0)
+    /// Whether what a request states is what the pages hold that it is about.
+    ///
+    /// # Errors
+    /// `ContentRequired`, `ContentMismatch`; `InvalidArgument` for positions that are no range, `PageNotGranted` for
+    /// one that goes beyond the grant.
+    fn check_content(
+        &self,
+        id: GrantId,
+        op: Op,
+        select: &Select,
+        claim: Option<&ContentClaim>,
+        confirm: bool,
+    ) -> Result<()> {
+        let wrong = |code, why: &str| Err(Error::new(code, format!("grant {id} {why}")));
+        let (content, claim) = match (&self.offer.content, claim) {
+            (None, None) => return Ok(()),
+            (None, Some(_)) => {
+                return wrong(
+                    Code::ContentMismatch,
+                    "does not say what its pages hold, and this request takes them to hold something: ask the owner for \
+                     a grant with `content`",
+                );
+            }
+            (Some(_), None) => {
+                return wrong(
+                    Code::ContentRequired,
+                    "says what its pages hold: state what you take them to hold, as `content`",
+                );
+            }
+            (Some(content), Some(claim)) => (content, claim),
         };
-        (first..end).all(granted)
+        let link = match op {
+            Op::Read | Op::Write => self.last_page(id, select)?,
+            Op::Confirm | Op::Extend => content.links() - 1,
+        };
+        if content.claim(link).as_ref() != Some(claim) {
+            return wrong(
+                Code::ContentMismatch,
+                "holds other content than this request states (another prompt, order, model, salt, adapter, or part of \
+                 the KV): do not use its pages for it, compute them",
+            );
+        }
+        // Other prompts may share a beginning: theirs to read, and not theirs to use up.
+        if confirm && self.readers.is_some() && link + 1 < content.links() {
+            return wrong(
+                Code::ContentMismatch,
+                "holds more than this request states, and is used up only by who states all of it: read the beginning \
+                 without confirming",
+            );
+        }
+        Ok(())
     }
-}
 
-/// What a grant covers, in ids of parts that divide its own.
-fn in_parts(whole: &View, parts: u32) -> Result<Arc<[u32]>> {
-    if parts == whole.parts() {
-        return Ok(whole.pages().clone());
+    /// The last page that is asked for, by its place in the grant.
+    fn last_page(&self, id: GrantId, select: &Select) -> Result<usize> {
+        let pages = self.offer.view.pages().len();
+        let Some(list) = &select.positions else { return Ok(pages - 1) };
+        let Some(range) = list.as_range() else {
+            let text = format!(
+                "grant {id} says what its pages hold, in their order: name one contiguous range of positions of it"
+            );
+            return Err(Error::new(Code::InvalidArgument, text));
+        };
+        let times = self.times(select)?;
+        match ((range.end - 1) / u64::from(times)) as usize {
+            page if page < pages => Ok(page),
+            _ => Err(self.beyond(id, range.end - 1, times)),
+        }
     }
-    let wrong = |why: &str| Err(Error::new(Code::InvalidArgument, why));
-    if !parts.is_multiple_of(whole.parts()) {
-        return wrong(
-            "the grant is of smaller parts of pages than were asked for: name those that are wanted",
+
+    /// In how many parts a request sees each page, or part of one, that is granted.
+    fn times(&self, select: &Select) -> Result<u32> {
+        let granted = self.offer.view.parts();
+        match select.parts.unwrap_or(granted) {
+            0 => Err(Error::new(Code::InvalidArgument, "a page is not seen in 0 parts: it takes at least 1")),
+            parts if parts.is_multiple_of(granted) => Ok(parts / granted),
+            parts => {
+                let text = format!(
+                    "the grant is of pages in {granted} parts: it is seen in {granted} or a multiple of that, not in {parts}"
+                );
+                Err(Error::new(Code::InvalidArgument, text))
+            }
+        }
+    }
+
+    fn beyond(&self, id: GrantId, position: u64, times: u32) -> Error {
+        let text = format!(
+            "position {position} was asked for; grant {id} has {}",
+            self.offer.view.pages().len() as u64 * u64::from(times)
         );
+        Error::new(Code::PageNotGranted, text)
     }
-    let times = parts / whole.parts();
-    if whole.pages().len() as u64 * u64::from(times) > MAX_PAGES {
-        return wrong("the grant has more parts of pages than one transfer takes: name some of them");
+
+    /// How many ids of pages, or of parts of them, a request is about.
+    fn count(&self, select: &Select) -> Result<u64> {
+        let whole = &self.offer.view;
+        let all = whole.pages().len() as u64 * u64::from(self.times(select)?);
+        let named = select.positions.as_ref().map(PageList::count);
+        match named {
+            Some(named) if named > all => Err(Error::new(
+                Code::PageNotGranted,
+                format!("{named} pages were asked for where there are {all}"),
+            )),
+            None if all > MAX_PAGES && all > whole.pages().len() as u64 => Err(Error::new(
+                Code::InvalidArgument,
+                "the grant has more parts of pages than one transfer takes: name some of them",
+            )),
+            named => Ok(named.unwrap_or(all)),
+        }
     }
-    let of = |id: &u32| id.checked_mul(times).and_then(|first| Some(first..first.checked_add(times)?));
-    match whole.pages().iter().map(of).collect::<Option<Vec<_>>>() {
-        Some(ranges) => Ok(ranges.into_iter().flatten().collect()),
-        None => wrong("the layout has too many pages to be seen in so many parts"),
+
+    /// The ids of what is asked for.
+    fn ids(&self, id: GrantId, select: &Select) -> Result<Arc<[u32]>> {
+        let (granted, times, count) = (self.offer.view.pages(), self.times(select)?, self.count(select)?);
+        let at = |position: u64| {
+            let page = usize::try_from(position / u64::from(times)).ok().and_then(|at| granted.get(at));
+            let page = page.ok_or_else(|| self.beyond(id, position, times))?;
+            let part = (position % u64::from(times)) as u32;
+            page.checked_mul(times).and_then(|first| first.checked_add(part)).ok_or_else(|| {
+                Error::new(Code::InvalidArgument, "the layout has too many pages to be seen in so many parts")
+            })
+        };
+        match &select.positions {
+            None if times == 1 => Ok(granted.clone()),
+            None => (0..count).map(at).collect(),
+            Some(list) => list.expand(MAX_PAGES)?.iter().map(|position| at((*position).into())).collect(),
+        }
     }
 }
 
@@ -127,6 +228,8 @@ pub(crate) struct Grants<R> {
     due: BTreeSet<(Duration, GrantId)>,
     marks: HashMap<GrantId, GrantState>,
     mark_order: VecDeque<GrantId>,
+    /// Requests for grants that are not known yet.
+    parked: HashMap<GrantId, Vec<FlowKey>>,
 }
 
 impl<R> Default for Grants<R> {
@@ -136,6 +239,7 @@ impl<R> Default for Grants<R> {
             due: BTreeSet::new(),
             marks: HashMap::new(),
             mark_order: VecDeque::new(),
+            parked: HashMap::new(),
         }
     }
 }
@@ -149,28 +253,33 @@ impl<R: Clone> Grants<R> {
                 format!("grant {id} was already given; every grant takes a new id"),
             ));
         }
-        let ids = offer.view.layout().pages() as usize * offer.view.parts() as usize;
-        let mut covered = vec![0u64; ids.div_ceil(64)];
-        for id in offer.view.pages().iter() {
-            covered[(id / 64) as usize] |= 1 << (id % 64);
-        }
+        check_links(&offer.view, offer.content.as_ref())?;
         let layout = offer.view.layout().digest();
         let (confirmed, flows) = (BTreeSet::new(), BTreeSet::new());
         let readers = match offer.uses {
             Use::Once(readers) => Some(readers),
             Use::Many => None,
         };
-        let entry = Entry { offer, covered, layout, readers, confirmed, flows, ending: None };
+        let entry = Entry { offer, layout, readers, confirmed, flows, ending: None };
         self.due.insert((entry.offer.expires, id));
         self.entries.insert(id, entry);
         Ok(())
     }
 
-    /// The offer of a live grant.
+    /// The offer of a live grant, to a request that may have what it asks for.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantUnknown`, or `GrantWrongRight`.
-    pub fn check(&self, id: GrantId, op: Op, layout: &[u8; 8]) -> Result<&Offer<R>> {
+    /// The way the grant ended, `GrantUnknown`, `GrantWrongRight`, `TicketForeign`, `ContentRequired` or
+    /// `ContentMismatch`; of a grant with content also `InvalidArgument` and `PageNotGranted` for its positions.
+    pub fn admit(
+        &self,
+        id: GrantId,
+        op: Op,
+        layout: &[u8; 8],
+        select: &Select,
+        claim: Option<&ContentClaim>,
+        confirm: bool,
+    ) -> Result<&Offer<R>> {
         let Some(entry) = self.entries.get(&id) else { return Err(self.why_gone(id)) };
         if let Some(state) = entry.ending {
             return Err(ended(id, state));
@@ -194,13 +303,28 @@ impl<R: Clone> Grants<R> {
                 ),
             ));
         }
+        entry.check_content(id, op, select, claim, confirm)?;
         Ok(&entry.offer)
+    }
+
+    /// Bytes of page ids that [`Grants::select`] makes for a request, beside those of the grant.
+    ///
+    /// # Errors
+    /// As for [`Grants::select`].
+    pub fn unfolded(&self, id: GrantId, select: &Select) -> Result<usize> {
+        let entry = self.entries.get(&id).ok_or_else(|| self.why_gone(id))?;
+        entry.offer.view.layout().part_bytes(select.parts.unwrap_or(entry.offer.view.parts()))?;
+        let count = match (&select.positions, entry.times(select)?) {
+            (None, 1) => 0,
+            _ => entry.count(select)?,
+        };
+        Ok(count.min(MAX_PAGES + 1) as usize * size_of::<u32>())
     }
 
     /// The view of what is asked for, all of it inside the grant.
     ///
     /// # Errors
-    /// `PageNotGranted` that names the page, layers or slices; `InvalidArgument` for parts that cannot be.
+    /// `PageNotGranted` that names the position, layers or slices; `InvalidArgument` for parts that cannot be.
     pub fn select(&self, id: GrantId, select: &Select, order: Order) -> Result<View> {
         let entry = self.entries.get(&id).ok_or_else(|| self.why_gone(id))?;
         let whole = &entry.offer.view;
@@ -219,22 +343,28 @@ impl<R: Clone> Grants<R> {
         let slices = inside("slices", &select.slices, whole.slices())?;
         let parts = select.parts.unwrap_or(whole.parts());
         whole.layout().part_bytes(parts)?;
-        let ids = match &select.pages {
-            None => in_parts(whole, parts)?,
-            Some(list) => {
-                let most = (whole.pages().len() as u64 * u64::from(parts)).div_ceil(whole.parts().into());
-                let ids = list.expand(most.min(MAX_PAGES))?;
-                if let Some(missing) = ids.iter().find(|page| !entry.covers(**page, parts)) {
-                    let page = page_name(*missing, parts);
-                    return Err(Error::new(
-                        Code::PageNotGranted,
-                        format!("{page} was asked for, which grant {id} does not cover"),
-                    ));
-                }
-                ids
-            }
-        };
+        let ids = entry.ids(id, select)?;
         View::of_parts(whole.layout().clone(), parts, ids, layers, slices, order)
+    }
+
+    /// A request waits for a grant that is not known yet.
+    pub fn park(&mut self, id: GrantId, flow: FlowKey) {
+        self.parked.entry(id).or_default().push(flow);
+    }
+
+    /// The requests that waited for a grant.
+    pub fn take_parked(&mut self, id: GrantId) -> Vec<FlowKey> {
+        self.parked.remove(&id).unwrap_or_default()
+    }
+
+    /// A request that waited has ended.
+    pub fn forget_parked(&mut self, id: GrantId, flow: FlowKey) {
+        if let Some(waiting) = self.parked.get_mut(&id) {
+            waiting.retain(|other| *other != flow);
+            if waiting.is_empty() {
+                self.parked.remove(&id);
+            }
+        }
     }
 
     /// A flow takes part in the grant, one of so many readers by its own account.
@@ -375,6 +505,22 @@ impl<R: Clone> Grants<R> {
                 ),
             ),
         }
+    }
+}
+
+/// Content has a link for each page of its grant, and pages are whole: who asks for them in parts counts from there.
+fn check_links(view: &View, content: Option<&Content>) -> Result<()> {
+    let wrong = |why: String| Err(Error::new(Code::InvalidArgument, why));
+    match content {
+        Some(_) if view.parts() != 1 => {
+            wrong("a grant with content is of whole pages, not of parts".to_owned())
+        }
+        Some(content) if content.links() != view.pages().len() => wrong(format!(
+            "a grant of {} pages takes content of as many links, not of {}",
+            view.pages().len(),
+            content.links()
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -9,48 +9,48 @@
 #![forbid(unsafe_code)]
 
 mod channel;
-mod checks;
+mod common;
+mod connection;
+mod dues;
+mod event;
 mod flow;
 mod frame;
 mod grants;
 mod handshake;
 mod holding;
-mod initiator;
 mod nics;
 mod node;
 mod notify;
-mod onesided;
-mod orders;
-mod owner;
 mod pages;
 mod peers;
 mod rungs;
-mod served;
 mod session;
+mod transfers;
 mod wire;
 
 pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
-pub use checks::Check;
+pub use connection::{LAST_WORD, MAX_CHANNELS};
+pub use event::{Event, Timing, WINDOW};
 pub use flow::{CopyFrom, Cut};
-pub use frame::{Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, frame_header};
+pub use frame::{
+    Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, TravellingSource,
+    frame_header,
+};
 pub use grants::{Closed, Offer};
 pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
     SessionKey, VERSIONS, joined, read_joined, refusal,
 };
 pub use holding::Holding;
-pub use initiator::{Open, Side};
 pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicAsk, NicCall, NicKey, Nics};
-pub use node::{Event, Finished, Node, Timing, WINDOW};
+pub use node::Node;
 pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
-pub use orders::{Order, OrderKind, OrderOutcome, OrderRef};
-pub use pages::{MAX_PAGES, PageList};
+pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
 pub use rungs::{Rung, Rungs};
-pub use served::Served;
-pub use session::{LAST_WORD, MAX_CHANNELS};
+pub use transfers::{Check, Finished, Open, Order, OrderKind, OrderOutcome, OrderRef, Served, Side};
 
 /// A transfer: its session's number and its own within the session.
 pub type FlowKey = (u64, u64);

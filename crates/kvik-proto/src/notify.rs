@@ -13,11 +13,12 @@
 //! So within a session a notification arrives exactly once, and over the end of a session at most once: where the
 //! acknowledgement did not come, the sender cannot know.
 
+use crate::connection::Context;
+use crate::event::Event;
 use crate::frame::Frame;
 use crate::handshake::Identity;
-use crate::node::{Event, Node, Timer};
 use kvik_core::{Code, Error, Result};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub const NOTE_WINDOW: usize = 1024;
 /// Bytes of them, at most.
 pub const NOTE_WINDOW_BYTES: usize = 1 << 20;
 
-/// A notification that has come. It is acknowledged by [`Node::note_taken`].
+/// A notification that has come. It is acknowledged by [`crate::Node::note_taken`].
 #[derive(Debug, Clone)]
 pub struct Notification {
     /// On which session.
@@ -55,6 +56,8 @@ pub(crate) struct Notes {
     /// Those that are not taken, or were taken before an older one: length, and whether it was taken.
     held: VecDeque<(usize, bool)>,
     held_bytes: usize,
+    /// Deadlines of those that are not acknowledged, with their numbers.
+    deadlines: BTreeSet<(Duration, u64)>,
 }
 
 struct Unanswered {
@@ -119,110 +122,132 @@ impl Notes {
     }
 }
 
-impl<R: Clone> Node<R> {
-    /// Sends a notification: its number in the session. Its end comes as [`Event::NoteEnded`].
+/// What crosses the connection.
+impl Notes {
+    /// Sends a notification: its number in the session.
     ///
     /// # Errors
-    /// `NotificationsFull` while the window is; [`Event::NoteRoom`] says when to try again. `InvalidArgument` for
-    /// more than [`MAX_NOTIFICATION`] bytes; `PeerLost` when the session is over.
-    pub fn notify(&mut self, session: u64, payload: &Arc<[u8]>, deadline: Duration) -> Result<u64> {
+    /// `NotificationsFull` while the window is, `InvalidArgument` for more than [`MAX_NOTIFICATION`] bytes, `PeerLost`
+    /// when the session is over.
+    pub fn send<R: Clone>(
+        &mut self,
+        payload: &Arc<[u8]>,
+        deadline: Duration,
+        cx: &mut Context<'_, R>,
+    ) -> Result<u64> {
         check_payload(payload)?;
-        let text = self.peer_text(session);
-        let Some(open) = self.sessions.get_mut(&session) else {
-            return Err(Error::new(
-                Code::PeerLost,
-                "the connection to the peer broke before it was notified",
-            ));
-        };
-        let notes = &mut open.notes;
-        if !notes.has_room(payload.len()) {
+        if !cx.is_live() {
+            return Err(lost());
+        }
+        if !self.has_room(payload.len()) {
             return Err(Error::new(
                 Code::NotificationsFull,
                 format!(
-                    "{text} has not taken the {} notifications ({} bytes) that were sent to it: it consumes its \
+                    "{} has not taken the {} notifications ({} bytes) that were sent to it: it consumes its \
                      events too slowly, or not at all",
-                    notes.unanswered.len(),
-                    notes.unanswered_bytes
+                    cx.peer_text(),
+                    self.unanswered.len(),
+                    self.unanswered_bytes
                 ),
             ));
         }
-        notes.sent += 1;
-        let number = notes.sent;
-        notes.unanswered.push_back(Unanswered { bytes: payload.len(), deadline, told: false });
-        notes.unanswered_bytes += payload.len();
-        self.timers.insert((deadline, Timer::Note(session, number)));
-        self.send(session, &Frame::Notify { number, payload: payload.clone() });
+        self.sent += 1;
+        let number = self.sent;
+        self.unanswered.push_back(Unanswered { bytes: payload.len(), deadline, told: false });
+        self.unanswered_bytes += payload.len();
+        self.deadlines.insert((deadline, number));
+        cx.send(&Frame::Notify { number, payload: payload.clone() });
         Ok(number)
     }
 
     /// The consumer has taken a notification. Those of a session that is over are nobody's any more.
-    pub fn note_taken(&mut self, session: u64, number: u64) {
-        let taken = self.sessions.get_mut(&session).and_then(|open| open.notes.take(number));
-        if let Some(upto) = taken {
-            self.send(session, &Frame::Noted { upto });
+    pub fn taken<R: Clone>(&mut self, number: u64, cx: &mut Context<'_, R>) {
+        if let Some(upto) = self.take(number) {
+            cx.send(&Frame::Noted { upto });
         }
     }
 
-    pub(crate) fn on_notify(&mut self, session: u64, number: u64, payload: Arc<[u8]>) -> Result<()> {
-        let Some(open) = self.sessions.get_mut(&session) else { return Ok(()) };
-        open.notes.accept(number, payload.len())?;
-        let peer = open.established.peer;
-        self.events.push_back(Event::Notified(Notification { session, peer, number, payload }));
+    /// The peer's next notification.
+    pub fn on_notify<R: Clone>(
+        &mut self,
+        number: u64,
+        payload: Arc<[u8]>,
+        cx: &mut Context<'_, R>,
+    ) -> Result<()> {
+        let Some(peer) = cx.connection().map(|connection| connection.peer()) else { return Ok(()) };
+        self.accept(number, payload.len())?;
+        let session = cx.session();
+        cx.tell(Event::Notified(Notification { session, peer, number, payload }));
         Ok(())
     }
 
-    pub(crate) fn on_noted(&mut self, session: u64, upto: u64) -> Result<()> {
-        let Some(open) = self.sessions.get_mut(&session) else { return Ok(()) };
-        let notes = &mut open.notes;
-        if upto < notes.first() || upto > notes.sent {
+    /// The peer's program has taken those up to this one.
+    pub fn on_noted<R: Clone>(&mut self, upto: u64, cx: &mut Context<'_, R>) -> Result<()> {
+        if upto < self.first() || upto > self.sent {
             let text = format!(
                 "the peer acknowledged notification {upto}; {} of {} wait for that",
-                notes.unanswered.len(),
-                notes.sent
+                self.unanswered.len(),
+                self.sent
             );
             return Err(Error::new(Code::ProtocolError, text));
         }
-        for number in notes.first()..=upto {
-            let Some(note) = notes.unanswered.pop_front() else { break };
-            notes.unanswered_bytes -= note.bytes;
+        let session = cx.session();
+        for number in self.first()..=upto {
+            let Some(note) = self.unanswered.pop_front() else { break };
+            self.unanswered_bytes -= note.bytes;
             if !note.told {
-                self.timers.remove(&(note.deadline, Timer::Note(session, number)));
-                self.events.push_back(Event::NoteEnded { session, number, outcome: Ok(()) });
+                self.deadlines.remove(&(note.deadline, number));
+                cx.tell(Event::NoteEnded { session, number, outcome: Ok(()) });
             }
         }
-        self.events.push_back(Event::NoteRoom(session));
+        cx.tell(Event::NoteRoom(session));
         Ok(())
     }
 
-    /// A notification's deadline has passed.
-    pub(crate) fn note_timer(&mut self, session: u64, number: u64) {
-        let text = self.peer_text(session);
-        let Some(open) = self.sessions.get_mut(&session) else { return };
-        let Some(at) = number.checked_sub(open.notes.first()) else { return };
-        let Some(note) = open.notes.unanswered.get_mut(at as usize) else { return };
-        note.told = true;
-        let error = Error::new(
-            Code::DeadlineExceeded,
-            format!(
-                "{text} did not take the notification by its deadline; it may still do so: look whether its program \
-                 consumes its events"
-            ),
-        );
-        self.events.push_back(Event::NoteEnded { session, number, outcome: Err(error) });
+    /// The deadline that comes next.
+    pub fn due(&self) -> Option<Duration> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Some deadlines have passed.
+    pub fn tick<R: Clone>(&mut self, now: Duration, cx: &mut Context<'_, R>) {
+        while let Some(&(at, number)) = self.deadlines.first()
+            && at <= now
+        {
+            self.deadlines.pop_first();
+            let Some(at) = number.checked_sub(self.first()) else { continue };
+            let Some(note) = self.unanswered.get_mut(at as usize) else { continue };
+            note.told = true;
+            let error = Error::new(
+                Code::DeadlineExceeded,
+                format!(
+                    "{} did not take the notification by its deadline; it may still do so: look whether its program \
+                     consumes its events",
+                    cx.peer_text()
+                ),
+            );
+            let session = cx.session();
+            cx.tell(Event::NoteEnded { session, number, outcome: Err(error) });
+        }
     }
 
     /// A session is over: what was not acknowledged may have arrived, or not.
-    pub(crate) fn lose_notes(&mut self, session: u64, notes: Notes, error: &Error) {
+    pub fn lose<R: Clone>(&mut self, error: &Error, cx: &mut Context<'_, R>) {
+        let (session, notes) = (cx.session(), std::mem::take(self));
         for (number, note) in (notes.first()..).zip(notes.unanswered) {
             if note.told {
                 continue;
             }
-            self.timers.remove(&(note.deadline, Timer::Note(session, number)));
             let text = format!("it is not known whether the peer took the notification: {}", error.text);
             let outcome = Err(Error::new(error.code, text));
-            self.events.push_back(Event::NoteEnded { session, number, outcome });
+            cx.tell(Event::NoteEnded { session, number, outcome });
         }
     }
+}
+
+/// There is no session to send a notification on.
+pub(crate) fn lost() -> Error {
+    Error::new(Code::PeerLost, "the connection to the peer broke before it was notified")
 }
 
 /// # Errors

@@ -3,10 +3,7 @@
 //! The ladder's rungs, from the cheapest on. Which one it took tells an operator what a peer that is slow, stopped or
 //! dead costs, and a test that the path which it means to try is the one that was taken.
 
-use crate::FlowKey;
 use crate::flow::{Flow, Work};
-use crate::node::Node;
-use kvik_core::GrantId;
 
 /// What gave memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,27 +39,15 @@ pub struct Rungs {
     pub transfers: [u64; 3],
 }
 
-impl<R: Clone> Node<R> {
-    /// See [`Rungs`].
-    pub fn rungs(&self) -> Rungs {
-        self.rungs
-    }
-
-    /// By what a flow, which has just concluded, let go of its memory.
-    pub(crate) fn rung_of(&self, flow: &Flow<R>) -> Rung {
-        if !Self::is_own(flow.key) && !self.sessions.contains_key(&flow.key.0) {
+impl Rung {
+    /// By what a flow, which has just concluded, let go of its memory; `live`: its session is not over.
+    pub(crate) fn of<R>(flow: &Flow<R>, live: bool) -> Rung {
+        if !flow.is_own() && !live {
             return Rung::Cut;
         }
         match flow.work {
             Work::Expose(_) => Rung::Answered,
             Work::Wait | Work::Send | Work::Place | Work::Copy | Work::Post => Rung::Own,
-        }
-    }
-
-    /// A flow takes no further part in a grant: it is counted where that was waited for.
-    pub(crate) fn note_rung(&mut self, grant: GrantId, key: FlowKey, rung: Rung) {
-        if self.grants.waits_for_only(grant, key) {
-            self.rungs.grants[rung as usize] += 1;
         }
     }
 }

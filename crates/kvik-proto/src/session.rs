@@ -1,179 +1,151 @@
-//! Sessions: one control connection to a peer each, its beats and its death.
+//! One session: a connection to a peer, the transfers that go over it, and its notifications.
+//!
+//! A session is what one thread at a time works on. It reaches no other session; see [`crate::common`] for how it asks for
+//! what concerns others. It outlives its connection for as long as it takes to stop its transfers. The transfers of the
+//! engine within itself are a session that has no connection.
 
-use crate::FlowKey;
-use crate::flow::Flow;
+use crate::OWN_SESSION;
+use crate::common::{Common, Effect};
+use crate::connection::{Beat, Connection, Context};
+use crate::event::Event;
 use crate::frame::Frame;
-use crate::handshake::{Established, Identity, Join, JoinKind};
-use crate::node::{Event, Node, Timer, Timing};
+use crate::handshake::{Established, Join};
 use crate::notify::Notes;
-use kvik_core::{Code, EngineId, Error, Result};
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use crate::peers::SessionState;
+use crate::transfers::Transfers;
+use kvik_core::{Code, Error, Result};
 use std::time::Duration;
 
-/// More channels than this do not join a session.
-pub const MAX_CHANNELS: u16 = 64;
-/// More transfers of a peer than this are not open at once.
-pub(crate) const MAX_FLOWS: usize = 4096;
-/// More bytes than this are not held for a peer's open transfers.
-pub(crate) const MAX_HELD: usize = 32 << 20;
-/// A peer that leaves more than this unread is cut off.
-const MAX_OUTPUT: usize = 32 << 20;
-/// Where more than this waits to be sent, this side begins nothing new: a whole frame more stays below `MAX_OUTPUT`.
-pub(crate) const MAX_UNSENT: usize = 16 << 20;
-/// A peer that leaves the ends of more transfers unanswered is cut off.
-const MAX_CLOSING: usize = 1 << 16;
-/// A session whose data channel has ended waits this long for its peer's last word on the control connection.
-pub const LAST_WORD: Duration = Duration::from_millis(500);
-/// Buffers that were needed once are not kept beyond this.
-const KEPT_INPUT: usize = 64 << 10;
-
-pub(crate) struct Session {
-    pub established: Established,
-    input: Vec<u8>,
-    pub output: Vec<u8>,
-    pub last_in: Duration,
-    last_out: Duration,
-    pub next_transfer: u64,
-    /// The peer's latest transfer.
-    pub last_begun: u64,
-    joined: HashSet<(JoinKind, u16)>,
-    /// Transfers with something to send, in turn.
-    pub sending: VecDeque<u64>,
-    /// Bytes of chunks that its channels have in hand, and whether they are all that the window allows.
-    pub in_flight: u64,
-    pub full: bool,
-    /// There is a one-sided link to the peer, and transfers with something to post on it, in turn.
-    pub one_sided: bool,
-    pub posting: VecDeque<u64>,
-    /// Transfers whose `End` was sent and not yet answered.
-    pub closing: BTreeSet<u64>,
-    /// Transfers that the peer began and that are open, and bytes held for them.
-    pub owned_flows: usize,
-    pub held: usize,
-    /// Since when another session is preferred and nothing goes on in this one.
-    spare_since: Option<Duration>,
-    /// This side has said goodbye in it.
-    pub leaving: bool,
-    /// A data channel has ended, and why; whether in order is not known yet.
-    lost: Option<Error>,
-    /// Nothing was heard for so long that the peer may be dead.
-    pub suspect: bool,
-    pub notes: Notes,
+/// See the module's text.
+pub(crate) struct Session<R> {
+    id: u64,
+    connection: Option<Connection>,
+    /// Why the connection was cut, until the consequences are drawn.
+    cut: Option<Error>,
+    transfers: Transfers<R>,
+    notes: Notes,
 }
 
-impl Session {
-    fn new(established: Established, now: Duration) -> Session {
-        let next_transfer = if established.opener { 2 } else { 3 };
-        Session {
-            established,
-            input: Vec::new(),
-            output: Vec::new(),
-            last_in: now,
-            last_out: now,
-            next_transfer,
-            last_begun: 0,
-            joined: HashSet::new(),
-            sending: VecDeque::new(),
-            in_flight: 0,
-            full: false,
-            one_sided: false,
-            posting: VecDeque::new(),
-            closing: BTreeSet::new(),
-            owned_flows: 0,
-            held: 0,
-            spare_since: None,
-            leaving: false,
-            lost: None,
-            suspect: false,
-            notes: Notes::default(),
+impl<R: Clone> Session<R> {
+    /// A handshake has ended well.
+    pub fn new(established: Established, heartbeat: Duration, now: Duration) -> Session<R> {
+        let (id, first) = (established.session, if established.opener { 2 } else { 3 });
+        let connection = Some(Connection::new(established, heartbeat, now));
+        Session { id, connection, cut: None, transfers: Transfers::new(id, first), notes: Notes::default() }
+    }
+
+    /// The engine's transfers within itself.
+    pub fn own() -> Session<R> {
+        let transfers = Transfers::new(OWN_SESSION, 1);
+        Session { id: OWN_SESSION, connection: None, cut: None, transfers, notes: Notes::default() }
+    }
+
+    // ---- its parts ----
+
+    pub fn connection(&self) -> Option<&Connection> {
+        self.connection.as_ref()
+    }
+
+    pub fn connection_mut(&mut self) -> Option<&mut Connection> {
+        self.connection.as_mut()
+    }
+
+    pub fn transfers(&self) -> &Transfers<R> {
+        &self.transfers
+    }
+
+    /// The parts, each with what it reaches beside itself.
+    pub fn parts<'a>(
+        &'a mut self,
+        common: &'a mut Common<R>,
+    ) -> (&'a mut Transfers<R>, &'a mut Notes, Context<'a, R>) {
+        let context = Context::new(self.id, &mut self.connection, &mut self.cut, common);
+        (&mut self.transfers, &mut self.notes, context)
+    }
+
+    // ---- how it stands ----
+
+    pub fn is_live(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Nothing of it is left.
+    pub fn is_gone(&self) -> bool {
+        self.connection.is_none() && self.transfers.len() == 0 && self.id != OWN_SESSION
+    }
+
+    /// True when nothing that was sent waits for an answer.
+    pub fn is_quiet(&self) -> bool {
+        let answered = self.connection.as_ref().is_none_or(Connection::is_quiet);
+        answered && self.notes.is_quiet() && self.transfers.len() == 0
+    }
+
+    /// Bytes that are held because of its peer: what it sent and asked for, and what it leaves unread.
+    pub fn held(&self) -> u64 {
+        let Some(connection) = &self.connection else { return 0 };
+        (connection.held() + self.transfers.held() + self.notes.held()) as u64
+    }
+
+    pub fn state(&self, now: Duration) -> Option<SessionState> {
+        let connection = self.connection.as_ref()?;
+        Some(SessionState {
+            session: self.id,
+            peer: connection.peer(),
+            silent: now.saturating_sub(connection.last_in()),
+            suspect: connection.is_suspect(),
+            leaving: connection.is_leaving(),
+            transfers: self.transfers.len(),
+        })
+    }
+
+    /// Who takes part in a grant by this transfer, in words.
+    pub fn holder(&self, transfer: u64) -> String {
+        match (&self.connection, self.transfers.reader_of(transfer)) {
+            _ if self.id == OWN_SESSION => "this engine itself".to_owned(),
+            (Some(connection), _) => connection.peer_text(),
+            (None, Some(reader)) => format!("engine {reader}, which is gone"),
+            (None, None) => "the peer".to_owned(),
         }
     }
-}
 
-/// A little earlier than `at`, at a time that the beats of other sessions have too: an engine with many peers
-/// wakes up for many of them at once.
-fn together(at: Duration, heartbeat: Duration) -> Duration {
-    let step = (heartbeat / 8).max(Duration::from_nanos(1));
-    at - Duration::from_nanos((at.as_nanos() % step.as_nanos()) as u64)
-}
+    /// When [`Session::tick`] wants to be called again.
+    pub fn due(&self) -> Option<Duration> {
+        let beat = self.connection.as_ref().map(Connection::due);
+        [beat, self.transfers.due(), self.notes.due()].into_iter().flatten().min()
+    }
 
-impl<R: Clone> Node<R> {
-    /// A handshake has ended well: the session begins. Where both sides connected at once, the connection that the
-    /// lower id opened is preferred for new transfers, and the other one closes when it is idle.
-    pub fn add_session(&mut self, established: Established, now: Duration) {
-        let (id, peer) = (established.session, established.peer);
-        let replaces = match self.preferred.get(&peer).and_then(|old| self.sessions.get(old)) {
-            Some(old) => self.opened_by(&established) <= self.opened_by(&old.established),
-            None => true,
-        };
-        self.sessions.insert(id, Session::new(established, now));
-        if replaces {
-            self.preferred.insert(peer, id);
+    // ---- what happens ----
+
+    /// Something has come from the peer: it lives.
+    pub fn heard(&mut self, now: Duration, common: &mut Common<R>) {
+        if self.connection.as_mut().is_some_and(|connection| connection.heard(now)) {
+            common.tell(Event::Heard(self.id));
         }
-        self.timers.insert((now + self.timing.heartbeat, Timer::Session(id)));
     }
 
-    fn opened_by(&self, session: &Established) -> EngineId {
-        if session.opener { self.identity.engine } else { session.peer.engine }
-    }
-
-    /// The session for new transfers with this peer.
-    pub fn session_with(&self, peer: &Identity) -> Option<u64> {
-        self.preferred.get(peer).copied()
-    }
-
-    /// What the handshake of a session found out.
-    pub fn established(&self, session: u64) -> Option<&Established> {
-        self.sessions.get(&session).map(|session| &session.established)
-    }
-
-    /// Every session's number.
-    pub fn sessions(&self) -> Vec<u64> {
-        self.sessions.keys().copied().collect()
-    }
-
-    /// Lets a further connection into its session, once an index. Who opened the session dials them all: a join that
-    /// comes to that side is one of its own, sent back by somebody in between.
+    /// A further connection asks to join.
     ///
     /// # Errors
-    /// `ProtocolError` when the session is not there or was opened here, the proof is not its own, or the index is
-    /// taken.
-    pub fn join(&mut self, join: &Join, now: Duration) -> Result<()> {
-        let refuse = |why: &str| {
-            Err(Error::new(Code::ProtocolError, format!("a connection asked to join a session: {why}")))
-        };
-        let Some(session) = self.sessions.get_mut(&join.session) else {
-            return refuse("there is no such session");
-        };
-        if session.established.opener {
-            return refuse("this engine opened that session, and asks itself");
-        }
-        if !join.is_signed_with(&session.established.key) {
-            return refuse("its proof is not of that session");
-        }
-        if join.index >= MAX_CHANNELS || !session.joined.insert((join.kind, join.index)) {
-            return refuse("its channel number is taken");
-        }
-        self.heard(join.session, now);
+    /// Why it may not.
+    pub fn join(&mut self, join: &Join, now: Duration, common: &mut Common<R>) -> Result<(), &'static str> {
+        self.connection.as_mut().ok_or("there is no such session")?.join(join)?;
+        self.heard(now, common);
         Ok(())
     }
 
-    /// Bytes have come on the session's control connection.
-    pub fn receive(&mut self, id: u64, bytes: &[u8], now: Duration) {
-        self.expire(now);
-        self.heard(id, now);
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let mut input = std::mem::take(&mut session.input);
-        input.extend_from_slice(bytes);
-        let mut taken = 0;
+    /// Bytes have come on the control connection.
+    pub fn receive(&mut self, bytes: &[u8], now: Duration, common: &mut Common<R>) {
+        self.heard(now, common);
+        let Some(connection) = self.connection.as_mut() else { return };
+        let (mut input, mut taken) = (connection.take_input(bytes), 0);
         let result = loop {
-            if !self.sessions.contains_key(&id) {
+            if self.connection.is_none() {
                 return;
             }
             match Frame::decode(&input[taken..]) {
                 Ok(Some((frame, len))) => {
                     taken += len;
-                    if let Err(error) = self.on_frame(id, frame, now) {
+                    if let Err(error) = self.on_frame(frame, now, common) {
                         break Err(error);
                     }
                 }
@@ -182,258 +154,121 @@ impl<R: Clone> Node<R> {
             }
         };
         input.drain(..taken);
-        if let Some(session) = self.sessions.get_mut(&id) {
-            if input.len() <= KEPT_INPUT {
-                input.shrink_to(KEPT_INPUT);
-            }
-            session.input = input;
+        if let Some(connection) = self.connection.as_mut() {
+            connection.keep_input(input);
         }
         if let Err(error) = result {
-            self.close_session(id, error);
+            self.close(error, common);
         }
-    }
-
-    /// Some of a chunk has come on one of the session's channels: the peer lives.
-    pub fn touch(&mut self, id: u64, now: Duration) {
-        self.heard(id, now);
-    }
-
-    /// Sessions that have had something to send since they were last asked for.
-    pub fn take_unsent(&mut self, into: &mut Vec<u64>) {
-        into.append(&mut self.unsent);
-    }
-
-    /// Bytes to send on the session's control connection. An empty buffer is taken in exchange.
-    pub fn take_output(&mut self, id: u64, into: &mut Vec<u8>) {
-        if let Some(session) = self.sessions.get_mut(&id) {
-            match into.is_empty() {
-                true => std::mem::swap(&mut session.output, into),
-                false => into.append(&mut session.output),
-            }
-        }
-    }
-
-    /// Bytes that are held here because of a session: what its peer sent and asked for, and what it leaves unread.
-    pub fn held_for(&self, id: u64) -> u64 {
-        self.sessions.get(&id).map_or(0, |session| {
-            let flows = session.owned_flows * size_of::<Flow<R>>() + session.held;
-            let closing = session.closing.len() * 4 * size_of::<u64>();
-            let buffers = session.input.capacity() + session.output.capacity();
-            (buffers + flows + closing + session.notes.held()) as u64
-        })
-    }
-
-    /// A data channel of a session has ended. A peer that closes in order says so on the control connection, and what
-    /// goes on another connection may come later: the session's transfers end at once, new ones go in another session, and
-    /// this one ends with what its peer says within [`LAST_WORD`], or else as lost. An error that is no end of a connection ends it at once.
-    pub fn channel_lost(&mut self, id: u64, error: Error, now: Duration) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        if error.code != Code::PeerLost {
-            return self.close_session(id, error);
-        }
-        if session.lost.is_none() {
-            session.lost = Some(error.clone());
-            let peer = session.established.peer;
-            self.prefer_another(id, &peer);
-            self.timers.insert((now + LAST_WORD, Timer::LastWord(id)));
-        }
-        let flows: Vec<FlowKey> = self.flows.range((id, 0)..=(id, u64::MAX)).map(|(key, _)| *key).collect();
-        flows.into_iter().for_each(|key| self.stop_flow(key, error.clone()));
-    }
-
-    /// No last word has come.
-    pub(crate) fn last_word_timer(&mut self, id: u64) {
-        let lost = self.sessions.get_mut(&id).and_then(|session| session.lost.take());
-        if let Some(error) = lost {
-            self.close_session(id, error);
-        }
-    }
-
-    /// New transfers with the peer go in another session than this one, if there is one.
-    fn prefer_another(&mut self, id: u64, peer: &Identity) {
-        if self.preferred.get(peer) != Some(&id) {
-            return;
-        }
-        self.preferred.remove(peer);
-        let usable = self.sessions.iter().filter(|(other, session)| {
-            **other != id && session.established.peer == *peer && !session.leaving && session.lost.is_none()
-        });
-        if let Some((next, _)) = usable.min_by_key(|(_, other)| self.opened_by(&other.established)) {
-            self.preferred.insert(*peer, *next);
-        }
-    }
-
-    /// Ends a session: its flows stop, and conclude once their orders are done.
-    pub fn close_session(&mut self, id: u64, error: Error) {
-        let Some(session) = self.sessions.remove(&id) else { return };
-        let peer = session.established.peer;
-        self.prefer_another(id, &peer);
-        self.events.push_back(Event::SessionDown(id, error.clone()));
-        let flows: Vec<FlowKey> = self.flows.range((id, 0)..=(id, u64::MAX)).map(|(key, _)| *key).collect();
-        for key in flows {
-            if let Some(flow) = self.flows.get_mut(&key) {
-                flow.peer_ended = true;
-            }
-            self.stop_flow(key, error.clone());
-        }
-        self.lose_notes(id, session.notes, &error);
-        self.ask_for_fence(id);
     }
 
     /// Deals with the next frame.
-    fn on_frame(&mut self, id: u64, frame: Frame, now: Duration) -> Result<()> {
+    fn on_frame(&mut self, frame: Frame, now: Duration, common: &mut Common<R>) -> Result<()> {
+        let id = self.id;
+        let (transfers, notes, mut cx) = self.parts(common);
+        let cx = &mut cx;
         match frame {
             Frame::Beat => Ok(()),
-            Frame::Begin(begin) => self.on_begin(id, *begin, now),
-            Frame::Accept { transfer, source } => self.on_accept(id, transfer, source),
-            Frame::End { transfer, outcome } => self.on_end(id, transfer, outcome),
+            Frame::Begin(begin) => transfers.on_begin(*begin, now, cx),
+            Frame::Accept { transfer, source } => transfers.on_accept(transfer, source, cx),
+            Frame::End { transfer, outcome } => transfers.on_end(transfer, outcome, cx),
             Frame::Ended { transfer } => {
-                if let Some(session) = self.sessions.get_mut(&id) {
-                    session.closing.remove(&transfer);
+                if let Some(connection) = cx.connection() {
+                    connection.answered(transfer);
                 }
-                self.on_answered(id, transfer)
+                transfers.on_answered(transfer, cx)
             }
             Frame::OpenChannels => {
-                self.events.push_back(Event::OpenChannels(id));
+                cx.tell(Event::OpenChannels(id));
                 Ok(())
             }
-            Frame::Notify { number, payload } => self.on_notify(id, number, payload),
-            Frame::Noted { upto } => self.on_noted(id, upto),
-            Frame::Nics(nics) => self.on_nics(id, nics),
-            Frame::Reach(call) => self.on_one_sided(id, Event::Reach(id, call)),
-            Frame::Reached(answer) => self.on_one_sided(id, Event::Reached(id, answer)),
-            Frame::Check { transfer, at, sums } => self.on_check(id, transfer, at, sums),
-            Frame::Checked { transfer, at } => self.on_checked(id, transfer, at),
+            Frame::Notify { number, payload } => notes.on_notify(number, payload, cx),
+            Frame::Noted { upto } => notes.on_noted(upto, cx),
+            Frame::Nics(nics) => {
+                if let Some(connection) = cx.connection() {
+                    connection.move_nics(nics)?;
+                    cx.tell(Event::NicsMoved(id));
+                }
+                Ok(())
+            }
+            Frame::Reach(call) => on_one_sided(Event::Reach(id, call), cx),
+            Frame::Reached(answer) => on_one_sided(Event::Reached(id, answer), cx),
+            Frame::Check { transfer, at, sums } => transfers.on_check(transfer, at, sums, cx),
+            Frame::Checked { transfer, at } => transfers.on_checked(transfer, at, cx),
             Frame::Goodbye => {
-                self.events.push_back(Event::Goodbye(id));
-                Err(Error::new(
-                    Code::PeerLost,
-                    format!("{} closed the connection in order", self.peer_text(id)),
-                ))
+                cx.tell(Event::Goodbye(id));
+                let text = format!("{} closed the connection in order", cx.peer_text());
+                Err(Error::new(Code::PeerLost, text))
             }
         }
     }
 
-    /// Sends a frame on a session that may be gone by now.
-    pub(crate) fn send(&mut self, id: u64, frame: &Frame) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        if session.output.is_empty() {
-            self.unsent.push(id);
-        }
-        frame.encode(&mut session.output);
-        session.last_out = self.clock;
-        if session.output.len() > MAX_OUTPUT {
-            let text = format!("{} does not read its control connection; it was cut off", self.peer_text(id));
-            self.close_session(id, Error::new(Code::PeerLost, text));
-        }
+    /// Sends a frame, unless the connection is gone.
+    pub fn send(&mut self, frame: &Frame, common: &mut Common<R>) {
+        self.parts(common).2.send(frame);
     }
 
-    /// Tells the peer that this side takes no further part in a transfer; the peer answers.
-    pub(crate) fn send_end(&mut self, key: FlowKey, outcome: Result<()>) {
-        let Some(session) = self.sessions.get_mut(&key.0) else { return };
-        session.closing.insert(key.1);
-        if session.closing.len() > MAX_CLOSING {
-            let text = format!(
-                "{} does not answer the ends of its transfers; it was cut off",
-                self.peer_text(key.0)
-            );
-            return self.close_session(key.0, Error::new(Code::ProtocolError, text));
-        }
-        self.send(key.0, &Frame::End { transfer: key.1, outcome });
-    }
-
-    /// Asks the peer, who opened the session, for data channels.
-    pub fn ask_for_channels(&mut self, id: u64) {
-        self.send(id, &Frame::OpenChannels);
-    }
-
-    /// Tells every peer that this engine closes. Sessions stay until their connections are cut.
-    pub fn goodbye(&mut self) {
-        for id in self.sessions() {
-            self.send(id, &Frame::Goodbye);
-        }
-    }
-
-    /// True when nothing that was sent waits for an answer.
-    pub fn is_quiet(&self) -> bool {
-        self.flows.is_empty()
-            && self.parked.is_empty()
-            && self.sessions.values().all(|session| session.closing.is_empty() && session.notes.is_quiet())
-    }
-
-    /// The peer of a session in words, for errors.
-    pub(crate) fn peer_text(&self, id: u64) -> String {
-        match self.sessions.get(&id).map(|session| &session.established) {
-            Some(session) if session.facts.name.is_empty() => format!("engine {}", session.peer.engine),
-            Some(session) => format!("engine {} ({})", session.peer.engine, session.facts.name),
-            None => "the peer".to_owned(),
-        }
-    }
-
-    /// A session's timer, which was due `at` and is looked at `now`.
-    pub(crate) fn session_timer(&mut self, id: u64, at: Duration, now: Duration) {
-        let Timing { heartbeat, dead_after } = self.timing;
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        // This process slept: what the peer sent meanwhile has not been read yet, so it is not dead for that.
-        if now.saturating_sub(at) > dead_after / 2 {
-            session.last_in = now;
-        }
-        let silent = now.saturating_sub(session.last_in);
-        if silent >= dead_after {
-            let text = format!(
-                "nothing was heard from {} for {:.1} s; it is taken for dead",
-                self.peer_text(id),
-                silent.as_secs_f32()
-            );
-            return self.close_session(id, Error::new(Code::PeerLost, text));
-        }
-        let half = session.last_in + dead_after / 2;
-        let soonest = if silent >= dead_after / 2 { session.last_in + dead_after } else { half };
-        if silent >= dead_after / 2 && !session.suspect {
-            session.suspect = true;
-            self.events.push_back(Event::Silent(id));
-        }
-        let beat_due = together(session.last_out + heartbeat, heartbeat);
-        let next = if beat_due <= now {
-            if now.saturating_sub(beat_due) > heartbeat / 2 {
-                self.late_beats += 1;
+    /// Lets time pass: beats, deaths, deadlines. What was due first comes first.
+    pub fn tick(&mut self, now: Duration, common: &mut Common<R>) {
+        while let Some(due) = self.due().filter(|due| *due <= now) {
+            if self.connection.as_ref().is_some_and(|connection| connection.due() == due) {
+                let busy = self.transfers.len() > 0;
+                let beat = self.parts(common).2.beat(now, busy);
+                match beat {
+                    Beat::On => {}
+                    Beat::Dead(error) => self.close(error, common),
+                    Beat::Spare => {
+                        let text = "a second connection to the same peer was closed";
+                        self.close(Error::new(Code::PeerLost, text), common);
+                    }
+                }
+            } else {
+                let (transfers, notes, mut cx) = self.parts(common);
+                transfers.tick(due, &mut cx);
+                notes.tick(due, &mut cx);
             }
-            self.send(id, &Frame::Beat);
-            together(now + heartbeat, heartbeat)
-        } else {
-            beat_due
-        };
-        self.leave_spare(id, now);
-        if self.sessions.contains_key(&id) {
-            self.timers.insert((next.min(soonest), Timer::Session(id)));
+            self.settle(common);
         }
     }
 
-    /// Closes a second connection to the same peer, by the side that opened it, once nothing has gone on in it for
-    /// so long that the peer must know by now which one is preferred: no request can cross the goodbye.
-    fn leave_spare(&mut self, id: u64, now: Duration) {
-        let Some(session) = self.sessions.get(&id) else { return };
-        let preferred = self.preferred.get(&session.established.peer) == Some(&id);
-        let busy =
-            || !session.closing.is_empty() || self.flows.range((id, 0)..=(id, u64::MAX)).next().is_some();
-        let spare_since = match preferred || !session.established.opener || busy() {
-            true => None,
-            false => Some(session.spare_since.unwrap_or(now)),
-        };
-        let (leaving, over) =
-            (session.leaving, spare_since.is_some_and(|since| now >= since + self.timing.dead_after));
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.spare_since = spare_since;
-            session.leaving |= over;
+    /// A data channel of the session has ended. A peer that closes in order says so on the control connection, and what
+    /// goes on another connection may come later: the session's transfers end at once, new ones go in another session,
+    /// and this one ends with what its peer says within [`LAST_WORD`](crate::LAST_WORD), or else as lost. An error that
+    /// is no end of a connection ends it at once.
+    pub fn channel_lost(&mut self, error: Error, now: Duration, common: &mut Common<R>) {
+        if error.code != Code::PeerLost {
+            return self.close(error, common);
         }
-        match (over, leaving) {
-            (true, false) => self.send(id, &Frame::Goodbye),
-            // The goodbye has had its time to go out.
-            (true, true) => {
-                let text = "a second connection to the same peer was closed";
-                self.close_session(id, Error::new(Code::PeerLost, text));
-            }
-            (false, _) => {}
+        let Some(connection) = self.connection.as_mut() else { return };
+        if connection.lose_channel(error.clone(), now) {
+            common.later(Effect::Avoid(self.id, connection.peer()));
         }
+        let (transfers, _, mut cx) = self.parts(common);
+        transfers.stop_each(&error, &mut cx);
     }
+
+    /// Ends the session: its flows stop, and conclude once their orders are done.
+    pub fn close(&mut self, error: Error, common: &mut Common<R>) {
+        self.parts(common).2.cut(error);
+        self.settle(common);
+    }
+
+    /// Draws the consequences of a connection that was cut. To be called after whatever may have cut it.
+    pub fn settle(&mut self, common: &mut Common<R>) {
+        let Some(error) = self.cut.take() else { return };
+        let (transfers, notes, mut cx) = self.parts(common);
+        transfers.stop_all(&error, &mut cx);
+        notes.lose(&error, &mut cx);
+        transfers.ask_for_fence(&mut cx);
+    }
+}
+
+/// What only the peer of a one-sided link has reason to say.
+fn on_one_sided<R: Clone>(event: Event, cx: &mut Context<'_, R>) -> Result<()> {
+    if !cx.has_one_sided() {
+        let text = "the peer spoke of NICs, and there is no one-sided link to it";
+        return Err(Error::new(Code::ProtocolError, text));
+    }
+    cx.tell(event);
+    Ok(())
 }

@@ -2,11 +2,12 @@
 
 use crate::args::{self, Natural, maybe_seconds, seconds};
 use crate::buffers;
+use crate::content::{PyContent, content};
 use crate::errors::OrRaise;
 use crate::events::{self, PyEvents};
 use crate::fork::Owned;
 use crate::grant::PyGrant;
-use crate::ids::ids;
+use crate::ids::positions as named;
 use crate::kept::Kept;
 use crate::layout::PyLayout;
 use crate::notice::{self, PyNotice};
@@ -18,7 +19,7 @@ use crate::transfer::PyTransfer;
 use crate::warming::{self, PyWarming};
 use kvik_core::{GrantId, Result, Right, Ticket};
 use kvik_engine::{Config, Engine, GrantOptions, PageSet, Transfer, TransferOptions};
-use pyo3::exceptions::PyResourceWarning;
+use pyo3::exceptions::{PyResourceWarning, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
@@ -168,16 +169,20 @@ impl PyEngine {
     ///     many as the readers themselves declare (`readers` of `Engine.read`).
     /// expiry, max_expiry: seconds it lives, and the most that extensions can make of it. 120 s outlasts a
     ///     queue in front of the reader; a grant that nobody used must not hold its pages for ever.
+    /// content: what the pages hold, with one link for each of them; None: nothing is said of it, and nothing compared.
+    ///     A grant with content serves only who states the same, whatever the ticket says: ContentMismatch and
+    ///     ContentRequired tell others.
     /// grant_id: 32 hexadecimal digits, to issue a grant that a ticket made by `ticket_template` already
     ///     names.
     /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
     ///
-    /// Raises InvalidArgument for an option that cannot be, BufferInvalid for a write grant on read-only
+    /// Raises InvalidArgument for an option that cannot be, or content that has not one link for each page (which are
+    /// whole pages then), BufferInvalid for a write grant on read-only
     /// memory, RegionClosed, EngineClosed.
-    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, grant_id=None,
-                        tag=""),
+    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, content=None,
+                        grant_id=None, tag=""),
            text_signature = "($self, pages, *, right='read', use=1, expiry=120.0, max_expiry=600.0, \
-                             grant_id=None, tag='')")]
+                             content=None, grant_id=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn grant(
         &self,
@@ -187,6 +192,7 @@ impl PyEngine {
         r#use: Option<&Bound<'_, PyAny>>,
         expiry: f64,
         max_expiry: f64,
+        content: Option<&Bound<'_, PyContent>>,
         grant_id: Option<&str>,
         tag: &str,
     ) -> PyResult<PyGrant> {
@@ -196,6 +202,7 @@ impl PyEngine {
             uses: r#use.map_or(Ok(kvik_core::Use::Once(1)), args::uses)?,
             expiry: seconds(py, "expiry", expiry)?,
             max_expiry: seconds(py, "max_expiry", max_expiry)?,
+            content: crate::content::content(content),
             id: grant_id.map(GrantId::from_hex).transpose().or_raise(py)?,
             tag: tag.to_owned(),
         };
@@ -219,17 +226,22 @@ impl PyEngine {
     /// Read granted pages into `local`. Returns at once; the Transfer tells the end.
     ///
     /// ticket: Ticket or its text, of a read grant.
-    /// remote: None for all pages of the grant in its order, or the owner's page ids (as in `Region.pages`),
-    ///     each in the grant.
+    /// positions: None for all pages of the grant in its order, or which of them, by their place in that order: a range,
+    ///     (start, stop) with stop excluded, or an array or list of integers. Of a grant with content they are one
+    ///     contiguous range.
     /// remote_layers, remote_slices: None for all that the grant covers, or (start, stop) of the owner's
     ///     layout with stop excluded, inside the grant: the KV heads of one of several readers, for example.
-    /// remote_parts: in how many parts the owner's pages are seen, as `parts` of `Region.pages`: `remote` then
-    ///     has ids of parts. None: as the grant was given.
+    /// remote_parts: in how many parts the owner's pages are seen, as `parts` of `Region.pages`: positions then count
+    ///     parts, part j of the grant's p-th page at p * parts + j. None: as the grant was given.
+    /// content: what this engine takes the grant's pages to hold, from what it knows itself and not from who gave it the
+    ///     ticket; for a grant with content, and no other. A link for each page of the grant, at least up to the
+    ///     last of `positions`; without positions exactly those of the grant. The owner compares it before anything
+    ///     moves.
     /// deadline: seconds after which it is ended with DeadlineExceeded; None for the engine's.
     /// transport, verify: as for Engine, for this transfer; None for the engine's. A transport is never
     ///     replaced silently.
     /// confirm: whether success counts as this engine's use of the grant: False for all but the last part of
-    ///     a read in parts.
+    ///     a read in parts. Of a grant with content a part that ends before the last page is no use of it.
     /// readers: how many engines read the grant together, this one included (1 to 4096). It is consumed when
     ///     so many have confirmed, or as many as its `use` says where that is more. The largest number that
     ///     any of them declares is what counts: where they disagree, or one of them dies, the grant ends by
@@ -242,20 +254,20 @@ impl PyEngine {
     /// Raises at once TicketInvalid, TicketVersion, PageOutOfRange, DuplicatePage (a page of `local` twice),
     /// BufferInvalid (`local` is read-only), UnknownTransport, InvalidArgument, EngineClosed. Everything that
     /// the owner or the network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed,
-    /// GrantRevoked, GrantWrongRight, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted,
+    /// GrantRevoked, GrantWrongRight, ContentMismatch, ContentRequired, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted,
     /// PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
-    #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
+    #[pyo3(signature = (local, ticket, positions=None, *, deadline=None, transport=None, verify=None,
                         confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
-                        readers=Natural(1), tag=""),
-           text_signature = "($self, local, ticket, remote=None, *, deadline=None, transport=None, \
+                        readers=Natural(1), content=None, tag="", **other),
+           text_signature = "($self, local, ticket, positions=None, *, deadline=None, transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
-                             remote_parts=None, readers=1, tag='')")]
+                             remote_parts=None, readers=1, content=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn read(
         slf: &Bound<'_, Self>,
         local: &Bound<'_, PyPageSet>,
         ticket: &Bound<'_, PyAny>,
-        remote: Option<&Bound<'_, PyAny>>,
+        positions: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         transport: Option<&str>,
         verify: Option<&str>,
@@ -264,30 +276,33 @@ impl PyEngine {
         remote_slices: Option<(u32, u32)>,
         remote_parts: Option<Natural>,
         readers: Natural,
+        content: Option<&Bound<'_, PyContent>>,
         tag: &str,
+        other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyTransfer> {
+        refuse(other)?;
         let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
-        let common = common(slf.py(), deadline, readers, tag)?;
+        let common = common(slf.py(), deadline, readers, content, tag)?;
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
         local.get().region.get().check_writable(slf.py(), "a read")?;
-        begin(slf, Engine::read, local, ticket, remote, options)
+        begin(slf, Engine::read, local, ticket, positions, options)
     }
 
     /// Write `local` into granted pages. As `read`, with a ticket of a write grant; `local` may be read-only.
     ///
     /// Success means that the bytes are in the owner's memory and were checked there.
-    #[pyo3(signature = (local, ticket, remote=None, *, deadline=None, transport=None, verify=None,
+    #[pyo3(signature = (local, ticket, positions=None, *, deadline=None, transport=None, verify=None,
                         confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
-                        readers=Natural(1), tag=""),
-           text_signature = "($self, local, ticket, remote=None, *, deadline=None, transport=None, \
+                        readers=Natural(1), content=None, tag="", **other),
+           text_signature = "($self, local, ticket, positions=None, *, deadline=None, transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
-                             remote_parts=None, readers=1, tag='')")]
+                             remote_parts=None, readers=1, content=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn write(
         slf: &Bound<'_, Self>,
         local: &Bound<'_, PyPageSet>,
         ticket: &Bound<'_, PyAny>,
-        remote: Option<&Bound<'_, PyAny>>,
+        positions: Option<&Bound<'_, PyAny>>,
         deadline: Option<f64>,
         transport: Option<&str>,
         verify: Option<&str>,
@@ -296,47 +311,75 @@ impl PyEngine {
         remote_slices: Option<(u32, u32)>,
         remote_parts: Option<Natural>,
         readers: Natural,
+        content: Option<&Bound<'_, PyContent>>,
         tag: &str,
+        other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyTransfer> {
+        refuse(other)?;
         let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
-        let common = common(slf.py(), deadline, readers, tag)?;
+        let common = common(slf.py(), deadline, readers, content, tag)?;
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
-        begin(slf, Engine::write, local, ticket, remote, options)
+        begin(slf, Engine::write, local, ticket, positions, options)
     }
 
     /// Confirm this engine's use of a grant without moving anything, so that its owner has the pages back
     /// early.
     ///
+    /// content: what this engine takes the whole grant to hold, for a grant with content: a prompt that only shares a
+    ///     prefix with it releases nothing.
     /// readers, tag: as for `read`. A release that declares one reader ends a grant for one, unless another
-    /// engine has declared more.
-    #[pyo3(signature = (ticket, *, deadline=None, readers=Natural(1), tag=""),
-           text_signature = "($self, ticket, *, deadline=None, readers=1, tag='')")]
+    ///     engine has declared more.
+    #[pyo3(signature = (ticket, *, deadline=None, readers=Natural(1), content=None, tag=""),
+           text_signature = "($self, ticket, *, deadline=None, readers=1, content=None, tag='')")]
     fn release(
         slf: &Bound<'_, Self>,
         ticket: &Bound<'_, PyAny>,
         deadline: Option<f64>,
         readers: Natural,
+        content: Option<&Bound<'_, PyContent>>,
         tag: &str,
     ) -> PyResult<PyTransfer> {
         let py = slf.py();
         let (engine, ticket) = (slf.get().0.get(py)?, crate::ticket::ticket(ticket)?);
-        let options = common(py, deadline, readers, tag)?;
+        let options = common(py, deadline, readers, content, tag)?;
         let transfer = py.detach(|| engine.release(&ticket, options)).or_raise(py)?;
+        Ok(PyTransfer::new(transfer, slf.clone().unbind(), None))
+    }
+
+    /// Ask the owner of a grant to let it live `seconds` longer; it gives up to the grant's `max_expiry`.
+    ///
+    /// content: as for `release`. tag: as for `read`.
+    #[pyo3(signature = (ticket, seconds, *, deadline=None, content=None, tag=""),
+           text_signature = "($self, ticket, seconds, *, deadline=None, content=None, tag='')")]
+    fn extend(
+        slf: &Bound<'_, Self>,
+        ticket: &Bound<'_, PyAny>,
+        seconds: f64,
+        deadline: Option<f64>,
+        content: Option<&Bound<'_, PyContent>>,
+        tag: &str,
+    ) -> PyResult<PyTransfer> {
+        let py = slf.py();
+        let (engine, ticket) = (slf.get().0.get(py)?, crate::ticket::ticket(ticket)?);
+        let (by, options) =
+            (args::seconds(py, "seconds", seconds)?, common(py, deadline, Natural(1), content, tag)?);
+        let transfer = py.detach(|| engine.extend(&ticket, by, options)).or_raise(py)?;
         Ok(PyTransfer::new(transfer, slf.clone().unbind(), None))
     }
 
     /// How a transfer with this ticket would go.
     ///
-    /// A dict: "transport" and "way" it would take, "passed_over" (what "auto" would not take, each
+    /// A dict: "transport" and "way" it would take, "passed_over" (every other transport, each
     /// "transport: reason") and "probes" (what was tried on this machine: dicts of "name", "works", "reason",
     /// "detail").
     fn explain<'py>(&self, py: Python<'py>, ticket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let (engine, ticket) = (self.0.get(py)?, crate::ticket::ticket(ticket)?);
         let found = py.detach(|| engine.explain(&ticket)).or_raise(py)?;
         let told = PyDict::new(py);
-        told.set_item("transport", found.transport)?;
+        told.set_item("transport", found.transport.name())?;
         told.set_item("way", found.way)?;
-        told.set_item("passed_over", found.passed_over)?;
+        let passed_over: Vec<String> = found.passed_over.iter().map(ToString::to_string).collect();
+        told.set_item("passed_over", passed_over)?;
         let mut probes = Vec::with_capacity(found.probes.len());
         for (name, works, reason, detail) in found.probes {
             let probe = PyDict::new(py);
@@ -514,14 +557,28 @@ fn begin(
     begin: Begin,
     local: &Bound<'_, PyPageSet>,
     given: &Bound<'_, PyAny>,
-    remote: Option<&Bound<'_, PyAny>>,
+    positions: Option<&Bound<'_, PyAny>>,
     options: TransferOptions,
 ) -> PyResult<PyTransfer> {
     let py = engine.py();
     let (inner, pages) = (engine.get().0.get(py)?, local.get().pages.get(py)?);
-    let (ticket, remote) = (ticket(given)?, remote.map(ids).transpose()?);
-    let transfer = py.detach(|| begin(inner, pages, &ticket, remote, options)).or_raise(py)?;
+    let (ticket, positions) = (ticket(given)?, positions.map(named).transpose()?);
+    let transfer = py.detach(|| begin(inner, pages, &ticket, positions, options)).or_raise(py)?;
     Ok(PyTransfer::new(transfer, engine.clone().unbind(), Some(local.clone().unbind())))
+}
+
+/// Keyword arguments that there are not; of an earlier one, what is used instead.
+fn refuse(other: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+    let Some(name) = other.and_then(|other| other.keys().iter().next()) else { return Ok(()) };
+    let name: String = name.extract()?;
+    Err(PyTypeError::new_err(match name.as_str() {
+        "remote" => {
+            "there is no remote=: pages are named by their position in the grant, and not by the owner's ids; use \
+             positions="
+                .to_owned()
+        }
+        name => format!("there is no keyword argument {name}="),
+    }))
 }
 
 /// Which part of the grant, and how it is seen.
@@ -532,8 +589,15 @@ struct Part {
 }
 
 /// What every request to an owner has.
-fn common(py: Python<'_>, deadline: Option<f64>, readers: Natural, tag: &str) -> PyResult<TransferOptions> {
+fn common(
+    py: Python<'_>,
+    deadline: Option<f64>,
+    readers: Natural,
+    given: Option<&Bound<'_, PyContent>>,
+    tag: &str,
+) -> PyResult<TransferOptions> {
     Ok(TransferOptions {
+        content: content(given),
         deadline: maybe_seconds(py, "deadline", deadline)?,
         readers: readers.within(py, "readers")?,
         tag: tag.to_owned(),

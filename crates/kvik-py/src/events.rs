@@ -167,8 +167,8 @@ fn told<'py>(py: Python<'py>, event: Event) -> PyResult<Bound<'py, PyAny>> {
         }
         Event::TransportChanged { peer, from, to, reason } => {
             of(peer)?;
-            fields.set_item("instead_of", from)?;
-            fields.set_item("transport", to)?;
+            fields.set_item("instead_of", from.name())?;
+            fields.set_item("transport", to.name())?;
             fields.set_item("reason", reason)
         }
         Event::Notification(who, payload) => {
@@ -192,7 +192,7 @@ pub fn peers(py: Python<'_>, peers: Vec<Peer>) -> PyResult<Vec<Bound<'_, PyAny>>
             peer.address.map(|address| address.to_string()),
             peer.state.name(),
             peer.silent.map(|silent| silent.as_secs_f64()),
-            PyTuple::new(py, peer.transports)?,
+            PyTuple::new(py, peer.transports.iter().map(|transport| transport.name()).collect::<Vec<_>>())?,
             peer.channels,
             peer.transfers,
             peer.reconnecting,

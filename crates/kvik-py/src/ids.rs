@@ -9,7 +9,7 @@ use kvik_core::Code;
 use pyo3::buffer::ElementType;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyRange, PySequence, PyString};
+use pyo3::types::{PyRange, PySequence, PyString, PyTuple};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -33,6 +33,29 @@ pub fn ids(object: &Bound<'_, PyAny>) -> PyResult<Arc<[u32]>> {
         return of_buffer(&object.call_method0("__array__")?);
     }
     of_sequence(object)
+}
+
+/// Positions in the order of a grant: as ids, and a tuple is (start, stop) with stop excluded.
+///
+/// # Errors
+/// As for [`ids`]; `InvalidArgument` for a tuple that is not of two numbers, or of a stop before its start.
+pub fn positions(object: &Bound<'_, PyAny>) -> PyResult<Arc<[u32]>> {
+    let Ok(tuple) = object.cast::<PyTuple>() else { return ids(object) };
+    let range = match tuple.len() {
+        2 => Some(ids(object)?).filter(|ends| ends[0] <= ends[1]),
+        _ => None,
+    };
+    let range = range.ok_or_else(|| {
+        let text = "positions as a tuple are (start, stop) with stop excluded; several positions are a list";
+        error(object.py(), Code::InvalidArgument, text)
+    })?;
+    match u64::from(range[1] - range[0]) {
+        count if count > MOST_OF_A_RANGE => {
+            let text = format!("{count} positions are more than the {MOST_OF_A_RANGE} that a range may give");
+            Err(error(object.py(), Code::InvalidArgument, text))
+        }
+        _ => Ok((range[0]..range[1]).collect()),
+    }
 }
 
 /// A range is arithmetic: none of its numbers becomes a Python object.

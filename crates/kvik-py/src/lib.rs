@@ -7,6 +7,7 @@
 
 mod args;
 mod buffers;
+mod content;
 mod engine;
 mod errors;
 mod events;
@@ -29,39 +30,11 @@ mod warming;
 
 use errors::OrRaise;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
 
 /// Bytes of a size such as "16KiB" (1,024-based), "16kB" (1,000-based) or "4096". Raises InvalidArgument.
 #[pyfunction]
 fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
     kvik_core::parse_size(text).or_raise(py)
-}
-
-/// The content digest of a prompt: a list of 32 bytes for each KV block, each for all tokens up to its end.
-///
-/// namespace: what names the model, its weights and dtype. extra: the serving engine's extra keys (LoRA,
-/// salt, images) in one canonical encoding. tokens: any array, range or sequence of integers. block_tokens:
-/// tokens of a KV block; the last one may be partial. Two prompts share links exactly as far as they share
-/// all of it. Raises InvalidArgument for block_tokens=0, PageOutOfRange for a token that is not a number from
-/// 0 to 2^32-1.
-#[pyfunction]
-fn content_chain<'py>(
-    py: Python<'py>,
-    namespace: &[u8],
-    extra: &[u8],
-    tokens: &Bound<'py, PyAny>,
-    block_tokens: args::Natural,
-) -> PyResult<Bound<'py, PyList>> {
-    let tokens = ids::ids(tokens)?;
-    let block = match block_tokens.within::<usize>(py, "block_tokens")? {
-        0 => {
-            let text = "block_tokens=0 makes no KV blocks: it takes the number of tokens of one, at least 1";
-            return Err(errors::error(py, kvik_core::Code::InvalidArgument, text));
-        }
-        block => block,
-    };
-    let chain = py.detach(|| kvik_core::content_chain(namespace, extra, &tokens, block));
-    PyList::new(py, chain.iter().map(|link| PyBytes::new(py, link)))
 }
 
 /// Every metric of an engine: name, kind, labels and meaning, in the order of `Engine.metrics`.
@@ -82,6 +55,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<region::PyRegion>()?;
     module.add_class::<region::PyPageSet>()?;
     module.add_class::<layout::PyLayout>()?;
+    module.add_class::<content::PyContent>()?;
     module.add_class::<grant::PyGrant>()?;
     module.add_class::<ticket::PyTicket>()?;
     module.add_class::<transfer::PyTransfer>()?;
@@ -92,7 +66,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(router::serve_router, module)?)?;
     module.add_function(wrap_pyfunction!(options::engine_defaults, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
-    module.add_function(wrap_pyfunction!(content_chain, module)?)?;
+    module.add_function(wrap_pyfunction!(content::content_chain, module)?)?;
     module.add_function(wrap_pyfunction!(engine_metrics, module)?)?;
     module.add_function(wrap_pyfunction!(logs::set_log_level, module)?)?;
     module.add_function(wrap_pyfunction!(logs::next_records, module)?)?;

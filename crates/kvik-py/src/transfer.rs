@@ -140,7 +140,7 @@ fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
         report.bytes,
         report.extents,
         report.pages,
-        report.transport,
+        report.transport.name(),
         report.way,
         PyTuple::new(py, report.checks)?,
         time(report.plan),
@@ -148,6 +148,6 @@ fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
         time(report.wire),
         time(report.verify),
         time(report.total),
-        PyTuple::new(py, report.passed_over)?,
+        PyTuple::new(py, report.passed_over.iter().map(ToString::to_string).collect::<Vec<_>>())?,
     ))
 }

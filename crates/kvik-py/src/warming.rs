@@ -5,7 +5,7 @@ use crate::errors::{OrRaise, error, raised};
 use crate::fork::Owned;
 use crate::wait::in_steps;
 use kvik_core::{Code, Result};
-use kvik_engine::{Engine, NicPair, PairState, Warmed, Warming};
+use kvik_engine::{Engine, NicPair, PairState, TransportId, Warmed, Warming};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
@@ -73,7 +73,7 @@ impl PyWarming {
         };
         match warming.result() {
             None => "<kvik.Warming on its way>".into(),
-            Some(Ok(warmed)) => format!("<kvik.Warming done: {}>", warmed.transports.join(", ")),
+            Some(Ok(warmed)) => format!("<kvik.Warming done: {}>", names(&warmed.transports).join(", ")),
             Some(Err(error)) => format!("<kvik.Warming failed: {}>", error.code),
         }
     }
@@ -95,11 +95,11 @@ fn warmed(py: Python<'_>, warmed: Warmed) -> PyResult<Bound<'_, PyAny>> {
     let pairs = warmed.pairs.iter().map(|one| pair(py, one)).collect::<PyResult<Vec<_>>>()?;
     CLASS.import(py, "kvik._report", "Warmed")?.call1((
         warmed.connected,
-        PyTuple::new(py, warmed.transports)?,
-        PyTuple::new(py, warmed.made)?,
+        PyTuple::new(py, names(&warmed.transports))?,
+        PyTuple::new(py, names(&warmed.made))?,
         warmed.channels,
         PyTuple::new(py, pairs)?,
-        PyTuple::new(py, warmed.passed_over)?,
+        PyTuple::new(py, warmed.passed_over.iter().map(ToString::to_string).collect::<Vec<_>>())?,
         warmed.took.as_secs_f64(),
     ))
 }
@@ -112,4 +112,9 @@ fn pair<'py>(py: Python<'py>, pair: &NicPair) -> PyResult<Bound<'py, PyAny>> {
     };
     let class = CLASS.import(py, "kvik._report", "NicPair")?;
     class.call1((&pair.nic, pair.peer_nic, pair.state.name(), reason))
+}
+
+/// The words for transports.
+fn names(transports: &[TransportId]) -> Vec<&'static str> {
+    transports.iter().map(|transport| transport.name()).collect()
 }

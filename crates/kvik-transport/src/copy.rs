@@ -9,9 +9,9 @@
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
 use crate::gpu::{Broken, GpuCopier, Readable, Stuck};
-use crate::local::{LocalLink, PeerRegion, Populator, link_broke, lock, stopped};
+use crate::local::{Links, LocalLink, PeerRegion, link_broke, lock, stopped};
 use crate::sums::{Bytes, PIECE, Summer};
-use crate::{Desk, Held, finish, from_host};
+use crate::{Held, Queue, WorkSource, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::cuda::GpuMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
@@ -32,10 +32,9 @@ const RUNS: usize = 512;
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The copying threads of an engine.
-pub struct CopyPool {
+pub(crate) struct CopyPool {
     bell: Arc<Bell>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    populator: Arc<Populator>,
 }
 
 #[derive(Default)]
@@ -52,22 +51,21 @@ impl Drop for CopyPool {
 
 impl CopyPool {
     /// Starts `threads` threads.
-    pub fn start(desk: Arc<dyn Desk>, threads: usize, options: &ThreadOptions) -> Result<CopyPool> {
+    pub fn start(
+        work: Arc<dyn WorkSource>,
+        links: Arc<Links>,
+        threads: usize,
+        options: &ThreadOptions,
+    ) -> Result<CopyPool> {
         let bell = Arc::new(Bell::default());
-        let fail = |error| from_host(Code::InvalidArgument, error);
-        let populator = Arc::new(Populator::start(options).map_err(fail)?);
-        let pool = CopyPool { bell: bell.clone(), threads: Mutex::default(), populator };
+        let pool = CopyPool { bell: bell.clone(), threads: Mutex::default() };
         for number in 0..threads {
-            let (desk, bell) = (desk.clone(), bell.clone());
-            let thread = spawn_named(&format!("kvik-copy-{number}"), options, move || run(&*desk, &bell));
-            lock(&pool.threads).push(thread.map_err(fail)?);
+            let (work, links, bell) = (work.clone(), links.clone(), bell.clone());
+            let thread =
+                spawn_named(&format!("kvik-copy-{number}"), options, move || run(&*work, &links, &bell));
+            lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
         }
         Ok(pool)
-    }
-
-    /// Makes the page tables of what links to other processes are shown.
-    pub fn populator(&self) -> &Arc<Populator> {
-        &self.populator
     }
 
     /// There is something to copy.
@@ -80,7 +78,6 @@ impl CopyPool {
     pub fn stop(&self) {
         lock(&self.bell.state).1 = true;
         self.bell.rung.notify_all();
-        self.populator.stop();
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
                 log::error!("a copying thread panicked; its transfers end by their deadlines");
@@ -89,7 +86,7 @@ impl CopyPool {
     }
 }
 
-fn run(desk: &dyn Desk, bell: &Bell) {
+fn run(work: &dyn WorkSource, links: &Links, bell: &Bell) {
     let mut copier = Copier::default();
     let mut stuck: Vec<(Order<Held>, Box<Stuck>)> = Vec::new();
     let mut heard = 0;
@@ -112,13 +109,13 @@ fn run(desk: &dyn Desk, bell: &Bell) {
         while let Some(at) = stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
             let (order, stuck) = stuck.swap_remove(at);
             drop(stuck);
-            finish(desk, order, OrderOutcome::Void);
+            finish(work, order, OrderOutcome::Void);
         }
-        while let Some(order) = desk.next_copy() {
-            match copier.execute(desk, &order) {
-                Ok(outcome) => finish(desk, order, outcome),
+        while let Some(order) = work.claim(Queue::Copy) {
+            match copier.execute(links, &order) {
+                Ok(outcome) => finish(work, order, outcome),
                 Err(held) => {
-                    desk.stuck(order.id, held.error());
+                    work.stuck(order.id, held.error());
                     stuck.push((order, held));
                 }
             }
@@ -143,7 +140,7 @@ impl Default for Copier {
 impl Copier {
     /// # Errors
     /// A GPU has something of the order under way that does not end.
-    fn execute(&mut self, desk: &dyn Desk, order: &Order<Held>) -> Result<OrderOutcome, Box<Stuck>> {
+    fn execute(&mut self, links: &Links, order: &Order<Held>) -> Result<OrderOutcome, Box<Stuck>> {
         if stopped(&order.stop) {
             return Ok(OrderOutcome::Void);
         }
@@ -152,7 +149,7 @@ impl Copier {
                 (Held::Host(_), Held::Host(_)) => self.copy_own(order, memory, view),
                 _ => return ended(self.copy_gpu(order, memory, view)),
             },
-            OrderKind::Copy(CopyFrom::Peer(source)) => match desk.local_link(order.id.session()) {
+            OrderKind::Copy(CopyFrom::Peer(source)) => match links.get(order.id.session()) {
                 Some(link) => return ended(self.copy_peer(order, source, &link)),
                 // There was one when the transfer began.
                 None => Err(link_broke()),

@@ -1,4 +1,4 @@
-//! The fault-injecting transport: it stands between the desk and the threads of any other transport.
+//! The fault-injecting transport: it stands between the work and the threads of any other transport.
 //!
 //! Every order passes through it, so what it does happens to every transport alike: orders come late and therefore
 //! in another order than other channels' ones, threads are stuck with an order in hand, an order is lost or reported
@@ -7,10 +7,10 @@
 //!
 //! Orders are counted from 0 in the sequence in which they are given, over all threads of the engine.
 
-use crate::local::{LocalLink, lock};
-use crate::{Desk, Held};
+use crate::local::lock;
+use crate::{Held, Placement, Queue, Services, SessionEvents, WorkSource};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, NicAnswer, NicCall, Nics, Order, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, Order, OrderOutcome, OrderRef};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,9 +70,11 @@ impl Faults {
         self.seed
     }
 
-    /// A desk whose orders pass through these faults.
-    pub fn stand_before(self: &Arc<Self>, desk: Arc<dyn Desk>) -> Arc<dyn Desk> {
-        Arc::new(Faulty { desk, faults: self.clone() })
+    /// Services whose orders pass through these faults.
+    pub fn stand_before(self: &Arc<Self>, behind: Services) -> Services {
+        let (sessions, rma) = (behind.sessions.clone(), behind.rma.clone());
+        let faulty = Arc::new(Faulty { behind, faults: self.clone() });
+        Services { work: faulty.clone(), placement: faulty, sessions, rma }
     }
 
     /// So many of a thousand orders come late, by `most` at most.
@@ -130,7 +132,7 @@ impl Faults {
     }
 
     /// An order is about to be given: what happens to it and its thread first. Gives its number.
-    fn meet(&self, desk: &dyn Desk, session: u64) -> u64 {
+    fn meet(&self, sessions: &dyn SessionEvents, session: u64) -> u64 {
         let mut state = lock(&self.state);
         let number = state.given;
         state.given += 1;
@@ -150,7 +152,7 @@ impl Faults {
         }
         if lost {
             let text = "a channel broke: a fault that was injected";
-            desk.channel_lost(session, Error::new(Code::PeerLost, text));
+            sessions.broken(session, Error::new(Code::PeerLost, text));
         }
         number
     }
@@ -175,88 +177,39 @@ impl Faults {
 }
 
 struct Faulty {
-    desk: Arc<dyn Desk>,
+    behind: Services,
     faults: Arc<Faults>,
 }
 
-impl Faulty {
-    fn give(&self, order: Option<Order<Held>>) -> Option<Order<Held>> {
-        let order = order?;
-        self.faults.meet(&*self.desk, order.id.session());
+impl WorkSource for Faulty {
+    fn claim(&self, queue: Queue) -> Option<Order<Held>> {
+        let order = self.behind.work.claim(queue)?;
+        self.faults.meet(&*self.behind.sessions, order.id.session());
         Some(order)
-    }
-}
-
-impl Desk for Faulty {
-    fn next_send(&self, session: u64) -> Option<Order<Held>> {
-        self.give(self.desk.next_send(session))
-    }
-
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
-        let Some(order) = self.desk.place(session, header)? else { return Ok(None) };
-        let number = self.faults.meet(&*self.desk, session);
-        if self.faults.repeats(number)
-            && let Err(error) = self.desk.place(session, header).map(drop)
-        {
-            let id = order.id;
-            drop(order);
-            self.desk.done(id, OrderOutcome::Void);
-            return Err(error);
-        }
-        Ok(Some(order))
-    }
-
-    fn next_copy(&self) -> Option<Order<Held>> {
-        self.give(self.desk.next_copy())
     }
 
     fn done(&self, id: OrderRef, outcome: OrderOutcome) {
         let outcome = self.faults.ends(outcome);
-        self.desk.done(id, outcome);
+        self.behind.work.done(id, outcome);
     }
 
     fn stuck(&self, id: OrderRef, error: Error) {
-        self.desk.stuck(id, error);
+        self.behind.work.stuck(id, error);
     }
+}
 
-    fn alive(&self, session: u64) -> bool {
-        self.desk.alive(session)
-    }
-
-    fn channel_lost(&self, session: u64, error: Error) {
-        self.desk.channel_lost(session, error);
-    }
-
-    fn local_link(&self, session: u64) -> Option<Arc<LocalLink>> {
-        self.desk.local_link(session)
-    }
-
-    fn next_post(&self, session: u64) -> Option<Order<Held>> {
-        self.give(self.desk.next_post(session))
-    }
-
-    fn is_exposed(&self) -> bool {
-        self.desk.is_exposed()
-    }
-
-    fn peer_nics(&self, session: u64) -> Option<Nics> {
-        self.desk.peer_nics(session)
-    }
-
-    fn nic_moved(&self, number: usize, address: Vec<u8>) {
-        self.desk.nic_moved(number, address);
-    }
-
-    fn call_nic(&self, session: u64, call: NicCall) {
-        self.desk.call_nic(session, call);
-    }
-    fn answer_nic(&self, session: u64, answer: NicAnswer) {
-        self.desk.answer_nic(session, answer);
-    }
-    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
-        self.desk.warmed(session, nic, number, outcome);
-    }
-    fn fenced(&self, session: u64) {
-        self.desk.fenced(session);
+impl Placement for Faulty {
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
+        let Some(order) = self.behind.placement.place(session, header)? else { return Ok(None) };
+        let number = self.faults.meet(&*self.behind.sessions, session);
+        if self.faults.repeats(number)
+            && let Err(error) = self.behind.placement.place(session, header).map(drop)
+        {
+            let id = order.id;
+            drop(order);
+            self.behind.work.done(id, OrderOutcome::Void);
+            return Err(error);
+        }
+        Ok(Some(order))
     }
 }

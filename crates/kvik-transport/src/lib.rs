@@ -1,16 +1,18 @@
 //! Moves bytes.
 //!
-//! A transport executes [`Order`]s and decides nothing: it asks its [`Desk`] what to do next, does it, and reports
-//! it done. The desk (the engine around the protocol's node) knows peers, grants and deadlines; a transport knows
-//! sockets and mappings.
+//! A transport executes [`Order`]s and decides nothing: it claims what to do next, does it, and reports it done. Who
+//! runs it (the engine around the protocol's node) knows peers, grants and deadlines; a transport knows sockets,
+//! mappings and NICs. Between them there are [`Transport`], which each kind implements, and the [`services`] that it
+//! gets in return.
 //!
-//! - [`held`]: the memory that orders name.
+//! - [`transport`]: what every transport can do.
+//! - [`services`]: what transports need: work, a place for chunks, somebody who hears of sessions.
 //! - [`tcp`]: threads that send and place chunks over the channels of sessions, straight from and to registered
 //!   memory.
-//! - [`copy`]: threads that copy into this process's memory, from itself or from a process on the same host.
-//! - [`local`]: what another process on this host has shown of its memory.
+//! - [`local`]: what another process on this host has shown of its memory, and threads that copy from there.
+//! - [`rma`]: NICs that move bytes, one-sided; their threads are in [`nics`].
+//! - [`held`]: the memory that orders name.
 //! - [`faulty`]: what can go wrong with any of them, on demand, for tests.
-//! - [`nics`]: threads whose NICs move bytes, one-sided.
 //! - [`tls`]: TLS for TCP connections.
 //!
 //! Threads here never block while they hold an order, so an order that must stop is left at once: that is how a
@@ -18,65 +20,29 @@
 
 #![forbid(unsafe_code)]
 
-pub mod copy;
 pub mod faulty;
 pub mod held;
 pub mod local;
 pub mod nics;
+pub mod rma;
+pub mod services;
 pub mod tcp;
 pub mod tls;
+pub mod transport;
 
+mod copy;
 mod gpu;
+mod pace;
 mod sums;
 
 pub use held::{Held, WeakHeld};
+pub use pace::Estimate;
+pub use services::{Placement, RmaPeers, Services, SessionEvents, WorkSource};
+pub use transport::{Answer, Moved, Queue, Request, Transport, TransportId};
 
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Code, Error};
 use kvik_host::HostError;
-use kvik_proto::{ChunkHeader, CopyFrom, NicAnswer, NicCall, Nics, Order, OrderKind, OrderOutcome, OrderRef};
-use std::sync::Arc;
-
-/// Where a transport gets its orders.
-pub trait Desk: Send + Sync + 'static {
-    /// The next chunk to send on any channel of a session.
-    fn next_send(&self, session: u64) -> Option<Order<Held>>;
-    /// Where the chunk that a channel of the session announces goes; `None` throws it away.
-    ///
-    /// # Errors
-    /// The channel must be cut.
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>>;
-    /// The next part to copy, of any transfer.
-    fn next_copy(&self) -> Option<Order<Held>>;
-    /// An order has ended; its memory is not touched any more, and the order itself is gone: with a transfer's last
-    /// order its memory is let go of before anybody hears of the end.
-    fn done(&self, id: OrderRef, outcome: OrderOutcome);
-    /// An order that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. It
-    /// is reported done when the device is through.
-    fn stuck(&self, id: OrderRef, error: Error);
-    /// Bytes have come from the peer of a session. False when the session is over.
-    fn alive(&self, session: u64) -> bool;
-    /// A channel of a session broke.
-    fn channel_lost(&self, session: u64, error: Error);
-    /// What the peer of a session has shown of its memory.
-    fn local_link(&self, session: u64) -> Option<Arc<local::LocalLink>>;
-    /// The next chunk that a NIC moves for a transfer of the session.
-    fn next_post(&self, session: u64) -> Option<Order<Held>>;
-    /// Whether peers' NICs may reach this engine's memory now.
-    fn is_exposed(&self) -> bool;
-    /// The NICs of a session's peer.
-    fn peer_nics(&self, session: u64) -> Option<Nics>;
-    /// Peers reach this engine's NIC of this number at another address from now on.
-    fn nic_moved(&self, number: usize, address: Vec<u8>);
-    /// A NIC here wants a way to one of the session's peer.
-    fn call_nic(&self, session: u64, call: NicCall);
-    /// The answer to a NIC of the session's peer.
-    fn answer_nic(&self, session: u64, answer: NicAnswer);
-    /// This NIC was to have an open way to one of the session's peer, by `number`: whether it has made one (true) or
-    /// had one (false), or why it has none.
-    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>);
-    /// No NIC touches memory for this session any more, which has ended.
-    fn fenced(&self, session: u64);
-}
+use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome};
 
 /// An error of the machine in the engine's words.
 pub fn from_host(code: Code, error: HostError) -> Error {
@@ -95,13 +61,13 @@ pub fn from_host(code: Code, error: HostError) -> Error {
 }
 
 /// Reports an order's end, after it has let go of its memory.
-pub(crate) fn finish(desk: &dyn Desk, order: Order<Held>, mut outcome: OrderOutcome) {
+pub(crate) fn finish(work: &dyn WorkSource, order: Order<Held>, mut outcome: OrderOutcome) {
     if let OrderOutcome::Done { extents, .. } = &mut outcome {
         *extents = extents.saturating_sub(goes_on(&order).into());
     }
     let id = order.id;
     drop(order);
-    desk.done(id, outcome);
+    work.done(id, outcome);
 }
 
 /// Whether an order's first run goes on where that of the chunk before it ended: two chunks of one run are no two

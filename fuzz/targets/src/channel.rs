@@ -11,9 +11,8 @@ use kvik_proto::{
     CHUNK_HEADER, ChunkHeader, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Order, OrderOutcome,
     OrderRef, Path, STATUS_VOID, STATUS_WHOLE, Select, Side, Timing,
 };
-use kvik_transport::local::LocalLink;
-use kvik_transport::tcp::TcpPool;
-use kvik_transport::{Desk, Held};
+use kvik_transport::tcp::{Tcp, TcpConfig};
+use kvik_transport::{Held, Placement, Queue, RmaPeers, Services, SessionEvents, WorkSource};
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -52,7 +51,7 @@ fn header(
 const PAGES: u32 = 16;
 const PAGE: u64 = 4096;
 
-/// A desk with one node, made anew for each input.
+/// What the transport asks: one node, made anew for each input.
 #[derive(Default)]
 struct Table {
     book: Mutex<Option<Book>>,
@@ -73,18 +72,8 @@ impl Table {
     }
 }
 
-impl Desk for Table {
-    fn next_send(&self, _: u64) -> Option<Order<Held>> {
-        None
-    }
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
-        let mut book = self.book();
-        let Some(book) = book.as_mut().filter(|book| book.session == session) else { return Ok(None) };
-        let order = book.node.place(session, header, NOW)?;
-        book.given += usize::from(order.is_some());
-        Ok(order)
-    }
-    fn next_copy(&self) -> Option<Order<Held>> {
+impl WorkSource for Table {
+    fn claim(&self, _: Queue) -> Option<Order<Held>> {
         None
     }
     fn done(&self, id: OrderRef, outcome: OrderOutcome) {
@@ -94,38 +83,47 @@ impl Desk for Table {
         }
     }
     fn stuck(&self, _: OrderRef, _: Error) {}
-    fn alive(&self, session: u64) -> bool {
+}
+
+impl Placement for Table {
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
+        let mut book = self.book();
+        let Some(book) = book.as_mut().filter(|book| book.session == session) else { return Ok(None) };
+        let order = book.node.place(session, header, NOW)?;
+        book.given += usize::from(order.is_some());
+        Ok(order)
+    }
+}
+
+impl SessionEvents for Table {
+    fn heard(&self, session: u64) -> bool {
         self.book().as_ref().is_some_and(|book| book.session == session)
     }
-    fn channel_lost(&self, session: u64, _: Error) {
+    fn connect(&self, _: u64) {}
+    fn broken(&self, session: u64, _: Error) {
         if let Some(book) = self.book().as_mut().filter(|book| book.session == session) {
             book.lost = true;
         }
         self.lost.notify_all();
     }
-    fn local_link(&self, _: u64) -> Option<Arc<LocalLink>> {
-        None
-    }
-    fn next_post(&self, _: u64) -> Option<Order<Held>> {
-        None
-    }
-    fn is_exposed(&self) -> bool {
-        false
-    }
-    fn peer_nics(&self, _: u64) -> Option<Nics> {
-        None
-    }
-    fn nic_moved(&self, _: usize, _: Vec<u8>) {}
-    fn call_nic(&self, _: u64, _: kvik_proto::NicCall) {}
-    fn answer_nic(&self, _: u64, _: kvik_proto::NicAnswer) {}
-    fn warmed(&self, _: u64, _: usize, _: usize, _: Result<bool>) {}
+    fn flush_local(&self) {}
     fn fenced(&self, _: u64) {}
+}
+
+impl RmaPeers for Table {
+    fn nics(&self, _: u64) -> Option<Nics> {
+        None
+    }
+    fn moved(&self, _: Nics) {}
+    fn call(&self, _: u64, _: kvik_proto::NicCall) {}
+    fn answer(&self, _: u64, _: kvik_proto::NicAnswer) {}
+    fn warmed(&self, _: u64, _: usize, _: usize, _: Result<bool>) {}
 }
 
 /// What all inputs share: one data thread, and somewhere to connect to.
 struct Stage {
     table: Arc<Table>,
-    pool: TcpPool,
+    tcp: Tcp,
     listener: TcpListener,
     port: u16,
     memory: Held,
@@ -137,14 +135,15 @@ static STAGE: OnceLock<Mutex<Stage>> = OnceLock::new();
 
 fn stage() -> Mutex<Stage> {
     let table = Arc::new(Table::default());
-    let pool = TcpPool::start(table.clone(), 1, &ThreadOptions::default()).expect("a thread");
+    let config = TcpConfig { threads: 1, channels: 1, tls: false };
+    let tcp = Tcp::start(config, &Services::of(&table), &ThreadOptions::default()).expect("a thread");
     let listener = TcpListener::bind(([0, 0, 0, 0], 0).into(), 16, &TcpOptions::default()).expect("a port");
     let port = listener.local_addr().expect("its address").port();
     let memory = Memory::shared((u64::from(PAGES) * PAGE) as usize, HugePages::Never).expect("memory").into();
     let layout = Arc::new(Layout::contiguous(PAGES, PAGE).expect("a layout"));
     let pages: Vec<u32> = (0..PAGES).rev().collect();
     let view = View::new(layout, pages.into(), 0..1, 0..1, Sort::LayerFirst).expect("a view");
-    Mutex::new(Stage { table, pool, listener, port, memory, view, turn: 0 })
+    Mutex::new(Stage { table, tcp, listener, port, memory, view, turn: 0 })
 }
 
 /// The threads of a data channel: chunks that fit, that do not fit, that come twice, and raw bytes. The connection
@@ -167,7 +166,7 @@ pub fn channel(data: &[u8]) {
     let bytes = stream(data, session, transfer);
     book.lost = false;
     *stage.table.book() = Some(book);
-    stage.pool.add(session, conn);
+    stage.tcp.add(session, conn);
     // The other side may cut the channel before it has all.
     let _ = peer.write_all(&bytes).and_then(|()| peer.shutdown(Shutdown::Write));
     let waited = stage.table.lost.wait_timeout_while(stage.table.book(), PATIENCE, |book| {
@@ -195,6 +194,7 @@ fn book(stage: &Stage) -> (Book, u64) {
     let open = Open {
         grant: GrantId([1; 16]),
         layout: [0; 8],
+        content: None,
         op: Op::Read,
         path: Path::Channels,
         sums: true,

@@ -1,8 +1,10 @@
 //! Structure out of a fuzzer's bytes. What is drawn is valid often, and wrong in one field often too.
 
 use arbitrary::{Result, Unstructured};
-use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
-use kvik_proto::{Begin, Frame, MAX_READERS, NicKey, Nics, Op, PageList, Path, Select, Source};
+use kvik_core::{Code, ContentClaim, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
+use kvik_proto::{
+    Begin, Frame, MAX_READERS, NicKey, Nics, Op, PageList, Path, Select, Source, TravellingSource,
+};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,9 +99,9 @@ fn range(u: &mut Unstructured) -> Result<Range<u32>> {
     Ok(small(u)?..small(u)?)
 }
 
-fn source(u: &mut Unstructured) -> Result<Source> {
+fn source(u: &mut Unstructured) -> Result<TravellingSource> {
     let layout = Arc::new(small_layout(u)?);
-    Ok(Source {
+    let source = Source {
         region: RegionId(small(u)?),
         view: view(u, &layout)?,
         slot: small(u)?,
@@ -107,15 +109,20 @@ fn source(u: &mut Unstructured) -> Result<Source> {
         keys: (0..u.int_in_range(0..=2)?)
             .map(|_| Ok(NicKey { key: number(u)?, base: number(u)? }))
             .collect::<Result<_>>()?,
-    })
+    };
+    Ok(source.travelling())
 }
 
+/// A grant that a request may be for: its id, the digest of its layout, its shape, and what claims its content.
+pub type Fit = (GrantId, [u8; 8], Shape, Option<ContentClaim>);
+
 /// A request. `fits` gives the shapes and grants that the engine it goes to would serve.
-pub fn begin(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result<Begin> {
+pub fn begin(u: &mut Unstructured, fits: &[Fit]) -> Result<Begin> {
     let mut begin = Begin {
         transfer: u.int_in_range(0..=64)?,
         grant: GrantId([u.int_in_range(0..=3)?; 16]),
         layout: [u.arbitrary()?; 8],
+        content: None,
         op: *u.choose(&[Op::Read, Op::Write, Op::Confirm, Op::Extend])?,
         path: if u.arbitrary()? { Path::Channels } else { Path::Memory },
         sums: u.arbitrary()?,
@@ -129,8 +136,8 @@ pub fn begin(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result
         source: None,
     };
     if u.ratio(3, 4)? && !fits.is_empty() {
-        let (grant, layout, shape) = *u.choose(fits)?;
-        (begin.grant, begin.layout, begin.shape) = (grant, layout, Some(shape));
+        let (grant, layout, shape, claim) = *u.choose(fits)?;
+        (begin.grant, begin.layout, begin.shape, begin.content) = (grant, layout, Some(shape), claim);
         (begin.unit, begin.chunk) = (4096, 4096 * u.int_in_range(1..=3)?);
     }
     if u.ratio(1, 4)? {
@@ -141,11 +148,14 @@ pub fn begin(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result
     }
     if u.ratio(1, 4)? {
         begin.select = Select {
-            pages: maybe(u, page_list)?,
+            positions: maybe(u, page_list)?,
             layers: maybe(u, range)?,
             slices: maybe(u, range)?,
             parts: maybe(u, small)?,
         };
+    }
+    if u.ratio(1, 8)? {
+        begin.content = maybe(u, |u| Ok([u.arbitrary()?; 32]))?;
     }
     if u.ratio(1, 3)? {
         begin.source = maybe(u, source)?;
@@ -154,7 +164,7 @@ pub fn begin(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result
 }
 
 /// Any frame.
-pub fn frame(u: &mut Unstructured, fits: &[(GrantId, [u8; 8], Shape)]) -> Result<Frame> {
+pub fn frame(u: &mut Unstructured, fits: &[Fit]) -> Result<Frame> {
     let transfer = u.int_in_range(0..=64)?;
     Ok(match u.int_in_range(0u8..=14)? {
         0 => Frame::Beat,

@@ -7,7 +7,10 @@
 use crate::feed;
 use crate::greetings::{identity, shaken};
 use arbitrary::Unstructured;
-use kvik_core::{Code, Error, GrantId, GrantState, Layout, Order as Sort, RegionId, Right, Shape, Use, View};
+use kvik_core::{
+    Code, Content, ContentClaim, Error, GrantId, GrantState, Layout, Order as Sort, RegionId, Right, Use,
+    View,
+};
 use kvik_proto::{
     Check, ChunkHeader, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Order, OrderKind,
     OrderOutcome, Path, Select, Side, Timing,
@@ -29,7 +32,7 @@ struct World {
     orders: Vec<Order<u8>>,
     begun: HashSet<FlowKey>,
     ended: HashSet<GrantId>,
-    given: Vec<(GrantId, [u8; 8], Shape)>,
+    given: Vec<feed::Fit>,
     view: View,
 }
 
@@ -82,10 +85,15 @@ impl World {
 
     fn give(&mut self, number: u8, right: Right, uses: Use) {
         let id = GrantId([number; 16]);
+        // Every other one says what it holds.
+        let pages = self.view.pages().len();
+        let content =
+            Content::new(&vec![number; pages * 32], b"all").ok().filter(|_| number.is_multiple_of(2));
         let offer = Offer {
             region: number,
             region_id: RegionId(number.into()),
             view: self.view.clone(),
+            content: content.clone(),
             right,
             uses,
             expires: self.now + Duration::from_secs(20),
@@ -96,8 +104,15 @@ impl World {
             closed: Default::default(),
         };
         if self.node.grant(id, offer, self.now).is_ok() {
-            self.given.push((id, self.view.layout().digest(), self.view.shape()));
+            let claim = content.and_then(|content| content.claim(pages - 1));
+            self.given.push((id, self.view.layout().digest(), self.view.shape(), claim));
         }
+    }
+
+    /// What is claimed of a grant: that of one of those here, or nothing.
+    fn claim(&self, u: &mut Unstructured) -> arbitrary::Result<Option<ContentClaim>> {
+        let claims: Vec<_> = self.given.iter().map(|fit| fit.3).chain([None]).collect();
+        u.choose(&claims).copied()
     }
 
     fn step(&mut self, u: &mut Unstructured) -> arbitrary::Result<()> {
@@ -170,6 +185,7 @@ impl World {
         let open = Open {
             grant: GrantId([u.int_in_range(0..=3)?; 16]),
             layout: self.view.layout().digest(),
+            content: self.claim(u)?,
             op,
             path,
             sums: u.arbitrary()?,
@@ -224,7 +240,7 @@ impl World {
 
     fn end(mut self) {
         self.node.close_session(self.session, Error::new(Code::PeerLost, "cut"));
-        for (id, _, _) in std::mem::take(&mut self.given) {
+        for (id, ..) in std::mem::take(&mut self.given) {
             self.node.end_grant(id, GrantState::Revoked);
         }
         // Transfers within the engine know no connection: they end by their deadline.

@@ -14,7 +14,11 @@ static ENGINE: OnceLock<Engine> = OnceLock::new();
 
 /// Whatever is asked, there is one answer, and the connection ends: a recording with its last line.
 pub fn stat(data: &[u8]) {
-    let engine = ENGINE.get_or_init(|| Engine::start(Config::default()).expect("an engine"));
+    let engine = ENGINE.get_or_init(|| {
+        let engine = Engine::start(Config::default()).expect("an engine");
+        kvik_observe::observe(&engine).expect("an engine that can be asked");
+        engine
+    });
     let name = format!("kvik-stat-{}", engine.id());
     let conn = UnixConn::connect(&name, PATIENCE).expect("an engine answers");
     // What is asked often begins as it should.

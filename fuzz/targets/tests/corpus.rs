@@ -167,3 +167,22 @@ fn every_target_is_here_and_has_a_program() {
         assert!(manifest.contains(&format!("name = \"{target}\"")), "{target} is not in fuzz/Cargo.toml");
     }
 }
+
+/// Eight bytes of a page list stand for a million pages: they stay eight until their sender was charged for all.
+#[test]
+fn a_source_of_a_million_pages_costs_what_came() {
+    use kvik_core::{Layout, Order, RegionId, View};
+    use kvik_proto::{Frame, MAX_PAGES, Source, TravellingView};
+    let layout = std::sync::Arc::new(Layout::contiguous(MAX_PAGES as u32, 8).unwrap());
+    let view = View::new(layout, (0..MAX_PAGES as u32).collect(), 0..1, 0..1, Order::LayerFirst).unwrap();
+    let view = TravellingView::of(&view);
+    let source = Source { region: RegionId(1), view, slot: 0, generation: 0, keys: [].into() };
+    let mut bytes = Vec::new();
+    Frame::Accept { transfer: 2, source: Some(Box::new(source)) }.encode(&mut bytes);
+    assert!(bytes.len() < 200);
+    let (decoded, held) = kvik_fuzz_targets::most_held(|| Frame::decode(&bytes));
+    assert!(held < 4096, "{held} bytes are held for a frame of {}", bytes.len());
+    let Ok(Some((Frame::Accept { source: Some(source), .. }, _))) = decoded else { panic!("another frame") };
+    assert_eq!(source.view.unfolded(), MAX_PAGES as usize * 4);
+    assert_eq!(source.unfold().unwrap().view.pages().len() as u64, MAX_PAGES);
+}

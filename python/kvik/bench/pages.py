@@ -81,7 +81,7 @@ class PagePlan:
             self._initiator = permutation(self.buffer_pages, 2 * seed)[:used]
             self._target = permutation(self.buffer_pages, 2 * seed + 1)[:used]
         else:
-            # Half the buffer apart: a transfer that ignored the remote page ids would not pass the check.
+            # Half the buffer apart: a transfer that ignored the target's positions would not pass the check.
             self._initiator = np.arange(used, dtype=np.uint32)
             self._target = np.roll(self._initiator, (self.batches // 2) * pages)
 

@@ -16,17 +16,44 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_LIMIT = 5.0
 
 
+class Child(Protocol):
+    """A process that was started and not waited for."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def wait(self) -> int:
+        """Wait for its end; returns its exit status, or -n after signal n."""
+
+
 def main(argv: list[str]) -> int:
     """Run the command until it ends or stdin does; returns the command's exit status (128 + n after signal
     n)."""
     grace, command = float(argv[0]), argv[1:]
+    return keep(
+        grace,
+        # This process has one thread, so code between fork and exec is safe here.
+        lambda before: subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=before
+        ),
+    )
+
+
+def keep(grace: float, start: Callable[[Callable[[], None]], Child]) -> int:
+    """Keep the child that `start` starts; what `start` is given has to be called in the child, first of all.
+
+    This process may have one thread only. Returns the child's exit status (128 + n after signal n).
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the starter's to handle
@@ -34,14 +61,7 @@ def main(argv: list[str]) -> int:
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-
-    def die_with_keeper() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-    # This process has one thread, so code between fork and exec is safe here.
-    child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_keeper
-    )
+    child = start(lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     ended = os.pidfd_open(child.pid)
     select.select([0, wake, ended], [], [])
     _signal_group(child.pid, signal.SIGTERM)

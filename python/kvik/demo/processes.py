@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import IO, BinaryIO, Protocol, TypeVar
 
 from kvik.demo import keeper
 
@@ -21,6 +21,27 @@ POLL = 0.25  # seconds between two looks at a server that is not up yet
 FIRST_PORT = 10000  # well-known services and their neighbours are below
 TRIED = 1000  # ports looked at before none is said to be free
 TAIL = 60  # lines of a log that go into an error
+
+
+class Keeper(Protocol):
+    """A keeper that runs. Closing its stdin makes it stop what it keeps. As of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """The pipe that it watches."""
+
+    def poll(self) -> int | None:
+        """Its exit status, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; returns its exit status, or raises `subprocess.TimeoutExpired`."""
+
+    def kill(self) -> None:
+        """End it at once."""
 
 
 class ProcessError(Exception):
@@ -40,12 +61,15 @@ class Process:
         self.grace = grace
         self.log = log
         self.command = tuple(command)
-        full = {**os.environ, **(env or {})}
-        launcher = [sys.executable, "-S", keeper.__file__, str(grace), *command]
         with log.open("ab") as out:
-            self._keeper = subprocess.Popen(
-                launcher, stdin=subprocess.PIPE, stdout=out, stderr=out, env=full, start_new_session=True
-            )
+            self._keeper = self._launch(out, {**os.environ, **(env or {})})
+
+    def _launch(self, out: BinaryIO, env: Mapping[str, str]) -> "Keeper":
+        """Start the keeper, and it the command; their output goes to `out`."""
+        launcher = [sys.executable, "-S", keeper.__file__, str(self.grace), *self.command]
+        return subprocess.Popen(
+            launcher, stdin=subprocess.PIPE, stdout=out, stderr=out, env=env, start_new_session=True
+        )
 
     @property
     def alive(self) -> bool:

@@ -181,6 +181,10 @@ def _with_logs(
     except CannotError as error:
         raise click.ClickException(f"--link-rate cannot be had here: {error}") from error
     except _Signalled as signalled:
+        # The signal may have come within a print: that console can believe for ever that it is in the midst
+        # of one, and keep what it is given. A new one does not. A live table has hidden the cursor.
+        console = Console(highlight=False)
+        console.show_cursor()
         console.print("\nInterrupted; everything that was started is stopped.")
         status = 128 + signalled.number  # as a shell says it of a command that a signal ended
     finally:

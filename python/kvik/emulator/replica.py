@@ -139,8 +139,8 @@ class Replica:
             return []
         page_tokens = self._plan.limits.page_tokens
         tokens = request.all_tokens()[: full_pages * page_tokens]
-        extra = digest.extra_keys(request, tokens.size)
-        return self._native.content_chain(self._plan.namespace, extra, tokens, page_tokens)
+        extra = digest.extra_keys(request)
+        return digest.links(self._native.content_chain(self._plan.namespace, extra, tokens, page_tokens))
 
     # Life.
 

@@ -12,6 +12,7 @@ message is at most `LONGEST` bytes.
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import json
 import socket
@@ -44,11 +45,18 @@ class Message:
     def encode(self) -> list[memoryview]:
         """The pieces to send."""
         sizes = [array.nbytes for array in self.arrays]
-        text = json.dumps({"kind": self.kind, "arrays": sizes, **self.fields}).encode()
+        text = json.dumps({"kind": self.kind, "arrays": sizes, **self.fields}, default=_as_text).encode()
         if len(text) + sum(sizes) > LONGEST:
             raise WireError(f"a message {self.kind!r} of {len(text) + sum(sizes)} bytes; most are {LONGEST}")
         head = _HEAD.pack(len(text), sum(sizes)) + text
         return [memoryview(head), *(array.data.cast("B") for array in self.arrays if array.nbytes)]
+
+
+def _as_text(value: Any) -> str:
+    """Bytes within the JSON."""
+    if isinstance(value, bytes):
+        return base64.b85encode(value).decode()
+    raise TypeError(f"{type(value).__name__} in a message")
 
 
 def _decode(text: bytes, body: bytes) -> Message:
@@ -124,12 +132,14 @@ def plain(value: Any) -> Any:
 
 
 def build(wanted: Any, raw: Any) -> Any:
-    """The value of a type from what JSON said: dataclasses, lists, tuples, dicts with int or str keys,
+    """The value of a type from what JSON said: dataclasses, lists, tuples, dicts with int or str keys, bytes,
     optional and plain values."""
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
     if dataclasses.is_dataclass(wanted):
         kinds = typing.get_type_hints(wanted)
         return typing.cast(Any, wanted)(**{key: build(kinds[key], value) for key, value in raw.items()})
+    if wanted is bytes:
+        return base64.b85decode(raw)
     if origin in (typing.Union, types.UnionType):
         return None if raw is None else build(next(kind for kind in inner if kind is not type(None)), raw)
     if origin is dict:

@@ -1,9 +1,13 @@
-"""The content digest of a handover: which tokens, under which model, the KV blocks were computed from.
+"""The content of a handover: which tokens, under which model, the KV blocks were computed from.
 
 kvik chains one link a KV block of the prefill side: its root covers the namespace and the extra keys, and
 each link covers the one before it and the tokens of its block, the last of which may be partial. So two sides
 that agree on a link agree on everything before it, and a prompt that begins with a shorter prefill's tokens
-can be checked too.
+can be checked too. An image enters the chain in the block where it begins: a prefix that ends before it does
+not depend on it.
+
+A grant is bound to such a chain and to a *part*: which part of the model's KV a rank's pages are, and how
+their bytes lie. Each reader computes both from its own request and states them; the owner compares.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from kvik.handover.mapping import heads_of
 from kvik.handover.native import Native
-from kvik.handover.protocol import KvShape, RefusedError
+from kvik.handover.protocol import LINK_BYTES, KvShape, RefusedError
 
 NAMESPACE_SCHEMA = 2
 
@@ -23,6 +28,11 @@ NAMESPACE_SCHEMA = 2
 def canonical(value: Any) -> bytes:
     """One byte string for one value: JSON with sorted keys and no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def links(chain: bytes) -> list[bytes]:
+    """The links of a chain, the first block's first."""
+    return [chain[at : at + LINK_BYTES] for at in range(0, len(chain), LINK_BYTES)]
 
 
 def namespace_bytes(identity: Mapping[str, str], shape: KvShape) -> bytes:
@@ -33,11 +43,35 @@ def namespace_bytes(identity: Mapping[str, str], shape: KvShape) -> bytes:
 
 def namespace_digest(native: Native, namespace: bytes) -> str:
     """Short form of a namespace, for comparing and for logs: a link that no request's chain has."""
-    return native.content_chain(namespace, b"namespace", np.zeros(1, dtype=np.uint32), 1)[-1].hex()
+    return native.content_chain(namespace, b"namespace", np.zeros(1, dtype=np.uint32), 1).hex()
 
 
-def request_digest(native: Native, namespace: bytes, request: Any, num_tokens: int, block_tokens: int) -> str:
-    """Digest of the first `num_tokens` prompt tokens of a request, with LoRA, cache salt and images.
+def part_bytes(model: KvShape, division: KvShape, rank: int) -> bytes:
+    """Which part of the model's KV the pages of one rank are, and how their bytes lie in a KV block.
+
+    `model` says what the model's KV is, `division` how a server divides it among its ranks and blocks. The
+    rank's number is not in it: ranks that hold copies of the same heads are interchangeable.
+    """
+    first, end = heads_of(rank, division.tp, model.kv_heads)
+    return canonical(
+        {
+            "kind": model.kind,
+            "dtype": model.dtype,
+            "content": model.content,
+            "token_bytes": model.token_bytes,
+            "order": division.order,
+            "block_tokens": division.block_tokens,
+            "block_bytes": (end - first) * division.block_tokens * model.token_bytes,
+            "layers": [0, model.layers, model.layers],
+            "heads": [first, end, model.kv_heads],
+        }
+    )
+
+
+def request_chain(
+    native: Native, namespace: bytes, request: Any, num_tokens: int, block_tokens: int
+) -> bytes:
+    """The chain over the first `num_tokens` prompt tokens of a request, with LoRA, cache salt and images.
 
     `request` has the attributes of vLLM's; `block_tokens` are the prefill side's, which both sides use.
     Raises `RefusedError` for a request without token ids (prompt embeddings): nothing names its content.
@@ -46,20 +80,23 @@ def request_digest(native: Native, namespace: bytes, request: Any, num_tokens: i
     if tokens is None or getattr(request, "prompt_embeds", None) is not None:
         raise RefusedError("prompt_embeds", "the prompt is given as embeddings, which have no content digest")
     ids = np.asarray(tokens[:num_tokens], dtype=np.uint32)
-    return native.content_chain(namespace, extra_keys(request, num_tokens), ids, block_tokens)[-1].hex()
+    items = images(request, num_tokens)
+    return native.content_chain(namespace, extra_keys(request), ids, block_tokens, items)
 
 
-def extra_keys(request: Any, num_tokens: int) -> bytes:
-    """What changes KV besides token ids: LoRA, cache salt, images that begin within `num_tokens`."""
+def extra_keys(request: Any) -> bytes:
+    """What changes all of a request's KV besides token ids: LoRA and cache salt."""
     lora = getattr(request, "lora_request", None)
-    images = [
-        [str(feature.identifier), int(feature.mm_position.offset), int(feature.mm_position.length)]
+    return canonical({"lora": lora.lora_name if lora else None, "salt": getattr(request, "cache_salt", None)})
+
+
+def images(request: Any, num_tokens: int) -> list[tuple[int, bytes]]:
+    """The images (or other items) that begin within `num_tokens`: where, and which one."""
+    return [
+        (
+            int(feature.mm_position.offset),
+            canonical([str(feature.identifier), int(feature.mm_position.length)]),
+        )
         for feature in getattr(request, "mm_features", None) or ()
         if feature.mm_position.offset < num_tokens
     ]
-    keys = {
-        "lora": lora.lora_name if lora else None,
-        "salt": getattr(request, "cache_salt", None),
-        "images": images,
-    }
-    return canonical(keys)

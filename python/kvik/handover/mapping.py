@@ -7,7 +7,8 @@ numbers, a decode rank's reads are where its heads meet those of the prefill ran
 hold copies one is asked.
 
 KV blocks of unequal sizes meet in *parts*: equal runs of tokens, as long as the greatest common divisor of
-the two block sizes. Part j of block p has the number `p * parts + j`.
+the two block sizes. Part j of block p has the number `p * parts + j`, where p is a block's own
+number on the decode side and its place in the prompt on the prefill side: the grant has them in that order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvik.handover.protocol import MAX_PAGE_ID, KvShape, Pages, Read, RefusedError
+from kvik.handover.protocol import KvShape, Pages, Positions, Read, RefusedError
 
 MAX_PARTS = 256  # of one KV block: kvik's own bound on a page
 
@@ -42,18 +43,9 @@ class RankMap:
         """The parts of a request's decode KV blocks that hold these tokens; `first_token` begins a part."""
         return _parts(blocks, self.local_parts, *self._range(first_token, end_token))
 
-    def remote_pages(self, blocks: Sequence[int], first_token: int, end_token: int) -> Pages:
-        """The same tokens in the prefill server's KV blocks."""
-        return _parts(blocks, self.remote_parts, *self._range(first_token, end_token))
-
-    def check_numbers(self, remote_blocks: Sequence[int]) -> None:
-        """`RefusedError` where a part of an offered block would have no page number (above 2^32 - 1)."""
-        largest = max(remote_blocks)
-        if largest >= (MAX_PAGE_ID + 1) // self.remote_parts:
-            raise RefusedError(
-                "params_invalid",
-                f"remote_block_ids has {largest}, too large a number for {self.remote_parts} parts a block",
-            )
+    def remote_positions(self, first_token: int, end_token: int) -> Positions:
+        """Where the same tokens lie in the grant, whose pages are the prompt's KV blocks in order."""
+        return Positions(*self._range(first_token, end_token), self.remote_parts)
 
     def _range(self, first_token: int, end_token: int) -> tuple[int, int]:
         return first_token // self.part_tokens, -(-end_token // self.part_tokens)

@@ -7,6 +7,7 @@ same contract. Units: bytes, seconds.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 
@@ -26,6 +27,12 @@ class Grant(Protocol):
     @property
     def state(self) -> str: ...
     def revoke(self, timeout: float = ...) -> None: ...
+
+
+class Content(Protocol):
+    """What pages hold: a chain of links, one a page, and which part of the model's KV they are."""
+
+    def __len__(self) -> int: ...
 
 
 class Report(Protocol):
@@ -88,12 +95,13 @@ class Engine(Protocol):
         max_expiry: float,
         grant_id: str,
         tag: str,
+        content: Content,
     ) -> Grant: ...
     def read(
         self,
         local: PageSet,
         ticket: Ticket,
-        remote: Any,
+        positions: range,
         *,
         deadline: float,
         confirm: bool,
@@ -101,8 +109,11 @@ class Engine(Protocol):
         remote_parts: int,
         readers: int,
         tag: str,
+        content: Content,
     ) -> Transfer: ...
-    def release(self, ticket: Ticket, *, deadline: float, readers: int, tag: str) -> Transfer: ...
+    def release(
+        self, ticket: Ticket, *, deadline: float, readers: int, tag: str, content: Content
+    ) -> Transfer: ...
     def close(self, timeout: float = ...) -> None: ...
 
 
@@ -114,9 +125,15 @@ class Native(Protocol):
     def Engine(self, **options: Any) -> Engine: ...  # noqa: N802  (a class seen as the function that makes one)
     def Layout(self, pages: int, run_bytes: int, **dims: Any) -> Any: ...  # noqa: N802
     def Ticket(self, text: str) -> Ticket: ...  # noqa: N802
+    def Content(self, chain: bytes, part: bytes) -> Content: ...  # noqa: N802
     def content_chain(
-        self, namespace: bytes, extra: bytes, tokens: Any, block_tokens: int
-    ) -> list[bytes]: ...
+        self,
+        namespace: bytes,
+        extra: bytes,
+        tokens: Any,
+        block_tokens: int,
+        items: Sequence[tuple[int, bytes]] = ...,
+    ) -> bytes: ...
 
 
 def load() -> Native:

@@ -3,7 +3,9 @@ workers.
 
 `kv_transfer_params` have the field names of vLLM's pull protocol whatever the serving engine, because
 existing proxies read or forward them, plus a `kvik` sub-dict that only this package reads. They come back
-through clients and proxies, so every field is checked and bounded here before anything else sees it.
+through clients and proxies, so every field is checked and bounded here before anything else sees it. And none
+of them says which KV a request gets: what is read is named by the request's own content (`digest.py`), and
+the owner of the pages compares it with the content that the grant was issued for.
 """
 
 from __future__ import annotations
@@ -12,21 +14,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_RANKS = 4096
 MAX_SIZE = 2**40
 MAX_TICKET_TEXT = 256
-MAX_PAGE_ID = 2**32 - 1
 MAX_TOKENS = 2**31
+LINK_BYTES = 32  # of a content chain, for each KV block
 
 
 class RefusedError(Exception):
     """The offered KV cannot be used; `code` is the stable reason that is counted, the text is for people."""
 
-    def __init__(self, code: str, text: str, tickets: tuple[RankTicket, ...] = ()) -> None:
+    def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
-        self.tickets = tickets
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,6 @@ class Handover:
     remote_engine_id: str
     address: str
     num_tokens: int
-    blocks: list[int]
     tickets: tuple[RankTicket, ...]
     digest: str
     namespace: str
@@ -127,13 +127,16 @@ class Handover:
                 "params_invalid", f"tickets of ranks {ranks[:16]}, the shape says tp={self.shape.tp}"
             )
 
-    def encode(self) -> dict[str, Any]:
-        """The dict that the serving engine returns to its client as `kv_transfer_params`."""
+    def encode(self, blocks: list[int]) -> dict[str, Any]:
+        """The dict that the serving engine returns to its client as `kv_transfer_params`.
+
+        The `blocks` are in it for proxies that look whether there are any; `decode` does not read them.
+        """
         host, _, port = self.address.rpartition(":")
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [self.blocks],
+            "remote_block_ids": [blocks],
             "remote_engine_id": self.remote_engine_id,
             "remote_request_id": self.remote_request_id,
             "remote_host": host,
@@ -157,38 +160,29 @@ class Handover:
 
 
 def decode(params: Mapping[str, Any]) -> Handover:
-    """Read what a prefill server offered. `RefusedError` carries the tickets where those could be read."""
+    """Read what a prefill server offered; `RefusedError` says what cannot be read."""
     ours = params.get("kvik")
     if not isinstance(ours, Mapping):
         raise RefusedError(
             "params_not_kvik", "no 'kvik' in kv_transfer_params: the prefill server runs without kvik"
         )
-    tickets = _tickets(ours.get("tickets"))
     if ours.get("version") != PROTOCOL_VERSION:
         raise RefusedError(
             "params_version",
             f"kvik params version {str(ours.get('version'))[:20]}, this server speaks {PROTOCOL_VERSION}",
-            tickets,
         )
-    try:
-        shape = KvShape.from_dict(ours.get("shape"))
-        num_tokens = _integer(params, "remote_num_tokens", 1, MAX_TOKENS)
-        return Handover(
-            remote_request_id=_text(params, "remote_request_id", 1024),
-            remote_engine_id=_text(params, "remote_engine_id", 1024),
-            address=f"{params.get('remote_host')}:{params.get('remote_port')}"[:300],
-            num_tokens=num_tokens,
-            blocks=_blocks(params.get("remote_block_ids"), num_tokens, shape.block_tokens),
-            tickets=tickets,
-            digest=_text(ours, "digest", 128),
-            namespace=_text(ours, "namespace", 128),
-            model=_text(ours, "model", 1024),
-            shape=shape,
-            expires_in=float(_integer(ours, "expires_in", 0, 10**9)),
-        )
-    except RefusedError as refused:
-        refused.tickets = tickets
-        raise
+    return Handover(
+        remote_request_id=_text(params, "remote_request_id", 1024),
+        remote_engine_id=_text(params, "remote_engine_id", 1024),
+        address=f"{params.get('remote_host')}:{params.get('remote_port')}"[:300],
+        num_tokens=_integer(params, "remote_num_tokens", 1, MAX_TOKENS),
+        tickets=_tickets(ours.get("tickets")),
+        digest=_text(ours, "digest", 128),
+        namespace=_text(ours, "namespace", 128),
+        model=_text(ours, "model", 1024),
+        shape=KvShape.from_dict(ours.get("shape")),
+        expires_in=float(_integer(ours, "expires_in", 0, 10**9)),
+    )
 
 
 def _tickets(raw: Any) -> tuple[RankTicket, ...]:
@@ -203,21 +197,6 @@ def _tickets(raw: Any) -> tuple[RankTicket, ...]:
         tp, pp, dp = (_integer(entry, key, 0, MAX_RANKS) for key in ("tp", "pp", "dp"))
         tickets.append(RankTicket(tp, pp, dp, _text(entry, "ticket", MAX_TICKET_TEXT)))
     return tuple(tickets)
-
-
-def _blocks(raw: Any, num_tokens: int, block_tokens: int) -> list[int]:
-    if not isinstance(raw, list) or len(raw) != 1 or not isinstance(raw[0], list):
-        raise RefusedError(
-            "params_groups", "remote_block_ids is not a list with one list of KV blocks (one KV cache group)"
-        )
-    blocks: list[int] = raw[0]
-    wanted = -(-num_tokens // max(block_tokens, 1))
-    if len(blocks) != wanted or not all(type(block) is int and 0 <= block <= MAX_PAGE_ID for block in blocks):
-        raise RefusedError(
-            "params_invalid",
-            f"remote_block_ids has {len(blocks)} entries; {num_tokens} tokens need {wanted} block ids",
-        )
-    return blocks
 
 
 def _integer(raw: Mapping[str, Any], key: str, low: int, high: int) -> int:
@@ -247,6 +226,16 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """Granted pages by their place in the grant's order, from `first` to `end` (exclusive), in parts:
+    position p * parts + j is the j-th of `parts` equal runs of tokens of the p-th page."""
+
+    first: int
+    end: int
+    parts: int
+
+
+@dataclass(frozen=True)
 class Read:
     """What one decode rank reads from one prefill rank, in every layer.
 
@@ -261,11 +250,22 @@ class Read:
 
 @dataclass
 class Send:
-    """Prefill: expose these KV blocks of a finished request; `grants` by prefill rank."""
+    """Prefill: expose these KV blocks of a finished request; `grants` by prefill rank. `chain`: the content
+    of the blocks, one link each."""
 
     request_id: str
     blocks: list[int]
     grants: dict[int, str]
+    chain: bytes
+
+
+@dataclass(frozen=True)
+class Own:
+    """The content that a decode request has a right to, by its own prompt: the `chain` over the prefill
+    side's KV blocks, and of each prefill rank which part of the model's KV its pages are."""
+
+    chain: bytes
+    parts: dict[int, bytes]
 
 
 @dataclass
@@ -273,24 +273,34 @@ class Load:
     """Decode: read the `remote` pages into the `local` ones, which fill `local_blocks`.
 
     reads: by decode rank. tickets, readers: by prefill rank, `readers` being how many decode ranks confirm.
+    own: stated with every read and release; the owner refuses where its grant has other content.
     """
 
     request_id: str
     remote_request_id: str
     local_blocks: list[int]
     local: Pages
-    remote: Pages
+    remote: Positions
     reads: dict[int, tuple[Read, ...]]
     tickets: dict[int, str]
     readers: dict[int, int]
+    own: Own
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether the last of the offer's pages is among the remote ones. Only such a read uses the grant up:
+        it states the whole content, and not that of a beginning, which other prompts may share."""
+        return -(-self.remote.end // self.remote.parts) * LINK_BYTES == len(self.own.chain)
 
 
 @dataclass
 class Release:
-    """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now."""
+    """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now. `own`
+    is what the request has a right to: who has not the offer's prompt ends nobody's offer."""
 
     request_id: str
     tickets: list[RankTicket]
+    own: Own
 
 
 @dataclass

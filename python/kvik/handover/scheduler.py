@@ -11,8 +11,14 @@ Decode side: one `Pull` a request, in one of three phases::
     LOADING   blocks are allocated, the workers read into them
     SETTLED   loaded, failed, refused, or not needed; the engine computes whatever is missing
 
-`get_num_new_matched_tokens` may be asked many times and only looks (the digest is computed once and kept). An
-offer that is not taken is released, so that the prefill server gets its blocks back before their expiry.
+`get_num_new_matched_tokens` may be asked many times and only looks (the content is computed once and kept).
+An offer that is not taken is released, so that the prefill server gets its blocks back before their expiry.
+
+Whoever sends the parameters is not trusted: they only say whom to ask. What is asked for, and what is
+released, is the content of the request's own prompt, and the owner of the pages refuses anything else. The
+digest in the parameters is compared only because a difference can be told so before anything is asked. A
+request without the right content (another prompt, embeddings, another namespace, parameters that cannot be
+read) therefore releases nothing: such an offer ends by its expiry, or is taken by the request it is for.
 
 Grants are issued, and ends noticed, with engine steps. vLLM makes them without help, with pauses of 1 ms,
 while a finished request's blocks are held (`has_finished_requests`, the same in 0.28 to 0.33) and while a
@@ -38,6 +44,7 @@ from kvik.handover.native import Native
 from kvik.handover.protocol import (
     Handover,
     Load,
+    Own,
     RankHello,
     RankTicket,
     RefusedError,
@@ -62,12 +69,13 @@ class Phase(enum.Enum):
 
 @dataclass
 class Pull:
-    """One decode request that came with an offer. `handover` is None where it could not be read, `ranks`
-    until the offer is checked."""
+    """One decode request that came with an offer. `handover` is None where it could not be read, `ranks` and
+    `own` until the offer is checked."""
 
     handover: Handover | None
     phase: Phase = Phase.OFFERED
     ranks: RankMap | None = None
+    own: Own | None = None
     local_tokens: int = 0
     asked_at: float | None = None
     waited_s: float | None = None
@@ -160,35 +168,30 @@ class SchedulerSide:
         pull = self._pulls.get(request.request_id)
         if pull is None or pull.phase is not Phase.OFFERED or pull.handover is None:
             return
-        if external == 0 or pull.ranks is None:
+        if external == 0 or pull.ranks is None or pull.own is None:
             pull.phase = Phase.SETTLED
             self.counters["not_needed"] += 1
-            self._release(request.request_id, pull.handover.tickets)
+            self._release(request, pull, pull.handover.tickets)
             return
         pull.phase = Phase.LOADING
         pull.asked_at = time.monotonic()
         end = pull.local_tokens + external
+        block_tokens, blocks = self._ranks[0].shape.block_tokens, block_ids[0]
         self._plan.loads.append(
-            self._load(request.request_id, pull.handover, pull.ranks, block_ids[0], (pull.local_tokens, end))
+            Load(
+                request_id=request.request_id,
+                remote_request_id=pull.handover.remote_request_id,
+                local_blocks=list(blocks[pull.local_tokens // block_tokens : -(-end // block_tokens)]),
+                local=pull.ranks.local_pages(blocks, pull.local_tokens, end),
+                remote=pull.ranks.remote_positions(pull.local_tokens, end),
+                reads=dict(enumerate(pull.ranks.reads)),
+                tickets={ticket.tp: ticket.ticket for ticket in pull.handover.tickets},
+                readers=dict(enumerate(pull.ranks.readers)),
+                own=pull.own,
+            )
         )
         copies = [ticket for ticket in pull.handover.tickets if not pull.ranks.readers[ticket.tp]]
-        self._release(request.request_id, copies)
-
-    def _load(
-        self, request_id: str, offer: Handover, ranks: RankMap, blocks: Sequence[int], tokens: tuple[int, int]
-    ) -> Load:
-        """Prompt tokens from, to (exclusive) of an offer into the request's KV blocks."""
-        block_tokens = self._ranks[0].shape.block_tokens
-        return Load(
-            request_id=request_id,
-            remote_request_id=offer.remote_request_id,
-            local_blocks=list(blocks[tokens[0] // block_tokens : -(-tokens[1] // block_tokens)]),
-            local=ranks.local_pages(blocks, *tokens),
-            remote=ranks.remote_pages(offer.blocks, *tokens),
-            reads=dict(enumerate(ranks.reads)),
-            tickets={ticket.tp: ticket.ticket for ticket in offer.tickets},
-            readers=dict(enumerate(ranks.readers)),
-        )
+        self._release(request, pull, copies)
 
     def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
         """What all ranks have reported: ended loads (also failed ones), ended sends, ended parked sends."""
@@ -220,13 +223,13 @@ class SchedulerSide:
         block_tokens = self._ranks[0].shape.block_tokens
         blocks = list(block_ids[0][: -(-num_tokens // block_tokens)])
         try:
-            content = digest.request_digest(self._native, self._namespace, request, num_tokens, block_tokens)
+            chain = digest.request_chain(self._native, self._namespace, request, num_tokens, block_tokens)
         except RefusedError as refused:
             logger.warning("kvik: request %s is not handed over: %s", request.request_id, refused)
             return False, None
-        return True, self._offer(request, blocks, num_tokens, content)
+        return True, self._offer(request, blocks, num_tokens, chain)
 
-    def _offer(self, request: Any, blocks: list[int], num_tokens: int, content: str) -> dict[str, Any]:
+    def _offer(self, request: Any, blocks: list[int], num_tokens: int, chain: bytes) -> dict[str, Any]:
         """Queue the grants of one finished prefill and compose its parameters."""
         # An id a rank, from the system's random source: knowing one opens nothing at another rank.
         grants = {rank: secrets.token_hex(16) for rank in self._ranks}
@@ -234,7 +237,7 @@ class SchedulerSide:
             RankTicket(rank, 0, hello.dp, self._compose(hello, grants[rank]))
             for rank, hello in self._ranks.items()
         )
-        self._plan.sends.append(Send(request.request_id, blocks, grants))
+        self._plan.sends.append(Send(request.request_id, blocks, grants, chain))
         self.held.hold(request.request_id, blocks)
         self.counters["offered"] += 1
         logger.info(
@@ -250,14 +253,13 @@ class SchedulerSide:
             remote_engine_id=self._identity.engine_id,
             address=first.address,
             num_tokens=num_tokens,
-            blocks=blocks,
             tickets=tickets,
-            digest=content,
+            digest=digest.links(chain)[-1].hex(),
             namespace=self._namespace_hex,
             model=self._identity.model.get("model", ""),
             shape=first.shape,
             expires_in=self._expiry_s,
-        ).encode()
+        ).encode(blocks)
 
     def _compose(self, hello: RankHello, grant_id: str) -> str:
         return str(self._native.Ticket(hello.ticket_template).with_grant(grant_id, self._expiry_s))
@@ -287,7 +289,7 @@ class SchedulerSide:
                 pull = Pull(protocol.decode(params))
             except RefusedError as refused:
                 pull = Pull(None, Phase.SETTLED)
-                self._refuse(request_id, str(params.get("remote_request_id"))[:1024], refused)
+                self._refused(request_id, str(params.get("remote_request_id"))[:1024], refused)
             self._pulls[request_id] = pull
         return pull
 
@@ -295,19 +297,26 @@ class SchedulerSide:
         """Compare the offer with this server and this request, once. None: refused."""
         if pull.ranks is None:
             try:
-                pull.ranks = self._check(request, offer)
+                pull.ranks, pull.own = self._check(request, offer)
             except RefusedError as refused:
-                refused.tickets = offer.tickets
                 pull.phase = Phase.SETTLED
-                self._refuse(request.request_id, offer.remote_request_id, refused)
+                self._refused(request.request_id, offer.remote_request_id, refused)
+                self._release(request, pull, offer.tickets)
         return pull.ranks
 
-    def _check(self, request: Any, offer: Handover) -> RankMap:
+    def _check(self, request: Any, offer: Handover) -> tuple[RankMap, Own]:
         if not self._ranks:
             raise RefusedError("not_ready", "this server's ranks have not registered their KV memory")
         ranks = map_ranks(offer.shape, self._ranks[0].shape)
         offer.check_ranks()
-        ranks.check_numbers(offer.blocks)
+        return ranks, self._own(request, offer)
+
+    def _own(self, request: Any, offer: Handover) -> Own:
+        """What the request has a right to, in the KV blocks and among the ranks that the offer speaks of.
+
+        Computed from the request's own prompt and this server's own model; `RefusedError` where that is not
+        what the offer says of itself.
+        """
         if offer.namespace != self._namespace_hex:
             raise RefusedError(
                 "namespace_mismatch",
@@ -319,28 +328,38 @@ class SchedulerSide:
                 "digest_mismatch",
                 f"the offer covers {offer.num_tokens} tokens, the prompt has {request.num_prompt_tokens}",
             )
-        # Links are as long as the blocks of the side that computed the digest.
-        content = digest.request_digest(
+        # A link is of one KV block of the side that has the grant.
+        chain = digest.request_chain(
             self._native, self._namespace, request, offer.num_tokens, offer.shape.block_tokens
         )
+        content = digest.links(chain)[-1].hex()
         if content != offer.digest:
             raise RefusedError(
                 "digest_mismatch",
                 f"content digest of the first {offer.num_tokens} tokens: prefill {offer.digest[:16]}, "
                 f"own prompt {content[:16]}",
             )
-        return ranks
+        model = self._ranks[0].shape
+        ranks = {ticket.tp for ticket in offer.tickets if ticket.tp < offer.shape.tp}
+        return Own(chain, {rank: digest.part_bytes(model, offer.shape, rank) for rank in sorted(ranks)})
 
-    def _refuse(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
-        """Say, count and record that an offer is not used, and give it back where its tickets are known."""
+    def _refused(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
+        """Say, count and record that an offer is not used."""
         logger.warning("kvik: request %s is recomputed (%s): %s", request_id, refused.code, refused)
         self.counters[f"recomputed_{refused.code}"] += 1
         self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
-        self._release(request_id, refused.tickets)
 
-    def _release(self, request_id: str, tickets: Sequence[RankTicket]) -> None:
-        if tickets:
-            self._plan.releases.append(Release(request_id, list(tickets)))
+    def _release(self, request: Any, pull: Pull, tickets: Sequence[RankTicket]) -> None:
+        """Give tickets of an offer back, where the request has a right to its content."""
+        own = pull.own
+        if own is None and pull.handover is not None and self._ranks:
+            try:
+                own = self._own(request, pull.handover)
+            except RefusedError:
+                return
+        mine = [ticket for ticket in tickets if own is not None and ticket.tp in own.parts]
+        if own is not None and mine:
+            self._plan.releases.append(Release(request.request_id, mine, own))
 
     def _drop_pull(self, request: Any) -> float | None:
         """The request is over: give back what was never taken, stop what is still loading.
@@ -353,7 +372,7 @@ class SchedulerSide:
         del self._pulls[request.request_id]
         if pull.phase is Phase.OFFERED and pull.handover is not None:
             self.counters["abandoned"] += 1
-            self._release(request.request_id, pull.handover.tickets)
+            self._release(request, pull, pull.handover.tickets)
         elif pull.phase is Phase.LOADING:
             self._plan.cancels.append(request.request_id)
         return pull.waited_s

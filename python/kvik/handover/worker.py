@@ -18,19 +18,21 @@ from typing import Any
 
 import numpy as np
 
+from kvik.handover import digest
 from kvik.handover.config import ConnectorConfig
 from kvik.handover.mapping import releaser
 from kvik.handover.memory import KvMemory
 from kvik.handover.metrics import LoadStats
-from kvik.handover.native import Engine, Grant, Native, Region, Transfer, error_code
-from kvik.handover.protocol import Load, RankHello, Read, Release, Send, StepPlan
+from kvik.handover.native import Content, Engine, Grant, Native, Region, Transfer, error_code
+from kvik.handover.protocol import Load, Own, RankHello, Read, Release, Send, StepPlan
 from kvik.handover.report import LoadRecord, ReportFile, loaded
 
 logger = logging.getLogger("kvik.handover")
 
-# After these there is nothing left at the owner that a release could end.
-GRANT_GONE = frozenset(
+# After these there is nothing at the owner that a release could end, or that this side has a right to end.
+NOTHING_TO_RELEASE = frozenset(
     {
+        "content_mismatch", "content_required",
         "grant_unknown", "grant_expired", "grant_consumed", "grant_revoked", "stale_generation",
         "ticket_invalid", "ticket_version", "ticket_foreign",
         "peer_unreachable", "peer_not_kvik", "peer_restarted", "peer_lost", "version_mismatch",
@@ -228,12 +230,24 @@ class WorkerSide:
                 max_expiry=self._config.max_expiry,
                 grant_id=grant_id,
                 tag=send.request_id,
+                content=self._granted(send.chain),
             )
         except self._native.KvikError as error:
             # The blocks must go back all the same; the reader is told that the grant is unknown.
             logger.error("kvik: request %s: grant %s not issued: %s", send.request_id, grant_id, error)
             self.stats.count("sends_failed")
             self._sent.add(send.request_id)
+
+    def _granted(self, chain: bytes) -> Content:
+        """The content of this rank's pages of a prompt."""
+        if self._memory is None:
+            raise RuntimeError("kvik: the worker's KV memory is not registered")
+        shape = self._memory.shape
+        return self._native.Content(chain, digest.part_bytes(shape, shape, self._tp))
+
+    def _wanted(self, own: Own, rank: int) -> Content:
+        """The content that a request has a right to on a prefill rank."""
+        return self._native.Content(own.chain, own.parts[rank])
 
     def _end_send(self, request_id: str, state: str) -> None:
         level = logging.DEBUG if state == "consumed" else logging.WARNING
@@ -268,13 +282,14 @@ class WorkerSide:
                     parts=load.local.parts,
                 ),
                 self._native.Ticket(load.tickets[read.rank]),
-                np.asarray(load.remote.ids, dtype=np.uint32),
+                range(load.remote.first, load.remote.end),
                 deadline=self._config.deadline,
-                confirm=True,
+                confirm=load.to_the_end,
                 remote_slices=remote_heads,
                 remote_parts=load.remote.parts,
                 readers=load.readers[read.rank],
                 tag=load.request_id,
+                content=self._wanted(load.own, read.rank),
             )
         except self._native.KvikError as error:
             return OpenRead(read, None, error)
@@ -295,6 +310,8 @@ class WorkerSide:
             if one.transfer is not None and (report := one.transfer.report()) is not None:
                 reports.append(report)
                 self._report.write(loaded(load, self._tp, one.read.rank, report))
+                if not load.to_the_end:
+                    self._release_share(load, one.read.rank)
         self.stats.add_load(reports)
         logger.debug(
             "kvik: request %s: %d bytes of %d rank(s) over %s in %.2f ms", load.request_id,
@@ -322,8 +339,8 @@ class WorkerSide:
             )  # fmt: skip
         for one in ended.reads:
             failed = one.error()
-            if failed is not None and error_code(failed) not in GRANT_GONE:
-                self._release(load.request_id, load.tickets[one.read.rank], load.readers[one.read.rank])
+            if failed is not None and error_code(failed) not in NOTHING_TO_RELEASE:
+                self._release_share(load, one.read.rank)
 
     def _cancel(self, request_id: str) -> None:
         """Stop the load of an aborted request; it is reported when it has ended."""
@@ -336,9 +353,15 @@ class WorkerSide:
         """Release this rank's share of the tickets: each has one releaser."""
         for ticket in release.tickets:
             if releaser(ticket.tp, self._tp_size) == self._tp:
-                self._release(release.request_id, ticket.ticket, readers=1)
+                content = self._wanted(release.own, ticket.tp)
+                self._release(release.request_id, ticket.ticket, 1, content)
 
-    def _release(self, request_id: str, ticket: str, readers: int) -> None:
+    def _release_share(self, load: Load, rank: int) -> None:
+        """Say that this rank has done with the ticket of a prefill rank, without having used it up."""
+        content = self._wanted(load.own, rank)
+        self._release(load.request_id, load.tickets[rank], load.readers[rank], content)
+
+    def _release(self, request_id: str, ticket: str, readers: int, content: Content) -> None:
         """Say that this rank has done with a ticket, as one of so many that confirm."""
         engine, _ = self._ready()
         try:
@@ -347,6 +370,7 @@ class WorkerSide:
                 deadline=self._config.release_deadline,
                 readers=readers,
                 tag=request_id,
+                content=content,
             )
         except self._native.KvikError as error:
             self._release_failed(request_id, error)

@@ -29,9 +29,9 @@ def expect(begin: Callable[[], kvik.Transfer], *errors: type[kvik.KvikError]) ->
     raise CheckError(f"it was served, where {names} was due")
 
 
-def _read(sides: Sides, ticket: str, remote: range = range(PAGES)) -> kvik.Transfer:
-    local = sides.small(len(remote), PAGE_BYTES)
-    return sides.engine.read(local, ticket, remote, deadline=_DEADLINE_S)
+def _read(sides: Sides, ticket: str, positions: range = range(PAGES)) -> kvik.Transfer:
+    local = sides.small(len(positions), PAGE_BYTES)
+    return sides.engine.read(local, ticket, positions, deadline=_DEADLINE_S)
 
 
 def _untouched(sides: Sides) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import kvik
 
-FORMAT = "kvik-trace/1"
+FORMAT = "kvik-trace/2"
 PageIds = npt.NDArray[np.uint32]
 
 MOST_PAGES = 1 << 20
@@ -82,8 +82,8 @@ class Moved:
     layers: tuple[int, int]
     slices: tuple[int, int]
     parts: int
-    remote: PageIds | None
-    """The owner's ids; None where all pages of the grant were meant, whose ids this side did not know."""
+    positions: PageIds | None
+    """Positions in the owner's grant; None where all of it was meant."""
     transport: str
     checksums: bool
     bytes: int
@@ -191,7 +191,7 @@ def _add(trace: Trace, said: dict[str, Any]) -> int:
         if moved.layout not in trace.layouts:
             raise ValueError(f"layout {moved.layout!r} was not described before")
         trace.moved.append(moved)
-        return moved.pages.size + (0 if moved.remote is None else moved.remote.size)
+        return moved.pages.size + (0 if moved.positions is None else moved.positions.size)
     if "dropped" in said:
         trace.dropped += int(said["dropped"])
     if "end" in said:
@@ -218,7 +218,7 @@ def _dims(digest: str, said: dict[str, Any]) -> Dims:
 def _moved(said: dict[str, Any]) -> Moved:
     if said["op"] not in ("read", "write"):
         raise ValueError(f"the operation {said['op']!r} is unknown")
-    remote = said["remote"]["pages"]
+    positions = said["remote"]["positions"]
     return Moved(
         t=float(said["t"]),
         op=said["op"],
@@ -229,7 +229,7 @@ def _moved(said: dict[str, Any]) -> Moved:
         layers=_range(said["layers"]),
         slices=_range(said["slices"]),
         parts=int(said.get("parts", 1)),
-        remote=None if remote is None else _ids(remote),
+        positions=None if positions is None else _ids(positions),
         transport=str(said["transport"]),
         checksums=bool(said["checksums"]),
         bytes=int(said["bytes"]),

@@ -64,7 +64,8 @@ class Step:
     moved: Moved
     region: str
     elements: Elements
-    remote: PageIds
+    positions: PageIds
+    """In the target's grant, which is of all pages of its region in the order of their ids."""
 
 
 @dataclass
@@ -102,12 +103,12 @@ def plan(trace: Trace, results: Results) -> tuple[list[Step], dict[str, tuple[Di
             results.left_out[why] += 1
             continue
         dims = trace.layouts[moved.layout]
-        remote = moved.pages if moved.remote is None else moved.remote
+        positions = moved.pages if moved.positions is None else moved.positions
         name = f"{moved.layout}-{moved.memory}"
-        wanted = int(max(moved.pages.max(), remote.max())) // moved.parts + 1
+        wanted = int(max(moved.pages.max(), positions.max())) // moved.parts + 1
         known = regions.get(name, (dims, ""))[0]
         regions[name] = (_reaching(known, wanted), moved.memory)
-        steps.append(Step(moved, name, Elements(dims, moved.layers, moved.slices, moved.parts), remote))
+        steps.append(Step(moved, name, Elements(dims, moved.layers, moved.slices, moved.parts), positions))
     if not steps:
         raise TraceError(
             "nothing of the recording can be moved again: " + (_reasons(results) or "it is empty")
@@ -116,7 +117,7 @@ def plan(trace: Trace, results: Results) -> tuple[list[Step], dict[str, tuple[Di
     for name, (dims, _) in regions.items():
         if dims.pages != trace.layouts[name.partition("-")[0]].pages:
             results.notices.append(
-                f"layout {dims.digest} was widened to {dims.pages} pages: the owner's ids reach that far"
+                f"layout {dims.digest} was widened to {dims.pages} pages: the owner's grants reach that far"
             )
     return steps, regions
 
@@ -124,7 +125,7 @@ def plan(trace: Trace, results: Results) -> tuple[list[Step], dict[str, tuple[Di
 def _why_not(trace: Trace, moved: Moved) -> str | None:
     if moved.outcome != "ok":
         return f"failed with {moved.outcome} when it was recorded"
-    if moved.remote is not None and moved.remote.size != moved.pages.size:
+    if moved.positions is not None and moved.positions.size != moved.pages.size:
         return "the two sides had pages of different size"
     dims = trace.layouts[moved.layout]
     elements = Elements(dims, moved.layers, moved.slices, moved.parts)
@@ -194,7 +195,7 @@ class Replay:
         local = self._regions[step.region].pages(step.elements, step.moved.pages)
         call = self._engine.read if step.moved.op == "read" else self._engine.write
         ticket = self._tickets[self._key(step)]
-        return call(local, ticket, step.remote, transport=self.options.transport)
+        return call(local, ticket, step.positions, transport=self.options.transport)
 
     def check(self, results: Results) -> None:
         """Make transfers one by one over poisoned pages, and compare every byte. Raises CheckError."""
@@ -209,16 +210,16 @@ class Replay:
     def _check(self, step: Step, results: Results) -> None:
         mine, elements, moved = self._regions[step.region].bytes, step.elements, step.moved
         if moved.op == "read":
-            self._peer.paint(step.region, elements, step.remote, _SALT)
+            self._peer.paint(step.region, elements, step.positions, _SALT)
             elements.poison(mine, moved.pages)
         else:
             elements.paint(mine, moved.pages, _SALT)
-            self._peer.blank(step.region, elements, step.remote)
+            self._peer.blank(step.region, elements, step.positions)
         report = self.begin(step).wait()
         judge(step, report, self.options, results)
         if moved.op == "write":
-            self._peer.compare(step.region, elements, step.remote, moved.pages, _SALT)
-        elif (wrong := elements.check(mine, moved.pages, step.remote, _SALT)) is not None:
+            self._peer.compare(step.region, elements, step.positions, moved.pages, _SALT)
+        elif (wrong := elements.check(mine, moved.pages, step.positions, _SALT)) is not None:
             raise CheckError(f"transfer at {moved.t:.6f} s: {wrong}")
 
     def turn(self, results: Results) -> Slice:
@@ -314,7 +315,7 @@ def _used_pages(steps: list[Step], region: str) -> int:
         return int(np.unique(np.concatenate(lists)).size)
 
     mine = [step.moved.pages // np.uint32(step.moved.parts) for step in own]
-    theirs = [step.remote // np.uint32(step.moved.parts) for step in own]
+    theirs = [step.positions // np.uint32(step.moved.parts) for step in own]
     return max(count(mine), count(theirs))
 
 

@@ -10,7 +10,8 @@ use crate::bytes::{check, filled, pages};
 use crate::children::{obey, say};
 use crate::words::Options;
 use kvik_host::event::{Epoll, Events};
-use kvik_host::fabric::{Completion, Device, Endpoint, Fabric, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::fabric::{Device, Endpoint, Fabric, FabricError, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::rma::Completion;
 use kvik_host::{HugePages, Memory};
 use std::io::stdin;
 use std::rc::Rc;
@@ -37,7 +38,7 @@ struct Side {
     events: Events,
     /// Whether the provider has a descriptor to sleep on.
     sleeps: bool,
-    done: Vec<Completion>,
+    done: Vec<Completion<FabricError>>,
 }
 
 impl Side {

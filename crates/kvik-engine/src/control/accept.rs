@@ -2,7 +2,6 @@
 
 use super::conns::{Conn, Purpose};
 use super::greet::send_all;
-use super::local::LOCAL_LINK;
 use super::secure::Fresh;
 use super::{Control, MAX_STRANGERS};
 use crate::dial::ATTEMPT;
@@ -11,6 +10,7 @@ use kvik_host::event::Interest;
 use kvik_host::socket::TcpConn;
 use kvik_proto::refusal;
 use kvik_transport::from_host;
+use kvik_transport::local::LOCAL_LINK;
 use kvik_transport::tcp::Stream;
 use kvik_transport::tls::TlsLink;
 use std::net::SocketAddr;

@@ -246,7 +246,7 @@ impl Control {
             Conn::Shaking { dialled: None, .. } => self.not_greeted(Purpose::Stranger, error),
             Conn::Control { session, .. } => self.shared.node(|node, _| node.close_session(session, error)),
             Conn::LocalJoining { session, .. } | Conn::Local { session, .. } => {
-                self.no_local_link(session, error)
+                self.no_local_link(session, &error)
             }
             Conn::LocalStranger { .. } => {
                 self.shared.metrics.handshake_refused(error.code);

@@ -100,10 +100,8 @@ impl Control {
     }
 
     fn add_channel(&mut self, session: u64, conn: Stream) {
-        self.shared.count_channel(session);
-        if let Some(pools) = self.shared.pools.get() {
-            pools.tcp.add(session, conn);
-        }
+        self.shared.with_transports(|all| all.tcp.add(session, conn));
+        self.shared.look_at_warm(session);
     }
 }
 

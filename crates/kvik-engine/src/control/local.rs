@@ -3,28 +3,22 @@
 use super::conns::Conn;
 use super::greet::nonce;
 use super::{Ask, Control};
-use crate::shared::{MemoryPath, lock};
 use kvik_core::{Code, Error, Result};
+use kvik_host::Io;
 use kvik_host::event::Interest;
 use kvik_host::unix::UnixConn;
-use kvik_host::{HostFacts, Io};
-use kvik_proto::{Facts, Greeting, Handshake, Join, JoinKind, joined, read_joined, refusal};
+use kvik_proto::{Greeting, Handshake, Join, JoinKind, joined, read_joined, refusal};
 use kvik_transport::from_host;
-use kvik_transport::local::LocalLink;
-use std::sync::Arc;
+use kvik_transport::local::LOCAL_LINK;
 use std::time::{Duration, Instant};
 
-/// How long a local link may take to come up before transfers go without it.
-pub(super) const LOCAL_LINK: Duration = Duration::from_secs(1);
 /// How long the control thread waits for room in the queue of the peer's listener.
 const CONNECT: Duration = Duration::from_millis(100);
 
 impl Control {
     /// Transfers of the session go without a local link.
-    pub(super) fn no_local_link(&mut self, session: u64, error: Error) {
-        if let Some(link) = lock(&self.shared.book).links.get_mut(&session) {
-            link.memory = MemoryPath::No(format!("the local link failed: {}", error.text));
-        }
+    pub(super) fn no_local_link(&mut self, session: u64, error: &Error) {
+        self.shared.with_transports(|all| all.local.failed(session, error));
         self.shared.launch_waiting(session);
     }
 
@@ -44,7 +38,7 @@ impl Control {
                 let until = Instant::now() + LOCAL_LINK;
                 self.watch(Conn::LocalJoining { conn, session, until }, Interest::READ);
             }
-            Err(error) => self.no_local_link(session, error),
+            Err(error) => self.no_local_link(session, &error),
         }
     }
 
@@ -82,34 +76,13 @@ impl Control {
         let facts =
             self.shared.node(|node, _| node.established(session).map(|session| session.facts.clone()));
         let Some(facts) = facts else { return };
-        let near = self.shared.host.why_not_process_vm(&host_facts(&facts)).is_none();
-        let pid = conn.credentials().ok().and_then(|peer| peer.pid).filter(|_| near).unwrap_or(0);
         let nonce = match nonce() {
             Ok(nonce) => nonce,
-            Err(error) => return self.no_local_link(session, error),
+            Err(error) => return self.no_local_link(session, &error),
         };
-        let shared = Arc::downgrade(&self.shared);
-        let wake = move || {
-            if let Some(shared) = shared.upgrade() {
-                shared.ask(Ask::FlushLocal);
-            }
-        };
-        let link = LocalLink::new(conn, self.shared.fence.clone(), pid, nonce, wake);
-        let link = Arc::new(match self.shared.pools.get() {
-            Some(pools) => link.with_populator(pools.copy.populator().clone()),
-            None => link,
-        });
-        {
-            let mut book = lock(&self.shared.book);
-            let Some(state) = book.links.get_mut(&session) else { return };
-            state.memory = MemoryPath::Up(link.clone());
-            for (id, memory) in &book.regions {
-                if let Some(memory) = memory.upgrade() {
-                    let handle = book.handles.get(id).and_then(|handle| handle.as_ref().ok().copied());
-                    link.share(*id, &memory, handle);
-                }
-            }
-        }
+        let joined =
+            self.shared.transports.get().and_then(|all| all.local.join(session, conn, &facts, nonce));
+        let Some(link) = joined else { return };
         log::debug!(session = session; "local link is up");
         self.watch(Conn::Local { session, link }, Interest::READ);
         self.obey(Ask::FlushLocal);
@@ -126,18 +99,6 @@ impl Control {
         if let Err(error) = flushed {
             self.fail(token, error);
         }
-    }
-}
-
-/// What a peer said of its host, as the host's own facts are compared.
-pub(super) fn host_facts(peer: &Facts) -> HostFacts {
-    HostFacts {
-        boot_id: peer.boot,
-        pid_namespace: peer.pid_namespace,
-        user_namespace: peer.user_namespace,
-        net_namespace: peer.network_namespace,
-        uid: peer.uid,
-        pid: peer.pid,
     }
 }
 

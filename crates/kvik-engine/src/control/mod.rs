@@ -19,7 +19,7 @@ mod reach;
 mod secure;
 mod session;
 
-use crate::shared::{MemoryPath, Shared, lock};
+use crate::shared::{Shared, lock};
 use conns::{Conn, Why};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
@@ -173,10 +173,7 @@ impl Control {
         let (now, boot) = (Instant::now(), boottime());
         let conns = self.conns.values().filter_map(Conn::until);
         let book = lock(&self.shared.book);
-        let links = book.links.values().filter_map(|link| match link.memory {
-            MemoryPath::Making(until) => Some(until),
-            _ => None,
-        });
+        let links = self.shared.transports.get().and_then(|all| all.local.next_expiry());
         let soonest = conns.chain(links).min().map(|until| boot + until.saturating_duration_since(now));
         let waiting = book.waiting.iter().filter_map(|id| Some(book.transfers.get(id)?.job.deadline)).min();
         drop(book);
@@ -189,20 +186,11 @@ impl Control {
         for token in self.tokens(|conn| conn.until().is_some_and(|at| at <= now)) {
             self.late(token);
         }
-        let (links, waited) = {
-            let mut book = lock(&self.shared.book);
-            let mut links = Vec::new();
-            for (session, link) in &mut book.links {
-                if matches!(link.memory, MemoryPath::Making(until) if until <= now) {
-                    link.memory = MemoryPath::No("the peer did not open its local link in time".into());
-                    links.push(*session);
-                }
-            }
-            let boot = boottime();
+        let links = self.shared.transports.get().map(|all| all.local.expire(now)).unwrap_or_default();
+        let waited: Vec<_> = {
+            let (book, boot) = (lock(&self.shared.book), boottime());
             let late = |id: &u64| book.transfers.get(id).filter(|record| record.job.deadline <= boot);
-            let waited: Vec<_> =
-                book.waiting.iter().filter_map(|id| Some((*id, late(id)?.job.owner()))).collect();
-            (links, waited)
+            book.waiting.iter().filter_map(|id| Some((*id, late(id)?.job.owner()))).collect()
         };
         links.into_iter().for_each(|session| self.shared.launch_waiting(session));
         for (id, owner) in waited {

@@ -2,19 +2,17 @@
 
 use super::Control;
 use super::conns::Conn;
-use super::local::{LOCAL_LINK, host_facts};
 use crate::dial::Dial;
 use crate::output::{ControlConn, closed_by_peer};
-use crate::shared::{Link, MemoryPath, lock};
+use crate::shared::{Link, lock};
 use kvik_core::{Error, Result};
 use kvik_host::Io;
 use kvik_host::event::Interest;
-use kvik_proto::{Established, Facts, Identity};
+use kvik_proto::{Established, Identity};
 use kvik_transport::tcp::Stream;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 impl Control {
     /// A handshake has ended well.
@@ -43,21 +41,16 @@ impl Control {
                 return;
             }
         };
-        let memory = self.memory_path(&facts);
-        let nics = self.nic_path(&facts);
-        let one_sided = nics.is_ok();
+        self.shared.transports().iter().for_each(|one| one.add_session(session, &facts));
         let own = self.shared.local.identity.engine;
         log::info!(engine:% = own, peer:% = peer.engine; "session {session} begun with {:?}", facts.name);
         let conn = Arc::new(ControlConn::new(conn));
         lock(&self.shared.conns).insert(session, conn.clone());
-        let making = matches!(memory, MemoryPath::Making(_));
         let dial;
         {
             let mut book = lock(&self.shared.book);
             let address = dialled.map(|(_, address)| address);
-            let link =
-                Link { peer, address, asked: false, channels: 0, warm: false, memory, nics, lease, kept };
-            book.links.insert(session, link);
+            book.links.insert(session, Link { peer, address, warm: false, lease, kept });
             dial = dialled.and_then(|(owner, _)| book.dials.remove(&owner));
         }
         self.shared.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
@@ -67,7 +60,7 @@ impl Control {
             node.add_session(established, now);
             // In one step with it: whoever hears that the peer is up sees it among the peers, and never after its end.
             self.shared.on_peer_come(session, peer, &facts.name, at);
-            if one_sided {
+            if self.shared.reaches_by_rma(session) {
                 node.add_one_sided(session);
                 // What the greeting said may be old by now.
                 node.tell_nics_to(session, self.shared.local().facts.nics);
@@ -78,37 +71,12 @@ impl Control {
         });
         self.watch(Conn::Control { session, conn }, Interest::READ);
         // Data channels are opened by the first transfer that goes over them.
-        if opener && making {
+        if opener && self.shared.transports.get().is_some_and(|all| all.local.is_opening(session)) {
             self.dial_local(session, &facts.local_name);
         }
         self.shared.stay_warm(session);
         self.shared.launch_waiting(session);
         self.shared.notes.note_move();
-    }
-
-    fn memory_path(&self, peer: &Facts) -> MemoryPath {
-        if self.shared.local.facts.local_name.is_empty() {
-            return MemoryPath::No("this engine uses tcp only".into());
-        }
-        if peer.local_name.is_empty() {
-            return MemoryPath::No("the peer uses tcp only".into());
-        }
-        match self.shared.host.why_not_local(&host_facts(peer)) {
-            Some(why) => MemoryPath::No(why.into()),
-            None => MemoryPath::Making(Instant::now() + LOCAL_LINK),
-        }
-    }
-
-    fn nic_path(&self, peer: &Facts) -> std::result::Result<(), String> {
-        let Some(nics) = self.shared.nics.get() else {
-            return Err("this engine has no NICs for it: set `nics` (KVIK_NICS)".into());
-        };
-        let own = nics.nics();
-        match peer.nics.provider.as_str() {
-            _ if own.reach(&peer.nics) => Ok(()),
-            "" => Err("the peer has no NICs for it: set `nics` (KVIK_NICS) there".into()),
-            other => Err(format!("this engine has NICs of {:?}, and the peer of {other:?}", own.provider)),
-        }
     }
 
     /// A connection of a session broke. What the peer has said before counts, and may be its goodbye: connections

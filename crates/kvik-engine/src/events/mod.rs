@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::shared::Shared;
 pub(crate) use hub::Hub;
 use kvik_core::{EngineId, Error, GrantId, GrantState, Incarnation, Result};
+use kvik_transport::TransportId;
 pub(crate) use quarantine::Quarantine;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -66,9 +67,9 @@ pub enum Event {
         /// With whom.
         peer: Who,
         /// What was chosen.
-        from: &'static str,
+        from: TransportId,
         /// What is used.
-        to: &'static str,
+        to: TransportId,
         /// Why.
         reason: String,
     },

@@ -9,8 +9,7 @@ use crate::peers::PeerState;
 use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
 use kvik_proto::{Op, Rung, Rungs};
-use kvik_transport::WeakHeld;
-use kvik_transport::nics::NicPool;
+use kvik_transport::{TransportId, WeakHeld};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::sync::atomic::Ordering;
@@ -109,9 +108,9 @@ impl Shared {
     }
 
     fn nics_text(&self, text: &mut Text) {
-        let nics = self.nics.get().map_or(&[] as &[_], NicPool::stats);
+        let nics: Vec<_> = self.transports().iter().flat_map(|one| one.devices()).collect();
         text.family(&NIC_BYTES);
-        for nic in nics {
+        for nic in &nics {
             text.sample(&NIC_BYTES, &[&nic.name(), &"in"], nic.read());
             text.sample(&NIC_BYTES, &[&nic.name(), &"out"], nic.written());
         }
@@ -157,7 +156,7 @@ impl Tables {
     fn transfers_text(&self, text: &mut Text, own: &EngineId, own_name: &str) {
         let mut rows: Vec<(&Row, &Moved)> = self.transfers.iter().collect();
         rows.sort_by_key(|(row, _)| {
-            (row.role, op_name(row.op), row.peer, row.transport, row.outcome.map(|code| code as u16))
+            (row.role, op_name(row.op), row.peer, transport(row), row.outcome.map(|code| code as u16))
         });
         let peer = |row: &Row| match row.peer == *own {
             true => (row.peer.to_string(), own_name.to_owned()),
@@ -249,7 +248,7 @@ impl Row {
 
 /// A transfer that ended before it had one has none.
 fn transport(row: &Row) -> &'static str {
-    if row.transport.is_empty() { "none" } else { row.transport }
+    row.transport.map_or("none", TransportId::name)
 }
 
 /// A family with one label, in the order of its values.

@@ -5,7 +5,8 @@ use crate::shared::{Record, lock};
 use crate::transfer::Report;
 use kvik_core::{Code, EngineId, GrantState, Result};
 use kvik_host::cpu::ThreadTimes;
-use kvik_proto::{Op, Path, Served};
+use kvik_proto::{Op, Served};
+use kvik_transport::TransportId;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Mutex;
@@ -32,7 +33,8 @@ pub(super) struct Row {
     pub role: Role,
     pub op: Op,
     pub peer: EngineId,
-    pub transport: &'static str,
+    /// None: it ended before it was known.
+    pub transport: Option<TransportId>,
     pub outcome: Option<Code>,
 }
 
@@ -61,7 +63,7 @@ pub(super) struct Times {
 pub(super) struct Tables {
     pub peers: Peers,
     pub transfers: HashMap<Row, Moved>,
-    pub times: BTreeMap<(&'static str, &'static str), Times>,
+    pub times: BTreeMap<(&'static str, TransportId), Times>,
     pub refusals: HashMap<(EngineId, Code), u64>,
     pub handshakes: HashMap<Code, u64>,
     pub sessions_ended: HashMap<Code, u64>,
@@ -96,24 +98,19 @@ impl Metrics {
             role: Role::Initiator,
             op,
             peer: record.job.ticket.engine,
-            transport: record.transport,
+            transport: record.taken.as_ref().map(|taken| taken.id),
             outcome: outcome.as_ref().err().map(|error| error.code),
         };
         self.tables(|tables| {
             tables.add(row, bytes);
             if let Ok(report) = outcome {
-                tables.times.entry((op_name(op), record.transport)).or_default().add(report);
+                tables.times.entry((op_name(op), report.transport)).or_default().add(report);
             }
         });
     }
 
-    /// A peer's request has ended; `nics` is what transfers over this engine's NICs are called.
-    pub fn served(&self, served: &Served, nics: &'static str) {
-        let transport = match served.path {
-            Path::Channels => "tcp",
-            Path::Memory => "local",
-            Path::OneSided => nics,
-        };
+    /// A peer's request has ended, which this transport has moved.
+    pub fn served(&self, served: &Served, transport: Option<TransportId>) {
         let outcome = served.outcome.err();
         let row = Row { role: Role::Owner, op: served.op, peer: served.peer, transport, outcome };
         self.tables(|tables| {
@@ -205,6 +202,7 @@ pub(crate) fn op_name(op: Op) -> &'static str {
 mod tests {
     use super::super::peers::MOST_IDLE;
     use super::*;
+    use kvik_proto::Path;
 
     fn served(peer: usize, outcome: Result<(), Code>) -> Served {
         let peer = EngineId((peer as u128 + 1).to_le_bytes());
@@ -216,8 +214,8 @@ mod tests {
         let metrics = Metrics::new();
         let peers = MOST_IDLE + 40;
         for peer in 0..peers {
-            metrics.served(&served(peer, Ok(())), "nics");
-            metrics.served(&served(peer, Err(Code::GrantExpired)), "nics");
+            metrics.served(&served(peer, Ok(())), Some(TransportId::Tcp));
+            metrics.served(&served(peer, Err(Code::GrantExpired)), Some(TransportId::Tcp));
         }
         metrics.tables(|tables| {
             assert_eq!(tables.transfers.len(), 2 * (MOST_IDLE + 1));

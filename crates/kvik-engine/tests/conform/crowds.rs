@@ -58,7 +58,7 @@ pub fn many_transfers_both_ways_at_once(kind: &'static Kind) {
     for one in begun {
         let Begun { transfer, op, there, here } = one;
         let report = transfer.wait(Some(PATIENCE)).unwrap();
-        assert_eq!((report.transport, report.bytes), (kind.transport, there.1.len() as u64 * PAGE));
+        assert_eq!((report.transport.name(), report.bytes), (kind.transport, there.1.len() as u64 * PAGE));
         for (a, b) in there.1.iter().zip(&here.1) {
             assert!(page(there.0, *a) == page(here.0, *b), "{op:?}: page {a} is not page {b}");
         }

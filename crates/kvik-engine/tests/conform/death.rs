@@ -92,7 +92,7 @@ pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kin
             Op::Write => engine.write(&set, &owner.tickets[1], None, deadline.clone()).unwrap(),
         };
         let moved = |owner: &Owner| begin(owner).wait(Some(PATIENCE)).unwrap();
-        assert_eq!(moved(&owner).transport, kind.transport);
+        assert_eq!(moved(&owner).transport.name(), kind.transport);
         // Here a read's destination is written, or a write's source sent; within a host the owner does the latter.
         let held = op == Op::Read || kind.transport != "local";
         if held {

@@ -182,12 +182,13 @@ gpus! {
                     Op::Write => other.write(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
                 };
                 let report = begun.unwrap().wait(Some(PATIENCE)).unwrap();
-                let why = report.passed_over.join("; ");
+                let why = rejected(&report.passed_over);
                 if from_gpu(&kind, op) {
-                    assert_eq!(report.transport, "tcp");
+                    assert_eq!(report.transport.name(), "tcp");
                     assert!(why.contains("local: ") && why.contains("exported itself"), "{why}");
                 } else {
-                    assert_eq!((report.transport, &*why), ("local", ""));
+                    assert_eq!(report.transport.name(), "local");
+                    assert_eq!(why, "tcp: local reaches the peer too, and is preferred");
                 }
                 assert!(bytes(&there) == bytes(&here), "{op:?}");
             }
@@ -206,7 +207,7 @@ gpus! {
                 };
                 let ended = begun.unwrap().wait(Some(PATIENCE));
                 if !from_gpu(&kind, op) {
-                    assert_eq!(ended.unwrap().transport, "local");
+                    assert_eq!(ended.unwrap().transport.name(), "local");
                     assert!(bytes(&there) == bytes(&here), "{op:?}");
                     continue;
                 }
@@ -230,7 +231,7 @@ gpus! {
                 let read = other.read(&whole(&here, PAGE), grant.ticket(), None, options);
                 match read.unwrap().wait(Some(PATIENCE)) {
                     Ok(report) => {
-                        assert_eq!(report.transport, works, "{report:?}");
+                        assert_eq!(report.transport.name(), works, "{report:?}");
                         assert!(bytes(&there) == bytes(&here));
                     }
                     Err(error) => {
@@ -307,8 +308,8 @@ fn takes_nics(nics: &Kind, name: &str) {
                 Preference::Auto => auto(kind, Op::Read),
                 _ => nics.transport,
             };
-            assert_eq!(report.transport, expected);
-            let why = report.passed_over.join("; ");
+            assert_eq!(report.transport.name(), expected);
+            let why = rejected(&report.passed_over);
             let passed = want == Preference::Auto && expected != "local";
             assert!(!passed || why.contains("lies on a GPU"), "{why}");
         });
@@ -316,7 +317,7 @@ fn takes_nics(nics: &Kind, name: &str) {
             let (there, here) = regions(&kind, owner, other);
             let grant = owner.grant(&whole(&there, PAGE), to_write()).unwrap();
             let write = other.write(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)).unwrap();
-            assert_eq!(write.wait(Some(PATIENCE)).unwrap().transport, auto(&kind, Op::Write));
+            assert_eq!(write.wait(Some(PATIENCE)).unwrap().transport.name(), auto(&kind, Op::Write));
             assert!(bytes(&there) == bytes(&here));
         }
     });
@@ -337,11 +338,11 @@ fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str
     beside_nics(nics, name, settings, told, |owner, other| {
         reads(owner, other, |kind, want, ended| match ended {
             Ok(report) if want == Preference::Auto && !from_gpu(kind, Op::Read) => {
-                assert_eq!(report.transport, "local");
+                assert_eq!(report.transport.name(), "local");
             }
             Ok(report) => {
-                assert_eq!(report.transport, "tcp", "{want:?}");
-                let why = report.passed_over.join("; ");
+                assert_eq!(report.transport.name(), "tcp", "{want:?}");
+                let why = rejected(&report.passed_over);
                 assert!(want != Preference::Auto || why.contains("is not known to the NICs"), "{why}");
                 assert!(want != Preference::Auto || why.contains(reason), "{why}");
             }
@@ -356,7 +357,7 @@ fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str
         let options = TransferOptions { transport: Some(Preference::Nics), ..within(PATIENCE) };
         let report =
             other.read(&whole(&here, PAGE), grant.ticket(), None, options).unwrap().wait(None).unwrap();
-        assert_eq!(report.transport, nics.transport);
+        assert_eq!(report.transport.name(), nics.transport);
     });
 }
 

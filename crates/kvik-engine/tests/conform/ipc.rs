@@ -47,7 +47,7 @@ fn peer() {
             "read" => {
                 let read = engine.read(&whole(&region, PAGE), &rest.parse().unwrap(), None, within(PATIENCE));
                 let report = read.unwrap().wait(Some(PATIENCE)).unwrap();
-                println!("\npeer: {} {}", report.transport, report.way);
+                println!("\npeer: {} {}", report.transport.name(), report.way);
             }
             _ => panic!("{line:?} means nothing"),
         }
@@ -185,7 +185,11 @@ fn moves(theirs: &'static str, own: &[&str]) {
             let report =
                 move_all(&engine, &peer, Op::Read, (&set, Some(order)), with(Preference::Local, verify))
                     .unwrap();
-            assert_eq!((report.transport, &*report.way), ("local", way_from(theirs)), "{theirs} to {own}");
+            assert_eq!(
+                (report.transport.name(), &*report.way),
+                ("local", way_from(theirs)),
+                "{theirs} to {own}"
+            );
             assert_eq!(report.checks.contains(&"page_checksum"), verify == Verify::Full);
             assert!(bytes(&here) == expected, "{theirs} to {own}: not what was there");
             seed += 1;
@@ -193,7 +197,11 @@ fn moves(theirs: &'static str, own: &[&str]) {
             let report =
                 move_all(&engine, &peer, Op::Write, (&set, Some(order)), with(Preference::Auto, verify))
                     .unwrap();
-            assert_eq!((report.transport, &*report.way), ("local", way_from(own)), "{own} to {theirs}");
+            assert_eq!(
+                (report.transport.name(), &*report.way),
+                ("local", way_from(own)),
+                "{own} to {theirs}"
+            );
             assert_eq!(peer.ask(&format!("has {seed}")), "true", "{own} to {theirs}");
             // As it was, for the next ones.
             fill(&here, SEED);
@@ -264,8 +272,8 @@ gpus! {
             assert_eq!(error.code, Code::TransportUnavailable, "{error}");
             why(&error.text);
             let report = read(Preference::Auto).unwrap();
-            assert_eq!(report.transport, "tcp");
-            why(&report.passed_over.join("; "));
+            assert_eq!(report.transport.name(), "tcp");
+            why(&rejected(&report.passed_over));
             assert!(bytes(&here) == pattern(SEED));
             let report = move_all(&engine, &peer, Op::Write, (&set, None), with(Preference::Local, Verify::Full));
             assert_eq!(report.unwrap().way, "memfd");
@@ -279,8 +287,8 @@ gpus! {
             assert_eq!(error.code, Code::TransportUnavailable, "{error}");
             why(&error.text);
             let report = write(Preference::Auto).unwrap();
-            assert_eq!(report.transport, "tcp");
-            why(&report.passed_over.join("; "));
+            assert_eq!(report.transport.name(), "tcp");
+            why(&rejected(&report.passed_over));
             assert_eq!(peer.ask("has 9"), "true");
         }
     }
@@ -297,7 +305,7 @@ gpus! {
         assert!(error.text.contains("lies on a GPU") && error.text.contains("MAP"), "{error}");
         control.say("fail cuIpcOpenMemHandle_v2 nth=1 code=205");
         let report = read(Preference::Auto).unwrap();
-        assert_eq!(report.transport, "tcp");
+        assert_eq!(report.transport.name(), "tcp");
         assert!(bytes(&here)[..PAGE as usize] == pattern(SEED)[..PAGE as usize]);
         // What was refused once is asked for again.
         control.say("clear");
@@ -364,8 +372,8 @@ fn a_process_without_cuda_or_without_the_gpu_goes_another_way() {
             assert!(error.text.contains(word), "{error}");
             blank(&here, 0);
             let report = read(Preference::Auto).unwrap();
-            assert_eq!(report.transport, "tcp");
-            assert!(report.passed_over.join("; ").contains(word), "{report:?}");
+            assert_eq!(report.transport.name(), "tcp");
+            assert!(rejected(&report.passed_over).contains(word), "{report:?}");
             assert!(bytes(&here) == pattern(SEED));
             // From now on it does use CUDA.
             std::mem::forget(App::on(0));

@@ -131,7 +131,7 @@ mod named {
         let library = std::env::var(LIBRARY).ok().filter(|file| !file.is_empty());
         let library = library.map(|file| &*String::leak(file));
         Some(Kind {
-            transport: options.kind.transport(),
+            transport: options.kind.transport().name(),
             way,
             nics: String::leak(nics),
             library,

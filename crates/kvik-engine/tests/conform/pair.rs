@@ -270,7 +270,7 @@ impl Pair {
         let options =
             TransferOptions { deadline: Some(PATIENCE), verify: Some(verify), ..Default::default() };
         let report = self.begin_with(op, local, grant, options).wait(Some(PATIENCE))?;
-        assert_eq!(report.transport, self.kind.transport);
+        assert_eq!(report.transport.name(), self.kind.transport);
         assert!(report.way.contains(self.kind.way), "{report:?}");
         Ok(report)
     }

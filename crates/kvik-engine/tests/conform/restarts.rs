@@ -180,7 +180,7 @@ fn begin(engine: &Engine, here: &Region, owner: &Owner, op: Op) -> kvik_engine::
 fn moves(kind: &Kind, engine: &Engine, here: &Region, owner: &Owner) -> u32 {
     let refused = OPS.map(|op| match begin(engine, here, owner, op).wait(Some(PATIENCE)) {
         Ok(report) => {
-            assert_eq!((report.transport, report.way.as_str()), ("libfabric", kind.way));
+            assert_eq!((report.transport.name(), report.way.as_str()), ("libfabric", kind.way));
             0
         }
         Err(error) => {

@@ -1,7 +1,9 @@
 //! What the tests share.
 
 use kvik_core::{Code, Error, Layout, Right, Ticket, Use};
-use kvik_engine::{Config, Engine, GrantOptions, PageSet, Preference, Region, Report, TransferOptions};
+use kvik_engine::{
+    Config, Engine, GrantOptions, PageSet, Preference, Region, Rejected, Report, TransferOptions,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -96,6 +98,16 @@ pub fn read_with(
 }
 
 /// The error's code, after a look at what every error owes its reader.
+/// The transports that were not taken, as texts.
+pub fn reasons(of: &[Rejected]) -> Vec<String> {
+    of.iter().map(Rejected::to_string).collect()
+}
+
+/// The same in one text.
+pub fn rejected(of: &[Rejected]) -> String {
+    reasons(of).join("; ")
+}
+
 pub fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
     let error = result.unwrap_err();
     assert!(error.text.len() > 20, "{error:?} says too little");

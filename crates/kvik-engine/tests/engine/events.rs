@@ -3,7 +3,7 @@
 
 use crate::common::*;
 use kvik_core::{Code, Ticket};
-use kvik_engine::{Config, Engine, Event, Events, PeerState, Preference, Region};
+use kvik_engine::{Config, Engine, Event, Events, PeerState, Preference, Region, TransportId};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -123,7 +123,7 @@ fn a_peer_is_heard_of_from_its_coming_to_its_death() {
     let peer = &reader.peers()[0];
     assert_eq!((peer.state, peer.address), (PeerState::Up, Some(ticket.addresses[0])));
     assert!(peer.silent.unwrap() < Duration::from_millis(700), "{peer:?}");
-    assert_eq!((peer.transports.as_slice(), peer.channels), (["tcp"].as_slice(), 4));
+    assert_eq!((peer.transports.as_slice(), peer.channels), ([TransportId::Tcp].as_slice(), 4));
 
     child.signal(Signal::STOP);
     let stopped = Instant::now();

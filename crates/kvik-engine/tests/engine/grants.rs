@@ -48,7 +48,7 @@ fn pages_outside_the_grant_are_refused() {
         let writable = owner.grant(&pages(&there, &[1, 3]), to_write()).unwrap();
         let both = pages(&here, &[0, 1]);
         let twice =
-            reader.write(&both, writable.ticket(), Some([3, 3].into()), TransferOptions::default()).unwrap();
+            reader.write(&both, writable.ticket(), Some([1, 1].into()), TransferOptions::default()).unwrap();
         assert_eq!(code(twice.wait(Some(PATIENCE))), Code::DuplicatePage);
         let twice = owner.grant(&pages(&there, &[1, 1]), to_write());
         assert_eq!(code(twice.map(|_| ())), Code::DuplicatePage);
@@ -202,7 +202,7 @@ fn a_use_is_confirmed_and_extended_without_moving_anything() {
     let (owner, reader) = (engine(Preference::Auto), engine(Preference::Auto));
     let there = region(&owner, 2, 1);
     let grant = owner.grant(&all(&there), GrantOptions::default()).unwrap();
-    let extended = reader.extend(grant.ticket(), Duration::from_secs(5), None).unwrap();
+    let extended = reader.extend(grant.ticket(), Duration::from_secs(5), TransferOptions::default()).unwrap();
     assert_eq!(extended.wait(Some(PATIENCE)).unwrap().checks, ["grant"]);
     let released =
         reader.release(grant.ticket(), TransferOptions::default()).unwrap().wait(Some(PATIENCE)).unwrap();

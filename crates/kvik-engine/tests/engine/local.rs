@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::deaths::Child;
 use kvik_core::Code;
-use kvik_engine::{Engine, Event, Memory, Preference, Region, Report, TransferOptions, Verify};
+use kvik_engine::{Engine, Event, Memory, Preference, Region, Report, TransferOptions, TransportId, Verify};
 use std::ptr::NonNull;
 
 /// A region of ordinary memory, which no other process can map.
@@ -18,7 +18,7 @@ pub fn foreign(engine: &Engine, count: u32, seed: u8) -> Region {
 }
 
 fn way(report: &Report) -> (&str, &str) {
-    (report.transport, &report.way)
+    (report.transport.name(), &report.way)
 }
 
 #[test]
@@ -49,7 +49,10 @@ fn shared_memory_is_read_by_its_mapping() {
     assert_eq!(way(&report), ("local", "memfd"));
     assert_eq!(report.checks, ["grant", "counts", "generation"]);
     let told = reader.explain(grant.ticket()).unwrap();
-    assert_eq!((told.transport, told.passed_over.len()), ("local", 0));
+    assert_eq!(told.transport.name(), "local");
+    assert_eq!(reasons(&told.passed_over), ["tcp: transport \"local\" was asked for"]);
+    // The read before was measured.
+    assert!(told.estimate.is_some_and(|estimate| estimate.samples == 1), "{told:?}");
     assert!(told.probes.iter().any(|(name, ..)| name == "memfd_sealing"));
     assert!(!told.probes.iter().any(|(name, ..)| name == "memlock"), "memlock is of no concern");
 }
@@ -60,9 +63,9 @@ fn tcp_tells_its_channels_and_a_peer_without_the_local_transport_is_passed_over(
     let (there, here) = (region(&owner, 300, 1), region(&reader, 300, 2));
     let grant = owner.grant(&all(&there), many()).unwrap();
     let report = read(&reader, &all(&here), grant.ticket()).unwrap();
-    assert_eq!(report.transport, "tcp");
+    assert_eq!(report.transport.name(), "tcp");
     assert!(report.way.ends_with(" channels") || report.way == "1 channel", "{}", report.way);
-    assert_eq!(report.passed_over, ["local: the peer uses tcp only"]);
+    assert_eq!(reasons(&report.passed_over), ["local: the peer uses tcp only"]);
     assert_eq!(report.checks, ["grant", "counts", "page_checksum"]);
     let only = TransferOptions { transport: Some(Preference::Local), ..TransferOptions::default() };
     let error = read_with(&reader, &all(&here), grant.ticket(), only).unwrap_err();
@@ -84,18 +87,22 @@ fn memory_that_turns_out_to_be_unreadable_goes_over_tcp_under_auto_only() {
     assert!(error.text.contains("PID namespace"), "{error}");
     let events = reader.events().unwrap();
     let report = read(&reader, &all(&here), child.foreign()).unwrap();
-    assert_eq!(report.transport, "tcp");
+    assert_eq!(report.transport.name(), "tcp");
     let told = events.next(PATIENCE).unwrap();
-    let Some(Event::TransportChanged { from: "local", to: "tcp", reason, .. }) = told else {
+    let Some(Event::TransportChanged { from: TransportId::Local, to: TransportId::Tcp, reason, .. }) = told
+    else {
         panic!("{told:?}")
     };
     assert!(reason.contains("PID namespace"), "{reason}");
-    assert!(report.passed_over[0].starts_with("local: ") && report.passed_over.len() == 1, "{report:?}");
+    assert!(
+        rejected(&report.passed_over).starts_with("local: ") && report.passed_over.len() == 1,
+        "{report:?}"
+    );
     child.check(&here);
     // The other way, the child is the one who cannot read.
     let set = pages(&here, &[0, 1, 2]);
     let report = reader.write(&set, child.writable(), Some([0, 1, 2].into()), TransferOptions::default());
-    assert_eq!(report.unwrap().wait(Some(PATIENCE)).unwrap().transport, "tcp");
+    assert_eq!(report.unwrap().wait(Some(PATIENCE)).unwrap().transport.name(), "tcp");
     // What can be mapped still is.
     let shared = reader.allocate(u64::from(child.pages()) * PAGE).unwrap();
     let report = read_with(&reader, &all(&shared), child.readable(), only).unwrap();

@@ -4,17 +4,7 @@ use super::abi::{self, Code, Table};
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-/// Why the CUDA driver refused something.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("CUDA: {what}: {text}")]
-pub struct CudaError {
-    /// What was asked of it.
-    pub what: String,
-    /// The number of the error, as in `cuda.h`; 0 where it is kvik that refuses.
-    pub code: i32,
-    /// The driver's name and words for it, what it means, and what to do where that is known.
-    pub text: String,
-}
+pub use crate::error::CudaError;
 
 impl CudaError {
     /// The driver's refusal.

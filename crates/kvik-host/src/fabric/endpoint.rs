@@ -5,6 +5,7 @@ use super::device::{Device, Object};
 use super::{Fabric, FabricError, Registration};
 use crate::HostError;
 use crate::event::{Epoll, Interest};
+use crate::rma::{Completion, Posted, RmaOp};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
@@ -27,15 +28,6 @@ struct Context([u64; 8]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(u64);
 
-/// The direction of an operation, seen from who posts it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RmaOp {
-    /// Remote bytes come here.
-    Read,
-    /// Own bytes go there.
-    Write,
-}
-
 /// One run of bytes to move.
 #[derive(Clone, Copy)]
 pub struct Rma<'a> {
@@ -55,24 +47,6 @@ pub struct Rma<'a> {
     pub key: u64,
     /// Given back with the completion.
     pub token: u64,
-}
-
-/// What became of a post.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Posted {
-    /// It is under way.
-    Yes,
-    /// There is no room: take completions first.
-    Full,
-}
-
-/// An operation has ended: its memory is not touched any more by it.
-#[derive(Debug)]
-pub struct Completion {
-    /// Of the operation.
-    pub token: u64,
-    /// Whether the bytes were delivered.
-    pub result: Result<(), FabricError>,
 }
 
 struct Operation {
@@ -279,7 +253,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The queue itself is broken: the endpoint is of no use any more.
-    pub fn poll(&mut self, into: &mut Vec<Completion>) -> Result<(), FabricError> {
+    pub fn poll(&mut self, into: &mut Vec<Completion<FabricError>>) -> Result<(), FabricError> {
         let cq = self.used.cq.as_ptr();
         let mut entries = [CqEntry { context: ptr::null_mut() }; BATCH];
         loop {
@@ -303,7 +277,7 @@ impl Endpoint {
     }
 
     /// Takes an operation that failed.
-    fn take_error(&mut self, into: &mut Vec<Completion>) -> Result<(), FabricError> {
+    fn take_error(&mut self, into: &mut Vec<Completion<FabricError>>) -> Result<(), FabricError> {
         let cq = self.used.cq.as_ptr();
         // SAFETY: all zeros is an empty entry, and the call fills it.
         let (code, entry) = unsafe {
@@ -328,7 +302,11 @@ impl Endpoint {
     }
 
     /// Frees what an operation took. A context that is none of ours is nobody's.
-    fn ended(&mut self, context: *mut c_void, result: Result<(), FabricError>) -> Option<Completion> {
+    fn ended(
+        &mut self,
+        context: *mut c_void,
+        result: Result<(), FabricError>,
+    ) -> Option<Completion<FabricError>> {
         let first = self.used.contexts.as_ptr() as usize;
         let index = (context as usize).checked_sub(first)? / size_of::<Context>();
         let operation = self.used.operations.get_mut(index)?.take()?;

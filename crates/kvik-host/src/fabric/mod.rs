@@ -19,8 +19,10 @@ mod nic;
 mod registration;
 mod within_host;
 
+pub use crate::error::FabricError;
+pub use crate::rma::{Posted, RmaOp};
 pub use device::Device;
-pub use endpoint::{Completion, Endpoint, Posted, Rma, RmaOp, Slot};
+pub use endpoint::{Endpoint, Rma, Slot};
 pub use nic::Nic;
 pub use registration::Registration;
 
@@ -39,18 +41,6 @@ pub const LIBFABRIC: Wanted = Wanted {
     packages: "Debian and Ubuntu: libfabric1; Fedora: libfabric; AWS: the EFA installer",
     container: "mount the host's /opt/amazon/efa, or install the package in the image",
 };
-
-/// Why libfabric refused something: its name for the error, and what was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("libfabric: {what}: {text}")]
-pub struct FabricError {
-    /// What was asked of it.
-    pub what: &'static str,
-    /// The number of the error, positive, as in `errno` or `fi_errno.h`.
-    pub number: i32,
-    /// The library's words for it.
-    pub text: String,
-}
 
 /// The loaded library.
 #[derive(Debug)]

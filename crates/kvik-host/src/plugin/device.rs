@@ -1,8 +1,9 @@
 //! An open device: memory that it knows, ways to peers, and what is under way on them.
 
 use super::abi;
-use super::{Plugin, PluginError, Posted, RmaOp};
+use super::{Plugin, PluginError};
 use crate::event::{Epoll, Interest};
+use crate::rma::{Completion, Posted, RmaOp, Run};
 use crate::{HostError, Memory};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -18,15 +19,6 @@ const ROUNDS: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Way(u64);
 
-/// Bytes of the own memory that lie in one run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// The first byte in the memory.
-    pub offset: usize,
-    /// Bytes.
-    pub len: usize,
-}
-
 /// Runs here, to or from one run at the peer.
 #[derive(Clone, Copy)]
 pub struct Rma<'a> {
@@ -35,7 +27,7 @@ pub struct Rma<'a> {
     /// The own memory.
     pub memory: &'a Rc<Region>,
     /// What of it, in the order in which it lies at the peer; no more than [`PluginDevice::pieces`].
-    pub pieces: &'a [Piece],
+    pub pieces: &'a [Run],
     /// The way to the peer.
     pub way: Way,
     /// Where the bytes lie there: the peer's [`Region::base`] and an offset.
@@ -44,15 +36,6 @@ pub struct Rma<'a> {
     pub key: u64,
     /// Given back with the completion.
     pub token: u64,
-}
-
-/// An operation has ended: its memory is not touched any more by it.
-#[derive(Debug)]
-pub struct Completion {
-    /// Of the operation.
-    pub token: u64,
-    /// Whether the bytes were delivered.
-    pub result: Result<(), PluginError>,
 }
 
 /// What a cut has stopped.
@@ -349,7 +332,7 @@ impl PluginDevice {
     ///
     /// # Errors
     /// Nothing can be learnt of operations any more: what is under way must be cut.
-    pub fn poll(&mut self, into: &mut Vec<Completion>) -> Result<(), PluginError> {
+    pub fn poll(&mut self, into: &mut Vec<Completion<PluginError>>) -> Result<(), PluginError> {
         let what = "polling for completions";
         let mut batch = [abi::Completion::default(); BATCH];
         for _ in 0..ROUNDS {

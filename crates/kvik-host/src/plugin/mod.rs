@@ -13,8 +13,9 @@
 mod abi;
 mod device;
 
-pub use crate::fabric::{Posted, RmaOp};
-pub use device::{Completion, Cut, Piece, PluginDevice, Region, Rma, Way};
+pub use crate::error::PluginError;
+pub use crate::rma::{Posted, RmaOp};
+pub use device::{Cut, PluginDevice, Region, Rma, Way};
 
 use crate::library::{Library, LibraryError, Wanted};
 use std::collections::HashSet;
@@ -32,18 +33,6 @@ const WANTED: Wanted = Wanted {
     packages: "from the NIC's vendor",
     container: "mount its file",
 };
-
-/// Why a plug-in refused something, or what it said wrong.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the plug-in {plugin}: {what}: {text}")]
-pub struct PluginError {
-    /// Its name.
-    pub plugin: String,
-    /// What was asked of it.
-    pub what: &'static str,
-    /// Its words, or what is wrong with them.
-    pub text: String,
-}
 
 /// A loaded plug-in.
 pub struct Plugin {

@@ -11,10 +11,7 @@ const VERSION: u8 = 1;
 /// Numbers of queue pairs and packets have 24 bits.
 const BITS_24: u32 = (1 << 24) - 1;
 
-/// Why bytes are no address of a queue pair.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the peer's address of a queue pair cannot be used: {0}")]
-pub struct AddressError(pub String);
+pub use crate::error::AddressError;
 
 /// A queue pair, as a peer needs to know it.
 ///

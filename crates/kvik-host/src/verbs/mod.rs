@@ -29,7 +29,8 @@ mod ring;
 #[cfg(test)]
 mod ring_tests;
 
-pub use crate::fabric::{Posted, RmaOp};
+pub use crate::error::VerbsError;
+pub use crate::rma::{Posted, RmaOp};
 pub use address::{AddressError, QueueAddress};
 pub use complete::{Completion, RequestError};
 pub use device::Device;
@@ -56,18 +57,6 @@ pub const LIBIBVERBS: Wanted = Wanted {
     container: "install the packages in the image, and give it /dev/infiniband and locked memory \
                 (--device=/dev/infiniband --ulimit memlock=-1)",
 };
-
-/// Why libibverbs, or the kernel below it, refused something.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("libibverbs: {what}: {text}")]
-pub struct VerbsError {
-    /// What was asked, and of which device.
-    pub what: String,
-    /// The number of the error, as in `errno`; 0 where it is kvik that refuses.
-    pub number: i32,
-    /// What it means, and what to do where that is known.
-    pub text: String,
-}
 
 impl VerbsError {
     /// The kernel's or the driver's refusal.

@@ -2,7 +2,8 @@
 
 use crate::plugins::{broken, other};
 use kvik_host::event::Epoll;
-use kvik_host::plugin::{Piece, Plugin, PluginDevice, Rma, RmaOp};
+use kvik_host::plugin::{Plugin, PluginDevice, Rma, RmaOp};
+use kvik_host::rma::Run;
 use kvik_host::{HugePages, Memory};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ fn busy(rule: &str) -> Result<(PluginDevice, kvik_host::plugin::Way), kvik_host:
     let way = device.open_way(b"somewhere")?;
     let memory = Arc::new(Memory::shared(4096, HugePages::Never)?);
     let known = device.register(memory)?;
-    let pieces = &[Piece { offset: 0, len: 8 }];
+    let pieces = &[Run { offset: 0, len: 8 }];
     device.post(&Rma { op: RmaOp::Read, memory: &known, pieces, way, remote: 0, key: 0, token: 1 })?;
     Ok((device, way))
 }
@@ -97,7 +98,7 @@ fn memory_that_may_still_be_touched_is_never_given_back() {
         let mut device = device(rule).unwrap();
         let way = device.open_way(b"somewhere").unwrap();
         let known = device.register(memory.clone()).unwrap();
-        let pieces = &[Piece { offset: 0, len: 8 }];
+        let pieces = &[Run { offset: 0, len: 8 }];
         let rma = Rma { op: RmaOp::Read, memory: &known, pieces, way, remote: 0, key: 0, token: 1 };
         device.post(&rma).unwrap();
         drop(known);

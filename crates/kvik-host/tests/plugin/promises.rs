@@ -2,7 +2,8 @@
 
 use crate::plugins;
 use kvik_host::event::{Epoll, Events};
-use kvik_host::plugin::{Completion, Piece, Plugin, PluginDevice, Posted, Region, Rma, RmaOp, Way};
+use kvik_host::plugin::{Plugin, PluginDevice, PluginError, Posted, Region, Rma, RmaOp, Way};
+use kvik_host::rma::{Completion, Run};
 use kvik_host::{HugePages, Memory};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -20,7 +21,7 @@ fn named() -> Option<PathBuf> {
 struct Side {
     memory: Arc<Memory>,
     known: Rc<Region>,
-    done: Vec<Completion>,
+    done: Vec<Completion<PluginError>>,
     epoll: Epoll,
     waits: bool,
     device: PluginDevice,
@@ -50,11 +51,11 @@ impl Side {
 
     /// Posts an operation of `len` bytes at `at` on both sides.
     fn post(&mut self, op: RmaOp, way: Way, to: &Region, at: usize, len: usize, token: u64) -> Posted {
-        let pieces = [Piece { offset: at, len }];
+        let pieces = [Run { offset: at, len }];
         self.post_pieces(op, way, (to.key(), to.base() + at as u64), &pieces, token)
     }
 
-    fn post_pieces(&mut self, op: RmaOp, way: Way, to: (u64, u64), pieces: &[Piece], token: u64) -> Posted {
+    fn post_pieces(&mut self, op: RmaOp, way: Way, to: (u64, u64), pieces: &[Run], token: u64) -> Posted {
         let (key, remote) = to;
         self.device.post(&Rma { op, memory: &self.known, pieces, way, remote, key, token }).unwrap()
     }
@@ -78,7 +79,7 @@ fn pair() -> (Side, Side, Way) {
 }
 
 /// Both work until `a` has nothing under way any more: what has ended.
-fn settle(a: &mut Side, b: &mut Side) -> Vec<Completion> {
+fn settle(a: &mut Side, b: &mut Side) -> Vec<Completion<PluginError>> {
     let began = Instant::now();
     while a.device.under_way() > 0 {
         assert!(began.elapsed() < LIMIT, "{} operations have not ended", a.device.under_way());
@@ -111,8 +112,8 @@ fn works(a: &mut Side, b: &mut Side) {
 fn pieces_go_both_ways_in_their_order() {
     let (mut a, mut b, way) = pair();
     let most = a.device.pieces();
-    let pieces: Vec<Piece> =
-        (0..most).map(|place| Piece { offset: (most - place) * 8192, len: 1000 + place }).collect();
+    let pieces: Vec<Run> =
+        (0..most).map(|place| Run { offset: (most - place) * 8192, len: 1000 + place }).collect();
     for (place, piece) in pieces.iter().enumerate() {
         a.memory.copy_in(piece.offset, &vec![100 + place as u8; piece.len]).unwrap();
     }
@@ -162,7 +163,7 @@ fn what_is_cut_touches_nothing_here_and_is_not_heard_of() {
         let rma = Rma {
             op,
             memory: &a.known,
-            pieces: &[Piece { offset: 0, len: 1 }],
+            pieces: &[Run { offset: 0, len: 1 }],
             way,
             remote: b.known.base(),
             key: b.known.key(),
@@ -212,7 +213,7 @@ fn memory_that_is_not_known_is_out_of_reach() {
     ] {
         // Such an end may cost the way.
         let way = a.device.open_way(b.device.address()).unwrap();
-        let pieces = [Piece { offset: 0, len: 100 }];
+        let pieces = [Run { offset: 0, len: 100 }];
         assert_eq!(a.post_pieces(op, way, (key, remote), &pieces, 3), Posted::Yes);
         let done = settle(&mut a, &mut b);
         assert!(done.len() == 1 && done[0].result.is_err(), "{op:?}: {done:?}");
@@ -249,7 +250,7 @@ fn memory_that_is_removed_in_the_middle_is_touched_no_more() {
 fn a_peer_that_is_gone_fails_what_is_posted_and_not_the_post() {
     let (mut a, b, way) = pair();
     let (key, base) = (b.known.key(), b.known.base());
-    let pieces = [Piece { offset: 0, len: 64 }];
+    let pieces = [Run { offset: 0, len: 64 }];
     drop(b);
     let mut c = Side::open(3, 256);
     for token in 0..3 {

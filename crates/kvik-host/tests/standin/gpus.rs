@@ -5,7 +5,8 @@ use crate::cuda::{self, App};
 use crate::side::{LEN, nics, rma, wait};
 use crate::standin::{Control, Standin};
 use kvik_host::cuda::GpuMemory;
-use kvik_host::fabric::{Completion, Device, Endpoint, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::fabric::{Device, Endpoint, FabricError, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::rma::Completion;
 use kvik_host::{HostError, HugePages, Memory};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,7 +57,7 @@ struct Node {
     endpoint: Endpoint,
     gpu: (Arc<GpuMemory>, Rc<Registration>),
     host: (Arc<Memory>, Rc<Registration>),
-    done: Vec<Completion>,
+    done: Vec<Completion<FabricError>>,
 }
 
 impl Node {

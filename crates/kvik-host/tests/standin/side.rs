@@ -1,7 +1,8 @@
 //! One side of a transfer, and what tests do with two of them.
 
 use crate::standin::Standin;
-use kvik_host::fabric::{Completion, Device, Endpoint, Fabric, Nic, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::fabric::{Device, Endpoint, Fabric, FabricError, Nic, Posted, Registration, Rma, RmaOp, Slot};
+use kvik_host::rma::Completion;
 use kvik_host::{HugePages, Memory};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub struct Side {
     pub known: Rc<Registration>,
     pub memory: Arc<Memory>,
     pub device: Rc<Device>,
-    pub done: Vec<Completion>,
+    pub done: Vec<Completion<FabricError>>,
 }
 
 impl Side {

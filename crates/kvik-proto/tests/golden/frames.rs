@@ -4,7 +4,8 @@ use crate::format::{Entry, Fields, all};
 use crate::formats;
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
 use kvik_proto::{
-    Begin, Frame, NicAnswer, NicAsk, NicCall, NicKey, Nics, Op, PageList, Path, Select, Source, frame_header,
+    Begin, Frame, NicAnswer, NicAsk, NicCall, NicKey, Nics, Op, PageList, Path, Select, Source,
+    TravellingSource, frame_header,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,8 +22,8 @@ fn keys() -> Arc<[NicKey]> {
     [NicKey { key: 1 << 40, base: 0x7F00_0000_1000 }, NicKey { key: 3, base: 0 }].into()
 }
 
-fn source(view: View) -> Source {
-    Source { region: RegionId(7), view, slot: 65_535, generation: 1 << 33, keys: keys() }
+fn source(view: View) -> TravellingSource {
+    Source { region: RegionId(7), view, slot: 65_535, generation: 1 << 33, keys: keys() }.travelling()
 }
 
 fn begin(op: Op, path: Path) -> Begin {
@@ -30,6 +31,7 @@ fn begin(op: Op, path: Path) -> Begin {
         transfer: 6,
         grant: GrantId(std::array::from_fn(|at| 0xA0 + at as u8)),
         layout: [8, 7, 6, 5, 4, 3, 2, 1],
+        content: None,
         op,
         path,
         sums: false,
@@ -56,8 +58,9 @@ fn today() -> Vec<(&'static str, Frame)> {
     let at = || Layers::At(vec![100_000, 0, 50_000]);
     let runs = PageList::Runs(vec![(3, 40), (1 << 20, 2)]);
     let ids = PageList::Ids([9, 2, 4_000_000_000, 5].into());
-    let some = Select { pages: Some(runs), layers: Some(1..4), slices: Some(2..6), parts: Some(2) };
-    let named = Select { pages: Some(ids), ..Select::default() };
+    let some = Select { positions: Some(runs), layers: Some(1..4), slices: Some(2..6), parts: Some(2) };
+    let named = Select { positions: Some(ids), ..Select::default() };
+    let content = Some(std::array::from_fn(|at| 0x40 + at as u8));
     let read = moving(Op::Read, Path::Channels, Order::LayerFirst);
     let shown = source(view(at(), 1, &[0, 1, 2, 3], Order::LayerFirst));
     let write =
@@ -66,7 +69,7 @@ fn today() -> Vec<(&'static str, Frame)> {
     let granted = source(view(strided(), 2, &[23, 0, 9], Order::PageFirst));
     vec![
         ("beat", Frame::Beat),
-        ("begin/read", framed(Begin { sums: true, ..read.clone() })),
+        ("begin/read", framed(Begin { sums: true, content, ..read.clone() })),
         ("begin/read-some", framed(Begin { select: some, readers: 4, ..read })),
         ("begin/read-memory", framed(moving(Op::Read, Path::Memory, Order::PageFirst))),
         (
@@ -123,6 +126,14 @@ fn list(pages: &PageList) -> String {
     }
 }
 
+/// Its code and its text are all of an error that travels.
+fn show_outcome(outcome: &Result<Vec<u8>, Error>) -> String {
+    match outcome {
+        Ok(answer) => format!("Ok({answer:?})"),
+        Err(Error { code, text, .. }) => format!("Err(Error {{ code: {code:?}, text: {text:?} }})"),
+    }
+}
+
 fn show_layers(layers: &Layers) -> String {
     match layers {
         Layers::Strided { count, stride } => format!("{count}, {stride} apart"),
@@ -130,8 +141,8 @@ fn show_layers(layers: &Layers) -> String {
     }
 }
 
-fn show_source(source: &Source) -> String {
-    let Source { region, view, slot, generation, keys } = source;
+fn show_source(source: &TravellingSource) -> String {
+    let Source { region, view, slot, generation, keys } = source.clone().unfold().unwrap();
     let (layout, layers, slices) = (view.layout(), range(&view.layers()), range(&view.slices()));
     format!(
         "region {}, slot {slot}, generation {generation}, keys {keys:?}; layout: offset {}, {} pages of {} bytes, stride {}, \
@@ -151,8 +162,10 @@ fn show_source(source: &Source) -> String {
 }
 
 fn describe_begin(begin: &Begin) -> Fields {
-    let Begin { transfer, grant, layout, op, path, sums, confirm, readers, time, unit, chunk, .. } = begin;
-    let Begin { shape, select: Select { pages, layers, slices, parts }, source, .. } = begin;
+    let Begin {
+        transfer, grant, layout, content, op, path, sums, confirm, readers, time, unit, chunk, ..
+    } = begin;
+    let Begin { shape, select: Select { positions, layers, slices, parts }, source, .. } = begin;
     let show_shape = |shape: &Shape| {
         let Shape { layers, pages, row_bytes, run_bytes, order } = shape;
         format!("{layers} layers, {pages} pages of {row_bytes} bytes, slices of {run_bytes}, {order:?}")
@@ -162,6 +175,7 @@ fn describe_begin(begin: &Begin) -> Fields {
         ("transfer", transfer.to_string()),
         ("grant", grant.to_string()),
         ("layout", format!("{layout:02x?}")),
+        ("content", maybe(content.as_ref(), |claim| format!("{claim:02x?}"))),
         ("op", format!("{op:?}")),
         ("path", format!("{path:?}")),
         ("sums", sums.to_string()),
@@ -171,7 +185,7 @@ fn describe_begin(begin: &Begin) -> Fields {
         ("unit", unit.to_string()),
         ("chunk", chunk.to_string()),
         ("shape", maybe(shape.as_ref(), show_shape)),
-        ("pages", maybe(pages.as_ref(), list)),
+        ("positions", maybe(positions.as_ref(), list)),
         ("layers", maybe(layers.as_ref(), range)),
         ("slices", maybe(slices.as_ref(), range)),
         ("parts", maybe(parts.as_ref(), u32::to_string)),
@@ -219,7 +233,7 @@ fn describe(frame: &Frame) -> Fields {
             ("from", answer.from.to_string()),
             ("to", answer.to.to_string()),
             ("ask", format!("{:?}", answer.ask)),
-            ("outcome", format!("{:?}", answer.outcome)),
+            ("outcome", show_outcome(&answer.outcome)),
         ],
         Frame::Check { transfer, at, sums } => vec![
             named("check"),
@@ -283,7 +297,8 @@ fn no_kind_of_frame_is_without_its_golden_file() {
         ("sums", &["true", "false"]),
         ("confirm", &["true", "false"]),
         ("shape", &["none", "LayerFirst", "PageFirst"]),
-        ("pages", &["none", "runs", "ids"]),
+        ("content", &["none", "40"]),
+        ("positions", &["none", "runs", "ids"]),
         ("layers", &["none", "to"]),
         ("slices", &["none", "to"]),
         ("parts", &["none", "2"]),

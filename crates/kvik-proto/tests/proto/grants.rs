@@ -165,10 +165,11 @@ fn what_the_grant_does_not_cover_is_refused() {
     let grant = s.grant(Right::Read, Use::Many);
     let ids = |ids: &[u32]| Some(PageList::of(&ids.into()));
     let cases = [
-        (Select { pages: ids(&[2, 3, 4, 6]), ..Select::default() }, "page 6"),
-        (Select { pages: ids(&[2, 3, 4, 1 << 30]), ..Select::default() }, "page 1073741824"),
+        (Select { positions: ids(&[0, 1, 2, 4]), ..Select::default() }, "position 4"),
+        (Select { positions: ids(&[0, 1, 2, 1 << 30]), ..Select::default() }, "position 1073741824"),
+        (Select { positions: ids(&[0, 1, 2, 3, 3]), ..Select::default() }, "5 pages"),
         (
-            Select { pages: Some(PageList::Runs(vec![(0, u32::MAX)])), ..Select::default() },
+            Select { positions: Some(PageList::Runs(vec![(0, u32::MAX)])), ..Select::default() },
             "4294967295 pages",
         ),
         (Select { layers: Some(1..3), ..Select::default() }, "layers 1..3"),
@@ -177,7 +178,7 @@ fn what_the_grant_does_not_cover_is_refused() {
     for (select, text) in cases {
         let mut open = s.open(grant, Op::Read);
         open.select = select;
-        if open.select.pages.as_ref().is_some_and(|pages| pages.count() > 1 << 20) {
+        if open.select.positions.as_ref().is_some_and(|named| named.count() > 1 << 20) {
             assert!(s.world.peers[0].node.begin(s.session, open, s.world.now).is_err());
             continue;
         }
@@ -186,9 +187,10 @@ fn what_the_grant_does_not_cover_is_refused() {
         assert!(error.text.contains(text), "{error}");
         s.here = Mem::for_layout(s.side.layout(), 5);
     }
-    for select in
-        [Select { pages: ids(&[]), ..Select::default() }, Select { layers: Some(1..1), ..Select::default() }]
-    {
+    for select in [
+        Select { positions: ids(&[]), ..Select::default() },
+        Select { layers: Some(1..1), ..Select::default() },
+    ] {
         let mut open = s.open(grant, Op::Read);
         open.select = select;
         assert_eq!(s.world.transfer(0, s.session, open).unwrap_err().code, Code::InvalidArgument);
@@ -232,7 +234,7 @@ fn every_reader_counts_once() {
         let here = Mem::for_layout(&layout, 1);
         let mut open =
             world.open(reader, grant, Op::Read, Path::Channels, Some((&here, &view(&layout, pages))));
-        (open.confirm, open.select.pages) = (confirm, Some(PageList::of(&pages.into())));
+        (open.confirm, open.select.positions) = (confirm, Some(PageList::of(&pages.into())));
         world.transfer(reader, sessions[reader], open).map_err(|error| error.code)
     };
     // In parts, of which only the last one confirms; and again, since a reader may retry.

@@ -5,7 +5,7 @@ use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View};
 use kvik_proto::{
     Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicAsk, NicCall, NicKey, Nics, Op, PageList,
-    Path, Select, Source, frame_header,
+    Path, Select, Source, TravellingSource, frame_header,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -46,6 +46,7 @@ fn begin(transfer: u64, grant: GrantId, op: Op, view: &View) -> Begin {
         transfer,
         grant,
         layout: view.layout().digest(),
+        content: None,
         op,
         path: Path::Channels,
         sums: false,
@@ -79,7 +80,7 @@ fn waiting_requests_hold_a_bounded_amount() {
     let ids: Arc<[u32]> = (0..1u32 << 18).map(|id| id ^ 1).collect();
     for transfer in 1..41 {
         let mut begin = begin(2 * transfer, nobody, Op::Read, &all);
-        begin.select.pages = Some(PageList::Ids(ids.clone()));
+        begin.select.positions = Some(PageList::Ids(ids.clone()));
         inject(&mut world, session, &[frame(begin)]);
     }
     // 32 of a MiB each are held, the others are not.
@@ -95,11 +96,38 @@ fn a_few_bytes_do_not_unfold_into_many() {
     let (grant, all) = large(&mut world, Right::Read);
     for transfer in 1..41 {
         let mut begin = begin(2 * transfer, grant, Op::Read, &all);
-        begin.select.pages = Some(PageList::Runs(vec![(0, 1 << 18)]));
+        begin.select.positions = Some(PageList::Runs(vec![(0, 1 << 18)]));
         inject(&mut world, session, &[frame(begin)]);
     }
     let codes = refusals(&answers(&mut world, session));
     assert!(codes.len() >= 40 - 32 && codes.iter().all(|code| *code == Code::MemoryCapReached), "{codes:?}");
+    world.cut(1, session);
+    world.assert_no_leak();
+}
+
+/// A few bytes of a source stand for a million pages: they are charged as what came while the request waits, and as what
+/// they become before they become it.
+#[test]
+fn a_source_is_charged_before_it_is_unfolded() {
+    let (mut world, session) = World::pair(1);
+    let pages: Vec<u32> = (0..MAX_PAGES as u32).collect();
+    let all = view(&layout(MAX_PAGES as u32, 8192), &pages);
+    let source =
+        Source { region: RegionId(1), view: all.clone(), slot: 0, generation: 0, keys: Arc::default() };
+    let id = world.grant_id();
+    let before = world.peers[1].node.held_for(session);
+    for transfer in 1..41 {
+        let source = Some(source.travelling());
+        let begin = Begin { path: Path::Memory, source, ..begin(2 * transfer, id, Op::Write, &all) };
+        inject(&mut world, session, &[frame(begin)]);
+    }
+    assert_eq!(refusals(&answers(&mut world, session)), []);
+    let held = world.peers[1].node.held_for(session) - before;
+    assert!(held < 100_000, "{held} bytes are held for requests of a few bytes");
+    let offer = world.offer(1, &Mem::for_layout(&layout(1, 1), 1), &all, Right::Write, Use::Many);
+    world.issue(1, id, offer);
+    // Of 4 MiB and a bit for each chunk not even eight fit into what a peer may hold.
+    assert_eq!(refusals(&answers(&mut world, session)), [Code::MemoryCapReached; 40 - 7]);
     world.cut(1, session);
     world.assert_no_leak();
 }
@@ -175,7 +203,7 @@ fn a_source_that_lies_is_refused() {
     {
         let begin = Begin {
             path: Path::Memory,
-            source: view.map(source),
+            source: view.map(|view| source(view).travelling()),
             ..begin(2 * n as u64 + 2, grant, Op::Write, &all)
         };
         inject(&mut world, session, &[frame(begin)]);
@@ -230,7 +258,7 @@ fn requests_that_are_not_read_are_not_piled_up_without_end() {
     let mut begun = 0;
     let error = loop {
         let mut open = world.open(0, GrantId([1; 16]), Op::Write, Path::Channels, Some((&mem, &all)));
-        open.select.pages = Some(PageList::of(&pages));
+        open.select.positions = Some(PageList::of(&pages));
         let now = world.now;
         match world.peers[0].node.begin(session, open, now) {
             Ok(_) => begun += 1,
@@ -264,12 +292,12 @@ fn any_view() -> impl Strategy<Value = View> {
     )
 }
 
-fn any_source() -> impl Strategy<Value = Source> {
+fn any_source() -> impl Strategy<Value = TravellingSource> {
     let keys = proptest::collection::vec((any::<u64>(), any::<u64>()), 0..3);
     (any::<u32>(), any_view(), any::<u32>(), any::<u64>(), keys).prop_map(
         |(region, view, slot, generation, keys)| {
             let keys = keys.into_iter().map(|(key, base)| NicKey { key, base }).collect();
-            Source { region: RegionId(region), view, slot, generation, keys }
+            Source { region: RegionId(region), view, slot, generation, keys }.travelling()
         },
     )
 }
@@ -291,35 +319,38 @@ fn any_begin() -> impl Strategy<Value = Frame> {
     let shape = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
     let first = (0u64..40, 0u8..4, op, path, any::<bool>(), any::<bool>(), 1..=MAX_READERS);
     let second = (any::<u32>(), any::<u32>(), any::<u32>(), proptest::option::of(shape));
-    let parts = proptest::option::of(any::<u32>());
+    let parts = (proptest::option::of(any::<u32>()), proptest::option::of(any::<[u8; 32]>()));
     let third = (any_pages(), any_range(), any_range(), parts, proptest::option::of(any_source()));
-    (first, second, third).prop_map(|(first, second, (pages, layers, slices, parts, source))| {
-        let (transfer, grant, op, path, sums, confirm, readers) = first;
-        let (time, unit, chunk, shape) = second;
-        let shape = shape.map(|(layers, pages, row_bytes, run_bytes)| {
-            let order = Order::LayerFirst;
-            Shape { layers, pages, row_bytes, run_bytes, order }
-        });
-        let (grant, time) = (GrantId([grant; 16]), ms(time.into()));
-        let select = Select { pages, layers, slices, parts };
-        let layout = [0; 8];
-        frame(Begin {
-            transfer,
-            grant,
-            layout,
-            op,
-            path,
-            sums,
-            confirm,
-            readers,
-            time,
-            unit,
-            chunk,
-            shape,
-            select,
-            source,
-        })
-    })
+    (first, second, third).prop_map(
+        |(first, second, (positions, layers, slices, (parts, content), source))| {
+            let (transfer, grant, op, path, sums, confirm, readers) = first;
+            let (time, unit, chunk, shape) = second;
+            let shape = shape.map(|(layers, pages, row_bytes, run_bytes)| {
+                let order = Order::LayerFirst;
+                Shape { layers, pages, row_bytes, run_bytes, order }
+            });
+            let (grant, time) = (GrantId([grant; 16]), ms(time.into()));
+            let select = Select { positions, layers, slices, parts };
+            let layout = [0; 8];
+            frame(Begin {
+                transfer,
+                grant,
+                layout,
+                content,
+                op,
+                path,
+                sums,
+                confirm,
+                readers,
+                time,
+                unit,
+                chunk,
+                shape,
+                select,
+                source,
+            })
+        },
+    )
 }
 
 fn any_outcome() -> impl Strategy<Value = Result<(), Error>> {
@@ -446,7 +477,7 @@ fn frames_that_are_too_long_are_not_waited_for() {
     let source =
         Source { region: RegionId(1), view: all.clone(), slot: 0, generation: 0, keys: Arc::default() };
     let mut longest = begin(2, GrantId([0; 16]), Op::Write, &all);
-    (longest.select.pages, longest.source) = (Some(PageList::Ids(ids)), Some(source));
+    (longest.select.positions, longest.source) = (Some(PageList::Ids(ids)), Some(source.travelling()));
     let mut bytes = Vec::new();
     frame(longest).encode(&mut bytes);
     assert!(matches!(Frame::decode(&bytes), Ok(Some((Frame::Begin(_), _)))));

@@ -86,8 +86,8 @@ fn a_part_of_a_grant_can_be_named() {
         Arc::new(Layout::new(0, 2, 1000, 1000, 1, 0, Layers::Strided { count: 2, stride: 9000 }).unwrap());
     let (here, side) = (Mem::for_layout(&mine, 1), view(&mine, &[0, 1]).with_order(Order::PageFirst));
     let mut open = world.open(0, grant, Op::Read, Path::Channels, Some((&here, &side)));
-    let pages = Some(PageList::of(&[9, 2].into()));
-    open.select = Select { pages, layers: Some(1..3), slices: Some(1..2), parts: None };
+    let positions = Some(PageList::of(&[4, 2].into()));
+    open.select = Select { positions, layers: Some(1..3), slices: Some(1..2), parts: None };
     world.transfer(0, session, open).unwrap();
     assert_eq!(here.peek(&side, 0..4000), there.peek(&part, 0..4000));
     world.assert_quiet();
@@ -113,7 +113,7 @@ fn a_source_may_repeat_pages_and_a_destination_may_not() {
         assert_eq!(world.peers[0].node.begin(session, open, ms(0)).unwrap_err().code, Code::DuplicatePage);
         // The owner does not rely on the other side for its own pages.
         let mut open = world.open(0, grant, Op::Write, path, Some((&here, &thrice)));
-        open.select.pages = Some(PageList::Ids([0, 1, 1].into()));
+        open.select.positions = Some(PageList::Ids([0, 1, 1].into()));
         assert_eq!(world.transfer(0, session, open).unwrap_err().code, Code::DuplicatePage);
         assert_eq!(world.peers[0].downs.len() + world.peers[1].downs.len(), 0);
     }

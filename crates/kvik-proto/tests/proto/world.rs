@@ -206,6 +206,7 @@ impl World {
             region: mem.clone(),
             region_id: self.region(peer, mem),
             view: view.clone(),
+            content: None,
             right,
             uses,
             expires: self.now + ms(120_000),
@@ -256,6 +257,7 @@ impl World {
         Open {
             grant,
             layout: self.layouts.get(&grant).copied().or(own).unwrap_or_default(),
+            content: None,
             op,
             path,
             sums: true,

@@ -119,6 +119,10 @@ impl World {
     fn check_success(&self, index: usize, bytes: u64) {
         let begun = &self.begun[index];
         let ticket = &self.tickets[begun.ticket];
+        assert!(
+            begun.fits,
+            "P5: a transfer that stated other content than the grant holds is a success: {index}"
+        );
         if let Some(why) = begun.hopeless {
             panic!("P4: a transfer on a grant that was {why:?} before it began is a success: {index}");
         }
@@ -145,6 +149,8 @@ impl World {
     /// ended before, also for what the adversary did to another transfer's chunks.
     fn check_failure(&self, index: usize, code: Code) {
         let begun = &self.begun[index];
+        let other = matches!(code, Code::ContentMismatch | Code::ContentRequired | Code::InvalidArgument);
+        assert!(!(other && begun.fits), "P5: {code} for who stated what the grant holds");
         let expected = match begun.hopeless {
             Some(GrantState::Consumed) => Code::GrantConsumed,
             Some(GrantState::Expired) => Code::GrantExpired,

@@ -45,6 +45,8 @@ impl World {
         let Some(session) = self.links[at].session else { return engine };
         let Some(channel) = pick(&mut self.rng, self.links[at].channels.usable(side)) else { return engine };
         if let Some(order) = self.engines[engine].node.next_send(session, now) {
+            let OrderKind::Send(header) = &order.kind else { panic!("no order to send") };
+            self.check_stated(&order, Some((session, header.transfer)));
             let read = order.region.read(&order.view, order.part.start..half(&order));
             self.running.push(Running { channel, read, ..Running::new(engine, Some(at), order) });
         }
@@ -56,6 +58,7 @@ impl World {
         let order = self.engines[engine].node.next_copy(now);
         self.engines[engine].copies = order.is_some();
         if let Some(order) = order {
+            self.check_stated(&order, None);
             let link = self.by_session.get(&order.id.session()).copied();
             let part = order.part.start..half(&order);
             let mut running = Running::new(engine, link, order);
@@ -103,6 +106,7 @@ impl World {
             Ok(Some(order)) => {
                 assert!(!dead, "P6: a chunk of a dead session was taken");
                 assert_eq!(chunk.header.session, session, "P8: a chunk of another session was taken");
+                self.check_stated(&order, Some((session, chunk.header.transfer)));
                 let part = order.part.start..half(&order);
                 let bytes = &chunk.payload[..(part.end - part.start) as usize];
                 order.region.write(&order.view, part, bytes);

@@ -5,6 +5,7 @@
 
 mod adversary;
 mod channels;
+mod claims;
 mod coverage;
 mod engine;
 mod events;

@@ -72,6 +72,7 @@ impl World {
         let now = self.engines[engine].now(self.now);
         let Some(session) = self.links[at].session else { return engine };
         let Some(order) = self.engines[engine].node.next_post(session, now) else { return engine };
+        self.check_stated(&order, None);
         let OrderKind::Post(op, source) = &order.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());
         let begun = self.begun.binary_search_by_key(&order.region.lease, |begun| begun.lease);

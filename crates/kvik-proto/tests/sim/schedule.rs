@@ -1,5 +1,6 @@
 //! What engines do: give grants, begin transfers, confirm, extend, revoke and close.
 
+use crate::claims;
 use crate::engine::ms;
 use crate::memory::{Arena, PAGE_BYTES, PAGES, content};
 use crate::world::{Begun, Ticket, World, mem};
@@ -54,6 +55,7 @@ impl World {
         id[..8].copy_from_slice(&self.rng.next().to_le_bytes());
         let (id, lease, identity) = (GrantId(id), self.next_lease(), self.engines[owner].identity);
         self.by_grant.insert(id, self.tickets.len());
+        let content = claims::drawn(&mut self.rng, seed, view.pages().len(), view.parts());
         self.tickets.push(Ticket {
             owner,
             identity,
@@ -63,6 +65,7 @@ impl World {
             seed,
             arena,
             view,
+            content,
             lease,
             expires: Duration::ZERO,
             extended: false,
@@ -91,6 +94,7 @@ impl World {
             region: mem(&ticket.arena, ticket.lease),
             region_id: engine.process.region(&ticket.arena),
             view: ticket.view.clone(),
+            content: ticket.content.clone(),
             right: ticket.right,
             uses: ticket.uses,
             expires: ticket.expires,
@@ -168,9 +172,14 @@ impl World {
         let (lease, deadline) = (self.next_lease(), now + ms(patience));
         let confirm = !self.rng.once_in(3);
         let moves = matches!(op, Op::Read | Op::Write);
+        let times = 1 + u32::from(self.tickets[index].content.is_some() && self.rng.once_in(3));
+        let (positions, taken) = self.positions(index, times);
+        let last = positions.last().map_or(0, |position| (position / times) as usize);
+        let (content, right) = self.state(index, op, last);
+        let fits = right && (!moves || taken && !(confirm && self.uses_up_a_beginning(index, last)));
         let (arena, mine, theirs) = match moves {
             true => {
-                let (arena, mine, theirs) = self.side(index, op, lease);
+                let (arena, mine, theirs) = self.side(index, op, lease, times, &positions);
                 (Some(arena), Some(mine), Some(theirs))
             }
             false => (None, None, None),
@@ -187,6 +196,7 @@ impl World {
         let open = Open {
             grant: ticket.id,
             layout: ticket.arena.layout.digest(),
+            content,
             op,
             path: if moves { path } else { Path::Channels },
             sums: true,
@@ -197,14 +207,14 @@ impl World {
             chunk: PAGE_BYTES,
             side,
             select: Select {
-                pages: theirs.as_ref().map(|view| PageList::of(view.pages())),
+                positions: moves.then(|| PageList::of(&positions.into())),
                 parts: theirs.as_ref().map(|view| view.parts()),
                 ..Select::default()
             },
             extend: ms(2000),
         };
         let hopeless = self.hopeless(index);
-        self.tickets[index].extended |= op == Op::Extend;
+        self.tickets[index].extended |= op == Op::Extend && fits;
         let engine_now = now;
         let node = &mut self.engines[engine].node;
         let result = match session {
@@ -223,8 +233,9 @@ impl World {
                     view: mine,
                     theirs,
                     deadline,
-                    confirm: confirm || op == Op::Confirm,
+                    confirm: fits && (confirm || op == Op::Confirm),
                     check,
+                    fits,
                     hopeless,
                     outcome: None,
                 };
@@ -241,14 +252,19 @@ impl World {
         }
     }
 
-    /// This side's memory for a transfer of some of a grant's pages, in another order.
-    fn side(&mut self, index: usize, op: Op, lease: u64) -> (Rc<Arena>, View, View) {
+    /// This side's memory for a transfer of what is at some positions of a grant.
+    fn side(
+        &mut self,
+        index: usize,
+        op: Op,
+        lease: u64,
+        times: u32,
+        positions: &[u32],
+    ) -> (Rc<Arena>, View, View) {
         let ticket = &self.tickets[index];
-        let (parts, mut ids) = (ticket.view.parts(), ticket.view.pages().to_vec());
-        ids.reverse();
-        let turn = self.rng.below(ids.len());
-        ids.rotate_left(turn);
-        ids.truncate(1 + self.rng.below(ids.len()));
+        let (parts, granted) = (ticket.view.parts() * times, ticket.view.pages());
+        let id = |position: &u32| granted[(position / times) as usize] * times + position % times;
+        let ids: Vec<u32> = positions.iter().map(id).collect();
         let arena = Arena::new(Self::layout(), self.rng.next());
         let theirs = view_of(&self.tickets[index].arena.layout, parts, &ids);
         let mine = view_of(&arena.layout, parts, &(0..ids.len() as u32).collect::<Vec<u32>>());

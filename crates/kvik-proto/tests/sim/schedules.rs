@@ -31,7 +31,7 @@ fn whatever_happens_the_promises_are_kept() {
 }
 
 /// What never happened was never tried.
-const OUTCOMES: [&str; 20] = [
+const OUTCOMES: [&str; 23] = [
     "ok",
     "cancelled",
     "grant_revoked",
@@ -40,6 +40,9 @@ const OUTCOMES: [&str; 20] = [
     "grant_consumed",
     "grant_unknown",
     "grant_wrong_right",
+    "content_mismatch",
+    "content_required",
+    "invalid_argument",
     "peer_lost",
     "peer_restarted",
     "deadline_exceeded",
@@ -182,6 +185,8 @@ impl Schedule {
             39..45 => world.notify(engine),
             45 => world.engines[engine].deaf = true,
             46 => world.engines[engine].eager ^= true,
+            // As an engine whose sessions are under locks of their own.
+            47..49 => world.engines[engine].node.hold_stops(),
             38 => world.speak_early(),
             27 => {
                 world.now += ms(900);

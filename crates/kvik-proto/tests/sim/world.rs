@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::memory::{Arena, Mem, Rng};
 use crate::nic::Post;
 use crate::notes::NOTED;
-use kvik_core::{Code, Error, GrantId, GrantState, Right, Use, View};
+use kvik_core::{Code, Content, Error, GrantId, GrantState, Right, Use, View};
 use kvik_proto::*;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -25,6 +25,8 @@ pub struct Ticket {
     pub seed: u64,
     pub arena: Rc<Arena>,
     pub view: View,
+    /// What its owner says that the pages hold.
+    pub content: Option<Content>,
     pub lease: u64,
     pub expires: Duration,
     pub extended: bool,
@@ -49,6 +51,8 @@ pub struct Begun {
     pub deadline: Duration,
     pub confirm: bool,
     pub check: Check,
+    /// It stated what the grant holds, and asked for it in a way that the owner takes.
+    pub fits: bool,
     /// The grant had ended like this before it began.
     pub hopeless: Option<GrantState>,
     pub outcome: Option<Result<(), Code>>,
@@ -67,6 +71,8 @@ pub enum Action {
     Nic(usize),
     Fence(usize),
     Take(usize),
+    /// One of an engine's flows is stopped, whose grant has ended.
+    Stop(usize, usize),
 }
 
 pub struct World {
@@ -222,6 +228,9 @@ impl World {
             if !engine.inbox.is_empty() && !engine.deaf && !engine.asleep {
                 actions.push(Action::Take(at));
             }
+            if !engine.asleep {
+                actions.extend((0..engine.node.held_stops()).map(|which| Action::Stop(at, which)));
+            }
         }
         let works = |engine: usize| !self.engines[engine].hold && !self.engines[engine].asleep;
         let running = self.running.iter().enumerate().filter(|(_, running)| works(running.engine));
@@ -289,6 +298,10 @@ impl World {
             Action::Nic(at) => self.move_post(at),
             Action::Fence(at) => self.fence(at),
             Action::Take(engine) => self.take_notes(engine),
+            Action::Stop(engine, which) => {
+                self.engines[engine].node.stop_held(which);
+                engine
+            }
         };
         self.pump(engine);
     }

@@ -7,12 +7,17 @@
 //! only its own memory.
 //!
 //! - `gpu`: a peer's memory on a GPU, and when it is opened;
+//! - [`Local`]: the transport of all sessions;
 //! - `populate`: the page tables of what is mapped here;
 //! - `outbox`: the messages, and what is held until the peer has closed it.
 
 mod gpu;
 mod outbox;
 mod populate;
+mod transport;
+
+pub(crate) use transport::Links;
+pub use transport::{LOCAL_LINK, Local, LocalConfig};
 
 pub use gpu::PeerGpuRegion;
 pub use populate::{Populated, Populator};

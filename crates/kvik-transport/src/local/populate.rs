@@ -9,8 +9,10 @@
 //! regions together, a 512th of which they take.
 
 use super::{PeerRegion, lock};
+use crate::from_host;
+use kvik_core::{Code, Result};
+use kvik_host::PeerMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use kvik_host::{HostError, PeerMemory};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -67,11 +69,12 @@ impl Populator {
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(options: &ThreadOptions) -> Result<Populator, HostError> {
+    pub fn start(options: &ThreadOptions) -> Result<Populator> {
         let inner = Inner { queue: Mutex::default(), wake: Condvar::new(), bytes: Arc::default() };
         let inner = Arc::new(inner);
         let looks = inner.clone();
-        let thread = spawn_named("kvik-map", options, move || looks.run())?;
+        let thread = spawn_named("kvik-map", options, move || looks.run());
+        let thread = thread.map_err(|error| from_host(Code::InvalidArgument, error))?;
         Ok(Populator { inner, thread: Mutex::new(Some(thread)) })
     }
 

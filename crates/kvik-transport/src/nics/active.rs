@@ -4,7 +4,7 @@ use super::card::Run;
 use super::stats::NicStats;
 use crate::gpu::failed;
 use crate::local::stopped;
-use crate::{Desk, Held, finish};
+use crate::{Held, WorkSource, finish};
 use kvik_core::{Error, Extent, Extents, Result};
 use kvik_proto::{Op, Order, OrderKind, OrderOutcome, Source};
 use std::sync::Arc;
@@ -106,9 +106,9 @@ impl Active {
     }
 
     /// What is under way cannot be stopped: who waits for its transfer is told, once.
-    pub fn give_up(&mut self, desk: &dyn Desk, why: &Error) {
+    pub fn give_up(&mut self, work: &dyn WorkSource, why: &Error) {
         if self.out > 0 && !std::mem::replace(&mut self.given_up, true) {
-            desk.stuck(self.order.id, why.clone());
+            work.stuck(self.order.id, why.clone());
         }
     }
 
@@ -133,7 +133,7 @@ impl Active {
     }
 
     /// Reports it.
-    pub fn report(self, desk: &dyn Desk, stats: &NicStats) {
+    pub fn report(self, work: &dyn WorkSource, stats: &NicStats) {
         let all = self.at >= self.order.part.end;
         let outcome = match self.error.or(self.doubt) {
             Some(error) => OrderOutcome::Failed(error),
@@ -146,12 +146,12 @@ impl Active {
             }
             None => OrderOutcome::Void,
         };
-        finish(desk, self.order, outcome);
+        finish(work, self.order, outcome);
     }
 
     /// Gives it to another NIC. Nothing that was posted can land any more.
-    pub fn give_back(self, desk: &dyn Desk) {
-        finish(desk, self.order, OrderOutcome::Back);
+    pub fn give_back(self, work: &dyn WorkSource) {
+        finish(work, self.order, OrderOutcome::Back);
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::Held;
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
+pub(crate) use kvik_host::rma::{Posted, Run};
 use kvik_proto::{NicKey, Op};
 use std::rc::Rc;
 
@@ -97,15 +98,6 @@ pub(crate) trait Card: Sized {
 /// Runs of memory here that any operation takes, at most.
 pub(crate) const PIECES: usize = 8;
 
-/// A run of memory here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
-    /// The first byte in the region.
-    pub offset: usize,
-    /// Bytes.
-    pub len: usize,
-}
-
 /// Runs here to or from one run at the peer.
 pub(crate) struct Operation<'a, C: Card> {
     pub op: Op,
@@ -121,22 +113,8 @@ pub(crate) struct Operation<'a, C: Card> {
     pub token: u64,
 }
 
-/// What became of a post.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Posted {
-    /// It is under way.
-    Yes,
-    /// There is no room: take completions first.
-    Full,
-}
-
 /// An operation has ended: its memory is not touched any more by it.
-#[derive(Debug)]
-pub(crate) struct Done {
-    pub token: u64,
-    /// Whether the bytes were delivered.
-    pub result: Result<()>,
-}
+pub(crate) type Done = kvik_host::rma::Completion<Error>;
 
 /// Whose operations a cut has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

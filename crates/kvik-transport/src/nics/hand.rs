@@ -5,7 +5,7 @@ use super::active::Active;
 use super::card::{Card, Operation, Posted};
 use super::warm::Knock;
 use super::worker::Worker;
-use crate::{Desk, Held, finish};
+use crate::{Held, Queue, Services, finish};
 use kvik_core::{Code, Error, Result};
 use kvik_proto::{Order, OrderOutcome};
 use std::time::Duration;
@@ -43,14 +43,14 @@ impl<C: Card> Worker<C> {
         moved
     }
 
-    pub(super) fn report(&mut self, desk: &dyn Desk) {
+    pub(super) fn report(&mut self, services: &Services) {
         for session in self.stuck() {
             self.cut(session);
         }
         for (index, place) in self.orders.iter_mut().enumerate() {
             if let Some(over) = place.take_if(|active| active.is_over()) {
                 self.turns.retain(|turn| *turn != index);
-                over.report(desk, &self.stats);
+                over.report(&*services.work, &self.stats);
             }
         }
     }
@@ -65,13 +65,13 @@ impl<C: Card> Worker<C> {
     }
 
     /// Takes orders while there are places for them.
-    pub(super) fn take_orders(&mut self, desk: &dyn Desk) -> bool {
+    pub(super) fn take_orders(&mut self, services: &Services) -> bool {
         let mut took = false;
         for index in 0..self.orders.len() {
             if self.orders[index].is_some() {
                 continue;
             }
-            let Some(order) = self.next_order(desk) else { return took };
+            let Some(order) = self.next_order(services) else { return took };
             took = true;
             match Active::new(order) {
                 Ok(active) => {
@@ -80,7 +80,11 @@ impl<C: Card> Worker<C> {
                 }
                 Err(order) => {
                     let text = "an order for a channel or a copy was given to a NIC";
-                    finish(desk, *order, OrderOutcome::Failed(Error::new(Code::ProtocolError, text)));
+                    finish(
+                        &*services.work,
+                        *order,
+                        OrderOutcome::Failed(Error::new(Code::ProtocolError, text)),
+                    );
                 }
             }
         }
@@ -88,10 +92,10 @@ impl<C: Card> Worker<C> {
     }
 
     /// The next order of any session that may have one and can be reached.
-    fn next_order(&mut self, desk: &dyn Desk) -> Option<Order<Held>> {
+    fn next_order(&mut self, services: &Services) -> Option<Order<Held>> {
         while let Some(session) = self.wants.first().copied() {
             if self.may_take(session)
-                && let Some(order) = desk.next_post(session)
+                && let Some(order) = services.work.claim(Queue::Post(session))
             {
                 return Some(order);
             }
@@ -101,12 +105,12 @@ impl<C: Card> Worker<C> {
     }
 
     /// Posts operations while there is room, of each order in turn.
-    pub(super) fn post(&mut self, desk: &dyn Desk) -> bool {
+    pub(super) fn post(&mut self, services: &Services) -> bool {
         let (mut posted, mut full) = (false, 0);
         // Until there is no room for any of them: a peer's queue may be full while another's is not.
         while full < self.turns.len() {
             let Some(index) = self.turns.pop_front() else { break };
-            match self.post_next(desk, index) {
+            match self.post_next(services, index) {
                 Ok(Some(Posted::Yes)) => {
                     (posted, full) = (true, 0);
                     self.turns.push_back(index);
@@ -128,12 +132,12 @@ impl<C: Card> Worker<C> {
     }
 
     /// Posts an order's next operation. None: there is none, or it waits for its way, which brings it back.
-    fn post_next(&mut self, desk: &dyn Desk, index: usize) -> Result<Option<Posted>> {
+    fn post_next(&mut self, services: &Services, index: usize) -> Result<Option<Posted>> {
         let Some(Some(active)) = self.orders.get(index) else { return Ok(None) };
         let (longest, most) = (self.card.longest(), self.card.pieces());
         let Some(there) = active.next(longest, most, &mut self.pieces) else { return Ok(None) };
         let session = active.session();
-        let Some((way, nic)) = self.way(desk, session)? else { return Ok(None) };
+        let Some((way, nic)) = self.way(services, session)? else { return Ok(None) };
         let Some(Some(active)) = self.orders.get_mut(index) else { return Ok(None) };
         let no = |text: &str| Error::new(Code::TransportUnavailable, text);
         let memory = self.known.get(&active.order.region.name());
@@ -179,16 +183,16 @@ impl<C: Card> Worker<C> {
 
     /// A session's orders, of which nothing is under way here, go to other NICs, for which nothing of them may be on
     /// the wire either; or they fail.
-    pub(super) fn hand_over(&mut self, desk: &dyn Desk, session: u64, others: bool, why: &Error) {
+    pub(super) fn hand_over(&mut self, services: &Services, session: u64, others: bool, why: &Error) {
         for (index, place) in self.orders.iter_mut().enumerate() {
             let theirs = |active: &mut Active| active.session() == session && active.out == 0;
             let Some(mut active) = place.take_if(theirs) else { continue };
             self.turns.retain(|turn| *turn != index);
             match others {
-                true => active.give_back(desk),
+                true => active.give_back(&*services.work),
                 false => {
                     active.fail(why.clone());
-                    active.report(desk, &self.stats);
+                    active.report(&*services.work, &self.stats);
                 }
             }
         }

@@ -9,9 +9,8 @@ use super::card::{Card, Cut, Done, Operation, Posted, goes_on};
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
-use kvik_host::fabric::{
-    Completion, Device, Endpoint, Fabric, FabricError, Nic, Registration, Rma, RmaOp, Slot,
-};
+use kvik_host::fabric::{Device, Endpoint, Fabric, FabricError, Nic, Registration, Rma, RmaOp, Slot};
+use kvik_host::rma::Completion;
 use kvik_proto::{NicKey, Op};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
@@ -34,7 +33,7 @@ pub(crate) struct FabricCard {
     had: VecDeque<Vec<u8>>,
     watch: Watch,
     /// What was taken off a queue, kept for its room.
-    taken: Vec<Completion>,
+    taken: Vec<Completion<FabricError>>,
     device: Rc<Device>,
 }
 
@@ -274,10 +273,7 @@ impl Card for FabricCard {
         let posts = self.posts.endpoint.as_mut().ok_or_else(|| {
             Error::new(Code::PeerLost, "the NIC's way to the peer was closed to stop a transfer")
         })?;
-        match posts.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
-            kvik_host::fabric::Posted::Yes => Ok(Posted::Yes),
-            kvik_host::fabric::Posted::Full => Ok(Posted::Full),
-        }
+        posts.post(&rma).map_err(|error| from_host(Code::PeerLost, error))
     }
 
     /// Posting begins it.

@@ -24,7 +24,7 @@ pub use options::{NicKind, NicOptions};
 pub use stats::NicStats;
 
 use crate::local::lock;
-use crate::{Desk, Held, from_host};
+use crate::{Held, Services, TransportId, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::EventFd;
 use kvik_host::thread::{ThreadOptions, spawn_named};
@@ -45,10 +45,11 @@ const ANSWER: Duration = Duration::from_secs(1);
 const OPEN: Duration = Duration::from_secs(60);
 
 /// The threads of an engine's NICs.
-pub struct NicPool {
+pub(crate) struct NicPool {
     lanes: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    nics: Mutex<Nics>,
+    told: Arc<Told>,
+    transport: TransportId,
     way: String,
     stats: Vec<Arc<NicStats>>,
 }
@@ -56,7 +57,7 @@ pub struct NicPool {
 /// What a thread is told.
 pub(crate) enum Command {
     /// Orders come from here.
-    Serve(Arc<dyn Desk>),
+    Serve(Arc<Services>),
     /// The session may have something to post.
     Post(u64),
     /// A transfer must stop: look at the orders in hand.
@@ -176,6 +177,31 @@ impl Inbox {
     }
 }
 
+/// What an engine's NICs share.
+#[derive(Default)]
+pub(crate) struct Told {
+    /// What peers are told of them.
+    nics: Mutex<Nics>,
+    /// Transfers for which peers may reach memory here.
+    exposed: AtomicUsize,
+}
+
+impl Told {
+    /// A NIC is reached at another address from now on: what peers are told.
+    fn moved(&self, number: usize, address: Vec<u8>) -> Nics {
+        let mut nics = lock(&self.nics);
+        if let Some(known) = nics.addresses.get_mut(number) {
+            *known = address;
+        }
+        nics.clone()
+    }
+
+    /// Whether peers may reach memory here now: a NIC's thread looks after that.
+    fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Acquire) > 0
+    }
+}
+
 /// Which NICs cannot reach a session's peer for the time being.
 pub(crate) struct Shut {
     nics: usize,
@@ -267,7 +293,8 @@ impl NicPool {
         let mut pool = NicPool {
             lanes: Vec::new(),
             threads: Mutex::default(),
-            nics: Mutex::default(),
+            told: Arc::default(),
+            transport: options.kind.transport(),
             way: options.kind.way().unwrap_or_default(),
             stats: Vec::new(),
         };
@@ -300,7 +327,7 @@ impl NicPool {
             let text = "the NICs have longer addresses than a greeting has room for: name fewer of them";
             return Err(Error::new(Code::TransportUnavailable, text));
         }
-        *lock(&pool.nics) = nics;
+        *lock(&pool.told.nics) = nics;
         Ok(pool)
     }
 
@@ -320,7 +347,13 @@ impl NicPool {
             let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
             let stats = Arc::new(NicStats::new(name));
             let (tell, opened) = sync_channel(1);
-            let place = Place { number, inbox: inbox.clone(), shut: shut.clone(), stats: stats.clone() };
+            let place = Place {
+                number,
+                inbox: inbox.clone(),
+                shut: shut.clone(),
+                stats: stats.clone(),
+                told: self.told.clone(),
+            };
             let open = open.clone();
             let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
                 let worker = open(nic).and_then(|card| worker::Worker::new(card, place));
@@ -350,13 +383,13 @@ impl NicPool {
     }
 
     /// Begins to serve orders.
-    pub fn serve(&self, desk: &Arc<dyn Desk>) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Serve(desk.clone())));
+    pub fn serve(&self, services: &Arc<Services>) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Serve(services.clone())));
     }
 
     /// What peers are told.
     pub fn nics(&self) -> Nics {
-        lock(&self.nics).clone()
+        lock(&self.told.nics).clone()
     }
 
     /// What reports call the way.
@@ -364,18 +397,14 @@ impl NicPool {
         &self.way
     }
 
+    /// Which transport it is.
+    pub fn transport(&self) -> TransportId {
+        self.transport
+    }
+
     /// What each NIC has done.
     pub fn stats(&self) -> &[Arc<NicStats>] {
         &self.stats
-    }
-
-    /// A NIC is reached at another address from now on: what peers are told.
-    pub fn moved(&self, number: usize, address: Vec<u8>) -> Nics {
-        let mut nics = lock(&self.nics);
-        if let Some(known) = nics.addresses.get_mut(number) {
-            *known = address;
-        }
-        nics.clone()
     }
 
     /// The NICs of a session's peer have other addresses.
@@ -403,15 +432,13 @@ impl NicPool {
             .map(|(wait, nic)| answered(wait, nic, "take in the memory", limit))
             .collect();
         if keys.is_err() {
-            self.unregister(memory.clone());
+            self.unregister(memory.name());
         }
         keys.map(Into::into)
     }
 
-    /// Takes memory from every NIC, as soon as nobody else holds it.
-    pub fn unregister(&self, memory: Held) {
-        let name = memory.name();
-        drop(memory);
+    /// Takes memory of this name from every NIC, as soon as nobody else holds it.
+    pub fn unregister(&self, name: usize) {
         let answers: Vec<_> = self
             .lanes
             .iter()
@@ -429,8 +456,8 @@ impl NicPool {
     }
 
     /// Memory that was to be taken from the NICs stays known to them.
-    pub fn keep(&self, memory: &Held) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Keep(memory.name())));
+    pub fn keep(&self, name: usize) {
+        self.lanes.iter().for_each(|lane| lane.put(Command::Keep(name)));
     }
 
     /// A NIC of a peer wants a way to one of these.
@@ -459,7 +486,7 @@ impl NicPool {
         }
     }
 
-    /// Has each NIC open its way to the session's peer, and an operation go over it. The desk hears from each of
+    /// Has each NIC open its way to the session's peer, and an operation go over it. [`RmaPeers`](crate::RmaPeers) hears from each of
     /// them, unless `until` passes first.
     pub fn warm(&self, session: u64, until: Instant) {
         self.lanes.iter().for_each(|lane| lane.put(Command::Warm(session, until)));
@@ -475,8 +502,11 @@ impl NicPool {
         self.lanes.iter().for_each(|lane| lane.put(Command::Halt));
     }
 
-    /// Peers may reach this engine's memory now.
-    pub fn expose(&self) {
+    /// For so many transfers peers may reach this engine's memory now.
+    pub fn expose(&self, transfers: usize) {
+        if self.told.exposed.swap(transfers, Ordering::AcqRel) > 0 || transfers == 0 {
+            return;
+        }
         self.lanes.iter().for_each(|lane| lane.put(Command::Expose));
     }
 
@@ -485,7 +515,7 @@ impl NicPool {
         self.lanes.iter().for_each(|lane| lane.put(Command::Forget(session)));
     }
 
-    /// Cuts the path of a session's peer, and tells the desk when no NIC can touch memory for it any more.
+    /// Cuts the path of a session's peer, and tells when no NIC can touch memory for it any more.
     pub fn fence(&self, session: u64) {
         let fence = Arc::new(Fence { session, left: AtomicUsize::new(self.lanes.len()) });
         self.lanes.iter().for_each(|lane| lane.put(Command::Fence(fence.clone())));

@@ -1,5 +1,6 @@
 //! Which NICs an engine uses, as one text: `efa`, `verbs:mlx5_0,mlx5_1`, `libfabric:tcp`, `plugin`, ...
 
+use crate::TransportId;
 use kvik_core::{Code, Error, Result};
 use std::collections::HashMap;
 use std::fmt;
@@ -39,12 +40,12 @@ pub enum NicKind {
 }
 
 impl NicKind {
-    /// The transport's name in reports.
-    pub fn transport(&self) -> &'static str {
+    /// Which transport it is.
+    pub fn transport(&self) -> TransportId {
         match self {
-            NicKind::Libfabric(_) => "libfabric",
-            NicKind::Verbs => "verbs",
-            NicKind::Plugin => "plugin",
+            NicKind::Libfabric(_) => TransportId::Libfabric,
+            NicKind::Verbs => TransportId::Verbs,
+            NicKind::Plugin => TransportId::Plugin,
         }
     }
 

@@ -8,9 +8,8 @@ use super::card::{Card, Cut, Done, Operation, PIECES, Posted};
 use crate::{Held, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
-use kvik_host::plugin::{
-    self, Completion, Piece, Plugin, PluginDevice, PluginError, Region, Rma, RmaOp, Way,
-};
+use kvik_host::plugin::{self, Plugin, PluginDevice, PluginError, Region, Rma, Way};
+use kvik_host::rma::{Completion, RmaOp};
 use kvik_proto::{NicKey, Op};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -26,7 +25,7 @@ pub(super) struct PluginCard {
     /// By session.
     ways: HashMap<u64, Way>,
     /// What was taken off the device, kept for its room.
-    taken: Vec<Completion>,
+    taken: Vec<Completion<PluginError>>,
 }
 
 fn no(error: impl std::fmt::Display) -> Error {
@@ -153,23 +152,16 @@ impl Card for PluginCard {
     }
 
     fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted> {
-        let mut pieces = [Piece { offset: 0, len: 0 }; PIECES];
-        for (piece, run) in pieces.iter_mut().zip(operation.pieces) {
-            *piece = Piece { offset: run.offset, len: run.len };
-        }
         let rma = Rma {
             op: if operation.op == Op::Read { RmaOp::Read } else { RmaOp::Write },
             memory: operation.memory,
-            pieces: &pieces[..operation.pieces.len().min(PIECES)],
+            pieces: operation.pieces,
             way: operation.way,
             remote: operation.remote,
             key: operation.key,
             token: operation.token,
         };
-        match self.device.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
-            plugin::Posted::Yes => Ok(Posted::Yes),
-            plugin::Posted::Full => Ok(Posted::Full),
-        }
+        self.device.post(&rma).map_err(|error| from_host(Code::PeerLost, error))
     }
 
     /// Posting begins it.

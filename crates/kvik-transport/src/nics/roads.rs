@@ -8,7 +8,7 @@ use super::card::{Card, Cut};
 use super::hand::PATIENCE;
 use super::stats::NicStats;
 use super::worker::Worker;
-use crate::Desk;
+use crate::Services;
 use kvik_core::{Code, Error, Result};
 use kvik_proto::{NicAnswer, NicAsk, NicCall};
 use std::time::{Duration, Instant};
@@ -99,16 +99,16 @@ impl<C: Card> Worker<C> {
     }
 
     /// The way to the session's peer, and which of its NICs it leads to. None: it is being opened.
-    pub(super) fn way(&mut self, desk: &dyn Desk, session: u64) -> Result<Option<(C::Way, usize)>> {
+    pub(super) fn way(&mut self, services: &Services, session: u64) -> Result<Option<(C::Way, usize)>> {
         if self.sick.contains(&session) {
             return Ok(None);
         }
         if let Some(why) = self.down.clone() {
             // Nothing of its orders was posted, or their way has been cut since.
-            self.rest(desk, session, why);
+            self.rest(services, session, why);
             return Ok(None);
         }
-        if !self.peers.contains_key(&session) && desk.peer_nics(session).is_none() {
+        if !self.peers.contains_key(&session) && services.rma.nics(session).is_none() {
             return Err(gone());
         }
         match self.peer(session).road {
@@ -117,7 +117,7 @@ impl<C: Card> Worker<C> {
             Road::Shut(_) => return Err(self.peer(session).why.clone().unwrap_or_else(gone)),
             Road::Closed => {}
         }
-        let nics = desk.peer_nics(session).ok_or_else(gone)?.addresses;
+        let nics = services.rma.nics(session).ok_or_else(gone)?.addresses;
         let peer = self.peer(session);
         peer.nic %= nics.len().max(1);
         let nic = peer.nic;
@@ -128,13 +128,13 @@ impl<C: Card> Worker<C> {
             self.peer(session).open(way, &stats);
             return Ok(Some((way, nic)));
         }
-        self.ask(desk, session)?;
+        self.ask(services, session)?;
         Ok(None)
     }
 
     /// Asks the session's peer for a way to its NIC.
-    fn ask(&mut self, desk: &dyn Desk, session: u64) -> Result<()> {
-        if desk.peer_nics(session).is_none() {
+    fn ask(&mut self, services: &Services, session: u64) -> Result<()> {
+        if services.rma.nics(session).is_none() {
             return Err(gone());
         }
         // The address by which the way was: if the peer has another one by now, that way is cut already.
@@ -145,21 +145,21 @@ impl<C: Card> Worker<C> {
         peer.road = Road::Asked(Instant::now());
         let to = peer.nic as u8;
         self.sick.insert(session);
-        desk.call_nic(session, NicCall { from, to, ask: NicAsk::Way, address: told });
+        services.rma.call(session, NicCall { from, to, ask: NicAsk::Way, address: told });
         Ok(())
     }
 
     /// Looks after the sessions whose peers cannot be reached as they were.
-    pub(super) fn tend(&mut self, desk: &dyn Desk) {
+    pub(super) fn tend(&mut self, services: &Services) {
         self.open_again();
         for session in self.sick.iter().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.tend_one(desk, session) {
-                self.give_up(desk, session, &error);
+            if let Err(error) = self.tend_one(services, session) {
+                self.give_up(services, session, &error);
             }
         }
     }
 
-    fn tend_one(&mut self, desk: &dyn Desk, session: u64) -> Result<()> {
+    fn tend_one(&mut self, services: &Services, session: u64) -> Result<()> {
         let (under_way, down) = (self.under_way(session), self.down.is_some());
         let peer = self.peer(session);
         match peer.road {
@@ -182,19 +182,19 @@ impl<C: Card> Worker<C> {
         }
         peer.failures += 1;
         self.close_road(session);
-        self.ask(desk, session)
+        self.ask(services, session)
     }
 
     /// A peer that does not answer cannot vouch for what was posted to it.
-    fn give_up(&mut self, desk: &dyn Desk, session: u64, why: &Error) {
+    fn give_up(&mut self, services: &Services, session: u64, why: &Error) {
         log::warn!("NIC {} ({}) cannot reach a peer: {}", self.number, self.stats.name(), why.text);
         self.sick.remove(&session);
         if self.under_way(session) > 0 {
             self.cut(session);
         }
         self.close_road(session);
-        self.stays_cold(desk, session, why);
-        self.hand_over(desk, session, false, why);
+        self.stays_cold(services, session, why);
+        self.hand_over(services, session, false, why);
     }
 
     /// The peer has answered: whatever was posted before cannot land any more.
@@ -202,12 +202,12 @@ impl<C: Card> Worker<C> {
         if answer.ask == NicAsk::Page {
             return self.page_told(session, answer);
         }
-        let Some(desk) = self.desk.clone() else { return };
+        let Some(services) = self.services.clone() else { return };
         let Some(peer) = self.peers.get_mut(&session) else { return };
         if !matches!(peer.road, Road::Asked(_)) || peer.nic != usize::from(answer.to) {
             return log::debug!("a peer answered for a NIC that it was not asked for");
         }
-        let nics = desk.peer_nics(session).map_or(0, |nics| nics.addresses.len());
+        let nics = services.rma.nics(session).map_or(0, |nics| nics.addresses.len());
         let failures = peer.failures;
         let down = self.down.clone();
         let opened = answer.outcome.and_then(|told| match (down, failures > nics) {
@@ -235,11 +235,11 @@ impl<C: Card> Worker<C> {
             // The next one is tried with the next order.
             return self.resume(session);
         }
-        self.rest(&*desk, session, why);
+        self.rest(&services, session, why);
     }
 
     /// Leaves a session to other NICs for a while.
-    fn rest(&mut self, desk: &dyn Desk, session: u64, why: Error) {
+    fn rest(&mut self, services: &Services, session: u64, why: Error) {
         let first = self.orders.iter().flatten().find(|active| active.session() == session);
         let cause = first.and_then(|active| active.doubt.as_ref());
         let cause = cause.map_or_else(String::new, |cause| format!(" (what failed first: {})", cause.text));
@@ -252,8 +252,8 @@ impl<C: Card> Worker<C> {
         peer.rest = (peer.rest * 2).min(REST[1]);
         let others = self.shut.shut(session, self.number);
         log::warn!("{}; {}", why.text, if others { "others take its work" } else { "nor can any other" });
-        self.stays_cold(desk, session, &why);
-        self.hand_over(desk, session, others, &why);
+        self.stays_cold(services, session, &why);
+        self.hand_over(services, session, others, &why);
     }
 
     /// How long until a session that was left to others is tried again.
@@ -310,7 +310,7 @@ impl<C: Card> Worker<C> {
     /// The session's peer has told of addresses. Where this NIC's way was by one that is no more, that way is cut.
     pub(super) fn find(&mut self, session: u64) {
         let Some(peer) = self.peers.get(&session) else { return };
-        let told = self.desk.as_ref().and_then(|desk| desk.peer_nics(session));
+        let told = self.services.as_ref().and_then(|services| services.rma.nics(session));
         let same = told.is_some_and(|nics| nics.addresses.get(peer.nic) == Some(&peer.address));
         // What is under way to the old address ends by itself, with an error, and the peer is asked.
         if !same && !matches!(peer.road, Road::Asked(_)) && self.under_way(session) == 0 {
@@ -325,21 +325,21 @@ impl<C: Card> Worker<C> {
         if call.ask == NicAsk::Page {
             return self.show_page(session, call);
         }
-        let Some(desk) = self.desk.clone() else { return };
+        let Some(services) = self.services.clone() else { return };
         match self.card.shut_out(session, call.from, &call.address) {
-            Ok(true) => self.tell_address(&*desk),
+            Ok(true) => self.tell_address(&services),
             Ok(false) => {}
             // No answer: then the peer cannot vouch for what it has posted, and the session ends.
             Err(error) => return log::error!("NIC {} cannot cut off a peer: {error}", self.number),
         }
         let outcome = self.card.admit(session, call.from, &call.address);
-        desk.answer_nic(session, NicAnswer { from: call.from, to: call.to, ask: call.ask, outcome });
+        services.rma.answer(session, NicAnswer { from: call.from, to: call.to, ask: call.ask, outcome });
     }
 
     /// All peers must take another address from now on.
-    pub(super) fn tell_address(&mut self, desk: &dyn Desk) {
+    pub(super) fn tell_address(&mut self, services: &Services) {
         match self.card.address() {
-            Ok(address) => desk.nic_moved(self.number, address),
+            Ok(address) => services.rma.moved(self.told.moved(self.number, address)),
             // Whoever wants a way asks for it, and it is tried again.
             Err(error) => log::error!("NIC {} cannot be reached by peers: {error}", self.number),
         }
@@ -373,9 +373,9 @@ impl<C: Card> Worker<C> {
     /// What was posted for a session goes on: nobody is let wait for its end, and its pages are nobody's.
     fn cannot_stop(&mut self, session: u64, error: &Error) {
         log::debug!("operations of NIC {} cannot be stopped: {error}", self.number);
-        let Some(desk) = self.desk.clone() else { return };
+        let Some(services) = self.services.clone() else { return };
         let theirs = self.orders.iter_mut().flatten().filter(|active| active.session() == session);
-        theirs.for_each(|active| active.give_up(&*desk, error));
+        theirs.for_each(|active| active.give_up(&*services.work, error));
     }
 
     /// Closes the way to a session's peer; nothing is under way on it.

@@ -287,8 +287,8 @@ impl Card for VerbsCard {
             immediate: None,
         };
         match lane.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
-            kvik_host::verbs::Posted::Full => Ok(Posted::Full),
-            kvik_host::verbs::Posted::Yes => {
+            Posted::Full => Ok(Posted::Full),
+            Posted::Yes => {
                 if !self.gathered.contains(&session) {
                     self.gathered.push(session);
                 }

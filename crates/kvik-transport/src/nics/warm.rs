@@ -9,7 +9,7 @@ use super::card::{Card, Done, Operation, Posted, Run};
 use super::hand::PATIENCE;
 use super::roads::CALL;
 use super::worker::Worker;
-use crate::{Desk, Held, from_host};
+use crate::{Held, Services, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{NicAnswer, NicAsk, NicCall, NicKey, Op};
@@ -52,9 +52,9 @@ impl Knock {
 impl<C: Card> Worker<C> {
     /// Sees to it that something goes over the way to the session's peer.
     pub(super) fn warm(&mut self, session: u64, until: Instant) {
-        let Some(desk) = self.desk.clone() else { return };
+        let Some(services) = self.services.clone() else { return };
         if let Some(peer) = self.peers.get(&session).filter(|peer| peer.is_warm()) {
-            return desk.warmed(session, self.number, peer.nic(), Ok(false));
+            return services.rma.warmed(session, self.number, peer.nic(), Ok(false));
         }
         let new = || Knock { until, asked: None, page: None, out: None, over: None };
         let knock = self.knocks.entry(session).or_insert_with(new);
@@ -68,24 +68,24 @@ impl<C: Card> Worker<C> {
             || self.knocks.values().any(|knock| knock.over.is_some() || now < knock.until)
     }
 
-    pub(super) fn tend_knocks(&mut self, desk: &dyn Desk) {
+    pub(super) fn tend_knocks(&mut self, services: &Services) {
         if self.knocks.is_empty() {
             return;
         }
         for session in self.knocks.keys().copied().collect::<Vec<_>>() {
-            if let Err(why) = self.tend_knock(desk, session) {
-                self.stays_cold(desk, session, &why);
+            if let Err(why) = self.tend_knock(services, session) {
+                self.stays_cold(services, session, &why);
             }
         }
     }
 
-    fn tend_knock(&mut self, desk: &dyn Desk, session: u64) -> Result<()> {
+    fn tend_knock(&mut self, services: &Services, session: u64) -> Result<()> {
         let is_warm = self.peers.get(&session).is_some_and(|peer| peer.is_warm());
         let Some(knock) = self.knocks.get(&session) else { return Ok(()) };
         let (now, asked) = (Instant::now(), knock.asked);
         match (knock.over, knock.out) {
             (None, _) if is_warm => {
-                self.is_warm(desk, session);
+                self.is_warm(services, session);
                 return Ok(());
             }
             (Some(since), Some(_)) if since.elapsed() < PATIENCE => return Ok(()),
@@ -100,7 +100,7 @@ impl<C: Card> Worker<C> {
             (None, Some(_)) => {
                 // The peer's thread looks after it for a while only.
                 if now < knock.until && asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
-                    self.ask_for_page(desk, session);
+                    self.ask_for_page(services, session);
                 }
                 return Ok(());
             }
@@ -110,29 +110,29 @@ impl<C: Card> Worker<C> {
             }
             (None, None) => {}
         }
-        let Some((way, nic)) = self.way(desk, session)? else { return Ok(()) };
+        let Some((way, nic)) = self.way(services, session)? else { return Ok(()) };
         let Some(knock) = self.knocks.get(&session) else { return Ok(()) };
         match knock.page {
             Some((of, Some(key))) if of == nic => self.knock(session, way, key),
             Some((of, None)) if of == nic => {
-                self.is_warm(desk, session);
+                self.is_warm(services, session);
                 Ok(())
             }
             _ if asked.is_none_or(|asked| asked.elapsed() > CALL) => {
-                self.ask_for_page(desk, session);
+                self.ask_for_page(services, session);
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    fn ask_for_page(&mut self, desk: &dyn Desk, session: u64) {
+    fn ask_for_page(&mut self, services: &Services, session: u64) {
         let to = self.peer(session).nic() as u8;
         if let Some(knock) = self.knocks.get_mut(&session) {
             knock.asked = Some(Instant::now());
         }
         let (from, ask) = (self.number as u8, NicAsk::Page);
-        desk.call_nic(session, NicCall { from, to, ask, address: Vec::new() });
+        services.rma.call(session, NicCall { from, to, ask, address: Vec::new() });
     }
 
     /// Reads of the peer's page.
@@ -186,23 +186,23 @@ impl<C: Card> Worker<C> {
     }
 
     /// Something went over the way.
-    fn is_warm(&mut self, desk: &dyn Desk, session: u64) {
+    fn is_warm(&mut self, services: &Services, session: u64) {
         // One that is under way still is heard of, and then forgotten.
         let Some(knock) = self.knocks.get(&session).filter(|knock| knock.over.is_none()) else { return };
         if knock.out.is_none() {
             self.knocks.remove(&session);
             let nic = self.peer(session).nic();
-            desk.warmed(session, self.number, nic, Ok(true));
+            services.rma.warmed(session, self.number, nic, Ok(true));
         }
     }
 
     /// There is no way to the session's peer for now.
-    pub(super) fn stays_cold(&mut self, desk: &dyn Desk, session: u64, why: &Error) {
+    pub(super) fn stays_cold(&mut self, services: &Services, session: u64, why: &Error) {
         let Some(knock) = self.knocks.get(&session).filter(|knock| knock.over.is_none()) else { return };
         if knock.out.is_none() {
             self.knocks.remove(&session);
             let nic = self.peer(session).nic();
-            desk.warmed(session, self.number, nic, Err(why.clone()));
+            services.rma.warmed(session, self.number, nic, Err(why.clone()));
         }
     }
 
@@ -231,13 +231,13 @@ impl<C: Card> Worker<C> {
 
     /// A NIC of the session's peer asks for this one's page.
     pub(super) fn show_page(&mut self, session: u64, call: NicCall) {
-        let Some(desk) = self.desk.clone() else { return };
+        let Some(services) = self.services.clone() else { return };
         let outcome = self.keep_page().map(|key| {
             self.visited = Some(Instant::now() + VISIT);
             [key.key.to_le_bytes(), key.base.to_le_bytes()].concat()
         });
         let NicCall { from, to, ask, .. } = call;
-        desk.answer_nic(session, NicAnswer { from, to, ask, outcome });
+        services.rma.answer(session, NicAnswer { from, to, ask, outcome });
     }
 
     /// The page's key; the NIC learns of the page when it is first needed.

@@ -5,8 +5,8 @@ use super::card::{Card, Done, Run};
 use super::roads::Peer;
 use super::stats::NicStats;
 use super::warm::Knock;
-use super::{Command, Fence, Inbox, Shut};
-use crate::{Desk, Held, from_host};
+use super::{Command, Fence, Inbox, Shut, Told};
+use crate::{Held, Services, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_proto::NicKey;
@@ -34,6 +34,7 @@ pub(super) struct Place {
     pub inbox: Arc<Inbox>,
     pub shut: Arc<Shut>,
     pub stats: Arc<NicStats>,
+    pub told: Arc<Told>,
 }
 
 /// See the module's text.
@@ -42,8 +43,10 @@ pub(super) struct Worker<C: Card> {
     pub number: usize,
     pub shut: Arc<Shut>,
     pub stats: Arc<NicStats>,
+    /// What all NICs of the engine share with it.
+    pub told: Arc<Told>,
     epoll: Rc<Epoll>,
-    pub desk: Option<Arc<dyn Desk>>,
+    pub services: Option<Arc<Services>>,
     // What follows is in the order in which it is let go of: what the card made before the card.
     pub known: HashMap<usize, C::Known>,
     /// Memory that is let go of when nobody else holds it.
@@ -79,7 +82,7 @@ pub(super) struct Worker<C: Card> {
 impl<C: Card> Worker<C> {
     /// The thread's state, and the address that peers reach its NIC by.
     pub fn new(mut card: C, place: Place) -> Result<(Self, Vec<u8>)> {
-        let Place { number, inbox, shut, stats } = place;
+        let Place { number, inbox, shut, stats, told } = place;
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Rc::new(Epoll::new().map_err(fail)?);
         epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
@@ -90,8 +93,9 @@ impl<C: Card> Worker<C> {
             number,
             shut,
             stats,
+            told,
             epoll,
-            desk: None,
+            services: None,
             known: HashMap::new(),
             leaving: HashMap::new(),
             page: None,
@@ -145,7 +149,7 @@ impl<C: Card> Worker<C> {
             || !self.leaving.is_empty()
             || !self.sick.is_empty()
             || self.is_warming()
-            || self.desk.as_ref().is_some_and(|desk| desk.is_exposed());
+            || self.told.is_exposed();
         match (busy, self.waits) {
             (_, true) if self.broken.is_none() && !self.card.may_wait() => Duration::ZERO,
             (true, true) => GLANCE,
@@ -157,7 +161,7 @@ impl<C: Card> Worker<C> {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Serve(desk) => self.desk = Some(desk),
+            Command::Serve(services) => self.services = Some(services),
             Command::Post(session) => drop(self.wants.insert(session)),
             Command::Register(memory, answer) => {
                 let known = self.register(memory);
@@ -175,7 +179,7 @@ impl<C: Card> Worker<C> {
             Command::Warm(session, until) => self.warm(session, until),
             Command::Forget(session) => self.forget(session),
             Command::Fence(fence) => self.fence(&fence),
-            // Their flags, and the desk, are looked at in every turn.
+            // Their flags are looked at in every turn.
             Command::Halt | Command::Expose | Command::Stop => {}
         }
     }
@@ -198,16 +202,16 @@ impl<C: Card> Worker<C> {
         if !self.leaving.is_empty() {
             self.let_go();
         }
-        let Some(desk) = self.desk.clone() else { return false };
+        let Some(services) = self.services.clone() else { return false };
         let mut moved = self.take_completions();
         self.look_at_port();
-        self.tend(&*desk);
-        self.tend_knocks(&*desk);
-        self.report(&*desk);
-        moved |= self.take_orders(&*desk);
-        moved |= self.post(&*desk);
+        self.tend(&services);
+        self.tend_knocks(&services);
+        self.report(&services);
+        moved |= self.take_orders(&services);
+        moved |= self.post(&services);
         // What could not be posted at all is over at once.
-        self.report(&*desk);
+        self.report(&services);
         moved
     }
 
@@ -216,14 +220,14 @@ impl<C: Card> Worker<C> {
         let session = fence.session;
         self.abandon(session, "the session has ended");
         let cut = self.card.fence(session);
-        match (cut, self.desk.clone()) {
-            (Ok(moved), Some(desk)) => {
+        match (cut, self.services.clone()) {
+            (Ok(moved), Some(services)) => {
                 // First: what all peers need next takes its time.
                 if fence.is_done() {
-                    desk.fenced(session);
+                    services.sessions.fenced(session);
                 }
                 if moved {
-                    self.tell_address(&*desk);
+                    self.tell_address(&services);
                 }
             }
             // Then pages stay in quarantine, and nobody takes them for free.
@@ -255,7 +259,7 @@ impl<C: Card> Worker<C> {
         for session in sessions {
             self.abandon(session, "the engine was closed");
         }
-        self.desk = None;
+        self.services = None;
     }
 
     /// Fails a session's orders, and stops what was posted for them. Nobody is left to vouch for what is on the wire:
@@ -264,8 +268,8 @@ impl<C: Card> Worker<C> {
         if self.under_way(session) > 0 {
             self.cut(session);
         }
-        if let Some(desk) = self.desk.clone() {
-            self.hand_over(&*desk, session, false, &Error::new(Code::PeerLost, why));
+        if let Some(services) = self.services.clone() {
+            self.hand_over(&services, session, false, &Error::new(Code::PeerLost, why));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::sums::{PIECE, Running};
 use crate::tcp::outgoing::Tools;
 use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
-use crate::{Desk, Held, from_host};
+use crate::{Held, Services, WorkSource, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::cuda::GpuMemory;
 use kvik_host::{Io, RecvRun};
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// The longest trailer and the next header behind it.
 const TAIL: usize = TRAILER_STATUS + MAX_SUMS as usize * SUM_BYTES + CHUNK_HEADER;
 
-/// How often the desk is told that bytes of a chunk come. Each chunk's header tells it too.
+/// How often the session is said to live because bytes of a chunk come. Each chunk's header tells it too.
 const TELL: Duration = Duration::from_millis(10);
 
 /// The receiving direction.
@@ -33,7 +33,7 @@ pub(crate) struct Incoming {
     tail: Vec<u8>,
     /// The checksums of what was placed, of the chunk in hand.
     sums: Vec<u64>,
-    /// When the desk was last told that the peer lives.
+    /// When the peer was last said to live.
     told: Instant,
     /// For pages of GPUs.
     pub stagings: Stagings,
@@ -164,16 +164,17 @@ impl Incoming {
     /// The channel must be cut.
     pub fn advance(
         &mut self,
-        desk: &dyn Desk,
+        services: &Services,
         session: u64,
         stream: &mut Stream,
         tools: &mut Tools,
         turns: usize,
     ) -> Result<bool> {
-        self.stagings.settle(desk);
+        let work = &*services.work;
+        self.stagings.settle(work);
         self.waits = false;
         for _ in 0..turns {
-            self.leave_if_stopped(desk);
+            self.leave_if_stopped(work);
             let moved = match &mut self.state {
                 State::Header(got) => stream.recv(&mut self.tail[*got..CHUNK_HEADER])?,
                 State::Chunk(chunk) => match chunk.has_room(&mut self.stagings) {
@@ -183,7 +184,7 @@ impl Incoming {
                         return Ok(false);
                     }
                     Err(error) => {
-                        self.fail(desk, error);
+                        self.fail(work, error);
                         continue;
                     }
                 },
@@ -191,21 +192,21 @@ impl Incoming {
             match moved {
                 Io::Blocked => return Ok(false),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),
-                Io::Done(moved) => self.took(moved, desk, session, tools)?,
+                Io::Done(moved) => self.took(moved, services, session, tools)?,
             }
         }
         Ok(true)
     }
 
     /// Accounts for bytes that came, and goes on to the next state where they complete one.
-    fn took(&mut self, moved: usize, desk: &dyn Desk, session: u64, tools: &mut Tools) -> Result<()> {
+    fn took(&mut self, moved: usize, services: &Services, session: u64, tools: &mut Tools) -> Result<()> {
         match &mut self.state {
             State::Header(got) => *got += moved,
             State::Chunk(chunk) => {
                 // Once in a while is enough for who counts in seconds.
                 if self.told.elapsed() >= TELL {
                     self.told = Instant::now();
-                    desk.alive(session);
+                    services.sessions.heard(session);
                 }
                 chunk.got += moved as u64;
                 let summed = chunk.sum_up(&mut self.sums, &mut self.stagings, tools);
@@ -213,7 +214,12 @@ impl Incoming {
                 if let Err(error) = placed
                     && let Some(order) = chunk.order.take()
                 {
-                    self.stagings.leave(desk, order, OrderOutcome::Failed(error), chunk.handed > 0);
+                    self.stagings.leave(
+                        &*services.work,
+                        order,
+                        OrderOutcome::Failed(error),
+                        chunk.handed > 0,
+                    );
                 }
                 if chunk.got < chunk.total() {
                     return Ok(());
@@ -222,7 +228,7 @@ impl Incoming {
                 let trailer = chunk.header.trailer_bytes();
                 if let Some(order) = chunk.order.take() {
                     let outcome = check(chunk, &order, &self.tail[..trailer], &self.sums);
-                    self.stagings.leave(desk, order, outcome, chunk.handed > 0);
+                    self.stagings.leave(&*services.work, order, outcome, chunk.handed > 0);
                 }
                 self.tail.copy_within(trailer..trailer + ahead, 0);
                 self.state = State::Header(ahead);
@@ -232,7 +238,7 @@ impl Incoming {
             let mut bytes = [0; CHUNK_HEADER];
             bytes.copy_from_slice(&self.tail[..CHUNK_HEADER]);
             let header = ChunkHeader::decode(&bytes)?;
-            let order = desk.place(session, &header)?;
+            let order = services.placement.place(session, &header)?;
             self.sums.clear();
             let sums = order.as_ref().is_some_and(|order| order.sums);
             let running = sums.then(Running::after_placing);
@@ -245,27 +251,27 @@ impl Incoming {
     }
 
     /// Leaves the order in hand when it must stop: its memory is not written any more.
-    pub fn leave_if_stopped(&mut self, desk: &dyn Desk) {
+    pub fn leave_if_stopped(&mut self, work: &dyn WorkSource) {
         if let State::Chunk(chunk) = &mut self.state
             && let Some(order) = chunk.order.take_if(|order| stopped(&order.stop))
         {
-            self.stagings.leave(desk, order, OrderOutcome::Void, chunk.handed > 0);
+            self.stagings.leave(work, order, OrderOutcome::Void, chunk.handed > 0);
         }
     }
 
     /// Leaves the order in hand with an error: what comes of its chunk is thrown away.
-    fn fail(&mut self, desk: &dyn Desk, error: Error) {
+    fn fail(&mut self, work: &dyn WorkSource, error: Error) {
         if let State::Chunk(chunk) = &mut self.state
             && let Some(order) = chunk.order.take()
         {
-            self.stagings.leave(desk, order, OrderOutcome::Failed(error), chunk.handed > 0);
+            self.stagings.leave(work, order, OrderOutcome::Failed(error), chunk.handed > 0);
         }
     }
 
     /// The channel is cut: leaves the order in hand. What a GPU still has is given.
-    pub fn abandon(mut self, desk: &dyn Desk) -> Stagings {
+    pub fn abandon(mut self, work: &dyn WorkSource) -> Stagings {
         if let State::Chunk(Chunk { order: Some(order), handed, .. }) = self.state {
-            self.stagings.leave(desk, order, OrderOutcome::Void, handed > 0);
+            self.stagings.leave(work, order, OrderOutcome::Void, handed > 0);
         }
         self.stagings
     }

@@ -9,12 +9,14 @@ mod incoming;
 mod outgoing;
 mod staged;
 mod stream;
+mod transport;
 mod worker;
 
 pub use stream::Stream;
+pub use transport::{Tcp, TcpConfig};
 
 use crate::local::lock;
-use crate::{Desk, from_host};
+use crate::{Services, from_host};
 use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;
 use kvik_host::thread::{ThreadOptions, spawn_named};
@@ -27,7 +29,7 @@ use std::thread::JoinHandle;
 const CHANNEL: &str = "a TCP channel";
 
 /// The threads that serve an engine's TCP channels.
-pub struct TcpPool {
+pub(crate) struct TcpPool {
     workers: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     next: AtomicUsize,
@@ -94,12 +96,12 @@ impl Drop for TcpPool {
 
 impl TcpPool {
     /// Starts `threads` threads.
-    pub fn start(desk: Arc<dyn Desk>, threads: usize, options: &ThreadOptions) -> Result<TcpPool> {
+    pub fn start(services: &Services, threads: usize, options: &ThreadOptions) -> Result<TcpPool> {
         let mut pool = TcpPool { workers: Vec::new(), threads: Mutex::default(), next: AtomicUsize::new(0) };
         for number in 0..threads.max(1) {
             let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
             let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
-            let mut worker = worker::Worker::new(desk.clone(), inbox.clone())?;
+            let mut worker = worker::Worker::new(services.clone(), inbox.clone())?;
             let thread = spawn_named(&format!("kvik-io-{number}"), options, move || worker.run());
             lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
             pool.workers.push(inbox);

@@ -8,7 +8,7 @@ use crate::local::stopped;
 use crate::sums::{Running, SENT, Summer};
 use crate::tcp::staged::{Copies, HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
-use crate::{Desk, Held, finish, from_host};
+use crate::{Held, Queue, WorkSource, finish, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{Io, RunBuffer, SendBatch, SendRun};
 use kvik_proto::{
@@ -88,19 +88,19 @@ impl Outgoing {
     /// Sends chunks of the session until there is nothing more, the socket is full, or `turns` chunks went.
     pub fn advance(
         &mut self,
-        desk: &dyn Desk,
+        work: &dyn WorkSource,
         session: u64,
         stream: &mut Stream,
         tools: &mut Tools,
         turns: usize,
     ) -> Result<Progress> {
-        self.stagings.settle(desk);
+        self.stagings.settle(work);
         for _ in 0..turns {
             if self.chunk.is_none() {
-                let Some(order) = desk.next_send(session) else { return Ok(Progress::Idle) };
-                self.begin(desk, order);
+                let Some(order) = work.claim(Queue::Send(session)) else { return Ok(Progress::Idle) };
+                self.begin(work, order);
             }
-            match self.send(desk, stream, tools)? {
+            match self.send(work, stream, tools)? {
                 Step::Whole => {}
                 Step::Full => return Ok(Progress::Blocked),
                 Step::Waits => return Ok(Progress::Waits),
@@ -109,11 +109,11 @@ impl Outgoing {
         Ok(Progress::Yield)
     }
 
-    fn begin(&mut self, desk: &dyn Desk, order: Order<Held>) {
+    fn begin(&mut self, work: &dyn WorkSource, order: Order<Held>) {
         let OrderKind::Send(header) = &order.kind else {
             let error =
                 Error::new(Code::ProtocolError, "an order to copy or place was given to a sending channel");
-            return finish(desk, order, OrderOutcome::Failed(error));
+            return finish(work, order, OrderOutcome::Failed(error));
         };
         self.trailer.clear();
         self.trailer.extend_from_slice(&STATUS_WHOLE.to_le_bytes());
@@ -134,14 +134,14 @@ impl Outgoing {
     }
 
     /// Sends what is left of the chunk.
-    fn send(&mut self, desk: &dyn Desk, stream: &mut Stream, tools: &mut Tools) -> Result<Step> {
-        self.leave_if_stopped(desk);
+    fn send(&mut self, work: &dyn WorkSource, stream: &mut Stream, tools: &mut Tools) -> Result<Step> {
+        self.leave_if_stopped(work);
         while let Some(chunk) = &mut self.chunk {
             let total = CHUNK_HEADER as u64 + chunk.payload + chunk.trailing as u64;
             if chunk.sent == total {
                 if let Some(order) = chunk.order.take() {
                     let (extents, verify) = (chunk.extents, chunk.verify);
-                    finish(desk, order, OrderOutcome::Done { extents, verify });
+                    finish(work, order, OrderOutcome::Done { extents, verify });
                 }
                 self.chunk = None;
                 break;
@@ -154,7 +154,7 @@ impl Outgoing {
                 Ok(true) => {}
                 Ok(false) => return Ok(Step::Waits),
                 Err(error) => {
-                    self.give_up(desk, OrderOutcome::Failed(error));
+                    self.give_up(work, OrderOutcome::Failed(error));
                     continue;
                 }
             }
@@ -165,21 +165,21 @@ impl Outgoing {
                 Io::Blocked => return Ok(Step::Full),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),
             }
-            self.leave_if_stopped(desk);
+            self.leave_if_stopped(work);
         }
         Ok(Step::Whole)
     }
 
     /// Leaves the order in hand when it must stop: its memory is not read any more.
-    pub fn leave_if_stopped(&mut self, desk: &dyn Desk) {
+    pub fn leave_if_stopped(&mut self, work: &dyn WorkSource) {
         let Some(chunk) = &mut self.chunk else { return };
         if chunk.order.as_ref().is_some_and(|order| stopped(&order.stop)) {
-            self.give_up(desk, OrderOutcome::Void);
+            self.give_up(work, OrderOutcome::Void);
         }
     }
 
     /// Fills up what is left of the chunk, without its order.
-    fn give_up(&mut self, desk: &dyn Desk, outcome: OrderOutcome) {
+    fn give_up(&mut self, work: &dyn WorkSource, outcome: OrderOutcome) {
         let Some(chunk) = &mut self.chunk else { return };
         if let Some(order) = chunk.order.take() {
             // Where all of the payload went, it is what the header says; and a status of which a part went must
@@ -188,14 +188,14 @@ impl Outgoing {
                 self.trailer[..TRAILER_STATUS].copy_from_slice(&STATUS_VOID.to_le_bytes());
             }
             self.trailer.resize(chunk.trailing, 0);
-            self.stagings.leave(desk, order, outcome, chunk.fetched > 0);
+            self.stagings.leave(work, order, outcome, chunk.fetched > 0);
         }
     }
 
     /// The channel is cut: leaves the order in hand. What a GPU still has is given.
-    pub fn abandon(mut self, desk: &dyn Desk) -> Stagings {
+    pub fn abandon(mut self, work: &dyn WorkSource) -> Stagings {
         if let Some(Chunk { order: Some(order), fetched, .. }) = self.chunk.take() {
-            self.stagings.leave(desk, order, OrderOutcome::Void, fetched > 0);
+            self.stagings.leave(work, order, OrderOutcome::Void, fetched > 0);
         }
         self.stagings
     }

@@ -12,7 +12,7 @@
 
 use crate::gpu::{PATIENCE, failed, stuck};
 use crate::local::stopped;
-use crate::{Desk, Held, finish, from_host};
+use crate::{Held, WorkSource, finish, from_host};
 use kvik_core::{Code, Error, Result, View};
 use kvik_host::cuda::{GpuMemory, Mark, Pinned, Stream};
 use kvik_host::event::EventFd;
@@ -174,19 +174,19 @@ impl Staging {
     }
 
     /// An order has ended. If pieces of it were begun, it is reported when the GPU is through with the last one.
-    pub fn leave(&mut self, desk: &dyn Desk, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
+    pub fn leave(&mut self, work: &dyn WorkSource, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
         let last = &mut self.halves[1 - self.next];
         match begun && last.is_taken() {
             true => {
                 let ending = Ending { order, outcome, failed: None, since: None, told: false };
                 last.ending = Some(ending);
             }
-            false => finish(desk, order, outcome),
+            false => finish(work, order, outcome),
         }
     }
 
     /// Takes note of what the GPU is through with, and reports the orders that ended with it.
-    pub fn settle(&mut self, desk: &dyn Desk) {
+    pub fn settle(&mut self, work: &dyn WorkSource) {
         for at in [self.next, 1 - self.next] {
             let half = &mut self.halves[at];
             let error = match half.mark.as_mut().map(Mark::is_done) {
@@ -205,7 +205,7 @@ impl Staging {
             let ending = half.ending.take();
             match (error, ending) {
                 (None, None) => {}
-                (error, Some(ending)) => ending.finish(desk, error),
+                (error, Some(ending)) => ending.finish(work, error),
                 // It is of the order that ends with the later half, or of the chunk in hand.
                 (Some(error), None) => match &mut self.halves[1 - at].ending {
                     Some(later) => later.failed = Some(error),
@@ -216,10 +216,10 @@ impl Staging {
     }
 
     /// Looks after orders that must stop and have pieces under way: when to look again.
-    fn watch(&mut self, desk: &dyn Desk) -> Option<Instant> {
+    fn watch(&mut self, work: &dyn WorkSource) -> Option<Instant> {
         let device = self.stream.device().ordinal();
         let endings = self.halves.iter_mut().filter_map(|half| half.ending.as_mut());
-        endings.filter_map(|ending| ending.watch(desk, device)).min()
+        endings.filter_map(|ending| ending.watch(work, device)).min()
     }
 
     /// Whether an order waits for the GPU.
@@ -236,15 +236,15 @@ impl Half {
 
 impl Ending {
     /// The GPU is through with it: well, or with an error.
-    fn finish(self, desk: &dyn Desk, error: Option<Error>) {
+    fn finish(self, work: &dyn WorkSource, error: Option<Error>) {
         let outcome = match (self.failed.or(error), self.outcome) {
             (Some(error), OrderOutcome::Done { .. }) => OrderOutcome::Failed(error),
             (_, outcome) => outcome,
         };
-        finish(desk, self.order, outcome);
+        finish(work, self.order, outcome);
     }
 
-    fn watch(&mut self, desk: &dyn Desk, device: u32) -> Option<Instant> {
+    fn watch(&mut self, work: &dyn WorkSource, device: u32) -> Option<Instant> {
         if self.told || !stopped(&self.order.stop) {
             return None;
         }
@@ -253,7 +253,7 @@ impl Ending {
             return Some(until);
         }
         self.told = true;
-        desk.stuck(self.order.id, stuck(device));
+        work.stuck(self.order.id, stuck(device));
         None
     }
 }
@@ -277,23 +277,23 @@ impl Stagings {
     }
 
     /// As [`Stagings::of`], without making any.
-    pub fn leave(&mut self, desk: &dyn Desk, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
+    pub fn leave(&mut self, work: &dyn WorkSource, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
         let staging = match &order.region {
             Held::Gpu(memory) => self.0.iter_mut().find(|staging| staging.serves(memory)),
             Held::Host(_) => None,
         };
         match staging {
-            Some(staging) => staging.leave(desk, order, outcome, begun),
-            None => finish(desk, order, outcome),
+            Some(staging) => staging.leave(work, order, outcome, begun),
+            None => finish(work, order, outcome),
         }
     }
 
-    pub fn settle(&mut self, desk: &dyn Desk) {
-        self.0.iter_mut().for_each(|staging| staging.settle(desk));
+    pub fn settle(&mut self, work: &dyn WorkSource) {
+        self.0.iter_mut().for_each(|staging| staging.settle(work));
     }
 
-    pub fn watch(&mut self, desk: &dyn Desk) -> Option<Instant> {
-        self.0.iter_mut().filter_map(|staging| staging.watch(desk)).min()
+    pub fn watch(&mut self, work: &dyn WorkSource) -> Option<Instant> {
+        self.0.iter_mut().filter_map(|staging| staging.watch(work)).min()
     }
 
     /// Whether a GPU has something of the channel in hand.

@@ -5,7 +5,7 @@ use crate::tcp::incoming::Incoming;
 use crate::tcp::outgoing::{Outgoing, Progress, Tools};
 use crate::tcp::staged::{Copies, Stagings};
 use crate::tcp::{Command, Inbox, Stream};
-use crate::{Desk, from_host};
+use crate::{Services, WorkSource, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::RunBuffer;
 use kvik_host::event::{Epoll, Events, Interest};
@@ -55,14 +55,14 @@ impl Channel {
     }
 
     /// When to look again at orders that must stop and that a GPU has in hand.
-    fn watch(&mut self, desk: &dyn Desk) -> Option<Instant> {
+    fn watch(&mut self, work: &dyn WorkSource) -> Option<Instant> {
         let stagings = [&mut self.incoming.stagings, &mut self.outgoing.stagings];
-        stagings.into_iter().filter_map(|stagings| stagings.watch(desk)).min()
+        stagings.into_iter().filter_map(|stagings| stagings.watch(work)).min()
     }
 }
 
 pub(crate) struct Worker {
-    desk: Arc<dyn Desk>,
+    services: Services,
     inbox: Arc<Inbox>,
     epoll: Epoll,
     channels: HashMap<u64, Channel>,
@@ -73,7 +73,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub fn new(desk: Arc<dyn Desk>, inbox: Arc<Inbox>) -> Result<Worker> {
+    pub fn new(services: Services, inbox: Arc<Inbox>) -> Result<Worker> {
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Epoll::new().map_err(fail)?;
         epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
@@ -82,7 +82,7 @@ impl Worker {
         let (runs, summer, scratch) = (RunBuffer::new(1024), Summer::default(), vec![0; 256 << 10]);
         let tools = Tools { runs, summer, scratch, copies };
         let (channels, left) = (HashMap::new(), Vec::new());
-        Ok(Worker { desk, inbox, epoll, channels, left, next_token: STREAMS + 1, tools })
+        Ok(Worker { services, inbox, epoll, channels, left, next_token: STREAMS + 1, tools })
     }
 
     pub fn run(&mut self) {
@@ -127,8 +127,8 @@ impl Worker {
 
     /// How long the thread may sleep while nothing happens.
     fn nap(&mut self) -> Duration {
-        let channels = self.channels.values_mut().filter_map(|channel| channel.watch(&*self.desk));
-        let left = self.left.iter_mut().filter_map(|stagings| stagings.watch(&*self.desk));
+        let channels = self.channels.values_mut().filter_map(|channel| channel.watch(&*self.services.work));
+        let left = self.left.iter_mut().filter_map(|stagings| stagings.watch(&*self.services.work));
         let soonest = channels.chain(left).min();
         soonest.map_or(NAP, |at| at.saturating_duration_since(Instant::now()))
     }
@@ -143,13 +143,13 @@ impl Worker {
         if let Err(error) = self.tools.copies.flag.drain() {
             log::error!("a data thread cannot hear its GPU: {error}");
         }
-        self.left.iter_mut().for_each(|stagings| stagings.settle(&*self.desk));
+        self.left.iter_mut().for_each(|stagings| stagings.settle(&*self.services.work));
         self.left.retain(Stagings::holds_orders);
         let staged = self.channels.iter().filter(|(_, channel)| channel.is_staged());
         let staged: Vec<u64> = staged.map(|(token, _)| *token).collect();
         for channel in self.channels.values_mut() {
-            channel.incoming.stagings.settle(&*self.desk);
-            channel.outgoing.stagings.settle(&*self.desk);
+            channel.incoming.stagings.settle(&*self.services.work);
+            channel.outgoing.stagings.settle(&*self.services.work);
         }
         for token in staged {
             self.serve(token, true, true);
@@ -166,8 +166,8 @@ impl Worker {
             Command::Halt(session) => {
                 for token in self.of(session, |_| true) {
                     if let Some(channel) = self.channels.get_mut(&token) {
-                        channel.outgoing.leave_if_stopped(&*self.desk);
-                        channel.incoming.leave_if_stopped(&*self.desk);
+                        channel.outgoing.leave_if_stopped(&*self.services.work);
+                        channel.incoming.leave_if_stopped(&*self.services.work);
                     }
                 }
             }
@@ -185,7 +185,7 @@ impl Worker {
 
     fn add(&mut self, session: u64, mut stream: Stream) {
         // The session may have ended since: then its `Cut` has been here before, and nobody would ever cut this one.
-        if !self.desk.alive(session) {
+        if !self.services.sessions.heard(session) {
             return shut_down(stream.cut());
         }
         let token = self.next_token;
@@ -194,7 +194,7 @@ impl Worker {
         let added = stream.for_data();
         let added = added.and_then(|()| watch(&stream).map_err(|error| from_host(Code::PeerLost, error)));
         if let Err(error) = added {
-            return self.desk.channel_lost(session, error);
+            return self.services.sessions.broken(session, error);
         }
         let channel = Channel {
             session,
@@ -211,7 +211,7 @@ impl Worker {
 
     fn serve(&mut self, token: u64, readable: bool, writable: bool) {
         let Some(channel) = self.channels.get_mut(&token) else { return };
-        match step(channel, &*self.desk, &mut self.tools, readable, writable) {
+        match step(channel, &self.services, &mut self.tools, readable, writable) {
             Ok(blocked) => {
                 channel.blocked = blocked;
                 let wanted = channel.wanted();
@@ -230,7 +230,7 @@ impl Worker {
         let session = self.channels.get(&token).map(|channel| channel.session);
         self.remove(token);
         if let Some(session) = session {
-            self.desk.channel_lost(session, error);
+            self.services.sessions.broken(session, error);
         }
     }
 
@@ -242,7 +242,8 @@ impl Worker {
             log::debug!("a channel could not be taken out of the epoll set: {error}");
         }
         shut_down(channel.stream.close());
-        let stagings = [channel.outgoing.abandon(&*self.desk), channel.incoming.abandon(&*self.desk)];
+        let stagings =
+            [channel.outgoing.abandon(&*self.services.work), channel.incoming.abandon(&*self.services.work)];
         self.left.extend(stagings.into_iter().filter(Stagings::holds_orders));
     }
 
@@ -274,19 +275,19 @@ fn shut_down(result: Result<()>) {
 /// Lets a channel do what it can: whether it then waits for room in the socket.
 fn step(
     channel: &mut Channel,
-    desk: &dyn Desk,
+    services: &Services,
     tools: &mut Tools,
     readable: bool,
     writable: bool,
 ) -> Result<bool> {
     let mut blocked = channel.blocked;
     if readable {
-        channel.incoming.advance(desk, channel.session, &mut channel.stream, tools, TURNS)?;
+        channel.incoming.advance(services, channel.session, &mut channel.stream, tools, TURNS)?;
     }
     // A channel that only reads now stays as eager to send as it was.
     if writable && (!blocked || channel.outgoing.is_busy() || channel.stream.is_behind()) {
         channel.eager = false;
-        match channel.outgoing.advance(desk, channel.session, &mut channel.stream, tools, TURNS)? {
+        match channel.outgoing.advance(&*services.work, channel.session, &mut channel.stream, tools, TURNS)? {
             Progress::Idle => blocked = !channel.stream.flush()?,
             Progress::Waits => blocked = !channel.stream.flush()?,
             Progress::Blocked => blocked = true,

@@ -1,13 +1,14 @@
 //! The side that begins a transfer.
 
-use crate::checks::{Check, Checks};
+use super::Transfers;
+use super::checks::{Check, Checks};
+use super::onesided::no_one_sided;
+use crate::connection::Context;
 use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
-use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source};
-use crate::node::{Event, Node, Timer};
+use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
 use crate::pages::check_page_count;
-use crate::session::MAX_UNSENT;
-use crate::{FlowKey, MAX_PAGES, OWN_SESSION};
-use kvik_core::{Code, Error, GrantId, Order, RegionId, Result, View};
+use crate::{FlowKey, MAX_PAGES};
+use kvik_core::{Code, ContentClaim, Error, GrantId, Order, RegionId, Result, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub struct Open<R> {
     pub grant: GrantId,
     /// Digest of the layout that the ticket was made for.
     pub layout: [u8; 8],
+    /// What this side takes the pages to hold, or brings; see [`Begin::content`].
+    pub content: Option<ContentClaim>,
     /// What to do.
     pub op: Op,
     /// How the bytes are to go.
@@ -57,7 +60,7 @@ pub struct Open<R> {
 
 impl<R: Clone> Open<R> {
     /// What can be known to be wrong before anybody is asked.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check_side(&self) -> Result<()> {
         let wrong = |why: &str| Err(Error::new(Code::InvalidArgument, why));
         if self.readers == 0 || self.readers > MAX_READERS {
             let text = format!("{} readers cannot be: a grant has from 1 to {MAX_READERS}", self.readers);
@@ -71,7 +74,7 @@ impl<R: Clone> Open<R> {
             return wrong("a confirmation or extension moves nothing: it takes no memory");
         }
         check_page_count(&side.view)?;
-        if self.select.pages.as_ref().is_some_and(|pages| pages.count() > MAX_PAGES) {
+        if self.select.positions.as_ref().is_some_and(|named| named.count() > MAX_PAGES) {
             return wrong("more pages of the grant are named than one transfer takes: move them in parts");
         }
         if self.op == Op::Read { side.view.check_distinct() } else { Ok(()) }
@@ -119,38 +122,35 @@ impl<R: Clone> Open<R> {
     }
 }
 
-impl<R: Clone> Node<R> {
+impl<R: Clone> Transfers<R> {
     /// Begins a transfer with the peer of a session. `Finished` tells its end.
     ///
     /// # Errors
     /// `PeerLost` when the session is gone, `InvalidArgument` or `DuplicatePage` for a side that cannot be moved,
     /// `MemoryCapReached` while too much waits to be sent, `TransportUnavailable` for [`Path::OneSided`] without a
     /// one-sided link to the peer.
-    pub fn begin(&mut self, session_id: u64, open: Open<R>, now: Duration) -> Result<FlowKey> {
-        open.check()?;
+    pub fn begin(&mut self, open: Open<R>, now: Duration, cx: &mut Context<'_, R>) -> Result<FlowKey> {
+        open.check_side()?;
         if open.op == Op::Write
             && open.path == Path::Memory
             && open.side.as_ref().is_none_or(|side| side.fence.is_none())
         {
             return Err(Error::new(Code::InvalidArgument, "a write from shared memory needs a fence slot"));
         }
-        let Some(session) = self.sessions.get_mut(&session_id) else {
-            return Err(Error::new(
-                Code::PeerLost,
-                "the connection to the peer broke before the transfer began",
-            ));
+        let Some(connection) = cx.connection() else {
+            return Err(lost());
         };
-        if session.output.len() > MAX_UNSENT {
+        if connection.is_full() {
             return Err(Error::new(
                 Code::MemoryCapReached,
                 "too many requests to this peer wait to be sent; begin fewer at once",
             ));
         }
-        if open.path == Path::OneSided && !session.one_sided {
-            return Err(self.no_one_sided(session_id));
+        if open.path == Path::OneSided && !cx.has_one_sided() {
+            return Err(no_one_sided(cx));
         }
-        let key = (session_id, session.next_transfer);
-        session.next_transfer += 2;
+        let key = self.key(self.next);
+        self.next += 2;
         let work = match (open.op, open.path) {
             (Op::Read, Path::Channels) => Work::Place,
             _ => Work::Wait,
@@ -166,10 +166,12 @@ impl<R: Clone> Node<R> {
             }),
             _ => None,
         };
+        let source = source.map(|source| source.travelling());
         let begin = Begin {
             transfer: key.1,
             grant: open.grant,
             layout: open.layout,
+            content: open.content,
             op: open.op,
             path: open.path,
             sums: open.sums,
@@ -182,28 +184,27 @@ impl<R: Clone> Node<R> {
             select: open.select,
             source,
         };
-        self.timers.insert((flow.deadline, Timer::Flow(key)));
-        self.flows.insert(key, flow);
-        self.send(session_id, &Frame::Begin(Box::new(begin)));
+        self.insert(flow);
+        cx.send(&Frame::Begin(Box::new(begin)));
         Ok(key)
     }
 
     /// Begins a transfer with a grant of this engine itself: a copy, with all checks of a peer's transfer.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch`, `InvalidArgument` or
-    /// `DuplicatePage`.
-    pub fn begin_own(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
-        self.expire(now);
-        open.check()?;
-        let offer = self.grants.check(open.grant, open.op, &open.layout)?;
+    /// The way the grant ended, `GrantWrongRight`, `ContentMismatch`, `ContentRequired`, `PageNotGranted`,
+    /// `ShapeMismatch`, `InvalidArgument` or `DuplicatePage`.
+    pub fn begin_own(&mut self, open: Open<R>, cx: &mut Context<'_, R>) -> Result<FlowKey> {
+        open.check_side()?;
+        let (grants, claim) = (cx.common().grants(), open.content.as_ref());
+        let offer = grants.admit(open.grant, open.op, &open.layout, &open.select, claim, open.confirm)?;
         let (region, offer_region) = (offer.region.clone(), offer.region_id);
-        self.own_transfers += 1;
-        let key = (OWN_SESSION, self.own_transfers);
+        let key = self.key(self.next);
+        self.next += 1;
         let mut flow = open.flow(key, Role::Both { grant: open.grant }, Work::Copy);
         if let Some(side) = &open.side {
             let order: Order = side.view.order();
-            let granted = self.grants.select(open.grant, &open.select, order)?;
+            let granted = cx.common().grants().select(open.grant, &open.select, order)?;
             side.view.shape().check_same_stream(&granted.shape())?;
             let (mine, granted): ((R, Arc<View>), _) =
                 ((side.region.clone(), Arc::new(side.view.clone())), (region, Arc::new(granted)));
@@ -217,40 +218,32 @@ impl<R: Clone> Node<R> {
             }
             (flow.source, flow.memory) = (Some(CopyFrom::Own(from.0, from.1)), Some(to));
         } else if open.op == Op::Extend {
-            self.grants.extend(open.grant, open.extend)?;
+            cx.common().grants_mut().extend(open.grant, open.extend)?;
         }
-        self.timers.insert((flow.deadline, Timer::Flow(key)));
-        self.grants.attach(open.grant, key, open.readers);
+        cx.common().grants_mut().attach(open.grant, key, open.readers);
         if flow.source.is_some() {
-            self.copying.push_back(key);
-            self.events.push_back(Event::Copy);
+            self.queue_copy(key.1, cx);
         }
-        self.flows.insert(key, flow);
-        self.settle_flow(key);
+        self.insert(flow);
+        self.settle(key.1, cx);
         Ok(key)
     }
 
-    /// Ends a transfer that this side began. `Finished` comes when nothing here touches its memory any more.
-    pub fn cancel(&mut self, key: FlowKey, error: Error) {
-        self.stop_flow(key, error);
-    }
-
     /// The owner takes part.
-    pub(crate) fn on_accept(
+    pub fn on_accept(
         &mut self,
-        session: u64,
         transfer: u64,
-        source: Option<Box<Source>>,
+        source: Option<Box<TravellingSource>>,
+        cx: &mut Context<'_, R>,
     ) -> Result<()> {
-        let key = (session, transfer);
-        let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
+        let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
         if flow.stop.is_some() {
             return Ok(());
         }
         match (&flow.role, flow.op, flow.path, flow.work, source) {
             (Role::Initiator, Op::Write, Path::Channels, Work::Wait, None) => {
                 flow.work = Work::Send;
-                self.queue_send(key);
+                self.queue_send(transfer, cx);
                 Ok(())
             }
             (
@@ -265,17 +258,16 @@ impl<R: Clone> Node<R> {
                     .as_ref()
                     .map(|(_, view)| view.shape().check_same_stream(&source.view.shape()));
                 if let Some(Err(error)) = fits {
-                    self.stop_flow(key, error);
+                    self.stop(transfer, error, cx);
                     return Ok(());
                 }
-                flow.source = Some(CopyFrom::Peer(Arc::from(source)));
+                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
                 if flow.path == Path::OneSided {
                     flow.work = Work::Post;
-                    self.queue_post(key);
+                    self.queue_post(transfer, cx);
                 } else {
                     flow.work = Work::Copy;
-                    self.copying.push_back(key);
-                    self.events.push_back(Event::Copy);
+                    self.queue_copy(transfer, cx);
                 }
                 Ok(())
             }
@@ -285,4 +277,9 @@ impl<R: Clone> Node<R> {
             )),
         }
     }
+}
+
+/// There is no session to begin a transfer on.
+pub(crate) fn lost() -> Error {
+    Error::new(Code::PeerLost, "the connection to the peer broke before the transfer began")
 }

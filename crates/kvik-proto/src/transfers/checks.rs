@@ -4,13 +4,14 @@
 //! owner sums its side of the same part, compares, and answers. The transfer is a success when every answer is there.
 //! On both sides the grant still stands meanwhile: nothing else may change the pages.
 
+use super::Transfers;
+use super::orders::{OrderRef, name_peer};
 use crate::FlowKey;
 use crate::channel::MAX_SUMS;
+use crate::connection::Context;
 use crate::flow::{Cut, Flow, Role, Work};
 use crate::frame::Frame;
-use crate::node::{Event, Node};
-use crate::orders::OrderRef;
-use kvik_core::{Code, Error, Result, View, page_sum};
+use kvik_core::{Code, Error, Result, page_sum};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -101,50 +102,44 @@ fn first_difference(part: &Range<u64>, unit: u64, here: &[u64], there: &[u64]) -
     Some(part.start + index as u64 * unit)
 }
 
-impl<R: Clone> Node<R> {
+impl<R: Clone> Transfers<R> {
     /// The flow has something to sum, and takes its turn.
-    pub(crate) fn queue_sums(&mut self, key: FlowKey) {
-        let Some(flow) = self.flows.get_mut(&key).filter(|flow| flow.stop.is_none()) else { return };
+    pub(super) fn queue_sums(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
+        let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else { return };
         if !std::mem::replace(&mut flow.checks.queued, true) {
-            self.copying.push_back(key);
+            self.turns.copy(transfer);
         }
-        self.events.push_back(Event::Copy);
+        cx.want_copy();
     }
 
     /// A part was summed here. The initiator asks the owner, the owner compares.
-    pub(crate) fn on_summed(&mut self, id: OrderRef, sums: Vec<u64>) {
-        let Some(flow) = self.flows.get_mut(&id.key) else { return };
+    pub(super) fn on_summed(&mut self, id: OrderRef, sums: Vec<u64>, cx: &mut Context<'_, R>) {
+        let transfer = id.key.1;
+        let Some(flow) = self.flows.get_mut(&transfer) else { return };
         let Some((part, theirs)) = flow.checks.summed(id.at).filter(|_| flow.stop.is_none()) else { return };
-        let (transfer, at) = (id.key.1, part.start);
+        let at = part.start;
         if matches!(flow.role, Role::Initiator) {
             flow.checks.asked.push(at);
-            return self.send(id.key.0, &Frame::Check { transfer, at, sums });
+            return cx.send(&Frame::Check { transfer, at, sums });
         }
         match first_difference(&part, flow.cut.unit, &sums, &theirs) {
-            None => self.send(id.key.0, &Frame::Checked { transfer, at }),
+            None => cx.send(&Frame::Checked { transfer, at }),
             Some(position) => {
-                let error = self.mismatch(id.key, position);
-                self.stop_flow(id.key, error);
+                let error = name_peer(flow.is_own(), mismatch(flow, position), cx);
+                self.stop(transfer, error, cx);
             }
         }
     }
 
-    fn mismatch(&self, key: FlowKey, position: u64) -> Error {
-        let place = |(_, view): &(R, std::sync::Arc<View>)| view.locate(position);
-        let place = self.flows.get(&key).and_then(|flow| flow.memory.as_ref()).map(place);
-        let (layer, page) = place.unwrap_or_default();
-        let text = format!(
-            "the two sides of a transfer by NICs differ: page {page} of the owner, layer {layer} (position {position} of \
-             the transfer); the pages were changed during the transfer, or memory or the network damages data: do not use \
-             them"
-        );
-        self.name_peer(key, Error::new(Code::ChecksumMismatch, text))
-    }
-
     /// The initiator has summed its side of a part that its NIC has moved.
-    pub(crate) fn on_check(&mut self, session: u64, transfer: u64, at: u64, sums: Vec<u64>) -> Result<()> {
-        let key = (session, transfer);
-        let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
+    pub fn on_check(
+        &mut self,
+        transfer: u64,
+        at: u64,
+        sums: Vec<u64>,
+        cx: &mut Context<'_, R>,
+    ) -> Result<()> {
+        let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
         let cut = &flow.cut;
         let end = (at.saturating_add(cut.unit.saturating_mul(sums.len() as u64))).min(cut.bytes);
         let fits = matches!(flow.work, Work::Expose(_))
@@ -159,14 +154,13 @@ impl<R: Clone> Node<R> {
             return Err(Error::new(Code::ProtocolError, text));
         }
         checks.waiting.push_back((at..end, sums));
-        self.queue_sums(key);
+        self.queue_sums(transfer, cx);
         Ok(())
     }
 
     /// The owner's side of that part is the same.
-    pub(crate) fn on_checked(&mut self, session: u64, transfer: u64, at: u64) -> Result<()> {
-        let key = (session, transfer);
-        let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
+    pub fn on_checked(&mut self, transfer: u64, at: u64, cx: &mut Context<'_, R>) -> Result<()> {
+        let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
         let asked = &mut flow.checks.asked;
         let Some(index) = asked.iter().position(|asked| *asked == at) else {
             let text =
@@ -174,10 +168,21 @@ impl<R: Clone> Node<R> {
             return Err(Error::new(Code::ProtocolError, text));
         };
         asked.swap_remove(index);
-        self.queue_sums(key);
-        self.settle_flow(key);
+        self.queue_sums(transfer, cx);
+        self.settle(transfer, cx);
         Ok(())
     }
+}
+
+fn mismatch<R>(flow: &Flow<R>, position: u64) -> Error {
+    let place = flow.memory.as_ref().map(|(_, view)| view.locate(position));
+    let (layer, page) = place.unwrap_or_default();
+    let text = format!(
+        "the two sides of a transfer by NICs differ: page {page} of the owner, layer {layer} (position {position} of \
+         the transfer); the pages were changed during the transfer, or memory or the network damages data: do not use \
+         them"
+    );
+    Error::new(Code::ChecksumMismatch, text)
 }
 
 impl<R> Flow<R> {

@@ -1,13 +1,14 @@
 //! The side that owns the grant: it checks every request before it touches a page.
 
+use super::checks::Checks;
+use super::onesided::no_one_sided;
+use super::{Transfers, served};
 use crate::FlowKey;
-use crate::checks::Checks;
+use crate::connection::Context;
 use crate::flow::{CopyFrom, Cut, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
-use crate::node::{Event, Node, Timer};
-use crate::pages::{PageList, check_page_count, held_by_view};
-use crate::session::{MAX_FLOWS, MAX_HELD};
-use kvik_core::{Code, Error, GrantId, Result};
+use crate::pages::{PageList, check_page_count};
+use kvik_core::{Code, Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,15 +16,19 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_secs(1);
 /// No transfer of a peer stays open longer than this, whatever it asks for.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// More transfers of a peer than this are not open at once.
+const MAX_FLOWS: usize = 4096;
+/// More bytes than this are not held for a peer's open transfers.
+const MAX_HELD: usize = 32 << 20;
 
-impl<R: Clone> Node<R> {
+impl<R: Clone> Transfers<R> {
     /// A peer opens a transfer.
-    pub(crate) fn on_begin(&mut self, session_id: u64, begin: Begin, now: Duration) -> Result<()> {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return Ok(()) };
-        let key = (session_id, begin.transfer);
-        let theirs = begin.transfer.is_multiple_of(2) != session.established.opener;
+    pub fn on_begin(&mut self, begin: Begin, now: Duration, cx: &mut Context<'_, R>) -> Result<()> {
+        let Some(connection) = cx.connection() else { return Ok(()) };
+        let key = self.key(begin.transfer);
+        let theirs = begin.transfer.is_multiple_of(2) != connection.established().opener;
         // Numbers only rise, so a late chunk of an ended transfer cannot be taken for one of a later transfer.
-        if !theirs || begin.transfer <= session.last_begun {
+        if !theirs || begin.transfer <= self.last_begun {
             return Err(Error::new(
                 Code::ProtocolError,
                 format!(
@@ -32,86 +37,87 @@ impl<R: Clone> Node<R> {
                 ),
             ));
         }
-        session.last_begun = begin.transfer;
-        if session.owned_flows >= MAX_FLOWS {
+        self.last_begun = begin.transfer;
+        if self.owned >= MAX_FLOWS {
             let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
-            self.refuse(key, (begin.op, begin.path), Error::new(Code::MemoryCapReached, text));
+            refuse(key, (begin.op, begin.path), Error::new(Code::MemoryCapReached, text), cx);
             return Ok(());
         }
-        if begin.path == Path::OneSided && !self.has_one_sided(session_id) {
-            let error = self.no_one_sided(session_id);
-            self.refuse(key, (begin.op, begin.path), error);
+        if begin.path == Path::OneSided && !cx.has_one_sided() {
+            let error = no_one_sided(cx);
+            refuse(key, (begin.op, begin.path), error, cx);
             return Ok(());
         }
-        if let Err(error) = self.grants.check(begin.grant, begin.op, &begin.layout) {
-            match error.code {
-                Code::GrantUnknown => self.park(key, begin, now),
-                _ => self.refuse(key, (begin.op, begin.path), error),
-            }
-            return Ok(());
+        match cx.common().grants().state(begin.grant) {
+            None => self.park(key, begin, now, cx),
+            Some(_) => self.serve(key, begin, now, cx),
         }
-        self.serve(key, begin, now);
         Ok(())
     }
 
     /// A request for a grant that is not known: whoever gave the ticket may be a step ahead of this engine, so the
     /// request waits, for most of its initiator's patience.
-    fn park(&mut self, key: FlowKey, begin: Begin, now: Duration) {
+    fn park(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
         let grant = begin.grant;
         let time = begin.time.min(LONGEST);
         let deadline = now + time.saturating_sub(time / 10);
-        let held = begin.select.pages.as_ref().map_or(0, PageList::held) + held_by_source(&begin);
+        let held = begin.select.positions.as_ref().map_or(0, PageList::held)
+            + begin.source.as_ref().map_or(0, |source| source.view.held());
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
         if let Err(error) = self.check_held(&flow) {
-            return self.refuse(key, (begin.op, begin.path), error);
+            return refuse(key, (begin.op, begin.path), error, cx);
         }
-        self.enter_session(flow);
-        self.parked.entry(grant).or_default().push((key, begin));
+        self.enter(flow);
+        self.parked.insert(key.1, begin);
+        cx.common().grants_mut().park(grant, key);
     }
 
     /// The grant that a request waited for is here.
-    pub(crate) fn unpark(&mut self, key: FlowKey, begin: Begin, now: Duration) {
-        let Some(flow) = self.flows.remove(&key) else { return };
-        self.timers.remove(&(flow.deadline, Timer::Flow(key)));
-        self.leave_session(&flow);
-        self.serve(key, begin, now);
+    pub fn unpark(&mut self, transfer: u64, now: Duration, cx: &mut Context<'_, R>) {
+        let Some(begin) = self.parked.remove(&transfer) else { return };
+        self.remove(transfer);
+        self.serve(self.key(transfer), begin, now, cx);
     }
 
     /// Serves a request whose grant is live, or refuses it.
-    fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration) {
+    fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
         let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
-        match self.owner_flow(key, begin, now) {
-            Err(error) => self.refuse(key, (op, path), error),
+        match self.owner_flow(key, begin, now, cx) {
+            Err(error) => refuse(key, (op, path), error, cx),
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
-                self.grants.attach(grant, key, readers);
-                self.exposed += usize::from(matches!(work, Work::Expose(_)));
-                self.enter_session(flow);
+                cx.common().grants_mut().attach(grant, key, readers);
+                cx.common().counts.exposed += usize::from(matches!(work, Work::Expose(_)));
+                self.enter(flow);
                 if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
-                    self.send(key.0, &Frame::Accept { transfer: key.1, source: accept.map(Box::new) });
+                    let source = accept.map(|source| Box::new(source.travelling()));
+                    cx.send(&Frame::Accept { transfer: key.1, source });
                 }
                 match work {
-                    Work::Send => self.queue_send(key),
-                    Work::Copy if flow_moves => {
-                        self.copying.push_back(key);
-                        self.events.push_back(Event::Copy);
-                    }
+                    Work::Send => self.queue_send(key.1, cx),
+                    Work::Copy if flow_moves => self.queue_copy(key.1, cx),
                     Work::Place | Work::Copy | Work::Wait | Work::Post | Work::Expose(_) => {}
                 }
-                self.settle_flow(key);
+                self.settle(key.1, cx);
             }
         }
     }
 
     /// The owner's side of a request, all of it checked, and its memory where the peer is to copy from it.
-    fn owner_flow(&mut self, key: FlowKey, begin: Begin, now: Duration) -> Result<(Flow<R>, Option<Source>)> {
-        let offer = self.grants.check(begin.grant, begin.op, &begin.layout)?;
+    fn owner_flow(
+        &self,
+        key: FlowKey,
+        begin: Begin,
+        now: Duration,
+        cx: &mut Context<'_, R>,
+    ) -> Result<(Flow<R>, Option<Source>)> {
+        let (grants, claim) = (cx.common().grants(), begin.content.as_ref());
+        let offer =
+            grants.admit(begin.grant, begin.op, &begin.layout, &begin.select, claim, begin.confirm)?;
         let (region, region_id, slot, generation) =
             (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
         let (keys, closed) = (offer.keys.clone(), offer.closed.clone());
-        let granted = offer.view.pages().clone();
-        let reader = self.sessions.get(&key.0).map(|session| session.established.peer.engine);
-        let reader = reader.ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
+        let reader = cx.reader().ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
             role: Role::Owner { grant: begin.grant, reader },
             deadline: now + begin.time.min(LONGEST) + GRACE,
@@ -121,7 +127,7 @@ impl<R: Clone> Node<R> {
         };
         let Some(shape) = begin.shape else {
             if begin.op == Op::Extend {
-                self.grants.extend(begin.grant, begin.time)?;
+                cx.common().grants_mut().extend(begin.grant, begin.time)?;
             }
             if matches!(begin.op, Op::Read | Op::Write) {
                 return Err(Error::new(Code::ProtocolError, "a transfer without a shape"));
@@ -131,13 +137,16 @@ impl<R: Clone> Node<R> {
             return Ok((flow, None));
         };
         closed.check(begin.path)?;
-        let view = self.grants.select(begin.grant, &begin.select, shape.order)?;
+        // The peer is charged for its lists before a few bytes of them become many.
+        flow.held = cx.common().grants().unfolded(begin.grant, &begin.select)?
+            + begin.source.as_ref().map_or(0, |source| source.view.unfolded());
+        self.check_held(&flow)?;
+        let view = cx.common().grants().select(begin.grant, &begin.select, shape.order)?;
         check_page_count(&view)?;
         // "Here" is where the error is read: at the initiator.
         shape.check_same_stream(&view.shape())?;
         flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
-        let own_pages = if Arc::ptr_eq(view.pages(), &granted) { 0 } else { view.pages().len() * 4 };
-        flow.held = own_pages + held_by_source(&begin) + flow.cut.chunks().div_ceil(64) as usize * 8;
+        flow.held += flow.cut.chunks().div_ceil(64) as usize * 8;
         if begin.path == Path::OneSided {
             flow.held += Flow::<R>::held_by_checks(&flow.cut);
         }
@@ -160,7 +169,7 @@ impl<R: Clone> Node<R> {
                     .source
                     .ok_or_else(|| Error::new(Code::ProtocolError, "a write without its source"))?;
                 source.view.shape().check_same_stream(&view.shape())?;
-                flow.source = Some(CopyFrom::Peer(Arc::new(source)));
+                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
                 flow.work = Work::Copy;
             }
             (Op::Read | Op::Write, Path::OneSided) => {
@@ -178,26 +187,9 @@ impl<R: Clone> Node<R> {
         Ok((flow, accept))
     }
 
-    /// Answers a request that will not be served.
-    fn refuse(&mut self, key: FlowKey, (op, path): (Op, Path), error: Error) {
-        self.note_refused(key, op, path, error.code);
-        self.send_end(key, Err(error));
-    }
-
-    /// Forgets a request that waited and has ended.
-    pub(crate) fn forget_parked(&mut self, grant: GrantId, key: FlowKey) {
-        if let Some(waiting) = self.parked.get_mut(&grant) {
-            waiting.retain(|(other, _)| *other != key);
-            if waiting.is_empty() {
-                self.parked.remove(&grant);
-            }
-        }
-    }
-
     /// Whether the session's peer may have this flow too.
     fn check_held(&self, flow: &Flow<R>) -> Result<()> {
-        let held = self.sessions.get(&flow.key.0).map_or(0, |session| session.held);
-        if held + flow.held <= MAX_HELD {
+        if self.held + flow.held <= MAX_HELD {
             return Ok(());
         }
         Err(Error::new(
@@ -210,27 +202,17 @@ impl<R: Clone> Node<R> {
     }
 
     /// A flow that the session's peer asked for begins, and counts.
-    fn enter_session(&mut self, flow: Flow<R>) {
-        if let Some(session) = self.sessions.get_mut(&flow.key.0) {
-            session.owned_flows += 1;
-            session.held += flow.held;
-        }
-        self.timers.insert((flow.deadline, Timer::Flow(flow.key)));
-        self.flows.insert(flow.key, flow);
-    }
-
-    /// Such a flow has gone.
-    pub(crate) fn leave_session(&mut self, flow: &Flow<R>) {
-        if let Some(session) = self.sessions.get_mut(&flow.key.0) {
-            session.owned_flows = session.owned_flows.saturating_sub(1);
-            session.held = session.held.saturating_sub(flow.held);
-        }
+    fn enter(&mut self, flow: Flow<R>) {
+        self.owned += 1;
+        self.held += flow.held;
+        self.insert(flow);
     }
 }
 
-/// Bytes of the initiator's memory description.
-fn held_by_source(begin: &Begin) -> usize {
-    begin.source.as_ref().map_or(0, |source| held_by_view(&source.view))
+/// Answers a request that will not be served.
+fn refuse<R: Clone>(key: FlowKey, asked: (Op, Path), error: Error, cx: &mut Context<'_, R>) {
+    served::note_refused(asked, error.code, cx);
+    cx.send_end(key.1, Err(error));
 }
 
 /// A flow for a peer's request, before anything is known of the grant.

@@ -1,0 +1,83 @@
+//! What a node says to the engine around it, and the times that it goes by.
+
+use crate::nics::{NicAnswer, NicCall};
+use crate::notify::Notification;
+use crate::transfers::{Finished, Served};
+use kvik_core::{Error, GrantId, GrantState, Result};
+use std::time::Duration;
+
+/// The times that decide about life and death.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// A side that has sent nothing for this long sends a beat.
+    pub heartbeat: Duration,
+    /// A peer that was silent for this long is dead.
+    pub dead_after: Duration,
+}
+
+impl Default for Timing {
+    /// A beat every 0.5 s; dead after 2 s, as promised in P6.
+    fn default() -> Self {
+        Timing { heartbeat: Duration::from_millis(500), dead_after: Duration::from_secs(2) }
+    }
+}
+
+/// Bytes that a session's channels have in hand at most, unless the engine says otherwise: more than so many channels
+/// as a peer usually has ever take, so that it bounds and does not slow.
+pub const WINDOW: u64 = 32 << 20;
+
+/// What happened, for the engine around the node.
+#[derive(Debug)]
+pub enum Event {
+    /// There may be something to send on the session's channels.
+    Send(u64),
+    /// There may be something to copy.
+    Copy,
+    /// A flow of the session must stop: executors look at their orders' flags.
+    Stop(u64),
+    /// A transfer that this side began has ended; nothing here touches its memory any more.
+    Finished(Finished),
+    /// A request of a peer has ended on this side, which owns the grant.
+    Served(Served),
+    /// A grant has ended; its pages are the owner's again.
+    GrantEnded(GrantId, GrantState),
+    /// A grant is over while a transfer takes part in it: so many pages are not the owner's yet. `GrantEnded` follows.
+    Ending(GrantId, u64),
+    /// This fence slot must be raised, at once.
+    Raise(u32),
+    /// The session is over: its connections must be cut.
+    SessionDown(u64, Error),
+    /// The peer asks for data channels.
+    OpenChannels(u64),
+    /// Nothing was heard on the session for half of the time after which its peer is dead.
+    Silent(u64),
+    /// Something was heard again on a session that was silent.
+    Heard(u64),
+    /// The peer closes the session in order; `SessionDown` follows.
+    Goodbye(u64),
+    /// A notification has come.
+    Notified(Notification),
+    /// A notification that this side sent has ended: acknowledged, or why not.
+    NoteEnded {
+        /// On which session.
+        session: u64,
+        /// Its number.
+        number: u64,
+        /// Acknowledged, or why not.
+        outcome: Result<()>,
+    },
+    /// The window of notifications has room again.
+    NoteRoom(u64),
+    /// There may be something to post on the session's one-sided link.
+    Post(u64),
+    /// The NICs of the session's peer have other addresses now.
+    NicsMoved(u64),
+    /// A NIC of the session's peer wants a way to a NIC here: what it could reach by the way that it had must be cut
+    /// first; then [`crate::Node::answer_reach`].
+    Reach(u64, NicCall),
+    /// The peer has answered what [`crate::Node::reach`] asked.
+    Reached(u64, NicAnswer),
+    /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
+    /// endpoint closed), its posted orders be reported, and then [`crate::Node::fenced`] be called.
+    Fence(u64),
+}

@@ -1,0 +1,281 @@
+//! The transfers of one session: this side's flows, and whose turn it is.
+//!
+//! Invariants:
+//! - a flow is stopped, and concluded, here and nowhere else: whoever ends a grant or a session asks for that;
+//! - a flow with a grant is attached to it from before its first order until after its last: so no page is free while an
+//!   order is pinned, whenever the end of the grant is heard of here;
+//! - the peer is charged for what it makes this side hold, and for no longer than it is held.
+
+mod checks;
+mod initiator;
+mod onesided;
+mod orders;
+mod owner;
+mod served;
+mod turns;
+
+pub use checks::Check;
+pub(crate) use checks::Checks;
+pub(crate) use initiator::lost;
+pub use initiator::{Open, Side};
+pub use orders::{Finished, Order, OrderKind, OrderOutcome, OrderRef};
+pub use served::Served;
+
+use crate::FlowKey;
+use crate::connection::Context;
+use crate::event::Event;
+use crate::flow::{Flow, Role, Work};
+use crate::frame::{Begin, Frame};
+use crate::rungs::Rung;
+use kvik_core::{Code, Error, Result};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+use turns::Turns;
+
+/// See the module's text.
+pub(crate) struct Transfers<R> {
+    session: u64,
+    flows: BTreeMap<u64, Flow<R>>,
+    /// Requests for grants that are not known yet.
+    parked: HashMap<u64, Begin>,
+    turns: Turns,
+    deadlines: BTreeSet<(Duration, u64)>,
+    /// The number of the next one that begins here.
+    next: u64,
+    /// The peer's latest.
+    last_begun: u64,
+    /// Transfers that the peer began and that are open, and bytes held for them.
+    owned: usize,
+    held: usize,
+}
+
+impl<R: Clone> Transfers<R> {
+    /// Those of a session; of the engine itself they count from 1.
+    pub fn new(session: u64, first: u64) -> Transfers<R> {
+        Transfers {
+            session,
+            flows: BTreeMap::new(),
+            parked: HashMap::new(),
+            turns: Turns::default(),
+            deadlines: BTreeSet::new(),
+            next: first,
+            last_begun: 0,
+            owned: 0,
+            held: 0,
+        }
+    }
+
+    /// How many are open.
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whose turn it is, and what the channels have in hand.
+    pub fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
+    /// Bytes that the peer's transfers hold here.
+    pub fn held(&self) -> usize {
+        self.owned * size_of::<Flow<R>>() + self.held
+    }
+
+    /// The deadline that comes next.
+    pub fn due(&self) -> Option<Duration> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Who takes part in a grant by this transfer, where that cannot be asked of the connection any more.
+    pub fn reader_of(&self, transfer: u64) -> Option<kvik_core::EngineId> {
+        match self.flows.get(&transfer)?.role {
+            Role::Owner { reader, .. } => Some(reader),
+            _ => None,
+        }
+    }
+
+    fn key(&self, transfer: u64) -> FlowKey {
+        (self.session, transfer)
+    }
+
+    /// A flow begins.
+    fn insert(&mut self, flow: Flow<R>) {
+        self.deadlines.insert((flow.deadline, flow.key.1));
+        self.flows.insert(flow.key.1, flow);
+    }
+
+    /// A flow has gone.
+    fn remove(&mut self, transfer: u64) -> Option<Flow<R>> {
+        let flow = self.flows.remove(&transfer)?;
+        self.deadlines.remove(&(flow.deadline, transfer));
+        if matches!(flow.role, Role::Owner { .. } | Role::Parked { .. }) {
+            self.owned = self.owned.saturating_sub(1);
+            self.held = self.held.saturating_sub(flow.held);
+        }
+        Some(flow)
+    }
+
+    /// Some deadlines have passed.
+    pub fn tick(&mut self, now: Duration, cx: &mut Context<'_, R>) {
+        while let Some(&(at, transfer)) = self.deadlines.first()
+            && at <= now
+        {
+            self.deadlines.pop_first();
+            self.overdue(transfer, cx);
+        }
+    }
+
+    fn overdue(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
+        let Some(flow) = self.flows.get(&transfer) else { return };
+        let error = match flow.role {
+            Role::Parked { grant } => Error::new(
+                Code::GrantUnknown,
+                format!(
+                    "the owner was not told of grant {grant} in time: it never gave it, or forgot it long after its end"
+                ),
+            ),
+            _ => Error::new(
+                Code::DeadlineExceeded,
+                format!(
+                    "the transfer with {} did not end by its deadline: {} of {} bytes were done; \
+                     give it a longer deadline, or look at the peer",
+                    cx.peer_text(),
+                    flow.bytes_done(),
+                    flow.cut.bytes
+                ),
+            ),
+        };
+        // Whoever moves it is asked to stop first. Without an answer, or a completion, only a cut path gives the
+        // memory back.
+        let told = flow.stop.is_some();
+        self.stop(transfer, error, cx);
+        if told && self.flows.get(&transfer).is_some_and(Flow::is_under_way) {
+            break_link(cx);
+        }
+    }
+
+    /// Ends a flow as soon as its orders are done.
+    pub fn stop(&mut self, transfer: u64, error: Error, cx: &mut Context<'_, R>) {
+        let Some(flow) = self.flows.get_mut(&transfer) else { return };
+        let first = flow.set_stop(error);
+        if flow.pins > 0 {
+            cx.tell(Event::Stop(self.session));
+        }
+        if first && flow.is_under_way() && cx.is_live() {
+            self.tell_to_stop(transfer, cx);
+        }
+        self.settle(transfer, cx);
+    }
+
+    /// The session is over: all flows end as soon as their orders are done, and nobody answers any more.
+    pub fn stop_all(&mut self, error: &Error, cx: &mut Context<'_, R>) {
+        for transfer in self.numbers() {
+            if let Some(flow) = self.flows.get_mut(&transfer) {
+                flow.peer_ended = true;
+            }
+            self.stop(transfer, error.clone(), cx);
+        }
+    }
+
+    /// A channel of the session is lost: its flows end, and the peer is told.
+    pub fn stop_each(&mut self, error: &Error, cx: &mut Context<'_, R>) {
+        self.numbers().into_iter().for_each(|transfer| self.stop(transfer, error.clone(), cx));
+    }
+
+    fn numbers(&self) -> Vec<u64> {
+        self.flows.keys().copied().collect()
+    }
+
+    /// The peer takes no further part.
+    pub fn on_end(&mut self, transfer: u64, outcome: Result<()>, cx: &mut Context<'_, R>) -> Result<()> {
+        let Some(flow) = self.flows.get_mut(&transfer) else {
+            cx.send(&Frame::Ended { transfer });
+            return Ok(());
+        };
+        match outcome {
+            Err(error) => {
+                flow.peer_ended = true;
+                flow.close_reach();
+                self.stop(transfer, error, cx);
+            }
+            // The reader has all its bytes, or the writer's bytes are all in place. The executor of the last order
+            // here may not have said so yet, and touches its memory until it has.
+            Ok(()) if flow.can_be_done() => {
+                (flow.peer_ended, flow.peer_done) = (true, true);
+                flow.close_reach();
+                self.settle(transfer, cx);
+            }
+            Ok(()) => {
+                let text = format!("the peer called transfer {transfer} a success before it was one");
+                return Err(Error::new(Code::ProtocolError, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether a flow has come to its end.
+    fn settle(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
+        let Some(flow) = self.flows.get(&transfer) else { return };
+        if flow.is_touched() {
+            return;
+        }
+        if flow.peer_done {
+            return self.conclude(transfer, Ok(()), cx);
+        }
+        if let Some(error) = flow.stop.clone() {
+            return self.conclude(transfer, Err(error), cx);
+        }
+        // Who sends waits for the other side to say that it is in place.
+        if flow.is_complete() && matches!(flow.work, Work::Place | Work::Copy | Work::Post) {
+            self.conclude(transfer, Ok(()), cx);
+        }
+    }
+
+    /// The flow is over on this side: nothing here touches its memory any more.
+    fn conclude(&mut self, transfer: u64, outcome: Result<()>, cx: &mut Context<'_, R>) {
+        let Some(flow) = self.remove(transfer) else { return };
+        let key = flow.key;
+        cx.common().counts.exposed -= usize::from(matches!(flow.work, Work::Expose(_)));
+        if let Some(slot) = flow.slot {
+            cx.tell(Event::Raise(slot));
+        }
+        if !flow.is_own() {
+            orders::tell_end(&flow, &outcome, cx);
+        }
+        let rung = Rung::of(&flow, cx.is_live());
+        match flow.role {
+            Role::Initiator => {
+                if outcome.is_err() {
+                    cx.common().counts.rungs.transfers[rung as usize] += 1;
+                }
+                orders::report(&flow, outcome, cx);
+            }
+            Role::Parked { grant } => {
+                served::note_unserved(&flow, &outcome, cx);
+                self.parked.remove(&transfer);
+                cx.common().grants_mut().forget_parked(grant, key);
+            }
+            Role::Owner { grant, reader } => {
+                served::note_served(&flow, reader, &outcome, cx);
+                let confirms = outcome.is_ok() && flow.confirm;
+                let consumed = confirms && cx.common().grants_mut().confirm(grant, reader);
+                cx.common().leave_grant(grant, key, consumed, rung);
+            }
+            Role::Both { grant } => {
+                let reader = cx.common().identity().engine;
+                let confirms = outcome.is_ok() && flow.confirm;
+                let consumed = confirms && cx.common().grants_mut().confirm(grant, reader);
+                cx.common().leave_grant(grant, key, consumed, rung);
+                orders::report(&flow, outcome, cx);
+            }
+        }
+    }
+}
+
+/// Something was posted and cannot be waited for: the session ends, so that both sides cut the path.
+fn break_link<R: Clone>(cx: &mut Context<'_, R>) {
+    let text = format!(
+        "the one-sided link to {} was cut: an operation on it did not end in time, or failed",
+        cx.peer_text()
+    );
+    cx.cut(Error::new(Code::PeerLost, text));
+}

@@ -1,0 +1,325 @@
+//! Orders: what whoever moves the bytes is told to do, and what becomes of a flow when they are done.
+
+use super::{Transfers, break_link};
+use crate::FlowKey;
+use crate::channel::ChunkHeader;
+use crate::connection::Context;
+use crate::event::Event;
+use crate::flow::{CopyFrom, Flow, Role, Work};
+use crate::frame::{Frame, Op, Source};
+use kvik_core::{Code, Error, RegionId, Result, View};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Which order; give it back when the order is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrderRef {
+    pub(super) key: FlowKey,
+    /// Where its part of the stream begins.
+    pub(super) at: u64,
+    /// Bytes of the session's window that it takes.
+    window: u64,
+    /// Whether it is for a NIC.
+    posted: bool,
+}
+
+impl OrderRef {
+    /// The session that it belongs to.
+    pub fn session(&self) -> u64 {
+        self.key.0
+    }
+}
+
+/// What to do with a part of a transfer's stream.
+#[derive(Debug)]
+pub struct Order<R> {
+    /// To report it done.
+    pub id: OrderRef,
+    /// When set, the order must be left at once and reported `Void`: the memory is about to be the owner's again.
+    pub stop: Arc<AtomicBool>,
+    /// This process's memory.
+    pub region: R,
+    /// The elements in it.
+    pub view: Arc<View>,
+    /// The part of the stream.
+    pub part: Range<u64>,
+    /// Bytes under one checksum.
+    pub unit: u64,
+    /// Whether checksums are wanted.
+    pub sums: bool,
+    /// What to do.
+    pub kind: OrderKind<R>,
+}
+
+/// The kinds of orders.
+#[derive(Debug)]
+pub enum OrderKind<R> {
+    /// Send it behind this header, with a trailer.
+    Send(ChunkHeader),
+    /// Place what follows on the channel, and check the trailer.
+    Place,
+    /// Copy it from there.
+    Copy(CopyFrom<R>),
+    /// Have the NIC move it to (a write) or from (a read) the owner's memory. `Done` means delivery-complete: the
+    /// bytes are in place and nothing of them is under way. `Void` means that nothing was posted. `Failed` means
+    /// that something may be under way: the link is not used any more.
+    Post(Op, Arc<Source>),
+    /// Sum each unit of it; nothing is moved.
+    Sum,
+}
+
+/// How an order ended.
+#[derive(Debug)]
+pub enum OrderOutcome {
+    /// All of it is done and checked.
+    Done {
+        /// Runs of memory that it took, without one that only goes on from the part before.
+        extents: u64,
+        /// Time spent on checksums.
+        verify: Duration,
+    },
+    /// Of [`OrderKind::Sum`]: the checksum of each unit.
+    Summed {
+        /// In the order of the stream; the last unit may be shorter than the others.
+        sums: Vec<u64>,
+        /// Time spent on them.
+        verify: Duration,
+    },
+    /// It was left: stopped here, or given up by the sender.
+    Void,
+    /// Of [`OrderKind::Post`]: it is to be given out again, and what was posted of it counts for nothing. Nothing of
+    /// it is under way: the peer has answered a [`crate::NicCall`] since, or nothing was posted.
+    Back,
+    /// It failed, and the transfer with it.
+    Failed(Error),
+}
+
+/// The end of a transfer.
+#[derive(Debug)]
+pub struct Finished {
+    /// Which.
+    pub key: FlowKey,
+    /// Success, or why not.
+    pub outcome: Result<()>,
+    /// Bytes that are in place.
+    pub bytes: u64,
+    /// When the first order was given, if any was.
+    pub first: Option<Duration>,
+    /// Runs of memory that were moved, as counted on this side.
+    pub extents: u64,
+    /// Time spent on checksums on this side, over all threads.
+    pub verify: Duration,
+    /// The peer's region that was copied from, where this side copied.
+    pub copied_from: Option<RegionId>,
+}
+
+impl<R: Clone> Transfers<R> {
+    /// The next chunk to send on a channel of the session. Transfers take turns.
+    ///
+    /// None also while the session's window is full: then `Event::Send` follows when there is room.
+    pub fn next_send(&mut self, cx: &mut Context<'_, R>) -> Option<Order<R>> {
+        if !cx.is_live() {
+            return None;
+        }
+        while let Some(transfer) = self.turns.next_to_send() {
+            let Some(flow) = self.flows.get_mut(&transfer) else { continue };
+            if !self.turns.has_room(flow.ahead(), cx.common().window()) {
+                self.turns.first_to_send(transfer);
+                return None;
+            }
+            let Some(part) = flow.claim() else { continue };
+            self.turns.take_room(part.end - part.start);
+            self.turns.send(transfer);
+            let header = ChunkHeader {
+                session: self.session,
+                transfer,
+                position: part.start,
+                len: (part.end - part.start) as u32,
+                sums: flow.cut.sums_of(&part),
+            };
+            return order(flow, part, OrderKind::Send(header), cx.clock());
+        }
+        None
+    }
+
+    /// What to do with a chunk that a channel of the session announces: `None` means that it must be thrown away,
+    /// since its transfer has ended.
+    ///
+    /// # Errors
+    /// `ProtocolError`: the channel must be cut.
+    pub fn place(&mut self, header: &ChunkHeader, now: Duration) -> Result<Option<Order<R>>> {
+        let Some(flow) = self.flows.get_mut(&header.transfer) else { return Ok(None) };
+        if flow.stop.is_some() {
+            return Ok(None);
+        }
+        if flow.work != Work::Place {
+            let text = format!("a chunk came for transfer {}, which takes none", header.transfer);
+            return Err(Error::new(Code::ProtocolError, text));
+        }
+        let part = flow.arrive(header.position, header.len, header.sums)?;
+        Ok(order(flow, part, OrderKind::Place, now))
+    }
+
+    /// The next part to copy or to sum, of any transfer. Transfers take turns.
+    pub fn next_copy(&mut self, now: Duration) -> Option<Order<R>> {
+        while let Some(transfer) = self.turns.next_to_copy() {
+            let Some(flow) = self.flows.get_mut(&transfer) else { continue };
+            let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
+            let (part, kind) = match source {
+                Some(source) => (flow.claim(), OrderKind::Copy(source)),
+                None => (flow.claim_sums(), OrderKind::Sum),
+            };
+            flow.checks.queued = part.is_some();
+            let Some(part) = part else { continue };
+            self.turns.copy(transfer);
+            return order(flow, part, kind, now);
+        }
+        None
+    }
+
+    /// An order has ended; whoever executed it does not touch its memory any more.
+    pub fn done(&mut self, id: OrderRef, outcome: OrderOutcome, cx: &mut Context<'_, R>) {
+        if self.turns.make_room(id.window) && cx.is_live() {
+            cx.tell(Event::Send(self.session));
+        }
+        let transfer = id.key.1;
+        let Some(flow) = self.flows.get_mut(&transfer) else { return };
+        flow.pins = flow.pins.saturating_sub(1);
+        flow.posted = flow.posted.saturating_sub(id.posted.into());
+        match outcome {
+            OrderOutcome::Done { extents, verify } => {
+                flow.done += 1;
+                flow.extents += extents;
+                flow.verify += verify;
+                if id.posted && flow.checks.delivered(id.key, &flow.cut, id.at) {
+                    self.queue_sums(transfer, cx);
+                }
+            }
+            OrderOutcome::Summed { sums, verify } => {
+                flow.verify += verify;
+                self.on_summed(id, sums, cx);
+            }
+            OrderOutcome::Void => {}
+            OrderOutcome::Back => self.give_back(id, cx),
+            // What the peer has called a success is in place there.
+            OrderOutcome::Failed(_) if flow.peer_done => {}
+            OrderOutcome::Failed(error) => {
+                let error = name_peer(flow.is_own(), error, cx);
+                self.stop(transfer, error, cx);
+                if id.posted {
+                    break_link(cx);
+                }
+            }
+        }
+        self.settle(transfer, cx);
+    }
+
+    /// An order that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. Who
+    /// began the transfer hears of its end now, and why the pages are not free. The flow stays, and a grant that it is
+    /// of, until the order is done. A NIC's order ends the session, too: the owner cuts its own path.
+    pub fn stuck(&mut self, id: OrderRef, error: Error, cx: &mut Context<'_, R>) {
+        if id.posted {
+            // An end that is told would vouch for it.
+            break_link(cx);
+        }
+        let Some(flow) = self.flows.get_mut(&id.key.1) else { return };
+        if flow.stop.is_none() || flow.reported || !matches!(flow.role, Role::Initiator | Role::Both { .. }) {
+            return;
+        }
+        let error = match &flow.stop {
+            Some(why) => Error::new(error.code, format!("{}; {}", why.text, error.text)),
+            None => error,
+        };
+        flow.reported = true;
+        let tells = !flow.is_own() && !flow.peer_ended && !std::mem::replace(&mut flow.end_sent, true);
+        let finished = finished(flow, Err(error.clone()));
+        cx.tell(Event::Finished(finished));
+        if tells {
+            cx.send_end(id.key.1, Err(error));
+        }
+    }
+
+    /// The transfer has something to send, and takes its turn.
+    pub(super) fn queue_send(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
+        if cx.is_live() {
+            self.turns.send(transfer);
+            cx.tell(Event::Send(self.session));
+        }
+    }
+
+    /// The transfer has something to copy, and takes its turn.
+    pub(super) fn queue_copy(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
+        self.turns.copy(transfer);
+        cx.want_copy();
+    }
+}
+
+/// Damage is somewhere between two engines: which ones is for both to know.
+pub(super) fn name_peer<R: Clone>(own: bool, error: Error, cx: &mut Context<'_, R>) -> Error {
+    if error.code != Code::ChecksumMismatch {
+        return error;
+    }
+    let engine = cx.common().identity().engine;
+    let text = match own {
+        true => format!("{} (found by this engine within itself)", error.text),
+        false => {
+            format!("{} (found by engine {engine} in a transfer with {})", error.text, cx.peer_text())
+        }
+    };
+    Error::new(error.code, text)
+}
+
+/// Tells the peer that this side has ended.
+pub(super) fn tell_end<R: Clone>(flow: &Flow<R>, outcome: &Result<()>, cx: &mut Context<'_, R>) {
+    let transfer = flow.key.1;
+    match (flow.peer_ended, flow.end_sent) {
+        (true, _) => cx.send(&Frame::Ended { transfer }),
+        (false, true) => {}
+        (false, false) => cx.send_end(transfer, outcome.clone()),
+    }
+}
+
+/// Tells who began the transfer here how it has ended.
+pub(super) fn report<R: Clone>(flow: &Flow<R>, outcome: Result<()>, cx: &mut Context<'_, R>) {
+    if !flow.reported {
+        cx.tell(Event::Finished(finished(flow, outcome)));
+    }
+}
+
+fn finished<R>(flow: &Flow<R>, outcome: Result<()>) -> Finished {
+    Finished {
+        key: flow.key,
+        bytes: if outcome.is_ok() { flow.cut.bytes } else { flow.bytes_done() },
+        outcome,
+        first: flow.first,
+        extents: flow.extents,
+        verify: flow.verify,
+        copied_from: match &flow.source {
+            Some(CopyFrom::Peer(source)) => Some(source.region),
+            _ => None,
+        },
+    }
+}
+
+pub(super) fn order<R: Clone>(
+    flow: &mut Flow<R>,
+    part: Range<u64>,
+    kind: OrderKind<R>,
+    now: Duration,
+) -> Option<Order<R>> {
+    flow.first.get_or_insert(now);
+    let (region, view) = flow.memory.clone()?;
+    let window = if matches!(kind, OrderKind::Send(_)) { part.end - part.start } else { 0 };
+    Some(Order {
+        id: OrderRef { key: flow.key, at: part.start, window, posted: matches!(kind, OrderKind::Post(..)) },
+        stop: flow.stop_flag.clone(),
+        region,
+        view,
+        part,
+        unit: flow.cut.unit,
+        sums: flow.cut.sums,
+        kind,
+    })
+}

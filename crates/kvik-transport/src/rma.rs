@@ -1,0 +1,207 @@
+//! One-sided operations of NICs as a transport, whatever library speaks to them: which peers they reach, and which
+//! memory they know.
+
+use crate::local::lock;
+use crate::nics::{NicOptions, NicPool, NicStats};
+use crate::pace::Pace;
+use crate::{Answer, Held, Moved, Queue, Request, Services, Transport, TransportId};
+use kvik_core::{RegionId, Result};
+use kvik_host::thread::ThreadOptions;
+use kvik_proto::{Facts, NicAnswer, NicCall, NicKey, Nics, Op, Path};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The NICs of an engine: this side's ones read from and write to memory of peers, whose processors know of nothing.
+pub struct Rma {
+    pool: NicPool,
+    sessions: Mutex<HashMap<u64, Session>>,
+    regions: Mutex<HashMap<RegionId, Known>>,
+}
+
+struct Session {
+    /// Why the NICs do not reach the peer's, where they do not.
+    why_not: Option<Arc<str>>,
+    pace: Pace,
+}
+
+/// A region as the NICs know it.
+struct Known {
+    /// What stands for its memory there.
+    name: usize,
+    /// How each of them knows it, or why none does.
+    keys: std::result::Result<Arc<[NicKey]>, Arc<str>>,
+}
+
+impl Rma {
+    /// Opens the NICs, each in a thread of its own.
+    ///
+    /// # Errors
+    /// `TransportUnavailable`: no library, no such NIC, or one that cannot be opened.
+    pub fn start(options: &NicOptions, threads: &ThreadOptions) -> Result<Rma> {
+        let pool = NicPool::start(options, threads)?;
+        Ok(Rma { pool, sessions: Mutex::default(), regions: Mutex::default() })
+    }
+
+    /// Begins to serve.
+    pub fn serve(&self, services: &Services) {
+        self.pool.serve(&Arc::new(services.clone()));
+    }
+
+    /// What peers are told of the NICs.
+    pub fn nics(&self) -> Nics {
+        self.pool.nics()
+    }
+
+    /// Whether the NICs reach those of a session's peer.
+    pub fn reaches(&self, session: u64) -> bool {
+        lock(&self.sessions).get(&session).is_some_and(|session| session.why_not.is_none())
+    }
+
+    /// How each NIC knows a region; none for one that they do not know.
+    pub fn keys(&self, region: RegionId) -> Arc<[NicKey]> {
+        let regions = lock(&self.regions);
+        regions.get(&region).and_then(|known| known.keys.clone().ok()).unwrap_or_default()
+    }
+
+    /// The NICs of a session's peer have other addresses.
+    pub fn find_again(&self, session: u64) {
+        self.pool.find_again(session);
+    }
+
+    /// A NIC of a peer wants a connection to one of these. The answer, where none of them will give it.
+    pub fn called(&self, session: u64, call: NicCall) -> Option<NicAnswer> {
+        self.pool.called(session, call)
+    }
+
+    /// A peer has answered one of these.
+    pub fn answered(&self, session: u64, answer: NicAnswer) {
+        self.pool.answered(session, answer);
+    }
+
+    fn why_not(&self, peer: &Facts) -> Option<Arc<str>> {
+        let own = self.pool.nics();
+        let text = match peer.nics.provider.as_str() {
+            _ if own.reach(&peer.nics) => return None,
+            "" => "the peer has no NICs for it: set `nics` (KVIK_NICS) there".into(),
+            other => format!("this engine has NICs of {:?}, and the peer of {other:?}", own.provider),
+        };
+        Some(text.into())
+    }
+}
+
+impl Transport for Rma {
+    fn id(&self) -> TransportId {
+        self.pool.transport()
+    }
+
+    fn path(&self) -> Path {
+        Path::OneSided
+    }
+
+    fn add_session(&self, session: u64, peer: &Facts) {
+        let state = Session { why_not: self.why_not(peer), pace: Pace::default() };
+        lock(&self.sessions).insert(session, state);
+    }
+
+    fn end_session(&self, session: u64) {
+        lock(&self.sessions).remove(&session);
+        self.pool.forget(session);
+    }
+
+    fn register(&self, region: RegionId, memory: &Held, limit: Duration) -> Result<()> {
+        // One that was withdrawn and is still held.
+        if let Some(known) = lock(&self.regions).get(&region) {
+            if known.keys.is_ok() {
+                self.pool.keep(known.name);
+            }
+            return Ok(());
+        }
+        let keys = match self.pool.register(memory, limit) {
+            Ok(keys) => Ok(keys),
+            // Its pages move all the same, over other transports.
+            Err(error) if memory.device().is_some() => {
+                let why = format!("region {} is not known to the NICs: {}", region.0, error.text);
+                log::info!("{why}");
+                Err(why.into())
+            }
+            Err(error) => return Err(error),
+        };
+        lock(&self.regions).insert(region, Known { name: memory.name(), keys });
+        Ok(())
+    }
+
+    fn withdraw(&self, region: RegionId) {
+        let known =
+            lock(&self.regions).get(&region).filter(|known| known.keys.is_ok()).map(|known| known.name);
+        if let Some(name) = known {
+            self.pool.unregister(name);
+        }
+    }
+
+    fn forget(&self, region: RegionId) {
+        lock(&self.regions).remove(&region);
+    }
+
+    fn closed(&self, region: RegionId, _memory: &Held, _op: Op) -> Option<Arc<str>> {
+        lock(&self.regions).get(&region).and_then(|known| known.keys.as_ref().err().cloned())
+    }
+
+    fn answer(&self, request: &Request<'_>) -> Answer {
+        let closed = request.memory.and_then(|(region, memory)| self.closed(region, memory, Op::Read));
+        let sessions = lock(&self.sessions);
+        let Some(session) = sessions.get(&request.session) else {
+            return Answer::No("the session with the peer has ended".into());
+        };
+        match session.why_not.clone().or(closed) {
+            Some(why) => Answer::No(why),
+            None => Answer::Ready(session.pace.estimate(request.bytes)),
+        }
+    }
+
+    /// Each NIC opens its connection with its first piece of work.
+    fn open(&self, _session: u64) {}
+
+    fn warm(&self, session: u64, until: Instant) {
+        if self.reaches(session) {
+            self.pool.warm(session, until);
+        }
+    }
+
+    fn wake(&self, queue: Queue) {
+        if let Queue::Post(session) = queue {
+            self.pool.wake(session);
+        }
+    }
+
+    /// NICs' threads look at all that they have in flight.
+    fn cancel(&self, _session: u64) {
+        self.pool.halt();
+    }
+
+    fn fence(&self, session: u64) {
+        self.pool.fence(session);
+    }
+
+    fn expose(&self, transfers: usize) {
+        self.pool.expose(transfers);
+    }
+
+    fn mechanism(&self, _of: &Moved<'_>) -> String {
+        self.pool.way().to_owned()
+    }
+
+    fn measured(&self, session: u64, bytes: u64, took: Duration) {
+        if let Some(session) = lock(&self.sessions).get_mut(&session) {
+            session.pace.add(bytes, took);
+        }
+    }
+
+    fn devices(&self) -> &[Arc<NicStats>] {
+        self.pool.stats()
+    }
+
+    fn stop(&self) {
+        self.pool.stop();
+    }
+}

@@ -1,0 +1,86 @@
+//! What transports need from whoever runs them: a few traits with one purpose each.
+
+use crate::{Held, Queue};
+use kvik_core::{Error, Result};
+use kvik_proto::{ChunkHeader, NicAnswer, NicCall, Nics, Order, OrderOutcome, OrderRef};
+use std::sync::Arc;
+
+/// Where work comes from, and where its end is told.
+pub trait WorkSource: Send + Sync + 'static {
+    /// The next piece of work in a queue.
+    fn claim(&self, queue: Queue) -> Option<Order<Held>>;
+
+    /// A piece of work has ended; its memory is not touched any more, and the order itself is gone: with a transfer's
+    /// last order its memory is let go of before anybody hears of the end.
+    fn done(&self, id: OrderRef, outcome: OrderOutcome);
+
+    /// Work that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. It is
+    /// reported done when the device is through.
+    fn stuck(&self, id: OrderRef, error: Error);
+}
+
+/// Where chunks go that come over channels.
+pub trait Placement: Send + Sync + 'static {
+    /// Where the chunk that a channel of the session announces goes; `None` throws it away.
+    ///
+    /// # Errors
+    /// The channel must be cut.
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>>;
+}
+
+/// What transports tell of sessions.
+pub trait SessionEvents: Send + Sync + 'static {
+    /// Bytes have come from the session's peer. False when the session is over.
+    fn heard(&self, session: u64) -> bool;
+
+    /// Channels of the session are wanted: whichever side opened the session opens them.
+    fn connect(&self, session: u64);
+
+    /// A channel of the session broke.
+    fn broken(&self, session: u64, error: Error);
+
+    /// Something waits to be sent over a local channel.
+    fn flush_local(&self);
+
+    /// The path by which the session's peer reached memory here is cut: nothing lands for it any more.
+    fn fenced(&self, session: u64);
+}
+
+/// How NICs here and at peers speak with each other, and what becomes of it.
+pub trait RmaPeers: Send + Sync + 'static {
+    /// The NICs of a session's peer.
+    fn nics(&self, session: u64) -> Option<Nics>;
+
+    /// Peers reach this side's NICs at these addresses from now on.
+    fn moved(&self, nics: Nics);
+
+    /// A NIC here wants a connection to one of the session's peer.
+    fn call(&self, session: u64, call: NicCall);
+
+    /// The answer to a NIC of the session's peer.
+    fn answer(&self, session: u64, answer: NicAnswer);
+
+    /// This NIC was to have an open connection to one of the session's peer, by `number`: whether it has made one
+    /// (true) or had one (false), or why it has none.
+    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>);
+}
+
+/// All of them.
+#[derive(Clone)]
+pub struct Services {
+    /// Work.
+    pub work: Arc<dyn WorkSource>,
+    /// Where chunks go.
+    pub placement: Arc<dyn Placement>,
+    /// Sessions.
+    pub sessions: Arc<dyn SessionEvents>,
+    /// NICs of peers.
+    pub rma: Arc<dyn RmaPeers>,
+}
+
+impl Services {
+    /// One that is all of them.
+    pub fn of<T: WorkSource + Placement + SessionEvents + RmaPeers>(all: &Arc<T>) -> Services {
+        Services { work: all.clone(), placement: all.clone(), sessions: all.clone(), rma: all.clone() }
+    }
+}
