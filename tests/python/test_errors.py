@@ -304,7 +304,7 @@ def test_an_error_names_what_it_is_about(pair: Two) -> None:
     transfer = pair.here.read(pair.target.of(), never_issued(pair.there, pair.source.layout))
     with pytest.raises(kvik.RegionBusy) as busy:
         pair.target.region.close(0.2)
-    assert f"region {busy.value.region} is still used" in str(told.value)
+    assert f"region {busy.value.region} is still used" in str(busy.value)
     transfer.cancel()
 
 
