@@ -3,16 +3,16 @@
 //!
 //! A thread of its own answers (`kvik-stat`), so that neither heartbeats nor data wait for somebody who looks, and so
 //! that it answers whatever the program around the engine does. Nobody holds it up: every connection has a time by
-//! which it must have asked and taken its answer, and there are at most [`MOST_CLIENTS`](server) of them.
+//! which it must have asked and taken its answer, and there are at most sixteen of them.
 //!
 //! A connection asks once. It sends `kvik-stat/1 snapshot` or `kvik-stat/1 trace` as one message, and gets a line of
 //! JSON about the engine as the first message. Then come pieces of text until the end: the metrics, or the
-//! [lines of a recording](lines), which go on until the client sends a second message.
+//! lines of a recording, which go on until the client sends a second message.
 //!
-//! - [`recording`]: where ended transfers wait while somebody records;
-//! - [`lines`]: how they are written;
-//! - [`shown`]: what the thread, the connections and the engine have in common;
-//! - [`server`], [`client`]: the socket.
+//! - `recording`: where ended transfers wait while somebody records;
+//! - `lines`: how they are written;
+//! - `shown`: what the thread, the connections and the engine have in common;
+//! - `server`, `client`: the socket.
 
 #![forbid(unsafe_code)]
 
