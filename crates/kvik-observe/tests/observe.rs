@@ -144,7 +144,7 @@ fn a_recording_has_every_transfer_and_says_how_it_ended() {
     let given = owner.grant(&all(&source), many()).unwrap();
     let begun = |heard: &[String]| heard.len() >= 2;
     let (conn, heard) = ask(&reader, "trace", begun);
-    assert!(heard[1].contains("kvik-trace/1"), "{heard:?}");
+    assert!(heard[1].contains("kvik-trace/2"), "{heard:?}");
     let (_, refused) = ask(&reader, "trace", to_the_end);
     assert!(refused.concat().contains("one recording at a time"), "{refused:?}");
     for transport in [Preference::Tcp, Preference::Local] {
@@ -161,8 +161,8 @@ fn a_recording_has_every_transfer_and_says_how_it_ended() {
     assert_eq!(lines[0]["dims"]["pages"], 8);
     for (line, transport) in lines[1..3].iter().zip(["tcp", "local"]) {
         assert_eq!(line["transport"], transport);
-        // In the owner's order, as they were moved.
-        assert_eq!(line["remote"]["pages"].to_string(), "[3,[6,2]]");
+        // In the order of positions, as they were moved.
+        assert_eq!(line["remote"]["positions"].to_string(), "[3,[6,2]]");
         assert_eq!(line["pages"].to_string(), "[2,1,0]");
         assert_eq!(line["outcome"], "ok");
     }
