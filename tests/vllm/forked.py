@@ -32,6 +32,7 @@ class ForkParent:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         self._ready = False
+        self._began = dict(os.environ)
         command = [sys.executable, "-m", fork_parent.__name__, str(its.fileno()), keeper.__file__]
         environment = {**os.environ, **EngineSpec("any").environment()}
         with its, self.log.open("wb") as out:
@@ -52,7 +53,10 @@ class ForkParent:
         watched, holding = os.pipe()
         status, telling = os.pipe()
         network = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        asked = {"command": list(command), "grace": grace, "environment": dict(environment)}
+        # What imports of the tests' own process have set since is none of the server's.
+        own = os.environ.keys() - self._began.keys()
+        environment = {name: value for name, value in environment.items() if name not in own}
+        asked = {"command": list(command), "grace": grace, "environment": environment}
         try:
             passed = [out.fileno(), watched, network, telling]
             socket.send_fds(self._control, [json.dumps(asked).encode()], passed)
