@@ -35,5 +35,5 @@ if __name__ == "__main__":
         report = engine.read(target, pipe.recv()).wait()
         if not (memory[:, :4] == np.array([7, 8, 9, 40], np.uint8)[None, :, None]).all():
             raise SystemExit("the pages differ")
-        print(f"reader: {report.bytes} bytes by {report.way}, checked: {', '.join(report.checks)}")
+        print(f"reader: {report.bytes} bytes by {report.mechanism}, checked: {', '.join(report.checks)}")
     owner.join(30)

@@ -72,40 +72,40 @@ static ssize_t move(int fd, int out, struct iovec *runs, size_t count) {
 
 /* ---- what was posted here ---- */
 
-static void operation_ends(struct kvik_nic_device *device, struct kvik_nic_way *way, uint64_t token,
+static void operation_ends(struct kvik_nic_device *device, struct kvik_nic_conn *conn, uint64_t token,
                            int status) {
     struct ended *ended = &device->ended[device->ended_count++];
-    ended->way = way;
+    ended->conn = conn;
     ended->completion.token = token;
     ended->completion.status = status;
     ended->completion.zero = 0;
 }
 
-/* The connection is lost: what was posted on the way has failed. Whatever is posted on it later fails too. */
-void way_lost(struct kvik_nic_device *device, struct kvik_nic_way *way, int error) {
-    line_close(device, &way->line);
-    way->error = error;
-    for (; way->first != way->end; way->first++)
-        operation_ends(device, way, way->ring[way->first % WAY_DEPTH].token, error);
-    way->unsent = way->end;
+/* The connection is lost: what was posted on the connection has failed. Whatever is posted on it later fails too. */
+void conn_lost(struct kvik_nic_device *device, struct kvik_nic_conn *conn, int error) {
+    line_close(device, &conn->line);
+    conn->error = error;
+    for (; conn->first != conn->end; conn->first++)
+        operation_ends(device, conn, conn->ring[conn->first % CONN_DEPTH].token, error);
+    conn->unsent = conn->end;
 }
 
-static int way_has_to_send(const struct kvik_nic_way *way) {
-    return way->greeted < PASS || way->unsent != way->end;
+static int conn_has_to_send(const struct kvik_nic_conn *conn) {
+    return conn->greeted < PASS || conn->unsent != conn->end;
 }
 
 /* One step of sending: 1 when something went, 0 when nothing can, or an error. */
-static int way_sends(struct kvik_nic_way *way) {
-    struct operation *operation = &way->ring[way->unsent % WAY_DEPTH];
+static int conn_sends(struct kvik_nic_conn *conn) {
+    struct operation *operation = &conn->ring[conn->unsent % CONN_DEPTH];
     struct iovec runs[1 + KVIK_NIC_PIECES], left[1 + KVIK_NIC_PIECES];
     uint64_t length = sizeof operation->request;
     size_t count = 1;
     ssize_t sent;
-    if (way->greeted < PASS) {
-        left[0].iov_base = way->pass + way->greeted;
-        left[0].iov_len = PASS - way->greeted;
-        sent = move(way->line.fd, 1, left, 1);
-        way->greeted += sent > 0 ? (size_t)sent : 0;
+    if (conn->greeted < PASS) {
+        left[0].iov_base = conn->pass + conn->greeted;
+        left[0].iov_len = PASS - conn->greeted;
+        sent = move(conn->line.fd, 1, left, 1);
+        conn->greeted += sent > 0 ? (size_t)sent : 0;
         return sent > 0 ? 1 : (int)sent;
     }
     runs[0].iov_base = &operation->request;
@@ -115,63 +115,63 @@ static int way_sends(struct kvik_nic_way *way) {
         count += operation->count;
         length += operation->request.length;
     }
-    sent = move(way->line.fd, 1, left, rest(left, runs, count, way->sent));
+    sent = move(conn->line.fd, 1, left, rest(left, runs, count, conn->sent));
     if (sent <= 0)
         return (int)sent;
-    way->sent += (uint64_t)sent;
-    if (way->sent == length) {
-        way->unsent++;
-        way->sent = 0;
+    conn->sent += (uint64_t)sent;
+    if (conn->sent == length) {
+        conn->unsent++;
+        conn->sent = 0;
     }
     return 1;
 }
 
 /* One step of receiving, as above. */
-static int way_receives(struct kvik_nic_device *device, struct kvik_nic_way *way) {
-    struct operation *operation = &way->ring[way->first % WAY_DEPTH];
-    struct iovec head = {&way->answer, sizeof way->answer}, left[KVIK_NIC_PIECES];
-    int has_head = way->got >= sizeof way->answer;
+static int conn_receives(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
+    struct operation *operation = &conn->ring[conn->first % CONN_DEPTH];
+    struct iovec head = {&conn->answer, sizeof conn->answer}, left[KVIK_NIC_PIECES];
+    int has_head = conn->got >= sizeof conn->answer;
     size_t count;
     ssize_t got;
     uint64_t expected = operation->request.op == KVIK_NIC_READ ? operation->request.length : 0;
-    if (way->first == way->unsent) {
+    if (conn->first == conn->unsent) {
         /* Nothing was asked: all that can come is the connection's end. */
-        got = move(way->line.fd, 0, &head, 1);
+        got = move(conn->line.fd, 0, &head, 1);
         return got > 0 ? -EPROTO : (int)got;
     }
-    count = has_head ? rest(left, operation->pieces, operation->count, way->got - sizeof way->answer)
-                     : rest(left, &head, 1, way->got);
-    got = move(way->line.fd, 0, left, count);
+    count = has_head ? rest(left, operation->pieces, operation->count, conn->got - sizeof conn->answer)
+                     : rest(left, &head, 1, conn->got);
+    got = move(conn->line.fd, 0, left, count);
     if (got <= 0)
         return (int)got;
-    way->got += (uint64_t)got;
-    if (way->got < sizeof way->answer)
+    conn->got += (uint64_t)got;
+    if (conn->got < sizeof conn->answer)
         return 1;
-    if (way->answer.status != 0)
+    if (conn->answer.status != 0)
         expected = 0;
-    if (way->answer.length != expected || way->answer.status > 0 || way->answer.status < BAD_ADDRESS)
+    if (conn->answer.length != expected || conn->answer.status > 0 || conn->answer.status < BAD_ADDRESS)
         return -EPROTO;
-    if (way->got < sizeof way->answer + expected)
+    if (conn->got < sizeof conn->answer + expected)
         return 1;
-    operation_ends(device, way, operation->token, (int)way->answer.status);
-    way->first++;
-    way->got = 0;
+    operation_ends(device, conn, operation->token, (int)conn->answer.status);
+    conn->first++;
+    conn->got = 0;
     return 1;
 }
 
-/* Moves what there is to move on a way, and says what to wait for. */
-void way_works(struct kvik_nic_device *device, struct kvik_nic_way *way) {
+/* Moves what there is to move on a connection, and says what to wait for. */
+void conn_works(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
     int moved = 1;
-    for (int step = 0; step < STEPS && moved > 0 && way_has_to_send(way); step++)
-        moved = way_sends(way);
+    for (int step = 0; step < STEPS && moved > 0 && conn_has_to_send(conn); step++)
+        moved = conn_sends(conn);
     if (moved >= 0)
         moved = 1;
     for (int step = 0; step < STEPS && moved > 0; step++)
-        moved = way_receives(device, way);
+        moved = conn_receives(device, conn);
     if (moved >= 0)
-        moved = line_wait(device, &way->line, EPOLLIN | (way_has_to_send(way) ? EPOLLOUT : 0u));
+        moved = line_wait(device, &conn->line, EPOLLIN | (conn_has_to_send(conn) ? EPOLLOUT : 0u));
     if (moved < 0)
-        way_lost(device, way, moved);
+        conn_lost(device, conn, moved);
 }
 
 /* ---- what peers do ---- */

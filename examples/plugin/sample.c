@@ -6,7 +6,7 @@
  * thread, when it polls. What is real are the promises of include/kvik/nic.h, each kept by something
  * simple:
  *
- * - Only poll() and post() touch memory, in the one thread that makes all calls. So when cut() has closed a
+ * - Only poll() and post() touch memory, in the one thread that makes all calls. So when cancel() has closed a
  *   connection, nothing of what was posted on it touches memory here, and when fence() has closed those of
  *   peers, nothing of theirs.
  * - An address has a pass in it, 16 random bytes that fence() changes. Whoever has the old address is
@@ -130,10 +130,10 @@ static int32_t region_remove(struct kvik_nic_device *device, struct kvik_nic_reg
     return KVIK_NIC_OK;
 }
 
-static int32_t way_open(struct kvik_nic_device *device, const uint8_t *address, uint32_t length,
-                        struct kvik_nic_way **opened) {
+static int32_t conn_open(struct kvik_nic_device *device, const uint8_t *address, uint32_t length,
+                         struct kvik_nic_conn **opened) {
     struct sockaddr_in at = {.sin_family = AF_INET};
-    struct kvik_nic_way *way;
+    struct kvik_nic_conn *conn;
     struct place place;
     int one = 1, fd;
     if (length != sizeof place)
@@ -144,40 +144,40 @@ static int32_t way_open(struct kvik_nic_device *device, const uint8_t *address, 
     fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -errno;
-    way = calloc(1, sizeof *way);
-    if (way == NULL) {
+    conn = calloc(1, sizeof *conn);
+    if (conn == NULL) {
         close(fd);
         return -ENOMEM;
     }
-    way->line = (struct line){WAY, fd, 0};
-    memcpy(way->pass, place.pass, PASS);
-    way->next = device->ways;
-    device->ways = way;
+    conn->line = (struct line){CONN, fd, 0};
+    memcpy(conn->pass, place.pass, PASS);
+    conn->next = device->conns;
+    device->conns = conn;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     at.sin_addr.s_addr = place.ip;
     at.sin_port = place.port;
     if (connect(fd, (struct sockaddr *)&at, sizeof at) != 0 && errno != EINPROGRESS)
-        way_lost(device, way, -errno);
+        conn_lost(device, conn, -errno);
     else
-        way_works(device, way);
-    *opened = way;
+        conn_works(device, conn);
+    *opened = conn;
     return KVIK_NIC_OK;
 }
 
-static void way_close(struct kvik_nic_device *device, struct kvik_nic_way *way) {
-    struct kvik_nic_way **at = &device->ways;
-    while (*at != way)
+static void conn_close(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
+    struct kvik_nic_conn **at = &device->conns;
+    while (*at != conn)
         at = &(*at)->next;
-    *at = way->next;
-    line_close(device, &way->line);
-    free(way);
+    *at = conn->next;
+    line_close(device, &conn->line);
+    free(conn);
 }
 
 static int32_t post(struct kvik_nic_device *device, const struct kvik_nic_post *post) {
-    struct kvik_nic_way *way = post->way;
-    struct operation *operation = &way->ring[way->end % WAY_DEPTH];
+    struct kvik_nic_conn *conn = post->conn;
+    struct operation *operation = &conn->ring[conn->end % CONN_DEPTH];
     uint64_t length = 0;
-    if (device->held == DEPTH || way->end - way->first == WAY_DEPTH)
+    if (device->held == DEPTH || conn->end - conn->first == CONN_DEPTH)
         return KVIK_NIC_FULL;
     if (post->count > KVIK_NIC_PIECES)
         return -EINVAL;
@@ -191,11 +191,11 @@ static int32_t post(struct kvik_nic_device *device, const struct kvik_nic_post *
     operation->token = post->token;
     operation->request = (struct request){post->op, 0, post->remote, post->key, length};
     device->held++;
-    way->end++;
-    if (way->error != 0)
-        way_lost(device, way, way->error);
+    conn->end++;
+    if (conn->error != 0)
+        conn_lost(device, conn, conn->error);
     else
-        way_works(device, way);
+        conn_works(device, conn);
     return KVIK_NIC_OK;
 }
 
@@ -209,8 +209,8 @@ static int32_t device_poll(struct kvik_nic_device *device, struct kvik_nic_compl
         struct line *line = events[i].data.ptr;
         if (line->kind == LISTENER)
             guest_comes(device);
-        else if (line->kind == WAY)
-            way_works(device, (struct kvik_nic_way *)line);
+        else if (line->kind == CONN)
+            conn_works(device, (struct kvik_nic_conn *)line);
         else
             guest_works(device, (struct guest *)line);
     }
@@ -233,17 +233,17 @@ static int32_t device_may_sleep(struct kvik_nic_device *device) {
 }
 
 /* Nobody but this thread moves bytes, so what is forgotten here is not moved. */
-static int32_t cut(struct kvik_nic_device *device, struct kvik_nic_way *way) {
+static int32_t cancel(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
     uint32_t kept = 0;
-    device->held -= way->end - way->first;
+    device->held -= conn->end - conn->first;
     for (uint32_t i = 0; i < device->ended_count; i++) {
-        if (device->ended[i].way == way)
+        if (device->ended[i].conn == conn)
             device->held--;
         else
             device->ended[kept++] = device->ended[i];
     }
     device->ended_count = kept;
-    way_close(device, way);
+    conn_close(device, conn);
     return KVIK_NIC_OK;
 }
 
@@ -270,8 +270,8 @@ static int32_t fence(struct kvik_nic_device *device, uint8_t *address, uint32_t 
 }
 
 static void device_close(struct kvik_nic_device *device) {
-    while (device->ways != NULL)
-        way_close(device, device->ways);
+    while (device->conns != NULL)
+        conn_close(device, device->conns);
     while (device->guests != NULL)
         guest_leaves(device, device->guests);
     line_close(device, &device->listener);
@@ -307,13 +307,13 @@ static const struct kvik_nic_plugin TABLE = {
     .address = device_address,
     .region_add = region_add,
     .region_remove = region_remove,
-    .way_open = way_open,
-    .way_close = way_close,
+    .conn_open = conn_open,
+    .conn_close = conn_close,
     .post = post,
     .poll = device_poll,
     .descriptor = device_descriptor,
     .may_sleep = device_may_sleep,
-    .cut = cut,
+    .cancel = cancel,
     .fence = fence,
     .error_text = error_text,
 };

@@ -10,8 +10,8 @@
 
 enum {
     DEVICES = 2,
-    DEPTH = 256,          /* operations of a device: under way, or ended and not yet told */
-    WAY_DEPTH = 64,       /* operations of a way */
+    DEPTH = 256,          /* operations of a device: in flight, or ended and not yet told */
+    CONN_DEPTH = 64,       /* operations of a connection */
     GUESTS = 256,         /* connections that peers may have to a device */
     PASS = 16,
     LONGEST = 1 << 20,    /* bytes of an operation */
@@ -44,7 +44,7 @@ struct answer {
 
 /* What an epoll event points to: the first member of whoever has the socket. */
 struct line {
-    enum { LISTENER, WAY, GUEST } kind;
+    enum { LISTENER, CONN, GUEST } kind;
     int fd;
     uint32_t events; /* that are waited for */
 };
@@ -56,14 +56,14 @@ struct operation {
     uint64_t token;
 };
 
-struct kvik_nic_way {
+struct kvik_nic_conn {
     struct line line;
-    struct kvik_nic_way *next;
+    struct kvik_nic_conn *next;
     uint8_t pass[PASS];
     size_t greeted; /* bytes of the pass that were sent */
-    /* Operations by number, modulo WAY_DEPTH: from `first` to `unsent` they wait for answers, then up to
+    /* Operations by number, modulo CONN_DEPTH: from `first` to `unsent` they wait for answers, then up to
      * `end` they wait to be sent. */
-    struct operation ring[WAY_DEPTH];
+    struct operation ring[CONN_DEPTH];
     uint32_t first, unsent, end;
     uint64_t sent; /* bytes of the operation `unsent` */
     struct answer answer;
@@ -89,7 +89,7 @@ struct kvik_nic_region {
 };
 
 struct ended {
-    struct kvik_nic_way *way;
+    struct kvik_nic_conn *conn;
     struct kvik_nic_completion completion;
 };
 
@@ -99,7 +99,7 @@ struct kvik_nic_device {
     struct line listener;
     struct place place;
     struct kvik_nic_region *regions;
-    struct kvik_nic_way *ways;
+    struct kvik_nic_conn *conns;
     struct guest *guests;
     uint32_t guest_count;
     uint64_t last_key;
@@ -113,10 +113,10 @@ struct kvik_nic_device {
 int line_wait(struct kvik_nic_device *device, struct line *line, uint32_t events);
 /* Closes a line, if it is open. */
 void line_close(struct kvik_nic_device *device, struct line *line);
-/* Moves what there is to move on a way. */
-void way_works(struct kvik_nic_device *device, struct kvik_nic_way *way);
-/* The connection is lost: what was posted on the way has failed. */
-void way_lost(struct kvik_nic_device *device, struct kvik_nic_way *way, int error);
+/* Moves what there is to move on a connection. */
+void conn_works(struct kvik_nic_device *device, struct kvik_nic_conn *conn);
+/* The connection is lost: what was posted on the connection has failed. */
+void conn_lost(struct kvik_nic_device *device, struct kvik_nic_conn *conn, int error);
 /* Takes a connection of a peer. */
 void guest_comes(struct kvik_nic_device *device);
 /* Moves what there is to move for a guest, which may be gone afterwards. */

@@ -6,9 +6,9 @@
  * and never unloads it. docs/plugins.md goes through it step by step; examples/plugin is one that works.
  *
  * In a few words: a device is opened by the one thread that will use it. Memory becomes a region, which
- * peers name by a key. A way leads to a peer's device; reads and writes are posted on it and go on without
+ * peers name by a key. A connection leads to a peer's device; reads and writes are posted on it and go on without
  * the peer's processor or with it, as the device likes. Completions are polled for. Two calls stop bytes:
- * cut() what was posted here, fence() what peers may still do to memory here. All of kvik's promises about
+ * cancel() what was posted here, fence() what peers may still do to memory here. All of kvik's promises about
  * memory rest on those two.
  *
  * C99. All numbers are of the machine's own byte order. Nothing here depends on a header of kvik but this
@@ -42,7 +42,7 @@ extern "C" {
 #define KVIK_NIC_OK 0
 /* post(): there is no room now; kvik polls and posts again. */
 #define KVIK_NIC_FULL 1
-/* cut(): not only this way was cut, but every way of the device. */
+/* cancel(): not only this connection was cut, but every connection of the device. */
 #define KVIK_NIC_ALL 1
 
 /* Directions of an operation, as who posts it sees them. */
@@ -52,13 +52,13 @@ extern "C" {
 /* The plug-in's own; kvik only keeps pointers to them. */
 struct kvik_nic_device;
 struct kvik_nic_region;
-struct kvik_nic_way;
+struct kvik_nic_conn;
 
 /* What an open device takes. */
 struct kvik_nic_limits {
     uint64_t longest; /* bytes of one operation, at least 1; kvik posts at most 1 MiB at once */
     uint32_t pieces;  /* pieces of one operation, at least 1 */
-    uint32_t depth;   /* operations under way on the device, at least 1; kvik posts no more */
+    uint32_t depth;   /* operations in flight on the device, at least 1; kvik posts no more */
 };
 
 /* Bytes of a region that lie in one run. */
@@ -71,7 +71,7 @@ struct kvik_nic_piece {
  * are valid during the call only; the memory and the region are, until the operation has ended or was cut.
  * */
 struct kvik_nic_post {
-    struct kvik_nic_way *way;
+    struct kvik_nic_conn *conn;
     struct kvik_nic_region *region; /* all pieces lie in it */
     const struct kvik_nic_piece *pieces;
     uint32_t count;   /* of pieces: 1 to the device's limit */
@@ -132,14 +132,14 @@ struct kvik_nic_plugin {
     /* Opens a device, and writes it to `device`. */
     int32_t (*open)(uint32_t number, struct kvik_nic_device **device);
 
-    /* Closes it, and the ways that it still has. When this returns nothing touches memory for it any more,
+    /* Closes it, and the connections that it still has. When this returns nothing touches memory for it any more,
      * from here or from a peer. Its regions are removed before. */
     void (*close)(struct kvik_nic_device *device);
 
     /* Writes what it takes, which does not change while it is open. */
     int32_t (*limits)(struct kvik_nic_device *device, struct kvik_nic_limits *limits);
 
-    /* Writes the address by which peers' devices open ways to this one. `length` has the room,
+    /* Writes the address by which peers' devices open connections to this one. `length` has the room,
      * KVIK_NIC_ADDRESS, and is set to the bytes that were written, at least 1. It stays the same until
      * fence() gives another one. It should be hard to guess where whoever has it can reach memory. */
     int32_t (*address)(struct kvik_nic_device *device, uint8_t *address, uint32_t *length);
@@ -150,21 +150,21 @@ struct kvik_nic_plugin {
     int32_t (*region_add)(struct kvik_nic_device *device, void *start, uint64_t length,
                           struct kvik_nic_region **region, uint64_t *key, uint64_t *base);
 
-    /* Makes it unknown. Nothing that was posted here is under way on it. What peers have under way on it
+    /* Makes it unknown. Nothing that was posted here is in flight on it. What peers have in flight on it
      * must not touch it after this has returned 0: such operations fail. After an error kvik never gives
      * the memory back. */
     int32_t (*region_remove)(struct kvik_nic_device *device, struct kvik_nic_region *region);
 
-    /* Opens a way to the device of this address, which a peer has told. It only begins to: where the peer
-     * cannot be reached, what is posted on the way fails. An error means that this can be no address. */
-    int32_t (*way_open)(struct kvik_nic_device *device, const uint8_t *address, uint32_t length,
-                        struct kvik_nic_way **way);
+    /* Opens a connection to the device of this address, which a peer has told. It only begins to: where the peer
+     * cannot be reached, what is posted on the connection fails. An error means that this can be no address. */
+    int32_t (*conn_open)(struct kvik_nic_device *device, const uint8_t *address, uint32_t length,
+                         struct kvik_nic_conn **conn);
 
-    /* Closes a way on which nothing is under way. */
-    void (*way_close)(struct kvik_nic_device *device, struct kvik_nic_way *way);
+    /* Closes a connection on which nothing is in flight. */
+    void (*conn_close)(struct kvik_nic_device *device, struct kvik_nic_conn *conn);
 
-    /* Posts an operation: KVIK_NIC_OK when it is under way, KVIK_NIC_FULL when there is no room for it now.
-     * An error means that it can never be posted, and nothing of it is under way; it ends the transfer. A
+    /* Posts an operation: KVIK_NIC_OK when it is in flight, KVIK_NIC_FULL when there is no room for it now.
+     * An error means that it can never be posted, and nothing of it is in flight; it ends the transfer. A
      * peer that cannot be reached is no such error: the operation is taken, and its completion says so,
      * since kvik mends that.
      *
@@ -190,29 +190,29 @@ struct kvik_nic_plugin {
      * descriptor. */
     int32_t (*may_sleep)(struct kvik_nic_device *device);
 
-    /* Stops what was posted on a way, and closes the way. When this returns, none of it touches memory of
+    /* Stops what was posted on a connection, and closes the connection. When this returns, none of it touches memory of
      * this process any more, be it by hardware, by a thread or by a late packet, and no completion of it is
      * told, not even one that was waiting for poll(). What it may still do to the peer's memory is for the
-     * peer's fence(). A device that can only stop everything does so, closes all its ways, and returns
-     * KVIK_NIC_ALL: kvik posts again what others had under way. After an error everything is as before, and
+     * peer's fence(). A device that can only stop everything does so, closes all its connections, and returns
+     * KVIK_NIC_ALL: kvik posts again what others had in flight. After an error everything is as before, and
      * kvik keeps the memory from its users. */
-    int32_t (*cut)(struct kvik_nic_device *device, struct kvik_nic_way *way);
+    int32_t (*cancel)(struct kvik_nic_device *device, struct kvik_nic_conn *conn);
 
     /* Cuts what peers can reach. When this returns, nothing that any peer has posted, or posts later on a
-     * way that it opened before or opens later with an address that was given before, touches memory of
+     * connection that it opened before or opens later with an address that was given before, touches memory of
      * this process any more: neither writes it nor reads it. Such operations end with errors at those
      * peers. Own operations go on.
      *
      * Writes the address by which it is reached from now on, as address() does. It must be another one than
-     * all before, if only by a number in it which is checked when a way is opened: a peer that was told the
-     * old address and opens its way only now has been cut off too. kvik tells the new one to those that may
+     * all before, if only by a number in it which is checked when a connection is opened: a peer that was told the
+     * old address and opens its connection only now has been cut off too. kvik tells the new one to those that may
      * come back. After an error everything is as before, and the pages that peers could reach stay in
      * quarantine. */
     int32_t (*fence)(struct kvik_nic_device *device, uint8_t *address, uint32_t *length);
 
     /* 1: the device can be used; 0: not now: it has no link, say. Called after each poll(), so it must cost
      * nothing. May be null for a device that tells by failed operations only. While it is down kvik cuts
-     * what is under way, and posts nothing. */
+     * what is in flight, and posts nothing. */
     int32_t (*is_up)(struct kvik_nic_device *device);
 
     /* Writes what a negative number means: UTF-8, at most `room` bytes with the zero at its end. `device`

@@ -10,10 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from kvik._events import Event
-from kvik._report import Report, Warmed
+from kvik._report import Report, WarmUpReport
 
 if TYPE_CHECKING:
-    from kvik._native import Events, Notice, Transfer, Warming
+    from kvik._native import Events, Notice, Transfer, WarmUp
 
 
 async def result_of(transfer: "Transfer") -> Report:
@@ -24,14 +24,14 @@ async def result_of(transfer: "Transfer") -> Report:
     return transfer.wait()
 
 
-async def warmed_of(warming: "Warming") -> Warmed:
+async def warm_up_report_of(warm_up: "WarmUp") -> WarmUpReport:
     """What the warm-up found and made, or its error. Cancelling the task ends the warm-up."""
-    if not warming.done:
-        await _end_of(warming)
-    return warming.wait()
+    if not warm_up.done:
+        await _end_of(warm_up)
+    return warm_up.wait()
 
 
-async def _end_of(transfer: "Transfer | Warming") -> None:
+async def _end_of(transfer: "Transfer | WarmUp") -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     fd = transfer.done_fd()

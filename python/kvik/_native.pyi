@@ -11,7 +11,7 @@ from typing_extensions import Buffer
 
 from kvik._events import Event, Peer, Subscription
 from kvik._names import RightName, TransportName, VerifyName
-from kvik._report import Report, Warmed
+from kvik._report import Report, WarmUpReport
 
 __all__: list[str]
 __version__: Final[str]
@@ -46,8 +46,8 @@ class Probe(TypedDict):
 
 class Explanation(TypedDict):
     transport: str
-    way: str
-    passed_over: list[str]
+    mechanism: str
+    rejected_transports: list[str]
     probes: list[Probe]
 
 @final
@@ -150,7 +150,7 @@ class Engine:
         tag: str = "",
     ) -> Transfer: ...
     def explain(self, ticket: Ticket | str) -> Explanation: ...
-    def warm(self, ticket: Ticket | str, *, timeout: float | None = None) -> Warming: ...
+    def warm_up(self, ticket: Ticket | str, *, timeout: float | None = None) -> WarmUp: ...
     def notify(
         self, to: Ticket | str, payload: bytes | bytearray, *, deadline: float | None = None
     ) -> Notice: ...
@@ -311,14 +311,14 @@ class Transfer:
     def __await__(self) -> Generator[Any, None, Report]: ...
 
 @final
-class Warming:
+class WarmUp:
     @property
     def done(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> Warmed: ...
+    def wait(self, timeout: float | None = None) -> WarmUpReport: ...
     def error(self) -> KvikError | None: ...
     def cancel(self) -> None: ...
     def done_fd(self) -> int: ...
-    def __await__(self) -> Generator[Any, None, Warmed]: ...
+    def __await__(self) -> Generator[Any, None, WarmUpReport]: ...
 
 @final
 class Events:

@@ -15,8 +15,8 @@ class Report:
     """Pages of the local page set, or parts of pages."""
     transport: str
     """`"tcp"`, `"local"`, or `"self"` for a ticket of the engine itself."""
-    way: str
-    """How the transport moved the bytes: `"tcp x4"`, `"memfd"`, `"process_vm_readv"`, `"cuda_ipc"`,
+    mechanism: str
+    """How the transport moved the bytes: `"4 channels"`, `"memfd"`, `"process_vm_readv"`, `"cuda_ipc"`,
     `"copy"`."""
     checks: tuple[str, ...]
     """The checks that ran, such as `("grant", "generation", "page_checksum")`; `"page_sample"` where
@@ -31,7 +31,7 @@ class Report:
     """Seconds of the checks that ran after that."""
     total_s: float
     """Seconds from the call to the end."""
-    passed_over: tuple[str, ...]
+    rejected_transports: tuple[str, ...]
     """The other transports of the engine, each as `"transport: reason"` why it was not taken."""
 
 
@@ -44,26 +44,26 @@ class NicPair:
     peer_nic: int
     """The number of the peer's NIC, from 0."""
     state: str
-    """`"made"` now, `"there"` already, or `"failed"`."""
+    """`"opened"` now, `"already_open"`, or `"failed"`."""
     reason: str
     """Why it failed; empty when it did not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class WarmUpReport:
     """What a warm-up found and made. Made by the native module when it has ended."""
 
     connected: bool
     """Whether there was no connection to the peer before."""
     transports: tuple[str, ...]
     """What transfers can go over at once: `"local"`, `"tcp"`, what the NICs are called, or `"self"`."""
-    made: tuple[str, ...]
+    opened: tuple[str, ...]
     """Those of them for which something was opened now."""
     channels: int
     """Data channels that have joined."""
     pairs: tuple[NicPair, ...]
     """One for each NIC here, where the peer has NICs of the same provider."""
-    passed_over: tuple[str, ...]
+    rejected_transports: tuple[str, ...]
     """Transports that do not reach the peer, each as `"transport: reason"`."""
     took_s: float
     """Seconds from the call to the end."""
@@ -76,4 +76,4 @@ class Warmed:
     @property
     def did_nothing(self) -> bool:
         """Whether everything was there already."""
-        return not (self.connected or self.made or self.failed)
+        return not (self.connected or self.opened or self.failed)

@@ -18,11 +18,11 @@ from kvik._native import (
     Region,
     Ticket,
     Transfer,
-    Warming,
+    WarmUp,
     content_chain,
     parse_size,
 )
-from kvik._report import NicPair, Report, Warmed
+from kvik._report import NicPair, Report, WarmUpReport
 
 __all__ = [
     "Content",
@@ -45,8 +45,8 @@ __all__ = [
     "Transfer",
     "TransportName",
     "VerifyName",
-    "Warmed",
-    "Warming",
+    "WarmUp",
+    "WarmUpReport",
     "content_chain",
     "flush_logs",
     "parse_size",

@@ -4,9 +4,9 @@
     python -m tests.faults.idle --peers 20 --nics libfabric:tcp
 
 Every peer is connected, heartbeats go both ways, and nothing is moved. The engine's pages are granted all the
-time, and over NICs each peer has read them once, so that the ways are open. Measured is the processor time of
-the engine's process, and of its NICs' threads, by the kernel's count, over a minute. On an emulated processor
-heartbeats alone cost several per cent: there `--nics-only` says what NICs add.
+time, and over NICs each peer has read them once, so that the connections are open. Measured is the processor
+time of the engine's process, and of its NICs' threads, by the kernel's count, over a minute. On an emulated
+processor heartbeats alone cost several per cent: there `--nics-only` says what NICs add.
 """
 
 import argparse

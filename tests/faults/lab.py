@@ -1,6 +1,6 @@
 """The fault lab: transfers between real processes, with a fault in their midst, again and again.
 
-    python -m tests.faults.lab --runs 500 --lanes 2
+    python -m tests.faults.lab --runs 500 --processes 2
     python -m tests.faults.lab --seed S --only N        one run of an earlier lab, again
 
 Every run is drawn from the seed and its number. Printed at the end: for each fault, the time from it until
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvik.demo.links import CannotError
-from tests.faults.lanes import Job, Worker, run
 from tests.faults.plan import FAULTS, OF_THE_LINK, draw
+from tests.faults.processes import Job, Worker, run
 from tests.faults.scene import Scene, hosts
 from tests.faults.tables import print_table, spread
 from tests.faults.trial import Trial
@@ -29,7 +29,7 @@ MORE_FDS, MORE_THREADS, MORE_HELD = 8, 2, 1 << 20  # what may be more at the end
 
 
 class Leaks:
-    """What a process that lives through all runs of its lane held after each of them."""
+    """What a process that lives through all of its runs held after each of them."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, int]] = []
@@ -56,7 +56,7 @@ class Leaks:
 
 @contextlib.contextmanager
 def worker(seed: int, faults: list[str]) -> Iterator[Worker]:
-    """Does the runs of a lane, all of them with the same process on the side that stays whole."""
+    """Does runs one after the other, all of them with the same process on the side that stays whole."""
     with contextlib.ExitStack() as stack:
         scenes: dict[bool, Scene] = {}
         leaks: dict[bool, Leaks] = {False: Leaks(), True: Leaks()}
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the lab; 0 if nothing was violated."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=500)
-    parser.add_argument("--lanes", type=int, default=2, help="pairs at the same time")
+    parser.add_argument("--processes", type=int, default=2, help="pairs at the same time")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", type=int, nargs="+", help="only the runs of these numbers, and say each")
     parser.add_argument("--fault", choices=FAULTS, action="append")
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     numbers = range(options.runs) if options.only is None else options.only
     jobs = [{"number": number} for number in numbers]
     results: list[Job] = []
-    for result in run("tests.faults.lab.worker", jobs, options.lanes, 90.0, seed=seed, faults=faults):
+    for result in run("tests.faults.lab.worker", jobs, options.processes, 90.0, seed=seed, faults=faults):
         results.append(result)
         if options.only and "say" in result:
             print(f"{result['say']}: {', '.join(result['codes'])}", flush=True)

@@ -13,8 +13,8 @@ resumed, or killed (`kill`). Counted are
 
 Over NICs (`--transport nics`; `KVIK_TEST_NICS` says which, `libfabric:tcp` if it does not) a stopped
 peer's NIC may go on, so an owner's pages first go into quarantine: they are its own when it has cut the path,
-at most BACK seconds after the revocation, and only then are they used again. By which rung of the ladder
-memory came back that was in use is counted by the engine (`kvik_ends_in_use_total`): its own threads and NICs
+at most BACK seconds after the revocation, and only then are they used again. By which reclaim step
+memory came back that was in use is counted by the engine (`kvik_reclaims_total`): its own threads and NICs
 let go, the peer answered, or the path was cut.
 
 With `--beside 10` as many other engines read from the side that runs all the while: none of their reads may
@@ -36,10 +36,10 @@ import numpy as np
 
 from tests.faults import sheets
 from tests.faults.beside import Company
-from tests.faults.lanes import Job, Worker, run
 from tests.faults.pair import Pair
+from tests.faults.processes import Job, Worker, run
 from tests.faults.sheets import BLANK, REFILL, Sheet
-from tests.faults.side import RUNGS
+from tests.faults.side import METHODS
 from tests.faults.tables import print_table
 from tests.python.peers import random_seed, stop, until
 
@@ -69,16 +69,16 @@ class Case:
         self.wanted = transport if transport in ("tcp", "nics") else "local"
         more: dict[str, Any] = {"nics": NICS} if transport == "nics" else {}
         self.pair = Pair(self.wanted, io_threads=1, **more)
-        self.door = self.pair.doors[self.owner]
+        self.forward = self.pair.forwards[self.owner]
         if transport == "tcp":
-            self.pair.proxy.set(self.door, rate=RATE)
+            self.pair.proxy.set(self.forward, rate=RATE)
         self.content, self.fresh = sheets.old(NBYTES, 1), sheets.new(NBYTES, 2)
         self.sheets: dict[str, Sheet] = {}
         for side in ("here", "there"):
             self.hold(side)
         here = self.pair.sides["here"]
         self.company = Company(beside, here, self.wanted, more.get("nics"))
-        self.rungs = here.ask("counts")["rungs"]
+        self.reclaims = here.ask("counts")["reclaims"]
 
     def hold(self, side: str) -> None:
         """Give a side memory of its own."""
@@ -106,7 +106,7 @@ class Case:
         dice = random.Random(f"{seed}/{self.transport}/{self.op}/{self.stopped}/{self.variant}/{number}")
         self.put(self.source, "old")
         self.put(self.target, "blank")
-        self.pair.proxy.marks(self.door)
+        self.pair.proxy.marks(self.forward)
         grant, began = self.begin(order)
         # Where the running side copies, it goes on until the other one stands still.
         latest = 0.15 if self.target == "here" and self.wanted == "local" else 0.7
@@ -200,17 +200,17 @@ class Case:
             return counted
         leaked = sheets.leaked(view)
         counted["used" if ok else "thrown"] = leaked
-        counted["marks"] = self.pair.proxy.marks(self.door)
+        counted["marks"] = self.pair.proxy.marks(self.forward)
         if ok and not np.array_equal(view, sheets.expected(self.content, PAGE, self.op, order)):
             counted["wrong"] = 1
         return counted
 
     def climbed(self) -> Job:
-        """By which rungs the running side's memory came back in this run."""
-        rungs = self.pair.sides["here"].ask("counts")["rungs"]
-        more = {rung: count - self.rungs[rung] for rung, count in rungs.items()}
-        self.rungs = rungs
-        return {"rungs": more}
+        """By which reclaim steps the running side's memory came back in this run."""
+        reclaims = self.pair.sides["here"].ask("counts")["reclaims"]
+        more = {method: count - self.reclaims[method] for method, count in reclaims.items()}
+        self.reclaims = reclaims
+        return {"reclaims": more}
 
     def tidy(self, grant: str) -> None:
         """Ready for the next run: both sides run and have memory, and the grant is over."""
@@ -290,13 +290,13 @@ def row(case: tuple[str, ...], results: list[Job]) -> list[object]:
     quarantined = sum(result["quarantined"] for result in good)
     inside = sum(result["inside"] for result in good)
     back = max((result["back"] for result in good), default=0.0)
-    rungs = [sum(result["rungs"][rung] for result in good) for rung in RUNGS]
-    return [*case, len(results), inside, spread, over, quarantined, back, *rungs, *total.values(), words]
+    reclaims = [sum(result["reclaims"][method] for result in good) for method in METHODS]
+    return [*case, len(results), inside, spread, over, quarantined, back, *reclaims, *total.values(), words]
 
 
 HEADS = (
     "transport", "op", "stopped", "then", "runs", "inside", "MiB at the stop", "s over", "quarantined",
-    "s until back", *(f"by {rung}" for rung in RUNGS), "late", "leaked", "thrown away", "on the wire",
+    "s until back", *(f"by {method}" for method in METHODS), "late", "leaked", "thrown away", "on the wire",
     "wrong", "reads beside", "hurt", "ends (here/there)",
 )  # fmt: skip
 
@@ -307,7 +307,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--transport", choices=WAYS, action="append")
     parser.add_argument("--variant", choices=VARIANTS, action="append")
     parser.add_argument("--runs", type=int, default=200, help="runs of each table")
-    parser.add_argument("--lanes", type=int, default=1, help="tables at the same time")
+    parser.add_argument("--processes", type=int, default=1, help="tables at the same time")
     parser.add_argument("--beside", type=int, default=0, help="live engines that read from the running side")
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args(arguments)
@@ -323,7 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     results: dict[tuple[str, ...], list[Any]] = {case: [] for case in cases}
     jobs = [{"case": case, "number": number} for case in cases for number in range(options.runs)]
     shared = {"seed": seed, "beside": options.beside}
-    for result in run("tests.faults.late_write.worker", jobs, options.lanes, 60.0, **shared):
+    for result in run("tests.faults.late_write.worker", jobs, options.processes, 60.0, **shared):
         if "case" in result:
             results[tuple(result["case"])].append(result)
     print_table(HEADS, [row(case, found) for case, found in results.items()])

@@ -6,7 +6,7 @@ from typing import Any
 
 PAGES = (512, 4096, 65536)  # bytes
 NBYTES = 4 << 20  # of each of a run's transfers
-# Faults of the way, which the proxy makes; of a process; of the link between two hosts; of memory.
+# Faults of the connection, which the proxy makes; of a process; of the link between two hosts; of memory.
 OF_THE_WAY = ("delay", "throttle", "truncate", "flip", "reset", "close", "stall", "silent")
 OF_A_PROCESS = ("kill", "stop", "pause")
 OF_THE_LINK = ("link",)

@@ -1,8 +1,8 @@
 """A process between two engines that harms what passes.
 
-A door is a port that leads to a port; an engine puts a door into its tickets with `advertise`. Each
-connection is two pumps, `up` from who dialled and `down` to it. What is said of a door holds for those of its
-connections that were chosen: all, the control connections, or the data channels (their greetings differ).
+A forward is a port that leads to a port; an engine puts a forward into its tickets with `advertise`. Each
+connection is two pumps, `up` from who dialled and `down` to it. What is said of a forward holds for those of
+its connections that were chosen: all, the control connections, or the data channels (their greetings differ).
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from tests.faults.starter import end_with_starter
 from tests.python.peers import Peer, Pipe
 
 SLICE = 256 << 10  # bytes at once
-BUFFER = 256 << 10  # bytes that a socket holds, so that a slow way is soon full
-QUANTUM = 0.01  # seconds of its rate that pass a throttled way at once
+BUFFER = 256 << 10  # bytes that a socket holds, so that a slow connection is soon full
+QUANTUM = 0.01  # seconds of its rate that pass a throttled connection at once
 JOIN = 6  # the greeting of a data channel: the fifth byte of a connection
 RESET = struct.pack("ii", 1, 0)
 
@@ -44,7 +44,7 @@ class Rules:
 
 @dataclass(eq=False)
 class Wire:
-    """One connection through a door."""
+    """One connection through a forward."""
 
     ends: tuple[socket.socket, socket.socket]
     kind: str = "control"
@@ -65,7 +65,7 @@ class Wire:
                 end.close()
 
 
-class Door:
+class Forward:
     """A port that leads to another one."""
 
     def __init__(self, target: tuple[str, int], host: str, seed: int) -> None:
@@ -119,9 +119,9 @@ class Door:
         while self.harmed(wire).silent:
             await self._change()
 
-    async def _pump(self, wire: Wire, source: socket.socket, sink: socket.socket, way: str) -> None:
+    async def _pump(self, wire: Wire, source: socket.socket, sink: socket.socket, direction: str) -> None:
         loop = asyncio.get_running_loop()
-        first = way == "up"
+        first = direction == "up"
         with contextlib.suppress(OSError):
             while True:
                 rules = self.harmed(wire)
@@ -135,15 +135,15 @@ class Door:
                 if first:
                     wire.kind, first = ("data" if data[4:5] == bytes([JOIN]) else "control"), False
                 self.marks += data.count(MARK)
-                await self._pass_on(wire, sink, way, data)
+                await self._pass_on(wire, sink, direction, data)
             sink.shutdown(socket.SHUT_WR)
 
-    async def _pass_on(self, wire: Wire, sink: socket.socket, way: str, data: bytes) -> None:
+    async def _pass_on(self, wire: Wire, sink: socket.socket, direction: str, data: bytes) -> None:
         rules = self.harmed(wire)
         if rules.delay:
             await asyncio.sleep(rules.delay)
         if rules.rate:
-            await self._turn(way, len(data) / rules.rate)
+            await self._turn(direction, len(data) / rules.rate)
         rules = self.harmed(wire)
         if rules.silent:
             wire.lost = True
@@ -160,10 +160,10 @@ class Door:
             rules.cut_after -= len(data)
         await asyncio.get_running_loop().sock_sendall(sink, data)
 
-    async def _turn(self, way: str, seconds: float) -> None:
+    async def _turn(self, direction: str, seconds: float) -> None:
         now = asyncio.get_running_loop().time()
-        self.due[way] = max(now, self.due[way]) + seconds
-        await asyncio.sleep(self.due[way] - now)
+        self.due[direction] = max(now, self.due[direction]) + seconds
+        await asyncio.sleep(self.due[direction] - now)
 
     def _flipped(self, data: bytes) -> bytes:
         harmed = bytearray(data)
@@ -208,7 +208,7 @@ def proxy(pipe: Pipe) -> None:
 
 
 async def _obey(pipe: Pipe) -> None:
-    doors: dict[int, Door] = {}
+    forwards: dict[int, Forward] = {}
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb"))
@@ -216,18 +216,18 @@ async def _obey(pipe: Pipe) -> None:
         heard = json.loads(line)
         call, port = heard.pop("call"), heard.pop("port", 0)
         if call == "open":
-            door = Door((heard["host"], heard["to"]), heard["host"], heard.get("seed", 0))
-            port = door.listener.getsockname()[1]
-            doors[port] = door
+            forward = Forward((heard["host"], heard["to"]), heard["host"], heard.get("seed", 0))
+            port = forward.listener.getsockname()[1]
+            forwards[port] = forward
             pipe.say(port=port)
         elif call == "set":
-            doors[port].set(**heard)
+            forwards[port].set(**heard)
             pipe.say()
         elif call == "cut":
-            pipe.say(cut=doors[port].cut(**heard))
+            pipe.say(cut=forwards[port].cut(**heard))
         elif call == "marks":
-            pipe.say(marks=doors[port].marks)
-            doors[port].marks = 0
+            pipe.say(marks=forwards[port].marks)
+            forwards[port].marks = 0
         await asyncio.sleep(0)
 
 
@@ -238,15 +238,15 @@ class Proxy:
         self.peer = Peer(proxy)
 
     def open(self, to: int, host: str = "127.0.0.1", seed: int = 0) -> int:
-        """A new door; its port."""
+        """A new forward; its port."""
         return int(self.peer.ask(call="open", host=host, to=to, seed=seed)["port"])
 
     def set(self, port: int, **rules: Any) -> None:
-        """Let these `Rules` hold at a door."""
+        """Let these `Rules` hold at a forward."""
         self.peer.ask(call="set", port=port, **rules)
 
     def cut(self, port: int, *, reset: bool, which: str = "all", number: int = -1) -> int:
-        """Cut connections of a door; how many."""
+        """Cut connections of a forward; how many."""
         return int(self.peer.ask(call="cut", port=port, reset=reset, which=which, number=number)["cut"])
 
     def marks(self, port: int) -> int:

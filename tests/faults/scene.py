@@ -1,4 +1,4 @@
-"""Where a run of the fault lab takes place: two sides with memory, and a way between that can be harmed."""
+"""Where a run of the fault lab takes place: two sides with memory, and a connection that can be harmed."""
 
 import contextlib
 import os
@@ -36,8 +36,8 @@ class Scene:
     def make(self) -> Any:
         """Start the sides."""
         pair = Pair("auto")
-        for door in pair.doors.values():
-            pair.proxy.set(door, rate=RATE)
+        for forward in pair.forwards.values():
+            pair.proxy.set(forward, rate=RATE)
         return pair
 
     def side(self, name: str) -> Handle:
@@ -87,9 +87,9 @@ class Scene:
         elif plan.fault == "unmap":
             self.unmap(plan, grants)
         elif plan.fault in ("reset", "close"):
-            self.pair.proxy.cut(self.pair.doors[plan.owner], reset=plan.fault == "reset", **plan.rules)
+            self.pair.proxy.cut(self.pair.forwards[plan.owner], reset=plan.fault == "reset", **plan.rules)
         else:
-            self.pair.proxy.set(self.pair.doors[plan.owner], **{"rate": RATE, **plan.rules})
+            self.pair.proxy.set(self.pair.forwards[plan.owner], **{"rate": RATE, **plan.rules})
 
     def unmap(self, plan: Plan, grants: list[str]) -> None:
         """Take the source's memory away, in order or without a word, and put other memory to the address."""
@@ -111,8 +111,8 @@ class Scene:
             for i in range(plan.transfers):
                 sheet = self.sheets["there", f"m{i}"]
                 self.side("there").ask("come_back", name=f"m{i}", path=sheet.path)
-        elif self.pair.doors:
-            self.pair.proxy.set(self.pair.doors[plan.owner], rate=RATE)
+        elif self.pair.forwards:
+            self.pair.proxy.set(self.pair.forwards[plan.owner], rate=RATE)
 
     def counts(self) -> dict[str, Reply]:
         """What both sides hold."""
@@ -130,7 +130,7 @@ class HostPair:
 
     def __init__(self, hosts: tuple[Host, Host]) -> None:
         self.hosts = dict(zip(("here", "there"), hosts, strict=True))
-        self.doors: dict[str, int] = {}
+        self.forwards: dict[str, int] = {}
         self.sides = {name: self._launch(name).ready() for name in self.hosts}
 
     def _launch(self, name: str) -> Handle:

@@ -20,7 +20,7 @@ from tests.python.peers import Peer, Pipe
 
 Reply = dict[str, Any]
 # By what memory came back that was in use when its transfer or grant ended.
-RUNGS = ("own", "answered", "cut")
+METHODS = ("released", "acknowledged", "disconnected")
 
 
 class Memory:
@@ -59,7 +59,7 @@ class Ending:
             self.said = {"at": time.monotonic(), "code": error.code, "text": str(error)}
         else:
             at = time.monotonic()
-            self.said = {"at": at, "code": "", "way": report.way, "transport": report.transport}
+            self.said = {"at": at, "code": "", "mechanism": report.mechanism, "transport": report.transport}
 
 
 class Side:
@@ -185,10 +185,10 @@ class Side:
         """What the process and its engine hold."""
         quarantined = _metric(self.engine, "kvik_quarantined_pages")
         threads, fds = (len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("task", "fd"))
-        used = "kvik_ends_in_use_total"
-        rungs = {rung: _metric(self.engine, used, f'rung="{rung}"') for rung in RUNGS}
+        used = "kvik_reclaims_total"
+        reclaims = {method: _metric(self.engine, used, f'method="{method}"') for method in METHODS}
         held = {"threads": threads, "fds": fds, "quarantined": quarantined}
-        return {"stats": self.engine.stats(), "rungs": rungs, **held}
+        return {"stats": self.engine.stats(), "reclaims": reclaims, **held}
 
     def _pages(self, name: str, page_bytes: int, order: int = 0) -> kvik.PageSet:
         region = self.memory[name].region

@@ -13,7 +13,7 @@ def test_faults_of_the_way_of_processes_and_of_memory() -> None:
     """Whatever happens: transfers end, nothing lands late, pages come back, the next transfer works."""
     faults = (*OF_THE_WAY, *OF_A_PROCESS, *OF_MEMORY)
     chosen = [word for fault in faults for word in ("--fault", fault)]
-    assert main([*chosen, "--runs", str(3 * len(faults)), "--lanes", "2"]) == 0
+    assert main([*chosen, "--runs", str(3 * len(faults)), "--processes", "2"]) == 0
 
 
 def test_a_cable_that_is_pulled_out() -> None:
@@ -23,4 +23,4 @@ def test_a_cable_that_is_pulled_out() -> None:
             pass
     except CannotError as cannot:
         pytest.skip(str(cannot))
-    assert main(["--fault", "link", "--runs", "4", "--lanes", "1"]) == 0
+    assert main(["--fault", "link", "--runs", "4", "--processes", "1"]) == 0

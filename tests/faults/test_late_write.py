@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(400)
 
 def test_nothing_is_written_or_read_late() -> None:
     """The stopped side goes on after the running one has its pages back."""
-    assert main(["--variant", "refill", "--runs", "3", "--lanes", "2"]) == 0
+    assert main(["--variant", "refill", "--runs", "3", "--processes", "2"]) == 0
 
 
 def test_the_address_is_used_again() -> None:

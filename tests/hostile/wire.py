@@ -1,4 +1,4 @@
-"""kvik's peer protocol as an attacker speaks it: as much as gets through the door, and no further manners."""
+"""kvik's peer protocol as an attacker speaks it: as much as passes the handshake, and no more."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def reader(pipe: Pipe, *, pages: int = 8, page_bytes: int = 4096, **options: Any
             else:
                 same = bool((view == random_bytes(view.size, heard["seed"])).all())
                 pipe.say(
-                    same=same, bytes=report.bytes, transport=report.transport, way=report.way,
-                    checks=report.checks, passed_over=report.passed_over,
+                    same=same, bytes=report.bytes, transport=report.transport, mechanism=report.mechanism,
+                    checks=report.checks, rejected_transports=report.rejected_transports,
                 )  # fmt: skip
         del view
 

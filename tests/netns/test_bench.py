@@ -135,9 +135,10 @@ def test_local_is_refused_and_auto_explains(hosts: Hosts) -> None:
     (path,) = paths(json.loads(out))
     assert list(path["used"]) == ["tcp"]
     assert any(
-        text.startswith("local: the peer is in another network namespace") for text in path["passed_over"]
+        text.startswith("local: the peer is in another network namespace")
+        for text in path["rejected_transports"]
     )
-    assert "Passed over: local: " in err
+    assert "Rejected: local: " in err
 
 
 def test_secrets_are_demanded(hosts: Hosts) -> None:

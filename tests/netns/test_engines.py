@@ -42,7 +42,7 @@ def test_all_bytes_pass_one_listening_socket(hosts: Hosts, family: str) -> None:
         print(family, said, *connections, sep="\n")
     assert said["same"] is True
     assert (said["transport"], said["bytes"]) == ("tcp", PAGES * PAGE)
-    assert "4" in said["way"]
+    assert "4" in said["mechanism"]
     assert "page_checksum" in said["checks"]
     assert {connection.local for connection in connections} == {address}
     # The one for words between the engines, and the four channels.
@@ -58,9 +58,9 @@ def test_auto_passes_over_local_and_says_why(hosts: Hosts) -> None:
         said = read(right, ticket, secret=SECRET, transport="auto")
         assert said["same"] is True
         assert said["transport"] == "tcp"
-        assert [text for text in said["passed_over"] if "local: " in text and "network namespace" in text], (
-            said
-        )
+        assert [
+            text for text in said["rejected_transports"] if "local: " in text and "network namespace" in text
+        ], said
         refused = read(right, ticket, secret=SECRET, transport="local")
     assert refused["code"] == "transport_unavailable"
     assert "another network namespace" in refused["text"]

@@ -1,4 +1,4 @@
-"""What a stranger does first with the wheel: prints, as JSON, what became of each way to move pages."""
+"""What a stranger does first with the wheel: prints, as JSON, what became of each transport."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def moves(make: Callable[[], kvik.Engine]) -> str:
         report = reader.read(here.pages(LAYOUT, range(8)), grant.ticket).wait(30)
         if bytes(memoryview(here)) != bytes(memoryview(there)):
             raise SystemExit("the pages differ")
-        return f"{report.transport} by {report.way}"
+        return f"{report.transport} by {report.mechanism}"
 
 
 def attempt(make: Callable[[], kvik.Engine]) -> str:

@@ -62,17 +62,17 @@ def make(tmp_path: Path, *without: str) -> Machine:
 
 
 def told(machine: Machine, python: Path) -> tuple[list[str], dict[str, str]]:
-    """What the dynamic linker says of each library there, and the stranger of each way to move pages."""
+    """What the dynamic linker says of each library there, and the stranger of each transport."""
     found = machine.run(python, "-c", PROBE, *SONAMES.values()).splitlines()
-    ways: dict[str, str] = json.loads(machine.run(python, ROOT / "tests" / "packaging" / "stranger.py"))
+    transports: dict[str, str] = json.loads(machine.run(python, ROOT / "tests" / "packaging" / "stranger.py"))
     for name, said in zip(SONAMES, found, strict=True):
         if name in machine.without:
             missing = f"{SONAMES[name]}: cannot open shared object file: No such file or directory"
             assert said == missing
     # What needs no library of a NIC is there everywhere.
-    assert ways["tcp"].startswith("tcp by ")
-    assert ways["local"].startswith("local by ")
-    return found, ways
+    assert transports["tcp"].startswith("tcp by ")
+    assert transports["local"].startswith("local by ")
+    return found, transports
 
 
 def names_what_is_missing(said: str, library: str) -> None:
@@ -96,30 +96,30 @@ NO_VERBS = ("TransportUnavailable: libibverbs (", "no RDMA device with an active
 
 def test_without_any_library(empty_env: Path, tmp_path: Path) -> None:
     """tcp and local go; each kind of NIC is refused by the name of its library."""
-    found, ways = told(make(tmp_path, FABRIC, VERBS, CUDA), empty_env / "python")
+    found, transports = told(make(tmp_path, FABRIC, VERBS, CUDA), empty_env / "python")
     assert "found" not in found
-    names_what_is_missing(ways["efa"], FABRIC)
-    names_what_is_missing(ways["libfabric:tcp"], FABRIC)
-    names_what_is_missing(ways["verbs"], VERBS)
+    names_what_is_missing(transports["efa"], FABRIC)
+    names_what_is_missing(transports["libfabric:tcp"], FABRIC)
+    names_what_is_missing(transports["verbs"], VERBS)
 
 
 def test_with_libfabric(empty_env: Path, tmp_path: Path) -> None:
     """Its provider for every machine moves pages; the one for a device that is not here is refused."""
     others = tuple(sorted(set(SONAMES) - needed(SONAMES[FABRIC])))
-    found, ways = told(make(tmp_path, *others), empty_env / "python")
+    found, transports = told(make(tmp_path, *others), empty_env / "python")
     assert found[0] == "found"
-    assert ways["libfabric:tcp"] == "libfabric by tcp"
-    names_the_missing_device(ways["efa"], NO_EFA, "libfabric")
+    assert transports["libfabric:tcp"] == "libfabric by tcp"
+    names_the_missing_device(transports["efa"], NO_EFA, "libfabric")
     if VERBS in others:
-        names_what_is_missing(ways["verbs"], VERBS)
+        names_what_is_missing(transports["verbs"], VERBS)
     else:
-        names_the_missing_device(ways["verbs"], NO_VERBS, "verbs")
+        names_the_missing_device(transports["verbs"], NO_VERBS, "verbs")
 
 
 def test_with_libibverbs_only(empty_env: Path, tmp_path: Path) -> None:
     """verbs finds its library and no device; what takes libfabric is refused by the name of that."""
-    found, ways = told(make(tmp_path, FABRIC, CUDA), empty_env / "python")
+    found, transports = told(make(tmp_path, FABRIC, CUDA), empty_env / "python")
     assert found[1] == "found"
-    names_the_missing_device(ways["verbs"], NO_VERBS, "verbs")
-    names_what_is_missing(ways["efa"], FABRIC)
-    names_what_is_missing(ways["libfabric:tcp"], FABRIC)
+    names_the_missing_device(transports["verbs"], NO_VERBS, "verbs")
+    names_what_is_missing(transports["efa"], FABRIC)
+    names_what_is_missing(transports["libfabric:tcp"], FABRIC)

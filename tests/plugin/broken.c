@@ -1,6 +1,6 @@
 /*
  * Plug-ins that break one rule of include/kvik/nic.h each, by -DBREAK_RULE; without one it keeps them, with
- * a device that moves nothing: what is posted stays under way until it is cut.
+ * a device that moves nothing: what is posted stays in flight until it is cut.
  */
 #include <kvik/nic.h>
 
@@ -41,7 +41,7 @@ struct kvik_nic_device {
     uint64_t last;
 };
 
-struct kvik_nic_way {
+struct kvik_nic_conn {
     int of;
 };
 
@@ -126,16 +126,16 @@ static int32_t region_remove(struct kvik_nic_device *device, struct kvik_nic_reg
     return KVIK_NIC_OK;
 }
 
-static int32_t way_open(struct kvik_nic_device *device, const uint8_t *address, uint32_t length,
-                        struct kvik_nic_way **way) {
+static int32_t conn_open(struct kvik_nic_device *device, const uint8_t *address, uint32_t length,
+                         struct kvik_nic_conn **conn) {
     (void)device, (void)address, (void)length;
-    *way = calloc(1, sizeof **way);
-    return *way == NULL ? -1 : KVIK_NIC_OK;
+    *conn = calloc(1, sizeof **conn);
+    return *conn == NULL ? -1 : KVIK_NIC_OK;
 }
 
-static void way_close(struct kvik_nic_device *device, struct kvik_nic_way *way) {
+static void conn_close(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
     (void)device;
-    free(way);
+    free(conn);
 }
 
 static int32_t post(struct kvik_nic_device *device, const struct kvik_nic_post *post) {
@@ -174,12 +174,12 @@ static int32_t may_sleep(struct kvik_nic_device *device) {
     return 1;
 }
 
-static int32_t cut(struct kvik_nic_device *device, struct kvik_nic_way *way) {
-#ifdef BREAK_cut
-    (void)device, (void)way;
+static int32_t cancel(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
+#ifdef BREAK_cancel
+    (void)device, (void)conn;
     return -1;
 #endif
-    way_close(device, way);
+    conn_close(device, conn);
     return KVIK_NIC_OK;
 }
 
@@ -210,21 +210,21 @@ static const struct kvik_nic_plugin TABLE = {
     .address = address,
     .region_add = region_add,
     .region_remove = region_remove,
-    .way_open = way_open,
-    .way_close = way_close,
+    .conn_open = conn_open,
+    .conn_close = conn_close,
     .post = post,
     .poll = poll_device,
     .descriptor = descriptor,
     .may_sleep = may_sleep,
 #ifndef BREAK_function
-    .cut = cut,
+    .cancel = cancel,
 #endif
     .fence = fence,
     .error_text = error_text,
 };
 
 const struct kvik_nic_plugin *kvik_nic_plugin(uint32_t oldest, uint32_t newest) {
-    (void)oldest, (void)newest, (void)cut;
+    (void)oldest, (void)newest, (void)cancel;
 #ifdef BREAK_null
     return NULL;
 #endif

@@ -31,14 +31,14 @@ class FakeReport:
     pages: int
     extents: int
     transport: str = "tcp"
-    way: str = "tcp x4"
+    mechanism: str = "4 channels"
     checks: tuple[str, ...] = ("grant", "generation", "page_checksum")
     plan_s: float = 1e-5
     post_s: float = 1e-5
     wire_s: float = 1e-3
     verify_s: float = 1e-4
     total_s: float = 2e-3
-    passed_over: tuple[str, ...] = ()
+    rejected_transports: tuple[str, ...] = ()
 
 
 class FakeLayout:

@@ -43,7 +43,7 @@ def test_read_brings_the_pages_in_order(transport: Transport) -> None:
     assert ("generation" in report.checks) == (transport == "local")
     assert ("page_checksum" in report.checks) == (transport == "tcp")
     assert 0 <= report.wire_s <= report.total_s < LIMIT
-    assert dataclasses.asdict(report)["way"] == report.way
+    assert dataclasses.asdict(report)["mechanism"] == report.mechanism
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -199,7 +199,7 @@ def test_explain_and_stats_say_what_would_be_and_was() -> None:
         grant = there.grant(source.of(), use="many")
         told = here.explain(grant.ticket)
         assert told["transport"] in TRANSPORTS
-        assert told["way"]
+        assert told["mechanism"]
         report = here.read(target.of(), grant.ticket).wait(LIMIT)
         assert report.transport == told["transport"]
         stats = here.stats()

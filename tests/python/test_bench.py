@@ -409,7 +409,7 @@ def test_addresses_of_both_families() -> None:
 
 def _results() -> Results:
     turn = Slice(40 << 20, 0.1, 0.05, 0.05, (0.01,) * 5)
-    used = Used({"tcp": {"tcp x4"}}, {("grant", "generation", "page_checksum")}, {"local: not asked"})
+    used = Used({"tcp": {"4 channels"}}, {("grant", "generation", "page_checksum")}, {"local: not asked"})
     cell = CellResult(
         Cell("read", 16 << 10, 20), 10, 1, 1 << 20, [KvikResult("tcp", used, Series([turn, turn]))],
         Series([turn, turn]), Series([turn, turn]), complete=True,
@@ -433,7 +433,7 @@ def test_the_json_schema_is_stable() -> None:
     }  # fmt: skip
     (path,) = cell["kvik"]
     assert set(path) == {
-        "transport", "used", "checks", "passed_over", "payload_bytes", "wall_s", "bytes_per_s",
+        "transport", "used", "checks", "rejected_transports", "payload_bytes", "wall_s", "bytes_per_s",
         "cpu_s_per_gib",
         "latency_s", "rounds", "ratio_to_memcpy", "ratio_to_tcp_stream",
     }  # fmt: skip

@@ -33,9 +33,9 @@ with kvik.Engine(**options) as here, kvik.Engine(**options) as there:
     source, target = (engine.allocate(4096).pages(layout, [0]) for engine in (there, here))
     ticket = there.grant(source).ticket
     # Before anything moves: a report says how many channels had joined by its end, which may be fewer.
-    way = here.explain(ticket)["way"]
+    mechanism = here.explain(ticket)["mechanism"]
     report = here.read(target, ticket).wait()
-    print(json.dumps({"name": here.name, "host": here.addresses[0].rpartition(":")[0], "way": way,
+    print(json.dumps({"name": here.name, "host": here.addresses[0].rpartition(":")[0], "mechanism": mechanism,
                       "checks": report.checks}))
 """
 
@@ -83,15 +83,15 @@ def test_an_engine_takes_file_variable_and_argument_in_this_order(tmp_path: Path
     )
     env = {"KVIK_CONFIG": path}
     moved = python(MOVES, "{}", env=env)
-    assert (moved["name"], moved["host"], moved["way"]) == ("file", "127.0.0.2", "2 channels")
+    assert (moved["name"], moved["host"], moved["mechanism"]) == ("file", "127.0.0.2", "2 channels")
     assert "page_checksum" not in moved["checks"]
     env |= {"KVIK_CHANNELS": "3", "KVIK_NAME": "variable", "KVIK_VERIFY": "full"}
     moved = python(MOVES, "{}", env=env)
-    assert (moved["name"], moved["host"], moved["way"]) == ("variable", "127.0.0.2", "3 channels")
+    assert (moved["name"], moved["host"], moved["mechanism"]) == ("variable", "127.0.0.2", "3 channels")
     assert "page_checksum" in moved["checks"]
     moved = python(MOVES, '{"channels": 1, "name": null}', env=env)
-    assert (moved["name"], moved["way"]) == ("variable", "1 channel")
-    assert python(MOVES, "{}", env={"KVIK_TRANSPORT": "tcp"})["way"] == "4 channels"
+    assert (moved["name"], moved["mechanism"]) == ("variable", "1 channel")
+    assert python(MOVES, "{}", env={"KVIK_TRANSPORT": "tcp"})["mechanism"] == "4 channels"
 
 
 def test_the_secret_of_a_variable_and_of_a_file_admits(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def attempts(
         lambda: engine.write(pages, ticket),
         lambda: engine.release(ticket),
         lambda: engine.explain(ticket),
-        lambda: engine.warm(ticket),
+        lambda: engine.warm_up(ticket),
         engine.stats,
         engine.close,
         lambda: region.nbytes,

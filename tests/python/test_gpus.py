@@ -76,7 +76,7 @@ def test_pages_move_between_gpus_and_the_host_both_ways(cuda: Cuda) -> None:
             report = other.read(pages, grant.ticket, verify="full").wait(LIMIT)
             # CUDA opens no memory in the process that it is of; what lies on the host needs no opening.
             assert report.transport == ("tcp" if there.is_gpu else "local"), report
-            refused = any("local: " in why and "on a GPU" in why for why in report.passed_over)
+            refused = any("local: " in why and "on a GPU" in why for why in report.rejected_transports)
             assert refused == there.is_gpu, report
             assert (got(cuda, here) == given).all()
             put(cuda, here, given[::-1].copy())
@@ -117,7 +117,7 @@ def test_an_engine_copies_between_its_own_regions(cuda: Cuda) -> None:
         put(cuda, gpu, given)
         ticket = engine.grant(gpu.pages(LAYOUT, range(PAGES))).ticket
         report = engine.read(host.pages(LAYOUT, range(PAGES)), ticket, verify="full").wait(LIMIT)
-        assert (report.transport, report.way) == ("self", "copy")
+        assert (report.transport, report.mechanism) == ("self", "copy")
         assert (np.frombuffer(memoryview(host), np.uint8) == given).all()
 
 

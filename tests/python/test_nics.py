@@ -21,7 +21,7 @@ def test_pages_go_both_ways() -> None:
         theirs = owner.register(there).pages(LAYOUT, range(16))
         mine = other.register(here).pages(LAYOUT, range(16))
         report = other.read(mine, owner.grant(theirs).ticket).wait()
-        assert (report.transport, report.way, report.bytes) == ("libfabric", "tcp", LAYOUT.nbytes)
+        assert (report.transport, report.mechanism, report.bytes) == ("libfabric", "tcp", LAYOUT.nbytes)
         assert np.array_equal(here, there)
         here[:] = 7
         other.write(mine, owner.grant(theirs, right="write").ticket).wait()
@@ -53,7 +53,7 @@ def test_a_plug_in_moves_pages_and_reports_name_it(tmp_path: Path) -> None:
         theirs = owner.register(there).pages(LAYOUT, range(16))
         mine = other.register(here).pages(LAYOUT, range(16))
         report = other.read(mine, owner.grant(theirs).ticket).wait()
-        assert (report.transport, report.way, report.bytes) == ("plugin", "sample", LAYOUT.nbytes)
+        assert (report.transport, report.mechanism, report.bytes) == ("plugin", "sample", LAYOUT.nbytes)
         assert np.array_equal(here, there)
 
 

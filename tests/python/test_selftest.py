@@ -26,7 +26,7 @@ from kvik.selftest import first, hardware, landing, refusals, report, summary, s
 from kvik.selftest.conformance import conformance, questions
 from kvik.selftest.counts import nic_counts, summed
 from kvik.selftest.ends import cancelled_moving, revoke_gives_back
-from kvik.selftest.grid import THREADS, UNDER_WAY, cell_for
+from kvik.selftest.grid import IN_FLIGHT, THREADS, cell_for
 from kvik.selftest.mover import Point, measure
 from kvik.selftest.nics import nics
 from kvik.selftest.other import still_poisoned
@@ -129,7 +129,7 @@ def _demand_measured(parts: dict[str, Any], fitting: int) -> None:
     assert {check["state"] for check in parts["first"]["checks"]} == {"passed"}
     assert len(parts["first"]["checks"]) == 4
     assert len(parts["sweep"]["data"]["points"]) == 2 * fitting
-    assert len(parts["grid"]["data"]["points"]) == 2 * len(THREADS) * len(UNDER_WAY)
+    assert len(parts["grid"]["data"]["points"]) == 2 * len(THREADS) * len(IN_FLIGHT)
     for point in [*parts["sweep"]["data"]["points"], *parts["grid"]["data"]["points"]]:
         assert point["compared_bytes"] > 0
         transfers = sum(len(repeat["latencies_s"]) for repeat in point["repeats"])
@@ -297,7 +297,7 @@ def test_a_target_elsewhere_takes_a_secret_and_an_address_of_this_host(
 @pytest.mark.parametrize("buffer", [1 << 20, 3 << 20, 256 << 20])
 def test_every_point_fits_into_the_memory(buffer: int) -> None:
     cell = cell_for(buffer, "read")
-    assert max(THREADS) * max(UNDER_WAY) * cell.batch_bytes <= buffer
+    assert max(THREADS) * max(IN_FLIGHT) * cell.batch_bytes <= buffer
     fitting, left_out = points(buffer, "write")
     assert all(point.least_bytes <= buffer for point in fitting)
     assert [point.cell.page_bytes for point in fitting] + left_out == list(BLOCKS)
@@ -455,7 +455,7 @@ def test_a_warm_up_that_is_none_fails_its_part(monkeypatch: pytest.MonkeyPatch) 
     )
     failed = [check for check in part.checks if check.state == "failed"]
     assert (part.state, [check.name for check in failed]) == ("failed", ["no read after it opened anything"])
-    assert failed[0].said == "1 sessions and 3 ways of NICs were opened after the warm-up"
+    assert failed[0].said == "1 sessions and 3 connections of NICs were opened after the warm-up"
 
 
 def test_an_error_is_the_answer_of_a_check_and_of_a_part() -> None:

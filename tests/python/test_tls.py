@@ -61,11 +61,11 @@ def test_pages_come_from_another_process(authority: Authority) -> None:
         here = start(tls=mine, transport="tcp")  # a path is as good as a text
         target = empty(here, pages, page_bytes)
         told = here.explain(ticket)
-        assert (told["transport"], told["way"]) == ("tcp", "4 channels, tls")
-        warmed = here.warm(ticket).wait(LIMIT)
-        assert (warmed.made, warmed.channels) == (("tcp",), 4)
+        assert (told["transport"], told["mechanism"]) == ("tcp", "4 channels, tls")
+        warmed = here.warm_up(ticket).wait(LIMIT)
+        assert (warmed.opened, warmed.channels) == (("tcp",), 4)
         report = here.read(target.of(), ticket).wait(LIMIT)
-        assert (report.way, report.bytes) == ("4 channels, tls", pages * page_bytes)
+        assert (report.mechanism, report.bytes) == ("4 channels, tls", pages * page_bytes)
         assert "page_checksum" in report.checks
         assert np.array_equal(target.memory, random_bytes(pages * page_bytes, seed))
 
@@ -108,4 +108,4 @@ def test_the_variable_is_enough(authority: Authority, monkeypatch: pytest.Monkey
         source, target = empty(there), empty(here)
         ticket = there.grant(source.of()).ticket
         # Not all channels have joined when a first transfer ends.
-        assert here.read(target.of(), ticket).wait(LIMIT).way.endswith(", tls")
+        assert here.read(target.of(), ticket).wait(LIMIT).mechanism.endswith(", tls")

@@ -121,7 +121,7 @@ def test_report_file(kvik_vllm: ModuleType, native: FakeNative, tmp_path: Path) 
     assert lines[0]["remote_request_id"] == "p-0"
     assert lines[0]["blocks"] == lines[0]["pages"] == 2
     assert lines[0]["bytes"] == 2 * 3 * (2 * 4 * 8) * 2
-    assert lines[0]["way"] == "tcp x4"
+    assert lines[0]["mechanism"] == "4 channels"
 
 
 def test_stats_add_up_and_reach_the_log_line(pair: tuple[Server, Server], kvik_vllm: ModuleType) -> None:

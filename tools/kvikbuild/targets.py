@@ -153,8 +153,8 @@ def soak_faults(context: Context) -> None:
     python = overlay_env(context, "dev")
     failed = []
     for tool in (
-        ["lab", "--runs", "600", "--lanes", "2"],
-        ["late_write", "--runs", "25", "--lanes", "2"],
+        ["lab", "--runs", "600", "--processes", "2"],
+        ["late_write", "--runs", "25", "--processes", "2"],
         ["detection", "--kills", "200", "--stops", "200"],
         ["false_deaths", "--minutes", "4", "--peers", "50"],
         ["idle", "--peers", "200"],

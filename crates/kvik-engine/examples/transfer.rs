@@ -25,7 +25,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut bytes = vec![0; 3 * PAGE];
         region.read_at(0, &mut bytes)?;
         assert!(bytes.chunks(PAGE).zip([7, 8, 40]).all(|(page, id)| page.iter().all(|byte| *byte == id)));
-        println!("reader: {} bytes by {}, checked: {}", report.bytes, report.way, report.checks.join(", "));
+        println!(
+            "reader: {} bytes by {}, checked: {}",
+            report.bytes,
+            report.mechanism,
+            report.checks.join(", ")
+        );
         return Ok(());
     }
     for id in 0..64 {

@@ -1,6 +1,6 @@
 //! The cap on what kvik holds for itself, and what counts towards it.
 
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use kvik_core::{Code, Error, Result};
 use kvik_transport::tls::{TLS_CONTROL_BYTES, TLS_DATA_BYTES};
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Drop for Lease {
     }
 }
 
-impl Shared {
+impl Inner {
     /// What a session is charged to its end.
     pub fn session_bytes(&self) -> u64 {
         SESSION_BYTES + if self.tls.is_some() { TLS_CONTROL_BYTES } else { 0 }
@@ -79,8 +79,8 @@ impl Shared {
     /// Charges a session for one data channel more, which it keeps to its end.
     pub fn charge_channel(&self, session: u64) -> Result<()> {
         let more = CHANNEL_BYTES + if self.tls.is_some() { TLS_DATA_BYTES } else { 0 };
-        let mut book = lock(&self.book);
-        let Some(link) = book.links.get_mut(&session) else { return Ok(()) };
+        let mut tables = lock(&self.tables);
+        let Some(link) = tables.links.get_mut(&session) else { return Ok(()) };
         let bytes = link.lease.bytes + more;
         self.budget.resize(&mut link.lease, bytes, "a data channel")?;
         link.kept += more;
@@ -92,8 +92,8 @@ impl Shared {
     /// # Errors
     /// `MemoryCapReached`: the session must end, since nothing else makes the peer's requests smaller.
     pub fn charge_peer(&self, session: u64, held: u64) -> Result<()> {
-        let mut book = lock(&self.book);
-        let Some(link) = book.links.get_mut(&session) else { return Ok(()) };
+        let mut tables = lock(&self.tables);
+        let Some(link) = tables.links.get_mut(&session) else { return Ok(()) };
         let bytes = (link.kept - SESSION_BYTES) + held.max(SESSION_BYTES);
         self.budget.resize(&mut link.lease, bytes, "what a peer has sent and asked for")
     }

@@ -1,9 +1,9 @@
 //! The end of an engine: everybody hears of it, its threads end, and it is bounded.
 
 use crate::config::MAX_DEADLINE;
-use crate::control::Ask;
+use crate::control::ControlCommand;
 use crate::grant::describe;
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::sync::{Arc, Mutex, mpsc};
@@ -19,60 +19,60 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// What keeps an engine running. The last one that is dropped closes it.
 pub(crate) struct Handle {
-    pub shared: Arc<Shared>,
+    pub inner: Arc<Inner>,
     pub control: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
 impl Handle {
     /// See [`Engine::close`](crate::Engine::close).
     pub fn close(&self, timeout: Duration) -> Result<()> {
-        let shared = &self.shared;
-        if shared.check_fork().is_err() || !shared.set_closed() {
+        let inner = &self.inner;
+        if inner.check_fork().is_err() || !inner.set_closed() {
             return Ok(());
         }
         let began = Instant::now();
         let until = began + timeout.min(LAST_WORDS);
         // What was confirmed a moment ago reaches its owner before the connection goes.
-        let open: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
-        open.into_iter().for_each(|id| shared.cancel(id, closed()));
-        shared.node(|node, _| node.end_all_grants());
-        while Instant::now() < until && !shared.node(|node, _| node.is_quiet()) {
-            shared.wait_progress(Duration::from_millis(2));
+        let open: Vec<u64> = lock(&inner.tables).transfers.keys().copied().collect();
+        open.into_iter().for_each(|id| inner.cancel(id, closed()));
+        inner.node(|node, _| node.end_all_grants());
+        while Instant::now() < until && !inner.node(|node, _| node.is_quiet()) {
+            inner.wait_progress(Duration::from_millis(2));
         }
-        shared.node(|node, _| node.goodbye());
-        for session in shared.node(|node, _| node.sessions()) {
+        inner.node(|node, _| node.goodbye());
+        for session in inner.node(|node, _| node.sessions()) {
             // Another thread may have taken it on to send what waits there, and not have begun.
-            shared.flush(session);
-            shared.node(|node, _| node.close_session(session, closed()));
+            inner.flush(session);
+            inner.node(|node, _| node.close_session(session, closed()));
         }
-        shared.ask(Ask::Stop);
+        inner.command(ControlCommand::Stop);
         let ended = self.end_threads(began + timeout.clamp(LAST_WORDS, MAX_DEADLINE));
-        shared.notes.note_move();
-        shared.hub.close(Instant::now() + timeout.min(LAST_EVENT));
+        inner.notes.note_move();
+        inner.events.close(Instant::now() + timeout.min(LAST_EVENT));
         ended
     }
 
-    /// Waits for the engine's threads; one that has memory in hand and does not come back is left behind, with what
+    /// Waits for the engine's threads; one that has memory in use and does not come back is left behind, with what
     /// it holds.
     fn end_threads(&self, until: Instant) -> Result<()> {
         let (said, heard) = mpsc::sync_channel(1);
-        let (shared, control) = (self.shared.clone(), self.control.clone());
+        let (inner, control) = (self.inner.clone(), self.control.clone());
         let waits = spawn_named("kvik-end", &ThreadOptions::default(), move || {
-            join_all(&shared, &control);
+            join_all(&inner, &control);
             // Nobody listens where it took too long.
             let _ = said.send(());
         });
         match waits {
             Ok(_) if heard.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() => Ok(()),
             Ok(_) => {
-                let stuck = stuck(&self.shared);
-                let text = stuck.as_deref().unwrap_or("they have no memory in hand");
-                log::warn!(engine:% = self.shared.local.identity.engine; "the engine's threads have not ended: {text}");
+                let stuck = stuck(&self.inner);
+                let text = stuck.as_deref().unwrap_or("they have no memory in use");
+                log::warn!(engine:% = self.inner.local.identity.engine; "the engine's threads have not ended: {text}");
                 stuck.map_or(Ok(()), |text| Err(Error::new(Code::PagesQuarantined, text)))
             }
             Err(error) => {
                 log::warn!("closing without a limit, since no thread can be started: {error}");
-                join_all(&self.shared, &self.control);
+                join_all(&self.inner, &self.control);
                 Ok(())
             }
         }
@@ -80,31 +80,31 @@ impl Handle {
 }
 
 /// Waits for the engine's threads, and ends what only they could have ended.
-fn join_all(shared: &Arc<Shared>, control: &Mutex<Option<JoinHandle<()>>>) {
-    shared.transports().iter().rev().for_each(|transport| transport.stop());
+fn join_all(inner: &Arc<Inner>, control: &Mutex<Option<JoinHandle<()>>>) {
+    inner.transports().iter().rev().for_each(|transport| transport.stop());
     if let Some(thread) = lock(control).take()
         && thread.join().is_err()
     {
         log::error!("the control thread panicked");
     }
-    let left: Vec<u64> = lock(&shared.book).transfers.keys().copied().collect();
-    left.into_iter().for_each(|id| shared.abandon(id, closed()));
-    if let Some(observer) = shared.observer.get() {
+    let left: Vec<u64> = lock(&inner.tables).transfers.keys().copied().collect();
+    left.into_iter().for_each(|id| inner.abandon(id, closed()));
+    if let Some(observer) = inner.observer.get() {
         observer.engine_closed();
     }
-    log::info!(engine:% = shared.local.identity.engine; "engine closed");
+    log::info!(engine:% = inner.local.identity.engine; "engine closed");
 }
 
-/// What threads that have not ended have in hand.
-fn stuck(shared: &Shared) -> Option<String> {
-    let (flows, holdings) = shared.node(|node, _| (node.open_flows(), node.holdings()));
+/// What threads that have not ended have in flight.
+fn stuck(inner: &Inner) -> Option<String> {
+    let (flows, holdings) = inner.node(|node, _| (node.open_flows(), node.holdings()));
     if flows == 0 && holdings.is_empty() {
         return None;
     }
     let granted: Vec<String> = holdings.iter().map(describe).collect();
     let granted = if granted.is_empty() { String::new() } else { format!(": {}", granted.join("; ")) };
     Some(format!(
-        "the engine was closed, but {flows} transfer(s) still have memory in hand{granted}; do not use or free pages \
+        "the engine was closed, but {flows} transfer(s) still have memory in use{granted}; do not use or free pages \
          of unfinished transfers and grants until `wait` on them returns"
     ))
 }

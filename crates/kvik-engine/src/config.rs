@@ -147,8 +147,8 @@ pub struct Config {
     pub deadline: Duration,
     /// Most bytes that kvik holds for itself. Default 256 MiB.
     ///
-    /// Counted are grants, transfers, sessions (128 KiB each; 272 KiB under TLS) and data channels (32 KiB each; 224 KiB
-    /// under TLS), and beyond that
+    /// Counted are grants, transfers, sessions (128 KiB each; 272 KiB under TLS) and data channels (32 KiB each; 224
+    /// KiB under TLS), and beyond that
     /// whatever peers have sent, asked for and left unread: a session whose peer takes it past the cap is cut, and
     /// `MemoryCapReached` is the error. A session's part is looked at after every 64 KiB of its peer's
     /// frames, and at least twice a second; what they can make it grow by until then is bounded by the protocol: 32 MiB
@@ -158,11 +158,11 @@ pub struct Config {
     /// what is not kvik's own: registered memory, regions of peers on this host that are mapped here, and the
     /// kernel's socket buffers.
     pub memory_cap: u64,
-    /// Bytes that the data channels of one peer have in hand to send at most. Default 32 MiB; one chunk, up to 4 MiB,
+    /// Bytes that the data channels of one peer have in flight to send at most. Default 32 MiB; one chunk, up to 4 MiB,
     /// is always allowed.
     ///
     /// A peer that takes nothing off its channels holds so much of what this side began to send, and whatever the
-    /// kernel buffers for it, and no more: what is not in hand yet is neither read nor locked.
+    /// kernel buffers for it, and no more: what is not in flight yet is neither read nor locked.
     pub window: u64,
     /// The NICs for one-sided transfers. Default: none.
     pub nics: Option<NicOptions>,

@@ -1,6 +1,6 @@
 //! Reaching a peer: one address of a ticket after the other.
 
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_proto::Identity;
 use std::collections::VecDeque;
@@ -132,10 +132,10 @@ impl Dial {
     }
 }
 
-impl Shared {
+impl Inner {
     /// Why a transfer that waited for a session until its deadline did so.
     pub fn why_waited(&self, owner: &Identity) -> Error {
-        match lock(&self.book).dials.get(owner) {
+        match lock(&self.tables).dials.get(owner) {
             Some(dial) => {
                 let error = dial.error(owner);
                 Error::new(

@@ -1,4 +1,4 @@
-//! Where the outcome of something under way appears.
+//! Where the outcome of something in flight appears.
 
 use crate::config::MAX_DEADLINE;
 use kvik_core::{Code, Error, Result};

@@ -3,12 +3,12 @@
 use crate::closing::{Handle, closed};
 use crate::config::{Config, MAX_DEADLINE, Preference};
 use crate::control::Control;
-use crate::desk::Job;
 use crate::explain::{Explanation, probes};
 use crate::grant::{Grant, GrantCell, GrantOptions, grant_bytes};
+use crate::inner::{Inner, TransferEntry, lock};
+use crate::launch::TransferRequest;
 use crate::planner::{Plan, claim, plan};
 use crate::region::{PageSet, Region};
-use crate::shared::{Record, Shared, lock};
 use crate::tag::Tag;
 use crate::transfer::{Transfer, TransferOptions};
 use crate::transports::Transports;
@@ -21,14 +21,14 @@ use kvik_host::thread::spawn_named;
 use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{MAX_READERS, Offer, Op, Select};
-use kvik_transport::{Held, from_host};
+use kvik_transport::{RegionMemory, from_host};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How many sessions may break before a transfer begins.
-const LIVES: u8 = 3;
+const RETRIES: u8 = 3;
 
 /// Moves pages between this process and others. Cheap to clone; the last clone that is dropped closes it.
 #[derive(Clone)]
@@ -55,10 +55,10 @@ impl Engine {
             listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(fail)?;
         config.listen = bound.clone();
         let advertised = config.advertised(&bound)?;
-        let mut shared = Shared::new(config, &advertised)?;
-        let unix = match shared.config.transport {
+        let mut inner = Inner::new(config, &advertised)?;
+        let unix = match inner.config.transport {
             Preference::Tcp => None,
-            _ => match UnixListener::bind(&shared.local.facts.local_name) {
+            _ => match UnixListener::bind(&inner.local.facts.local_name) {
                 Ok(listener) => Some(listener),
                 Err(error) => {
                     log::warn!("the local transport is off: {error}");
@@ -67,49 +67,49 @@ impl Engine {
             },
         };
         if unix.is_none() {
-            shared.local.facts.local_name.clear();
+            inner.local.facts.local_name.clear();
         }
-        let shared = Arc::new(shared);
-        drop(shared.addresses.set(advertised));
-        let options = shared.thread_options();
+        let inner = Arc::new(inner);
+        drop(inner.addresses.set(advertised));
+        let options = inner.thread_options();
         // Who listens on one address means the network that it belongs to.
         let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
-        drop(shared.transports.set(Transports::start(&shared, listens, &options)?));
-        let engine = Engine { handle: Arc::new(Handle { shared: shared.clone(), control: Arc::default() }) };
-        let mut control = Control::new(shared.clone(), listeners, unix, &options)?;
+        drop(inner.transports.set(Transports::start(&inner, listens, &options)?));
+        let engine = Engine { handle: Arc::new(Handle { inner: inner.clone(), control: Arc::default() }) };
+        let mut control = Control::new(inner.clone(), listeners, unix, &options)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
-        log::info!(engine:% = shared.local.identity.engine; "engine {:?} listens on {bound:?}", shared.config.name);
+        log::info!(engine:% = inner.local.identity.engine; "engine {:?} listens on {bound:?}", inner.config.name);
         Ok(engine)
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.handle.shared
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.handle.inner
     }
 
     /// Its id, which an engine that is started again at the same addresses keeps.
     pub fn id(&self) -> EngineId {
-        self.shared().local.identity.engine
+        self.inner().local.identity.engine
     }
     /// Its start.
     pub fn incarnation(&self) -> Incarnation {
-        self.shared().local.identity.incarnation
+        self.inner().local.identity.incarnation
     }
     /// The addresses in its tickets.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.shared().addresses.get().cloned().unwrap_or_default()
+        self.inner().addresses.get().cloned().unwrap_or_default()
     }
     /// The addresses that it listens on, with the ports that were chosen for 0, whatever its tickets say.
     pub fn listening(&self) -> &[SocketAddr] {
-        &self.shared().config.listen
+        &self.inner().config.listen
     }
     /// What it is called in logs.
     pub fn name(&self) -> &str {
-        &self.shared().config.name
+        &self.inner().config.name
     }
     /// Whether it was closed.
     pub fn is_closed(&self) -> bool {
-        self.shared().is_closed()
+        self.inner().is_closed()
     }
 
     /// Registers memory: of the host ([`Memory`](crate::Memory)), or of a GPU ([`GpuMemory`](crate::GpuMemory)).
@@ -121,19 +121,19 @@ impl Engine {
     /// # Errors
     /// `BufferInvalid` for memory without length; `TransportUnavailable` where a NIC of this engine refuses memory of
     /// the host. Memory of a GPU that a NIC does not take moves by other ways, which reports and `explain` name.
-    pub fn register(&self, memory: impl Into<Held>) -> Result<Region> {
-        self.shared().check()?;
-        let memory: Held = memory.into();
+    pub fn register(&self, memory: impl Into<RegionMemory>) -> Result<Region> {
+        self.inner().check()?;
+        let memory: RegionMemory = memory.into();
         if memory.is_empty() {
             return Err(Error::new(Code::BufferInvalid, "memory of no length cannot be registered"));
         }
         let id = {
-            let mut book = lock(&self.shared().book);
-            book.last_region += 1;
-            RegionId(book.last_region)
+            let mut tables = lock(&self.inner().tables);
+            tables.last_region += 1;
+            RegionId(tables.last_region)
         };
-        self.shared().show_region(id, &memory)?;
-        Ok(Region::new(self.shared().clone(), id, memory))
+        self.inner().show_region(id, &memory)?;
+        Ok(Region::new(self.inner().clone(), id, memory))
     }
 
     /// Allocates memory that processes on this host can map, of zeros, on huge pages where there are any.
@@ -141,7 +141,7 @@ impl Engine {
     /// # Errors
     /// `InvalidArgument` when the machine has no such memory.
     pub fn allocate(&self, bytes: u64) -> Result<Region> {
-        self.shared().check()?;
+        self.inner().check()?;
         let bytes = usize::try_from(bytes).map_err(|_| {
             Error::new(Code::InvalidArgument, format!("{bytes} bytes are beyond this machine"))
         })?;
@@ -163,8 +163,8 @@ impl Engine {
     /// `InvalidArgument` for a bad expiry, an id that was used before, or content that has not one link for each page;
     /// `DuplicatePage` for a write grant that names a page twice; `RegionClosed`; `MemoryCapReached`.
     pub fn grant(&self, pages: &PageSet, options: GrantOptions) -> Result<Grant> {
-        let shared = self.shared();
-        shared.check()?;
+        let inner = self.inner();
+        inner.check()?;
         options.check()?;
         self.check_own(pages)?;
         let memory = pages.region.memory()?;
@@ -173,12 +173,12 @@ impl Engine {
             check_writable(&memory)?;
         }
         let layout = pages.view.layout();
-        let lease = shared.budget.take(grant_bytes(&pages.view, options.content.as_ref()), "a grant")?;
-        let slot = shared.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
+        let lease = inner.budget.take(grant_bytes(&pages.view, options.content.as_ref()), "a grant")?;
+        let slot = inner.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
         let op = if options.right == Right::Read { Op::Read } else { Op::Write };
-        let offered = shared.transports.get().map(|all| all.offer(pages.region.id(), &memory, op));
+        let offered = inner.transports.get().map(|all| all.offer(pages.region.id(), &memory, op));
         let (keys, closed) = offered.unwrap_or_default();
         let ticket =
             Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
@@ -198,20 +198,20 @@ impl Engine {
             closed,
         };
         let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
-        shared.node(|node, now| {
+        inner.node(|node, now| {
             node.grant(id, offer, now)?;
-            lock(&shared.book).grants.insert(id, (cell.clone(), slot, lease));
+            lock(&inner.tables).grants.insert(id, (cell.clone(), slot, lease));
             Ok::<(), Error>(())
         })?;
         // As for transfers; and a region that closed meanwhile has ended the grants that it knew of.
-        if shared.is_closed() || pages.region.is_closed() {
-            shared.end_grant(id, GrantState::Closed);
-            shared.check()?;
+        if inner.is_closed() || pages.region.is_closed() {
+            inner.end_grant(id, GrantState::Closed);
+            inner.check()?;
             pages.region.memory()?;
         }
-        shared.counters.grants_given.fetch_add(1, Ordering::Relaxed);
+        inner.counters.grants_given.fetch_add(1, Ordering::Relaxed);
         log::debug!(engine:% = self.id(), grant:% = id, request:% = cell.tag; "grant given: {} pages", pages.len());
-        Ok(Grant { shared: shared.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
+        Ok(Grant { inner: inner.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
     }
 
     /// A read ticket without a grant, for a process that makes tickets on this engine's behalf
@@ -220,7 +220,7 @@ impl Engine {
     /// # Errors
     /// None at present; the engine knows its addresses from its start.
     pub fn ticket_template(&self, layout: &Layout) -> Result<Ticket> {
-        let shared = self.shared();
+        let inner = self.inner();
         Ok(Ticket {
             engine: self.id(),
             incarnation: self.incarnation(),
@@ -228,12 +228,13 @@ impl Engine {
             right: Right::Read,
             expiry: Duration::ZERO,
             layout: layout.digest(),
-            host: shared.host_tag(),
+            host: inner.host_tag(),
             addresses: self.addresses(),
         })
     }
 
-    /// Moves the ticket's pages, all of them in the grant's order or those at these positions of it, into `local`.
+    /// Moves the ticket's pages, all of them in the grant's work request or those at these positions of it, into
+    /// `local`.
     ///
     /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in parts
     /// that are as large here as there.
@@ -254,7 +255,8 @@ impl Engine {
         self.transfer(Op::Read, local, ticket, positions, options)
     }
 
-    /// Moves `local` into the ticket's pages: all of them in the grant's order, or those at these positions of it.
+    /// Moves `local` into the ticket's pages: all of them in the grant's work request, or those at these positions of
+    /// it.
     ///
     /// # Errors
     /// As for [`Engine::read`].
@@ -276,7 +278,7 @@ impl Engine {
         positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
-        self.shared().check()?;
+        self.inner().check()?;
         self.check_own(local)?;
         check_right(op, ticket)?;
         let began = boottime();
@@ -286,7 +288,7 @@ impl Engine {
         let pages = view.pages().len() as u64;
         let memory = Some((memory, local.region.id(), view));
         let _region = Some(local.region.clone());
-        let job = Job {
+        let request = TransferRequest {
             op: Some(op),
             memory,
             _region,
@@ -294,9 +296,9 @@ impl Engine {
             content,
             extents,
             pages,
-            ..self.job(ticket, &options)?
+            ..self.request(ticket, &options)?
         };
-        self.begin(job, began)
+        self.begin(request, began)
     }
 
     /// Confirms the use of a `once` grant without moving anything: its owner gets the pages back, once all of its
@@ -305,12 +307,15 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::read`].
     pub fn release(&self, ticket: &Ticket, options: TransferOptions) -> Result<Transfer> {
-        self.shared().check()?;
+        self.inner().check()?;
         let TransferOptions { content, deadline, readers, tag, .. } = options;
         let options = TransferOptions { content, deadline, readers, tag, ..TransferOptions::default() };
-        let job =
-            Job { op: Some(Op::Confirm), content: claim(None, &options)?, ..self.job(ticket, &options)? };
-        self.begin(job, boottime())
+        let request = TransferRequest {
+            op: Some(Op::Confirm),
+            content: claim(None, &options)?,
+            ..self.request(ticket, &options)?
+        };
+        self.begin(request, boottime())
     }
 
     /// Asks the owner for more time, which it gives up to the grant's `max_expiry`. Of the options the content, the
@@ -319,12 +324,13 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::read`].
     pub fn extend(&self, ticket: &Ticket, by: Duration, options: TransferOptions) -> Result<Transfer> {
-        self.shared().check()?;
+        self.inner().check()?;
         let TransferOptions { content, deadline, tag, .. } = options;
         let options = TransferOptions { content, deadline, tag, ..TransferOptions::default() };
         let content = claim(None, &options)?;
-        let job = Job { op: Some(Op::Extend), extend: by, content, ..self.job(ticket, &options)? };
-        self.begin(job, boottime())
+        let request =
+            TransferRequest { op: Some(Op::Extend), extend: by, content, ..self.request(ticket, &options)? };
+        self.begin(request, boottime())
     }
 
     /// Connects to the ticket's owner, if that is not done yet, and tells how a transfer with it would go.
@@ -332,16 +338,16 @@ impl Engine {
     /// # Errors
     /// Why the owner cannot be reached, by the engine's deadline.
     pub fn explain(&self, ticket: &Ticket) -> Result<Explanation> {
-        self.shared().check()?;
-        let job = self.job(ticket, &TransferOptions::default())?;
-        let elsewhere = ticket.engine == self.id() || ticket.host != self.shared().host_tag();
-        let report = self.begin(job, boottime())?.wait(None)?;
-        let way = report.way;
+        self.inner().check()?;
+        let request = self.request(ticket, &TransferOptions::default())?;
+        let elsewhere = ticket.engine == self.id() || ticket.host != self.inner().host_tag();
+        let report = self.begin(request, boottime())?.wait(None)?;
+        let mechanism = report.mechanism;
         Ok(Explanation {
             transport: report.transport,
-            way,
+            mechanism,
             estimate: report.estimate,
-            passed_over: report.passed_over,
+            rejected_transports: report.rejected_transports,
             // What the machine allows bears on reading another process's memory, and on nothing else.
             probes: if elsewhere { Vec::new() } else { probes() },
         })
@@ -349,7 +355,7 @@ impl Engine {
 
     /// Sees to it that there is a session with the ticket's owner.
     pub(crate) fn reach(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Transfer> {
-        self.begin(self.job(ticket, options)?, boottime())
+        self.begin(self.request(ticket, options)?, boottime())
     }
 
     /// How long something may take.
@@ -357,7 +363,7 @@ impl Engine {
     /// # Errors
     /// `InvalidArgument` for none, or more than a day.
     pub(crate) fn time(&self, deadline: Option<Duration>) -> Result<Duration> {
-        match deadline.unwrap_or(self.shared().config.deadline) {
+        match deadline.unwrap_or(self.inner().config.deadline) {
             time if time.is_zero() || time > MAX_DEADLINE => Err(Error::new(
                 Code::InvalidArgument,
                 format!("a deadline is more than 0 s and at most {MAX_DEADLINE:?}, not {time:?}"),
@@ -366,14 +372,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn job(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Job> {
+    pub(crate) fn request(&self, ticket: &Ticket, options: &TransferOptions) -> Result<TransferRequest> {
         if options.readers == 0 || options.readers > MAX_READERS {
             let text = format!("readers is from 1 to {MAX_READERS}, not {}", options.readers);
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        let config = &self.shared().config;
+        let config = &self.inner().config;
         let time = self.time(options.deadline)?;
-        Ok(Job {
+        Ok(TransferRequest {
             ticket: Arc::new(ticket.clone()),
             op: None,
             warm: None,
@@ -393,27 +399,28 @@ impl Engine {
         })
     }
 
-    pub(crate) fn begin(&self, job: Job, began: Duration) -> Result<Transfer> {
-        let shared = self.shared();
-        let own = job.ticket.engine == self.id();
-        if own && job.ticket.incarnation != self.incarnation() {
+    pub(crate) fn begin(&self, request: TransferRequest, began: Duration) -> Result<Transfer> {
+        let inner = self.inner();
+        let own = request.ticket.engine == self.id();
+        if own && request.ticket.incarnation != self.incarnation() {
             let text = "the ticket is of an earlier start of this engine; it is void: ask for a new one";
             return Err(Error::new(Code::PeerRestarted, text));
         }
-        if job.want != Preference::Auto && own && job.want != shared.config.transport {
+        if request.want != Preference::Auto && own && request.want != inner.config.transport {
             return Err(Error::new(
                 Code::TransportUnavailable,
                 "the ticket is this engine's own, which is served by a plain copy: leave the transport out",
             ));
         }
-        let size = 1024 + 8 * job.pages + job.memory.as_ref().map_or(0, |(_, _, view)| view.bytes() >> 18);
-        let lease = shared.budget.take(size, "a transfer")?;
+        let size =
+            1024 + 8 * request.pages + request.memory.as_ref().map_or(0, |(_, _, view)| view.bytes() >> 18);
+        let lease = inner.budget.take(size, "a transfer")?;
         let end = Arc::default();
-        let transfer = |id| Transfer { shared: shared.clone(), id, end: Arc::clone(&end) };
-        let record = Record {
+        let transfer = |id| Transfer { inner: inner.clone(), id, end: Arc::clone(&end) };
+        let entry = TransferEntry {
             end: Arc::clone(&end),
             plan: boottime().saturating_sub(began),
-            job,
+            request,
             began,
             key: None,
             begun: began,
@@ -421,29 +428,30 @@ impl Engine {
             refused: Vec::new(),
             fence: None,
             stopped: None,
-            lives: LIVES,
+            retries: RETRIES,
             _lease: lease,
         };
         let id = {
-            let mut book = lock(&shared.book);
-            book.last_transfer += 1;
-            let id = book.last_transfer;
-            book.transfers.insert(id, record);
+            let mut tables = lock(&inner.tables);
+            tables.last_transfer += 1;
+            let id = tables.last_transfer;
+            tables.transfers.insert(id, entry);
             id
         };
-        // An engine that closes ends what is in the book by then: either it has seen this transfer, or this sees it.
-        if shared.is_closed() {
-            shared.give_up(id, closed());
+        // An engine that closes ends what is in the table of transfers by then: either it has seen this transfer, or
+        // this sees it.
+        if inner.is_closed() {
+            inner.give_up(id, closed());
         }
         match own {
-            true => shared.begin_own(id),
-            false => shared.take_up(id),
+            true => inner.begin_own(id),
+            false => inner.take_up(id),
         }
         Ok(transfer(id))
     }
 
     fn check_own(&self, pages: &PageSet) -> Result<()> {
-        match Arc::ptr_eq(&pages.region.inner.shared, self.shared()) {
+        match Arc::ptr_eq(&pages.region.inner.engine, self.inner()) {
             true => Ok(()),
             false => Err(Error::new(
                 Code::InvalidArgument,
@@ -454,15 +462,15 @@ impl Engine {
 
     /// What has happened since the start: names and counts. In a forked child there are none.
     pub fn stats(&self) -> Vec<(&'static str, u64)> {
-        let shared = self.shared();
-        if shared.check_fork().is_err() {
+        let inner = self.inner();
+        if inner.check_fork().is_err() {
             return Vec::new();
         }
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &shared.counters;
+        let counters = &inner.counters;
         let (sessions, transfers) = {
-            let book = lock(&shared.book);
-            (book.links.len() as u64, book.transfers.len() as u64)
+            let tables = lock(&inner.tables);
+            (tables.links.len() as u64, tables.transfers.len() as u64)
         };
         vec![
             ("transfers_ok", count(&counters.transfers_ok)),
@@ -470,12 +478,12 @@ impl Engine {
             ("transfers_open", transfers),
             ("bytes_moved", count(&counters.bytes_moved)),
             ("grants_given", count(&counters.grants_given)),
-            ("grants_live", shared.node(|node, _| node.grants() as u64)),
+            ("grants_live", inner.node(|node, _| node.grants() as u64)),
             ("sessions_opened", count(&counters.sessions_opened)),
             ("sessions_lost", count(&counters.sessions_lost)),
             ("sessions_open", sessions),
-            ("memory_held_bytes", shared.budget.used()),
-            ("memory_cap_bytes", shared.config.memory_cap),
+            ("memory_held_bytes", inner.budget.used()),
+            ("memory_cap_bytes", inner.config.memory_cap),
         ]
     }
 
@@ -485,7 +493,7 @@ impl Engine {
     /// cut.
     ///
     /// # Errors
-    /// `PagesQuarantined` when a thread of this engine still has memory in hand then (the text says which): it is let
+    /// `PagesQuarantined` when a thread of this engine still has memory in use then (the text says which): it is let
     /// go of as soon as the thread goes on, and only then its transfers are reported to have ended.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         self.handle.close(timeout)
@@ -508,7 +516,7 @@ fn check_right(op: Op, ticket: &Ticket) -> Result<()> {
     ))
 }
 
-fn check_writable(memory: &Held) -> Result<()> {
+fn check_writable(memory: &RegionMemory) -> Result<()> {
     match memory.writable() {
         true => Ok(()),
         false => Err(Error::new(

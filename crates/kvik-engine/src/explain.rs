@@ -10,11 +10,11 @@ pub struct Explanation {
     /// The transport that a transfer would use.
     pub transport: TransportId,
     /// How, in more detail.
-    pub way: String,
+    pub mechanism: String,
     /// How long the smallest transfer would take on it, by what was measured with this peer before.
     pub estimate: Option<Estimate>,
     /// The other transports of the engine, each with the reason why it would not be taken.
-    pub passed_over: Vec<Rejected>,
+    pub rejected_transports: Vec<Rejected>,
     /// What this machine allows of the local transport, where the owner is another engine on this host: name,
     /// whether it is well, value, and what it means.
     pub probes: Vec<(String, bool, String, String)>,

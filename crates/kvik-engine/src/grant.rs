@@ -1,8 +1,8 @@
 //! The owner's handle of a grant.
 
 use crate::config::MAX_DEADLINE;
+use crate::inner::Inner;
 use crate::region::Region;
-use crate::shared::Shared;
 use crate::tag::Tag;
 use kvik_core::{
     CONTENT_DIGEST_BYTES, Code, Content, Error, GrantId, GrantState, Result, Right, Ticket, Use, View,
@@ -70,7 +70,7 @@ impl GrantOptions {
 /// A grant that this engine has given.
 #[derive(Clone)]
 pub struct Grant {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) inner: Arc<Inner>,
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) cell: Arc<GrantCell>,
     /// The region stays registered while its grant is held.
@@ -118,13 +118,13 @@ impl Grant {
     /// `PagesQuarantined` when that could not be brought about by the timeout: the text names the pages and who may
     /// still touch them, and [`Grant::wait`] returns when nobody does any more.
     pub fn revoke(&self, timeout: Duration) -> Result<()> {
-        self.shared.check_fork()?;
-        self.shared.end_grant(self.id(), GrantState::Revoked);
+        self.inner.check_fork()?;
+        self.inner.end_grant(self.id(), GrantState::Revoked);
         if self.wait(timeout).is_some() {
             return Ok(());
         }
-        self.shared.tell_quarantine_of(self.id());
-        match self.shared.node(|node, _| node.holding(self.id())) {
+        self.inner.tell_quarantine_of(self.id());
+        match self.inner.node(|node, _| node.holding(self.id())) {
             None => Ok(()),
             Some(holding) => Err(Error::new(
                 Code::PagesQuarantined,
@@ -142,8 +142,8 @@ impl Grant {
     /// # Errors
     /// The way it ended.
     pub fn extend(&self, by: Duration) -> Result<Duration> {
-        self.shared.check()?;
-        let extended = self.shared.node(|node, now| node.extend_grant(self.id(), by, now));
+        self.inner.check()?;
+        let extended = self.inner.node(|node, now| node.extend_grant(self.id(), by, now));
         extended.map_err(|error| error.about_grant(self.id()))
     }
 

@@ -4,8 +4,8 @@
 //! [`Grant`] lets others read or write them, and its ticket is what they need; [`Engine::read`] and
 //! [`Engine::write`] move pages between a page set here and a ticket's pages there, as a [`Transfer`].
 //!
-//! The way of a page: [`Engine::write`] → [`planner`](crate) (order of the stream, transport) → the protocol's
-//! node (grant checked, orders given) → a transport's threads (bytes moved, checksums compared) → [`Transfer`]
+//! The path of a page: [`Engine::write`] → [`planner`](crate) (order of the stream, transport) → the protocol's
+//! node (grant checked, work requests given) → a transport's threads (bytes moved, checksums compared) → [`Transfer`]
 //! (the waiter wakes). All decisions are made under one lock by `kvik-proto`; the threads that move bytes hold it
 //! once a chunk, never once a page.
 
@@ -15,13 +15,14 @@ mod budget;
 mod closing;
 mod config;
 mod control;
-mod desk;
 mod dial;
 mod end;
 mod engine;
 mod events;
 mod explain;
 mod grant;
+mod inner;
+mod launch;
 mod metrics;
 mod notify;
 mod observer;
@@ -31,11 +32,10 @@ mod peers;
 mod planner;
 mod region;
 mod select;
-mod shared;
 mod tag;
 mod transfer;
 mod transports;
-mod warm;
+mod warm_up;
 
 pub use config::{Config, Preference, Verify, parse_listen};
 pub use engine::Engine;
@@ -46,7 +46,7 @@ pub use kvik_host::Memory;
 pub use kvik_host::cuda::GpuMemory;
 pub use kvik_transport::nics::{NicKind, NicOptions};
 pub use kvik_transport::tls::TlsFiles;
-pub use kvik_transport::{Estimate, Held, TransportId};
+pub use kvik_transport::{Estimate, RegionMemory, TransportId};
 pub use metrics::{Kind, METRICS, Metric};
 pub use notify::{Notice, Notifying, To};
 pub use observer::{Ended, Observer, WeakEngine};
@@ -54,4 +54,4 @@ pub use peers::{Peer, PeerState};
 pub use region::{PageSet, Region};
 pub use select::{Reason, Rejected};
 pub use transfer::{Report, Transfer, TransferOptions};
-pub use warm::{NicPair, PairState, Warmed, Warming};
+pub use warm_up::{NicPair, PairState, WarmUp, WarmUpReport};

@@ -6,7 +6,7 @@
 use crate::config::MAX_DEADLINE;
 use crate::end::End;
 use crate::engine::Engine;
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use crate::transfer::{Transfer, TransferOptions};
 use kvik_core::{Code, EngineId, Error, Result, Ticket};
 use kvik_host::clock::boottime;
@@ -40,7 +40,7 @@ impl From<EngineId> for To {
 /// A notification that was sent.
 #[derive(Clone)]
 pub struct Notice {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     end: Arc<End<()>>,
 }
 
@@ -61,7 +61,7 @@ impl Notice {
     /// `DeadlineExceeded` when it was not taken by its deadline, `PeerLost` when the session ended first: it may have
     /// been taken all the same. `WaitTimeout` when `timeout` passes first.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        self.shared.check_fork()?;
+        self.inner.check_fork()?;
         self.end.wait(timeout, "the notification was not taken yet; it has until its deadline: wait again")
     }
 
@@ -70,7 +70,7 @@ impl Notice {
     /// # Errors
     /// `InvalidArgument` when the process has too many descriptors.
     pub fn done_fd(&self) -> Result<OwnedFd> {
-        self.shared.check_fork()?;
+        self.inner.check_fork()?;
         self.end.fd()
     }
 }
@@ -80,14 +80,14 @@ type Ends = HashMap<(u64, u64), Arc<End<()>>>;
 
 /// What waits for a place in a window, and the ends of what has one.
 #[derive(Default)]
-pub(crate) struct NoteDesk {
+pub(crate) struct NotificationQueue {
     ends: Mutex<Ends>,
     /// Rises whenever a window may have got room, or a session came or went.
     moves: Mutex<u64>,
     moved: Condvar,
 }
 
-impl NoteDesk {
+impl NotificationQueue {
     /// A notification has ended.
     pub fn ended(&self, session: u64, number: u64, outcome: Result<()>) {
         let end = lock(&self.ends).remove(&(session, number));
@@ -143,7 +143,7 @@ impl Engine {
         payload: &[u8],
         deadline: Option<Duration>,
     ) -> Result<Notifying> {
-        self.shared().check()?;
+        self.inner().check()?;
         check_payload(payload)?;
         let to = to.into();
         let engine = match &to {
@@ -171,11 +171,11 @@ impl Notifying {
     /// # Errors
     /// As for [`Engine::notify`].
     pub fn wait(&self, most: Duration) -> Result<Option<Notice>> {
-        let shared = self.engine.shared();
+        let inner = self.engine.inner();
         let pause = boottime() + most;
         loop {
-            shared.check()?;
-            let moves = *lock(&shared.notes.moves);
+            inner.check()?;
+            let moves = *lock(&inner.notes.moves);
             let full = match self.try_now()? {
                 Ok(notice) => return Ok(Some(notice)),
                 Err(full) => full,
@@ -193,19 +193,19 @@ impl Notifying {
                 drop(connecting.wait(Some(left)));
                 continue;
             }
-            let guard = lock(&shared.notes.moves);
+            let guard = lock(&inner.notes.moves);
             if *guard == moves {
-                drop(shared.notes.moved.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner));
+                drop(inner.notes.moved.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner));
             }
         }
     }
 
     /// The notice; or, inside, why it is not there yet.
     fn try_now(&self) -> Result<Result<Notice, Error>> {
-        let shared = self.engine.shared();
+        let inner = self.engine.inner();
         let peer = match &self.to {
             To::Ticket(ticket) => Identity { engine: ticket.engine, incarnation: ticket.incarnation },
-            To::Peer(engine) => match shared.roster.find(engine) {
+            To::Peer(engine) => match inner.peers.find(engine) {
                 Some(peer) => peer,
                 None => {
                     let text = format!(
@@ -216,11 +216,11 @@ impl Notifying {
             },
         };
         let end = Arc::new(End::default());
-        let sent = shared.node(|node, _| {
+        let sent = inner.node(|node, _| {
             let session = node.session_with(&peer)?;
             let number = node.notify(session, &self.payload, self.deadline);
             if let Ok(number) = number {
-                lock(&shared.notes.ends).insert((session, number), end.clone());
+                lock(&inner.notes.ends).insert((session, number), end.clone());
             }
             Some(number)
         });
@@ -228,7 +228,7 @@ impl Notifying {
             *lock(&self.connecting) = None;
         }
         match sent {
-            Some(Ok(_)) => Ok(Ok(Notice { shared: shared.clone(), end })),
+            Some(Ok(_)) => Ok(Ok(Notice { inner: inner.clone(), end })),
             Some(Err(error)) if matches!(error.code, Code::NotificationsFull | Code::PeerLost) => {
                 Ok(Err(error))
             }
@@ -239,12 +239,12 @@ impl Notifying {
 
     /// Sees to it that there will be a session. Gives what to say should it not come in time.
     fn connect(&self, peer: &Identity) -> Result<Error> {
-        let shared = self.engine.shared();
-        shared.roster.check(peer)?;
+        let inner = self.engine.inner();
+        inner.peers.check(peer)?;
         let late =
             || Error::new(Code::PeerUnreachable, format!("engine {} was not reached in time", peer.engine));
         let To::Ticket(ticket) = &self.to else {
-            return match shared.roster.comes_back(peer) {
+            return match inner.peers.comes_back(peer) {
                 true => Ok(late()),
                 false => Err(Error::new(
                     Code::PeerLost,
@@ -273,14 +273,14 @@ impl Notifying {
     }
 }
 
-impl Shared {
+impl Inner {
     /// A notification has come.
     pub(crate) fn on_notified(&self, note: Notification) {
         let session = note.session;
-        self.hub.notified(self.roster.who(&note.peer), note);
+        self.events.notified(self.peers.who(&note.peer), note);
         // Should its session have ended meanwhile, nobody would take it back any more.
-        if !lock(&self.book).links.contains_key(&session) {
-            self.hub.forget(session);
+        if !lock(&self.tables).links.contains_key(&session) {
+            self.events.forget(session);
         }
     }
 }

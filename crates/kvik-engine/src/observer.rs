@@ -3,8 +3,8 @@
 
 use crate::config::Preference;
 use crate::engine::Engine;
+use crate::inner::{Inner, TransferEntry};
 use crate::metrics::op_name;
-use crate::shared::{Record, Shared};
 use crate::transfer::Report;
 use kvik_core::{Code, EngineId, Error, Result, View};
 use kvik_host::thread::ThreadOptions;
@@ -53,7 +53,7 @@ pub struct Ended {
 
 /// An engine that is not kept running by this.
 #[derive(Clone)]
-pub struct WeakEngine(Weak<Shared>);
+pub struct WeakEngine(Weak<Inner>);
 
 impl WeakEngine {
     /// As [`Engine::metrics`]; `None` when the engine is gone.
@@ -68,33 +68,33 @@ impl Engine {
     /// # Errors
     /// `EngineClosed`, or `InvalidArgument` when it has an observer.
     pub fn observe(&self, observer: Arc<dyn Observer>) -> Result<()> {
-        self.shared().check()?;
-        self.shared().observer.set(observer).map_err(|_| {
+        self.inner().check()?;
+        self.inner().observer.set(observer).map_err(|_| {
             Error::new(Code::InvalidArgument, "the engine has an observer already; it takes one")
         })
     }
 
     /// The engine, without keeping it running.
     pub fn downgrade(&self) -> WeakEngine {
-        WeakEngine(Arc::downgrade(self.shared()))
+        WeakEngine(Arc::downgrade(self.inner()))
     }
 
     /// Where its threads run, for others that belong to it; their CPU time is counted with theirs.
     pub fn thread_options(&self) -> ThreadOptions {
-        self.shared().thread_options()
+        self.inner().thread_options()
     }
 
     /// The transport that transfers take unless they ask for another one.
     pub fn transport(&self) -> Preference {
-        self.shared().config.transport
+        self.inner().config.transport
     }
 }
 
-impl Shared {
+impl Inner {
     /// The observer hears of a transfer that has ended, if it wants to.
-    pub fn tell_observer(&self, record: &Record, bytes: u64, outcome: &Result<Report>) {
+    pub fn tell_observer(&self, entry: &TransferEntry, bytes: u64, outcome: &Result<Report>) {
         if let Some(observer) = self.observer.get().filter(|observer| observer.records())
-            && let Some(ended) = ended(record, bytes, outcome)
+            && let Some(ended) = ended(entry, bytes, outcome)
         {
             observer.transfer_ended(ended);
         }
@@ -102,19 +102,19 @@ impl Shared {
 }
 
 /// What there is to say of a transfer; nothing of one that was to move nothing.
-fn ended(record: &Record, bytes: u64, outcome: &Result<Report>) -> Option<Ended> {
-    let (op, (memory, _, view)) = (record.job.op?, record.job.memory.as_ref()?);
-    let taken = record.taken.as_ref();
+fn ended(entry: &TransferEntry, bytes: u64, outcome: &Result<Report>) -> Option<Ended> {
+    let (op, (memory, _, view)) = (entry.request.op?, entry.request.memory.as_ref()?);
+    let taken = entry.taken.as_ref();
     Some(Ended {
-        began: record.began,
+        began: entry.began,
         op: op_name(op),
-        owner: record.job.ticket.engine,
-        layout_there: record.job.ticket.layout,
+        owner: entry.request.ticket.engine,
+        layout_there: entry.request.ticket.layout,
         shared_memory: memory.fd().is_some(),
         view: view.clone(),
-        select: record.job.select.clone(),
+        select: entry.request.select.clone(),
         transport: taken.map(|taken| taken.id),
-        sums: record.job.verify.sums(taken.is_some_and(|taken| taken.path == Path::Channels)),
+        sums: entry.request.verify.sums(taken.is_some_and(|taken| taken.path == Path::Channels)),
         outcome: outcome.clone(),
         bytes,
     })

@@ -2,8 +2,8 @@
 //!
 //! Under TLS, who sends and who receives share its state, one short call after the other.
 
-use crate::control::Ask;
-use crate::shared::{Shared, lock};
+use crate::control::ControlCommand;
+use crate::inner::{Inner, lock};
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_host::Io;
 use kvik_host::socket::TcpConn;
@@ -71,13 +71,13 @@ impl ControlConn {
         lock(&self.out).buffer.capacity() as u64
     }
 
-    /// The socket has room again: the next [`Shared::flush`] sends.
+    /// The socket has room again: the next [`Inner::flush`] sends.
     pub fn has_room(&self) {
         lock(&self.out).full = false;
     }
 }
 
-impl Shared {
+impl Inner {
     /// Whether somebody who has come may be this engine. Under TLS an engine's id is for who came with it first, for as
     /// long as that one is connected, whichever start it calls itself.
     ///
@@ -86,8 +86,8 @@ impl Shared {
     pub fn check_claim(&self, engine: EngineId, conn: &Stream) -> Result<()> {
         let Some(certificate) = conn.certificate() else { return Ok(()) };
         let sessions: Vec<u64> = {
-            let book = lock(&self.book);
-            book.links.iter().filter(|(_, link)| link.peer.engine == engine).map(|(id, _)| *id).collect()
+            let tables = lock(&self.tables);
+            tables.links.iter().filter(|(_, link)| link.peer.engine == engine).map(|(id, _)| *id).collect()
         };
         let conns: Vec<Arc<ControlConn>> = {
             let conns = lock(&self.conns);
@@ -111,7 +111,7 @@ impl Shared {
         if let Err(error) = self.flush_some(session, &conn) {
             // Nobody tries again until the control thread has ended the session.
             lock(&conn.out).full = true;
-            self.ask(Ask::Broken(session, error));
+            self.command(ControlCommand::Broken(session, error));
         }
     }
 
@@ -132,7 +132,7 @@ impl Shared {
                 Io::Done(moved) => *sent += moved,
                 Io::Blocked => {
                     *full = true;
-                    self.ask(Ask::WantWrite(session));
+                    self.command(ControlCommand::WantWrite(session));
                 }
                 Io::Closed => return Err(closed_by_peer()),
             }

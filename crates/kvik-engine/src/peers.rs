@@ -13,7 +13,7 @@
 
 use crate::engine::Engine;
 use crate::events::{Event, Who};
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use crate::transports::Transports;
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 use kvik_host::clock::boottime;
@@ -90,7 +90,7 @@ pub struct Peer {
 
 /// See the module's text.
 #[derive(Default)]
-pub(crate) struct Roster {
+pub(crate) struct PeerTable {
     known: Mutex<Known>,
 }
 
@@ -173,7 +173,7 @@ fn about(pause: Duration) -> Duration {
     pause / 2 + pause * die / 1024
 }
 
-impl Roster {
+impl PeerTable {
     /// What is known of a peer's name.
     pub fn who(&self, peer: &Identity) -> Who {
         lock(&self.known).who(peer)
@@ -306,20 +306,20 @@ impl Roster {
     }
 }
 
-impl Shared {
+impl Inner {
     /// The user hears of a session's life.
     pub(crate) fn on_life(&self, session: u64, event: &kvik_proto::Event) {
         use kvik_proto::Event as Proto;
-        let Some(peer) = lock(&self.book).links.get(&session).map(|link| link.peer) else { return };
+        let Some(peer) = lock(&self.tables).links.get(&session).map(|link| link.peer) else { return };
         match event {
-            Proto::Silent(_) if self.roster.suspect(&peer, true) => {
+            Proto::Silent(_) if self.peers.suspect(&peer, true) => {
                 log::info!(engine:% = self.local.identity.engine, peer:% = peer.engine; "the peer is silent");
-                self.hub.say(Event::PeerSuspect(self.roster.who(&peer)));
+                self.events.publish(Event::PeerSuspect(self.peers.who(&peer)));
             }
-            Proto::Heard(_) if self.roster.suspect(&peer, false) => {
-                self.hub.say(Event::PeerUp(self.roster.who(&peer), "heard again"));
+            Proto::Heard(_) if self.peers.suspect(&peer, false) => {
+                self.events.publish(Event::PeerUp(self.peers.who(&peer), "heard again"));
             }
-            Proto::Goodbye(_) => self.roster.goodbye(&peer),
+            Proto::Goodbye(_) => self.peers.goodbye(&peer),
             _ => {}
         }
     }
@@ -332,20 +332,20 @@ impl Shared {
         name: &str,
         at: Option<(SocketAddr, Vec<SocketAddr>)>,
     ) {
-        if self.roster.begun(peer, session, name, at, boottime()) {
-            self.hub.say(Event::PeerUp(self.roster.who(&peer), "connected"));
+        if self.peers.begun(peer, session, name, at, boottime()) {
+            self.events.publish(Event::PeerUp(self.peers.who(&peer), "connected"));
         }
     }
 
     /// A session has ended.
     pub(crate) fn on_peer_gone(&self, session: u64, peer: Identity, dialled: bool, error: &Error) {
         let again = dialled && error.code == Code::PeerLost && !self.is_closed();
-        if self.roster.ended(peer, session, error, again, boottime()) && !self.is_closed() {
-            self.hub.say(Event::PeerLost(self.roster.who(&peer), error.clone()));
+        if self.peers.ended(peer, session, error, again, boottime()) && !self.is_closed() {
+            self.events.publish(Event::PeerLost(self.peers.who(&peer), error.clone()));
         }
-        self.hub.forget(session);
+        self.events.forget(session);
         self.notes.note_move();
-        if let Some(at) = self.roster.next_redial() {
+        if let Some(at) = self.peers.next_redial() {
             self.wake_by(at);
         }
     }
@@ -353,12 +353,12 @@ impl Shared {
     /// Dialling has come to nothing: the error for those who waited.
     pub(crate) fn on_not_reached(&self, peer: Identity, dial: &crate::dial::Dial) -> Error {
         let error = dial.error(&peer);
-        let (restarted, news) = self.roster.not_reached(peer, &error, |at| dial.found_at(at), boottime());
+        let (restarted, news) = self.peers.not_reached(peer, &error, |at| dial.found_at(at), boottime());
         if let Some(error) = &restarted
             && news
         {
             log::info!(engine:% = self.local.identity.engine, peer:% = peer.engine; "{error}");
-            self.hub.say(Event::PeerRestarted(self.roster.who(&peer), error.clone()));
+            self.events.publish(Event::PeerRestarted(self.peers.who(&peer), error.clone()));
         }
         self.notes.note_move();
         restarted.unwrap_or(error)
@@ -370,15 +370,15 @@ impl Shared {
         let (states, gone) = self.node(|node, now| {
             let states = node.session_states(now);
             let here: HashSet<Identity> = states.iter().map(|state| state.peer).collect();
-            let known = lock(&self.roster.known);
-            // Of one whose session has just ended, the roster may not know yet.
+            let known = lock(&self.peers.known);
+            // Of one whose session has just ended, the peer table may not know yet.
             let gone = known.peers.iter().filter(|(peer, _)| !here.contains(peer));
             let gone: HashMap<Identity, usize> =
                 gone.map(|(peer, entry)| (*peer, node.transfers_in(entry.last_session))).collect();
             (states, gone)
         });
-        let book = lock(&self.book);
-        let known = lock(&self.roster.known);
+        let tables = lock(&self.tables);
+        let known = lock(&self.peers.known);
         let mut peers: HashMap<Identity, Peer> = HashMap::new();
         for state in states {
             let one = match (self.is_closed() || state.leaving, state.suspect) {
@@ -391,11 +391,11 @@ impl Shared {
             let peer = peers.entry(state.peer).or_insert_with(first);
             (peer.state, peer.silent) = (peer.state.min(one), peer.silent.min(silent));
             peer.transfers += state.transfers;
-            if book.links.contains_key(&state.session) {
+            if tables.links.contains_key(&state.session) {
                 self.with_transports(|all| peer.add(all, state.session));
             }
         }
-        for identity in book.dials.keys() {
+        for identity in tables.dials.keys() {
             peers.entry(*identity).or_insert_with(|| known.peer(identity, now));
         }
         for (identity, transfers) in gone {
@@ -450,9 +450,9 @@ impl Engine {
     /// Every peer that is known: those with a session, those that are being reached, and the last of those that were
     /// lost (256 at most). In a forked child there is none.
     pub fn peers(&self) -> Vec<Peer> {
-        let shared = self.shared();
-        match shared.check_fork() {
-            Ok(()) => shared.peers(),
+        let inner = self.inner();
+        match inner.check_fork() {
+            Ok(()) => inner.peers(),
             Err(_) => Vec::new(),
         }
     }
@@ -478,45 +478,45 @@ mod tests {
     }
 
     /// A peer that was met at time 0 s after boot, and lost after an hour.
-    fn lost(roster: &Roster, again: bool) {
-        assert!(roster.begun(peer(1), 1, "one", at(), Duration::ZERO));
-        assert!(!roster.begun(peer(1), 2, "one", None, Duration::ZERO));
-        assert!(!roster.ended(peer(1), 1, &error(Code::PeerLost), again, HOUR));
-        assert!(roster.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
-        assert!(!roster.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
+    fn lost(peers: &PeerTable, again: bool) {
+        assert!(peers.begun(peer(1), 1, "one", at(), Duration::ZERO));
+        assert!(!peers.begun(peer(1), 2, "one", None, Duration::ZERO));
+        assert!(!peers.ended(peer(1), 1, &error(Code::PeerLost), again, HOUR));
+        assert!(peers.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
+        assert!(!peers.ended(peer(1), 2, &error(Code::PeerLost), again, HOUR));
     }
 
     #[test]
     fn pauses_grow_to_their_limit_and_the_attempts_end() {
-        let roster = Roster::default();
-        lost(&roster, true);
+        let peers = PeerTable::default();
+        lost(&peers, true);
         let (mut now, mut most) = (HOUR, FIRST);
         let mut attempts = 0;
-        while let Some(next) = roster.next_redial() {
+        while let Some(next) = peers.next_redial() {
             let pause = next - now;
             assert!(pause >= most / 2 && pause <= most * 3 / 2, "{pause:?} of {most:?}");
-            assert!(roster.due(next - Duration::from_nanos(1)).is_none());
-            assert_eq!(roster.due(next).map(|(peer, _)| peer), Some(peer(1)));
-            assert!(roster.due(next).is_none(), "one attempt at a time");
-            let told = roster.not_reached(peer(1), &error(Code::PeerUnreachable), |_| None, next);
+            assert!(peers.due(next - Duration::from_nanos(1)).is_none());
+            assert_eq!(peers.due(next).map(|(peer, _)| peer), Some(peer(1)));
+            assert!(peers.due(next).is_none(), "one attempt at a time");
+            let told = peers.not_reached(peer(1), &error(Code::PeerUnreachable), |_| None, next);
             assert_eq!(told, (None, false));
             (now, most, attempts) = (next, (2 * most).min(SLOWEST), attempts + 1);
         }
         assert!(now - HOUR >= AS_LONG && now - HOUR < AS_LONG + 2 * SLOWEST, "{:?}", now - HOUR);
         assert!((14..32).contains(&attempts), "{attempts}");
-        assert!(!roster.comes_back(&peer(1)));
+        assert!(!peers.comes_back(&peer(1)));
     }
 
     #[test]
     fn a_peer_that_drops_us_at_once_is_not_dialled_faster_for_it() {
-        let roster = Roster::default();
-        lost(&roster, true);
+        let peers = PeerTable::default();
+        lost(&peers, true);
         let (mut now, mut attempts) = (HOUR, 0);
-        while let Some(next) = roster.next_redial() {
-            assert!(roster.due(next).is_some());
-            assert!(roster.begun(peer(1), 9, "one", at(), next));
-            assert_eq!(roster.next_redial(), None);
-            assert!(roster.ended(peer(1), 9, &error(Code::PeerLost), true, next));
+        while let Some(next) = peers.next_redial() {
+            assert!(peers.due(next).is_some());
+            assert!(peers.begun(peer(1), 9, "one", at(), next));
+            assert_eq!(peers.next_redial(), None);
+            assert!(peers.ended(peer(1), 9, &error(Code::PeerLost), true, next));
             (now, attempts) = (next, attempts + 1);
         }
         assert!((14..32).contains(&attempts) && now - HOUR < AS_LONG + 2 * SLOWEST, "{attempts}");
@@ -524,46 +524,46 @@ mod tests {
 
     #[test]
     fn goodbyes_other_errors_and_other_engines_end_it() {
-        let roster = Roster::default();
-        lost(&roster, false);
-        assert_eq!(roster.next_redial(), None);
-        let roster = Roster::default();
-        roster.begun(peer(1), 1, "", at(), HOUR);
-        roster.goodbye(&peer(1));
-        assert!(roster.ended(peer(1), 1, &error(Code::PeerLost), true, HOUR));
-        assert_eq!(roster.next_redial(), None);
-        let roster = Roster::default();
-        lost(&roster, true);
-        roster.not_reached(peer(1), &error(Code::SecretMismatch), |_| None, HOUR);
-        assert_eq!(roster.next_redial(), None);
+        let peers = PeerTable::default();
+        lost(&peers, false);
+        assert_eq!(peers.next_redial(), None);
+        let peers = PeerTable::default();
+        peers.begun(peer(1), 1, "", at(), HOUR);
+        peers.goodbye(&peer(1));
+        assert!(peers.ended(peer(1), 1, &error(Code::PeerLost), true, HOUR));
+        assert_eq!(peers.next_redial(), None);
+        let peers = PeerTable::default();
+        lost(&peers, true);
+        peers.not_reached(peer(1), &error(Code::SecretMismatch), |_| None, HOUR);
+        assert_eq!(peers.next_redial(), None);
         // Another engine at another address than where it was reached says nothing.
-        let roster = Roster::default();
-        lost(&roster, true);
+        let peers = PeerTable::default();
+        lost(&peers, true);
         let foreign = error(Code::TicketForeign);
         let there =
             |address: SocketAddr| move |at: &SocketAddr| (*at == address).then(|| error(Code::TicketForeign));
         let other = SocketAddr::from(([127, 0, 0, 1], 8));
-        assert_eq!(roster.not_reached(peer(1), &foreign, there(other), HOUR), (None, false));
-        roster.check(&peer(1)).unwrap();
-        let (told, news) = roster.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
+        assert_eq!(peers.not_reached(peer(1), &foreign, there(other), HOUR), (None, false));
+        peers.check(&peer(1)).unwrap();
+        let (told, news) = peers.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
         assert_eq!((told.unwrap().code, news), (Code::PeerRestarted, true));
-        assert_eq!(roster.check(&peer(1)).unwrap_err().code, Code::PeerRestarted);
-        let (told, news) = roster.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
+        assert_eq!(peers.check(&peer(1)).unwrap_err().code, Code::PeerRestarted);
+        let (told, news) = peers.not_reached(peer(1), &foreign, there(at().unwrap().0), HOUR);
         assert_eq!((told.unwrap().code, news), (Code::PeerRestarted, false));
         // It was not so after all.
-        roster.begun(peer(1), 3, "", None, HOUR);
-        roster.check(&peer(1)).unwrap();
+        peers.begun(peer(1), 3, "", None, HOUR);
+        peers.check(&peer(1)).unwrap();
     }
 
     #[test]
     fn the_oldest_of_those_that_are_gone_are_forgotten() {
-        let roster = Roster::default();
-        roster.begun(peer(0), 1, "stays", at(), HOUR);
+        let peers = PeerTable::default();
+        peers.begun(peer(0), 1, "stays", at(), HOUR);
         for number in 1..=MOST_GONE + 10 {
-            roster.begun(peer(number), 1, "", at(), HOUR);
-            roster.ended(peer(number), 1, &error(Code::PeerLost), true, HOUR);
+            peers.begun(peer(number), 1, "", at(), HOUR);
+            peers.ended(peer(number), 1, &error(Code::PeerLost), true, HOUR);
         }
-        let known = lock(&roster.known);
+        let known = lock(&peers.known);
         assert_eq!((known.peers.len(), known.redials.len()), (MOST_GONE + 1, MOST_GONE));
         assert!(known.peers.contains_key(&peer(0)) && known.peers.contains_key(&peer(MOST_GONE + 10)));
         assert!((1..=10).all(|number| !known.peers.contains_key(&peer(number))));

@@ -2,14 +2,14 @@
 
 use crate::config::MAX_DEADLINE;
 use crate::grant::describe;
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
-use kvik_transport::{Held, WeakHeld};
+use kvik_transport::{RegionMemory, WeakRegionMemory};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a closing region looks whether an order that was just done has let go of the memory.
+/// How often a closing region looks whether a work request that was just done has let go of the memory.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Memory registered with an engine.
@@ -19,20 +19,20 @@ pub struct Region {
 }
 
 pub(crate) struct RegionInner {
-    pub shared: Arc<Shared>,
+    pub engine: Arc<Inner>,
     pub id: RegionId,
     addr: usize,
     bytes: u64,
     is_shared: bool,
     device: Option<u32>,
-    memory: Mutex<Option<Held>>,
-    weak: WeakHeld,
+    memory: Mutex<Option<RegionMemory>>,
+    weak: WeakRegionMemory,
 }
 
 impl Region {
-    pub(crate) fn new(shared: Arc<Shared>, id: RegionId, memory: Held) -> Region {
+    pub(crate) fn new(engine: Arc<Inner>, id: RegionId, memory: RegionMemory) -> Region {
         let inner = RegionInner {
-            shared,
+            engine,
             id,
             addr: memory.addr(),
             bytes: memory.len() as u64,
@@ -79,13 +79,13 @@ impl Region {
     /// anything about those. The text names the peers and the pages. The region is closed for all that is new, and
     /// lets go of its memory by itself with the last of them; closing it again waits for that.
     pub fn close(&self, timeout: Duration) -> Result<()> {
-        let shared = &self.inner.shared;
-        shared.check_fork()?;
+        let engine = &self.inner.engine;
+        engine.check_fork()?;
         let until = Instant::now() + timeout.min(MAX_DEADLINE);
         let memory = self.inner.lock().take();
         let first = memory.is_some();
         if let Some(memory) = memory {
-            shared.withdraw_region(self.id(), memory);
+            engine.withdraw_region(self.id(), memory);
         }
         // Whoever closes a region that somebody else is closing waits with him.
         while let Some(memory) = self.inner.weak.upgrade() {
@@ -93,17 +93,17 @@ impl Region {
                 return Err(self.still_used(memory, first));
             }
             drop(memory);
-            shared.wait_progress(LOOK);
+            engine.wait_progress(LOOK);
         }
-        shared.forget_region(self.id());
+        engine.forget_region(self.id());
         Ok(())
     }
 
     /// Why the region could not be closed in time. Who closes it first opens it again, unless peers are the reason.
-    fn still_used(&self, memory: Held, first: bool) -> Error {
-        let (shared, id) = (&self.inner.shared, self.id());
-        let own = shared.own_transfers(id);
-        let held = shared.node(|node, _| node.holdings_of(id));
+    fn still_used(&self, memory: RegionMemory, first: bool) -> Error {
+        let (engine, id) = (&self.inner.engine, self.id());
+        let own = engine.own_transfers(id);
+        let held = engine.node(|node, _| node.holdings_of(id));
         if own.is_empty() && !held.is_empty() {
             let held: Vec<String> = held.iter().map(describe).collect();
             let text = format!(
@@ -116,17 +116,17 @@ impl Region {
         }
         if first {
             *self.inner.lock() = Some(memory.clone());
-            if let Err(error) = shared.show_region(id, &memory) {
+            if let Err(error) = engine.show_region(id, &memory) {
                 log::warn!("region {} is open again, and not for every transport: {error}", id.0);
             }
         }
         let by = match own.as_slice() {
             [] if self.device().is_some() => {
-                "a copy of its GPU that is still under way for a transfer that has ended, a process on this host that \
+                "a copy of its GPU that is still in flight for a transfer that has ended, a process on this host that \
                  has it open and does not close it, or a call that is reading or writing it"
                     .to_owned()
             }
-            [] if shared.has_devices() => {
+            [] if engine.has_devices() => {
                 "a call that is reading or writing it, or a NIC whose driver does not let go of it".to_owned()
             }
             [] => "a call that is reading or writing it".to_owned(),
@@ -157,7 +157,7 @@ impl Region {
         self.memory()?.copy_out(offset, into)
     }
 
-    pub(crate) fn memory(&self) -> Result<Held> {
+    pub(crate) fn memory(&self) -> Result<RegionMemory> {
         self.inner.lock().clone().ok_or_else(|| {
             Error::new(
                 Code::RegionClosed,
@@ -168,18 +168,21 @@ impl Region {
     }
 }
 
-impl Shared {
+impl Inner {
     /// Transfers that this side began and that use a region, in words.
     fn own_transfers(&self, region: RegionId) -> Vec<String> {
-        let book = lock(&self.book);
-        let uses = book.transfers.values().map(|record| &record.job);
-        let uses = uses.filter(|job| job.memory.as_ref().is_some_and(|(_, id, _)| *id == region));
-        uses.map(|job| format!("with engine {} over grant {}", job.ticket.engine, job.ticket.grant)).collect()
+        let tables = lock(&self.tables);
+        let uses = tables.transfers.values().map(|entry| &entry.request);
+        let uses = uses.filter(|request| request.memory.as_ref().is_some_and(|(_, id, _)| *id == region));
+        uses.map(|request| {
+            format!("with engine {} over grant {}", request.ticket.engine, request.ticket.grant)
+        })
+        .collect()
     }
 }
 
 impl RegionInner {
-    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
+    fn lock(&self) -> MutexGuard<'_, Option<RegionMemory>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -188,14 +191,14 @@ impl Drop for RegionInner {
     fn drop(&mut self) {
         let memory = self.memory.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(memory) = memory {
-            if self.shared.check_fork().is_err() {
+            if self.engine.check_fork().is_err() {
                 // A forked child leaves everything of its parent's as it is.
                 return std::mem::forget(memory);
             }
-            self.shared.withdraw_region(self.id, memory);
+            self.engine.withdraw_region(self.id, memory);
             // A transfer that still has it asks what the NICs said of it.
             if self.weak.upgrade().is_none() {
-                self.shared.forget_region(self.id);
+                self.engine.forget_region(self.id);
             }
         }
     }

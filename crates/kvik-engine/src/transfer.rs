@@ -2,8 +2,8 @@
 
 use crate::config::{Preference, Verify};
 use crate::end::End;
+use crate::inner::Inner;
 use crate::select::Rejected;
-use crate::shared::Shared;
 use kvik_core::{Code, Content, Error, Result};
 use kvik_transport::{Estimate, TransportId};
 use std::ops::Range;
@@ -73,7 +73,7 @@ pub struct Report {
     pub transport: TransportId,
     /// How, in more detail: `"4 channels"`, `"4 channels, staged for GPU 0"`, `"memfd"`, `"process_vm_readv"`,
     /// `"cuda_ipc"`, `"copy"`.
-    pub way: String,
+    pub mechanism: String,
     /// The checks that ran.
     pub checks: Vec<&'static str>,
     /// Time to plan it.
@@ -89,13 +89,13 @@ pub struct Report {
     /// How long it was expected to take on that transport, by what was measured with this peer before.
     pub estimate: Option<Estimate>,
     /// The other transports of the engine, each with the reason why it was not taken.
-    pub passed_over: Vec<Rejected>,
+    pub rejected_transports: Vec<Rejected>,
 }
 
-/// A transfer under way. Dropping it does not end it: its deadline does.
+/// A transfer in flight. Dropping it does not end it: its deadline does.
 #[derive(Clone)]
 pub struct Transfer {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) inner: Arc<Inner>,
     pub(crate) id: u64,
     pub(crate) end: Arc<End<Report>>,
 }
@@ -118,15 +118,15 @@ impl Transfer {
     /// # Errors
     /// Why it failed; `WaitTimeout` when `timeout` passes first, and the transfer goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Report> {
-        self.shared.check_fork()?;
+        self.inner.check_fork()?;
         let late = "the transfer had not ended when the wait did; it goes on until its deadline: wait again, or cancel it";
         self.end.wait(timeout, late)
     }
 
     /// Asks for the end. The outcome is `Cancelled`, unless another one was faster.
     pub fn cancel(&self) {
-        if self.shared.check_fork().is_ok() {
-            self.shared.cancel(
+        if self.inner.check_fork().is_ok() {
+            self.inner.cancel(
                 self.id,
                 Error::new(
                     Code::Cancelled,
@@ -141,7 +141,7 @@ impl Transfer {
     /// # Errors
     /// `InvalidArgument` when the process has too many descriptors.
     pub fn done_fd(&self) -> Result<OwnedFd> {
-        self.shared.check_fork()?;
+        self.inner.check_fork()?;
         self.end.fd()
     }
 }

@@ -1,6 +1,6 @@
 //! The transports of an engine, in the order of its preference. Only this place knows which there are.
 
-use crate::shared::Shared;
+use crate::inner::Inner;
 use kvik_core::{RegionId, Result};
 use kvik_host::thread::ThreadOptions;
 use kvik_proto::{Closed, NicKey, Op, Path};
@@ -8,7 +8,7 @@ use kvik_transport::local::{Local, LocalConfig};
 use kvik_transport::nics::NicOptions;
 use kvik_transport::rma::Rma;
 use kvik_transport::tcp::{Tcp, TcpConfig};
-use kvik_transport::{Answer, Held, Request, Services, Transport, TransportId};
+use kvik_transport::{Answer, RegionMemory, Request, Services, Transport, TransportId};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -28,15 +28,11 @@ impl Transports {
     /// # Errors
     /// `TransportUnavailable` for NICs that cannot be used as they are asked for; `InvalidArgument` where a thread
     /// cannot be started.
-    pub fn start(
-        shared: &Arc<Shared>,
-        source: Option<IpAddr>,
-        options: &ThreadOptions,
-    ) -> Result<Transports> {
-        let config = &shared.config;
+    pub fn start(inner: &Arc<Inner>, source: Option<IpAddr>, options: &ThreadOptions) -> Result<Transports> {
+        let config = &inner.config;
         let services = match &config.faults {
-            Some(faults) => faults.stand_before(Services::of(shared)),
-            None => Services::of(shared),
+            Some(faults) => faults.stand_before(Services::of(inner)),
+            None => Services::of(inner),
         };
         let rma = match &config.nics {
             Some(nics) => {
@@ -49,12 +45,12 @@ impl Transports {
             rma.serve(&services);
         }
         let threads = usize::from(config.io_threads);
-        let tcp = TcpConfig { threads, channels: config.channels, tls: shared.tls.is_some() };
+        let tcp = TcpConfig { threads, channels: config.channels, tls: inner.tls.is_some() };
         let local = LocalConfig {
-            listens: shared.has_local(),
+            listens: inner.has_local(),
             threads,
-            host: shared.host.clone(),
-            fence: shared.fence.clone(),
+            host: inner.host.clone(),
+            fence: inner.fence.clone(),
         };
         let tcp = Arc::new(Tcp::start(tcp, &services, options)?);
         let local = Arc::new(Local::start(local, &services, options)?);
@@ -82,7 +78,7 @@ impl Transports {
     }
 
     /// What a grant over a region says of it: how NICs know it, and over what peers do not reach it.
-    pub fn offer(&self, region: RegionId, memory: &Held, op: Op) -> (Arc<[NicKey]>, Closed) {
+    pub fn offer(&self, region: RegionId, memory: &RegionMemory, op: Op) -> (Arc<[NicKey]>, Closed) {
         let keys = self.rma.as_ref().map(|rma| rma.keys(region)).unwrap_or_default();
         let mut closed = Closed::default();
         for transport in &self.list {

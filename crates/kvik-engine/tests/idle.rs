@@ -45,7 +45,7 @@ fn check_idle(when: &str) {
 /// What a forked child does with an engine of its parent.
 fn use_in_child(engine: Engine, set: PageSet, grant: Grant) -> Result<(), Error> {
     let refused = engine.read(&set, grant.ticket(), None, TransferOptions::default());
-    let cold = engine.warm(grant.ticket(), None).map(drop);
+    let cold = engine.warm_up(grant.ticket(), None).map(drop);
     let forked =
         [refused.map(drop), cold].map(|result| result.is_err_and(|error| error.code == Code::EngineForked));
     let right = forked == [true; 2] && engine.stats().is_empty();

@@ -7,37 +7,37 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// A bell: an eventfd, which the kernel has a lock around. While it is rung nobody sleeps.
+/// A waker: an eventfd, which the kernel has a lock around. While it is signalled nobody sleeps.
 #[derive(Default)]
-struct Bell(Mutex<bool>);
+struct Waker(Mutex<bool>);
 
-impl Bell {
-    fn ring(&self) {
+impl Waker {
+    fn wake(&self) {
         *self.0.lock().unwrap() = true;
     }
-    /// Whether it was rung since.
+    /// Whether it was signalled since.
     fn hear(&self) -> bool {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
 
-/// `Shared`: what the control thread sleeps by.
+/// `Inner`: what the control thread sleeps by.
 struct Sleeper {
     /// The soonest deadline that the node knows.
     due: Mutex<u64>,
     wakes_at: AtomicU64,
-    bell: Bell,
+    waker: Waker,
 }
 
 impl Sleeper {
-    /// `Shared::wake_by`, by whoever has just made something due at `at`.
+    /// `Inner::wake_by`, by whoever has just made something due at `at`.
     fn wake_by(&self, at: u64) {
         if at < self.wakes_at.load(Ordering::SeqCst) {
-            self.bell.ring();
+            self.waker.wake();
         }
     }
 
-    /// `Shared::sleep_until`; `announced` is whether it first says that it is about to look.
+    /// `Inner::sleep_until`; `announced` is whether it first says that it is about to look.
     fn sleep_until(&self, announced: bool) -> u64 {
         if announced {
             self.wakes_at.store(u64::MAX, Ordering::SeqCst);
@@ -51,8 +51,8 @@ impl Sleeper {
 /// The thread has slept until 50 before; another one makes something due at 70 while it goes to sleep again.
 fn sleep_while_it_becomes_due(announced: bool) {
     loom::model(move || {
-        let (bell, wakes_at) = (Bell::default(), AtomicU64::new(50));
-        let sleeper = Arc::new(Sleeper { due: Mutex::new(100), wakes_at, bell });
+        let (waker, wakes_at) = (Waker::default(), AtomicU64::new(50));
+        let sleeper = Arc::new(Sleeper { due: Mutex::new(100), wakes_at, waker });
         let waker = thread::spawn({
             let sleeper = sleeper.clone();
             move || {
@@ -65,7 +65,7 @@ fn sleep_while_it_becomes_due(announced: bool) {
         let until = sleeper.sleep_until(announced);
         waker.join().unwrap();
         let due = *sleeper.due.lock().unwrap();
-        assert!(until <= due || sleeper.bell.hear(), "asleep until {until}, due at {due}");
+        assert!(until <= due || sleeper.waker.hear(), "asleep until {until}, due at {due}");
     });
 }
 
@@ -104,18 +104,18 @@ fn two_that_take_at_once_never_hold_more_than_the_cap() {
     });
 }
 
-/// `Inbox::put` and `Inbox::take`: the bell rings with the first command, and is heard before any is taken.
+/// `Inbox::put` and `Inbox::take`: the waker is signalled with the first command, and is drained before any is taken.
 #[test]
-fn no_command_stays_in_an_inbox_whose_bell_is_silent() {
+fn no_command_stays_in_an_inbox_whose_waker_is_silent() {
     loom::model(|| {
-        let inbox = Arc::new((Mutex::new(Vec::new()), Bell::default()));
-        let put = |inbox: &(Mutex<Vec<u8>>, Bell), command| {
+        let inbox = Arc::new((Mutex::new(Vec::new()), Waker::default()));
+        let put = |inbox: &(Mutex<Vec<u8>>, Waker), command| {
             let mut waiting = inbox.0.lock().unwrap();
             let first = waiting.is_empty();
             waiting.push(command);
             drop(waiting);
             if first {
-                inbox.1.ring();
+                inbox.1.wake();
             }
         };
         let others = [1, 2].map(|command| {

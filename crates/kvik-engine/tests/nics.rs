@@ -54,7 +54,7 @@ fn checks_are_named_and_auto_takes_nics() {
         (Verify::Off, &["grant", "counts"]),
     ] {
         let report = run(Preference::Nics, verify).unwrap();
-        assert_eq!((report.transport.name(), report.way.as_str()), ("libfabric", "tcp"));
+        assert_eq!((report.transport.name(), report.mechanism.as_str()), ("libfabric", "tcp"));
         assert_eq!(report.checks, checks);
         assert_eq!(bytes(&here), bytes(&there));
     }
@@ -68,7 +68,7 @@ fn checks_are_named_and_auto_takes_nics() {
     // The engines told each other of no shared memory, so `auto` takes the NICs.
     let report = run(Preference::Auto, Verify::Full).unwrap();
     assert_eq!(report.transport.name(), "libfabric");
-    assert!(rejected(&report.passed_over).starts_with("local: "), "{report:?}");
+    assert!(rejected(&report.rejected_transports).starts_with("local: "), "{report:?}");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_peer_without_nics_is_named_and_auto_goes_over_tcp() {
     assert_eq!(report.transport.name(), "tcp");
     // Each transport that was not taken has its reason, in reports and before any transfer.
     let told = other.explain(grant.ticket()).unwrap();
-    for why in [reasons(&report.passed_over), reasons(&told.passed_over)] {
+    for why in [reasons(&report.rejected_transports), reasons(&told.rejected_transports)] {
         assert_eq!(why.len(), 2, "{why:?}");
         assert_eq!(why[0], "local: the peer uses tcp only");
         assert!(why[1].starts_with("libfabric: the peer has no NICs"), "{why:?}");

@@ -55,7 +55,7 @@ fn some_devices_are_taken_and_reports_name_the_plug_in() {
     let options = TransferOptions { transport: Some(Preference::Nics), ..within(PATIENCE) };
     let report =
         other.read(&all(&here), grant.ticket(), None, options).unwrap().wait(Some(PATIENCE)).unwrap();
-    assert_eq!((report.transport.name(), report.way.as_str()), ("plugin", "sample"));
+    assert_eq!((report.transport.name(), report.mechanism.as_str()), ("plugin", "sample"));
     assert_eq!(report.checks, ["grant", "counts", "page_sample"]);
     assert_eq!(bytes(&here), bytes(&there));
 }

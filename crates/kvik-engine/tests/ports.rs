@@ -1,8 +1,8 @@
 //! A NIC whose port goes down in the middle of a transfer: the others take its work, and it comes back.
 //!
 //! Runs where `KVIK_TEST_PORTS` names the NICs and the network interfaces behind them, and the process may take those
-//! down: `KVIK_TEST_PORTS="verbs:rxe0,rxe1 d0 d1"`. `KVIK_TEST_ROUNDS` says how often. And everywhere, over the stand-in
-//! for RoCE devices.
+//! down: `KVIK_TEST_PORTS="verbs:rxe0,rxe1 d0 d1"`. `KVIK_TEST_ROUNDS` says how often. And everywhere, over the
+//! stand-in for RoCE devices.
 
 #[path = "engine/common.rs"]
 #[allow(dead_code)]
@@ -27,7 +27,7 @@ const PAGES: u32 = 2048;
 /// Longer than all rounds.
 const LONG: Duration = Duration::from_secs(3600);
 const DEADLINE: Duration = Duration::from_secs(60);
-/// What promise P3 gives from the moment in which the way is gone.
+/// What promise P3 gives from the moment in which the connection is gone.
 const BOUND: Duration = Duration::from_millis(2500);
 
 /// Something that can be taken down.

@@ -11,7 +11,7 @@ use std::time::Instant;
 const SEED: u64 = 1;
 
 /// A way to move half of the memory.
-struct Way {
+struct Case {
     name: &'static str,
     pieces: Vec<(usize, usize)>,
     /// Seconds of each round, and those of them until all was enqueued: to the host, and to the device.
@@ -29,29 +29,29 @@ pub fn measure(device: &Device, bytes: usize, rounds: usize) -> Checked<String> 
     let len = 2 * bytes;
     let stream = Stream::new(device).map_err(text)?;
     let mut rig = Rig { stream, memory: memory(device, len)?, staging: pinned(device, bytes)? };
-    let mut ways = [
-        Way::new("one copy", vec![(0, bytes)]),
-        Way::new("pages of 16 KiB, drawn", drawn(len, bytes, 16 << 10)),
-        Way::new("pages of 128 KiB, drawn", drawn(len, bytes, 128 << 10)),
-        Way::new("every other page of 16 KiB", every_other(bytes, 16 << 10)),
+    let mut cases = [
+        Case::new("one copy", vec![(0, bytes)]),
+        Case::new("pages of 16 KiB, drawn", drawn(len, bytes, 16 << 10)),
+        Case::new("pages of 128 KiB, drawn", drawn(len, bytes, 128 << 10)),
+        Case::new("every other page of 16 KiB", every_other(bytes, 16 << 10)),
     ];
     // The first round is not counted: it pays for what is made at first use.
     for round in 0..=rounds {
-        for way in &mut ways {
+        for case in &mut cases {
             for to_device in [false, true] {
-                let took = rig.run(&way.pieces, to_device)?;
+                let took = rig.run(&case.pieces, to_device)?;
                 if round > 0 {
-                    way.took[usize::from(to_device)].push(took);
+                    case.took[usize::from(to_device)].push(took);
                 }
             }
         }
     }
-    Ok(table(&ways, bytes, rounds))
+    Ok(table(&cases, bytes, rounds))
 }
 
-impl Way {
-    fn new(name: &'static str, pieces: Vec<(usize, usize)>) -> Way {
-        Way { name, pieces, took: Default::default() }
+impl Case {
+    fn new(name: &'static str, pieces: Vec<(usize, usize)>) -> Case {
+        Case { name, pieces, took: Default::default() }
     }
 }
 
@@ -92,25 +92,25 @@ fn middle(mut numbers: Vec<f64>) -> (f64, f64, f64) {
     (median, at(0), at(last))
 }
 
-fn table(ways: &[Way], bytes: usize, rounds: usize) -> String {
+fn table(cases: &[Case], bytes: usize, rounds: usize) -> String {
     let mib = bytes >> 20;
     let mut text = format!("GB/s for {mib} MiB, medians of {rounds} rounds (least to most), seed {SEED}");
     for (direction, name) in ["to the host", "to the device"].iter().enumerate() {
-        let rate = |way: &Way| {
-            let rates = way.took[direction].iter().map(|(all, _)| bytes as f64 / all / 1e9);
+        let rate = |case: &Case| {
+            let rates = case.took[direction].iter().map(|(all, _)| bytes as f64 / all / 1e9);
             middle(rates.collect())
         };
-        let whole = ways.first().map_or(f64::NAN, |way| rate(way).0);
+        let whole = cases.first().map_or(f64::NAN, |case| rate(case).0);
         let _ = write!(text, "\n         {name}");
-        for way in ways {
-            let (median, least, most) = rate(way);
-            let (enqueue, ..) = middle(way.took[direction].iter().map(|(_, enqueue)| *enqueue).collect());
-            let (each, share) = (enqueue * 1e6 / way.pieces.len() as f64, 100.0 * median / whole);
+        for case in cases {
+            let (median, least, most) = rate(case);
+            let (enqueue, ..) = middle(case.took[direction].iter().map(|(_, enqueue)| *enqueue).collect());
+            let (each, share) = (enqueue * 1e6 / case.pieces.len() as f64, 100.0 * median / whole);
             let _ = write!(
                 text,
                 "\n           {:<27} {median:7.2} ({least:.2} to {most:.2}), {share:3.0} % of one copy, \
                  {each:.2} µs of the CPU a piece",
-                way.name
+                case.name
             );
         }
     }

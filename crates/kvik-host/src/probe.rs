@@ -1,6 +1,6 @@
 //! What works here, in words: each fact with what it means for kvik and what to do about it.
 //!
-//! A path that is passed over must be able to say why. These probes try the thing itself where that is possible
+//! A path that is rejected must be able to say why. These probes try the thing itself where that is possible
 //! and read the kernel's own settings where it is not. They change nothing.
 
 use std::fs;

@@ -189,7 +189,7 @@ impl TcpConn {
         }
     }
 
-    /// Says that nothing more will be sent; the other end reads what is under way, and then the end.
+    /// Says that nothing more will be sent; the other end reads what is in flight, and then the end.
     pub fn shutdown_send(&self) -> Result<(), HostError> {
         match rustix::net::shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),

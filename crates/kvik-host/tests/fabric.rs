@@ -103,7 +103,7 @@ fn moves_bytes(provider: &str) {
     tokens.sort_unstable();
     assert_eq!(tokens, pieces.iter().map(|piece| *piece as u64).collect::<Vec<_>>());
     assert!(a.done.iter().all(|done| done.result.is_ok()), "{:?}", a.done);
-    assert_eq!(a.endpoint.under_way(), 0);
+    assert_eq!(a.endpoint.in_flight(), 0);
     let (ours, theirs) = (a.bytes(), b.bytes());
     for number in pieces {
         let range = number * piece..(number + 1) * piece;
@@ -150,7 +150,7 @@ fn a_provider_that_is_not_there_has_no_nics() {
 }
 
 #[test]
-fn there_is_never_more_under_way_than_was_asked_for() {
+fn there_is_never_more_in_flight_than_was_asked_for() {
     let (mut a, mut b, slot) = pair("tcp");
     let (here, there) = (a.known.clone(), b.known.clone());
     let first = rma(RmaOp::Write, (&here, &there), slot, (0, 64), 0);
@@ -166,9 +166,9 @@ fn there_is_never_more_under_way_than_was_asked_for() {
         posted += 1;
         assert!(posted <= 64);
     }
-    assert!(posted > 0 && a.endpoint.under_way() == posted);
+    assert!(posted > 0 && a.endpoint.in_flight() == posted);
     until(&mut a, &mut b, 1 + posted);
-    assert_eq!((a.endpoint.under_way(), a.endpoint.room()), (0, 64));
+    assert_eq!((a.endpoint.in_flight(), a.endpoint.room()), (0, 64));
 }
 
 #[test]
@@ -191,11 +191,11 @@ fn what_lies_outside_registered_memory_is_not_posted() {
     let (here, there) = (a.known.clone(), b.known.clone());
     let order = rma(RmaOp::Write, (&here, &there), slot, (LEN - 10, 11), 0);
     a.endpoint.post(&order).unwrap_err();
-    assert_eq!(a.endpoint.under_way(), 0);
+    assert_eq!(a.endpoint.in_flight(), 0);
 }
 
 #[test]
-fn memory_with_operations_under_way_stays_registered() {
+fn memory_with_operations_in_flight_stays_registered() {
     let (mut a, mut b, slot) = pair("tcp");
     let (here, there) = (a.known.clone(), b.known.clone());
     post(&mut a, &mut b, &rma(RmaOp::Read, (&here, &there), slot, (0, LEN), 0));
@@ -231,7 +231,7 @@ fn a_descriptor_tells_of_completions_where_the_provider_has_one() {
 }
 
 #[test]
-fn an_endpoint_that_is_closed_ends_what_it_had_under_way() {
+fn an_endpoint_that_is_closed_ends_what_it_had_in_flight() {
     let (mut a, mut b, slot) = pair("tcp");
     let (here, there) = (a.known.clone(), b.known.clone());
     let order = rma(RmaOp::Read, (&here, &there), slot, (0, LEN), 0);
@@ -242,7 +242,7 @@ fn an_endpoint_that_is_closed_ends_what_it_had_under_way() {
         b.endpoint.poll(&mut b.done).unwrap();
     }
     a.endpoint = Endpoint::open(&Device::open(&nic("tcp")).unwrap(), 64).unwrap();
-    assert_eq!(a.endpoint.under_way(), 0);
+    assert_eq!(a.endpoint.in_flight(), 0);
     let bytes = a.bytes();
     let landed = bytes.iter().filter(|byte| **byte == 2).count();
     for _ in 0..1000 {

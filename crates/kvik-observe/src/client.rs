@@ -1,7 +1,7 @@
 //! One connection: what it asked for, and how far its answer has gone.
 
 use crate::lines::Writer;
-use crate::shown::{PROTOCOL, Shown};
+use crate::observed::{Observed, PROTOCOL};
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
 use kvik_host::unix::UnixConn;
@@ -67,29 +67,29 @@ impl Client {
     ///
     /// # Errors
     /// The connection is over.
-    pub fn receive(&mut self, shown: &Shown, recorded_by: Option<u32>) -> Result<()> {
+    pub fn receive(&mut self, observed: &Observed, recorded_by: Option<u32>) -> Result<()> {
         let mut bytes = [0; REQUEST];
         match self.conn.recv_with_fds(&mut bytes, 0).map_err(|error| left(&error))? {
-            Io::Done(message) => self.ask(&bytes[..message.len], shown, recorded_by),
+            Io::Done(message) => self.ask(&bytes[..message.len], observed, recorded_by),
             Io::Blocked => Ok(()),
             Io::Closed => Err(Error::new(Code::PeerLost, "the client has left")),
         }
     }
 
-    fn ask(&mut self, request: &[u8], shown: &Shown, recorded_by: Option<u32>) -> Result<()> {
+    fn ask(&mut self, request: &[u8], observed: &Observed, recorded_by: Option<u32>) -> Result<()> {
         let what = request.strip_prefix(PROTOCOL.as_bytes()).and_then(|rest| rest.strip_prefix(b" "));
         match (&self.asked, what) {
             (Asked::Recording(_), _) => {
-                self.end_recording(shown);
+                self.end_recording(observed);
                 return Ok(());
             }
             (Asked::Nothing, Some(b"snapshot")) => {
-                self.out.push_back(shown.about());
-                self.send(shown.engine.metrics().unwrap_or_default().as_bytes());
+                self.out.push_back(observed.about());
+                self.send(observed.engine.metrics().unwrap_or_default().as_bytes());
                 self.asked = Asked::Snapshot;
             }
             (Asked::Nothing, Some(b"trace")) => match recorded_by {
-                None => self.record(shown),
+                None => self.record(observed),
                 Some(pid) => self.refuse(&format!(
                     "process {pid} records this engine already: one recording at a time; wait for it or end it"
                 )),
@@ -108,22 +108,22 @@ impl Client {
         self.asked = Asked::Snapshot;
     }
 
-    fn record(&mut self, shown: &Shown) {
+    fn record(&mut self, observed: &Observed) {
         let mut lines = Vec::new();
-        let writer = Writer::new(shown.recording.start(), &mut lines);
-        self.out.push_back(shown.about());
+        let writer = Writer::new(observed.recording.start(), &mut lines);
+        self.out.push_back(observed.about());
         self.send(&lines);
         self.asked = Asked::Recording(Box::new(writer));
         log::info!("process {} records this engine's transfers", self.pid);
     }
 
     /// Writes what has ended since, as far as the client keeps up.
-    pub fn feed(&mut self, shown: &Shown) {
+    pub fn feed(&mut self, observed: &Observed) {
         let Asked::Recording(writer) = &mut self.asked else { return };
         let mut lines = Vec::new();
         let mut unread: usize = self.out.iter().map(Vec::len).sum();
         while unread < UNREAD {
-            let (entry, dropped) = shown.recording.take();
+            let (entry, dropped) = observed.recording.take();
             if dropped > 0 {
                 writer.dropped(dropped, &mut lines);
             }
@@ -140,15 +140,15 @@ impl Client {
     }
 
     /// Ends a recording with what has ended so far, and its last line.
-    pub fn end_recording(&mut self, shown: &Shown) {
+    pub fn end_recording(&mut self, observed: &Observed) {
         if !self.records() {
             return;
         }
-        shown.recording.stop();
+        observed.recording.stop();
         let (mut lines, mut rest) = (Vec::new(), 0);
         let Asked::Recording(mut writer) = std::mem::replace(&mut self.asked, Asked::Ended) else { return };
         loop {
-            let (entry, dropped) = shown.recording.take();
+            let (entry, dropped) = observed.recording.take();
             rest += dropped;
             let Some(entry) = entry else { break };
             writer.transfer(&entry, &mut lines);

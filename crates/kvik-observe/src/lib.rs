@@ -11,24 +11,24 @@
 //!
 //! - `recording`: where ended transfers wait while somebody records;
 //! - `lines`: how they are written;
-//! - `shown`: what the thread, the connections and the engine have in common;
+//! - `observed`: what the thread, the connections and the engine have in common;
 //! - `server`, `client`: the socket.
 
 #![forbid(unsafe_code)]
 
 mod client;
 mod lines;
+mod observed;
 mod recording;
 mod server;
-mod shown;
 
 use kvik_core::{Code, Error, Result};
 use kvik_engine::Engine;
 use kvik_host::HostError;
 use kvik_host::thread::spawn_named;
 use kvik_host::unix::UnixListener;
+use observed::{Observed, PROTOCOL};
 use serde_json::{Value, json};
-use shown::{PROTOCOL, Shown};
 use std::sync::Arc;
 
 /// Names begin with this; the engine's id follows.
@@ -47,10 +47,10 @@ pub fn observe(engine: &Engine) -> Result<()> {
         )
     };
     let listener = UnixListener::bind(&format!("{PREFIX}{}", engine.id())).map_err(fail)?;
-    let shown = Arc::new(Shown::new(engine.downgrade(), about(engine)).map_err(fail)?);
-    let mut server = server::Server::new(shown.clone(), listener).map_err(fail)?;
-    engine.observe(shown.clone())?;
-    let started = shown.start(|| spawn_named("kvik-stat", &engine.thread_options(), move || server.run()));
+    let observed = Arc::new(Observed::new(engine.downgrade(), about(engine)).map_err(fail)?);
+    let mut server = server::Server::new(observed.clone(), listener).map_err(fail)?;
+    engine.observe(observed.clone())?;
+    let started = observed.start(|| spawn_named("kvik-stat", &engine.thread_options(), move || server.run()));
     started.map_err(fail)
 }
 

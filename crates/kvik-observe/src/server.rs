@@ -1,7 +1,7 @@
 //! The loop of the thread: it accepts, answers, and lets go of whoever takes too long.
 
 use crate::client::{Client, Next};
-use crate::shown::Shown;
+use crate::observed::Observed;
 use kvik_host::HostError;
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_host::unix::UnixListener;
@@ -20,7 +20,7 @@ const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
 
 pub(crate) struct Server {
-    shown: Arc<Shown>,
+    observed: Arc<Observed>,
     epoll: Epoll,
     listener: UnixListener,
     /// The listener is not in the epoll set until then.
@@ -30,16 +30,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub fn new(shown: Arc<Shown>, listener: UnixListener) -> Result<Server, HostError> {
+    pub fn new(observed: Arc<Observed>, listener: UnixListener) -> Result<Server, HostError> {
         let epoll = Epoll::new()?;
-        epoll.add(&shown.waker, WAKER, Interest::READ)?;
+        epoll.add(&observed.waker, WAKER, Interest::READ)?;
         epoll.add(&listener, LISTENER, Interest::READ)?;
-        Ok(Server { shown, epoll, listener, rests_until: None, clients: HashMap::new(), next: LISTENER })
+        Ok(Server { observed, epoll, listener, rests_until: None, clients: HashMap::new(), next: LISTENER })
     }
 
     pub fn run(&mut self) {
         let mut events = Events::new(MOST_CLIENTS + 2);
-        while !self.shown.is_stopping() {
+        while !self.observed.is_stopping() {
             if !self.turn(&mut events, Duration::from_secs(3600)) {
                 return;
             }
@@ -50,14 +50,14 @@ impl Server {
     /// Waits, and deals with what came; false when it cannot wait any more.
     fn turn(&mut self, events: &mut Events, most: Duration) -> bool {
         let soonest = self.clients.values().filter_map(Client::until).chain(self.rests_until).min();
-        let nap = soonest.map_or(most, |at| at.saturating_duration_since(Instant::now()).min(most));
-        if let Err(error) = self.epoll.wait(events, nap) {
+        let wait = soonest.map_or(most, |at| at.saturating_duration_since(Instant::now()).min(most));
+        if let Err(error) = self.epoll.wait(events, wait) {
             log::error!("the thread that shows an engine cannot wait and ends: {error}");
             return false;
         }
         for event in events.iter() {
             match event.token {
-                WAKER => drop(self.shown.waker.drain()),
+                WAKER => drop(self.observed.waker.drain()),
                 LISTENER => self.accept(),
                 token => self.serve(token, event.readable),
             }
@@ -111,9 +111,9 @@ impl Server {
     fn serve(&mut self, token: u64, readable: bool) {
         let recorded_by = self.clients.values().find(|client| client.records()).map(|client| client.pid);
         let Some(client) = self.clients.get_mut(&token) else { return };
-        let received = if readable { client.receive(&self.shown, recorded_by) } else { Ok(()) };
+        let received = if readable { client.receive(&self.observed, recorded_by) } else { Ok(()) };
         let next = received.and_then(|()| {
-            client.feed(&self.shown);
+            client.feed(&self.observed);
             client.flush()
         });
         let interest = match next {
@@ -130,7 +130,7 @@ impl Server {
     fn drop_client(&mut self, token: u64) {
         let Some(client) = self.clients.remove(&token) else { return };
         if client.records() {
-            self.shown.recording.stop();
+            self.observed.recording.stop();
         }
         if let Err(error) = self.epoll.delete(&client.conn) {
             log::debug!("a connection of kvik stat could not be taken out of the epoll set: {error}");
@@ -157,7 +157,7 @@ impl Server {
         let until = Instant::now() + LAST_WORDS;
         for token in self.recorders() {
             if let Some(client) = self.clients.get_mut(&token) {
-                client.end_recording(&self.shown);
+                client.end_recording(&self.observed);
             }
             self.serve(token, false);
         }

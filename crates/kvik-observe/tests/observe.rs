@@ -89,16 +89,16 @@ fn both_sides_count_what_passed_between_them() {
         wait_until("the owner's count", || ended(&owner.metrics()) == 3.0);
         let (here, there) = (reader.metrics(), owner.metrics());
         let (from, to) = (format!("peer=\"{}\"", owner.id()), format!("peer=\"{}\"", reader.id()));
-        let way = format!("transport=\"{name}\"");
+        let mechanism = format!("transport=\"{name}\"");
         let (bytes, sides) =
             (report.bytes as f64, [(&here, &from, "initiator", "in"), (&there, &to, "owner", "out")]);
         for (text, peer, role, direction) in sides {
-            let labels = |outcome| [peer.as_str(), role, &way, outcome];
+            let labels = |outcome| [peer.as_str(), role, &mechanism, outcome];
             assert_eq!(sum(text, "kvik_transfers_total", &labels("\"ok\"")), 1.0, "{text}");
             assert_eq!(sum(text, "kvik_transfers_total", &labels("\"grant_consumed\"")), 1.0, "{text}");
             assert_eq!(sum(text, "kvik_transfer_bytes_total", &[peer, direction, "\"ok\""]), bytes, "{text}");
         }
-        assert_eq!(sum(&here, "kvik_transfer_extents_total", &[&way]), report.extents as f64);
+        assert_eq!(sum(&here, "kvik_transfer_extents_total", &[&mechanism]), report.extents as f64);
         assert_eq!(value(&here, "kvik_transfer_seconds_count"), Some(1.0));
         assert_eq!(sum(&there, "kvik_refusals_total", &[&to, "grant_consumed"]), 1.0);
         assert_eq!(sum(&there, "kvik_grants_ended_total", &["consumed"]), 1.0);

@@ -2,14 +2,14 @@
 //!
 //! A session reaches nothing of another one. What concerns others is an [`Effect`]: a value, which the driver carries
 //! out after the session's call, or on another thread. So the order in which that happens is the driver's, and every
-//! order must be right: a grant that was ended gives its pages back when the last flow has left it, however late the
-//! flows of other sessions are told to stop.
+//! work request must be right: a grant that was ended gives its pages back when the last flow has left it, however late
+//! the flows of other sessions are told to stop.
 
 use crate::FlowKey;
 use crate::event::{Event, Timing, WINDOW};
 use crate::grants::Grants;
 use crate::handshake::Identity;
-use crate::rungs::{Rung, Rungs};
+use crate::reclaim::{Reclaim, ReclaimCounts};
 use kvik_core::{GrantId, GrantState};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(crate) struct Counts {
     pub exposed: usize,
     /// Beats that were sent later than half a heartbeat after they were due.
     pub late_beats: u64,
-    pub rungs: Rungs,
+    pub reclaims: ReclaimCounts,
 }
 
 /// See the module's text.
@@ -70,7 +70,7 @@ impl<R: Clone> Common<R> {
         self.timing
     }
 
-    /// Bytes that the channels of one session may have in hand to send.
+    /// Bytes that the channels of one session may have in flight to send.
     pub fn window(&self) -> u64 {
         self.window
     }
@@ -140,9 +140,9 @@ impl<R: Clone> Common<R> {
     }
 
     /// A flow takes no further part in a grant, whose use by its reader it `consumed`.
-    pub fn leave_grant(&mut self, grant: GrantId, key: FlowKey, consumed: bool, rung: Rung) {
+    pub fn leave_grant(&mut self, grant: GrantId, key: FlowKey, consumed: bool, reclaim: Reclaim) {
         if self.grants.waits_for_only(grant, key) {
-            self.counts.rungs.grants[rung as usize] += 1;
+            self.counts.reclaims.grants[reclaim as usize] += 1;
         }
         if consumed {
             self.end_grant(grant, GrantState::Consumed);

@@ -22,7 +22,7 @@ impl Default for Timing {
     }
 }
 
-/// Bytes that a session's channels have in hand at most, unless the engine says otherwise: more than so many channels
+/// Bytes that a session's channels have in flight at most, unless the engine says otherwise: more than so many channels
 /// as a peer usually has ever take, so that it bounds and does not slow.
 pub const WINDOW: u64 = 32 << 20;
 
@@ -33,7 +33,7 @@ pub enum Event {
     Send(u64),
     /// There may be something to copy.
     Copy,
-    /// A flow of the session must stop: executors look at their orders' flags.
+    /// A flow of the session must stop: executors look at their work requests' flags.
     Stop(u64),
     /// A transfer that this side began has ended; nothing here touches its memory any more.
     Finished(Finished),
@@ -72,12 +72,12 @@ pub enum Event {
     Post(u64),
     /// The NICs of the session's peer have other addresses now.
     NicsMoved(u64),
-    /// A NIC of the session's peer wants a way to a NIC here: what it could reach by the way that it had must be cut
-    /// first; then [`crate::Node::answer_reach`].
+    /// A NIC of the session's peer wants a connection to a NIC here: what it could reach by the connection that it had
+    /// must be cut first; then [`crate::Node::answer_reach`].
     Reach(u64, NicCall),
     /// The peer has answered what [`crate::Node::reach`] asked.
     Reached(u64, NicAnswer),
     /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
-    /// endpoint closed), its posted orders be reported, and then [`crate::Node::fenced`] be called.
+    /// endpoint closed), its posted work requests be reported, and then [`crate::Node::fenced`] be called.
     Fence(u64),
 }

@@ -1,12 +1,12 @@
 //! One side of one transfer.
 //!
 //! Invariants:
-//! - an order pins its flow from issue to done; a flow concludes only at zero pins, so once a transfer is reported
-//!   to have ended, nothing in this process touches its memory;
-//! - after `stop` is set no order is issued, and executors see the flag before their next copy;
+//! - a work request pins its flow from issue to done; a flow concludes only at zero pins, so once a transfer is
+//!   reported to have ended, nothing in this process touches its memory;
+//! - after `stop` is set no work request is issued, and executors see the flag before their next copy;
 //! - every chunk is issued at most once on each side;
 //! - a flow whose pages the peer's NIC can reach ([`Work::Expose`]) concludes only when the peer has answered that
-//!   nothing of it is under way any more, or when the path was cut: zero pins say nothing about it.
+//!   nothing of it is in flight any more, or when the path was cut: zero pins say nothing about it.
 
 use crate::frame::{Op, Path, Source};
 use crate::transfers::Checks;
@@ -24,7 +24,7 @@ const MIN_UNIT: u64 = 4 << 10;
 
 /// How a stream is cut into chunks, and chunks into units with a checksum each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct Chunking {
     /// Bytes of the stream.
     pub bytes: u64,
     /// Bytes of a chunk but the last; a multiple of `unit`.
@@ -35,9 +35,9 @@ pub struct Cut {
     pub sums: bool,
 }
 
-impl Cut {
+impl Chunking {
     /// Units of whole pages where pages are of a sensible size, chunks of about `target` bytes.
-    pub fn new(shape: &Shape, bytes: u64, target: u64, sums: bool) -> Cut {
+    pub fn new(shape: &Shape, bytes: u64, target: u64, sums: bool) -> Chunking {
         let row = shape.row_bytes;
         let unit = if row < MIN_UNIT {
             row * MIN_UNIT.div_ceil(row)
@@ -48,11 +48,11 @@ impl Cut {
             if row.is_multiple_of(parts) { row / parts } else { MAX_UNIT }
         };
         let units = (target.min(u64::from(MAX_CHUNK)) / unit).clamp(1, u64::from(crate::MAX_SUMS));
-        Cut { bytes, chunk: unit * units, unit, sums }
+        Chunking { bytes, chunk: unit * units, unit, sums }
     }
 
     /// The cut that a peer asks for. Small chunks are refused: there is a bit of memory for each.
-    pub fn from_peer(bytes: u64, unit: u32, chunk: u32, sums: bool) -> Result<Cut> {
+    pub fn from_peer(bytes: u64, unit: u32, chunk: u32, sums: bool) -> Result<Chunking> {
         let (unit, chunk) = (u64::from(unit), u64::from(chunk));
         let good = (unit >= MIN_UNIT || unit >= bytes)
             && unit > 0
@@ -61,7 +61,7 @@ impl Cut {
             && chunk >= unit
             && chunk / unit <= u64::from(crate::MAX_SUMS);
         match good {
-            true => Ok(Cut { bytes, chunk, unit, sums }),
+            true => Ok(Chunking { bytes, chunk, unit, sums }),
             false => Err(Error::new(
                 Code::ProtocolError,
                 format!("a transfer in chunks of {chunk} bytes and units of {unit}"),
@@ -112,8 +112,8 @@ pub(crate) enum Reach {
     /// It may, as long as it likes.
     Open,
     /// It may, but was told to stop; the answer has not come.
-    Told,
-    /// It cannot: the peer has no operation under way any more, or the path was cut.
+    StopRequested,
+    /// It cannot: the peer has no operation in flight any more, or the path was cut.
     Over,
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct Flow<R> {
     pub confirm: bool,
     pub memory: Option<(R, Arc<View>)>,
     pub source: Option<CopyFrom<R>>,
-    pub cut: Cut,
+    pub chunking: Chunking,
     pub work: Work,
     pub next: u64,
     /// Chunks that were claimed and given back.
@@ -146,7 +146,7 @@ pub(crate) struct Flow<R> {
     pub done: u64,
     pub seen: Vec<u64>,
     pub pins: u32,
-    /// Pins of orders that a NIC has.
+    /// Pins of work requests that a NIC has.
     pub posted: u32,
     pub deadline: Duration,
     pub stop: Option<Error>,
@@ -166,7 +166,7 @@ pub(crate) struct Flow<R> {
     pub verify: Duration,
     /// Comparisons of what a NIC has moved.
     pub checks: Checks,
-    /// Its end was reported ahead of its conclusion: an order of it cannot be left yet.
+    /// Its end was reported ahead of its conclusion: a work request of it cannot be left yet.
     pub reported: bool,
 }
 
@@ -185,7 +185,7 @@ impl<R> Flow<R> {
         self.key.0 == OWN_SESSION
     }
 
-    /// No order is issued any more; executors are told. False when that was so before.
+    /// No work request is issued any more; executors are told. False when that was so before.
     pub fn set_stop(&mut self, error: Error) -> bool {
         if self.stop.is_some() {
             return false;
@@ -202,19 +202,19 @@ impl<R> Flow<R> {
         }
         let index = match self.back.pop() {
             Some(index) => index,
-            None if self.next < self.cut.chunks() => {
+            None if self.next < self.chunking.chunks() => {
                 self.next += 1;
                 self.next - 1
             }
             None => return None,
         };
         self.pins += 1;
-        Some(self.cut.part(index))
+        Some(self.chunking.part(index))
     }
 
     /// Bytes of the chunk that [`Flow::claim`] would give.
     pub fn ahead(&self) -> u64 {
-        let part = self.cut.part(self.next.min(self.cut.chunks()));
+        let part = self.chunking.part(self.next.min(self.chunking.chunks()));
         part.end.saturating_sub(part.start)
     }
 
@@ -229,12 +229,12 @@ impl<R> Flow<R> {
                 format!("the peer sent a chunk at {position} of transfer {}: {why}", self.key.1),
             )
         };
-        let index = position / self.cut.chunk;
-        if !position.is_multiple_of(self.cut.chunk) || index >= self.cut.chunks() {
+        let index = position / self.chunking.chunk;
+        if !position.is_multiple_of(self.chunking.chunk) || index >= self.chunking.chunks() {
             return Err(wrong("no chunk lies there"));
         }
-        let part = self.cut.part(index);
-        if part.end - part.start != u64::from(len) || self.cut.sums_of(&part) != sums {
+        let part = self.chunking.part(index);
+        if part.end - part.start != u64::from(len) || self.chunking.sums_of(&part) != sums {
             return Err(wrong("it has another length or other checksums than agreed"));
         }
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
@@ -248,7 +248,7 @@ impl<R> Flow<R> {
 
     /// Whether the peer can know that the transfer is a success.
     pub fn can_be_done(&self) -> bool {
-        let all_sent = self.work == Work::Send && self.next >= self.cut.chunks();
+        let all_sent = self.work == Work::Send && self.next >= self.chunking.chunks();
         // Only the initiator's completions tell when all is in place.
         if let Work::Expose(_) = self.work {
             return true;
@@ -261,21 +261,21 @@ impl<R> Flow<R> {
         }
     }
 
-    /// The peer has no operation under way on this side's pages any more, or cannot have any.
+    /// The peer has no operation in flight on this side's pages any more, or cannot have any.
     pub fn close_reach(&mut self) {
         if let Work::Expose(reach) = &mut self.work {
             *reach = Reach::Over;
         }
     }
 
-    /// Whether something can still touch this side's memory for the transfer: an order of this process, or the
+    /// Whether something can still touch this side's memory for the transfer: a work request of this process, or the
     /// peer's NIC.
     pub fn is_touched(&self) -> bool {
-        self.pins > 0 || matches!(self.work, Work::Expose(Reach::Open | Reach::Told))
+        self.pins > 0 || matches!(self.work, Work::Expose(Reach::Open | Reach::StopRequested))
     }
 
     /// Whether it is a NIC that can touch the memory of either side.
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_in_flight(&self) -> bool {
         match self.work {
             Work::Post => self.posted > 0,
             Work::Expose(reach) => reach != Reach::Over,
@@ -285,12 +285,12 @@ impl<R> Flow<R> {
 
     /// All chunks are done, and what was to be compared is alike.
     pub fn is_complete(&self) -> bool {
-        self.done == self.cut.chunks() && self.checks.are_done()
+        self.done == self.chunking.chunks() && self.checks.are_done()
     }
 
     /// Bytes of the chunks that are done, for reports of what was reached.
     pub fn bytes_done(&self) -> u64 {
-        (self.done * self.cut.chunk).min(self.cut.bytes)
+        (self.done * self.chunking.chunk).min(self.chunking.bytes)
     }
 }
 
@@ -300,33 +300,33 @@ mod tests {
     use kvik_core::Order;
 
     #[test]
-    fn cuts_cover_the_stream_in_units_of_pages() {
+    fn chunkings_cover_the_stream_in_units_of_pages() {
         for row in [1u64, 100, 4096, 16 << 10, 65_536, 1 << 20, 3 << 20, (5 << 20) + 1] {
             let shape =
                 Shape { layers: 3, pages: 7, row_bytes: row, run_bytes: row, order: Order::LayerFirst };
-            let huge = Cut::new(&shape, row * 21, u64::MAX, true);
-            Cut::from_peer(huge.bytes, huge.unit as u32, huge.chunk as u32, true).unwrap();
-            let cut = Cut::new(&shape, row * 21, 512 << 10, true);
+            let huge = Chunking::new(&shape, row * 21, u64::MAX, true);
+            Chunking::from_peer(huge.bytes, huge.unit as u32, huge.chunk as u32, true).unwrap();
+            let chunking = Chunking::new(&shape, row * 21, 512 << 10, true);
             assert!(
-                cut.chunk <= u64::from(MAX_CHUNK) && cut.chunk.is_multiple_of(cut.unit),
-                "{row}: {cut:?}"
+                chunking.chunk <= u64::from(MAX_CHUNK) && chunking.chunk.is_multiple_of(chunking.unit),
+                "{row}: {chunking:?}"
             );
-            assert!(row > MAX_UNIT || cut.unit.is_multiple_of(row), "{row}: {cut:?}");
-            Cut::from_peer(cut.bytes, cut.unit as u32, cut.chunk as u32, true).unwrap();
+            assert!(row > MAX_UNIT || chunking.unit.is_multiple_of(row), "{row}: {chunking:?}");
+            Chunking::from_peer(chunking.bytes, chunking.unit as u32, chunking.chunk as u32, true).unwrap();
             let mut at = 0;
-            for index in 0..cut.chunks() {
-                let part = cut.part(index);
+            for index in 0..chunking.chunks() {
+                let part = chunking.part(index);
                 assert_eq!(part.start, at);
                 at = part.end;
             }
-            assert_eq!(at, cut.bytes);
+            assert_eq!(at, chunking.bytes);
         }
     }
 
     #[test]
     fn a_peer_cannot_ask_for_a_bit_of_memory_a_byte() {
-        assert!(Cut::from_peer(1 << 40, 1, 1, false).is_err());
-        assert!(Cut::from_peer(1 << 40, 0, 0, false).is_err());
-        assert!(Cut::from_peer(100, 100, 100, false).is_ok());
+        assert!(Chunking::from_peer(1 << 40, 1, 1, false).is_err());
+        assert!(Chunking::from_peer(1 << 40, 0, 0, false).is_err());
+        assert!(Chunking::from_peer(100, 100, 100, false).is_ok());
     }
 }

@@ -179,7 +179,7 @@ pub enum Frame {
     },
     /// The sender's NICs are reached at these addresses from now on.
     Nics(Nics),
-    /// A NIC of the sender wants a way to one of the receiver.
+    /// A NIC of the sender wants a connection to one of the receiver.
     Reach(NicCall),
     /// Answer to `Reach`.
     Reached(NicAnswer),

@@ -1,10 +1,11 @@
 //! kvik's peer protocol, sans-IO.
 //!
-//! This crate owns no socket, no thread and no clock. Bytes and the time come in; bytes, orders and events go out;
-//! given the same input it does the same. A [`Handshake`] turns the first bytes of a connection into a session. A
+//! This crate owns no socket, no thread and no clock. Bytes and the time come in; bytes, work requests and events go
+//! out; given the same input it does the same. A [`Handshake`] turns the first bytes of a connection into a session. A
 //! [`Node`] is one engine's whole state: its sessions, the grants that it gave, and the flows (its sides of
 //! transfers) that are open. Payload never enters: for a chunk on a data channel the node parses the header and
-//! gives an [`Order`] that says where it goes; whoever moves the bytes executes the order and reports it done.
+//! gives an [`WorkRequest`] that says where it goes; whoever moves the bytes executes the work request and reports it
+//! done.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +24,7 @@ mod node;
 mod notify;
 mod pages;
 mod peers;
-mod rungs;
+mod reclaim;
 mod session;
 mod transfers;
 mod wire;
@@ -33,7 +34,7 @@ pub use channel::{
 };
 pub use connection::{LAST_WORD, MAX_CHANNELS};
 pub use event::{Event, Timing, WINDOW};
-pub use flow::{CopyFrom, Cut};
+pub use flow::{Chunking, CopyFrom};
 pub use frame::{
     Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, TravellingSource,
     frame_header,
@@ -44,13 +45,13 @@ pub use handshake::{
     SessionKey, VERSIONS, joined, read_joined, refusal,
 };
 pub use holding::Holding;
-pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicAsk, NicCall, NicKey, Nics};
+pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicCall, NicCallKind, NicKey, Nics};
 pub use node::Node;
 pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
 pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
-pub use rungs::{Rung, Rungs};
-pub use transfers::{Check, Finished, Open, Order, OrderKind, OrderOutcome, OrderRef, Served, Side};
+pub use reclaim::{Reclaim, ReclaimCounts};
+pub use transfers::{Check, Finished, Open, Served, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 /// A transfer: its session's number and its own within the session.
 pub type FlowKey = (u64, u64);

@@ -35,28 +35,28 @@ const MAX_ADDRESS: usize = 512;
 
 /// What a NIC asks a NIC of the peer for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum NicAsk {
-    /// A way to it. What the asking one could reach there before is cut before this is answered, so that nothing that
-    /// it posted earlier can still land.
-    Way,
-    /// The key of a page that holds nothing, to try its way by reading it. This cuts nothing, and opens nothing.
-    Page,
+pub enum NicCallKind {
+    /// A connection to it. What the asking one could reach there before is cut before this is answered, so that nothing
+    /// that it posted earlier can still land.
+    Connect,
+    /// The key of a page that holds nothing, to try its connection by reading it. This cuts nothing, and opens nothing.
+    ProbePage,
 }
 
 /// In the byte of the asking NIC's number, of which there are fewer.
 const PAGE: u8 = 0x80;
 
-impl NicAsk {
+impl NicCallKind {
     fn encode(self, from: u8, w: &mut Writer) -> &mut Writer {
         w.u8(match self {
-            NicAsk::Way => from & !PAGE,
-            NicAsk::Page => from | PAGE,
+            NicCallKind::Connect => from & !PAGE,
+            NicCallKind::ProbePage => from | PAGE,
         })
     }
 
-    fn decode(r: &mut Reader) -> Result<(u8, NicAsk)> {
+    fn decode(r: &mut Reader) -> Result<(u8, NicCallKind)> {
         let byte = r.u8()?;
-        Ok((byte & !PAGE, if byte & PAGE == 0 { NicAsk::Way } else { NicAsk::Page }))
+        Ok((byte & !PAGE, if byte & PAGE == 0 { NicCallKind::Connect } else { NicCallKind::ProbePage }))
     }
 }
 
@@ -68,12 +68,13 @@ pub struct NicCall {
     /// The number of the NIC that is asked.
     pub to: u8,
     /// For what.
-    pub ask: NicAsk,
+    pub kind: NicCallKind,
     /// What the asked one needs to know of the other, in the form of what speaks to both.
     pub address: Vec<u8>,
 }
 
-/// The answer to a [`NicCall`]; to one for a way, that nothing posted before it can land any more, whatever the outcome.
+/// The answer to a [`NicCall`]; to one for a connection, that nothing posted before it can land any more, whatever the
+/// outcome.
 #[derive(Debug, Clone)]
 pub struct NicAnswer {
     /// The number of the NIC that asked.
@@ -81,26 +82,26 @@ pub struct NicAnswer {
     /// The number of the NIC that was asked.
     pub to: u8,
     /// For what.
-    pub ask: NicAsk,
+    pub kind: NicCallKind,
     /// What the asking one needs to know, or why it gets nothing.
     pub outcome: Result<Vec<u8>>,
 }
 
 impl NicCall {
     pub(crate) fn encode(&self, w: &mut Writer) {
-        self.ask.encode(self.from, w).u8(self.to);
+        self.kind.encode(self.from, w).u8(self.to);
         encode_address(&self.address, w);
     }
 
     pub(crate) fn decode(r: &mut Reader) -> Result<NicCall> {
-        let (from, ask) = NicAsk::decode(r)?;
-        Ok(NicCall { from, to: r.u8()?, ask, address: decode_address(r)? })
+        let (from, kind) = NicCallKind::decode(r)?;
+        Ok(NicCall { from, to: r.u8()?, kind, address: decode_address(r)? })
     }
 }
 
 impl NicAnswer {
     pub(crate) fn encode(&self, w: &mut Writer) {
-        self.ask.encode(self.from, w).u8(self.to);
+        self.kind.encode(self.from, w).u8(self.to);
         match &self.outcome {
             Ok(address) => encode_address(address, w.u16(0)),
             Err(error) => drop(w.u16(error.code as u16).text(&error.text, MAX_TEXT)),
@@ -108,13 +109,13 @@ impl NicAnswer {
     }
 
     pub(crate) fn decode(r: &mut Reader) -> Result<NicAnswer> {
-        let (from, ask) = NicAsk::decode(r)?;
+        let (from, kind) = NicCallKind::decode(r)?;
         let to = r.u8()?;
         let outcome = match r.u16()? {
             0 => Ok(decode_address(r)?),
             code => Err(Error::new(Code::from_wire(code), r.text(MAX_TEXT)?)),
         };
-        Ok(NicAnswer { from, to, ask, outcome })
+        Ok(NicAnswer { from, to, kind, outcome })
     }
 }
 

@@ -16,9 +16,9 @@ use crate::holding::Holding;
 use crate::nics::{NicAnswer, NicCall, Nics};
 use crate::notify::check_payload;
 use crate::peers::SessionState;
-use crate::rungs::Rungs;
+use crate::reclaim::ReclaimCounts;
 use crate::session::Session;
-use crate::transfers::{Open, Order, OrderOutcome, OrderRef, Transfers, lost};
+use crate::transfers::{Open, Transfers, WorkId, WorkOutcome, WorkRequest, lost};
 use crate::{FlowKey, OWN_SESSION};
 use kvik_core::{Code, Error, GrantId, GrantState, RegionId, Result};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -79,7 +79,7 @@ impl<R: Clone> Node<R> {
         self.carry_out();
     }
 
-    /// How many bytes the channels of one session may have in hand to send; one chunk is always allowed.
+    /// How many bytes the channels of one session may have in flight to send; one chunk is always allowed.
     pub fn set_window(&mut self, bytes: u64) {
         self.common.set_window(bytes);
     }
@@ -128,8 +128,8 @@ impl<R: Clone> Node<R> {
         })
     }
 
-    /// Does what sessions have asked for. Each is done session by session, so that it may be done by another thread, and
-    /// later.
+    /// Does what sessions have asked for. Each is done session by session, so that it may be done by another thread,
+    /// and later.
     fn carry_out(&mut self) {
         while let Some(effect) = self.common.next_effect() {
             match effect {
@@ -274,7 +274,7 @@ impl<R: Clone> Node<R> {
         self.sessions.get(&id).map_or(0, Session::held)
     }
 
-    /// Ends a session: its flows stop, and conclude once their orders are done.
+    /// Ends a session: its flows stop, and conclude once their work requests are done.
     pub fn close_session(&mut self, id: u64, error: Error) {
         self.with(id, |session, common| session.close(error, common));
     }
@@ -432,7 +432,7 @@ impl<R: Clone> Node<R> {
     /// The next chunk to send on a channel of the session. Transfers take turns.
     ///
     /// None also while the session's window is full: then `Event::Send` follows when there is room.
-    pub fn next_send(&mut self, session: u64, now: Duration) -> Option<Order<R>> {
+    pub fn next_send(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
         self.expire(now);
         self.with_transfers(session, Transfers::next_send)?
     }
@@ -447,7 +447,12 @@ impl<R: Clone> Node<R> {
     ///
     /// # Errors
     /// `ProtocolError`: the channel must be cut.
-    pub fn place(&mut self, session: u64, header: &ChunkHeader, now: Duration) -> Result<Option<Order<R>>> {
+    pub fn place(
+        &mut self,
+        session: u64,
+        header: &ChunkHeader,
+        now: Duration,
+    ) -> Result<Option<WorkRequest<R>>> {
         self.expire(now);
         if header.session != session {
             return Err(Error::new(Code::ProtocolError, "a chunk of another session came on this channel"));
@@ -460,7 +465,7 @@ impl<R: Clone> Node<R> {
     }
 
     /// The next part to copy or to sum, of any transfer. Sessions take turns, and their transfers.
-    pub fn next_copy(&mut self, now: Duration) -> Option<Order<R>> {
+    pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
         self.expire(now);
         while let Some(id) = self.copying.pop_front() {
             let next = self.with_transfers(id, |transfers, _| {
@@ -477,27 +482,28 @@ impl<R: Clone> Node<R> {
         None
     }
 
-    /// An order has ended; whoever executed it does not touch its memory any more.
-    pub fn order_done(&mut self, id: OrderRef, outcome: OrderOutcome) {
+    /// A work request has ended; whoever executed it does not touch its memory any more.
+    pub fn work_done(&mut self, id: WorkId, outcome: WorkOutcome) {
         self.with_transfers(id.session(), |transfers, cx| transfers.done(id, outcome, cx));
     }
 
-    /// An order that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. Who
-    /// began the transfer hears of its end now, and why the pages are not free. The flow stays, and a grant that it is
-    /// of, until the order is done. A NIC's order ends the session, too: the owner cuts its own path.
-    pub fn order_stuck(&mut self, id: OrderRef, error: Error) {
+    /// A work request that must stop cannot be left for a long time: a device touches its memory, and cannot be
+    /// stopped. Who began the transfer hears of its end now, and why the pages are not free. The flow stays, and a
+    /// grant that it is of, until the work request is done. A NIC's work request ends the session, too: the owner cuts
+    /// its own path.
+    pub fn work_stuck(&mut self, id: WorkId, error: Error) {
         self.with_transfers(id.session(), |transfers, cx| transfers.stuck(id, error, cx));
     }
 
-    /// Bytes of chunks that a session's channels have in hand to send.
+    /// Bytes of chunks that a session's channels have in flight to send.
     pub fn in_flight(&self, session: u64) -> u64 {
         let live = self.sessions.get(&session).filter(|session| session.is_live());
         live.map_or(0, |session| session.transfers().turns().in_flight())
     }
 
     /// By what memory came back that was still used when it was asked for.
-    pub fn rungs(&self) -> Rungs {
-        self.common.counts.rungs
+    pub fn reclaims(&self) -> ReclaimCounts {
+        self.common.counts.reclaims
     }
 
     // ---- notifications ----
@@ -545,8 +551,8 @@ impl<R: Clone> Node<R> {
         self.send(session, &Frame::Nics(nics));
     }
 
-    /// A NIC of this engine wants a way to one of the session's peer, and that nothing which it posted before can
-    /// land there any more: [`Event::Reached`] follows, or the session ends.
+    /// A NIC of this engine wants a connection to one of the session's peer, and that nothing which it posted before
+    /// can land there any more: [`Event::Reached`] follows, or the session ends.
     pub fn reach(&mut self, session: u64, call: NicCall) {
         self.send(session, &Frame::Reach(call));
     }
@@ -557,7 +563,7 @@ impl<R: Clone> Node<R> {
     }
 
     /// The next chunk to post on the session's one-sided link. Transfers take turns.
-    pub fn next_post(&mut self, session: u64, now: Duration) -> Option<Order<R>> {
+    pub fn next_post(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
         self.expire(now);
         self.with_transfers(session, Transfers::next_post)?
     }
@@ -590,8 +596,8 @@ impl<R: Clone> Node<R> {
         }
     }
 
-    /// It is this late by now. What is done next counts its own patience from here: without it, from the last thing that
-    /// happened, which may be a heartbeat ago.
+    /// It is this late by now. What is done next counts its own patience from here: without it, from the last thing
+    /// that happened, which may be a heartbeat ago.
     pub fn note_time(&mut self, now: Duration) {
         self.common.note_time(now);
     }

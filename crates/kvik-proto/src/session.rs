@@ -1,8 +1,8 @@
 //! One session: a connection to a peer, the transfers that go over it, and its notifications.
 //!
-//! A session is what one thread at a time works on. It reaches no other session; see [`crate::common`] for how it asks for
-//! what concerns others. It outlives its connection for as long as it takes to stop its transfers. The transfers of the
-//! engine within itself are a session that has no connection.
+//! A session is what one thread at a time works on. It reaches no other session; see [`crate::common`] for how it asks
+//! for what concerns others. It outlives its connection for as long as it takes to stop its transfers. The transfers of
+//! the engine within itself are a session that has no connection.
 
 use crate::OWN_SESSION;
 use crate::common::{Common, Effect};
@@ -247,7 +247,7 @@ impl<R: Clone> Session<R> {
         transfers.stop_each(&error, &mut cx);
     }
 
-    /// Ends the session: its flows stop, and conclude once their orders are done.
+    /// Ends the session: its flows stop, and conclude once their work requests are done.
     pub fn close(&mut self, error: Error, common: &mut Common<R>) {
         self.parts(common).2.cut(error);
         self.settle(common);

@@ -9,7 +9,7 @@ use crate::errors::error;
 use crate::gpus::{self, Where};
 use crate::process;
 use kvik_core::Code;
-use kvik_engine::{Held, Memory};
+use kvik_engine::{Memory, RegionMemory};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
@@ -57,7 +57,7 @@ impl Drop for Keep {
 /// Memory to register.
 pub struct Source {
     /// The memory, with what keeps it alive.
-    pub memory: Held,
+    pub memory: RegionMemory,
     /// Whether a transfer may write it.
     pub writable: bool,
 }

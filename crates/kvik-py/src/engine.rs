@@ -16,7 +16,7 @@ use crate::process;
 use crate::region::{PyPageSet, PyRegion};
 use crate::ticket::{PyTicket, ticket};
 use crate::transfer::PyTransfer;
-use crate::warming::{self, PyWarming};
+use crate::warm_up::{self, PyWarmUp};
 use kvik_core::{GrantId, Result, Right, Ticket};
 use kvik_engine::{Config, Engine, GrantOptions, PageSet, Transfer, TransferOptions};
 use pyo3::exceptions::{PyResourceWarning, PyTypeError};
@@ -37,14 +37,14 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 ///     loopback. Never logged.
 /// tls: a directory with tls.crt, tls.key and ca.crt, in PEM: every TCP connection is then under TLS, and both sides
 ///     present a certificate that chains to ca.crt.
-/// transport: "auto" (the best that reaches the peer), "tcp", "local" (same host) or "nics" (see nics). What is asked for is
-///     used, or the transfer fails: nothing is substituted.
-/// verify: "auto" (page checksums on tcp, of a sample of the pages over NICs, none on local), "off", "sample" or "full".
-/// channels: TCP connections to a peer: 4 keep a fast network busy where one connection does not.
+/// transport: "auto" (the best that reaches the peer), "tcp", "local" (same host) or "nics" (see nics). What is asked
+///     for is used, or the transfer fails: nothing is substituted.
+/// verify: "auto" (page checksums on tcp, of a sample of the pages over NICs, none on local), "off", "sample" or
+/// "full". channels: TCP connections to a peer: 4 keep a fast network busy where one connection does not.
 /// io_threads: threads that move data.
 /// deadline: seconds that a transfer may take when it says nothing else. There is no "for ever".
 /// memory_cap: bytes, or text such as "256MiB", that kvik may hold for itself; beyond it MemoryCapReached.
-/// window: bytes, or text, that one peer's channels may have in hand to send, so that a peer that takes nothing
+/// window: bytes, or text, that one peer's channels may have in flight to send, so that a peer that takes nothing
 ///     holds no more.
 /// nics: the NICs that move pages one-sidedly ("efa", "libfabric:PROVIDER", "plugin", with ":DEVICE,..." for
 ///     some); None for none.
@@ -57,9 +57,9 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// (the one that KVIK_CONFIG names, or ~/.config/kvik/config.toml), else it is the default. `kvik config engine`
 /// shows what counts.
 ///
-/// Raises InvalidArgument (also for an unknown option, variable or key of the file, with a suggestion), UnknownTransport, SecretRequired,
-/// TransportUnavailable. A forked child cannot use it: everything raises EngineForked there, and the parent's
-/// engine goes on untouched.
+/// Raises InvalidArgument (also for an unknown option, variable or key of the file, with a suggestion),
+/// UnknownTransport, SecretRequired, TransportUnavailable. A forked child cannot use it: everything raises EngineForked
+/// there, and the parent's engine goes on untouched.
 #[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
 pub struct PyEngine(Owned<Engine>, Owned<Kept>);
 
@@ -226,15 +226,15 @@ impl PyEngine {
     /// Read granted pages into `local`. Returns at once; the Transfer tells the end.
     ///
     /// ticket: Ticket or its text, of a read grant.
-    /// positions: None for all pages of the grant in its order, or which of them, by their place in that order: a range,
-    ///     (start, stop) with stop excluded, or an array or list of integers. Of a grant with content they are one
-    ///     contiguous range.
+    /// positions: None for all pages of the grant in its order, or which of them, by their place in that order: a
+    ///     range, (start, stop) with stop excluded, or an array or list of integers. Of a grant with content they are
+    ///     one contiguous range.
     /// remote_layers, remote_slices: None for all that the grant covers, or (start, stop) of the owner's
     ///     layout with stop excluded, inside the grant: the KV heads of one of several readers, for example.
     /// remote_parts: in how many parts the owner's pages are seen, as `parts` of `Region.pages`: positions then count
     ///     parts, part j of the grant's p-th page at p * parts + j. None: as the grant was given.
-    /// content: what this engine takes the grant's pages to hold, from what it knows itself and not from who gave it the
-    ///     ticket; for a grant with content, and no other. A link for each page of the grant, at least up to the
+    /// content: what this engine takes the grant's pages to hold, from what it knows itself and not from who gave it
+    ///     the ticket; for a grant with content, and no other. A link for each page of the grant, at least up to the
     ///     last of `positions`; without positions exactly those of the grant. The owner compares it before anything
     ///     moves.
     /// deadline: seconds after which it is ended with DeadlineExceeded; None for the engine's.
@@ -254,8 +254,8 @@ impl PyEngine {
     /// Raises at once TicketInvalid, TicketVersion, PageOutOfRange, DuplicatePage (a page of `local` twice),
     /// BufferInvalid (`local` is read-only), UnknownTransport, InvalidArgument, EngineClosed. Everything that
     /// the owner or the network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed,
-    /// GrantRevoked, GrantWrongRight, ContentMismatch, ContentRequired, PageNotGranted, ShapeMismatch, TicketForeign, PeerRestarted,
-    /// PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
+    /// GrantRevoked, GrantWrongRight, ContentMismatch, ContentRequired, PageNotGranted, ShapeMismatch, TicketForeign,
+    /// PeerRestarted, PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
     #[pyo3(signature = (local, ticket, positions=None, *, deadline=None, transport=None, verify=None,
                         confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
                         readers=Natural(1), content=None, tag="", **other),
@@ -369,7 +369,7 @@ impl PyEngine {
 
     /// How a transfer with this ticket would go.
     ///
-    /// A dict: "transport" and "way" it would take, "passed_over" (every other transport, each
+    /// A dict: "transport" and "mechanism" it would take, "rejected_transports" (every other transport, each
     /// "transport: reason") and "probes" (what was tried on this machine: dicts of "name", "works", "reason",
     /// "detail").
     fn explain<'py>(&self, py: Python<'py>, ticket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
@@ -377,9 +377,10 @@ impl PyEngine {
         let found = py.detach(|| engine.explain(&ticket)).or_raise(py)?;
         let told = PyDict::new(py);
         told.set_item("transport", found.transport.name())?;
-        told.set_item("way", found.way)?;
-        let passed_over: Vec<String> = found.passed_over.iter().map(ToString::to_string).collect();
-        told.set_item("passed_over", passed_over)?;
+        told.set_item("mechanism", found.mechanism)?;
+        let rejected_transports: Vec<String> =
+            found.rejected_transports.iter().map(ToString::to_string).collect();
+        told.set_item("rejected_transports", rejected_transports)?;
         let mut probes = Vec::with_capacity(found.probes.len());
         for (name, works, reason, detail) in found.probes {
             let probe = PyDict::new(py);
@@ -399,13 +400,13 @@ impl PyEngine {
     ///     well. No page is touched, and no grant is used.
     /// timeout: seconds until it has ended; None for the engine's deadline.
     ///
-    /// Returns a Warming at once: `wait()` for it, or `await` it. It opens the connection, and of what this engine's
-    /// `transport` allows the data channels, the local link and the way of each NIC here to its NIC there. What is open
-    /// is left as it is. A NIC that cannot be warmed is in the report's `failed`; the others are warm all the same.
-    /// Raises InvalidArgument; `wait()` PeerUnreachable, PeerRestarted, TransportUnavailable, DeadlineExceeded.
+    /// Returns a WarmUp at once: `wait()` for it, or `await` it. It opens the connection, and of what this engine's
+    /// `transport` allows the data channels, the local link and the connection of each NIC here to its NIC there. What
+    /// is open is left as it is. A NIC that cannot be warmed is in the report's `failed`; the others are warm all the
+    /// same. Raises InvalidArgument; `wait()` PeerUnreachable, PeerRestarted, TransportUnavailable, DeadlineExceeded.
     #[pyo3(signature = (ticket, *, timeout=None))]
-    fn warm(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<PyWarming> {
-        warming::warm(py, self.0.get(py)?, ticket, timeout)
+    fn warm_up(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<PyWarmUp> {
+        warm_up::warm_up(py, self.0.get(py)?, ticket, timeout)
     }
 
     /// Notify a peer's program, which finds the notification among its events.
@@ -446,7 +447,7 @@ impl PyEngine {
     ///
     /// An exception in it is logged (`kvik.events`), and the next event comes all the same. It is called under no
     /// lock of kvik and may use the engine. `remove()` of what this returns ends it, as closing the engine does;
-    /// both wait, for up to 1 s, for a call that is under way.
+    /// both wait, for up to 1 s, for a call that is in flight.
     fn on_event<'py>(&self, py: Python<'py>, callback: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         static LISTEN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let events = self.events(py)?;
@@ -481,7 +482,7 @@ impl PyEngine {
     /// End all transfers and grants, unregister all regions, stop the threads. Closing twice does nothing.
     ///
     /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. It takes
-    /// that long at most, or half a second. Raises PagesQuarantined if a thread still has memory in hand then;
+    /// that long at most, or half a second. Raises PagesQuarantined if a thread still has memory in use then;
     /// the text says of which grants, and transfers that have not ended end when it lets go. The end of the
     /// interpreter does this for every open engine, within 5 s together.
     #[pyo3(signature = (timeout=5.0))]

@@ -8,7 +8,7 @@ use crate::args::Natural;
 use crate::buffers::Source;
 use crate::errors::error;
 use kvik_core::Code;
-use kvik_engine::{GpuMemory, Held};
+use kvik_engine::{GpuMemory, RegionMemory};
 use kvik_host::HostError;
 use kvik_host::cuda::{Cuda, Kind, Stream};
 use pyo3::exceptions::{PyKeyError, PyTypeError};
@@ -92,7 +92,7 @@ pub fn from_interface(told: &Bound<'_, PyAny>, keep: Box<dyn Any + Send + Sync>)
     let py = told.py();
     let array = read(told)?;
     let source = located(py, array.address, array.bytes, array.writable, keep)?;
-    if let (Some(stream), Held::Gpu(memory)) = (array.stream, &source.memory) {
+    if let (Some(stream), RegionMemory::Gpu(memory)) = (array.stream, &source.memory) {
         let memory = memory.clone();
         py.detach(|| wait_for(&memory, stream)).map_err(|cause| failed(py, cause))?;
     }

@@ -26,7 +26,7 @@ mod router;
 mod ticket;
 mod transfer;
 mod wait;
-mod warming;
+mod warm_up;
 
 use errors::OrRaise;
 use pyo3::prelude::*;
@@ -61,7 +61,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<events::PyEvents>()?;
     module.add_class::<notice::PyNotice>()?;
-    module.add_class::<warming::PyWarming>()?;
+    module.add_class::<warm_up::PyWarmUp>()?;
     module.add_class::<router::PyRouter>()?;
     module.add_function(wrap_pyfunction!(router::serve_router, module)?)?;
     module.add_function(wrap_pyfunction!(options::engine_defaults, module)?)?;

@@ -21,40 +21,40 @@ pub fn config(
     let arguments = given.map_or_else(|| Ok(PyDict::new(py)), Bound::copy)?;
     arguments.set_item("listen", listen)?;
     let decided = py.import("kvik.config")?.call_method1("engine_arguments", (arguments,))?;
-    let told = Told(decided.cast_into::<PyDict>()?);
-    let listen: Vec<String> = told.need("listen", |given| args::texts("listen", given))?;
+    let given = Given(decided.cast_into::<PyDict>()?);
+    let listen: Vec<String> = given.need("listen", |given| args::texts("listen", given))?;
     Ok(Config {
         listen: listen.iter().map(|text| parse_listen(text)).collect::<Result<_>>().or_raise(py)?,
-        advertise: told.may("advertise", |given| args::texts("advertise", given))?.unwrap_or_default(),
-        secret: told.may("secret", args::secret)?,
-        tls: told.may("tls", |given| given.extract::<PathBuf>())?.map(TlsFiles::within),
-        transport: args::transport(py, &told.need("transport", text)?)?,
-        verify: args::verify(py, &told.need("verify", text)?)?,
-        channels: told.need("channels", natural)?.within(py, "channels")?,
-        io_threads: told.need("io_threads", natural)?.within(py, "io_threads")?,
-        deadline: seconds(py, "deadline", told.need("deadline", |given| given.extract::<f64>())?)?,
-        memory_cap: told.need("memory_cap", args::size)?,
-        window: told.need("window", args::size)?,
-        cpus: told.may("cpus", cpu_numbers)?,
-        numa_node: told.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
-        name: told.need("name", text)?,
-        nics: nics(py, &told)?,
+        advertise: given.may("advertise", |given| args::texts("advertise", given))?.unwrap_or_default(),
+        secret: given.may("secret", args::secret)?,
+        tls: given.may("tls", |given| given.extract::<PathBuf>())?.map(TlsFiles::within),
+        transport: args::transport(py, &given.need("transport", text)?)?,
+        verify: args::verify(py, &given.need("verify", text)?)?,
+        channels: given.need("channels", natural)?.within(py, "channels")?,
+        io_threads: given.need("io_threads", natural)?.within(py, "io_threads")?,
+        deadline: seconds(py, "deadline", given.need("deadline", |given| given.extract::<f64>())?)?,
+        memory_cap: given.need("memory_cap", args::size)?,
+        window: given.need("window", args::size)?,
+        cpus: given.may("cpus", cpu_numbers)?,
+        numa_node: given.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
+        name: given.need("name", text)?,
+        nics: nics(py, &given)?,
         faults: None,
     })
 }
 
 /// The NICs, where some are named.
-fn nics(py: Python<'_>, told: &Told<'_>) -> PyResult<Option<NicOptions>> {
-    let library = told.may("nic_library", |given| given.extract::<PathBuf>())?;
-    let Some(named) = told.may("nics", text)? else { return Ok(None) };
+fn nics(py: Python<'_>, given: &Given<'_>) -> PyResult<Option<NicOptions>> {
+    let library = given.may("nic_library", |given| given.extract::<PathBuf>())?;
+    let Some(named) = given.may("nics", text)? else { return Ok(None) };
     let nics: NicOptions = named.parse().or_raise(py)?;
     Ok(Some(NicOptions { library, ..nics }))
 }
 
 /// The decided value of each option; errors of its type say which option it is.
-struct Told<'py>(Bound<'py, PyDict>);
+struct Given<'py>(Bound<'py, PyDict>);
 
-impl<'py> Told<'py> {
+impl<'py> Given<'py> {
     fn may<T>(
         &self,
         name: &str,
@@ -76,9 +76,9 @@ fn named(value: &Bound<'_, PyAny>, name: &str, cause: PyErr) -> PyErr {
     if !cause.get_type(py).is(py.get_type::<PyTypeError>()) || text.starts_with(name) {
         return cause;
     }
-    let told = PyTypeError::new_err(format!("argument '{name}': {text}"));
-    told.set_cause(py, Some(cause));
-    told
+    let given = PyTypeError::new_err(format!("argument '{name}': {text}"));
+    given.set_cause(py, Some(cause));
+    given
 }
 
 fn natural(given: &Bound<'_, PyAny>) -> PyResult<Natural> {

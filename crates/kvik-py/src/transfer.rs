@@ -119,7 +119,9 @@ impl PyTransfer {
         };
         match transfer.result() {
             None => "<kvik.Transfer on its way>".into(),
-            Some(Ok(report)) => format!("<kvik.Transfer done: {} bytes by {}>", report.bytes, report.way),
+            Some(Ok(report)) => {
+                format!("<kvik.Transfer done: {} bytes by {}>", report.bytes, report.mechanism)
+            }
             Some(Err(error)) => format!("<kvik.Transfer failed: {}>", error.code),
         }
     }
@@ -141,13 +143,13 @@ fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
         report.extents,
         report.pages,
         report.transport.name(),
-        report.way,
+        report.mechanism,
         PyTuple::new(py, report.checks)?,
         time(report.plan),
         time(report.post),
         time(report.wire),
         time(report.verify),
         time(report.total),
-        PyTuple::new(py, report.passed_over.iter().map(ToString::to_string).collect::<Vec<_>>())?,
+        PyTuple::new(py, report.rejected_transports.iter().map(ToString::to_string).collect::<Vec<_>>())?,
     ))
 }

@@ -104,7 +104,7 @@ label_values! {
         Gap = "gap",
         /// A decode engine had the request and had not answered.
         Decode = "decode",
-        /// The answer was under way.
+        /// The answer was in flight.
         Stream = "stream",
     }
 }

@@ -59,7 +59,7 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|list| list.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// The body of an answer under way. Dropping it before its end closes the engine's connection.
+/// The body of an answer in flight. Dropping it before its end closes the engine's connection.
 struct Relay {
     /// Gone once the answer has ended, one way or the other.
     exchange: Option<Exchange>,

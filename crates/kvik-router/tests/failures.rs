@@ -40,7 +40,7 @@ async fn a_dead_prefill_engine() {
 }
 
 #[tokio::test]
-async fn an_engine_that_cannot_be_reached_is_passed_over() {
+async fn an_engine_that_cannot_be_reached_is_skipped() {
     let (prefill, decode) = (good_prefill().await, good_decode().await);
     let (dead, other) = (nobody().await, nobody().await);
     let router = RunningRouter::start(config(&[&dead, &prefill.url()], &[&other, &decode.url()])).unwrap();

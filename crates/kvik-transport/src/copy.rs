@@ -10,13 +10,13 @@
 
 use crate::gpu::{Broken, GpuCopier, Readable, Stuck};
 use crate::local::{Links, LocalLink, PeerRegion, link_broke, lock, stopped};
-use crate::sums::{Bytes, PIECE, Summer};
-use crate::{Held, Queue, WorkSource, finish, from_host};
+use crate::sums::{Bytes, Checksummer, PIECE};
+use crate::{Queue, RegionMemory, WorkSource, finish, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::cuda::GpuMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
-use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome, Source};
+use kvik_proto::{CopyFrom, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -33,14 +33,14 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// The copying threads of an engine.
 pub(crate) struct CopyPool {
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
-struct Bell {
+struct Waker {
     state: Mutex<(u64, bool)>,
-    rung: Condvar,
+    woken: Condvar,
 }
 
 impl Drop for CopyPool {
@@ -57,12 +57,12 @@ impl CopyPool {
         threads: usize,
         options: &ThreadOptions,
     ) -> Result<CopyPool> {
-        let bell = Arc::new(Bell::default());
-        let pool = CopyPool { bell: bell.clone(), threads: Mutex::default() };
+        let waker = Arc::new(Waker::default());
+        let pool = CopyPool { waker: waker.clone(), threads: Mutex::default() };
         for number in 0..threads {
-            let (work, links, bell) = (work.clone(), links.clone(), bell.clone());
+            let (work, links, waker) = (work.clone(), links.clone(), waker.clone());
             let thread =
-                spawn_named(&format!("kvik-copy-{number}"), options, move || run(&*work, &links, &bell));
+                spawn_named(&format!("kvik-copy-{number}"), options, move || run(&*work, &links, &waker));
             lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
         }
         Ok(pool)
@@ -70,14 +70,14 @@ impl CopyPool {
 
     /// There is something to copy.
     pub fn wake(&self) {
-        lock(&self.bell.state).0 += 1;
-        self.bell.rung.notify_all();
+        lock(&self.waker.state).0 += 1;
+        self.waker.woken.notify_all();
     }
 
-    /// Ends the threads, after the part that each has in hand.
+    /// Ends the threads, after the part that each has in flight.
     pub fn stop(&self) {
-        lock(&self.bell.state).1 = true;
-        self.bell.rung.notify_all();
+        lock(&self.waker.state).1 = true;
+        self.waker.woken.notify_all();
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
                 log::error!("a copying thread panicked; its transfers end by their deadlines");
@@ -86,18 +86,18 @@ impl CopyPool {
     }
 }
 
-fn run(work: &dyn WorkSource, links: &Links, bell: &Bell) {
+fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
     let mut copier = Copier::default();
-    let mut stuck: Vec<(Order<Held>, Box<Stuck>)> = Vec::new();
+    let mut stuck: Vec<(WorkRequest<RegionMemory>, Box<Stuck>)> = Vec::new();
     let mut heard = 0;
     loop {
         {
-            let mut state = lock(&bell.state);
+            let mut state = lock(&waker.state);
             while state.0 == heard && !state.1 && stuck.is_empty() {
-                state = bell.rung.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = waker.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             if !stuck.is_empty() {
-                let waited = bell.rung.wait_timeout(state, LOOK);
+                let waited = waker.woken.wait_timeout(state, LOOK);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             if state.1 && stuck.is_empty() {
@@ -105,18 +105,18 @@ fn run(work: &dyn WorkSource, links: &Links, bell: &Bell) {
             }
             heard = state.0;
         }
-        // No bell tells when a GPU is through after all: it is looked for.
+        // No waker tells when a GPU is through after all: it is looked for.
         while let Some(at) = stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
-            let (order, stuck) = stuck.swap_remove(at);
+            let (request, stuck) = stuck.swap_remove(at);
             drop(stuck);
-            finish(work, order, OrderOutcome::Void);
+            finish(work, request, WorkOutcome::Void);
         }
-        while let Some(order) = work.claim(Queue::Copy) {
-            match copier.execute(links, &order) {
-                Ok(outcome) => finish(work, order, outcome),
+        while let Some(request) = work.claim(Queue::Copy) {
+            match copier.execute(links, &request) {
+                Ok(outcome) => finish(work, request, outcome),
                 Err(held) => {
-                    work.stuck(order.id, held.error());
-                    stuck.push((order, held));
+                    work.stuck(request.id, held.error());
+                    stuck.push((request, held));
                 }
             }
         }
@@ -124,7 +124,7 @@ fn run(work: &dyn WorkSource, links: &Links, bell: &Bell) {
 }
 
 struct Copier {
-    summer: Summer,
+    checksummer: Checksummer,
     gpus: GpuCopier,
     local: RunBuffer,
     remote: RunBuffer,
@@ -133,106 +133,130 @@ struct Copier {
 impl Default for Copier {
     fn default() -> Self {
         let (local, remote) = (RunBuffer::new(RUNS), RunBuffer::new(RUNS));
-        Copier { summer: Summer::default(), gpus: GpuCopier::default(), local, remote }
+        Copier { checksummer: Checksummer::default(), gpus: GpuCopier::default(), local, remote }
     }
 }
 
 impl Copier {
     /// # Errors
-    /// A GPU has something of the order under way that does not end.
-    fn execute(&mut self, links: &Links, order: &Order<Held>) -> Result<OrderOutcome, Box<Stuck>> {
-        if stopped(&order.stop) {
-            return Ok(OrderOutcome::Void);
+    /// A GPU has something of the work request in flight that does not end.
+    fn execute(
+        &mut self,
+        links: &Links,
+        request: &WorkRequest<RegionMemory>,
+    ) -> Result<WorkOutcome, Box<Stuck>> {
+        if stopped(&request.stop) {
+            return Ok(WorkOutcome::Void);
         }
-        let result = match &order.kind {
-            OrderKind::Copy(CopyFrom::Own(memory, view)) => match (memory, &order.region) {
-                (Held::Host(_), Held::Host(_)) => self.copy_own(order, memory, view),
-                _ => return ended(self.copy_gpu(order, memory, view)),
+        let result = match &request.kind {
+            WorkKind::Copy(CopyFrom::Own(memory, view)) => match (memory, &request.region) {
+                (RegionMemory::Host(_), RegionMemory::Host(_)) => self.copy_own(request, memory, view),
+                _ => return ended(self.copy_gpu(request, memory, view)),
             },
-            OrderKind::Copy(CopyFrom::Peer(source)) => match links.get(order.id.session()) {
-                Some(link) => return ended(self.copy_peer(order, source, &link)),
+            WorkKind::Copy(CopyFrom::Peer(source)) => match links.get(request.id.session()) {
+                Some(link) => return ended(self.copy_peer(request, source, &link)),
                 // There was one when the transfer began.
                 None => Err(link_broke()),
             },
-            OrderKind::Sum => return ended(self.sum(order)),
-            OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) => {
-                Err(Error::new(Code::ProtocolError, "an order for a channel was given to a copying thread"))
-            }
+            WorkKind::Sum => return ended(self.sum(request)),
+            WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) => Err(Error::new(
+                Code::ProtocolError,
+                "a work request for a channel was given to a copying thread",
+            )),
         };
         Ok(match result {
-            Ok((extents, verify)) => OrderOutcome::Done { extents, verify },
-            Err(error) => OrderOutcome::Failed(error),
+            Ok((extents, verify)) => WorkOutcome::Done { extents, verify },
+            Err(error) => WorkOutcome::Failed(error),
         })
     }
 
-    fn copy_gpu(&mut self, order: &Order<Held>, from: &Held, view: &View) -> Result<OrderOutcome, Broken> {
-        let extents = self.gpus.copy(order, from, view)?;
+    fn copy_gpu(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        from: &RegionMemory,
+        view: &View,
+    ) -> Result<WorkOutcome, Broken> {
+        let extents = self.gpus.copy(request, from, view)?;
         let began = Instant::now();
-        if order.sums {
-            self.gpus.compare(&mut self.summer, order, |gpus, summer, unit| {
-                gpus.sum(summer, order, (from, view), unit)
+        if request.sums {
+            self.gpus.compare(&mut self.checksummer, request, |gpus, checksummer, unit| {
+                gpus.sum(checksummer, request, (from, view), unit)
             })?;
         }
-        let verify = if order.sums { began.elapsed() } else { Duration::ZERO };
-        Ok(OrderOutcome::Done { extents, verify })
+        let verify = if request.sums { began.elapsed() } else { Duration::ZERO };
+        Ok(WorkOutcome::Done { extents, verify })
     }
 
     /// The checksum of each unit, of what a NIC has moved.
-    fn sum(&mut self, order: &Order<Held>) -> Result<OrderOutcome, Broken> {
-        let (began, part, unit) = (Instant::now(), order.part.clone(), order.unit.max(1));
+    fn sum(&mut self, request: &WorkRequest<RegionMemory>) -> Result<WorkOutcome, Broken> {
+        let (began, part, unit) = (Instant::now(), request.part.clone(), request.unit.max(1));
         // What a NIC has written is not seen by a GPU's copies before.
-        if let Held::Gpu(memory) = &order.region {
+        if let RegionMemory::Gpu(memory) = &request.region {
             memory.flush_writes()?;
         }
         let mut sums = Vec::new();
         for start in part.clone().step_by(unit as usize) {
-            if stopped(&order.stop) {
-                return Ok(OrderOutcome::Void);
+            if stopped(&request.stop) {
+                return Ok(WorkOutcome::Void);
             }
             let unit = start..(start + unit).min(part.end);
-            sums.push(self.gpus.sum(&mut self.summer, order, (&order.region, &order.view), unit)?);
+            sums.push(self.gpus.sum(
+                &mut self.checksummer,
+                request,
+                (&request.region, &request.view),
+                unit,
+            )?);
         }
-        Ok(OrderOutcome::Summed { sums, verify: began.elapsed() })
+        Ok(WorkOutcome::Summed { sums, verify: began.elapsed() })
     }
 
-    fn copy_own(&mut self, order: &Order<Held>, memory: &Held, view: &View) -> Result<(u64, Duration)> {
-        let (to, from) = (order.region.host(COPIER)?, memory.host(COPIER)?);
+    fn copy_own(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        memory: &RegionMemory,
+        view: &View,
+    ) -> Result<(u64, Duration)> {
+        let (to, from) = (request.region.host(COPIER)?, memory.host(COPIER)?);
         let mut verify = Duration::ZERO;
-        for piece in pieces(order) {
-            for e in Extents::new(view, &order.view, piece.clone()) {
+        for piece in pieces(request) {
+            for e in Extents::new(view, &request.view, piece.clone()) {
                 Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)
                     .map_err(|error| from_host(Code::PageOutOfRange, error))?;
             }
-            verify += self.compare(order, piece, &**from, view)?;
+            verify += self.compare(request, piece, &**from, view)?;
         }
-        Ok((Extents::new(view, &order.view, order.part.clone()).count() as u64, verify))
+        Ok((Extents::new(view, &request.view, request.part.clone()).count() as u64, verify))
     }
 
     fn copy_peer(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         source: &Source,
         link: &LocalLink,
-    ) -> Result<OrderOutcome, Broken> {
-        let fence = link.fence(&order.stop)?;
-        let region = link.region(source.region, &order.stop)?;
+    ) -> Result<WorkOutcome, Broken> {
+        let fence = link.fence(&request.stop)?;
+        let region = link.region(source.region, &request.stop)?;
         let copied = within_fence(&fence, source, || {
-            let (extents, verify) = match (&*region, &order.region) {
+            let (extents, verify) = match (&*region, &request.region) {
                 (PeerRegion::Gpu(memory), _) => {
-                    return self.copy_gpu(order, &Held::Gpu(memory.open(link, &order.stop)?), &source.view);
+                    return self.copy_gpu(
+                        request,
+                        &RegionMemory::Gpu(memory.open(link, &request.stop)?),
+                        &source.view,
+                    );
                 }
-                (PeerRegion::Mapped(memory, _), Held::Gpu(to)) => {
-                    return self.copy_up(order, &source.view, (&mut &*memory, memory), to);
+                (PeerRegion::Mapped(memory, _), RegionMemory::Gpu(to)) => {
+                    return self.copy_up(request, &source.view, (&mut &*memory, memory), to);
                 }
-                (PeerRegion::Process { process, addr, len }, Held::Gpu(to)) => {
+                (PeerRegion::Process { process, addr, len }, RegionMemory::Gpu(to)) => {
                     let there = Elsewhere { process, addr: *addr, len: *len };
                     let mut batched = Batched::of(&there);
-                    return self.copy_up(order, &source.view, (&mut batched, &there), to);
+                    return self.copy_up(request, &source.view, (&mut batched, &there), to);
                 }
-                (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(order, source, memory)?,
-                (PeerRegion::Process { .. }, _) => self.copy_process(order, source, &region)?,
+                (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(request, source, memory)?,
+                (PeerRegion::Process { .. }, _) => self.copy_process(request, source, &region)?,
             };
-            Ok(OrderOutcome::Done { extents, verify })
+            Ok(WorkOutcome::Done { extents, verify })
         });
         link.was_read(&region);
         copied
@@ -241,90 +265,91 @@ impl Copier {
     /// From memory of another process that a processor reads to a GPU of this one.
     fn copy_up(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         view: &View,
         (from, bytes): (&mut dyn Readable, &impl Bytes),
         to: &Arc<GpuMemory>,
-    ) -> Result<OrderOutcome, Broken> {
-        self.gpus.up(order, (from, view), to)?;
+    ) -> Result<WorkOutcome, Broken> {
+        self.gpus.up(request, (from, view), to)?;
         let began = Instant::now();
-        if order.sums {
-            self.gpus
-                .compare(&mut self.summer, order, |_, summer, unit| Ok(summer.sum_of(bytes, view, unit)?))?;
+        if request.sums {
+            self.gpus.compare(&mut self.checksummer, request, |_, checksummer, unit| {
+                Ok(checksummer.sum_of(bytes, view, unit)?)
+            })?;
         }
-        let verify = if order.sums { began.elapsed() } else { Duration::ZERO };
-        let extents = Extents::new(view, &order.view, order.part.clone()).count() as u64;
-        Ok(OrderOutcome::Done { extents, verify })
+        let verify = if request.sums { began.elapsed() } else { Duration::ZERO };
+        let extents = Extents::new(view, &request.view, request.part.clone()).count() as u64;
+        Ok(WorkOutcome::Done { extents, verify })
     }
 
     fn copy_mapped(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         source: &Source,
         memory: &kvik_host::PeerMemory,
     ) -> Result<(u64, Duration)> {
-        let to = order.region.host(COPIER)?;
+        let to = request.region.host(COPIER)?;
         let mut verify = Duration::ZERO;
-        for piece in pieces(order) {
-            for e in Extents::new(&source.view, &order.view, piece.clone()) {
+        for piece in pieces(request) {
+            for e in Extents::new(&source.view, &request.view, piece.clone()) {
                 memory
                     .copy_into(e.left as usize, to, e.right as usize, e.len as usize)
                     .map_err(|error| from_host(Code::PageOutOfRange, error))?;
             }
-            verify += self.compare(order, piece, memory, &source.view)?;
+            verify += self.compare(request, piece, memory, &source.view)?;
         }
-        Ok((Extents::new(&source.view, &order.view, order.part.clone()).count() as u64, verify))
+        Ok((Extents::new(&source.view, &request.view, request.part.clone()).count() as u64, verify))
     }
 
     /// Reads through the kernel, many extents a call. With checksums wanted the source is read twice, since what is
     /// compared must come from there.
     fn copy_process(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         source: &Source,
         region: &PeerRegion,
     ) -> Result<(u64, Duration)> {
         let mut verify = Duration::ZERO;
-        for piece in pieces(order) {
-            verify += self.copy_process_piece(order, source, region, piece)?;
+        for piece in pieces(request) {
+            verify += self.copy_process_piece(request, source, region, piece)?;
         }
-        Ok((Extents::new(&source.view, &order.view, order.part.clone()).count() as u64, verify))
+        Ok((Extents::new(&source.view, &request.view, request.part.clone()).count() as u64, verify))
     }
 
     fn copy_process_piece(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         source: &Source,
         region: &PeerRegion,
         piece: Range<u64>,
     ) -> Result<Duration> {
         let PeerRegion::Process { process, addr, len } = region else { return Ok(Duration::ZERO) };
         let there = Elsewhere { process, addr: *addr, len: *len };
-        let extents = Extents::new(&source.view, &order.view, piece.clone());
+        let extents = Extents::new(&source.view, &request.view, piece.clone());
         let extents = extents.map(|e| (e.left, e.right as usize, e.len as usize));
-        there.read(order.region.host(COPIER)?, extents, &mut self.local, &mut self.remote)?;
-        self.compare(order, piece, &there, &source.view)
+        there.read(request.region.host(COPIER)?, extents, &mut self.local, &mut self.remote)?;
+        self.compare(request, piece, &there, &source.view)
     }
 
     /// Compares checksums of source and destination, unit by unit, where they are wanted.
     fn compare(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         piece: Range<u64>,
         bytes: &impl Bytes,
         source: &View,
     ) -> Result<Duration> {
-        if !order.sums {
+        if !request.sums {
             return Ok(Duration::ZERO);
         }
-        let (began, own) = (Instant::now(), order.region.host(COPIER)?);
+        let (began, own) = (Instant::now(), request.region.host(COPIER)?);
         let mut start = piece.start;
         while start < piece.end {
-            let end = (start + order.unit).min(piece.end);
-            let there = self.summer.sum_of(bytes, source, start..end)?;
-            let here = self.summer.sum_of(&**own, &order.view, start..end)?;
+            let end = (start + request.unit).min(piece.end);
+            let there = self.checksummer.sum_of(bytes, source, start..end)?;
+            let here = self.checksummer.sum_of(&**own, &request.view, start..end)?;
             if there != here {
-                return Err(mismatch(&order.view, start));
+                return Err(mismatch(&request.view, start));
             }
             start = end;
         }
@@ -332,21 +357,21 @@ impl Copier {
     }
 }
 
-/// How an order ended, unless a GPU has something of it under way.
-fn ended(result: Result<OrderOutcome, Broken>) -> Result<OrderOutcome, Box<Stuck>> {
+/// How a work request ended, unless a GPU has something of it in flight.
+fn ended(result: Result<WorkOutcome, Broken>) -> Result<WorkOutcome, Box<Stuck>> {
     match result {
         Ok(outcome) => Ok(outcome),
-        Err(Broken::Failed(error)) => Ok(OrderOutcome::Failed(error)),
-        Err(Broken::Left) => Ok(OrderOutcome::Void),
+        Err(Broken::Failed(error)) => Ok(WorkOutcome::Failed(error)),
+        Err(Broken::Left) => Ok(WorkOutcome::Void),
         Err(Broken::Stuck(stuck)) => Err(stuck),
     }
 }
 
-/// An order's part in pieces of whole units that are copied and compared before the next ones: all of it at once
+/// A work request's part in pieces of whole units that are copied and compared before the next ones: all of it at once
 /// where nothing is compared.
-fn pieces(order: &Order<Held>) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (part, unit) = (order.part.clone(), order.unit.max(1));
-    let step = if order.sums { unit * (PIECE / unit).max(1) } else { (part.end - part.start).max(1) };
+fn pieces(request: &WorkRequest<RegionMemory>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (part, unit) = (request.part.clone(), request.unit.max(1));
+    let step = if request.sums { unit * (PIECE / unit).max(1) } else { (part.end - part.start).max(1) };
     part.clone().step_by(step as usize).map(move |start| start..(start + step).min(part.end))
 }
 
@@ -510,7 +535,7 @@ mod tests {
         (table, fence, slot, source)
     }
 
-    /// What came of a copy that no GPU has under way.
+    /// What came of a copy that no GPU has in flight.
     fn error<T>(copied: Result<T, Broken>) -> Result<T> {
         copied.map_err(|broken| match broken {
             Broken::Failed(error) => error,

@@ -1,16 +1,17 @@
 //! The fault-injecting transport: it stands between the work and the threads of any other transport.
 //!
-//! Every order passes through it, so what it does happens to every transport alike: orders come late and therefore
-//! in another order than other channels' ones, threads are stuck with an order in hand, an order is lost or reported
-//! as failed, a chunk comes twice, a channel breaks. What is random is drawn from a seed, which the test prints.
-//! What happens on a wire (bytes that are changed, lost, repeated) is a proxy's business, beside the tests.
+//! Every work request passes through it, so what it does happens to every transport alike: work requests come late and
+//! therefore in another order than other channels' ones, threads are stuck with a work request in flight, a work
+//! request is lost or reported as failed, a chunk comes twice, a channel breaks. What is random is drawn from a seed,
+//! which the test prints. What happens on a wire (bytes that are changed, lost, repeated) is a proxy's business, beside
+//! the tests.
 //!
-//! Orders are counted from 0 in the sequence in which they are given, over all threads of the engine.
+//! Work requests are counted from 0 in the sequence in which they are given, over all threads of the engine.
 
 use crate::local::lock;
-use crate::{Held, Placement, Queue, Services, SessionEvents, WorkSource};
+use crate::{Placement, Queue, RegionMemory, Services, SessionEvents, WorkSource};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, Order, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, WorkId, WorkOutcome, WorkRequest};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,7 @@ struct State {
     ended: u64,
 }
 
-/// How an order is reported that its thread has executed.
+/// How a work request is reported that its thread has executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// It has failed.
@@ -70,24 +71,24 @@ impl Faults {
         self.seed
     }
 
-    /// Services whose orders pass through these faults.
+    /// Services whose work requests pass through these faults.
     pub fn stand_before(self: &Arc<Self>, behind: Services) -> Services {
         let (sessions, rma) = (behind.sessions.clone(), behind.rma.clone());
         let faulty = Arc::new(Faulty { behind, faults: self.clone() });
         Services { work: faulty.clone(), placement: faulty, sessions, rma }
     }
 
-    /// So many of a thousand orders come late, by `most` at most.
+    /// So many of a thousand work requests come late, by `most` at most.
     pub fn delay(&self, per_mille: u32, most: Duration) {
         lock(&self.state).delays = Some((per_mille, most));
     }
 
-    /// Threads are stuck with every order from this one on, until [`Faults::release`].
-    pub fn hold_from(&self, order: u64) {
-        lock(&self.state).hold_from = Some(order);
+    /// Threads are stuck with every work request from this one on, until [`Faults::release`].
+    pub fn hold_from(&self, request: u64) {
+        lock(&self.state).hold_from = Some(request);
     }
 
-    /// Threads go on with what they have in hand.
+    /// Threads go on with what they have in flight.
     pub fn release(&self) {
         lock(&self.state).hold_from = None;
         self.changed.notify_all();
@@ -98,22 +99,22 @@ impl Faults {
         self.wait(patience, |state| state.held >= count)
     }
 
-    /// The session of this order loses a channel, when it is asked for the order.
-    pub fn lose_channel_at(&self, order: u64) {
-        lock(&self.state).lose_at = Some(order);
+    /// The session of this work request loses a channel, when it is asked for the work request.
+    pub fn lose_channel_at(&self, request: u64) {
+        lock(&self.state).lose_at = Some(request);
     }
 
-    /// The chunk that this order places is announced once more.
-    pub fn repeat_at(&self, order: u64) {
-        lock(&self.state).repeat_at = Some(order);
+    /// The chunk that this work request places is announced once more.
+    pub fn repeat_at(&self, request: u64) {
+        lock(&self.state).repeat_at = Some(request);
     }
 
-    /// The order that is reported as this one (from 0) is reported so, whatever became of it.
-    pub fn end_at(&self, order: u64, how: End) {
-        lock(&self.state).end_at = Some((order, how));
+    /// The work request that is reported as this one (from 0) is reported so, whatever became of it.
+    pub fn end_at(&self, request: u64, how: End) {
+        lock(&self.state).end_at = Some((request, how));
     }
 
-    /// Orders that were given.
+    /// Work requests that were given.
     pub fn given(&self) -> u64 {
         lock(&self.state).given
     }
@@ -131,7 +132,7 @@ impl Faults {
         true
     }
 
-    /// An order is about to be given: what happens to it and its thread first. Gives its number.
+    /// A work request is about to be given: what happens to it and its thread first. Gives its number.
     fn meet(&self, sessions: &dyn SessionEvents, session: u64) -> u64 {
         let mut state = lock(&self.state);
         let number = state.given;
@@ -161,15 +162,15 @@ impl Faults {
         lock(&self.state).repeat_at.take_if(|at| *at == number).is_some()
     }
 
-    fn ends(&self, outcome: OrderOutcome) -> OrderOutcome {
+    fn ends(&self, outcome: WorkOutcome) -> WorkOutcome {
         let mut state = lock(&self.state);
         let number = state.ended;
         state.ended += 1;
         match state.end_at.take_if(|(at, _)| *at == number) {
-            Some((_, End::Lost)) => OrderOutcome::Void,
+            Some((_, End::Lost)) => WorkOutcome::Void,
             Some((_, End::Failed)) => {
-                let text = "an order failed: a fault that was injected";
-                OrderOutcome::Failed(Error::new(Code::ChecksumMismatch, text))
+                let text = "a work request failed: a fault that was injected";
+                WorkOutcome::Failed(Error::new(Code::ChecksumMismatch, text))
             }
             None => outcome,
         }
@@ -182,34 +183,34 @@ struct Faulty {
 }
 
 impl WorkSource for Faulty {
-    fn claim(&self, queue: Queue) -> Option<Order<Held>> {
-        let order = self.behind.work.claim(queue)?;
-        self.faults.meet(&*self.behind.sessions, order.id.session());
-        Some(order)
+    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>> {
+        let request = self.behind.work.claim(queue)?;
+        self.faults.meet(&*self.behind.sessions, request.id.session());
+        Some(request)
     }
 
-    fn done(&self, id: OrderRef, outcome: OrderOutcome) {
+    fn done(&self, id: WorkId, outcome: WorkOutcome) {
         let outcome = self.faults.ends(outcome);
         self.behind.work.done(id, outcome);
     }
 
-    fn stuck(&self, id: OrderRef, error: Error) {
+    fn stuck(&self, id: WorkId, error: Error) {
         self.behind.work.stuck(id, error);
     }
 }
 
 impl Placement for Faulty {
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
-        let Some(order) = self.behind.placement.place(session, header)? else { return Ok(None) };
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
+        let Some(request) = self.behind.placement.place(session, header)? else { return Ok(None) };
         let number = self.faults.meet(&*self.behind.sessions, session);
         if self.faults.repeats(number)
             && let Err(error) = self.behind.placement.place(session, header).map(drop)
         {
-            let id = order.id;
-            drop(order);
-            self.behind.work.done(id, OrderOutcome::Void);
+            let id = request.id;
+            drop(request);
+            self.behind.work.done(id, WorkOutcome::Void);
             return Err(error);
         }
-        Ok(Some(order))
+        Ok(Some(request))
     }
 }

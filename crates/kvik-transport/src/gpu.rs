@@ -5,16 +5,16 @@
 //! from may be another process's, on a GPU or on the host: it is read, and never written.
 //!
 //! A copy that was begun cannot be stopped. Where its stream does not get to it although its transfer has ended, the
-//! thread puts it aside ([`Stuck`]) and goes on with others; the order is held until the GPU is through with it.
+//! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the GPU is through with it.
 
 use crate::copy::mismatch;
 use crate::local::stopped;
-use crate::sums::Summer;
-use crate::{Held, from_host};
+use crate::sums::Checksummer;
+use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::cuda::{Device, GpuMemory, Mark, Pinned, Stream};
 use kvik_host::{HostError, Memory, PeerMemory};
-use kvik_proto::Order;
+use kvik_proto::WorkRequest;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const ROOM: u64 = 1 << 20;
 /// How often a thread that waits for a GPU looks whether its order must stop.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long an order that must stop is waited for in silence.
+/// How long a work request that must stop is waited for in silence.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What whoever waits for a transfer is told when a GPU does not come to the end of its copies.
@@ -31,7 +31,7 @@ pub(crate) fn stuck(device: u32) -> Error {
     Error::new(
         Code::PagesQuarantined,
         format!(
-            "GPU {device} still has a copy of its pages under way, which nobody can stop: do not use or free them until \
+            "GPU {device} still has a copy of its pages in flight, which nobody can stop: do not use or free them until \
              the region is closed; a kernel that does not end, or a GPU that hangs, is what keeps it (nvidia-smi)"
         ),
     )
@@ -42,14 +42,14 @@ pub(crate) fn failed(error: HostError) -> Error {
 }
 
 /// A thread's stream on a GPU, and its buffer.
-struct Lane {
+struct CopyStream {
     stream: Stream,
     buffer: Arc<Pinned>,
 }
 
-/// Copies that a GPU has under way for an order that has ended.
+/// Copies that a GPU has in flight for a work request that has ended.
 pub(crate) struct Stuck {
-    lane: Lane,
+    copy_stream: CopyStream,
     /// None: there is no telling when they end.
     mark: Option<Mark>,
 }
@@ -59,7 +59,7 @@ impl Stuck {
     pub fn is_over(&mut self) -> bool {
         match self.mark.as_mut().map(Mark::is_done) {
             Some(Ok(done)) => done,
-            // A context that is lost has nothing under way.
+            // A context that is lost has nothing in flight.
             Some(Err(HostError::Cuda(error))) => error.is_lost(),
             Some(Err(_)) | None => false,
         }
@@ -67,17 +67,17 @@ impl Stuck {
 
     /// Why their pages are not free.
     pub fn error(&self) -> Error {
-        stuck(self.lane.stream.device().ordinal())
+        stuck(self.copy_stream.stream.device().ordinal())
     }
 }
 
 /// Why a copy did not come to a good end.
 pub(crate) enum Broken {
-    /// It failed, or was left; nothing of it is under way.
+    /// It failed, or was left; nothing of it is in flight.
     Failed(Error),
-    /// Its order must stop.
+    /// Its work request must stop.
     Left,
-    /// Its order must stop, and something of it is under way.
+    /// Its work request must stop, and something of it is in flight.
     Stuck(Box<Stuck>),
 }
 
@@ -126,56 +126,64 @@ impl Readable for &PeerMemory {
     }
 }
 
-/// What a thread copies with: a lane on each GPU that it has met.
+/// What a thread copies with: a stream on each GPU that it has met.
 #[derive(Default)]
 pub(crate) struct GpuCopier {
-    lanes: Vec<Lane>,
+    streams: Vec<CopyStream>,
     runs: Vec<(usize, usize)>,
     /// Where to, where from, and bytes.
     pieces: Vec<(usize, usize, usize)>,
 }
 
 impl GpuCopier {
-    /// Copies an order's part from memory that this process has open, one of the two on a GPU: how many extents it took.
-    pub fn copy(&mut self, order: &Order<Held>, from: &Held, view: &View) -> Result<u64, Broken> {
-        match (from, &order.region) {
-            (Held::Gpu(from), Held::Gpu(to)) => self.across(order, (from, view), to)?,
-            (Held::Gpu(from), Held::Host(to)) => self.down(order, (from, view), to)?,
-            (Held::Host(from), Held::Gpu(to)) => self.up(order, (&mut &**from, view), to)?,
-            (Held::Host(from), Held::Host(to)) => {
-                for e in Extents::new(view, &order.view, order.part.clone()) {
+    /// Copies a work request's part from memory that this process has open, one of the two on a GPU: how many extents
+    /// it took.
+    pub fn copy(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        from: &RegionMemory,
+        view: &View,
+    ) -> Result<u64, Broken> {
+        match (from, &request.region) {
+            (RegionMemory::Gpu(from), RegionMemory::Gpu(to)) => self.across(request, (from, view), to)?,
+            (RegionMemory::Gpu(from), RegionMemory::Host(to)) => self.down(request, (from, view), to)?,
+            (RegionMemory::Host(from), RegionMemory::Gpu(to)) => {
+                self.up(request, (&mut &**from, view), to)?
+            }
+            (RegionMemory::Host(from), RegionMemory::Host(to)) => {
+                for e in Extents::new(view, &request.view, request.part.clone()) {
                     Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)?;
                 }
             }
         }
-        Ok(Extents::new(view, &order.view, order.part.clone()).count() as u64)
+        Ok(Extents::new(view, &request.view, request.part.clone()).count() as u64)
     }
 
     fn across(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         (from, view): (&Arc<GpuMemory>, &View),
         to: &Arc<GpuMemory>,
     ) -> Result<(), Broken> {
-        let at = self.lane(to.device())?;
+        let at = self.stream_of(to.device())?;
         self.pieces.clear();
-        let extents = Extents::new(view, &order.view, order.part.clone());
+        let extents = Extents::new(view, &request.view, request.part.clone());
         self.pieces.extend(extents.map(|e| (e.right as usize, e.left as usize, e.len as usize)));
-        let begun = self.lanes[at].stream.between_pieces(to, from, &self.pieces);
-        self.wait(at, order)?;
+        let begun = self.streams[at].stream.between_pieces(to, from, &self.pieces);
+        self.wait(at, request)?;
         Ok(begun?)
     }
 
     fn down(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         (from, view): (&Arc<GpuMemory>, &View),
         to: &Memory,
     ) -> Result<(), Broken> {
-        for part in in_parts(&order.part) {
-            let at = self.fetch(order, from, view, part.clone())?;
-            let (buffer, mut place) = (&self.lanes[at].buffer, 0);
-            for run in order.view.runs(part) {
+        for part in in_parts(&request.part) {
+            let at = self.fetch(request, from, view, part.clone())?;
+            let (buffer, mut place) = (&self.streams[at].buffer, 0);
+            for run in request.view.runs(part) {
                 let len = run.len as usize;
                 Memory::copy_between(to, run.offset as usize, buffer.memory(), place, len)?;
                 place += len;
@@ -184,55 +192,55 @@ impl GpuCopier {
         Ok(())
     }
 
-    /// Copies an order's part from memory that a processor reads to a GPU of this process.
+    /// Copies a work request's part from memory that a processor reads to a GPU of this process.
     pub fn up(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         (from, view): (&mut dyn Readable, &View),
         to: &Arc<GpuMemory>,
     ) -> Result<(), Broken> {
-        let at = self.lane(to.device())?;
-        for part in in_parts(&order.part) {
+        let at = self.stream_of(to.device())?;
+        for part in in_parts(&request.part) {
             take_runs(&mut self.runs, view, part.clone());
-            let lane = &mut self.lanes[at];
-            from.take(&self.runs, lane.buffer.memory())?;
-            take_runs(&mut self.runs, &order.view, part);
-            let begun = lane.stream.scatter(to, &self.runs, &lane.buffer, 0);
-            self.wait(at, order)?;
+            let copy_stream = &mut self.streams[at];
+            from.take(&self.runs, copy_stream.buffer.memory())?;
+            take_runs(&mut self.runs, &request.view, part);
+            let begun = copy_stream.stream.scatter(to, &self.runs, &copy_stream.buffer, 0);
+            self.wait(at, request)?;
             begun?;
         }
         Ok(())
     }
 
-    /// Fetches a part into a lane's buffer, and says which lane that is.
+    /// Fetches a part into a stream's buffer, and says which stream that is.
     fn fetch(
         &mut self,
-        order: &Order<Held>,
+        request: &WorkRequest<RegionMemory>,
         from: &Arc<GpuMemory>,
         view: &View,
         part: Range<u64>,
     ) -> Result<usize, Broken> {
-        let at = self.lane(from.device())?;
+        let at = self.stream_of(from.device())?;
         take_runs(&mut self.runs, view, part);
-        let lane = &mut self.lanes[at];
-        let begun = lane.stream.gather(&lane.buffer, 0, from, &self.runs);
-        self.wait(at, order)?;
+        let copy_stream = &mut self.streams[at];
+        let begun = copy_stream.stream.gather(&copy_stream.buffer, 0, from, &self.runs);
+        self.wait(at, request)?;
         begun?;
         Ok(at)
     }
 
-    /// Compares what an order has copied with what it was copied from, unit by unit: `there` sums a unit of that.
+    /// Compares what a work request has copied with what it was copied from, unit by unit: `there` sums a unit of that.
     pub fn compare(
         &mut self,
-        summer: &mut Summer,
-        order: &Order<Held>,
-        mut there: impl FnMut(&mut GpuCopier, &mut Summer, Range<u64>) -> Result<u64, Broken>,
+        checksummer: &mut Checksummer,
+        request: &WorkRequest<RegionMemory>,
+        mut there: impl FnMut(&mut GpuCopier, &mut Checksummer, Range<u64>) -> Result<u64, Broken>,
     ) -> Result<(), Broken> {
-        for unit in units(order) {
-            let there = there(self, summer, unit.clone())?;
-            let here = self.sum(summer, order, (&order.region, &order.view), unit.clone())?;
+        for unit in units(request) {
+            let there = there(self, checksummer, unit.clone())?;
+            let here = self.sum(checksummer, request, (&request.region, &request.view), unit.clone())?;
             if there != here {
-                return Err(mismatch(&order.view, unit.start).into());
+                return Err(mismatch(&request.view, unit.start).into());
             }
         }
         Ok(())
@@ -241,32 +249,32 @@ impl GpuCopier {
     /// The checksum of a part of memory here, wherever it lies.
     pub fn sum(
         &mut self,
-        summer: &mut Summer,
-        order: &Order<Held>,
-        (memory, view): (&Held, &View),
+        checksummer: &mut Checksummer,
+        request: &WorkRequest<RegionMemory>,
+        (memory, view): (&RegionMemory, &View),
         part: Range<u64>,
     ) -> Result<u64, Broken> {
         let memory = match memory {
-            Held::Host(memory) => return Ok(summer.sum_of(&**memory, view, part)?),
-            Held::Gpu(memory) => memory,
+            RegionMemory::Host(memory) => return Ok(checksummer.sum_of(&**memory, view, part)?),
+            RegionMemory::Gpu(memory) => memory,
         };
         for part in in_parts(&part) {
             let len = (part.end - part.start) as usize;
-            let added = self.fetch(order, memory, view, part);
-            let added = added.and_then(|at| Ok(summer.add(self.lanes[at].buffer.memory(), 0, len)?));
+            let added = self.fetch(request, memory, view, part);
+            let added = added.and_then(|at| Ok(checksummer.add(self.streams[at].buffer.memory(), 0, len)?));
             if let Err(error) = added {
                 // What was summed until then must not be in the next one.
-                summer.finish();
+                checksummer.finish();
                 return Err(error);
             }
         }
-        Ok(summer.finish())
+        Ok(checksummer.finish())
     }
 
-    /// Waits until a lane is through with all that it was given.
-    fn wait(&mut self, at: usize, order: &Order<Held>) -> Result<(), Broken> {
-        let lane = &mut self.lanes[at];
-        let mut mark = match lane.stream.mark() {
+    /// Waits until a stream is through with all that it was given.
+    fn wait(&mut self, at: usize, request: &WorkRequest<RegionMemory>) -> Result<(), Broken> {
+        let copy_stream = &mut self.streams[at];
+        let mut mark = match copy_stream.stream.mark() {
             Ok(mark) => Some(mark),
             Err(HostError::Cuda(error)) if error.is_lost() => return Err(failed(error.into()).into()),
             Err(error) => {
@@ -276,7 +284,7 @@ impl GpuCopier {
         };
         let mut since: Option<Instant> = None;
         loop {
-            match mark.as_mut().map(|mark| mark.wait(&mut lane.stream, LOOK)) {
+            match mark.as_mut().map(|mark| mark.wait(&mut copy_stream.stream, LOOK)) {
                 Some(Ok(())) => break,
                 Some(Err(HostError::TimedOut { .. })) => {}
                 Some(Err(HostError::Cuda(error))) if error.is_lost() => {
@@ -290,22 +298,22 @@ impl GpuCopier {
                 }
                 None => std::thread::sleep(LOOK),
             }
-            if stopped(&order.stop) && since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
-                let lane = self.lanes.swap_remove(at);
-                return Err(Broken::Stuck(Box::new(Stuck { lane, mark })));
+            if stopped(&request.stop) && since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+                let copy_stream = self.streams.swap_remove(at);
+                return Err(Broken::Stuck(Box::new(Stuck { copy_stream, mark })));
             }
         }
-        if stopped(&order.stop) { Err(Broken::Left) } else { Ok(()) }
+        if stopped(&request.stop) { Err(Broken::Left) } else { Ok(()) }
     }
 
-    /// The lane on a GPU, made at the first use.
-    fn lane(&mut self, device: &Device) -> Result<usize, Broken> {
-        if let Some(at) = self.lanes.iter().position(|lane| lane.stream.device().is(device)) {
+    /// The stream on a GPU, made at the first use.
+    fn stream_of(&mut self, device: &Device) -> Result<usize, Broken> {
+        if let Some(at) = self.streams.iter().position(|copy_stream| copy_stream.stream.device().is(device)) {
             return Ok(at);
         }
         let (stream, buffer) = (Stream::new(device)?, Arc::new(Pinned::new(device, ROOM as usize)?));
-        self.lanes.push(Lane { stream, buffer });
-        Ok(self.lanes.len() - 1)
+        self.streams.push(CopyStream { stream, buffer });
+        Ok(self.streams.len() - 1)
     }
 }
 
@@ -319,7 +327,7 @@ fn in_parts(part: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     (start..end).step_by(ROOM as usize).map(move |at| at..(at + ROOM).min(end))
 }
 
-fn units(order: &Order<Held>) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (part, unit) = (order.part.clone(), order.unit.max(1));
+fn units(request: &WorkRequest<RegionMemory>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (part, unit) = (request.part.clone(), request.unit.max(1));
     part.clone().step_by(unit as usize).map(move |at| at..(at + unit).min(part.end))
 }

@@ -1,7 +1,7 @@
 //! Moves bytes.
 //!
-//! A transport executes [`Order`]s and decides nothing: it claims what to do next, does it, and reports it done. Who
-//! runs it (the engine around the protocol's node) knows peers, grants and deadlines; a transport knows sockets,
+//! A transport executes [`WorkRequest`]s and decides nothing: it claims what to do next, does it, and reports it done.
+//! Who runs it (the engine around the protocol's node) knows peers, grants and deadlines; a transport knows sockets,
 //! mappings and NICs. Between them there are [`Transport`], which each kind implements, and the [`services`] that it
 //! gets in return.
 //!
@@ -11,19 +11,19 @@
 //!   memory.
 //! - [`local`]: what another process on this host has shown of its memory, and threads that copy from there.
 //! - [`rma`]: NICs that move bytes, one-sided; their threads are in [`nics`].
-//! - [`held`]: the memory that orders name.
+//! - [`region_memory`]: the memory that work requests name.
 //! - [`faulty`]: what can go wrong with any of them, on demand, for tests.
 //! - [`tls`]: TLS for TCP connections.
 //!
-//! Threads here never block while they hold an order, so an order that must stop is left at once: that is how a
-//! transfer's memory is its owner's again the moment the transfer ends, without the help of any peer.
+//! Threads here never block while they hold a work request, so a work request that must stop is left at once: that is
+//! how a transfer's memory is its owner's again the moment the transfer ends, without the help of any peer.
 
 #![forbid(unsafe_code)]
 
 pub mod faulty;
-pub mod held;
 pub mod local;
 pub mod nics;
+pub mod region_memory;
 pub mod rma;
 pub mod services;
 pub mod tcp;
@@ -35,14 +35,14 @@ mod gpu;
 mod pace;
 mod sums;
 
-pub use held::{Held, WeakHeld};
 pub use pace::Estimate;
+pub use region_memory::{RegionMemory, WeakRegionMemory};
 pub use services::{Placement, RmaPeers, Services, SessionEvents, WorkSource};
 pub use transport::{Answer, Moved, Queue, Request, Transport, TransportId};
 
 use kvik_core::{Code, Error};
 use kvik_host::HostError;
-use kvik_proto::{CopyFrom, Order, OrderKind, OrderOutcome};
+use kvik_proto::{CopyFrom, WorkKind, WorkOutcome, WorkRequest};
 
 /// An error of the machine in the engine's words.
 pub fn from_host(code: Code, error: HostError) -> Error {
@@ -60,24 +60,24 @@ pub fn from_host(code: Code, error: HostError) -> Error {
     Error::new(code, error.to_string())
 }
 
-/// Reports an order's end, after it has let go of its memory.
-pub(crate) fn finish(work: &dyn WorkSource, order: Order<Held>, mut outcome: OrderOutcome) {
-    if let OrderOutcome::Done { extents, .. } = &mut outcome {
-        *extents = extents.saturating_sub(goes_on(&order).into());
+/// Reports a work request's end, after it has let go of its memory.
+pub(crate) fn finish(work: &dyn WorkSource, request: WorkRequest<RegionMemory>, mut outcome: WorkOutcome) {
+    if let WorkOutcome::Done { extents, .. } = &mut outcome {
+        *extents = extents.saturating_sub(goes_on(&request).into());
     }
-    let id = order.id;
-    drop(order);
+    let id = request.id;
+    drop(request);
     work.done(id, outcome);
 }
 
-/// Whether an order's first run goes on where that of the chunk before it ended: two chunks of one run are no two
+/// Whether a work request's first run goes on where that of the chunk before it ended: two chunks of one run are no two
 /// extents.
-fn goes_on(order: &Order<Held>) -> bool {
-    let at = order.part.start;
-    let source = match &order.kind {
-        OrderKind::Copy(CopyFrom::Own(_, view)) => Some(&**view),
-        OrderKind::Copy(CopyFrom::Peer(source)) => Some(&source.view),
-        OrderKind::Send(_) | OrderKind::Place | OrderKind::Post(..) | OrderKind::Sum => None,
+fn goes_on(request: &WorkRequest<RegionMemory>) -> bool {
+    let at = request.part.start;
+    let source = match &request.kind {
+        WorkKind::Copy(CopyFrom::Own(_, view)) => Some(&**view),
+        WorkKind::Copy(CopyFrom::Peer(source)) => Some(&source.view),
+        WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) | WorkKind::Sum => None,
     };
-    order.view.joins_at(at) && source.is_none_or(|view| view.joins_at(at))
+    request.view.joins_at(at) && source.is_none_or(|view| view.joins_at(at))
 }

@@ -4,7 +4,7 @@
 use crate::local::lock;
 use crate::nics::{NicOptions, NicPool, NicStats};
 use crate::pace::Pace;
-use crate::{Answer, Held, Moved, Queue, Request, Services, Transport, TransportId};
+use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, Transport, TransportId};
 use kvik_core::{RegionId, Result};
 use kvik_host::thread::ThreadOptions;
 use kvik_proto::{Facts, NicAnswer, NicCall, NicKey, Nics, Op, Path};
@@ -109,7 +109,7 @@ impl Transport for Rma {
         self.pool.forget(session);
     }
 
-    fn register(&self, region: RegionId, memory: &Held, limit: Duration) -> Result<()> {
+    fn register(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<()> {
         // One that was withdrawn and is still held.
         if let Some(known) = lock(&self.regions).get(&region) {
             if known.keys.is_ok() {
@@ -143,7 +143,7 @@ impl Transport for Rma {
         lock(&self.regions).remove(&region);
     }
 
-    fn closed(&self, region: RegionId, _memory: &Held, _op: Op) -> Option<Arc<str>> {
+    fn closed(&self, region: RegionId, _memory: &RegionMemory, _op: Op) -> Option<Arc<str>> {
         lock(&self.regions).get(&region).and_then(|known| known.keys.as_ref().err().cloned())
     }
 
@@ -164,7 +164,7 @@ impl Transport for Rma {
 
     fn warm(&self, session: u64, until: Instant) {
         if self.reaches(session) {
-            self.pool.warm(session, until);
+            self.pool.warm_up(session, until);
         }
     }
 
@@ -188,7 +188,7 @@ impl Transport for Rma {
     }
 
     fn mechanism(&self, _of: &Moved<'_>) -> String {
-        self.pool.way().to_owned()
+        self.pool.mechanism().to_owned()
     }
 
     fn measured(&self, session: u64, bytes: u64, took: Duration) {

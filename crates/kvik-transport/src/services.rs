@@ -1,22 +1,22 @@
 //! What transports need from whoever runs them: a few traits with one purpose each.
 
-use crate::{Held, Queue};
+use crate::{Queue, RegionMemory};
 use kvik_core::{Error, Result};
-use kvik_proto::{ChunkHeader, NicAnswer, NicCall, Nics, Order, OrderOutcome, OrderRef};
+use kvik_proto::{ChunkHeader, NicAnswer, NicCall, Nics, WorkId, WorkOutcome, WorkRequest};
 use std::sync::Arc;
 
 /// Where work comes from, and where its end is told.
 pub trait WorkSource: Send + Sync + 'static {
     /// The next piece of work in a queue.
-    fn claim(&self, queue: Queue) -> Option<Order<Held>>;
+    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>>;
 
-    /// A piece of work has ended; its memory is not touched any more, and the order itself is gone: with a transfer's
-    /// last order its memory is let go of before anybody hears of the end.
-    fn done(&self, id: OrderRef, outcome: OrderOutcome);
+    /// A piece of work has ended; its memory is not touched any more, and the work request itself is gone: with a
+    /// transfer's last work request its memory is let go of before anybody hears of the end.
+    fn done(&self, id: WorkId, outcome: WorkOutcome);
 
     /// Work that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. It is
     /// reported done when the device is through.
-    fn stuck(&self, id: OrderRef, error: Error);
+    fn stuck(&self, id: WorkId, error: Error);
 }
 
 /// Where chunks go that come over channels.
@@ -25,7 +25,7 @@ pub trait Placement: Send + Sync + 'static {
     ///
     /// # Errors
     /// The channel must be cut.
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>>;
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>>;
 }
 
 /// What transports tell of sessions.
@@ -62,7 +62,7 @@ pub trait RmaPeers: Send + Sync + 'static {
 
     /// This NIC was to have an open connection to one of the session's peer, by `number`: whether it has made one
     /// (true) or had one (false), or why it has none.
-    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>);
+    fn warm_up_done(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>);
 }
 
 /// All of them.

@@ -59,22 +59,22 @@ macro_rules! bytes {
 bytes!(Memory, PeerMemory);
 
 /// Where memory is copied to that cannot be summed in one pass, and the sum in the making.
-pub(crate) struct Summer {
+pub(crate) struct Checksummer {
     scratch: Vec<u8>,
     sum: PageSum,
 }
 
-impl Default for Summer {
+impl Default for Checksummer {
     /// As much as one call reads of another process.
     fn default() -> Self {
-        Summer { scratch: vec![0; 64 << 10], sum: PageSum::default() }
+        Checksummer { scratch: vec![0; 64 << 10], sum: PageSum::default() }
     }
 }
 
-impl Summer {
-    /// Adds bytes of a buffer to the checksum that [`Summer::finish`] gives.
+impl Checksummer {
+    /// Adds bytes of a buffer to the checksum that [`Checksummer::finish`] gives.
     pub fn add(&mut self, buffer: &Memory, at: usize, len: usize) -> Result<()> {
-        let Summer { scratch, sum } = self;
+        let Checksummer { scratch, sum } = self;
         buffer.for_each_chunk(at, len, scratch, |bytes| sum.update(bytes)).map_err(broken)
     }
 
@@ -88,7 +88,7 @@ impl Summer {
         if let Some(sum) = in_one_pass(bytes, view, part.clone(), next_piece(view, part.start))? {
             return Ok(sum);
         }
-        let Summer { scratch, sum } = self;
+        let Checksummer { scratch, sum } = self;
         let read = view.runs(part).try_for_each(|run| {
             bytes.each(run.offset as usize, run.len as usize, scratch, &mut |bytes| sum.update(bytes))
         });
@@ -152,7 +152,7 @@ impl Running {
     /// there. `part` is the chunk's part of the stream.
     pub fn go_on(
         &mut self,
-        summer: &mut Summer,
+        checksummer: &mut Checksummer,
         (memory, view): (&Memory, &View),
         (part, unit): (&Range<u64>, u64),
         (to, have): (u64, u64),
@@ -178,7 +178,7 @@ impl Running {
             for run in view.runs(at..stop) {
                 let (offset, len) = (run.offset as usize, run.len as usize);
                 memory
-                    .for_each_chunk(offset, len, &mut summer.scratch, |bytes| self.sum.update(bytes))
+                    .for_each_chunk(offset, len, &mut checksummer.scratch, |bytes| self.sum.update(bytes))
                     .map_err(broken)?;
             }
             if stop == end {
@@ -194,7 +194,7 @@ impl Running {
     /// after the other, from `at` on.
     pub fn go_on_staged(
         &mut self,
-        summer: &mut Summer,
+        checksummer: &mut Checksummer,
         (buffer, mut at): (&Memory, usize),
         (chunk, unit): (u64, u64),
         to: u64,
@@ -214,7 +214,7 @@ impl Running {
                 Some(sum) => each(sum),
                 None => {
                     buffer
-                        .for_each_chunk(at, len, &mut summer.scratch, |bytes| self.sum.update(bytes))
+                        .for_each_chunk(at, len, &mut checksummer.scratch, |bytes| self.sum.update(bytes))
                         .map_err(broken)?;
                     if stop == end {
                         each(self.sum.finish());
@@ -252,14 +252,14 @@ mod tests {
             // As a receiver, who has nothing beyond what came, and as a sender, who has all.
             for all in [false, true] {
                 let mut running = if all { Running::before_sending() } else { Running::after_placing() };
-                let (mut summer, mut got) = (Summer::default(), Vec::new());
+                let (mut checksummer, mut got) = (Checksummer::default(), Vec::new());
                 let mut to = 0;
                 while running.done < len {
                     to += piece;
                     assert!(to < len + piece, "no progress");
                     let have = if all { len } else { to };
                     let sides = ((&memory, &view), (&part, unit), (to, have));
-                    running.go_on(&mut summer, sides.0, sides.1, sides.2, |sum| got.push(sum)).unwrap();
+                    running.go_on(&mut checksummer, sides.0, sides.1, sides.2, |sum| got.push(sum)).unwrap();
                     assert!(running.done <= have && (!all || running.done >= to.min(len)));
                 }
                 let units = stream[part.start as usize..part.end as usize].chunks(unit as usize);
@@ -273,13 +273,13 @@ mod tests {
         let bytes: Vec<u8> = (0..50_000u32).map(|i| (i * 11 + i / 256) as u8).collect();
         for (piece, unit) in [(1usize, 700u64), (4096, 1000), (4096, 4096), (10_000, 4096), (60_000, 4096)] {
             let buffer = Memory::shared(1 << 16, HugePages::Never).unwrap();
-            let (mut running, mut summer, mut got) =
-                (Running::before_sending(), Summer::default(), Vec::new());
+            let (mut running, mut checksummer, mut got) =
+                (Running::before_sending(), Checksummer::default(), Vec::new());
             for piece in bytes.chunks(piece) {
                 buffer.copy_in(77, piece).unwrap();
                 let to = running.done + piece.len() as u64;
                 let sides = ((&buffer, 77), (bytes.len() as u64, unit));
-                running.go_on_staged(&mut summer, sides.0, sides.1, to, |sum| got.push(sum)).unwrap();
+                running.go_on_staged(&mut checksummer, sides.0, sides.1, to, |sum| got.push(sum)).unwrap();
             }
             let units = bytes.chunks(unit as usize);
             assert_eq!(got, units.map(page_sum).collect::<Vec<_>>(), "pieces of {piece}, units of {unit}");
@@ -303,8 +303,8 @@ mod tests {
     fn a_read_that_failed_is_not_in_the_next_sum() {
         let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
         let view = View::new(layout, [0].into(), 0..1, 0..1, Order::LayerFirst).unwrap();
-        let mut summer = Summer::default();
-        let mut sum = |going| summer.sum_of(&Going(going), &view, 0..4096);
+        let mut checksummer = Checksummer::default();
+        let mut sum = |going| checksummer.sum_of(&Going(going), &view, 0..4096);
         let whole = sum(false).unwrap();
         sum(true).unwrap_err();
         assert_eq!(sum(false).unwrap(), whole);
@@ -317,10 +317,10 @@ mod tests {
         memory.copy_in(0, &bytes).unwrap();
         let layout = Arc::new(Layout::contiguous(16, 4096).unwrap());
         let view = View::new(layout, [4, 5, 6, 1].into(), 0..1, 0..1, Order::LayerFirst).unwrap();
-        let mut summer = Summer::default();
+        let mut checksummer = Checksummer::default();
         for (part, at) in [(0..4096u64, 16384usize), (100..200, 16484), (10..12000, 16394)] {
             let len = (part.end - part.start) as usize;
-            assert_eq!(summer.sum_of(&memory, &view, part).unwrap(), page_sum(&bytes[at..at + len]));
+            assert_eq!(checksummer.sum_of(&memory, &view, part).unwrap(), page_sum(&bytes[at..at + len]));
         }
     }
 }

@@ -7,7 +7,7 @@
 //! A transport calls back into the engine from its own threads or from [`Transport::open`], and never while it holds
 //! a lock of its own: the engine may hold one of its locks when it calls here.
 
-use crate::Held;
+use crate::RegionMemory;
 use crate::nics::NicStats;
 use crate::pace::Estimate;
 use kvik_core::{RegionId, Result};
@@ -66,7 +66,7 @@ pub struct Request<'a> {
     /// None: nothing is asked of the owner, only how it would be reached.
     pub op: Option<Op>,
     /// This side's memory; none where nothing moves.
-    pub memory: Option<(RegionId, &'a Held)>,
+    pub memory: Option<(RegionId, &'a RegionMemory)>,
     /// Bytes to move.
     pub bytes: u64,
 }
@@ -123,7 +123,7 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// `TransportUnavailable` when memory of the host is refused, `DeadlineExceeded` when a device does not answer.
     /// That memory of a device cannot be used is no error: [`Transport::answer`] and [`Transport::closed`] say so.
-    fn register(&self, region: RegionId, memory: &Held, limit: Duration) -> Result<()>;
+    fn register(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<()>;
 
     /// Takes memory back, from peers too. It is let go of as soon as nobody else holds it.
     fn withdraw(&self, region: RegionId);
@@ -132,7 +132,7 @@ pub trait Transport: Send + Sync {
     fn forget(&self, region: RegionId);
 
     /// Why a peer cannot do this with a region over this transport, where it cannot.
-    fn closed(&self, region: RegionId, memory: &Held, op: Op) -> Option<Arc<str>>;
+    fn closed(&self, region: RegionId, memory: &RegionMemory, op: Op) -> Option<Arc<str>>;
 
     /// Whether it can serve a request, and how long that would take.
     fn answer(&self, request: &Request<'_>) -> Answer;
@@ -168,7 +168,7 @@ pub trait Transport: Send + Sync {
         &[]
     }
 
-    /// Ends its threads, after what each has in hand.
+    /// Ends its threads, after what each has in flight.
     fn stop(&self);
 }
 

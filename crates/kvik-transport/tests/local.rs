@@ -3,7 +3,7 @@
 use kvik_core::{Code, RegionId};
 use kvik_host::unix::{Received, UnixConn};
 use kvik_host::{FenceTable, HugePages, Memory};
-use kvik_transport::Held;
+use kvik_transport::RegionMemory;
 use kvik_transport::local::{LocalLink, PeerRegion};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -69,7 +69,7 @@ fn memory_without_its_seals_or_of_another_size_is_refused() {
     }
     say(&peer, &message(2, 99, 0, SIZE as u64), Some(memfd(SIZE as u64, all).as_fd()));
     link.receive().unwrap();
-    assert_eq!(link.region(RegionId(99), &GO).unwrap().way(), "memfd");
+    assert_eq!(link.region(RegionId(99), &GO).unwrap().mechanism(), "memfd");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_copy_that_waits_for_a_region_leaves_when_it_must_stop() {
 fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     let (link, peer) = link();
     // The peer reads nothing until the socket is full.
-    let held = Held::from(Memory::shared(SIZE, HugePages::Never).unwrap());
+    let held = RegionMemory::from(Memory::shared(SIZE, HugePages::Never).unwrap());
     let mut id = 0;
     loop {
         id += 1;
@@ -130,7 +130,7 @@ fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     let shown = id;
     for _ in 0..1000 {
         id += 1;
-        let memory = Held::from(Memory::shared(4096, HugePages::Never).unwrap());
+        let memory = RegionMemory::from(Memory::shared(4096, HugePages::Never).unwrap());
         link.share(RegionId(id), &memory, None);
         let weak = memory.downgrade();
         drop(memory);
@@ -175,7 +175,7 @@ fn a_region_on_a_gpu_is_refused_without_cuda_and_the_peer_hears_nothing_of_it() 
     }
     link.receive().unwrap();
     let region = link.region(RegionId(1), &GO).unwrap();
-    assert_eq!((region.way(), link.way_of(RegionId(2))), ("cuda_ipc", Some("cuda_ipc")));
+    assert_eq!((region.mechanism(), link.mechanism_of(RegionId(2))), ("cuda_ipc", Some("cuda_ipc")));
     let PeerRegion::Gpu(gpu) = &*region else { panic!("{region:?}") };
     let refused = gpu.open(&link, &GO).unwrap_err();
     assert_eq!(refused.code, Code::TransportUnavailable, "{refused}");

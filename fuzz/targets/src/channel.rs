@@ -8,11 +8,11 @@ use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::ThreadOptions;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{
-    CHUNK_HEADER, ChunkHeader, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Order, OrderOutcome,
-    OrderRef, Path, STATUS_VOID, STATUS_WHOLE, Select, Side, Timing,
+    CHUNK_HEADER, ChunkHeader, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Path, STATUS_VOID,
+    STATUS_WHOLE, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
 };
 use kvik_transport::tcp::{Tcp, TcpConfig};
-use kvik_transport::{Held, Placement, Queue, RmaPeers, Services, SessionEvents, WorkSource};
+use kvik_transport::{Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, WorkSource};
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -54,12 +54,12 @@ const PAGE: u64 = 4096;
 /// What the transport asks: one node, made anew for each input.
 #[derive(Default)]
 struct Table {
-    book: Mutex<Option<Book>>,
+    served: Mutex<Option<Served>>,
     lost: Condvar,
 }
 
-struct Book {
-    node: Node<Held>,
+struct Served {
+    node: Node<RegionMemory>,
     session: u64,
     given: usize,
     back: usize,
@@ -67,42 +67,44 @@ struct Book {
 }
 
 impl Table {
-    fn book(&self) -> MutexGuard<'_, Option<Book>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn served(&self) -> MutexGuard<'_, Option<Served>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl WorkSource for Table {
-    fn claim(&self, _: Queue) -> Option<Order<Held>> {
+    fn claim(&self, _: Queue) -> Option<WorkRequest<RegionMemory>> {
         None
     }
-    fn done(&self, id: OrderRef, outcome: OrderOutcome) {
-        if let Some(book) = self.book().as_mut().filter(|book| book.session == id.session()) {
-            book.back += 1;
-            book.node.order_done(id, outcome);
+    fn done(&self, id: WorkId, outcome: WorkOutcome) {
+        if let Some(served) = self.served().as_mut().filter(|served| served.session == id.session()) {
+            served.back += 1;
+            served.node.work_done(id, outcome);
         }
     }
-    fn stuck(&self, _: OrderRef, _: Error) {}
+    fn stuck(&self, _: WorkId, _: Error) {}
 }
 
 impl Placement for Table {
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
-        let mut book = self.book();
-        let Some(book) = book.as_mut().filter(|book| book.session == session) else { return Ok(None) };
-        let order = book.node.place(session, header, NOW)?;
-        book.given += usize::from(order.is_some());
-        Ok(order)
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
+        let mut served = self.served();
+        let Some(served) = served.as_mut().filter(|served| served.session == session) else {
+            return Ok(None);
+        };
+        let request = served.node.place(session, header, NOW)?;
+        served.given += usize::from(request.is_some());
+        Ok(request)
     }
 }
 
 impl SessionEvents for Table {
     fn heard(&self, session: u64) -> bool {
-        self.book().as_ref().is_some_and(|book| book.session == session)
+        self.served().as_ref().is_some_and(|served| served.session == session)
     }
     fn connect(&self, _: u64) {}
     fn broken(&self, session: u64, _: Error) {
-        if let Some(book) = self.book().as_mut().filter(|book| book.session == session) {
-            book.lost = true;
+        if let Some(served) = self.served().as_mut().filter(|served| served.session == session) {
+            served.lost = true;
         }
         self.lost.notify_all();
     }
@@ -117,7 +119,7 @@ impl RmaPeers for Table {
     fn moved(&self, _: Nics) {}
     fn call(&self, _: u64, _: kvik_proto::NicCall) {}
     fn answer(&self, _: u64, _: kvik_proto::NicAnswer) {}
-    fn warmed(&self, _: u64, _: usize, _: usize, _: Result<bool>) {}
+    fn warm_up_done(&self, _: u64, _: usize, _: usize, _: Result<bool>) {}
 }
 
 /// What all inputs share: one data thread, and somewhere to connect to.
@@ -126,7 +128,7 @@ struct Stage {
     tcp: Tcp,
     listener: TcpListener,
     port: u16,
-    memory: Held,
+    memory: RegionMemory,
     view: View,
     turn: u32,
 }
@@ -147,7 +149,7 @@ fn stage() -> Mutex<Stage> {
 }
 
 /// The threads of a data channel: chunks that fit, that do not fit, that come twice, and raw bytes. The connection
-/// ends, every order is given back, and the transfer ends once.
+/// ends, every work request is given back, and the transfer ends once.
 pub fn channel(data: &[u8]) {
     let mut stage = STAGE.get_or_init(stage).lock().unwrap_or_else(PoisonError::into_inner);
     let stage = &mut *stage;
@@ -161,29 +163,29 @@ pub fn channel(data: &[u8]) {
             break conn;
         }
     };
-    let (mut book, transfer) = book(stage);
-    let session = book.session;
+    let (mut served, transfer) = served(stage);
+    let session = served.session;
     let bytes = stream(data, session, transfer);
-    book.lost = false;
-    *stage.table.book() = Some(book);
+    served.lost = false;
+    *stage.table.served() = Some(served);
     stage.tcp.add(session, conn);
     // The other side may cut the channel before it has all.
     let _ = peer.write_all(&bytes).and_then(|()| peer.shutdown(Shutdown::Write));
-    let waited = stage.table.lost.wait_timeout_while(stage.table.book(), PATIENCE, |book| {
-        book.as_ref().is_some_and(|book| !book.lost)
+    let waited = stage.table.lost.wait_timeout_while(stage.table.served(), PATIENCE, |served| {
+        served.as_ref().is_some_and(|served| !served.lost)
     });
-    let mut book = waited.unwrap_or_else(PoisonError::into_inner).0.take().expect("the book");
-    assert!(book.lost, "the channel was not given up");
-    assert_eq!(book.given, book.back, "an order was kept");
-    book.node.close_session(session, Error::new(Code::PeerLost, "cut"));
+    let mut served = waited.unwrap_or_else(PoisonError::into_inner).0.take().expect("the node's state");
+    assert!(served.lost, "the channel was not given up");
+    assert_eq!(served.given, served.back, "a work request was kept");
+    served.node.close_session(session, Error::new(Code::PeerLost, "cut"));
     let mut ends = 0;
-    while let Some(event) = book.node.next_event() {
+    while let Some(event) = served.node.next_event() {
         ends += usize::from(matches!(event, Event::Finished(_)));
     }
-    assert!(ends == 1 && book.node.is_quiet(), "the transfer ended {ends} times");
+    assert!(ends == 1 && served.node.is_quiet(), "the transfer ended {ends} times");
 }
 
-fn book(stage: &Stage) -> (Book, u64) {
+fn served(stage: &Stage) -> (Served, u64) {
     let (mut established, _) = shaken(None);
     established.session = established.session.wrapping_add(stage.turn.into()).max(1);
     let session = established.session;
@@ -208,7 +210,7 @@ fn book(stage: &Stage) -> (Book, u64) {
         extend: Duration::ZERO,
     };
     let key = node.begin(session, open, NOW).expect("a transfer");
-    (Book { node, session, given: 0, back: 0, lost: false }, key.1)
+    (Served { node, session, given: 0, back: 0, lost: false }, key.1)
 }
 
 /// What the peer sends.

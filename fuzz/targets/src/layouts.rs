@@ -3,7 +3,7 @@
 use crate::feed;
 use arbitrary::Unstructured;
 use kvik_core::{Extents, Layout, View};
-use kvik_proto::{Cut, MAX_PAGES, PageList};
+use kvik_proto::{Chunking, MAX_PAGES, PageList};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub fn layout(data: &[u8]) {
     let _ = match mode % 4 {
         0 => any_numbers(&mut u),
         1 => every_byte(&mut u),
-        2 => cuts(&mut u),
+        2 => chunkings(&mut u),
         _ => lists(&mut u),
     };
 }
@@ -92,18 +92,18 @@ fn every_byte(u: &mut Unstructured) -> arbitrary::Result<()> {
     Ok(())
 }
 
-fn cuts(u: &mut Unstructured) -> arbitrary::Result<()> {
+fn chunkings(u: &mut Unstructured) -> arbitrary::Result<()> {
     let bytes = feed::number(u)?.min(i64::MAX as u64);
-    let Ok(cut) = Cut::from_peer(bytes, feed::small(u)?, feed::small(u)?, u.arbitrary()?) else {
+    let Ok(chunking) = Chunking::from_peer(bytes, feed::small(u)?, feed::small(u)?, u.arbitrary()?) else {
         return Ok(());
     };
-    let chunks = cut.chunks();
+    let chunks = chunking.chunks();
     assert!(chunks <= bytes / 4096 + 1, "a bit of memory for each of {chunks} chunks of {bytes} bytes");
-    let part = |index: u64| -> Range<u64> { cut.part(index) };
+    let part = |index: u64| -> Range<u64> { chunking.part(index) };
     if chunks > 0 {
         let last = part(chunks - 1);
         assert!(part(0).start == 0 && last.end == bytes && last.start < last.end);
-        assert!(cut.sums_of(&last) <= kvik_proto::MAX_SUMS);
+        assert!(chunking.sums_of(&last) <= kvik_proto::MAX_SUMS);
         let at = feed::number(u)? % chunks;
         assert_eq!(part(at).end, if at + 1 < chunks { part(at + 1).start } else { bytes });
     }

@@ -57,7 +57,7 @@ pub fn local(data: &[u8]) {
     }
     for id in 0..4 {
         if let Ok(region) = link.region(RegionId(id), &stop) {
-            assert!(["memfd", "process_vm_readv", "cuda_ipc"].contains(&region.way()));
+            assert!(["memfd", "process_vm_readv", "cuda_ipc"].contains(&region.mechanism()));
             // There is no CUDA here to open it with.
             assert!(!matches!(&*region, PeerRegion::Gpu(gpu) if gpu.open(&link, &stop).is_ok()));
         }

@@ -1,8 +1,8 @@
 //! A whole node, fed as an engine feeds it: frames and chunks of an admitted peer who means no good, time, and its
 //! own transfers and grants between them.
 //!
-//! At the end the connection is cut and every order given back. Then every transfer that this side began has been
-//! reported once, every grant is its owner's again, and nothing waits.
+//! At the end the connection is cut and every work request given back. Then every transfer that this side began has
+//! been reported once, every grant is its owner's again, and nothing waits.
 
 use crate::feed;
 use crate::greetings::{identity, shaken};
@@ -12,8 +12,8 @@ use kvik_core::{
     View,
 };
 use kvik_proto::{
-    Check, ChunkHeader, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Order, OrderKind,
-    OrderOutcome, Path, Select, Side, Timing,
+    Check, ChunkHeader, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Path, Select, Side,
+    Timing, WorkKind, WorkOutcome, WorkRequest,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ struct World {
     node: Node<u8>,
     session: u64,
     now: Duration,
-    /// Orders whose memory is in use.
-    orders: Vec<Order<u8>>,
+    /// Work requests whose memory is in use.
+    requests: Vec<WorkRequest<u8>>,
     begun: HashSet<FlowKey>,
     ended: HashSet<GrantId>,
     given: Vec<feed::Fit>,
@@ -72,7 +72,7 @@ impl World {
             node,
             session,
             now,
-            orders: Vec::new(),
+            requests: Vec::new(),
             begun: HashSet::new(),
             ended: HashSet::new(),
             given: Vec::new(),
@@ -134,25 +134,25 @@ impl World {
                     len: 4096 * u.int_in_range(0..=3)?,
                     sums: u.int_in_range(0..=3)?,
                 };
-                if let Ok(order) = self.node.place(self.session, &header, self.now) {
-                    self.orders.extend(order);
+                if let Ok(request) = self.node.place(self.session, &header, self.now) {
+                    self.requests.extend(request);
                 }
             }
-            8 => self.orders.extend(self.node.next_send(self.session, self.now)),
-            9 => self.orders.extend(self.node.next_copy(self.now)),
-            10 | 11 if !self.orders.is_empty() => {
-                let order = self.orders.swap_remove(u.choose_index(self.orders.len())?);
+            8 => self.requests.extend(self.node.next_send(self.session, self.now)),
+            9 => self.requests.extend(self.node.next_copy(self.now)),
+            10 | 11 if !self.requests.is_empty() => {
+                let request = self.requests.swap_remove(u.choose_index(self.requests.len())?);
                 let outcome = match u.int_in_range(0u8..=7)? {
-                    0 => OrderOutcome::Void,
-                    1 => OrderOutcome::Failed(Error::new(Code::ChecksumMismatch, "a bit")),
-                    _ if matches!(order.kind, OrderKind::Sum) => {
-                        let units = (order.part.end - order.part.start).div_ceil(order.unit);
+                    0 => WorkOutcome::Void,
+                    1 => WorkOutcome::Failed(Error::new(Code::ChecksumMismatch, "a bit")),
+                    _ if matches!(request.kind, WorkKind::Sum) => {
+                        let units = (request.part.end - request.part.start).div_ceil(request.unit);
                         let sums = vec![u.int_in_range(0..=1)?; units as usize];
-                        OrderOutcome::Summed { sums, verify: Duration::ZERO }
+                        WorkOutcome::Summed { sums, verify: Duration::ZERO }
                     }
-                    _ => OrderOutcome::Done { extents: 1, verify: Duration::ZERO },
+                    _ => WorkOutcome::Done { extents: 1, verify: Duration::ZERO },
                 };
-                self.node.order_done(order.id, outcome);
+                self.node.work_done(request.id, outcome);
             }
             12 => {
                 self.now += Duration::from_millis(feed::number(u)?.min(30_000));
@@ -247,9 +247,12 @@ impl World {
         self.now += Duration::from_secs(100_000);
         self.node.tick(self.now);
         self.look();
-        for order in std::mem::take(&mut self.orders) {
-            assert!(order.stop.load(std::sync::atomic::Ordering::Acquire), "an order was not told to stop");
-            self.node.order_done(order.id, OrderOutcome::Void);
+        for request in std::mem::take(&mut self.requests) {
+            assert!(
+                request.stop.load(std::sync::atomic::Ordering::Acquire),
+                "a work request was not told to stop"
+            );
+            self.node.work_done(request.id, WorkOutcome::Void);
         }
         self.look();
         assert!(self.begun.is_empty(), "transfers never ended: {:?}", self.begun);

@@ -36,13 +36,13 @@ class Used:
 
     paths: dict[str, set[str]] = field(default_factory=dict)
     checks: set[tuple[str, ...]] = field(default_factory=set)
-    passed_over: set[str] = field(default_factory=set)
+    rejected_transports: set[str] = field(default_factory=set)
 
     def note(self, report: kvik.Report) -> None:
         """Remember what one report says."""
-        self.paths.setdefault(report.transport, set()).add(report.way)
+        self.paths.setdefault(report.transport, set()).add(report.mechanism)
         self.checks.add(tuple(report.checks))
-        self.passed_over.update(report.passed_over)
+        self.rejected_transports.update(report.rejected_transports)
 
 
 class Kvik:

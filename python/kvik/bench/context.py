@@ -61,7 +61,7 @@ class Outcome:
     bytes: int = 0
     extents: int = 0
     transport: str = ""
-    way: str = ""
+    mechanism: str = ""
     checks: str = ""
     digest: int = 0
     token: int = 0
@@ -141,7 +141,7 @@ def _one(order: Order, side: Side, made: dict[str, Any], piece: int, outcome: Ou
     outcome.digest = (outcome.digest + digest) & MASK
     outcome.bytes += report.bytes
     outcome.extents += report.extents
-    outcome.transport, outcome.way = report.transport, report.way
+    outcome.transport, outcome.mechanism = report.transport, report.mechanism
     outcome.checks = ", ".join(report.checks)
     outcome.rates.fill.append(made["fill"])
     outcome.rates.read.append(report.bytes / seconds / _GB)
@@ -162,7 +162,7 @@ def _print(outcome: Outcome, order: Order, say: Callable[[str], None]) -> None:
     say(f"{outcome.tokens} tokens of {outcome.shape}, {order.shape.kv_bytes_per_token()} bytes of KV a token")
     say(
         f"moved: {outcome.bytes} bytes ({outcome.bytes / 2**30:.2f} GiB) in {outcome.pieces} pieces and "
-        f"{outcome.extents} extents, over {outcome.way}; all of it took {outcome.seconds:.0f} s"
+        f"{outcome.extents} extents, over {outcome.mechanism}; all of it took {outcome.seconds:.0f} s"
     )
     say(
         f"medians: kvik {median['kvik']:.2f} GB/s, memcpy {median['memcpy']:.2f} GB/s (one thread), "

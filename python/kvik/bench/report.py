@@ -38,8 +38,10 @@ def ratio_text(ratio: Ratio | None) -> str:
 
 
 def path_text(part: KvikResult) -> str:
-    """The transport and the way that the reports named."""
-    used = ", ".join(f"{name}: {' / '.join(sorted(ways))}" for name, ways in sorted(part.used.paths.items()))
+    """The transport and the mechanism that the reports named."""
+    used = ", ".join(
+        f"{name}: {' / '.join(sorted(mechanisms))}" for name, mechanisms in sorted(part.used.paths.items())
+    )
     return f"kvik {used}" if part.transport != "auto" else f"kvik auto -> {used}"
 
 
@@ -88,8 +90,10 @@ def _checks_lines(results: Results) -> list[str]:
         texts = {", ".join(checks) or "none" for checks in part.used.checks}
         made.setdefault(part.transport, set()).update(texts)
     lines = [f"Checks by kvik over {name}: {' | '.join(sorted(texts))}" for name, texts in made.items()]
-    passed_over = {text for r in results.cells for part in r.kvik for text in part.used.passed_over}
-    lines += [f"Passed over: {text}" for text in sorted(passed_over)]
+    rejected_transports = {
+        text for r in results.cells for part in r.kvik for text in part.used.rejected_transports
+    }
+    lines += [f"Rejected: {text}" for text in sorted(rejected_transports)]
     finished = sum(result.complete for result in results.cells)
     lines.append(
         "Checks by this benchmark: first and last batches compared byte by byte, equal in "
@@ -146,9 +150,9 @@ def _cell_json(result: CellResult) -> dict[str, Any]:
         "kvik": [
             {
                 "transport": part.transport,
-                "used": {name: sorted(ways) for name, ways in sorted(part.used.paths.items())},
+                "used": {name: sorted(mechanisms) for name, mechanisms in sorted(part.used.paths.items())},
                 "checks": sorted(list(checks) for checks in part.used.checks),
-                "passed_over": sorted(part.used.passed_over),
+                "rejected_transports": sorted(part.used.rejected_transports),
                 **_series_json(part.series),
                 "ratio_to_memcpy": _ratio_json(part.series.ratio_to(result.memcpy)),
                 "ratio_to_tcp_stream": _ratio_json(part.series.ratio_to(result.stream)),

@@ -119,7 +119,7 @@ ENGINE = Entry(
             name="window",
             kind=Size(64 << 10),
             default=32 << 20,
-            help="Most bytes that one peer's channels have in hand to send; one chunk is always allowed.",
+            help="Most bytes that one peer's channels have in flight to send; one chunk is always allowed.",
             reason="A peer that takes nothing holds no more than this; fewer bytes than the channels have in "
             "hand at full speed would slow every peer.",
         ),

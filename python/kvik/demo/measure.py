@@ -30,7 +30,7 @@ class Moved:
     total_s: float
     wire_s: float
     over: str  # such as `tcp`
-    way: str
+    mechanism: str
 
     @classmethod
     def of(cls, loads: tuple[Load, ...]) -> "Moved | None":
@@ -43,7 +43,7 @@ class Moved:
             slowest.total_s or 0.0,
             slowest.wire_s or 0.0,
             ", ".join(sorted({load.transport or "?" for load in loads})),
-            ", ".join(sorted({f"{load.transport} by {load.way}" for load in loads})),
+            ", ".join(sorted({f"{load.transport} by {load.mechanism}" for load in loads})),
         )
 
 

@@ -24,7 +24,7 @@ class Load:
     pages: int
     extents: int
     transport: str | None
-    way: str | None
+    mechanism: str | None
     plan_s: float | None
     post_s: float | None
     wire_s: float | None

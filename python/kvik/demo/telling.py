@@ -58,8 +58,8 @@ def conclude(scene: Scene, found: Sequence[Row], rate: Rate | None, console: Con
     """The legend of the table, and the verdict over all rows."""
     console.print(table.legend(rate), style="dim", markup=False)
     good = sum(row.good for row in found)
-    ways = sorted({row.load.way for row in found if row.load})
-    over = f" (over {', '.join(ways)})" if ways else ""
+    mechanisms = sorted({row.load.mechanism for row in found if row.load})
+    over = f" (over {', '.join(mechanisms)})" if mechanisms else ""
     verdict = f"{good} of {len(found)} prompts: the same tokens, and KV from the prefill engine{over}."
     console.print(f"\n{verdict}", style="bold green" if good == len(found) else "bold red", markup=False)
     for row in found:

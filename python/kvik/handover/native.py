@@ -42,7 +42,7 @@ class Report(Protocol):
     extents: int
     pages: int
     transport: str
-    way: str
+    mechanism: str
     plan_s: float
     post_s: float
     wire_s: float

@@ -41,7 +41,7 @@ class LoadRecord:
     pages: int = 0
     extents: int = 0
     transport: str | None = None
-    way: str | None = None
+    mechanism: str | None = None
     plan_s: float | None = None
     post_s: float | None = None
     wire_s: float | None = None
@@ -56,7 +56,7 @@ def loaded(load: Load, rank: int, remote_rank: int, report: Report) -> LoadRecor
         "pages",
         "extents",
         "transport",
-        "way",
+        "mechanism",
         "plan_s",
         "post_s",
         "wire_s",

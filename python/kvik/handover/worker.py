@@ -315,7 +315,7 @@ class WorkerSide:
         self.stats.add_load(reports)
         logger.debug(
             "kvik: request %s: %d bytes of %d rank(s) over %s in %.2f ms", load.request_id,
-            sum(report.bytes for report in reports), len(reports), reports[0].way,
+            sum(report.bytes for report in reports), len(reports), reports[0].mechanism,
             max(report.total_s for report in reports) * 1e3,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 NicCounts = dict[str, dict[str, float]]
 
-_WAYS = "kvik_nic_ways_opened_total"
+_CONNECTIONS = "kvik_nic_connections_opened_total"
 _FAILED, _UP, _BYTES = "kvik_nic_failed_operations_total", "kvik_nic_up", "kvik_nic_bytes_total"
 
 
@@ -26,7 +26,7 @@ def nic_counts(metrics: str) -> NicCounts:
 def ways_opened(metrics: str) -> float:
     """Ways to peers' NICs that all NICs together have opened."""
     families = text_string_to_metric_families(metrics)
-    return sum(sample.value for one in families for sample in one.samples if sample.name == _WAYS)
+    return sum(sample.value for one in families for sample in one.samples if sample.name == _CONNECTIONS)
 
 
 def summed(all_counts: Iterable[NicCounts]) -> NicCounts:

@@ -73,8 +73,8 @@ def _series(part: Part, sides: Sides, cell: Cell, say: Say, *, warmed: bool) -> 
 
 
 def _warm_up(part: Part, sides: Sides, op: Op, ticket: kvik.Ticket) -> str:
-    """Open all that the transfers need; `CheckError` where a NIC has no way, or something stays to do."""
-    warmed = sides.engine.warm(ticket).wait()
+    """Open all that the transfers need; `CheckError` where a NIC has no connection, or more is to do."""
+    warmed = sides.engine.warm_up(ticket).wait()
     part.data["warm_ups"].append(
         {
             "op": op,
@@ -89,7 +89,7 @@ def _warm_up(part: Part, sides: Sides, op: Op, ticket: kvik.Ticket) -> str:
     )
     if warmed.failed:
         raise CheckError("; ".join(pair.reason for pair in warmed.failed))
-    again = sides.engine.warm(ticket).wait()
+    again = sides.engine.warm_up(ticket).wait()
     if not again.did_nothing:
         raise CheckError(f"a second one should find everything there, and made {', '.join(again.made)}")
     pairs = f", {len(warmed.pairs)} pairs of NICs" if warmed.pairs else ""
@@ -97,17 +97,17 @@ def _warm_up(part: Part, sides: Sides, op: Op, ticket: kvik.Ticket) -> str:
 
 
 def _opened(engine: kvik.Engine) -> tuple[int, float]:
-    """Sessions and ways of NICs that the engine has opened until now."""
+    """Sessions and connections of NICs that the engine has opened until now."""
     return engine.stats()["sessions_opened"], ways_opened(engine.metrics())
 
 
 def _nothing_opened(before: tuple[int, float], after: tuple[int, float]) -> str:
     if before != after:
         raise CheckError(
-            f"{after[0] - before[0]} sessions and {after[1] - before[1]:.0f} ways of NICs were opened "
+            f"{after[0] - before[0]} sessions and {after[1] - before[1]:.0f} connections of NICs were opened "
             "after the warm-up"
         )
-    return "no session, and no way of a NIC"
+    return "no session, and no connection of a NIC"
 
 
 def _line(data: dict[str, Any], op: Op) -> str:

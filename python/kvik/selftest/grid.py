@@ -1,4 +1,4 @@
-"""Part 5: how the rate grows with submitting threads and with transfers under way."""
+"""Part 5: how the rate grows with submitting threads and with transfers in flight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvik.selftest.sides import Session
 from kvik.selftest.sweep import source
 
 THREADS = (1, 2, 4, 8)
-UNDER_WAY = (1, 4, 16)
+IN_FLIGHT = (1, 4, 16)
 """Of each thread."""
 
 BLOCK, TRANSFER_BYTES = 64 << 10, 1 << 20
@@ -18,8 +18,8 @@ _LEAST_BLOCK = 512
 
 
 def cell_for(buffer: int, op: Op) -> Cell:
-    """What a transfer of every point moves: as much as leaves room for the point with most under way."""
-    room = buffer // (max(THREADS) * max(UNDER_WAY))
+    """What a transfer of every point moves: as much as leaves room for the point with most in flight."""
+    room = buffer // (max(THREADS) * max(IN_FLIGHT))
     block = BLOCK
     while block > room and block > _LEAST_BLOCK:
         block //= 2
@@ -35,16 +35,16 @@ def grid(part: Part, session: Session, say: Say) -> None:
             cell = cell_for(sides.buffer, op)
             say(f"  {op} of {cell.pages} x {size_text(cell.page_bytes)}: threads x transfers of each")
             for threads in THREADS:
-                for under_way in UNDER_WAY:
+                for in_flight in IN_FLIGHT:
                     row = measure(
-                        sides, Point(cell, threads, under_way), session.plan.asked.seconds_per_point
+                        sides, Point(cell, threads, in_flight), session.plan.asked.seconds_per_point
                     )
                     part.data["points"].append(row)
-                    say(f"  {op:5} {threads} x {under_way:<2}  {rate_text(row)}")
+                    say(f"  {op:5} {threads} x {in_flight:<2}  {rate_text(row)}")
     part.settle("; ".join(_best(part, op) for op in OPS))
 
 
 def _best(part: Part, op: Op) -> str:
     rows = [row for row in part.data["points"] if row["op"] == op]
     best = max(rows, key=lambda row: float(row["bytes_per_s"]["median"]))
-    return f"{op}: {rate_text(best)} with {best['threads']} threads x {best['under_way']} under way"
+    return f"{op}: {rate_text(best)} with {best['threads']} threads x {best['in_flight']} in flight"

@@ -51,7 +51,7 @@ def preflight(session: Session) -> None:
 
 
 def here(part: Part, session: Session, heard: Heard, say: Say) -> None:
-    """Collect the facts, then ask which way one transfer takes."""
+    """Collect the facts, then ask which transport one transfer takes."""
     plan = session.plan
     ports, limits = hardware.ports(), hardware.limits()
     part.data |= {"machine": facts.collect(), "ports": hardware.to_json(ports), "limits": limits}
@@ -61,9 +61,9 @@ def here(part: Part, session: Session, heard: Heard, say: Say) -> None:
     part.data |= {"log": list(heard.lines), "libraries": hardware.libraries()}
     for line in (*part.data["log"], *part.data["libraries"]):
         say(f"  library   {line}")
-    checked(part, "one transfer goes that way", lambda: _way(part, session), say)
+    checked(part, "one transfer takes that transport", lambda: _transport(part, session), say)
     used = part.data.get("used", {})
-    part.settle(f"{used.get('transport')} by {used.get('way')}; {plan.why}")
+    part.settle(f"{used.get('transport')} by {used.get('mechanism')}; {plan.why}")
 
 
 def _tell(part: Part, plan: Plan, say: Say) -> None:
@@ -89,7 +89,7 @@ def _nics(part: Part, session: Session) -> str:
     return f"its NICs are {', '.join(names)}" if names else "it uses no NICs"
 
 
-def _way(part: Part, session: Session) -> str:
+def _transport(part: Part, session: Session) -> str:
     cell = Cell("read", 4096, 16)
     with session.sides(part.name, BUFFER, counted=False) as sides:
         part.data["other_side"] = sides.other.about()
@@ -99,8 +99,8 @@ def _way(part: Part, session: Session) -> str:
         report = sides.judge(sides.move(cell, pages, ticket, 0).wait(), cell.batch_bytes)
     part.data["used"] = {
         "transport": report.transport,
-        "way": report.way,
+        "mechanism": report.mechanism,
         "checks": list(report.checks),
-        "passed_over": list(report.passed_over),
+        "rejected_transports": list(report.rejected_transports),
     }
-    return f"{report.transport} by {report.way}; checks: {', '.join(report.checks)}"
+    return f"{report.transport} by {report.mechanism}; checks: {', '.join(report.checks)}"

@@ -1,6 +1,6 @@
-"""Threads that submit transfers and keep several under way, and a point measured with them.
+"""Threads that submit transfers and keep several in flight, and a point measured with them.
 
-Each place for a transfer has batches of its own, so no two that are under way touch the same page.
+Each place for a transfer has batches of its own, so no two that are in flight touch the same page.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Point:
 
     cell: Cell
     threads: int
-    under_way: int
+    in_flight: int
     """Of each thread."""
 
     @property
     def places(self) -> int:
-        """Transfers under way at a time, of all threads."""
-        return self.threads * self.under_way
+        """Transfers in flight at a time, of all threads."""
+        return self.threads * self.in_flight
 
     @property
     def least_bytes(self) -> int:
@@ -62,13 +62,13 @@ class _Thread:
             self.failure = failure
 
     def _submit(self) -> None:
-        under_way: list[tuple[float, kvik.Transfer]] = []
+        in_flight: list[tuple[float, kvik.Transfer]] = []
         self.began = time.perf_counter()
         for batches in self._places:
-            under_way.append((time.perf_counter(), self._begin(batches[0])))
+            in_flight.append((time.perf_counter(), self._begin(batches[0])))
         turn = 0
-        while under_way:
-            began, transfer = under_way.pop(0)
+        while in_flight:
+            began, transfer = in_flight.pop(0)
             self.reports.append(transfer.wait())
             self.ended = time.perf_counter()
             self.latencies.append(self.ended - began)
@@ -76,7 +76,7 @@ class _Thread:
             if self.ended < self._end:
                 place, lap = (turn - 1) % len(self._places), (turn - 1) // len(self._places) + 1
                 batches = self._places[place]
-                under_way.append((time.perf_counter(), self._begin(batches[lap % len(batches)])))
+                in_flight.append((time.perf_counter(), self._begin(batches[lap % len(batches)])))
 
 
 def _turn(sides: Sides, point: Point, pages: PagePlan, ticket: kvik.Ticket, seconds: float) -> Slice:
@@ -124,7 +124,7 @@ def measure(sides: Sides, point: Point, seconds: float) -> dict[str, Any]:
         "block_bytes": cell.page_bytes,
         "pages": cell.pages,
         "threads": point.threads,
-        "under_way": point.under_way,
+        "in_flight": point.in_flight,
         "bytes_per_s": {"median": statistics.median(rates), "low": min(rates), "high": max(rates)},
         "latency_s": {f"p{percent}": percentile(latencies, percent) for percent in (50, 90, 99)},
         "cpu_s_per_byte": {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvik.bench.options import OPS
 from kvik.selftest.conformance import conformance
 from kvik.selftest.first import first
-from kvik.selftest.grid import THREADS, UNDER_WAY, grid
+from kvik.selftest.grid import IN_FLIGHT, THREADS, grid
 from kvik.selftest.here import Heard, here
 from kvik.selftest.nics import nics
 from kvik.selftest.part import Part, Say, bounded
@@ -53,7 +53,7 @@ def steps(plan: Plan, heard: Heard) -> list[Step]:
     """All parts, each with the bound on its time."""
     point_s = 3 * plan.asked.seconds_per_point + _POINT_SPARE_S
     sweep_s = _SHORT_S + len(OPS) * len(BLOCKS) * point_s
-    grid_s = _SHORT_S + len(OPS) * len(THREADS) * len(UNDER_WAY) * point_s
+    grid_s = _SHORT_S + len(OPS) * len(THREADS) * len(IN_FLIGHT) * point_s
 
     def first_of_all(part: Part, session: Session, say: Say) -> None:
         here(part, session, heard, say)
@@ -63,7 +63,7 @@ def steps(plan: Plan, heard: Heard) -> list[Step]:
         Step("conformance", "what a user may rely on", conformance, _CONFORMANCE_S),
         Step("first", "first and warm transfers", first, 2 * _SHORT_S),
         Step("sweep", "block sizes", sweep, sweep_s),
-        Step("grid", "submitting threads and transfers under way", grid, grid_s),
+        Step("grid", "submitting threads and transfers in flight", grid, grid_s),
         Step("nics", "each NIC's part", nics, _SHORT_S),
     ]
 

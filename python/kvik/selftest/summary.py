@@ -38,7 +38,7 @@ def _here(data: Document) -> Iterator[str]:
     rows += [("library", line) for line in data.get("log", [])]
     rows += [("file", path) for path in data.get("libraries", [])]
     rows += [("NICs used", ", ".join(data.get("nics", {})) or "none")]
-    rows += [("way", f"{used.get('transport', 'unknown')} by {used.get('way', 'unknown')}")]
+    rows += [("mechanism", f"{used.get('transport', 'unknown')} by {used.get('mechanism', 'unknown')}")]
     yield from _table(("", "here"), rows)
     ports = data.get("ports", [])
     if ports:
@@ -66,7 +66,7 @@ def _first(data: Document) -> Iterator[str]:
         )
         for row in data.get("warm_ups", [])
     ]
-    head = ("warm-up before a", "over", "data channels", "pairs of NICs", "NICs without a way", "took")
+    head = ("warm-up before a", "over", "data channels", "pairs of NICs", "NICs without a connection", "took")
     yield from _table(head, warm_ups)
 
 
@@ -92,15 +92,15 @@ def _grid(data: Document) -> Iterator[str]:
     points = data.get("points", [])
     for op in dict.fromkeys(row["op"] for row in points):
         own = [row for row in points if row["op"] == op]
-        ways = sorted({row["under_way"] for row in own})
-        by = {(row["threads"], row["under_way"]): rate_text(row) for row in own}
+        depths = sorted({row["in_flight"] for row in own})
+        by = {(row["threads"], row["in_flight"]): rate_text(row) for row in own}
         yield f"{op} of {own[0]['pages']} x {size_text(own[0]['block_bytes'])}:"
         yield ""
         rows = [
-            (threads, *(by.get((threads, way), "not measured") for way in ways))
+            (threads, *(by.get((threads, depth), "not measured") for depth in depths))
             for threads in sorted({row["threads"] for row in own})
         ]
-        yield from _table(("threads", *(f"{way} under way of each" for way in ways)), rows)
+        yield from _table(("threads", *(f"{depth} in flight of each" for depth in depths)), rows)
 
 
 def _nics(data: Document) -> Iterator[str]:

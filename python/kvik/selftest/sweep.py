@@ -1,4 +1,4 @@
-"""Part 4: how fast pages of each size move, one thread with a few transfers under way."""
+"""Part 4: how fast pages of each size move, one thread with a few transfers in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvik.selftest.part import Part, Say
 from kvik.selftest.plan import BLOCKS
 from kvik.selftest.sides import Session, Sides
 
-UNDER_WAY = 4
+IN_FLIGHT = 4
 TRANSFER_BYTES, MOST_PAGES = 8 << 20, 512
 
 
@@ -28,11 +28,11 @@ def points(buffer: int, op: Op) -> tuple[list[Point], list[int]]:
     """The points of a direction, and the sizes that do not fit into the memory."""
     fitting, left_out = [], []
     for block in BLOCKS:
-        pages = min(TRANSFER_BYTES // block, MOST_PAGES, buffer // UNDER_WAY // 2 // block)
+        pages = min(TRANSFER_BYTES // block, MOST_PAGES, buffer // IN_FLIGHT // 2 // block)
         if pages < 1:
             left_out.append(block)
         else:
-            fitting.append(Point(Cell(op, block, pages), 1, UNDER_WAY))
+            fitting.append(Point(Cell(op, block, pages), 1, IN_FLIGHT))
     return fitting, left_out
 
 
@@ -40,7 +40,7 @@ def sweep(part: Part, session: Session, say: Say) -> None:
     """Both directions, every size that fits."""
     plan = session.plan
     part.data |= {"points": [], "left_out": []}
-    say(f"  1 thread, {UNDER_WAY} transfers under way; GB/s: median of the repeats [lowest, highest]")
+    say(f"  1 thread, {IN_FLIGHT} transfers in flight; GB/s: median of the repeats [lowest, highest]")
     with session.sides(part.name) as sides:
         for op in OPS:
             source(sides, op)

@@ -138,8 +138,10 @@ def print_replay(results: Results, unit: str, console: Console) -> None:
     ratios = (
         ratio_text(results.kvik.ratio_to(results.memcpy)), ratio_text(results.kvik.ratio_to(results.stream))
     )  # fmt: skip
-    ways = ", ".join(f"{name}: {' / '.join(sorted(ways))}" for name, ways in results.used.paths.items())
-    grid.add_row(*map(escape, row(f"kvik {ways}", results.kvik, unit, ratios)))
+    used = ", ".join(
+        f"{name}: {' / '.join(sorted(mechanisms))}" for name, mechanisms in results.used.paths.items()
+    )
+    grid.add_row(*map(escape, row(f"kvik {used}", results.kvik, unit, ratios)))
     if results.recorded_s:
         recorded = [percentile(results.recorded_s, p) for p in NEEDED]
         times = ["" if time is None else seconds_text(time) for time in recorded]
@@ -189,7 +191,7 @@ def replay_json(results: Results) -> dict[str, Any]:
         "left_out": dict(results.left_out),
         "notices": [*results.trace.notices, *results.notices],
         "late_s": results.late_s,
-        "used": {name: sorted(ways) for name, ways in results.used.paths.items()},
+        "used": {name: sorted(mechanisms) for name, mechanisms in results.used.paths.items()},
         "initiator": results.initiator,
         "target": results.target,
         "kvik": series(results.kvik),

@@ -89,7 +89,7 @@ struct piece {
     uint64_t at, size, serial;
     /* Where the bytes are: the address itself cannot be touched where it is a device's. */
     unsigned char *bytes;
-    /* Copies that are under way. */
+    /* Copies that are in flight. */
     int busy;
 };
 struct piece *piece_at(uint64_t at);

@@ -58,7 +58,7 @@ static void open_all(int by_device, uint64_t hmem) {
     fi_freeinfo(info);
 }
 
-/* Writes to itself, and leaves the operation under way: it has not been polled for. */
+/* Writes to itself, and leaves the operation in flight: it has not been polled for. */
 static fi_addr_t write_to_itself(void) {
     static char context[64];
     char address[64];

@@ -5,7 +5,7 @@
 #include "daemon.h"
 #include "wire.h"
 
-/* An operation in hand. */
+/* An operation in flight. */
 struct work {
     struct endpoint *from;
     struct order order;
@@ -32,7 +32,7 @@ struct endpoint {
     struct queues *queues;
     uint32_t size;
     struct work *works;
-    uint32_t *free, under_way;
+    uint32_t *free, in_flight;
     /* Its place in `live`. */
     uint32_t place;
     /* One that was closed had its address. */

@@ -39,8 +39,8 @@ static void release(struct endpoint *ep, uint32_t id) {
     if (pending->slot != NO_SLOT) {
         ep->vector->slots[pending->slot].users--;
     }
-    ep->under_way--;
-    ep->free[ep->under_way] = id;
+    ep->in_flight--;
+    ep->free[ep->in_flight] = id;
 }
 
 void endpoint_take(struct endpoint *ep) {
@@ -222,7 +222,7 @@ static int busy(const struct endpoint *ep) {
             return FI_EAGAIN;
         }
     }
-    return ep->under_way >= ep->depth ? FI_EAGAIN : 0;
+    return ep->in_flight >= ep->depth ? FI_EAGAIN : 0;
 }
 
 static void submit(struct endpoint *ep, const struct order *order) {
@@ -236,7 +236,7 @@ static void post(struct endpoint *ep, const struct fi_msg_rma *message, uint64_t
     struct region *region = message->desc[0];
     uint64_t at = (uintptr_t)message->msg_iov[0].iov_base, len = message->msg_iov[0].iov_len;
     uint64_t place = region->place + (at - region->at);
-    uint32_t id = ep->free[ep->under_way++];
+    uint32_t id = ep->free[ep->in_flight++];
     int known = message->addr < ep->vector->size && ep->vector->slots[message->addr].taken;
     uint32_t slot = known ? (uint32_t)message->addr : NO_SLOT;
     ep->pending[id] =

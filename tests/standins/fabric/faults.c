@@ -41,7 +41,7 @@ int apply(const struct fault *fault, uint32_t number) {
 }
 
 void tell_objects(char *answer, uint64_t room) {
-    uint64_t known = 0, slots = 0, software = 0, in_hand = 0, stuck = 0, left = 0, same = 0;
+    uint64_t known = 0, slots = 0, software = 0, in_flight = 0, stuck = 0, left = 0, same = 0;
     for (uint32_t at = 0; at < MAX_CLIENTS; at++) {
         slots += clients[at].tally != NULL ? atomic_load(&clients[at].tally->slots) : 0;
         software += clients[at].tally != NULL ? atomic_load(&clients[at].tally->software) : 0;
@@ -50,7 +50,7 @@ void tell_objects(char *answer, uint64_t room) {
         known += regions[at].used != 0;
     }
     for (uint32_t number = 0; number < MAX_DEVICES; number++) {
-        in_hand += devices[number].count;
+        in_flight += devices[number].count;
         left += faults[number].same;
         for (uint32_t at = 0; at < devices[number].count; at++) {
             stuck += devices[number].works[at]->stuck != 0;
@@ -60,6 +60,6 @@ void tell_objects(char *answer, uint64_t room) {
         same += live[at]->same != 0;
     }
     snprintf(answer, room,
-        "endpoints=%u regions=%lu slots=%lu software=%lu in_hand=%lu stuck=%lu same=%lu same_left=%lu",
-        live_count, known, slots, software, in_hand, stuck, same, left);
+        "endpoints=%u regions=%lu slots=%lu software=%lu in_flight=%lu stuck=%lu same=%lu same_left=%lu",
+        live_count, known, slots, software, in_flight, stuck, same, left);
 }

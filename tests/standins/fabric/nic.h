@@ -148,12 +148,12 @@ struct endpoint {
     struct queue *queue;
     struct endpoint *next_of_queue;
     struct address address;
-    uint32_t depth, under_way;
+    uint32_t depth, in_flight;
     /* Whether what goes to the own host goes by the device, too. */
     int by_device;
     /* Whether it makes no copies by CUDA. */
     int copies_forbidden;
-    /* Ids; those from `under_way` on are free. */
+    /* Ids; those from `in_flight` on are free. */
     uint32_t *free;
     struct queues *queues;
     uint64_t name;

@@ -28,7 +28,7 @@ static void drop(struct work *work) {
     device->works[work->place]->place = work->place;
     free(work->early);
     work->early = NULL;
-    work->from->free[--work->from->under_way] = (uint32_t)(work - work->from->works);
+    work->from->free[--work->from->in_flight] = (uint32_t)(work - work->from->works);
 }
 
 void end(struct work *work, uint32_t status) {
@@ -109,12 +109,12 @@ static void begin(struct endpoint *from, const struct order *order) {
     struct device *device = &devices[from->device];
     counts.begun++;
     uint32_t status = wrong(from, order);
-    struct work *work = &from->works[from->free[from->under_way]];
+    struct work *work = &from->works[from->free[from->in_flight]];
     if (status != STATUS_OK || !remember(device, work)) {
         tell(from, order->id, status != STATUS_OK ? status : STATUS_FLUSHED);
         return;
     }
-    from->under_way++;
+    from->in_flight++;
     uint32_t place = work->place, pieces = (uint32_t)((order->len + PIECE - 1) / PIECE);
     struct endpoint *target = &endpoints[order->peer.endpoint];
     struct region *region = region_of(order, target);
@@ -140,7 +140,7 @@ void begin_posted(void) {
         struct endpoint *endpoint = live[at];
         uint32_t begun = atomic_load_explicit(&endpoint->queues->begun, memory_order_relaxed);
         uint32_t posted = atomic_load_explicit(&endpoint->queues->posted, memory_order_acquire);
-        while (begun != posted && endpoint->under_way < endpoint->size) {
+        while (begun != posted && endpoint->in_flight < endpoint->size) {
             struct order order = orders_of(endpoint->queues)[begun % endpoint->size];
             atomic_store_explicit(&endpoint->queues->begun, ++begun, memory_order_release);
             begin(endpoint, &order);

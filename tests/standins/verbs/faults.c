@@ -51,16 +51,16 @@ int apply(const struct fault *fault, uint32_t number) {
 
 void tell_objects(char *answer, uint64_t room) {
     uint32_t of[QUEUE + 1] = {0};
-    uint64_t in_hand = 0, stuck = 0;
+    uint64_t in_flight = 0, stuck = 0;
     for (struct object *object = objects; object != NULL; object = object->next) {
         const struct queue *queue = (struct queue *)object;
         of[object->kind]++;
         if (object->kind == QUEUE) {
-            in_hand += queue->posted - queue->ended;
+            in_flight += queue->posted - queue->ended;
             stuck += queue->begun && queue->stuck && queue->ended != queue->posted;
         }
     }
     snprintf(answer, room,
-        "contexts=%u channels=%u completions=%u regions=%u queues=%u in_hand=%lu stuck=%lu",
-        of[CONTEXT], of[CHANNEL], of[COMPLETIONS], of[REGION], of[QUEUE], in_hand, stuck);
+        "contexts=%u channels=%u completions=%u regions=%u queues=%u in_flight=%lu stuck=%lu",
+        of[CONTEXT], of[CHANNEL], of[COMPLETIONS], of[REGION], of[QUEUE], in_flight, stuck);
 }

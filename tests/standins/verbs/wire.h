@@ -13,7 +13,7 @@ enum {
     MAX_DEPTH = 8192,
     MAX_COMPLETIONS = 65536,
     MAX_PIECES = 16,
-    /* Reads that a queue pair has under way, or answers. */
+    /* Reads that a queue pair has in flight, or answers. */
     MAX_READS = 16,
     /* Bytes that land at once. */
     PIECE = 16384,

@@ -222,7 +222,7 @@ static void give_immediate(struct queue *queue, const struct order *order, struc
     }
 }
 
-/* Reads that are under way now: one behind the other, as many as was set. */
+/* Reads that are in flight now: one behind the other, as many as was set. */
 static uint32_t reads_under_way(const struct queue *queue) {
     uint32_t count = 0;
     while (count < queue->attr.max_rd_atomic && queue->ended + count != queue->posted &&

@@ -16,7 +16,7 @@ mod side;
 
 use kvik_core::{Layout, Result, View};
 use kvik_host::clock::{boottime, thread_cpu};
-use kvik_proto::{Established, Greeting, Handshake, OrderKind, OrderOutcome};
+use kvik_proto::{Established, Greeting, Handshake, WorkKind, WorkOutcome};
 use side::{Chunks, Engine, identity, local};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -192,7 +192,7 @@ fn turn(owner: &Engine, peer: &mut Peer, claim: usize) -> u64 {
         return 0;
     }
     for order in &sent {
-        let OrderKind::Send(header) = &order.kind else { panic!("an order that is not to send") };
+        let WorkKind::Send(header) = &order.kind else { panic!("a work request that is not to send") };
         placed.push(peer.engine.place(peer.session, header).expect("a place for the chunk"));
     }
     let count = sent.len() as u64;
@@ -204,8 +204,8 @@ fn turn(owner: &Engine, peer: &mut Peer, claim: usize) -> u64 {
     count
 }
 
-fn done() -> OrderOutcome {
-    OrderOutcome::Done { extents: 1, verify: Duration::ZERO }
+fn done() -> WorkOutcome {
+    WorkOutcome::Done { extents: 1, verify: Duration::ZERO }
 }
 
 /// Carries frames between the two sides until both are silent.

@@ -3,8 +3,8 @@
 use crate::{CHUNK, now};
 use kvik_core::{EngineId, GrantId, Incarnation, RegionId, Right, Use, View};
 use kvik_proto::{
-    Check, ChunkHeader, Closed, Established, Event, Facts, Identity, Local, Node, Offer, Op, Open, Order,
-    OrderOutcome, OrderRef, Path, Secret, Select, Side, Timing,
+    Check, ChunkHeader, Closed, Established, Event, Facts, Identity, Local, Node, Offer, Op, Open, Path,
+    Secret, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 /// Stands for memory: it is only handed back.
 pub type Memory = Arc<()>;
-pub type Chunks = Vec<Order<Memory>>;
+pub type Chunks = Vec<WorkRequest<Memory>>;
 
 pub fn identity(number: usize) -> Identity {
     let mut engine = [0; 16];
@@ -158,12 +158,12 @@ impl Engine {
         }
     }
 
-    pub fn place(&self, session: u64, header: &ChunkHeader) -> Option<Order<Memory>> {
+    pub fn place(&self, session: u64, header: &ChunkHeader) -> Option<WorkRequest<Memory>> {
         self.node(|node, now| node.place(session, header, now)).expect("a chunk that fits")
     }
 
-    pub fn done(&self, id: OrderRef, outcome: OrderOutcome) {
-        self.node(|node, _| node.order_done(id, outcome));
+    pub fn done(&self, id: WorkId, outcome: WorkOutcome) {
+        self.node(|node, _| node.work_done(id, outcome));
     }
 
     /// How many transfers have ended since this was asked.

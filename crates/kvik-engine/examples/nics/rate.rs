@@ -34,7 +34,7 @@ pub fn run(options: &[String]) -> Result<()> {
     let owner = owner.with("cpu", options.text("their_cpu").to_owned()).words(&sides::NAMES);
     let mut pair = Pair::start(&owner, &mover, options.number("buffer")?, &[])?;
     pair.grant(op, size)?;
-    // The way is open then, and all memory has been touched.
+    // The connection is open then, and all memory has been touched.
     pair.prove(op, size)?;
     let (count, transfers) = (options.number::<u64>("count")?, options.number::<u64>("transfers")?);
     let seconds = pair.turn(op, size, (count, options.number("open")?, transfers))?;

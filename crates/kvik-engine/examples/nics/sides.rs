@@ -71,8 +71,8 @@ impl Side {
                 Ok(began.elapsed().as_secs_f64().to_string())
             }
             ["warm", op, size, pairs] => {
-                let warmed = self.engine.warm(self.ticket(op, size)?, None)?.wait(None)?;
-                let made = warmed.pairs.iter().filter(|pair| matches!(pair.state, PairState::Made)).count();
+                let warmed = self.engine.warm_up(self.ticket(op, size)?, None)?.wait(None)?;
+                let made = warmed.pairs.iter().filter(|pair| matches!(pair.state, PairState::Opened)).count();
                 match made == pairs.parse::<usize>()? {
                     true => Ok(warmed.took.as_secs_f64().to_string()),
                     false => Err(format!("{pairs} pairs were to be made: {warmed:?}").into()),
@@ -152,16 +152,16 @@ impl Side {
     /// Transfers of so many pages one after the other, some of them open at a time: the seconds that they
     /// took.
     fn turn(&mut self, op: &str, size: &str, (count, open, transfers): (u64, usize, u64)) -> Result<String> {
-        let (mut under_way, mut extents) = (VecDeque::new(), 0);
+        let (mut in_flight, mut extents) = (VecDeque::new(), 0);
         let began = Instant::now();
         for _ in 0..transfers {
-            if under_way.len() >= open.max(1) {
-                extents += ended(under_way.pop_front())?;
+            if in_flight.len() >= open.max(1) {
+                extents += ended(in_flight.pop_front())?;
             }
-            under_way.push_back(self.begin(op, size, count)?);
+            in_flight.push_back(self.begin(op, size, count)?);
         }
-        while !under_way.is_empty() {
-            extents += ended(under_way.pop_front())?;
+        while !in_flight.is_empty() {
+            extents += ended(in_flight.pop_front())?;
         }
         let seconds = began.elapsed().as_secs_f64();
         // Each page is an extent of its own, or the figures would be of something else.

@@ -40,7 +40,7 @@ impl Control {
 
     fn welcome(&mut self, conn: TcpConn, from: SocketAddr) -> Result<()> {
         let until = Instant::now() + ATTEMPT;
-        match (&self.shared.tls, &self.securing) {
+        match (&self.inner.tls, &self.securing) {
             (Some(tls), Some(securing)) => {
                 let conn = Stream::tls(conn, TlsLink::server(tls, from)?);
                 securing.take(Fresh { conn, purpose: Purpose::Stranger, until });

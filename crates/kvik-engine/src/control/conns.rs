@@ -208,7 +208,7 @@ impl Control {
                 if writable {
                     self.set_interest(session, Interest::READ);
                     conn.has_room();
-                    self.shared.flush(session);
+                    self.inner.flush(session);
                 }
                 if readable { self.read_control(session, &conn) } else { Ok(()) }
             }
@@ -244,12 +244,12 @@ impl Control {
                 self.not_greeted(Purpose::Session(owner, to), error);
             }
             Conn::Shaking { dialled: None, .. } => self.not_greeted(Purpose::Stranger, error),
-            Conn::Control { session, .. } => self.shared.node(|node, _| node.close_session(session, error)),
+            Conn::Control { session, .. } => self.inner.node(|node, _| node.close_session(session, error)),
             Conn::LocalJoining { session, .. } | Conn::Local { session, .. } => {
                 self.no_local_link(session, &error)
             }
             Conn::LocalStranger { .. } => {
-                self.shared.metrics.handshake_refused(error.code);
+                self.inner.metrics.handshake_refused(error.code);
                 log::info!("a local connection was refused: {error}");
             }
             Conn::Listener { .. } | Conn::Unix { .. } => {
@@ -262,7 +262,7 @@ impl Control {
     pub(super) fn not_greeted(&mut self, purpose: Purpose, error: Error) {
         match purpose {
             Purpose::Stranger => {
-                self.shared.metrics.handshake_refused(error.code);
+                self.inner.metrics.handshake_refused(error.code);
                 log::info!("a connection was refused: {error}");
             }
             Purpose::Session(owner, to) => self.dial_next(owner, Some((to, error))),

@@ -39,7 +39,7 @@ impl Control {
         *heard = true;
         // Whoever was dialled is where the ticket says.
         if let (Ok(Some(Greeting::Control(claim))), None) = (&result, &dialled)
-            && let Err(error) = self.shared.check_claim(claim.peer.engine, conn)
+            && let Err(error) = self.inner.check_claim(claim.peer.engine, conn)
         {
             output = refusal(&error);
             result = Err(error);
@@ -58,17 +58,17 @@ impl Control {
     /// A connection asks to be a data channel of a session.
     fn join(&mut self, join: &Join, mut conn: Stream) {
         let admitted = match join.kind {
-            JoinKind::Data => self.shared.node(|node, now| node.join(join, now)),
+            JoinKind::Data => self.inner.node(|node, now| node.join(join, now)),
             JoinKind::Local => {
                 Err(Error::new(Code::ProtocolError, "a local link joins over the UNIX socket"))
             }
         };
-        let admitted = admitted.and_then(|()| self.shared.charge_channel(join.session));
+        let admitted = admitted.and_then(|()| self.inner.charge_channel(join.session));
         let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
         match send_all(&mut conn, &answer).and(admitted) {
             Ok(()) => self.add_channel(join.session, conn),
             Err(error) => {
-                self.shared.metrics.handshake_refused(error.code);
+                self.inner.metrics.handshake_refused(error.code);
                 log::info!("a channel did not join its session: {error}");
             }
         }
@@ -91,7 +91,7 @@ impl Control {
             }
         }
         if read_joined(input)?.is_some() {
-            self.shared.charge_channel(session)?;
+            self.inner.charge_channel(session)?;
             if let Some(Conn::Joining { conn, .. }) = self.remove(token) {
                 self.add_channel(session, conn);
             }
@@ -100,8 +100,8 @@ impl Control {
     }
 
     fn add_channel(&mut self, session: u64, conn: Stream) {
-        self.shared.with_transports(|all| all.tcp.add(session, conn));
-        self.shared.look_at_warm(session);
+        self.inner.with_transports(|all| all.tcp.add(session, conn));
+        self.inner.advance_warm_ups(session);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::conns::Conn;
 use super::greet::nonce;
-use super::{Ask, Control};
+use super::{Control, ControlCommand};
 use kvik_core::{Code, Error, Result};
 use kvik_host::Io;
 use kvik_host::event::Interest;
@@ -18,12 +18,12 @@ const CONNECT: Duration = Duration::from_millis(100);
 impl Control {
     /// Transfers of the session go without a local link.
     pub(super) fn no_local_link(&mut self, session: u64, error: &Error) {
-        self.shared.with_transports(|all| all.local.failed(session, error));
-        self.shared.launch_waiting(session);
+        self.inner.with_transports(|all| all.local.failed(session, error));
+        self.inner.launch_waiting(session);
     }
 
     pub(super) fn dial_local(&mut self, session: u64, name: &str) {
-        let key = self.shared.node(|node, _| node.established(session).map(|session| session.key));
+        let key = self.inner.node(|node, _| node.established(session).map(|session| session.key));
         let Some(key) = key else { return };
         let joined = nonce().and_then(|nonce| {
             let fail = |error| from_host(Code::TransportUnavailable, error);
@@ -55,12 +55,12 @@ impl Control {
     pub(super) fn local_join(&mut self, token: u64) -> Result<()> {
         let Some(Conn::LocalStranger { conn, .. }) = self.conns.get(&token) else { return Ok(()) };
         let Some(mut message) = local_message(conn)? else { return Ok(()) };
-        let mut shake = Handshake::listen(self.shared.local(), nonce()?);
+        let mut shake = Handshake::listen(self.inner.local(), nonce()?);
         let Some(Greeting::Join(join)) = shake.receive(&mut message, &mut Vec::new())? else {
             return Err(Error::new(Code::ProtocolError, "a local connection did not ask to join a session"));
         };
         let admitted = match join.kind {
-            JoinKind::Local => self.shared.node(|node, now| node.join(&join, now)),
+            JoinKind::Local => self.inner.node(|node, now| node.join(&join, now)),
             JoinKind::Data => Err(Error::new(Code::ProtocolError, "a data channel joins over TCP")),
         };
         let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
@@ -73,20 +73,18 @@ impl Control {
     }
 
     fn local_up(&mut self, conn: UnixConn, session: u64) {
-        let facts =
-            self.shared.node(|node, _| node.established(session).map(|session| session.facts.clone()));
+        let facts = self.inner.node(|node, _| node.established(session).map(|session| session.facts.clone()));
         let Some(facts) = facts else { return };
         let nonce = match nonce() {
             Ok(nonce) => nonce,
             Err(error) => return self.no_local_link(session, &error),
         };
-        let joined =
-            self.shared.transports.get().and_then(|all| all.local.join(session, conn, &facts, nonce));
+        let joined = self.inner.transports.get().and_then(|all| all.local.join(session, conn, &facts, nonce));
         let Some(link) = joined else { return };
         log::debug!(session = session; "local link is up");
         self.watch(Conn::Local { session, link }, Interest::READ);
-        self.obey(Ask::FlushLocal);
-        self.shared.launch_waiting(session);
+        self.execute(ControlCommand::FlushLocal);
+        self.inner.launch_waiting(session);
     }
 
     pub(super) fn flush_local(&mut self, token: u64) {

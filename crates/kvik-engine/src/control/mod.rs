@@ -19,7 +19,7 @@ mod reach;
 mod secure;
 mod session;
 
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use conns::{Conn, Why};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What the control thread is told.
-pub(crate) enum Ask {
+pub(crate) enum ControlCommand {
     /// Reach a peer.
     Dial(Identity, Arc<Ticket>),
     /// Open the data channels of a session that this side opened.
@@ -54,14 +54,14 @@ pub(crate) enum Ask {
     Stop,
 }
 
-const BELL: u64 = 0;
+const WAKER: u64 = 0;
 
 /// Connections whose handshake is not over. A newcomer takes the place of the one that has been one for longest: an
 /// honest handshake takes a moment, so many that say nothing do not keep it out.
 const MAX_STRANGERS: usize = 256;
 
 pub(crate) struct Control {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     epoll: Epoll,
     conns: HashMap<u64, Conn>,
     next: u64,
@@ -72,17 +72,17 @@ pub(crate) struct Control {
 
 impl Control {
     pub fn new(
-        shared: Arc<Shared>,
+        inner: Arc<Inner>,
         listeners: Vec<TcpListener>,
         unix: Option<UnixListener>,
         options: &ThreadOptions,
     ) -> Result<Control> {
         let fail = |error| from_host(Code::InvalidArgument, error);
-        let securing = Securing::start(&shared, options)?;
+        let securing = Securing::start(&inner, options)?;
         let epoll = Epoll::new().map_err(fail)?;
-        epoll.add(&shared.bell, BELL, Interest::READ).map_err(fail)?;
+        epoll.add(&inner.waker, WAKER, Interest::READ).map_err(fail)?;
         let (conns, buffer) = (HashMap::new(), vec![0; 64 << 10]);
-        let mut control = Control { shared, epoll, conns, next: BELL + 1, buffer, securing };
+        let mut control = Control { inner, epoll, conns, next: WAKER + 1, buffer, securing };
         let listeners = listeners.into_iter().map(|listener| Conn::Listener { listener, paused_until: None });
         let unix = unix.map(|listener| Conn::Unix { listener, paused_until: None });
         for conn in listeners.chain(unix) {
@@ -105,23 +105,23 @@ impl Control {
         }
         let mut events = Events::new(64);
         loop {
-            let nap = self.shared.sleep_until(|| self.next_deadline());
-            if let Err(error) = self.epoll.wait(&mut events, nap) {
+            let wait = self.inner.sleep_until(|| self.next_deadline());
+            if let Err(error) = self.epoll.wait(&mut events, wait) {
                 log::error!("the control thread cannot wait for its connections and ends: {error}");
                 return self.cut_all();
             }
             for event in events.iter() {
-                if event.token == BELL {
-                    drop(self.shared.bell.drain());
+                if event.token == WAKER {
+                    drop(self.inner.waker.drain());
                 } else {
                     self.serve(event.token, event.readable, event.writable);
                 }
             }
-            for ask in self.shared.take_asks() {
-                if matches!(ask, Ask::Stop) {
+            for command in self.inner.take_commands() {
+                if matches!(command, ControlCommand::Stop) {
                     return self.cut_all();
                 }
-                self.obey(ask);
+                self.execute(command);
             }
             self.pass_time();
         }
@@ -135,19 +135,19 @@ impl Control {
         self.securing = None;
     }
 
-    fn obey(&mut self, ask: Ask) {
-        match ask {
-            Ask::Dial(owner, ticket) => self.dial(owner, &ticket),
-            Ask::OpenChannels(session) => self.dial_channels(session),
-            Ask::WantWrite(session) => self.set_interest(session, Interest::BOTH),
-            Ask::Broken(session, error) => self.end_session(session, error),
-            Ask::Forget(session) => self.forget(session),
-            Ask::Secured(secured) => self.secured(*secured),
-            Ask::FlushLocal => {
+    fn execute(&mut self, command: ControlCommand) {
+        match command {
+            ControlCommand::Dial(owner, ticket) => self.dial(owner, &ticket),
+            ControlCommand::OpenChannels(session) => self.dial_channels(session),
+            ControlCommand::WantWrite(session) => self.set_interest(session, Interest::BOTH),
+            ControlCommand::Broken(session, error) => self.end_session(session, error),
+            ControlCommand::Forget(session) => self.forget(session),
+            ControlCommand::Secured(secured) => self.secured(*secured),
+            ControlCommand::FlushLocal => {
                 let local = |conn: &Conn| matches!(conn, Conn::Local { .. });
                 self.tokens(local).into_iter().for_each(|token| self.flush_local(token));
             }
-            Ask::Stop => {}
+            ControlCommand::Stop => {}
         }
     }
 
@@ -172,12 +172,13 @@ impl Control {
     fn next_deadline(&self) -> Option<Duration> {
         let (now, boot) = (Instant::now(), boottime());
         let conns = self.conns.values().filter_map(Conn::until);
-        let book = lock(&self.shared.book);
-        let links = self.shared.transports.get().and_then(|all| all.local.next_expiry());
+        let tables = lock(&self.inner.tables);
+        let links = self.inner.transports.get().and_then(|all| all.local.next_expiry());
         let soonest = conns.chain(links).min().map(|until| boot + until.saturating_duration_since(now));
-        let waiting = book.waiting.iter().filter_map(|id| Some(book.transfers.get(id)?.job.deadline)).min();
-        drop(book);
-        let told = self.shared.roster.next_redial().into_iter().chain(self.shared.next_quarantine());
+        let waiting =
+            tables.waiting.iter().filter_map(|id| Some(tables.transfers.get(id)?.request.deadline)).min();
+        drop(tables);
+        let told = self.inner.peers.next_redial().into_iter().chain(self.inner.next_quarantine());
         soonest.into_iter().chain(waiting).chain(told).min()
     }
 
@@ -186,22 +187,22 @@ impl Control {
         for token in self.tokens(|conn| conn.until().is_some_and(|at| at <= now)) {
             self.late(token);
         }
-        let links = self.shared.transports.get().map(|all| all.local.expire(now)).unwrap_or_default();
+        let links = self.inner.transports.get().map(|all| all.local.expire(now)).unwrap_or_default();
         let waited: Vec<_> = {
-            let (book, boot) = (lock(&self.shared.book), boottime());
-            let late = |id: &u64| book.transfers.get(id).filter(|record| record.job.deadline <= boot);
-            book.waiting.iter().filter_map(|id| Some((*id, late(id)?.job.owner()))).collect()
+            let (tables, boot) = (lock(&self.inner.tables), boottime());
+            let late = |id: &u64| tables.transfers.get(id).filter(|entry| entry.request.deadline <= boot);
+            tables.waiting.iter().filter_map(|id| Some((*id, late(id)?.request.owner()))).collect()
         };
-        links.into_iter().for_each(|session| self.shared.launch_waiting(session));
+        links.into_iter().for_each(|session| self.inner.launch_waiting(session));
         for (id, owner) in waited {
-            if self.shared.warm_is_late(id) {
+            if self.inner.warm_up_is_late(id) {
                 continue;
             }
-            let error = self.shared.why_waited(&owner);
-            self.shared.give_up(id, error);
+            let error = self.inner.why_waited(&owner);
+            self.inner.give_up(id, error);
         }
-        self.shared.node(|node, now| node.tick(now));
-        self.shared.tell_quarantine(boottime());
+        self.inner.node(|node, now| node.tick(now));
+        self.inner.tell_quarantine(boottime());
         self.dial_again();
     }
 

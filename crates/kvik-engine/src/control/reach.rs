@@ -5,7 +5,7 @@ use super::greet::{nonce, send_all};
 use super::secure::{Fresh, MAX_UNDER_TLS, Secured};
 use super::{Control, MAX_STRANGERS};
 use crate::dial::{ATTEMPT, Dial};
-use crate::shared::lock;
+use crate::inner::lock;
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
 use kvik_host::event::Interest;
@@ -21,19 +21,19 @@ use std::time::Instant;
 impl Control {
     /// Sees to it that transfers which wait for a session with this peer get one, or hear why not.
     pub(super) fn dial(&mut self, owner: Identity, ticket: &Ticket) {
-        if let Some(session) = self.shared.node(|node, _| node.session_with(&owner)) {
-            return self.shared.launch_waiting(session);
+        if let Some(session) = self.inner.node(|node, _| node.session_with(&owner)) {
+            return self.inner.launch_waiting(session);
         }
-        let dial = match Dial::new(ticket, self.shared.host_tag()) {
+        let dial = match Dial::new(ticket, self.inner.host_tag()) {
             Ok(dial) => dial,
-            Err(error) => return self.shared.fail_waiting(&owner, &error),
+            Err(error) => return self.inner.fail_waiting(&owner, &error),
         };
-        let mut book = lock(&self.shared.book);
-        match book.dials.entry(owner) {
-            Entry::Occupied(mut under_way) => under_way.get_mut().also(dial),
+        let mut tables = lock(&self.inner.tables);
+        match tables.dials.entry(owner) {
+            Entry::Occupied(mut in_flight) => in_flight.get_mut().also(dial),
             Entry::Vacant(place) => {
                 place.insert(dial);
-                drop(book);
+                drop(tables);
                 self.dial_next(owner, None);
             }
         }
@@ -41,11 +41,11 @@ impl Control {
 
     /// Dials the peers whose turn it is to be dialled again.
     pub(super) fn dial_again(&mut self) {
-        while let Some((peer, addresses)) = self.shared.roster.due(boottime()) {
-            let mut book = lock(&self.shared.book);
-            if let Entry::Vacant(place) = book.dials.entry(peer) {
+        while let Some((peer, addresses)) = self.inner.peers.due(boottime()) {
+            let mut tables = lock(&self.inner.tables);
+            if let Entry::Vacant(place) = tables.dials.entry(peer) {
                 place.insert(Dial::in_background(addresses));
-                drop(book);
+                drop(tables);
                 self.dial_next(peer, None);
             }
         }
@@ -54,23 +54,23 @@ impl Control {
     /// Tries the next address of a peer; the one before failed.
     pub(super) fn dial_next(&mut self, owner: Identity, mut failed: Option<(SocketAddr, Error)>) {
         loop {
-            let mut book = lock(&self.shared.book);
-            let Some(dial) = book.dials.get_mut(&owner) else { return };
+            let mut tables = lock(&self.inner.tables);
+            let Some(dial) = tables.dials.get_mut(&owner) else { return };
             if let Some((address, error)) = failed.take() {
                 dial.failed(address, error);
             }
             let Some(to) = dial.next() else {
                 let fresh = dial.for_the_joined();
                 let over = match fresh {
-                    Some(fresh) => book.dials.insert(owner, fresh).filter(|_| false),
-                    None => book.dials.remove(&owner),
+                    Some(fresh) => tables.dials.insert(owner, fresh).filter(|_| false),
+                    None => tables.dials.remove(&owner),
                 };
-                drop(book);
+                drop(tables);
                 let Some(over) = over else { continue };
-                let error = self.shared.on_not_reached(owner, &over);
-                return self.shared.fail_waiting(&owner, &error);
+                let error = self.inner.on_not_reached(owner, &over);
+                return self.inner.fail_waiting(&owner, &error);
             };
-            drop(book);
+            drop(tables);
             match TcpConn::start_connect(to, &TcpOptions::default()) {
                 Ok(conn) => {
                     let (until, why) = (Instant::now() + ATTEMPT, Why::Session(owner));
@@ -82,9 +82,9 @@ impl Control {
     }
 
     pub(super) fn dial_channels(&mut self, session: u64) {
-        let address = lock(&self.shared.book).links.get(&session).and_then(|link| link.address);
+        let address = lock(&self.inner.tables).links.get(&session).and_then(|link| link.address);
         let Some(to) = address else { return };
-        for index in 0..self.shared.config.channels {
+        for index in 0..self.inner.config.channels {
             match TcpConn::start_connect(to, &TcpOptions::default()) {
                 Ok(conn) => {
                     let (until, why) = (Instant::now() + ATTEMPT, Why::Channel { session, index });
@@ -93,7 +93,7 @@ impl Control {
                 Err(error) => {
                     let text = format!("a data channel could not be opened: {error}");
                     let error = Error::new(Code::PeerLost, text);
-                    return self.shared.node(|node, _| node.close_session(session, error));
+                    return self.inner.node(|node, _| node.close_session(session, error));
                 }
             }
         }
@@ -103,7 +103,7 @@ impl Control {
     pub(super) fn connected(&mut self, token: u64) -> Result<()> {
         let Some(Conn::Dialing { conn, to, .. }) = self.conns.get(&token) else { return Ok(()) };
         conn.connected(*to).map_err(|error| Error::new(Code::PeerUnreachable, error.to_string()))?;
-        let tls = self.shared.tls.clone();
+        let tls = self.inner.tls.clone();
         let link = tls.map(|tls| TlsLink::client(&tls, *to)).transpose()?;
         let Some(Conn::Dialing { conn, to, why, until }) = self.remove(token) else { return Ok(()) };
         let purpose = match why {
@@ -137,17 +137,17 @@ impl Control {
             Purpose::Stranger => {
                 let most = if self.securing.is_some() { MAX_UNDER_TLS } else { MAX_STRANGERS };
                 self.make_room(most, |conn| matches!(conn, Conn::Shaking { dialled: None, .. }));
-                let shake = Box::new(Handshake::listen(self.shared.local(), nonce));
+                let shake = Box::new(Handshake::listen(self.inner.local(), nonce));
                 (Conn::Shaking { conn, shake, input, heard, dialled: None, until }, Ok(()))
             }
             Purpose::Session(owner, to) => {
-                let (shake, hello) = Handshake::open(self.shared.local(), nonce, Some(owner));
+                let (shake, hello) = Handshake::open(self.inner.local(), nonce, Some(owner));
                 let sent = send_all(&mut conn, &hello);
                 let (shake, dialled) = (Box::new(shake), Some((owner, to)));
                 (Conn::Shaking { conn, shake, input, heard, dialled, until }, sent)
             }
             Purpose::Channel { session, index } => {
-                let key = self.shared.node(|node, _| node.established(session).map(|session| session.key));
+                let key = self.inner.node(|node, _| node.established(session).map(|session| session.key));
                 let Some(key) = key else { return Ok(()) };
                 let join = Join::new(session, index, JoinKind::Data, &key, nonce);
                 // It is asked for this very TLS connection.

@@ -4,13 +4,13 @@
 //! on which heartbeats and deadlines depend, makes none: it hands a fresh connection over, and gets it back when it is
 //! under TLS, or what came instead.
 //!
-//! Strangers are bounded twice: so many wait for the thread, and so many are under way. Where there are more, the one
+//! Strangers are bounded twice: so many wait for the thread, and so many are in flight. Where there are more, the one
 //! that came first is cut. All are bounded in time: by when the connection was accepted or dialled.
 
 use super::conns::Purpose;
 use super::greet::{hung_up, unreachable};
-use super::{Ask, MAX_STRANGERS};
-use crate::shared::{Shared, lock};
+use super::{ControlCommand, MAX_STRANGERS};
+use crate::inner::{Inner, lock};
 use kvik_core::{Code, Error, Result};
 use kvik_host::Io;
 use kvik_host::event::{Epoll, EventFd, Events, Interest};
@@ -22,14 +22,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Strangers that wait for the thread, that are under way, and that are under TLS and have not greeted: as many
+/// Strangers that wait for the thread, that are in flight, and that are under TLS and have not greeted: as many
 /// together as there may be without TLS.
 const MAX_WAITING: usize = MAX_STRANGERS / 4;
 const MAX_UNDER_WAY: usize = MAX_STRANGERS / 2;
 pub(super) const MAX_UNDER_TLS: usize = MAX_STRANGERS / 4;
 
 const WAKE: u64 = 0;
-/// How long it sleeps when nothing is under way; it is woken for anything new.
+/// How long it sleeps when nothing is in flight; it is woken for anything new.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// A connection that is to be under TLS.
@@ -47,7 +47,7 @@ pub(crate) struct Secured {
 
 /// The thread's other side.
 pub(super) struct Securing {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
 }
@@ -67,8 +67,8 @@ impl Inbox {
 
 impl Securing {
     /// Starts the thread, for an engine with TLS.
-    pub fn start(shared: &Arc<Shared>, options: &ThreadOptions) -> Result<Option<Securing>> {
-        if shared.tls.is_none() {
+    pub fn start(inner: &Arc<Inner>, options: &ThreadOptions) -> Result<Option<Securing>> {
+        if inner.tls.is_none() {
             return Ok(None);
         }
         let fail = |error| from_host(Code::InvalidArgument, error);
@@ -76,14 +76,14 @@ impl Securing {
         let epoll = Epoll::new().map_err(fail)?;
         epoll.add(&inbox.waker, WAKE, Interest::READ).map_err(fail)?;
         let mut shaker = Shaker {
-            shared: shared.clone(),
+            inner: inner.clone(),
             inbox: inbox.clone(),
             epoll,
-            under_way: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             next: WAKE,
         };
         let thread = spawn_named("kvik-tls", options, move || shaker.run()).map_err(fail)?;
-        Ok(Some(Securing { shared: shared.clone(), inbox, thread: Some(thread) }))
+        Ok(Some(Securing { inner: inner.clone(), inbox, thread: Some(thread) }))
     }
 
     /// Hands a connection over.
@@ -97,7 +97,10 @@ impl Securing {
         };
         self.inbox.wake();
         if let Some(fresh) = dropped {
-            self.shared.ask(Ask::Secured(Box::new(Secured { fresh, outcome: Err(too_many(MAX_WAITING)) })));
+            self.inner.command(ControlCommand::Secured(Box::new(Secured {
+                fresh,
+                outcome: Err(too_many(MAX_WAITING)),
+            })));
         }
     }
 }
@@ -120,11 +123,11 @@ fn too_many(most: usize) -> Error {
 }
 
 struct Shaker {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     inbox: Arc<Inbox>,
     epoll: Epoll,
     /// In the order in which they came.
-    under_way: BTreeMap<u64, Fresh>,
+    in_flight: BTreeMap<u64, Fresh>,
     next: u64,
 }
 
@@ -133,9 +136,9 @@ impl Shaker {
         let mut events = Events::new(64);
         loop {
             let now = Instant::now();
-            let soonest = self.under_way.values().map(|fresh| fresh.until).min();
-            let nap = soonest.map_or(LONG, |until| until.saturating_duration_since(now));
-            if let Err(error) = self.epoll.wait(&mut events, nap) {
+            let soonest = self.in_flight.values().map(|fresh| fresh.until).min();
+            let wait = soonest.map_or(LONG, |until| until.saturating_duration_since(now));
+            if let Err(error) = self.epoll.wait(&mut events, wait) {
                 return log::error!("the thread for TLS cannot wait for its connections and ends: {error}");
             }
             for event in events.iter() {
@@ -157,7 +160,7 @@ impl Shaker {
     }
 
     fn add(&mut self, fresh: Fresh) {
-        let strangers = || self.under_way.iter().filter(|(_, fresh)| fresh.purpose.is_stranger());
+        let strangers = || self.in_flight.iter().filter(|(_, fresh)| fresh.purpose.is_stranger());
         if fresh.purpose.is_stranger() && strangers().count() >= MAX_UNDER_WAY {
             let oldest = strangers().next().map(|(token, _)| *token);
             oldest.into_iter().for_each(|token| self.end(token, Err(too_many(MAX_UNDER_WAY))));
@@ -165,7 +168,7 @@ impl Shaker {
         self.next += 1;
         let token = self.next;
         let added = self.epoll.add(&fresh.conn, token, Interest::READ);
-        self.under_way.insert(token, fresh);
+        self.in_flight.insert(token, fresh);
         match added {
             Ok(()) => self.serve(token),
             Err(error) => self.end(token, Err(from_host(Code::PeerLost, error))),
@@ -173,7 +176,7 @@ impl Shaker {
     }
 
     fn serve(&mut self, token: u64) {
-        let Some(Fresh { conn, .. }) = self.under_way.get_mut(&token) else { return };
+        let Some(Fresh { conn, .. }) = self.in_flight.get_mut(&token) else { return };
         let outcome = match conn.shake() {
             Ok(Io::Done(_)) => Ok(()),
             Ok(Io::Blocked) => {
@@ -192,7 +195,7 @@ impl Shaker {
     fn end_late(&mut self) {
         let now = Instant::now();
         let late: Vec<u64> =
-            self.under_way.iter().filter(|(_, fresh)| fresh.until <= now).map(|(token, _)| *token).collect();
+            self.in_flight.iter().filter(|(_, fresh)| fresh.until <= now).map(|(token, _)| *token).collect();
         for token in late {
             let text = "it took the connection, but did not come to the end of the TLS handshake in time";
             self.end(token, Err(Error::new(Code::PeerUnreachable, text)));
@@ -200,10 +203,10 @@ impl Shaker {
     }
 
     fn end(&mut self, token: u64, outcome: Result<()>) {
-        let Some(fresh) = self.under_way.remove(&token) else { return };
+        let Some(fresh) = self.in_flight.remove(&token) else { return };
         if let Err(error) = self.epoll.delete(&fresh.conn) {
             log::debug!("a connection could not be taken out of the epoll set: {error}");
         }
-        self.shared.ask(Ask::Secured(Box::new(Secured { fresh, outcome })));
+        self.inner.command(ControlCommand::Secured(Box::new(Secured { fresh, outcome })));
     }
 }

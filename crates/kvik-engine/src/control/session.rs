@@ -3,8 +3,8 @@
 use super::Control;
 use super::conns::Conn;
 use crate::dial::Dial;
+use crate::inner::{Link, lock};
 use crate::output::{ControlConn, closed_by_peer};
-use crate::shared::{Link, lock};
 use kvik_core::{Error, Result};
 use kvik_host::Io;
 use kvik_host::event::Interest;
@@ -25,45 +25,47 @@ impl Control {
     ) {
         let (session, opener) = (established.session, established.opener);
         let (peer, facts) = (established.peer, established.facts.clone());
-        let kept = self.shared.session_bytes();
-        let lease = match self.shared.budget.take(kept, "a session") {
+        let kept = self.inner.session_bytes();
+        let lease = match self.inner.budget.take(kept, "a session") {
             Ok(lease) => lease,
             Err(error) => {
                 log::warn!("a session was refused: {error}");
-                self.shared.metrics.handshake_refused(error.code);
+                self.inner.metrics.handshake_refused(error.code);
                 if let Some((owner, at)) = dialled {
-                    let mut dial =
-                        lock(&self.shared.book).dials.remove(&owner).unwrap_or_else(|| Dial::again(vec![at]));
+                    let mut dial = lock(&self.inner.tables)
+                        .dials
+                        .remove(&owner)
+                        .unwrap_or_else(|| Dial::again(vec![at]));
                     dial.failed(at, error);
-                    let error = self.shared.on_not_reached(owner, &dial);
-                    self.shared.fail_waiting(&owner, &error);
+                    let error = self.inner.on_not_reached(owner, &dial);
+                    self.inner.fail_waiting(&owner, &error);
                 }
                 return;
             }
         };
-        self.shared.transports().iter().for_each(|one| one.add_session(session, &facts));
-        let own = self.shared.local.identity.engine;
+        self.inner.transports().iter().for_each(|one| one.add_session(session, &facts));
+        let own = self.inner.local.identity.engine;
         log::info!(engine:% = own, peer:% = peer.engine; "session {session} begun with {:?}", facts.name);
         let conn = Arc::new(ControlConn::new(conn));
-        lock(&self.shared.conns).insert(session, conn.clone());
+        lock(&self.inner.conns).insert(session, conn.clone());
         let dial;
         {
-            let mut book = lock(&self.shared.book);
+            let mut tables = lock(&self.inner.tables);
             let address = dialled.map(|(_, address)| address);
-            book.links.insert(session, Link { peer, address, warm: false, lease, kept });
-            dial = dialled.and_then(|(owner, _)| book.dials.remove(&owner));
+            tables.links.insert(session, Link { peer, address, warm: false, lease, kept });
+            dial = dialled.and_then(|(owner, _)| tables.dials.remove(&owner));
         }
-        self.shared.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
-        self.shared.metrics.session_begun(peer.engine, &facts.name);
+        self.inner.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
+        self.inner.metrics.session_begun(peer.engine, &facts.name);
         let at = dialled.map(|(_, at)| (at, dial.map_or_else(|| vec![at], |dial| dial.known().to_vec())));
-        self.shared.node(|node, now| {
+        self.inner.node(|node, now| {
             node.add_session(established, now);
             // In one step with it: whoever hears that the peer is up sees it among the peers, and never after its end.
-            self.shared.on_peer_come(session, peer, &facts.name, at);
-            if self.shared.reaches_by_rma(session) {
+            self.inner.on_peer_come(session, peer, &facts.name, at);
+            if self.inner.reaches_by_rma(session) {
                 node.add_one_sided(session);
                 // What the greeting said may be old by now.
-                node.tell_nics_to(session, self.shared.local().facts.nics);
+                node.tell_nics_to(session, self.inner.local().facts.nics);
             }
             if !early.is_empty() {
                 node.receive(session, early, now);
@@ -71,12 +73,12 @@ impl Control {
         });
         self.watch(Conn::Control { session, conn }, Interest::READ);
         // Data channels are opened by the first transfer that goes over them.
-        if opener && self.shared.transports.get().is_some_and(|all| all.local.is_opening(session)) {
+        if opener && self.inner.transports.get().is_some_and(|all| all.local.is_opening(session)) {
             self.dial_local(session, &facts.local_name);
         }
-        self.shared.stay_warm(session);
-        self.shared.launch_waiting(session);
-        self.shared.notes.note_move();
+        self.inner.warm_up_again(session);
+        self.inner.launch_waiting(session);
+        self.inner.notes.note_move();
     }
 
     /// A connection of a session broke. What the peer has said before counts, and may be its goodbye: connections
@@ -88,7 +90,7 @@ impl Control {
             _ => None,
         });
         let over = control.is_none_or(|conn| self.read_control(session, &conn).is_err());
-        self.shared.node(|node, now| match over {
+        self.inner.node(|node, now| match over {
             true => node.close_session(session, error),
             false => node.channel_lost(session, error, now),
         });
@@ -101,11 +103,11 @@ impl Control {
         while turns.next().is_some() || conn.has_input() {
             match conn.recv(&mut self.buffer)? {
                 Io::Done(len) => {
-                    let held = self.shared.node(|node, now| {
+                    let held = self.inner.node(|node, now| {
                         node.receive(session, &self.buffer[..len], now);
                         node.held_for(session)
                     });
-                    self.shared.charge_peer(session, held + conn.held())?;
+                    self.inner.charge_peer(session, held + conn.held())?;
                     // That was all; what comes from now on wakes this thread again.
                     if len < self.buffer.len() {
                         return Ok(());

@@ -1,6 +1,6 @@
 //! What happens, for the engine's user: peers that come and go, grants and pages, notifications.
 //!
-//! - [`hub`]: the queues, one for each [`Events`] that a user holds;
+//! - [`bus`]: the queues, one for each [`Events`] that a user holds;
 //! - [`quarantine`]: which grants are worth telling of.
 //!
 //! Invariants:
@@ -10,13 +10,13 @@
 //!   so its sender's window bounds what is held. With its session it goes, and its sender learns that.
 //! - Once an engine is closed, nothing comes any more; and a forked child gets nothing of its parent's.
 
-mod hub;
+mod bus;
 mod quarantine;
 
 use crate::end::duplicate;
 use crate::engine::Engine;
-use crate::shared::Shared;
-pub(crate) use hub::Hub;
+use crate::inner::Inner;
+pub(crate) use bus::EventBus;
 use kvik_core::{EngineId, Error, GrantId, GrantState, Incarnation, Result};
 use kvik_transport::TransportId;
 pub(crate) use quarantine::Quarantine;
@@ -101,9 +101,9 @@ impl Event {
 ///
 /// Several of them each get every event. Dropped, it holds nothing back any more.
 pub struct Events {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     id: u64,
-    bell: Arc<kvik_host::event::EventFd>,
+    waker: Arc<kvik_host::event::EventFd>,
 }
 
 impl Engine {
@@ -112,10 +112,10 @@ impl Engine {
     /// # Errors
     /// `EngineClosed`, `EngineForked`; `InvalidArgument` when the process has too many descriptors.
     pub fn events(&self) -> Result<Events> {
-        let shared = self.shared().clone();
-        shared.check()?;
-        let (id, bell) = shared.hub.join()?;
-        Ok(Events { shared, id, bell })
+        let inner = self.inner().clone();
+        inner.check()?;
+        let (id, waker) = inner.events.join()?;
+        Ok(Events { inner, id, waker })
     }
 }
 
@@ -139,13 +139,13 @@ impl Events {
     }
 
     fn take(&self, timeout: Duration, busy: bool) -> Result<Option<Event>> {
-        self.shared.check_fork()?;
-        let (event, taken) = self.shared.hub.take(self.id, timeout, busy);
+        self.inner.check_fork()?;
+        let (event, taken) = self.inner.events.take(self.id, timeout, busy);
         if let Some(event) = event {
-            self.shared.note_taken(taken);
+            self.inner.note_taken(taken);
             return Ok(Some(event));
         }
-        self.shared.check().map(|()| None)
+        self.inner.check().map(|()| None)
     }
 
     /// A descriptor that is readable while something waits here, and from the engine's end on; for event loops.
@@ -153,21 +153,21 @@ impl Events {
     /// # Errors
     /// `EngineForked`; `InvalidArgument` when the process has too many descriptors.
     pub fn fd(&self) -> Result<OwnedFd> {
-        self.shared.check_fork()?;
-        duplicate(&self.bell)
+        self.inner.check_fork()?;
+        duplicate(&self.waker)
     }
 
     /// Ends it: a call that waits in another thread finds nothing.
     pub fn close(&self) {
-        if self.shared.check_fork().is_ok() {
-            let taken = self.shared.hub.leave(self.id);
-            self.shared.note_taken(taken);
+        if self.inner.check_fork().is_ok() {
+            let taken = self.inner.events.leave(self.id);
+            self.inner.note_taken(taken);
         }
     }
 
     /// Whether it has ended, by itself or with its engine.
     pub fn is_closed(&self) -> bool {
-        self.shared.is_closed() || (self.shared.check_fork().is_ok() && !self.shared.hub.has(self.id))
+        self.inner.is_closed() || (self.inner.check_fork().is_ok() && !self.inner.events.has(self.id))
     }
 }
 
@@ -177,7 +177,7 @@ impl Drop for Events {
     }
 }
 
-impl Shared {
+impl Inner {
     /// Notifications that every user has taken are acknowledged.
     fn note_taken(&self, taken: Vec<(u64, u64)>) {
         if !taken.is_empty() {

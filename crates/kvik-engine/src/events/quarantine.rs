@@ -4,7 +4,7 @@
 //! than [`PATIENCE`], or was an error of `revoke`, is told, and so is its end.
 
 use super::Event;
-use crate::shared::{Shared, lock};
+use crate::inner::{Inner, lock};
 use kvik_core::GrantId;
 use kvik_host::clock::boottime;
 use std::collections::HashMap;
@@ -24,13 +24,13 @@ struct Kept {
     tell_at: Option<Duration>,
 }
 
-impl Shared {
+impl Inner {
     /// A grant is over, but not its use.
     pub fn begin_quarantine(&self, id: GrantId, pages: u64) {
         let at = boottime() + PATIENCE;
         lock(&self.quarantine.grants).insert(id, Kept { pages, tell_at: Some(at) });
         // Its end may have been dealt with by another thread before its beginning was.
-        match lock(&self.book).grants.contains_key(&id) {
+        match lock(&self.tables).grants.contains_key(&id) {
             true => self.wake_by(at),
             false => self.end_quarantine(id),
         }
@@ -47,7 +47,7 @@ impl Shared {
         let late = |kept: &Kept| kept.tell_at.is_some_and(|at| at <= now);
         for (id, kept) in grants.iter_mut().filter(|(_, kept)| late(kept)) {
             kept.tell_at = None;
-            self.hub.say(Event::PagesQuarantined(*id, kept.pages));
+            self.events.publish(Event::PagesQuarantined(*id, kept.pages));
         }
     }
 
@@ -57,14 +57,14 @@ impl Shared {
         if let Some(kept) = grants.get_mut(&id)
             && kept.tell_at.take().is_some()
         {
-            self.hub.say(Event::PagesQuarantined(id, kept.pages));
+            self.events.publish(Event::PagesQuarantined(id, kept.pages));
         }
     }
 
     /// The pages are the owner's again.
     pub fn end_quarantine(&self, id: GrantId) {
         if let Some(Kept { pages, tell_at: None }) = lock(&self.quarantine.grants).remove(&id) {
-            self.hub.say(Event::PagesReturned(id, pages));
+            self.events.publish(Event::PagesReturned(id, pages));
         }
     }
 }
@@ -80,48 +80,48 @@ mod tests {
     use std::sync::Arc;
 
     /// An engine without threads, that gave a grant.
-    fn shared(id: GrantId) -> Shared {
-        let shared = Shared::new(Config::default(), &[]).unwrap();
+    fn inner(id: GrantId) -> Inner {
+        let inner = Inner::new(Config::default(), &[]).unwrap();
         let cell = Arc::new(GrantCell::new(Tag::new("")));
-        let (slot, lease) = (shared.fence.slot().unwrap(), shared.budget.take(1, "a grant").unwrap());
-        lock(&shared.book).grants.insert(id, (cell, slot, lease));
-        shared
+        let (slot, lease) = (inner.fence.slot().unwrap(), inner.budget.take(1, "a grant").unwrap());
+        lock(&inner.tables).grants.insert(id, (cell, slot, lease));
+        inner
     }
 
-    fn told(shared: &Shared, user: u64) -> Vec<&'static str> {
-        let next = || shared.hub.take(user, Duration::ZERO, false).0;
+    fn told(inner: &Inner, user: u64) -> Vec<&'static str> {
+        let next = || inner.events.take(user, Duration::ZERO, false).0;
         std::iter::from_fn(next).map(|event| event.name()).collect()
     }
 
     #[test]
     fn what_is_over_soon_is_nobodys_business_and_what_lasts_is_told_with_its_end() {
         let id = GrantId([7; 16]);
-        let shared = shared(id);
-        let (user, _bell) = shared.hub.join().unwrap();
-        shared.begin_quarantine(id, 5);
-        let at = shared.next_quarantine().unwrap();
-        shared.tell_quarantine(at - Duration::from_nanos(1));
-        assert!(told(&shared, user).is_empty());
-        shared.tell_quarantine(at);
-        shared.tell_quarantine(at + PATIENCE);
-        shared.tell_quarantine_of(id);
-        assert_eq!((told(&shared, user), shared.next_quarantine()), (vec!["pages_quarantined"], None));
-        shared.on_event(Proto::GrantEnded(id, GrantState::Revoked));
-        assert_eq!(told(&shared, user), ["pages_returned", "grant_ended"]);
+        let inner = inner(id);
+        let (user, _waker) = inner.events.join().unwrap();
+        inner.begin_quarantine(id, 5);
+        let at = inner.next_quarantine().unwrap();
+        inner.tell_quarantine(at - Duration::from_nanos(1));
+        assert!(told(&inner, user).is_empty());
+        inner.tell_quarantine(at);
+        inner.tell_quarantine(at + PATIENCE);
+        inner.tell_quarantine_of(id);
+        assert_eq!((told(&inner, user), inner.next_quarantine()), (vec!["pages_quarantined"], None));
+        inner.on_event(Proto::GrantEnded(id, GrantState::Revoked));
+        assert_eq!(told(&inner, user), ["pages_returned", "grant_ended"]);
         // The end was dealt with before the beginning: nothing is left of it.
-        shared.begin_quarantine(id, 5);
-        assert_eq!(shared.next_quarantine(), None);
+        inner.begin_quarantine(id, 5);
+        assert_eq!(inner.next_quarantine(), None);
     }
 
     #[test]
     fn an_owner_that_was_refused_its_pages_is_told_at_once() {
         let id = GrantId([7; 16]);
-        let shared = shared(id);
-        let (user, _bell) = shared.hub.join().unwrap();
-        shared.begin_quarantine(id, 5);
-        shared.tell_quarantine_of(id);
-        assert_eq!(told(&shared, user), ["pages_quarantined"]);
-        shared.tell_quarantine(boottime() + PATIENCE);
-        assert!(told(&shared, user).is_empty());
+        let inner = inner(id);
+        let (user, _waker) = inner.events.join().unwrap();
+        inner.begin_quarantine(id, 5);
+        inner.tell_quarantine_of(id);
+        assert_eq!(told(&inner, user), ["pages_quarantined"]);
+        inner.tell_quarantine(boottime() + PATIENCE);
+        assert!(told(&inner, user).is_empty());
     }
 }

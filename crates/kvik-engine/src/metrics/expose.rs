@@ -5,11 +5,11 @@ use super::table::*;
 use super::tables::{BOUNDS, Metrics, Moved, Role, Row, Tables, Times, op_name};
 use super::text::Text;
 use crate::engine::Engine;
+use crate::inner::{Inner, lock};
 use crate::peers::PeerState;
-use crate::shared::{Shared, lock};
 use kvik_core::EngineId;
-use kvik_proto::{Op, Rung, Rungs};
-use kvik_transport::{TransportId, WeakHeld};
+use kvik_proto::{Op, Reclaim, ReclaimCounts};
+use kvik_transport::{TransportId, WeakRegionMemory};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::sync::atomic::Ordering;
@@ -19,9 +19,9 @@ impl Engine {
     /// What the engine has counted and what it holds, in the Prometheus text format (0.0.4). In a forked child there
     /// is nothing.
     pub fn metrics(&self) -> String {
-        let shared = self.shared();
-        match shared.check_fork() {
-            Ok(()) => shared.metrics_text(),
+        let inner = self.inner();
+        match inner.check_fork() {
+            Ok(()) => inner.metrics_text(),
             Err(_) => String::new(),
         }
     }
@@ -35,12 +35,12 @@ struct Now {
     regions: (usize, u64),
     grants: usize,
     quarantined: u64,
-    rungs: Rungs,
+    reclaims: ReclaimCounts,
     late_beats: u64,
     in_flight: BTreeMap<EngineId, u64>,
 }
 
-impl Shared {
+impl Inner {
     /// See [`Engine::metrics`].
     pub fn metrics_text(&self) -> String {
         let mut text = Text::default();
@@ -68,26 +68,27 @@ impl Shared {
     }
 
     fn look(&self) -> Now {
-        let (grants, quarantined, rungs, late_beats, in_flight) = self.node(|node, _| {
+        let (grants, quarantined, reclaims, late_beats, in_flight) = self.node(|node, _| {
             let mut in_flight = BTreeMap::new();
             for session in node.sessions() {
                 if let Some(peer) = node.established(session).map(|session| session.peer.engine) {
                     *in_flight.entry(peer).or_default() += node.in_flight(session);
                 }
             }
-            (node.grants(), node.quarantined(), node.rungs(), node.late_beats(), in_flight)
+            (node.grants(), node.quarantined(), node.reclaims(), node.late_beats(), in_flight)
         });
-        let book = lock(&self.book);
-        // Looked at under the lock and not kept: who closes a region takes it from the book first, and finds it free.
-        let held = book.regions.values().filter_map(WeakHeld::upgrade);
+        let tables = lock(&self.tables);
+        // Looked at under the lock and not kept: who closes a region takes it from the table of transfers first, and
+        // finds it free.
+        let held = tables.regions.values().filter_map(WeakRegionMemory::upgrade);
         let regions = held.fold((0, 0), |(count, bytes), memory| (count + 1, bytes + memory.len() as u64));
         Now {
-            transfers: book.transfers.len(),
-            sessions: book.links.len(),
+            transfers: tables.transfers.len(),
+            sessions: tables.links.len(),
             regions,
             grants,
             quarantined,
-            rungs,
+            reclaims,
             late_beats,
             in_flight,
         }
@@ -99,10 +100,10 @@ impl Shared {
         let ended = self.metrics.tables(|tables| tables.grants_ended.clone());
         counts(text, &GRANTS_ENDED, ended.iter().map(|(state, count)| (state.name(), *count)));
         text.single(&QUARANTINED, now.quarantined);
-        text.family(&RUNGS);
-        for (of, counts) in [("grant", now.rungs.grants), ("transfer", now.rungs.transfers)] {
-            for (rung, count) in Rung::ALL.iter().zip(counts) {
-                text.sample(&RUNGS, &[&of, &rung.name()], count);
+        text.family(&RECLAIMS);
+        for (of, counts) in [("grant", now.reclaims.grants), ("transfer", now.reclaims.transfers)] {
+            for (reclaim, count) in Reclaim::ALL.iter().zip(counts) {
+                text.sample(&RECLAIMS, &[&of, &reclaim.name()], count);
             }
         }
     }
@@ -116,10 +117,11 @@ impl Shared {
         }
         text.family(&NIC_FAILED);
         nics.iter().for_each(|nic| text.sample(&NIC_FAILED, &[&nic.name()], nic.failed()));
-        text.family(&NIC_WAYS);
-        nics.iter().for_each(|nic| text.sample(&NIC_WAYS, &[&nic.name()], nic.ways()));
-        text.family(&NIC_WAYS_OPEN);
-        nics.iter().for_each(|nic| text.sample(&NIC_WAYS_OPEN, &[&nic.name()], nic.open_ways()));
+        text.family(&NIC_CONNECTIONS);
+        nics.iter().for_each(|nic| text.sample(&NIC_CONNECTIONS, &[&nic.name()], nic.connections()));
+        text.family(&NIC_CONNECTIONS_OPEN);
+        nics.iter()
+            .for_each(|nic| text.sample(&NIC_CONNECTIONS_OPEN, &[&nic.name()], nic.open_connections()));
         text.family(&NIC_UP);
         nics.iter().for_each(|nic| text.sample(&NIC_UP, &[&nic.name()], u8::from(nic.is_up())));
     }

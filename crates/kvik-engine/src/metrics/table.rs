@@ -78,20 +78,20 @@ metrics! {
         "Grants whose pages are the owner's again, by how they ended.";
     QUARANTINED Gauge "kvik_quarantined_pages" []
         "Pages of grants that are over while a transfer may still touch them.";
-    RUNGS Counter "kvik_ends_in_use_total" ["of", "rung"]
-        "Ends under which something still used the memory, by what gave it back: own (threads and NICs of this side let go), answered (the peer, whose NIC may have used it, said that it has stopped), cut (the path to the peer was cut). Of is grant, for grants that ended while a transfer used their pages, or transfer, for transfers that this engine began and that failed.";
+    RECLAIMS Counter "kvik_reclaims_total" ["of", "method"]
+        "Ends under which something still used the memory, by the method that gave it back: released (threads and NICs of this side let go), acknowledged (the peer, whose NIC may have used it, said that it has stopped), disconnected (the path to the peer was cut). Of is grant, for grants that ended while a transfer used their pages, or transfer, for transfers that this engine began and that failed.";
     NIC_BYTES Counter "kvik_nic_bytes_total" ["nic", "direction"]
         "Bytes that each NIC of this engine moved for transfers that this engine began: in to its memory, or out of it. What peers' NICs move here is counted there.";
     NIC_FAILED Counter "kvik_nic_failed_operations_total" ["nic"]
         "Operations of a NIC that failed. What they were to move is posted again, by this NIC or another one.";
-    NIC_WAYS Counter "kvik_nic_ways_opened_total" ["nic"]
-        "Ways to peers' NICs that each NIC has opened: by warm, or by the first transfer, and again where one was mended.";
-    NIC_WAYS_OPEN Gauge "kvik_nic_ways_open" ["nic"]
-        "Ways to peers' NICs that are open: one for each peer that the NIC has moved something for, or was warmed for.";
+    NIC_CONNECTIONS Counter "kvik_nic_connections_opened_total" ["nic"]
+        "Connections to peers' NICs that each NIC has opened: by warm_up, or by the first transfer, and again where one was mended.";
+    NIC_CONNECTIONS_OPEN Gauge "kvik_nic_connections_open" ["nic"]
+        "Connections to peers' NICs that are open: one for each peer that the NIC has moved something for, or was warmed up for.";
     NIC_UP Gauge "kvik_nic_up" ["nic"]
         "1 while the NIC can be used, 0 while its port is down.";
     IN_FLIGHT Gauge "kvik_in_flight_bytes" ["peer", "peer_name"]
-        "Bytes that the data channels of a peer that has a session have in hand to send: at most the engine's window.";
+        "Bytes that the data channels of a peer that has a session have in flight to send: at most the engine's window.";
     SESSIONS Gauge "kvik_sessions_open" []
         "Sessions with peers that are up.";
     SESSIONS_OPENED Counter "kvik_sessions_opened_total" []

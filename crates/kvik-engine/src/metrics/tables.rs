@@ -1,7 +1,7 @@
 //! The tables: rows of counts, under one lock that is held for as long as a row takes.
 
 use super::peers::{GONE, Peers};
-use crate::shared::{Record, lock};
+use crate::inner::{TransferEntry, lock};
 use crate::transfer::Report;
 use kvik_core::{Code, EngineId, GrantState, Result};
 use kvik_host::cpu::ThreadTimes;
@@ -91,14 +91,14 @@ impl Metrics {
     }
 
     /// A transfer that this engine began has ended.
-    pub fn transfer_ended(&self, record: &Record, bytes: u64, outcome: &Result<Report>) {
+    pub fn transfer_ended(&self, entry: &TransferEntry, bytes: u64, outcome: &Result<Report>) {
         // Without an operation, only the route was asked for.
-        let Some(op) = record.job.op else { return };
+        let Some(op) = entry.request.op else { return };
         let row = Row {
             role: Role::Initiator,
             op,
-            peer: record.job.ticket.engine,
-            transport: record.taken.as_ref().map(|taken| taken.id),
+            peer: entry.request.ticket.engine,
+            transport: entry.taken.as_ref().map(|taken| taken.id),
             outcome: outcome.as_ref().err().map(|error| error.code),
         };
         self.tables(|tables| {

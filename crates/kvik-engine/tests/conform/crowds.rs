@@ -85,9 +85,9 @@ pub fn nothing_runs_when_nothing_moves(kind: &'static Kind) {
     let pair = Pair::new(kind);
     let (there, _) = pair.regions(1, PAGE);
     let grant = pair.grant(Op::Read, &whole(&there, PAGE));
-    pair.other.warm(grant.ticket(), None).unwrap().wait(Some(PATIENCE)).unwrap();
+    pair.other.warm_up(grant.ticket(), None).unwrap().wait(Some(PATIENCE)).unwrap();
     pair.pass();
-    // An owner's NIC looks after those who may knock for a second.
+    // An owner's NIC looks after those who may probe for a second.
     std::thread::sleep(Duration::from_millis(if kind.one_sided() { 1100 } else { 0 }));
     rests(&pair);
 }

@@ -109,7 +109,7 @@ pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kin
         ours.release();
         match transfer.wait(Some(PATIENCE)) {
             Err(error) => assert_eq!(error.code, Code::PeerLost, "{error}"),
-            Ok(report) => assert!(!held, "a transfer in hand ended well: {report:?}"),
+            Ok(report) => assert!(!held, "a transfer in flight ended well: {report:?}"),
         }
         here.read_at(0, &mut [0]).unwrap();
         owner = Owner::start(kind);

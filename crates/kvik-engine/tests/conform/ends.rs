@@ -1,7 +1,7 @@
 //! Ends in the middle: whatever ends a transfer, it has ended only when nobody here touches its memory any more.
 //!
 //! "In the middle" is held: one part is through, and the threads that write the destination are stuck with the next
-//! ones in hand. That is the worst moment for every end, and the same one for every transport.
+//! ones in flight. That is the worst moment for every end, and the same one for every transport.
 
 use crate::common::*;
 use crate::pair::{Kind, Memories, OPS, Op, Pair, foreign, gpu, metric, options, whole};
@@ -36,7 +36,7 @@ impl Middle {
         let grant = pair.owner.grant(&theirs, options).unwrap();
         pair.mover(op).hold_from(pair.mover(op).given() + 1);
         let transfer = pair.begin(op, &mine, &grant, deadline);
-        assert!(pair.mover(op).wait_held(1, PATIENCE), "nothing was ever in hand");
+        assert!(pair.mover(op).wait_held(1, PATIENCE), "nothing was ever in flight");
         Middle { there, here, theirs, grant, transfer }
     }
 
@@ -52,7 +52,7 @@ impl Middle {
             assert_eq!(
                 code(self.transfer.wait(Some(SHORT))),
                 Code::WaitTimeout,
-                "{op:?}: ended while in hand"
+                "{op:?}: ended while in flight"
             );
         }
         pair.mover(op).release();
@@ -72,7 +72,7 @@ impl Middle {
     }
 }
 
-pub fn a_cancelled_transfer_waits_for_the_order_in_hand(kind: &'static Kind) {
+pub fn a_cancelled_transfer_waits_for_the_work_in_flight(kind: &'static Kind) {
     let pair = Pair::new(kind);
     for op in OPS {
         let middle = Middle::reach(&pair, op, PATIENCE);
@@ -91,7 +91,7 @@ pub fn a_deadline_ends_what_makes_no_progress(kind: &'static Kind) {
         let middle = Middle::reach(&pair, op, Duration::from_millis(400));
         std::thread::sleep(Duration::from_millis(450));
         middle.release_and_check(&pair, op, &[Code::DeadlineExceeded]);
-        // An order that is lost: nobody ever says that it failed.
+        // A work request that is lost: nobody ever says that it failed.
         let (there, here) = pair.regions(PAGES, PAGE);
         let grant = pair.grant(op, &whole(&there, PAGE));
         let fresh = Pair::new(kind);
@@ -196,7 +196,7 @@ pub fn closing_an_engine_is_bounded_and_says_what_it_left(kind: &'static Kind) {
         assert!(took < Duration::from_secs(3), "{op:?}: {took:?}");
         assert_eq!(error.code, Code::PagesQuarantined, "{error}");
         if here || kind.own() {
-            assert!(!middle.transfer.is_done(), "{op:?}: ended while a thread has it in hand");
+            assert!(!middle.transfer.is_done(), "{op:?}: ended while a thread has it in flight");
         }
         pair.mover(op).release();
         let ended = middle.transfer.wait(Some(PATIENCE)).unwrap_err();
@@ -221,7 +221,7 @@ pub fn a_grant_that_ended_before_serves_nothing(kind: &'static Kind) {
     }
 }
 
-pub fn a_failed_order_fails_its_transfer_alone(kind: &'static Kind) {
+pub fn a_failed_work_request_fails_its_transfer_alone(kind: &'static Kind) {
     let pair = Pair::new(kind);
     for op in OPS {
         let (there, here) = pair.regions(PAGES, PAGE);

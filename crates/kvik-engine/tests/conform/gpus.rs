@@ -1,4 +1,4 @@
-//! Pages of GPUs: which way they take, and what a GPU does that nobody can stop.
+//! Pages of GPUs: which transport they take, and what a GPU does that nobody can stop.
 //!
 //! The GPU is the stand-in's, whose streams can be stalled; each test has a process of its own.
 
@@ -11,8 +11,8 @@ use kvik_engine::{Config, Engine, Preference, Region, Report, TransferOptions, V
 use kvik_transport::faulty::Faults;
 use std::time::{Duration, Instant};
 
-const TCP: &Kind = &Kind { transport: "tcp", way: "channel", memory: Memories::Gpu, ..Kind::NEW };
-const OWN: &Kind = &Kind { transport: "self", way: "copy", memory: Memories::Gpu, ..Kind::NEW };
+const TCP: &Kind = &Kind { transport: "tcp", mechanism: "channel", memory: Memories::Gpu, ..Kind::NEW };
+const OWN: &Kind = &Kind { transport: "self", mechanism: "copy", memory: Memories::Gpu, ..Kind::NEW };
 /// Only one side's pages lie on a GPU.
 const OTHER: &Kind = &Kind { granted: Some(Memories::Shared), ..*TCP };
 const OWNER: &Kind = &Kind { granted: Some(Memories::Gpu), memory: Memories::Shared, ..*TCP };
@@ -41,7 +41,7 @@ const MIXED: [Kind; 3] = [
 ];
 
 /// Whether pages that an operation copies come from a GPU. CUDA opens no memory of a process in that process again, so
-/// the way within a host is closed to those of two engines of one; [`ipc`](crate::ipc) is about those of two.
+/// the transport within a host is closed to those of two engines of one; [`ipc`](crate::ipc) is about those of two.
 fn from_gpu(kind: &Kind, op: Op) -> bool {
     let source = if op == Op::Read { kind.granted.unwrap_or(kind.memory) } else { kind.memory };
     source == Memories::Gpu
@@ -171,7 +171,7 @@ gpus! {
             here.close(PATIENCE).unwrap();
         }
     }
-    fn auto_finds_a_way_wherever_the_pages_lie_and_says_what_it_passed_over(_control) {
+    fn auto_finds_a_transport_wherever_the_pages_lie_and_says_what_it_rejected(_control) {
         let (owner, other) = (engine(Preference::Auto), engine(Preference::Auto));
         for kind in MIXED {
             for op in OPS {
@@ -182,7 +182,7 @@ gpus! {
                     Op::Write => other.write(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
                 };
                 let report = begun.unwrap().wait(Some(PATIENCE)).unwrap();
-                let why = rejected(&report.passed_over);
+                let why = rejected(&report.rejected_transports);
                 if from_gpu(&kind, op) {
                     assert_eq!(report.transport.name(), "tcp");
                     assert!(why.contains("local: ") && why.contains("exported itself"), "{why}");
@@ -218,9 +218,9 @@ gpus! {
             }
         }
     }
-    fn nics_that_do_not_take_a_gpu_are_passed_over_and_refuse_it_by_name(_control) {
+    fn nics_that_do_not_take_a_gpu_are_rejected_and_refuse_it_by_name(_control) {
         const NICS: &Kind =
-            &Kind { nics: "plugin", sample: true, transport: "plugin", way: "sample", ..Kind::NEW };
+            &Kind { nics: "plugin", sample: true, transport: "plugin", mechanism: "sample", ..Kind::NEW };
         let [owner, other] = [(); 2].map(|()| NICS.engine(&Faults::new(1), None));
         for kind in MIXED {
             let (there, here) = regions(&kind, &owner, &other);
@@ -296,8 +296,8 @@ fn reads(owner: &Engine, other: &Engine, mut seen: impl FnMut(&Kind, Preference,
     }
 }
 
-/// Reads and a write under each preference: `auto` takes NICs that know the GPUs' memory wherever it lies, unless the way
-/// within the host is open.
+/// Reads and a write under each preference: `auto` takes NICs that know the GPUs' memory wherever it lies, unless the
+/// way within the host is open.
 fn takes_nics(nics: &Kind, name: &str) {
     beside_nics(nics, name, &[], "clear", |owner, other| {
         let auto = |kind: &Kind, op| if from_gpu(kind, op) { nics.transport } else { "local" };
@@ -309,7 +309,7 @@ fn takes_nics(nics: &Kind, name: &str) {
                 _ => nics.transport,
             };
             assert_eq!(report.transport.name(), expected);
-            let why = rejected(&report.passed_over);
+            let why = rejected(&report.rejected_transports);
             let passed = want == Preference::Auto && expected != "local";
             assert!(!passed || why.contains("lies on a GPU"), "{why}");
         });
@@ -342,7 +342,7 @@ fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str
             }
             Ok(report) => {
                 assert_eq!(report.transport.name(), "tcp", "{want:?}");
-                let why = rejected(&report.passed_over);
+                let why = rejected(&report.rejected_transports);
                 assert!(want != Preference::Auto || why.contains("is not known to the NICs"), "{why}");
                 assert!(want != Preference::Auto || why.contains(reason), "{why}");
             }

@@ -47,7 +47,7 @@ fn peer() {
             "read" => {
                 let read = engine.read(&whole(&region, PAGE), &rest.parse().unwrap(), None, within(PATIENCE));
                 let report = read.unwrap().wait(Some(PATIENCE)).unwrap();
-                println!("\npeer: {} {}", report.transport.name(), report.way);
+                println!("\npeer: {} {}", report.transport.name(), report.mechanism);
             }
             _ => panic!("{line:?} means nothing"),
         }
@@ -81,7 +81,7 @@ fn pattern(seed: u8) -> Vec<u8> {
 }
 
 /// How memory of a word is read by another process.
-fn way_from(role: &str) -> &'static str {
+fn mechanism_from(role: &str) -> &'static str {
     match role {
         "shared" => "memfd",
         "foreign" => "process_vm_readv",
@@ -186,8 +186,8 @@ fn moves(theirs: &'static str, own: &[&str]) {
                 move_all(&engine, &peer, Op::Read, (&set, Some(order)), with(Preference::Local, verify))
                     .unwrap();
             assert_eq!(
-                (report.transport.name(), &*report.way),
-                ("local", way_from(theirs)),
+                (report.transport.name(), &*report.mechanism),
+                ("local", mechanism_from(theirs)),
                 "{theirs} to {own}"
             );
             assert_eq!(report.checks.contains(&"page_checksum"), verify == Verify::Full);
@@ -198,8 +198,8 @@ fn moves(theirs: &'static str, own: &[&str]) {
                 move_all(&engine, &peer, Op::Write, (&set, Some(order)), with(Preference::Auto, verify))
                     .unwrap();
             assert_eq!(
-                (report.transport.name(), &*report.way),
-                ("local", way_from(own)),
+                (report.transport.name(), &*report.mechanism),
+                ("local", mechanism_from(own)),
                 "{own} to {theirs}"
             );
             assert_eq!(peer.ask(&format!("has {seed}")), "true", "{own} to {theirs}");
@@ -273,10 +273,10 @@ gpus! {
             why(&error.text);
             let report = read(Preference::Auto).unwrap();
             assert_eq!(report.transport.name(), "tcp");
-            why(&rejected(&report.passed_over));
+            why(&rejected(&report.rejected_transports));
             assert!(bytes(&here) == pattern(SEED));
             let report = move_all(&engine, &peer, Op::Write, (&set, None), with(Preference::Local, Verify::Full));
-            assert_eq!(report.unwrap().way, "memfd");
+            assert_eq!(report.unwrap().mechanism, "memfd");
             // This side's.
             control.say(faults);
             let here = memory(role, &engine, 9);
@@ -288,7 +288,7 @@ gpus! {
             why(&error.text);
             let report = write(Preference::Auto).unwrap();
             assert_eq!(report.transport.name(), "tcp");
-            why(&rejected(&report.passed_over));
+            why(&rejected(&report.rejected_transports));
             assert_eq!(peer.ask("has 9"), "true");
         }
     }
@@ -309,7 +309,7 @@ gpus! {
         assert!(bytes(&here)[..PAGE as usize] == pattern(SEED)[..PAGE as usize]);
         // What was refused once is asked for again.
         control.say("clear");
-        assert_eq!(read(Preference::Auto).unwrap().way, "cuda_ipc");
+        assert_eq!(read(Preference::Auto).unwrap().mechanism, "cuda_ipc");
     }
     fn a_peer_that_is_killed_ends_the_transfer_and_leaves_nothing_open(control) {
         const LOCAL: &Kind = &Kind { transport: "local", memory: Memories::Gpu, ..Kind::NEW };
@@ -358,8 +358,8 @@ gpus! {
 }
 
 #[test]
-fn a_process_without_cuda_or_without_the_gpu_goes_another_way() {
-    let name = "ipc::a_process_without_cuda_or_without_the_gpu_goes_another_way";
+fn a_process_without_cuda_or_without_the_gpu_takes_another_transport() {
+    let name = "ipc::a_process_without_cuda_or_without_the_gpu_takes_another_transport";
     cuda::alone(name, &[("KVIK_STANDIN_CUDA_DEVICES", "1")], |control| {
         let engine = engine(Preference::Auto);
         let peer = Peer::start("second", &[("KVIK_STANDIN_CUDA_DEVICES", "2")]);
@@ -373,7 +373,7 @@ fn a_process_without_cuda_or_without_the_gpu_goes_another_way() {
             blank(&here, 0);
             let report = read(Preference::Auto).unwrap();
             assert_eq!(report.transport.name(), "tcp");
-            assert!(rejected(&report.passed_over).contains(word), "{report:?}");
+            assert!(rejected(&report.rejected_transports).contains(word), "{report:?}");
             assert!(bytes(&here) == pattern(SEED));
             // From now on it does use CUDA.
             std::mem::forget(App::on(0));

@@ -76,7 +76,7 @@ late! {
         let (there, here) = pair.regions(128, PAGE);
         let grant = pair.grant(Op::Write, &whole(&there, PAGE));
         control.say(&format!("late device=0 count=1000000 {}", nic.silent));
-        // Each of the two NICs has a part in hand before either goes on.
+        // Each of the two NICs has a part in flight before either goes on.
         pair.ours.hold_from(pair.ours.given());
         let transfer = pair.begin(Op::Write, &whole(&here, PAGE), &grant, PATIENCE);
         assert!(pair.ours.wait_held(2, PATIENCE), "only one NIC takes part");
@@ -95,7 +95,7 @@ late! {
         control.say("delay micros=100000000");
         control.say(&format!("late count=1 {}", nic.silent));
         let transfer = pair.begin(Op::Write, &whole(&here, PAGE), &grant, PATIENCE);
-        wait_until("the write to be under way", || control.counts()["in_hand"] == 1);
+        wait_until("the write to be in flight", || control.counts()["in_flight"] == 1);
         transfer.cancel();
         control.say("clear");
         assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::Cancelled);
@@ -110,13 +110,13 @@ late! {
         let (busy, _kept) = owner_is_busy(pair);
         control.say("delay micros=100000000");
         let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
-        wait_until("the read to be under way", || control.counts()["in_hand"] == 1);
+        wait_until("the read to be in flight", || control.counts()["in_flight"] == 1);
         transfer.cancel();
         assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::Cancelled);
         blank(&here, 0xEE);
-        // What is still under way goes on, to its end.
+        // What is still in flight goes on, to its end.
         control.say("clear");
-        wait_until("nothing to be under way", || control.counts()["in_hand"] == 0);
+        wait_until("nothing to be in flight", || control.counts()["in_flight"] == 0);
         assert!(bytes(&here).iter().all(|byte| *byte == 0xEE), "bytes came late into pages whose transfer was over");
         pair.theirs.release();
         assert_eq!(code(busy.wait(Some(PATIENCE))), Code::PeerLost);

@@ -132,7 +132,7 @@ pub fn every_byte_lands_where_it_belongs(kind: &'static Kind) {
             let set = mine.set(&here);
             let report = pair.begin_with(op, &set, &grant, options).wait(Some(PATIENCE)).unwrap();
             assert_eq!((report.transport.name(), report.bytes), (kind.transport, moved as u64), "{name}");
-            assert!(report.way.contains(kind.way), "{name}: {report:?}");
+            assert!(report.mechanism.contains(kind.mechanism), "{name}: {report:?}");
             assert_eq!(report.checks.contains(&"page_checksum"), verify == Verify::Full, "{name}");
             assert!(bytes(to) == expected, "{name}, {op:?}, {verify:?}: a byte is not where it belongs");
             assert!(bytes(from) == given, "{name}, {op:?}: the source was written");

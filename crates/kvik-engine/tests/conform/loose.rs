@@ -84,7 +84,7 @@ mod checks {
         // It does not begin before the delay is taken away.
         control.say("delay micros=100000000");
         let stuck = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
-        wait_until("it to be under way", || control.counts()["in_hand"] == 1);
+        wait_until("it to be in flight", || control.counts()["in_flight"] == 1);
         control.say("busy count=1");
         let began = Instant::now();
         stuck.cancel();
@@ -99,7 +99,7 @@ mod checks {
         grant.revoke(PATIENCE).unwrap();
         blank(&there, 0xEE);
         control.say("clear");
-        wait_until("it to end", || control.counts()["in_hand"] == 0);
+        wait_until("it to end", || control.counts()["in_flight"] == 0);
         assert!(bytes(&there).iter().all(|byte| *byte == 0xEE), "bytes came late into pages that were free");
         there.close(PATIENCE).unwrap();
         // Nobody relies on the NIC any more.

@@ -44,7 +44,7 @@ mod restarts;
 #[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
-mod warm;
+mod warm_up;
 mod windows;
 mod wire;
 mod wires;
@@ -52,10 +52,10 @@ mod wires;
 use pair::{Kind, Memories, Standin};
 
 /// Over the stand-in for a NIC of EFA, each check in a process of its own.
-const EFA: Kind = Kind { transport: "libfabric", way: "efa", nics: "efa", ..Kind::NEW };
+const EFA: Kind = Kind { transport: "libfabric", mechanism: "efa", nics: "efa", ..Kind::NEW };
 
 /// The same for RoCE devices.
-const VERBS: Kind = Kind { transport: "verbs", way: "rc", nics: "verbs", ..Kind::NEW };
+const VERBS: Kind = Kind { transport: "verbs", mechanism: "rc", nics: "verbs", ..Kind::NEW };
 
 /// What the stand-in for RoCE devices stands for.
 const ROCE: Standin = Standin { library: standin::Standin::Verbs, ..Standin::NEW };
@@ -84,22 +84,22 @@ macro_rules! checks {
         checks!(@each layouts::every_byte_lands_where_it_belongs
             layouts::unequal_streams_are_refused_and_nothing_is_written
             layouts::what_was_changed_on_the_way_is_found
-            ends::a_cancelled_transfer_waits_for_the_order_in_hand
+            ends::a_cancelled_transfer_waits_for_the_work_in_flight
             ends::a_deadline_ends_what_makes_no_progress
             ends::revoking_waits_for_whoever_writes_or_says_who_it_is
             ends::expiry_in_the_middle_ends_the_transfer
             ends::closing_a_region_in_the_middle_says_who_holds_it
             ends::closing_an_engine_is_bounded_and_says_what_it_left
             ends::a_grant_that_ended_before_serves_nothing
-            ends::a_failed_order_fails_its_transfer_alone
+            ends::a_failed_work_request_fails_its_transfer_alone
             ends::a_lost_channel_ends_its_transfers_and_the_next_one_works
             ends::memory_is_let_go_of_before_the_end_is_told
             ends::a_region_that_nobody_uses_closes_at_once
             crowds::many_transfers_both_ways_at_once
             crowds::nothing_runs_when_nothing_moves
             death::a_killed_peer_ends_the_transfer_and_another_one_serves
-            warm::what_is_warm_is_opened_once_and_by_no_transfer
-            warm::several_at_a_time_beside_transfers_share_the_work);
+            warm_up::what_is_warmed_up_is_opened_once_and_by_no_transfer
+            warm_up::several_at_a_time_beside_transfers_share_the_work);
     };
     (@each $($file:ident::$check:ident)*) => {
         $(#[test]
@@ -127,12 +127,12 @@ mod named {
         let nics = std::env::var(NICS).ok().filter(|nics| !nics.is_empty())?;
         let options: kvik_engine::NicOptions = nics.parse().unwrap();
         // A plug-in says itself what it is called.
-        let way = String::leak(options.kind.way().unwrap_or_default());
+        let mechanism = String::leak(options.kind.mechanism().unwrap_or_default());
         let library = std::env::var(LIBRARY).ok().filter(|file| !file.is_empty());
         let library = library.map(|file| &*String::leak(file));
         Some(Kind {
             transport: options.kind.transport().name(),
-            way,
+            mechanism,
             nics: String::leak(nics),
             library,
             ..Kind::NEW
@@ -146,36 +146,36 @@ mod named {
 }
 
 conform! {
-    tcp: Kind { transport: "tcp", way: "channel", ..Kind::NEW };
-    memfd: Kind { transport: "local", way: "memfd", ..Kind::NEW };
-    process_vm: Kind { transport: "local", way: "process_vm_readv", memory: Memories::Foreign, ..Kind::NEW };
-    own: Kind { transport: "self", way: "copy", ..Kind::NEW };
-    libfabric_tcp: Kind { transport: "libfabric", way: "tcp", nics: "libfabric:tcp", ..Kind::NEW };
+    tcp: Kind { transport: "tcp", mechanism: "channel", ..Kind::NEW };
+    memfd: Kind { transport: "local", mechanism: "memfd", ..Kind::NEW };
+    process_vm: Kind { transport: "local", mechanism: "process_vm_readv", memory: Memories::Foreign, ..Kind::NEW };
+    own: Kind { transport: "self", mechanism: "copy", ..Kind::NEW };
+    libfabric_tcp: Kind { transport: "libfabric", mechanism: "tcp", nics: "libfabric:tcp", ..Kind::NEW };
     libfabric_standin: Kind { standin: Some(Standin::NEW), ..EFA };
     libfabric_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 64, ..Standin::NEW }), ..EFA };
     libfabric_standin_software: Kind { standin: Some(Standin { software: true, ..Standin::NEW }), ..EFA };
     verbs_standin: Kind { standin: Some(ROCE), ..VERBS };
     verbs_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 16, pieces: 2, ..ROCE }), ..VERBS };
-    plugin: Kind { transport: "plugin", way: "sample", nics: "plugin", sample: true, ..Kind::NEW };
-    faulty_tcp: Kind { transport: "tcp", way: "channel", late: true, wire: true, ..Kind::NEW };
-    faulty_memfd: Kind { transport: "local", way: "memfd", late: true, ..Kind::NEW };
+    plugin: Kind { transport: "plugin", mechanism: "sample", nics: "plugin", sample: true, ..Kind::NEW };
+    faulty_tcp: Kind { transport: "tcp", mechanism: "channel", late: true, wire: true, ..Kind::NEW };
+    faulty_memfd: Kind { transport: "local", mechanism: "memfd", late: true, ..Kind::NEW };
     faulty_process_vm: Kind {
-        transport: "local", way: "process_vm_readv", memory: Memories::Foreign, late: true, ..Kind::NEW
+        transport: "local", mechanism: "process_vm_readv", memory: Memories::Foreign, late: true, ..Kind::NEW
     };
     gpu_verbs: Kind { memory: Memories::Gpu, standin: Some(ROCE), ..VERBS };
     gpu_verbs_owner: Kind { granted: Some(Memories::Gpu), standin: Some(ROCE), ..VERBS };
     gpu_libfabric_standin: Kind { memory: Memories::Gpu, standin: Some(Standin::NEW), ..EFA };
     gpu_libfabric_standin_owner: Kind { granted: Some(Memories::Gpu), standin: Some(Standin::NEW), ..EFA };
-    gpu_tcp: Kind { transport: "tcp", way: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
-    gpu_tcp_owner: Kind { transport: "tcp", way: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
+    gpu_tcp: Kind { transport: "tcp", mechanism: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
+    gpu_tcp_owner: Kind { transport: "tcp", mechanism: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
     gpu_tcp_other: Kind {
-        transport: "tcp", way: "staged", memory: Memories::Gpu, granted: Some(Memories::Foreign), ..Kind::NEW
+        transport: "tcp", mechanism: "staged", memory: Memories::Gpu, granted: Some(Memories::Foreign), ..Kind::NEW
     };
-    gpu_own: Kind { transport: "self", way: "copy", memory: Memories::Gpu, ..Kind::NEW };
-    gpu_own_mixed: Kind { transport: "self", way: "copy", granted: Some(Memories::Gpu), ..Kind::NEW };
+    gpu_own: Kind { transport: "self", mechanism: "copy", memory: Memories::Gpu, ..Kind::NEW };
+    gpu_own_mixed: Kind { transport: "self", mechanism: "copy", granted: Some(Memories::Gpu), ..Kind::NEW };
     faulty_gpu_tcp: Kind {
-        transport: "tcp", way: "staged", memory: Memories::Gpu, late: true, wire: true, ..Kind::NEW
+        transport: "tcp", mechanism: "staged", memory: Memories::Gpu, late: true, wire: true, ..Kind::NEW
     };
-    faulty_gpu_own: Kind { transport: "self", way: "copy", memory: Memories::Gpu, late: true, ..Kind::NEW };
-    faulty_own: Kind { transport: "self", way: "copy", late: true, ..Kind::NEW };
+    faulty_gpu_own: Kind { transport: "self", mechanism: "copy", memory: Memories::Gpu, late: true, ..Kind::NEW };
+    faulty_own: Kind { transport: "self", mechanism: "copy", late: true, ..Kind::NEW };
 }

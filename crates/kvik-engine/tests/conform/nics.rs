@@ -91,7 +91,7 @@ checks! {
             scattered(pair, op).unwrap();
         }
     }
-    fn an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it(pair, control, nic) {
+    fn an_operation_that_fails_is_posted_again_on_a_connection_that_is_free_of_it(pair, control, nic) {
         for op in OPS {
             control.say(&format!("fail nth=9 {}", nic.silent));
             scattered(pair, op).unwrap();
@@ -121,7 +121,7 @@ checks! {
             let (there, here) = pair.regions(64, 64 << 10);
             let grant = pair.grant(op, &whole(&there, 64 << 10));
             let transfer = pair.begin(op, &whole(&here, 64 << 10), &grant, PATIENCE);
-            wait_until("operations to be under way", || control.counts()["in_hand"] > 0);
+            wait_until("operations to be in flight", || control.counts()["in_flight"] > 0);
             control.say("down");
             let error = transfer.wait(Some(PATIENCE)).map(drop).unwrap_err();
             assert!(nic.says_down.iter().any(|says| error.text.contains(says)), "{error}");
@@ -138,7 +138,7 @@ checks! {
             let began = Instant::now();
             let error = scattered_within(pair, op, Duration::from_secs(3)).unwrap_err();
             assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
-            // The deadline, the patience with what is under way, and as much again for a busy machine.
+            // The deadline, the patience with what is in flight, and as much again for a busy machine.
             assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
             // Its endpoint was closed: the device has nothing of it any more.
             assert_eq!(control.counts()["stuck"], 0);
@@ -213,7 +213,7 @@ checks! {
 tests! {
     EFA;
     a_storm_of_refusals_costs_time_only
-    an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it
+    an_operation_that_fails_is_posted_again_on_a_connection_that_is_free_of_it
     operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason
     failures_at_random_let_no_wrong_bytes_through
     a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up
@@ -228,7 +228,7 @@ mod roce {
     use super::*;
     tests! {
         ROCE;
-        an_operation_that_fails_is_posted_again_on_a_way_that_is_free_of_it
+        an_operation_that_fails_is_posted_again_on_a_connection_that_is_free_of_it
         operations_that_fail_and_fail_end_their_transfer_with_the_nics_reason
         failures_at_random_let_no_wrong_bytes_through
         a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up
@@ -257,7 +257,7 @@ fn up(engine: &Engine, nic: &Nic) -> [f64; 2] {
 }
 
 /// Begins a transfer, and lets nobody read the completions of the first device any more when operations of each
-/// NIC are under way.
+/// NIC are in flight.
 fn blinded(pair: &Pair, control: &mut Control, op: Op) -> Result<(), kvik_core::Error> {
     let nics = u64::from(pair.kind.standin.map_or(0, |standin| standin.devices));
     let (there, here) = pair.regions(128, 64 << 10);
@@ -267,7 +267,7 @@ fn blinded(pair: &Pair, control: &mut Control, op: Op) -> Result<(), kvik_core::
     assert!(pair.ours.wait_held(nics, PATIENCE), "not every NIC takes part");
     control.say("delay micros=3000");
     pair.ours.release();
-    wait_until("operations to be under way", || control.counts()["in_hand"] >= nics);
+    wait_until("operations to be in flight", || control.counts()["in_flight"] >= nics);
     control.say("blind device=0");
     control.say("delay micros=0");
     let ended = transfer.wait(Some(PATIENCE));
@@ -315,9 +315,9 @@ fn blind_alone(nic: &'static Nic, name: &str) {
         for op in OPS {
             let pair = Pair::new(nic.one);
             pair.pass();
-            let under_way = blinded(&pair, &mut control, op).unwrap_err();
+            let in_flight = blinded(&pair, &mut control, op).unwrap_err();
             let later = scattered(&pair, op).unwrap_err();
-            for error in [under_way, later] {
+            for error in [in_flight, later] {
                 assert_eq!(error.code, Code::PeerLost, "{op:?}: {error}");
                 let said = [nic.names[0], nic.says_blind].map(|text| error.text.contains(text));
                 assert_eq!(said, [true, true], "{op:?}: {error}");

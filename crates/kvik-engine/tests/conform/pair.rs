@@ -30,12 +30,12 @@ pub enum Memories {
 pub struct Kind {
     /// What reports call it.
     pub transport: &'static str,
-    /// What reports call its way, in part.
-    pub way: &'static str,
+    /// What reports call its mechanism, in part.
+    pub mechanism: &'static str,
     pub memory: Memories,
     /// The memory that is granted, where it is another.
     pub granted: Option<Memories>,
-    /// Orders come late at random, and so in another sequence.
+    /// Work requests come late at random, and so in another sequence.
     pub late: bool,
     /// Bytes go through a proxy that divides and delays them at random.
     pub wire: bool,
@@ -66,7 +66,7 @@ impl Standin {
         Standin { library: standin::Standin::Fabric, devices: 2, depth: 256, pieces: 16, software: false };
 }
 
-/// Which way the bytes go, as the initiator sees it.
+/// How the bytes go, as the initiator sees it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Op {
     Read,
@@ -78,7 +78,7 @@ pub const OPS: [Op; 2] = [Op::Read, Op::Write];
 impl Kind {
     pub const NEW: Kind = Kind {
         transport: "",
-        way: "",
+        mechanism: "",
         memory: Memories::Shared,
         granted: None,
         late: false,
@@ -147,7 +147,7 @@ impl Kind {
         self.memory == Memories::Gpu || self.granted == Some(Memories::Gpu)
     }
 
-    /// An engine whose orders go through the faults.
+    /// An engine whose work requests go through the faults.
     pub fn engine(&self, faults: &Arc<Faults>, wire: Option<&Wire>) -> Engine {
         let advertise = wire.map(|wire| wire.address().to_string()).into_iter().collect();
         self.engine_with(faults, Config { advertise, ..Config::default() })
@@ -271,11 +271,11 @@ impl Pair {
             TransferOptions { deadline: Some(PATIENCE), verify: Some(verify), ..Default::default() };
         let report = self.begin_with(op, local, grant, options).wait(Some(PATIENCE))?;
         assert_eq!(report.transport.name(), self.kind.transport);
-        assert!(report.way.contains(self.kind.way), "{report:?}");
+        assert!(report.mechanism.contains(self.kind.mechanism), "{report:?}");
         Ok(report)
     }
 
-    /// Something moves once more between the two: everything that was under way before is through then.
+    /// Something moves once more between the two: everything that was in flight before is through then.
     pub fn pass(&self) {
         let (there, here) = self.regions(64, 16 << 10);
         let (theirs, mine) = (whole(&there, 16 << 10), whole(&here, 16 << 10));

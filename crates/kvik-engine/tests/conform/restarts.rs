@@ -23,7 +23,7 @@ const ALONE: &str = "KVIK_TEST_RESTARTS_ALONE";
 #[derive(Debug, PartialEq)]
 struct Held {
     /// Ways to NICs of peers, which are their slots; and, where the device says it, all that it knows of users.
-    ways: u64,
+    connections: u64,
     device: Vec<(&'static str, u64)>,
     descriptors: usize,
     sessions: u64,
@@ -35,7 +35,7 @@ fn held(engine: &Engine, control: Option<&mut Control>) -> Held {
     let device = names.into_iter().filter_map(|name| Some((name, *counts.get(name)?)));
     let sessions = engine.stats().iter().find(|(name, _)| *name == "sessions_open").unwrap().1;
     Held {
-        ways: metric(engine, "kvik_nic_ways_open") as u64,
+        connections: metric(engine, "kvik_nic_connections_open") as u64,
         device: device.collect(),
         descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
         sessions,
@@ -53,7 +53,7 @@ fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, mut control: O
         let mut owner = Owner::start(kind);
         // Peers are also met by warm-ups, and both ways of dying come to both.
         if time % 4 < 2 {
-            let warmed = engine.warm(&owner.tickets[0], Some(PATIENCE)).unwrap().wait(None);
+            let warmed = engine.warm_up(&owner.tickets[0], Some(PATIENCE)).unwrap().wait(None);
             refused += u32::from(!warmed.is_ok_and(|warmed| warmed.failed().next().is_none()));
         }
         if time % 2 == 0 {
@@ -63,7 +63,7 @@ fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, mut control: O
             dies(&engine, &here, &mut owner, control.as_mut());
         }
         let until = Instant::now() + PATIENCE;
-        // The page that is kept for knocks is one more region from the first warm-up on. Where operations had to be
+        // The page that is kept for probes is one more region from the first warm-up on. Where operations had to be
         // stopped, the endpoint that was closed for it is opened again when the next peer is to be reached.
         let stopped = time % 2 == 1;
         let known = |a: &(&str, u64), b: &(&str, u64)| match a.0 {
@@ -75,7 +75,7 @@ fn nothing_of_peers_that_came_and_went_stays(kind: &'static Kind, mut control: O
             let device = after.device.iter().zip(&before.device).all(|(a, b)| known(a, b));
             // One more is the page.
             let descriptors = after.descriptors <= before.descriptors + 2;
-            device && descriptors && after.ways == before.ways && after.sessions == 0
+            device && descriptors && after.connections == before.connections && after.sessions == 0
         };
         let after = loop {
             let after = held(&engine, control.as_mut());
@@ -129,7 +129,7 @@ fn dies(engine: &Engine, here: &Region, owner: &mut Owner, control: Option<&mut 
     };
     control.say("delay micros=20000");
     let transfer = begin(engine, here, owner, Op::Write);
-    wait_until("operations to be under way", || control.counts()["in_hand"] > 0);
+    wait_until("operations to be in flight", || control.counts()["in_flight"] > 0);
     owner.kill();
     control.say("clear");
     code(transfer.wait(Some(PATIENCE)));
@@ -142,11 +142,11 @@ fn nothing_of_silent_peers_stays(kind: &'static Kind, control: Option<Control>) 
     let here = kind.region(&engine, 128 << 16, 9);
     for _ in 0..4 {
         let owner = Owner::start(kind);
-        // An operation has 128 pieces, one after the other, and one operation is under way at a time: more than a second
-        // for each transfer, so one is under way when the session ends.
+        // An operation has 128 pieces, one after the other, and one operation is in flight at a time: more than a
+        // second for each transfer, so one is in flight when the session ends.
         control.say("delay micros=1000");
         let transfers = [(); 8].map(|()| begin(&engine, &here, &owner, Op::Write));
-        wait_until("operations to be under way", || control.counts()["in_hand"] > 0);
+        wait_until("operations to be in flight", || control.counts()["in_flight"] > 0);
         owner.stop();
         let ended = transfers.map(|transfer| transfer.wait(Some(PATIENCE)));
         let lost = ended.into_iter().filter_map(Result::err);
@@ -180,7 +180,7 @@ fn begin(engine: &Engine, here: &Region, owner: &Owner, op: Op) -> kvik_engine::
 fn moves(kind: &Kind, engine: &Engine, here: &Region, owner: &Owner) -> u32 {
     let refused = OPS.map(|op| match begin(engine, here, owner, op).wait(Some(PATIENCE)) {
         Ok(report) => {
-            assert_eq!((report.transport.name(), report.way.as_str()), ("libfabric", kind.way));
+            assert_eq!((report.transport.name(), report.mechanism.as_str()), ("libfabric", kind.mechanism));
             0
         }
         Err(error) => {
@@ -208,7 +208,8 @@ fn forty_restarts() {
 
 #[test]
 fn forty_restarts_over_a_real_provider() {
-    const KIND: &Kind = &Kind { transport: "libfabric", way: "tcp", nics: "libfabric:tcp", ..Kind::NEW };
+    const KIND: &Kind =
+        &Kind { transport: "libfabric", mechanism: "tcp", nics: "libfabric:tcp", ..Kind::NEW };
     if std::env::var_os(ALONE).is_some() {
         return nothing_of_peers_that_came_and_went_stays(KIND, None);
     }

@@ -6,7 +6,7 @@ use kvik_engine::{Config, Engine, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
 use std::sync::Arc;
 
-const KIND: &Kind = &Kind { transport: "tcp", way: "channel", ..Kind::NEW };
+const KIND: &Kind = &Kind { transport: "tcp", mechanism: "channel", ..Kind::NEW };
 const PAGE: u64 = 64 << 10;
 /// 64 MiB: more than the kernel buffers for four connections.
 const PAGES: u32 = 1024;

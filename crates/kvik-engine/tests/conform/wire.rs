@@ -100,8 +100,8 @@ fn join(plan: &Arc<Plan>, front: TcpStream, back: TcpStream, data: bool, random:
         conn.set_nodelay(true).unwrap();
         plan.conns.lock().unwrap().push(conn.try_clone().unwrap());
     }
-    let ways = [(front.try_clone().unwrap(), back.try_clone().unwrap(), false), (back, front, data)];
-    for (from, to, harmful) in ways {
+    let connections = [(front.try_clone().unwrap(), back.try_clone().unwrap(), false), (back, front, data)];
+    for (from, to, harmful) in connections {
         let (plan, random) = (plan.clone(), random.fork());
         std::thread::spawn(move || pass_on(&plan, from, to, harmful, random));
     }

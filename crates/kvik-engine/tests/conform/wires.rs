@@ -7,7 +7,7 @@ use kvik_core::Code;
 use kvik_engine::Verify;
 use std::time::{Duration, Instant};
 
-const KIND: &Kind = &Kind { transport: "tcp", way: "channel", wire: true, ..Kind::NEW };
+const KIND: &Kind = &Kind { transport: "tcp", mechanism: "channel", wire: true, ..Kind::NEW };
 const PAGES: u32 = 128;
 const PAGE: u64 = 64 << 10;
 
@@ -64,7 +64,7 @@ fn nothing_that_happens_to_a_channel_lets_wrong_bytes_through() {
 fn a_channel_that_stalls_ends_its_transfer_by_the_deadline() {
     let (pair, error) = harmed(Harm::Stall, 200_000, Duration::from_secs(1));
     assert_eq!(error.map(|error| error.code), Some(Code::DeadlineExceeded));
-    // The session is alive all the while, and other work goes on: nothing is left in hand.
+    // The session is alive all the while, and other work goes on: nothing is left in flight.
     let (_, here) = pair.regions(1, PAGE);
     here.close(PATIENCE).unwrap();
 }

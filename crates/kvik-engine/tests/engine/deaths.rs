@@ -123,7 +123,7 @@ impl Drop for Child {
 }
 
 /// Begins to read all of the child's pages, and waits until some have come.
-fn read_under_way(
+fn read_in_flight(
     reader: &kvik_engine::Engine,
     child: &Child,
     here: &Region,
@@ -152,7 +152,7 @@ fn stopped_amid(child: &Child, readers: [(&kvik_engine::Engine, &Region); 2]) ->
         child.signal(Signal::CONT);
         [lost, closed].iter().for_each(|transfer| drop(transfer.wait(Some(PATIENCE)).unwrap()));
     }
-    panic!("both transfers were never under way when the child was stopped");
+    panic!("both transfers were never in flight when the child was stopped");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
         reader.read(&pages(region, &[0, 1, 2, 3]), child.readable(), four.clone(), within(PATIENCE)).unwrap()
     };
     some(&few).wait(Some(PATIENCE)).unwrap();
-    let transfer = read_under_way(&reader, &child, &here, Duration::from_millis(1200));
+    let transfer = read_in_flight(&reader, &child, &here, Duration::from_millis(1200));
     child.signal(Signal::STOP);
     let began = Instant::now();
     let error = transfer.wait(Some(PATIENCE)).unwrap_err();
@@ -191,7 +191,7 @@ fn a_killed_peer_ends_transfers_both_ways_and_the_next_one_serves() {
         let reader = engine(transport);
         let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
         let source = reader.allocate(64 << 20).unwrap();
-        let read = read_under_way(&reader, &child, &here, PATIENCE);
+        let read = read_in_flight(&reader, &child, &here, PATIENCE);
         let wrote: Vec<Transfer> = (0..20)
             .map(|_| reader.write(&all(&source), child.writable(), None, TransferOptions::default()).unwrap())
             .collect();

@@ -104,8 +104,8 @@ fn all_of_closed(region: &kvik_engine::Region) -> PageSet {
 #[test]
 fn a_grant_that_ends_under_a_transfer_ends_it() {
     for transport in BOTH {
-        for way in 0..3 {
-            let amid = (0..20).any(|_| ends_under_a_transfer(transport, way));
+        for how in 0..3 {
+            let amid = (0..20).any(|_| ends_under_a_transfer(transport, how));
             assert!(amid, "the transfer was through each time before its grant ended");
         }
     }
@@ -113,25 +113,25 @@ fn a_grant_that_ends_under_a_transfer_ends_it() {
 
 /// Ends a grant while it is read, by its expiry, by its owner or with its region. False when a fast machine was
 /// through before.
-fn ends_under_a_transfer(transport: Preference, way: usize) -> bool {
+fn ends_under_a_transfer(transport: Preference, how: usize) -> bool {
     let (owner, reader) = (engine(transport), engine(transport));
     let there = owner.allocate(192 << 20).unwrap();
     let here = reader.allocate(192 << 20).unwrap();
     blank(&there, 1);
     blank(&here, 2);
-    let expiry = if way == 0 { Duration::from_millis(20) } else { Duration::from_secs(60) };
+    let expiry = if how == 0 { Duration::from_millis(20) } else { Duration::from_secs(60) };
     let grant = owner.grant(&all(&there), GrantOptions { expiry, ..many() }).unwrap();
     let transfer = reader.read(&all(&here), grant.ticket(), None, TransferOptions::default()).unwrap();
-    if way > 0 {
+    if how > 0 {
         wait_until("the first page", || byte(&here, 0) == 1 || transfer.is_done());
     }
-    match way {
+    match how {
         0 => assert_eq!(grant.wait(PATIENCE), Some(GrantState::Expired)),
         1 => grant.revoke(PATIENCE).unwrap(),
         _ => there.close(PATIENCE).unwrap(),
     }
     let Err(error) = transfer.wait(Some(PATIENCE)) else { return false };
-    let own = [Code::GrantExpired, Code::GrantRevoked, Code::RegionClosed][way];
+    let own = [Code::GrantExpired, Code::GrantRevoked, Code::RegionClosed][how];
     assert!([own, Code::StaleGeneration].contains(&error.code), "{error}");
     true
 }

@@ -17,8 +17,8 @@ pub fn foreign(engine: &Engine, count: u32, seed: u8) -> Region {
     region
 }
 
-fn way(report: &Report) -> (&str, &str) {
-    (report.transport.name(), &report.way)
+fn mechanism(report: &Report) -> (&str, &str) {
+    (report.transport.name(), &report.mechanism)
 }
 
 #[test]
@@ -29,13 +29,13 @@ fn foreign_memory_is_read_through_the_kernel() {
         let (there, here) = (foreign(&owner, 100, 1), foreign(&other, 100, 2));
         let grant = owner.grant(&all(&there), many()).unwrap();
         let report = read_with(&other, &all(&here), grant.ticket(), options.clone()).unwrap();
-        assert_eq!(way(&report), ("local", "process_vm_readv"));
+        assert_eq!(mechanism(&report), ("local", "process_vm_readv"));
         assert_eq!(report.checks.contains(&"page_checksum"), verify == Verify::Full);
         assert!(bytes(&there) == bytes(&here));
         fill(&here, 7);
         let grant = owner.grant(&all(&there), to_write()).unwrap();
         let report = other.write(&all(&here), grant.ticket(), None, options).unwrap().wait(None).unwrap();
-        assert_eq!(way(&report), ("local", "process_vm_readv"));
+        assert_eq!(mechanism(&report), ("local", "process_vm_readv"));
         assert!(bytes(&there) == bytes(&here));
     }
 }
@@ -46,11 +46,11 @@ fn shared_memory_is_read_by_its_mapping() {
     let (there, here) = (region(&owner, 10, 1), foreign(&reader, 10, 2));
     let grant = owner.grant(&all(&there), many()).unwrap();
     let report = read(&reader, &all(&here), grant.ticket()).unwrap();
-    assert_eq!(way(&report), ("local", "memfd"));
+    assert_eq!(mechanism(&report), ("local", "memfd"));
     assert_eq!(report.checks, ["grant", "counts", "generation"]);
     let told = reader.explain(grant.ticket()).unwrap();
     assert_eq!(told.transport.name(), "local");
-    assert_eq!(reasons(&told.passed_over), ["tcp: transport \"local\" was asked for"]);
+    assert_eq!(reasons(&told.rejected_transports), ["tcp: transport \"local\" was asked for"]);
     // The read before was measured.
     assert!(told.estimate.is_some_and(|estimate| estimate.samples == 1), "{told:?}");
     assert!(told.probes.iter().any(|(name, ..)| name == "memfd_sealing"));
@@ -58,14 +58,18 @@ fn shared_memory_is_read_by_its_mapping() {
 }
 
 #[test]
-fn tcp_tells_its_channels_and_a_peer_without_the_local_transport_is_passed_over() {
+fn tcp_tells_its_channels_and_a_peer_without_the_local_transport_is_told_of() {
     let (owner, reader) = (engine(Preference::Tcp), engine(Preference::Auto));
     let (there, here) = (region(&owner, 300, 1), region(&reader, 300, 2));
     let grant = owner.grant(&all(&there), many()).unwrap();
     let report = read(&reader, &all(&here), grant.ticket()).unwrap();
     assert_eq!(report.transport.name(), "tcp");
-    assert!(report.way.ends_with(" channels") || report.way == "1 channel", "{}", report.way);
-    assert_eq!(reasons(&report.passed_over), ["local: the peer uses tcp only"]);
+    assert!(
+        report.mechanism.ends_with(" channels") || report.mechanism == "1 channel",
+        "{}",
+        report.mechanism
+    );
+    assert_eq!(reasons(&report.rejected_transports), ["local: the peer uses tcp only"]);
     assert_eq!(report.checks, ["grant", "counts", "page_checksum"]);
     let only = TransferOptions { transport: Some(Preference::Local), ..TransferOptions::default() };
     let error = read_with(&reader, &all(&here), grant.ticket(), only).unwrap_err();
@@ -95,7 +99,7 @@ fn memory_that_turns_out_to_be_unreadable_goes_over_tcp_under_auto_only() {
     };
     assert!(reason.contains("PID namespace"), "{reason}");
     assert!(
-        rejected(&report.passed_over).starts_with("local: ") && report.passed_over.len() == 1,
+        rejected(&report.rejected_transports).starts_with("local: ") && report.rejected_transports.len() == 1,
         "{report:?}"
     );
     child.check(&here);
@@ -106,7 +110,7 @@ fn memory_that_turns_out_to_be_unreadable_goes_over_tcp_under_auto_only() {
     // What can be mapped still is.
     let shared = reader.allocate(u64::from(child.pages()) * PAGE).unwrap();
     let report = read_with(&reader, &all(&shared), child.readable(), only).unwrap();
-    assert_eq!(way(&report), ("local", "memfd"));
+    assert_eq!(mechanism(&report), ("local", "memfd"));
     child.check(&shared);
 }
 

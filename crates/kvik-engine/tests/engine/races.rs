@@ -155,7 +155,7 @@ fn what_was_cancelled_writes_nothing_afterwards() {
                 cancelled.push(id);
             }
         }
-        // Another transfer of the same session passes everything that was under way.
+        // Another transfer of the same session passes everything that was in flight.
         let last = region(&reader, COUNT, 3);
         read(&reader, &all(&last), grant.ticket()).unwrap();
         for id in cancelled {

@@ -19,7 +19,7 @@ fn reads_and_writes_of_any_pages_arrive() {
     let (grant, to_fill) =
         (owner.grant(&all(&there), many()).unwrap(), owner.grant(&all(&there), to_write()).unwrap());
     // Otherwise the first transfer may be over before the last channel has joined, and says so.
-    reader.warm(grant.ticket(), Some(PATIENCE)).unwrap().wait(None).unwrap();
+    reader.warm_up(grant.ticket(), Some(PATIENCE)).unwrap().wait(None).unwrap();
     for round in 0..6 {
         let count = 1 + random.below(250);
         let (theirs, mine) = (random.distinct(count, 300), random.distinct(count, 300));
@@ -33,11 +33,11 @@ fn reads_and_writes_of_any_pages_arrive() {
             write.unwrap().wait(Some(PATIENCE)).unwrap()
         };
         check(&there, &theirs, &here, &mine);
-        assert_eq!((report.transport.name(), report.way.as_str()), ("tcp", "4 channels, tls"));
+        assert_eq!((report.transport.name(), report.mechanism.as_str()), ("tcp", "4 channels, tls"));
         assert!(report.checks.contains(&"page_checksum"), "{:?}", report.checks);
     }
     let told = reader.explain(grant.ticket()).unwrap();
-    assert_eq!((told.transport.name(), told.way.as_str()), ("tcp", "4 channels, tls"));
+    assert_eq!((told.transport.name(), told.mechanism.as_str()), ("tcp", "4 channels, tls"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ const FEW: usize = 4;
 
 /// Which way the copies of a batch go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     ToHost,
     ToDevice,
     Within,
@@ -48,9 +48,9 @@ impl Batch {
     ///
     /// # Safety
     /// The context of `stream` is current, and both sides of each copy are memory until it has ended.
-    pub unsafe fn flush(&mut self, device: &Inner, way: Way, stream: Handle) -> Code {
+    pub unsafe fn flush(&mut self, device: &Inner, direction: Direction, stream: Handle) -> Code {
         // SAFETY: the caller's promise.
-        let code = unsafe { self.give(device, way, stream) };
+        let code = unsafe { self.give(device, direction, stream) };
         self.to.clear();
         self.from.clear();
         self.len.clear();
@@ -59,7 +59,7 @@ impl Batch {
 
     /// # Safety
     /// As for [`Batch::flush`].
-    unsafe fn give(&mut self, device: &Inner, way: Way, stream: Handle) -> Code {
+    unsafe fn give(&mut self, device: &Inner, direction: Direction, stream: Handle) -> Code {
         let table = device.cuda.table();
         if let Some(copy) = table.copy_batch
             && self.len.len() >= FEW
@@ -82,10 +82,10 @@ impl Batch {
         for ((to, from), len) in self.to.iter().zip(&self.from).zip(&self.len) {
             // SAFETY: the caller's promise; the host's side is the address that it was.
             let code = unsafe {
-                match way {
-                    Way::ToHost => (table.to_host_async)(*to as *mut c_void, *from, *len, stream),
-                    Way::ToDevice => (table.to_device_async)(*to, *from as *const c_void, *len, stream),
-                    Way::Within => (table.within_async)(*to, *from, *len, stream),
+                match direction {
+                    Direction::ToHost => (table.to_host_async)(*to as *mut c_void, *from, *len, stream),
+                    Direction::ToDevice => (table.to_device_async)(*to, *from as *const c_void, *len, stream),
+                    Direction::Within => (table.within_async)(*to, *from, *len, stream),
                 }
             };
             if code != abi::SUCCESS {

@@ -1,7 +1,7 @@
 //! One GPU, and its primary context.
 
 use super::abi::{self, Code, Handle, Table};
-use super::stream::Held;
+use super::stream::InUse;
 use super::{Cuda, CudaError};
 use crate::error::HostError;
 use crate::thread::{ThreadOptions, spawn_named};
@@ -36,7 +36,7 @@ pub(super) struct Inner {
     /// Events that nobody uses now.
     events: Mutex<Vec<Event>>,
     /// What copies still use whose marks nobody asks any more, each with the event behind them.
-    left: Mutex<Vec<(Event, Vec<Held>)>>,
+    left: Mutex<Vec<(Event, Vec<InUse>)>>,
 }
 
 /// An event of the driver's.
@@ -239,7 +239,7 @@ impl Inner {
     }
 
     /// Keeps what copies use until they have ended.
-    pub fn leave(&self, event: Event, held: Vec<Held>) {
+    pub fn leave(&self, event: Event, held: Vec<InUse>) {
         lock(&self.left).push((event, held));
     }
 
@@ -254,8 +254,8 @@ impl Inner {
             Err(_) => false,
         };
         let mut left = lock(&self.left);
-        let (ended, under_way): (Vec<_>, Vec<_>) = left.drain(..).partition(|(event, _)| over(event));
-        *left = under_way;
+        let (ended, in_flight): (Vec<_>, Vec<_>) = left.drain(..).partition(|(event, _)| over(event));
+        *left = in_flight;
         let count = left.len();
         drop(left);
         // Not under the lock: what is let go of may drop anything.

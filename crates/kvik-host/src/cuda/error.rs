@@ -28,7 +28,7 @@ impl CudaError {
     }
 
     /// Whether nothing of this process works on that device any more: the context is lost, and with it what lay in
-    /// its memory. Copies that were under way have ended.
+    /// its memory. Copies that were in flight have ended.
     pub fn is_lost(&self) -> bool {
         is_lost(self.code)
     }

@@ -4,7 +4,7 @@
 //! * [`Device`]: one GPU, with its primary context, which is the one that PyTorch and all of the CUDA runtime use;
 //! * [`GpuMemory`]: memory of a device that somebody registered, or a peer's ([`PeerGpu`]);
 //! * [`Pinned`]: page-locked memory of the host, which is a [`Memory`](crate::Memory) too: what GPUs copy from and to;
-//! * [`Stream`]: copies that are under way; [`Mark`]: a place in it, to ask and to wait for;
+//! * [`Stream`]: copies that are in flight; [`Mark`]: a place in it, to ask and to wait for;
 //! * [`DmaBuf`] and [`IpcHandle`]: the same memory for a NIC, and for another process of this host.
 //!
 //! A transfer's thread has a stream, and nothing of it blocks:
@@ -46,7 +46,7 @@
 //! equal distances go to the driver as one copy of rows, and the others in batches, where the driver takes those (CUDA
 //! 12.8): one call with many pieces is much faster than many calls.
 //!
-//! **What is under way stays where it is.** Each copy holds its memory until the mark behind it was seen to be done;
+//! **What is in flight stays where it is.** Each copy holds its memory until the mark behind it was seen to be done;
 //! a mark or a stream that is dropped earlier leaves that to the device, which lets go of it once it is so. Nothing is
 //! waited for, and nothing is freed under a copy.
 //!

@@ -3,7 +3,7 @@
 //! Each copy costs the CPU a microsecond or two, which is what small pages are bound by. Rows are one.
 
 use super::abi::{self, Addr, Code, Copy2d, Handle, Table};
-use super::batch::Way;
+use super::batch::Direction;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -26,7 +26,7 @@ pub(super) struct Rows {
 
 impl Rows {
     /// The longest run of rows that the pieces begin with, and the pieces after it; a single one where it is not worth
-    /// a copy of rows. Empty pieces are passed over. `pitch` is the widest stride that the device takes.
+    /// a copy of rows. Empty pieces are skipped. `pitch` is the widest stride that the device takes.
     pub fn first(
         mut pieces: &[(usize, usize)],
         base: Addr,
@@ -89,9 +89,15 @@ impl Rows {
     ///
     /// # Safety
     /// The context of `stream` is current, and all rows on both sides are memory until the copy has ended.
-    pub unsafe fn enqueue(&self, table: &Table, place: *mut c_void, way: Way, stream: Handle) -> Code {
+    pub unsafe fn enqueue(
+        &self,
+        table: &Table,
+        place: *mut c_void,
+        direction: Direction,
+        stream: Handle,
+    ) -> Code {
         let (place, order) = (self.place(place), self.order());
-        let order = if way == Way::ToHost {
+        let order = if direction == Direction::ToHost {
             Copy2d {
                 src_type: abi::TYPE_DEVICE,
                 src_device: self.at,

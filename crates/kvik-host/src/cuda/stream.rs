@@ -1,7 +1,7 @@
-//! Copies that are under way, and how to know that they have ended.
+//! Copies that are in flight, and how to know that they have ended.
 
 use super::abi::{self, Addr, Code, Handle};
-use super::batch::{Batch, Way};
+use super::batch::{Batch, Direction};
 use super::device::{Current, Event, Inner};
 use super::rows::Rows;
 use super::{CudaError, Device, GpuMemory, Pinned};
@@ -18,17 +18,17 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// What a copy uses.
 #[derive(Clone, Debug)]
-pub(super) enum Held {
+pub(super) enum InUse {
     Gpu(#[allow(dead_code, reason = "held, not read")] Arc<GpuMemory>),
     Pinned(#[allow(dead_code, reason = "held, not read")] Arc<Pinned>),
 }
 
-/// Copies that one thread of kvik has under way on one device, in order. It waits for no other stream.
+/// Copies that one thread of kvik has in flight on one device, in order. It waits for no other stream.
 pub struct Stream {
     device: Device,
     stream: Handle,
     /// What copies since the last mark use, each once.
-    held: Vec<Held>,
+    held: Vec<InUse>,
     /// Empty between calls.
     batch: Batch,
     /// For waits of this stream's own, made at the first.
@@ -44,7 +44,7 @@ unsafe impl Send for Stream {}
 pub struct Mark {
     device: Device,
     event: Event,
-    held: Vec<Held>,
+    held: Vec<InUse>,
     done: bool,
     /// The stream tells when it gets here.
     asked: bool,
@@ -107,7 +107,7 @@ impl Stream {
     /// `at` on. All of them, or none if one is out of bounds.
     ///
     /// # Errors
-    /// Out of bounds, or the driver's; then some may be under way, which the next mark is behind.
+    /// Out of bounds, or the driver's; then some may be in flight, which the next mark is behind.
     pub fn gather(
         &mut self,
         into: &Arc<Pinned>,
@@ -118,7 +118,7 @@ impl Stream {
         let total = self.check(memory, pieces)?;
         let place = into.at(at, total)?;
         self.hold_both(memory, into);
-        self.enqueue(memory, pieces, place, Way::ToHost)
+        self.enqueue(memory, pieces, place, Direction::ToHost)
     }
 
     /// Enqueues copies of what lies in the host's memory from `at` on into pieces (offset and bytes) of a device's.
@@ -137,7 +137,7 @@ impl Stream {
         let total = self.check(memory, pieces)?;
         let place = from.at(at, total)?;
         self.hold_both(memory, from);
-        self.enqueue(memory, pieces, place, Way::ToDevice)
+        self.enqueue(memory, pieces, place, Direction::ToDevice)
     }
 
     /// Checks the pieces of a copy; how many bytes they are.
@@ -161,7 +161,7 @@ impl Stream {
         memory: &GpuMemory,
         pieces: &[(usize, usize)],
         place: *mut c_void,
-        way: Way,
+        direction: Direction,
     ) -> Result<(), HostError> {
         let device = &self.device.0;
         let _current = device.enter()?;
@@ -174,13 +174,14 @@ impl Stream {
             // is page-locked.
             code = unsafe {
                 if rows.count > 1 {
-                    rows.enqueue(device.cuda.table(), place, way, self.stream)
+                    rows.enqueue(device.cuda.table(), place, direction, self.stream)
                 } else {
                     let host = rows.place(place) as Addr;
-                    let (to, from) = if way == Way::ToHost { (host, rows.at) } else { (rows.at, host) };
+                    let (to, from) =
+                        if direction == Direction::ToHost { (host, rows.at) } else { (rows.at, host) };
                     self.batch.push(to, from, rows.len);
                     match self.batch.is_full() {
-                        true => self.batch.flush(device, way, self.stream),
+                        true => self.batch.flush(device, direction, self.stream),
                         false => abi::SUCCESS,
                     }
                 }
@@ -190,12 +191,12 @@ impl Stream {
             }
         }
         // SAFETY: as above. After a failure it empties the batch, and the first failure is what is told.
-        let last = unsafe { self.batch.flush(device, way, self.stream) };
+        let last = unsafe { self.batch.flush(device, direction, self.stream) };
         code = if code == abi::SUCCESS { last } else { code };
         device.check(code, || {
             let (count, at) = (pieces.len(), memory.addr());
-            let way = if way == Way::ToHost { "from" } else { "to" };
-            format!("enqueueing copies of {count} pieces {way} the memory at {at:#x}")
+            let direction = if direction == Direction::ToHost { "from" } else { "to" };
+            format!("enqueueing copies of {count} pieces {direction} the memory at {at:#x}")
         })?;
         Ok(())
     }
@@ -219,7 +220,7 @@ impl Stream {
     /// if one is out of bounds. Those that are written do not overlap: they are copied in no order.
     ///
     /// # Errors
-    /// As for [`Stream::between`]; then some may be under way, which the next mark is behind.
+    /// As for [`Stream::between`]; then some may be in flight, which the next mark is behind.
     pub fn between_pieces(
         &mut self,
         into: &Arc<GpuMemory>,
@@ -230,8 +231,8 @@ impl Stream {
             into.writable_at(*at, *len)?;
             from.check(*offset, *len)?;
         }
-        self.hold(Held::Gpu(into.clone()));
-        self.hold(Held::Gpu(from.clone()));
+        self.hold(InUse::Gpu(into.clone()));
+        self.hold(InUse::Gpu(from.clone()));
         let device = &self.device.0;
         let _current = device.enter()?;
         let (there, here) = (&into.device.0, &from.device.0);
@@ -247,7 +248,7 @@ impl Stream {
                 } else {
                     self.batch.push(to, source, *len);
                     match self.batch.is_full() {
-                        true => self.batch.flush(device, Way::Within, self.stream),
+                        true => self.batch.flush(device, Direction::Within, self.stream),
                         false => abi::SUCCESS,
                     }
                 }
@@ -257,7 +258,7 @@ impl Stream {
             }
         }
         // SAFETY: as above.
-        let last = unsafe { self.batch.flush(device, Way::Within, self.stream) };
+        let last = unsafe { self.batch.flush(device, Direction::Within, self.stream) };
         code = if code == abi::SUCCESS { last } else { code };
         device.check(code, || {
             let (count, from, to) = (pieces.len(), from.addr(), into.addr());
@@ -367,15 +368,15 @@ impl Stream {
     }
 
     fn hold_both(&mut self, memory: &Arc<GpuMemory>, pinned: &Arc<Pinned>) {
-        self.hold(Held::Gpu(memory.clone()));
-        self.hold(Held::Pinned(pinned.clone()));
+        self.hold(InUse::Gpu(memory.clone()));
+        self.hold(InUse::Pinned(pinned.clone()));
     }
 
     /// Keeps what a copy uses, once.
-    fn hold(&mut self, used: Held) {
-        let is = |held: &Held| match (held, &used) {
-            (Held::Gpu(held), Held::Gpu(used)) => Arc::ptr_eq(held, used),
-            (Held::Pinned(held), Held::Pinned(used)) => Arc::ptr_eq(held, used),
+    fn hold(&mut self, used: InUse) {
+        let is = |held: &InUse| match (held, &used) {
+            (InUse::Gpu(held), InUse::Gpu(used)) => Arc::ptr_eq(held, used),
+            (InUse::Pinned(held), InUse::Pinned(used)) => Arc::ptr_eq(held, used),
             _ => false,
         };
         // The last one first: most copies use what the one before does.
@@ -393,7 +394,7 @@ unsafe extern "C" fn raise(_: Handle, _: Code, given: *mut c_void) {
     let _ = flag.signal();
 }
 
-/// Whether nothing of kvik's is under way after this error: all is lost, or it is the parent's affair.
+/// Whether nothing of kvik's is in flight after this error: all is lost, or it is the parent's affair.
 fn is_over(error: &HostError) -> bool {
     match error {
         HostError::Cuda(error) => error.is_lost(),
@@ -402,8 +403,8 @@ fn is_over(error: &HostError) -> bool {
     }
 }
 
-/// Lets go of what copies use, unless they may be under way: there is no telling when they end, so it stays for ever.
-fn forget_unless_over(held: Vec<Held>, error: &HostError) {
+/// Lets go of what copies use, unless they may be in flight: there is no telling when they end, so it stays for ever.
+fn forget_unless_over(held: Vec<InUse>, error: &HostError) {
     if !is_over(error) && !held.is_empty() {
         log::error!("memory of a GPU's copies stays held, since their end cannot be known: {error}");
         std::mem::forget(held);
@@ -434,7 +435,7 @@ impl Mark {
     ///
     /// # Errors
     /// The device's context is lost ([`CudaError::is_lost`]): nothing before the mark counts, and nothing of it is
-    /// under way any more. After any other error it may be, and what it uses stays held.
+    /// in flight any more. After any other error it may be, and what it uses stays held.
     pub fn is_done(&mut self) -> Result<bool, HostError> {
         if self.done {
             return Ok(true);
@@ -455,7 +456,7 @@ impl Mark {
     /// after it may have to end as well.
     ///
     /// # Errors
-    /// [`HostError::TimedOut`]: it is still under way. As for [`Mark::is_done`].
+    /// [`HostError::TimedOut`]: it is still in flight. As for [`Mark::is_done`].
     pub fn wait(&mut self, stream: &mut Stream, timeout: Duration) -> Result<(), HostError> {
         if self.is_done()? {
             return Ok(());
@@ -482,7 +483,7 @@ impl Mark {
                 return Ok(());
             }
             if left.is_zero() {
-                let what = format!("copies of device {} that are under way", self.device.ordinal());
+                let what = format!("copies of device {} that are in flight", self.device.ordinal());
                 return Err(HostError::TimedOut { what, after: timeout });
             }
             flag.drain()?;
@@ -495,7 +496,7 @@ impl Drop for Mark {
         match self.is_done() {
             Ok(true) => self.device.0.give_back(self.event),
             Err(error) if is_over(&error) => {}
-            // Still under way, or not known to have ended: the device lets go of it.
+            // Still in flight, or not known to have ended: the device lets go of it.
             _ => self.device.0.leave(self.event, std::mem::take(&mut self.held)),
         }
     }

@@ -1,4 +1,4 @@
-//! Endpoints: peers, and the operations that are under way.
+//! Endpoints: peers, and the operations that are in flight.
 
 use super::abi::{self, CqEntry, CqError, FidAv, FidCq, FidDomain, FidEp};
 use super::device::{Device, Object};
@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 /// Bytes of the longest address of any provider (EFA 32, sockets 28, shm's name 64 and more).
 const LONGEST_ADDRESS: usize = 512;
 
-/// What a provider may use for itself while an operation is under way (`struct fi_context2`).
+/// What a provider may use for itself while an operation is in flight (`struct fi_context2`).
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Context([u64; 8]);
@@ -76,7 +76,7 @@ struct Used {
 }
 
 impl Endpoint {
-    /// Opens an endpoint of the device. `depth` bounds the operations under way, beside the provider's own bound.
+    /// Opens an endpoint of the device. `depth` bounds the operations in flight, beside the provider's own bound.
     ///
     /// # Errors
     /// libfabric's own, by the step that failed.
@@ -84,8 +84,8 @@ impl Endpoint {
         let lib = device.lib();
         let depth = depth.min(device.description().depth()).clamp(1, 1 << 16);
         let d = device.domain.as_ptr();
-        // SAFETY: an open device. Each call writes an object if it returns 0, and objects are kept in the order in which
-        // they must be closed.
+        // SAFETY: an open device. Each call writes an object if it returns 0, and objects are kept in the order in
+        // which they must be closed.
         unsafe {
             let ops = (*d).ops;
             let av: Object<FidAv> = Object::make(lib, "making an address vector", |out| {
@@ -185,7 +185,7 @@ impl Endpoint {
         }
     }
 
-    /// Forgets a peer. Nothing may be under way to it.
+    /// Forgets a peer. Nothing may be in flight to it.
     ///
     /// # Errors
     /// libfabric's own.
@@ -202,15 +202,15 @@ impl Endpoint {
         self.used.free.len()
     }
 
-    /// Operations under way.
-    pub fn under_way(&self) -> usize {
+    /// Operations in flight.
+    pub fn in_flight(&self) -> usize {
         self.used.operations.len() - self.used.free.len()
     }
 
     /// Posts an operation.
     ///
     /// # Errors
-    /// The range is not in the memory, or libfabric refused; nothing is under way then.
+    /// The range is not in the memory, or libfabric refused; nothing is in flight then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
         let iov = rma.memory.run(rma.offset, rma.len, rma.op == RmaOp::Read)?;
         let Some(&index) = self.used.free.last() else { return Ok(Posted::Full) };
@@ -339,7 +339,8 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Whether the thread may sleep until the descriptor of [`Endpoint::watch`] is readable: nothing has come meanwhile.
+    /// Whether the thread may sleep until the descriptor of [`Endpoint::watch`] is readable: nothing has come
+    /// meanwhile.
     pub fn may_wait(&mut self) -> bool {
         let mut fids = [self.used.cq.fid()];
         let fabric = self.used.device.fabric.as_ptr();
@@ -352,7 +353,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         // SAFETY: once, here, unless `close` was called, after which no drop runs.
         if let Err(error) = unsafe { self.end() } {
-            log::error!("{error}; the memory of what it has under way stays lost");
+            log::error!("{error}; the memory of what it has in flight stays lost");
         }
     }
 }
@@ -395,7 +396,7 @@ pub(super) fn forbid(ep: &Object<FidEp>, option: c_int) -> c_int {
     }
 }
 
-/// A queue with room for everything that may be under way, with a descriptor where the provider has one.
+/// A queue with room for everything that may be in flight, with a descriptor where the provider has one.
 ///
 /// # Safety
 /// `domain` is open.

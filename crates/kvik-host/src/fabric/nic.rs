@@ -34,7 +34,7 @@ impl Nic {
         self.plain.name()
     }
 
-    /// Operations that may be under way at a time.
+    /// Operations that may be in flight at a time.
     pub fn depth(&self) -> usize {
         self.plain.depth()
     }

@@ -19,9 +19,9 @@ enum Keep {
     Gpu { _fd: OwnedFd, memory: Arc<GpuMemory> },
 }
 
-/// Memory that a NIC knows. It stays so while an operation on it is under way.
+/// Memory that a NIC knows. It stays so while an operation on it is in flight.
 ///
-/// The end of it is no fence: what a peer has under way may still land.
+/// The end of it is no fence: what a peer has in flight may still land.
 pub struct Registration {
     mr: ManuallyDrop<Object<FidMr>>,
     keep: ManuallyDrop<Keep>,
@@ -79,9 +79,9 @@ impl Device {
             base_addr: (at - buffer.offset as usize) as *mut c_void,
         };
         let attr = attributes(&dmabuf, number, access(remote, memory.writable()), self.key());
-        // SAFETY: an open device of libfabric 1.20 or newer, which was asked for that interface (it would not be open for
-        // GPUs otherwise), so the attributes are those of its own header. They and the descriptor live during the call,
-        // and descriptor and memory are kept until the registration is closed.
+        // SAFETY: an open device of libfabric 1.20 or newer, which was asked for that interface (it would not be open
+        // for GPUs otherwise), so the attributes are those of its own header. They and the descriptor live during the
+        // call, and descriptor and memory are kept until the registration is closed.
         let mr = unsafe {
             let regattr = (*(*domain).mr).regattr;
             Object::make(self.lib(), what, |out| regattr(self.domain.fid(), &attr, abi::FI_MR_DMABUF, out))
@@ -179,8 +179,8 @@ impl Registration {
         unsafe { (*self.mr.as_ptr()).desc }
     }
 
-    /// A range for an own operation, which must lie in it; and be writable, where the operation writes it. That of a GPU
-    /// is for the NIC alone.
+    /// A range for an own operation, which must lie in it; and be writable, where the operation writes it. That of a
+    /// GPU is for the NIC alone.
     pub(super) fn run(&self, offset: usize, len: usize, written: bool) -> Result<libc::iovec, HostError> {
         match &*self.keep {
             Keep::Memory(memory) if written => Ok(memory.recv_run(offset, len)?.as_iovec()),

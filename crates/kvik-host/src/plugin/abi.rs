@@ -23,8 +23,8 @@ pub const WRITE: u32 = 2;
 pub enum Device {}
 /// `struct kvik_nic_region`
 pub enum Region {}
-/// `struct kvik_nic_way`
-pub enum Way {}
+/// `struct kvik_nic_conn`
+pub enum Conn {}
 
 /// `struct kvik_nic_limits`
 #[repr(C)]
@@ -46,7 +46,7 @@ pub struct Piece {
 /// `struct kvik_nic_post`
 #[repr(C)]
 pub struct Post {
-    pub way: *mut Way,
+    pub conn: *mut Conn,
     pub region: *mut Region,
     pub pieces: *const Piece,
     pub count: u32,
@@ -125,13 +125,13 @@ functions! {
     region_add:
         unsafe extern "C" fn(*mut Device, *mut c_void, u64, *mut *mut Region, *mut u64, *mut u64) -> i32,
     region_remove: unsafe extern "C" fn(*mut Device, *mut Region) -> i32,
-    way_open: unsafe extern "C" fn(*mut Device, *const u8, u32, *mut *mut Way) -> i32,
-    way_close: unsafe extern "C" fn(*mut Device, *mut Way),
+    conn_open: unsafe extern "C" fn(*mut Device, *const u8, u32, *mut *mut Conn) -> i32,
+    conn_close: unsafe extern "C" fn(*mut Device, *mut Conn),
     post: unsafe extern "C" fn(*mut Device, *const Post) -> i32,
     poll: unsafe extern "C" fn(*mut Device, *mut Completion, u32) -> i32,
     descriptor: unsafe extern "C" fn(*mut Device) -> i32,
     may_sleep: unsafe extern "C" fn(*mut Device) -> i32,
-    cut: unsafe extern "C" fn(*mut Device, *mut Way) -> i32,
+    cancel: unsafe extern "C" fn(*mut Device, *mut Conn) -> i32,
     fence: unsafe extern "C" fn(*mut Device, *mut u8, *mut u32) -> i32,
     ;
     is_up: unsafe extern "C" fn(*mut Device) -> i32;

@@ -1,4 +1,4 @@
-//! An open device: memory that it knows, ways to peers, and what is under way on them.
+//! An open device: memory that it knows, connections to peers, and what is in flight on them.
 
 use super::abi;
 use super::{Plugin, PluginError};
@@ -15,9 +15,9 @@ use std::sync::Arc;
 const BATCH: usize = 64;
 const ROUNDS: usize = 16;
 
-/// A way to a peer's device. No two have one number, whichever is closed.
+/// A connection to a peer's device. No two have one number, whichever is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Way(u64);
+pub struct Conn(u64);
 
 /// Runs here, to or from one run at the peer.
 #[derive(Clone, Copy)]
@@ -28,8 +28,8 @@ pub struct Rma<'a> {
     pub memory: &'a Rc<Region>,
     /// What of it, in the order in which it lies at the peer; no more than [`PluginDevice::pieces`].
     pub pieces: &'a [Run],
-    /// The way to the peer.
-    pub way: Way,
+    /// The connection to the peer.
+    pub conn: Conn,
     /// Where the bytes lie there: the peer's [`Region::base`] and an offset.
     pub remote: u64,
     /// The peer's [`Region::key`].
@@ -40,10 +40,10 @@ pub struct Rma<'a> {
 
 /// What a cut has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
+pub enum CancelScope {
     /// What was posted on the way.
-    Way,
-    /// Whatever was posted on the device; all ways are closed.
+    Conn,
+    /// Whatever was posted on the device; all connections are closed.
     Everything,
 }
 
@@ -88,7 +88,7 @@ impl Drop for Opened {
     }
 }
 
-/// Memory that a device knows. It stays so while an operation on it is under way.
+/// Memory that a device knows. It stays so while an operation on it is in flight.
 pub struct Region {
     at: NonNull<abi::Region>,
     memory: Arc<Memory>,
@@ -117,7 +117,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let device = &self.device;
-        // SAFETY: an open device and a region of it, removed once; operations that are under way keep it.
+        // SAFETY: an open device and a region of it, removed once; operations that are in flight keep it.
         let code = unsafe { (device.plugin.functions.region_remove)(device.at.as_ptr(), self.at.as_ptr()) };
         if let Err(error) = device.check("removing memory", code) {
             // The device may still touch it, so nobody else may have it, ever.
@@ -129,15 +129,15 @@ impl Drop for Region {
 
 struct Operation {
     token: u64,
-    way: Way,
+    conn: Conn,
     /// Known to the device until the operation has ended.
     _memory: Rc<Region>,
 }
 
 /// See the module's text.
 pub struct PluginDevice {
-    ways: HashMap<Way, NonNull<abi::Way>>,
-    /// What is under way, by the numbers that the plug-in has for it: each is given out once.
+    conns: HashMap<Conn, NonNull<abi::Conn>>,
+    /// What is in flight, by the numbers that the plug-in has for it: each is given out once.
     operations: HashMap<u64, Operation>,
     next: u64,
     limits: abi::Limits,
@@ -147,7 +147,7 @@ pub struct PluginDevice {
 }
 
 impl PluginDevice {
-    /// Opens a device of the plug-in, for this thread. `depth` bounds the operations under way, beside the
+    /// Opens a device of the plug-in, for this thread. `depth` bounds the operations in flight, beside the
     /// device's own bound.
     ///
     /// # Errors
@@ -166,13 +166,13 @@ impl PluginDevice {
         device.check(what, unsafe { (plugin.functions.limits)(at.as_ptr(), &mut limits) })?;
         if limits.longest == 0 || limits.pieces == 0 || limits.depth == 0 {
             let abi::Limits { longest, pieces, depth } = limits;
-            let text = format!("no operation: {longest} bytes, {pieces} pieces, {depth} under way");
+            let text = format!("no operation: {longest} bytes, {pieces} pieces, {depth} in flight");
             return Err(plugin.wrong(what, text));
         }
         limits.depth = limits.depth.min(u32::try_from(depth).unwrap_or(u32::MAX)).max(1);
         let address = device.told("asking for a device's address", plugin.functions.address)?;
         Ok(PluginDevice {
-            ways: HashMap::new(),
+            conns: HashMap::new(),
             operations: HashMap::new(),
             next: 1,
             limits,
@@ -209,8 +209,8 @@ impl PluginDevice {
         &self.address
     }
 
-    /// Operations under way.
-    pub fn under_way(&self) -> usize {
+    /// Operations in flight.
+    pub fn in_flight(&self) -> usize {
         self.operations.len()
     }
 
@@ -231,12 +231,12 @@ impl PluginDevice {
         Ok(Rc::new(Region { at, memory, key, base, device: self.device.clone() }))
     }
 
-    /// Opens a way to the device of this address.
+    /// Opens a connection to the device of this address.
     ///
     /// # Errors
     /// It is no address of this plug-in.
-    pub fn open_way(&mut self, address: &[u8]) -> Result<Way, PluginError> {
-        let what = "opening a way to a peer";
+    pub fn open_conn(&mut self, address: &[u8]) -> Result<Conn, PluginError> {
+        let what = "opening a connection to a peer";
         if address.is_empty() || address.len() > abi::ADDRESS {
             let text = format!(
                 "the peer's address has {} bytes, and 1 to {} are taken",
@@ -246,39 +246,41 @@ impl PluginDevice {
             return Err(self.plugin().wrong(what, text));
         }
         let mut made = ptr::null_mut();
-        let open = self.plugin().functions.way_open;
-        // SAFETY: an open device, and an address of this length; it writes a way if it returns 0.
+        let open = self.plugin().functions.conn_open;
+        // SAFETY: an open device, and an address of this length; it writes a connection if it returns 0.
         let code = unsafe { open(self.at(), address.as_ptr(), address.len() as u32, &mut made) };
         self.device.check(what, code)?;
         let at = NonNull::new(made).ok_or_else(|| self.plugin().wrong(what, "it gives none"))?;
-        let way = Way(self.number());
-        self.ways.insert(way, at);
-        Ok(way)
+        let conn = Conn(self.number());
+        self.conns.insert(conn, at);
+        Ok(conn)
     }
 
-    /// Closes a way.
+    /// Closes a connection.
     ///
     /// # Errors
-    /// Something is under way on it: it stays, and must be cut.
-    pub fn close_way(&mut self, way: Way) -> Result<(), PluginError> {
-        if self.is_busy(way) {
-            return Err(self.plugin().wrong("closing a way to a peer", "operations are under way on it"));
+    /// Something is in flight on it: it stays, and must be cut.
+    pub fn close_conn(&mut self, conn: Conn) -> Result<(), PluginError> {
+        if self.is_busy(conn) {
+            return Err(self
+                .plugin()
+                .wrong("closing a connection to a peer", "operations are in flight on it"));
         }
-        if let Some(at) = self.ways.remove(&way) {
-            // SAFETY: an open device and an open way of it, closed once; nothing is under way on it.
-            unsafe { (self.plugin().functions.way_close)(self.at(), at.as_ptr()) };
+        if let Some(at) = self.conns.remove(&conn) {
+            // SAFETY: an open device and an open connection of it, closed once; nothing is in flight on it.
+            unsafe { (self.plugin().functions.conn_close)(self.at(), at.as_ptr()) };
         }
         Ok(())
     }
 
-    fn is_busy(&self, way: Way) -> bool {
-        self.operations.values().any(|operation| operation.way == way)
+    fn is_busy(&self, conn: Conn) -> bool {
+        self.operations.values().any(|operation| operation.conn == conn)
     }
 
     /// Posts an operation.
     ///
     /// # Errors
-    /// A piece does not lie in the memory, there is no such way, or the plug-in refused; nothing is under way
+    /// A piece does not lie in the memory, there is no such connection, or the plug-in refused; nothing is in flight
     /// then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
         let what = "posting an operation";
@@ -286,7 +288,7 @@ impl PluginDevice {
         if rma.pieces.is_empty() || rma.pieces.len() > self.pieces() {
             return Err(wrong("it has no pieces, or more than the device takes"));
         }
-        let way = *self.ways.get(&rma.way).ok_or_else(|| wrong("its way is closed"))?;
+        let conn = *self.conns.get(&rma.conn).ok_or_else(|| wrong("its connection is closed"))?;
         if !Rc::ptr_eq(&rma.memory.device, &self.device) {
             return Err(wrong("its memory is known to another device"));
         }
@@ -304,7 +306,7 @@ impl PluginDevice {
         }
         let token = self.number();
         let post = abi::Post {
-            way: way.as_ptr(),
+            conn: conn.as_ptr(),
             region: rma.memory.at.as_ptr(),
             pieces: pieces.as_ptr(),
             count: rma.pieces.len() as u32,
@@ -313,13 +315,13 @@ impl PluginDevice {
             key: rma.key,
             token,
         };
-        // SAFETY: an open device with an open way and a region of it; the post is read during the call. The
+        // SAFETY: an open device with an open connection and a region of it; the post is read during the call. The
         // bytes lie in memory that the region keeps, and the operation keeps the region until it has ended.
         let code = unsafe { (self.plugin().functions.post)(self.at(), &post) };
         self.device.check(what, code)?;
         match code {
             abi::OK => {
-                let operation = Operation { token: rma.token, way: rma.way, _memory: rma.memory.clone() };
+                let operation = Operation { token: rma.token, conn: rma.conn, _memory: rma.memory.clone() };
                 self.operations.insert(token, operation);
                 Ok(Posted::Yes)
             }
@@ -331,7 +333,7 @@ impl PluginDevice {
     /// Lets the device work, and takes what has ended, into `into`.
     ///
     /// # Errors
-    /// Nothing can be learnt of operations any more: what is under way must be cut.
+    /// Nothing can be learnt of operations any more: what is in flight must be cut.
     pub fn poll(&mut self, into: &mut Vec<Completion<PluginError>>) -> Result<(), PluginError> {
         let what = "polling for completions";
         let mut batch = [abi::Completion::default(); BATCH];
@@ -344,7 +346,7 @@ impl PluginDevice {
             })?;
             for completion in told {
                 let operation = self.operations.remove(&completion.token).ok_or_else(|| {
-                    let text = format!("it tells of operation {}, which is not under way", completion.token);
+                    let text = format!("it tells of operation {}, which is not in flight", completion.token);
                     self.plugin().wrong(what, text)
                 })?;
                 let result = match completion.status {
@@ -389,26 +391,26 @@ impl PluginDevice {
         self.plugin().functions.is_up.is_none_or(|is_up| unsafe { is_up(self.at()) != 0 })
     }
 
-    /// Stops what was posted on a way, and closes it: none of it touches memory of this process any more, and
+    /// Stops what was posted on a connection, and closes it: none of it touches memory of this process any more, and
     /// nothing is heard of it.
     ///
     /// # Errors
     /// It cannot be stopped; all is as before.
-    pub fn cut(&mut self, way: Way) -> Result<Cut, PluginError> {
-        let Some(at) = self.ways.get(&way) else { return Ok(Cut::Way) };
-        // SAFETY: an open device and an open way of it, which is closed by the call unless it fails.
-        let code = unsafe { (self.plugin().functions.cut)(self.at(), at.as_ptr()) };
+    pub fn cancel(&mut self, conn: Conn) -> Result<CancelScope, PluginError> {
+        let Some(at) = self.conns.get(&conn) else { return Ok(CancelScope::Conn) };
+        // SAFETY: an open device and an open connection of it, which is closed by the call unless it fails.
+        let code = unsafe { (self.plugin().functions.cancel)(self.at(), at.as_ptr()) };
         self.device.check("cutting what was posted", code)?;
         match code {
             abi::OK => {
-                self.ways.remove(&way);
-                self.operations.retain(|_, operation| operation.way != way);
-                Ok(Cut::Way)
+                self.conns.remove(&conn);
+                self.operations.retain(|_, operation| operation.conn != conn);
+                Ok(CancelScope::Conn)
             }
             abi::ALL => {
-                self.ways.clear();
+                self.conns.clear();
                 self.operations.clear();
-                Ok(Cut::Everything)
+                Ok(CancelScope::Everything)
             }
             code => Err(self.plugin().wrong("cutting what was posted", format!("it answers {code}"))),
         }
@@ -432,8 +434,8 @@ impl PluginDevice {
 
 impl Drop for PluginDevice {
     fn drop(&mut self) {
-        for way in self.ways.keys().copied().collect::<Vec<_>>() {
-            let ended = if self.is_busy(way) { self.cut(way).map(drop) } else { self.close_way(way) };
+        for conn in self.conns.keys().copied().collect::<Vec<_>>() {
+            let ended = if self.is_busy(conn) { self.cancel(conn).map(drop) } else { self.close_conn(conn) };
             if let Err(error) = ended {
                 // What it may still touch stays where it is, and so does the device.
                 let left = std::mem::take(&mut self.operations);

@@ -2,7 +2,7 @@
 //!
 //! * [`Plugin`]: the library, loaded from the file that is named and from no other, and the devices it
 //!   offers;
-//! * [`PluginDevice`]: one that is open: knows memory ([`Region`]) and ways to peers, posts reads and writes
+//! * [`PluginDevice`]: one that is open: knows memory ([`Region`]) and connections to peers, posts reads and writes
 //!   ([`Rma`]), tells which have ended, and cuts.
 //!
 //! A device and all that comes of it are one thread's: the types are neither `Send` nor `Sync`.
@@ -15,7 +15,7 @@ mod device;
 
 pub use crate::error::PluginError;
 pub use crate::rma::{Posted, RmaOp};
-pub use device::{Cut, PluginDevice, Region, Rma, Way};
+pub use device::{CancelScope, Conn, PluginDevice, Region, Rma};
 
 use crate::library::{Library, LibraryError, Wanted};
 use std::collections::HashSet;

@@ -23,7 +23,7 @@ pub enum Completion {
         /// The peer's number.
         value: u32,
     },
-    /// A queue pair that has failed has no request under way any more, and touches no memory: see
+    /// A queue pair that has failed has no request in flight any more, and touches no memory: see
     /// [`super::Queue::is_drained`].
     Drained {
         /// Which.
@@ -120,7 +120,7 @@ impl Ring {
 
     /// Returns all that is left: the device has none of it any more.
     pub fn return_rest(&mut self, into: &mut Vec<Completion>) {
-        while self.under_way() > 0 {
+        while self.in_flight() > 0 {
             self.end_first(Some((abi::WC_WR_FLUSH_ERR, 0)), into);
         }
     }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 const PLACES: usize = 1024;
 /// Completions that are taken in one call.
 const BATCH: usize = 32;
-/// Reads that one queue pair has under way, or answers, at most: what current devices have, and four bits in
+/// Reads that one queue pair has in flight, or answers, at most: what current devices have, and four bits in
 /// some.
 const READS: c_int = 16;
 
@@ -36,7 +36,7 @@ pub(super) struct Limits {
     pub places: usize,
     /// Reads that a queue pair answers at a time.
     pub answers: u8,
-    /// Own reads that a queue pair has under way.
+    /// Own reads that a queue pair has in flight.
     pub reads: u8,
 }
 

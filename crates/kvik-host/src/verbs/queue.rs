@@ -34,7 +34,7 @@ const BITS_24: u32 = (1 << 24) - 1;
 /// What a queue pair is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Requests that may be under way. The device's own bound holds beside it.
+    /// Requests that may be in flight. The device's own bound holds beside it.
     pub depth: usize,
     /// Immediates of the peer that may come between two calls of [`Device::poll`]. A peer that sends more is
     /// told to wait, and after about 1 s its queue pair fails.
@@ -272,8 +272,8 @@ impl Queue {
     }
 
     /// Requests that have not come back, also those that wait for [`Queue::flush`].
-    pub fn under_way(&self) -> usize {
-        self.ring.borrow().under_way()
+    pub fn in_flight(&self) -> usize {
+        self.ring.borrow().in_flight()
     }
 
     /// Requests that wait for [`Queue::flush`].
@@ -281,7 +281,7 @@ impl Queue {
         self.ring.borrow().waiting()
     }
 
-    /// Requests that may be under way.
+    /// Requests that may be in flight.
     pub fn depth(&self) -> usize {
         self.options.depth
     }
@@ -403,7 +403,7 @@ fn mtu_code(bytes: usize) -> u8 {
 impl Drop for Queue {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            log::error!("{error}; the memory of what it has under way stays lost");
+            log::error!("{error}; the memory of what it has in flight stays lost");
         }
     }
 }

@@ -29,7 +29,7 @@ enum Keep {
     DmaBuf { _fd: OwnedFd, gpu: Option<Arc<GpuMemory>> },
 }
 
-/// Memory that a device knows. It stays so while a request on it is under way.
+/// Memory that a device knows. It stays so while a request on it is in flight.
 ///
 /// The end of it is a fence: the device refuses what a peer sends to it afterwards, and the peer's queue pair
 /// fails.

@@ -164,7 +164,7 @@ impl Ring {
     }
 
     /// Requests that have not come back.
-    pub fn under_way(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.requests.len()
     }
 
@@ -323,7 +323,7 @@ impl Ring {
     }
 
     /// Takes the queue pair to its error state: the peer reaches nothing through it any more, and what it had
-    /// under way comes back.
+    /// in flight comes back.
     pub fn fail(&mut self) -> Result<(), VerbsError> {
         if self.stage >= Stage::Failing {
             return self.fault.clone().map_or(Ok(()), Err);

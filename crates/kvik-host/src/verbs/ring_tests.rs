@@ -148,7 +148,7 @@ fn requests_come_back_in_order_across_the_end_of_their_numbers() {
         for asked in got().iter().filter(|got| got.asks) {
             back.extend(take(&mut ring, &wc(asked.wr_id, 0)));
         }
-        assert_eq!(ring.under_way(), 0);
+        assert_eq!(ring.in_flight(), 0);
     }
     assert_eq!(back, (0..next).map(|token| (token, 0)).collect::<Vec<_>>());
 }
@@ -170,7 +170,7 @@ fn what_a_failure_says_of_those_before_it() {
     assert_eq!(take(&mut ring, &wc(sent[4].wr_id, 5)), []);
     assert_eq!(take(&mut ring, &wc(sent[5].wr_id + 1, 0)), []);
     assert_eq!(take(&mut ring, &wc(last[0].wr_id, 5)), [(5, 5), (u64::MAX, -1)]);
-    assert_eq!((ring.stage, ring.under_way(), ERRORS.take()), (Stage::Drained, 0, 0));
+    assert_eq!((ring.stage, ring.in_flight(), ERRORS.take()), (Stage::Drained, 0, 0));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_chain_that_the_device_takes_in_part_comes_back_whole() {
     // Even the request that tells of the end was refused: the owner is told, and must end the queue pair.
     let error = ring.fail().unwrap_err();
     assert!(error.to_string().contains("only its end stops it"), "{error}");
-    assert_eq!(ring.under_way(), 3);
+    assert_eq!(ring.in_flight(), 3);
     assert!(
         ring.gather(&Rma { op: RmaOp::Write, pieces: &[], remote: 0, rkey: 0, token: 0, immediate: Some(1) })
             .is_err()

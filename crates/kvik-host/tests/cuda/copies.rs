@@ -263,7 +263,7 @@ alone!(a_stream_that_never_gets_anywhere_bounds_the_wait, [], |control| {
     mark.wait(&mut stream, LIMIT).unwrap();
 });
 
-alone!(what_is_dropped_under_way_stays_until_it_has_ended, [], |control| {
+alone!(what_is_dropped_in_flight_stays_until_it_has_ended, [], |control| {
     let app = Arc::new(App::on(0));
     let device = Cuda::get().unwrap().device(0).unwrap();
     // Marks, streams and memory, dropped in every order while nothing moves: the stand-in ends who frees too early.

@@ -49,7 +49,7 @@ alone!(a_lost_context_fails_everything_by_name, [], |control| {
     }
     assert!(began.elapsed() < LIMIT);
     assert_eq!(memory.device().settle(), 0);
-    // No byte of what was under way has come, and what another device has is not touched by any of it.
+    // No byte of what was in flight has come, and what another device has is not touched by any of it.
     assert_eq!(super::out(&staging, 0, 16), vec![0; 16]);
     let other = App::on(1);
     let at = other.alloc(4096);

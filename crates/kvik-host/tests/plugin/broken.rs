@@ -18,15 +18,15 @@ fn device(rule: &str) -> Result<PluginDevice, kvik_host::plugin::PluginError> {
     PluginDevice::open(&Plugin::load(&broken(rule)).unwrap(), 0, 16)
 }
 
-/// A device with one operation under way, or what its post said.
-fn busy(rule: &str) -> Result<(PluginDevice, kvik_host::plugin::Way), kvik_host::HostError> {
+/// A device with one operation in flight, or what its post said.
+fn busy(rule: &str) -> Result<(PluginDevice, kvik_host::plugin::Conn), kvik_host::HostError> {
     let mut device = device(rule)?;
-    let way = device.open_way(b"somewhere")?;
+    let conn = device.open_conn(b"somewhere")?;
     let memory = Arc::new(Memory::shared(4096, HugePages::Never)?);
     let known = device.register(memory)?;
     let pieces = &[Run { offset: 0, len: 8 }];
-    device.post(&Rma { op: RmaOp::Read, memory: &known, pieces, way, remote: 0, key: 0, token: 1 })?;
-    Ok((device, way))
+    device.post(&Rma { op: RmaOp::Read, memory: &known, pieces, conn, remote: 0, key: 0, token: 1 })?;
+    Ok((device, conn))
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_list_of_devices_that_makes_no_sense() {
 #[test]
 fn a_device_that_makes_no_sense() {
     says(device("open"), &["opening a device", "it gives none"]);
-    says(device("limits"), &["4096 bytes, 0 pieces, 16 under way"]);
+    says(device("limits"), &["4096 bytes, 0 pieces, 16 in flight"]);
     says(device("long"), &["an address of 513 bytes", "512 is the most"]);
     says(device("short"), &["an address of no bytes"]);
     let mut fd = device("descriptor").unwrap();
@@ -79,16 +79,16 @@ fn a_device_that_makes_no_sense() {
 fn words_that_are_broken_in_the_middle() {
     says(busy("post"), &["posting an operation", "it answers 7"]);
     let poll = |rule: &str| busy(rule).unwrap().0.poll(&mut Vec::new());
-    says(poll("token"), &["which is not under way"]);
+    says(poll("token"), &["which is not in flight"]);
     says(poll("room"), &["it says 65", "room for 64"]);
     let (mut device, mut done) = (busy("status").unwrap().0, Vec::new());
     device.poll(&mut done).unwrap();
     says(done.remove(0).result, &["it gives status 5"]);
     says(busy("fence").unwrap().0.fence(), &["keeps the address"]);
-    let (mut device, way) = busy("nothing").unwrap();
-    says(device.close_way(way), &["under way"]);
-    device.cut(way).unwrap();
-    assert_eq!(device.under_way(), 0);
+    let (mut device, conn) = busy("nothing").unwrap();
+    says(device.close_conn(conn), &["in flight"]);
+    device.cancel(conn).unwrap();
+    assert_eq!(device.in_flight(), 0);
 }
 
 #[test]
@@ -96,16 +96,16 @@ fn memory_that_may_still_be_touched_is_never_given_back() {
     for (rule, kept) in [("nothing", false), ("remove", true), ("cut", true)] {
         let memory = Arc::new(Memory::shared(4096, HugePages::Never).unwrap());
         let mut device = device(rule).unwrap();
-        let way = device.open_way(b"somewhere").unwrap();
+        let conn = device.open_conn(b"somewhere").unwrap();
         let known = device.register(memory.clone()).unwrap();
         let pieces = &[Run { offset: 0, len: 8 }];
-        let rma = Rma { op: RmaOp::Read, memory: &known, pieces, way, remote: 0, key: 0, token: 1 };
+        let rma = Rma { op: RmaOp::Read, memory: &known, pieces, conn, remote: 0, key: 0, token: 1 };
         device.post(&rma).unwrap();
         drop(known);
-        assert_eq!(Arc::strong_count(&memory), 2, "an operation is under way");
+        assert_eq!(Arc::strong_count(&memory), 2, "an operation is in flight");
         if rule == "cut" {
-            says(device.cut(way), &["cutting what was posted"]);
-            assert_eq!(device.under_way(), 1, "what cannot be cut is under way");
+            says(device.cancel(conn), &["cutting what was posted"]);
+            assert_eq!(device.in_flight(), 1, "what cannot be cut is in flight");
         }
         drop(device);
         assert_eq!(Arc::strong_count(&memory) > 1, kept, "{rule}");

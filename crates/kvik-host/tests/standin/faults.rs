@@ -94,7 +94,7 @@ alone!(a_storm_of_refusals_passes, [DEVICE], |mut control| {
     for _ in 0..100 {
         assert_eq!(a.endpoint.post(&order).unwrap(), Posted::Full);
     }
-    assert_eq!((a.endpoint.post(&order).unwrap(), a.endpoint.under_way()), (Posted::Yes, 1));
+    assert_eq!((a.endpoint.post(&order).unwrap(), a.endpoint.in_flight()), (Posted::Yes, 1));
     until(&mut a, 1);
 });
 
@@ -192,7 +192,7 @@ alone!(a_device_goes_down_and_comes_back, [DEVICE], |mut control| {
     let order = rma(RmaOp::Write, (&here, &there), slot, (0, 4096, 4));
     let refused = a.endpoint.post(&order).unwrap_err().to_string();
     assert!(refused.contains("Network is down"), "{refused}");
-    assert_eq!(a.endpoint.under_way(), 0);
+    assert_eq!(a.endpoint.in_flight(), 0);
     // The other one goes on.
     control.say("delay micros=0");
     post_all(&mut c, &d.known, other, RmaOp::Write, [(0, LEN, 0)]);
@@ -211,10 +211,10 @@ alone!(an_operation_that_never_ends_goes_with_its_endpoint, [DEVICE], |mut contr
     wait("it is begun", || control.counts()["stuck"] == 1);
     post_all(&mut a, &b.known, slot, RmaOp::Write, [(8192, 4096, 1)]);
     until(&mut a, 1);
-    assert_eq!((a.tokens(), a.endpoint.under_way()), (vec![1], 1));
+    assert_eq!((a.tokens(), a.endpoint.in_flight()), (vec![1], 1));
     a.endpoint = Endpoint::open(&a.device, 64).unwrap();
     let counts = control.counts();
-    assert_eq!((counts["stuck"], counts["in_hand"], b.landed(1)), (0, 0, 4096), "{counts:?}");
+    assert_eq!((counts["stuck"], counts["in_flight"], b.landed(1)), (0, 0, 4096), "{counts:?}");
 });
 
 /// Two writes fail whose bytes are on the wire, and a read between them does not.

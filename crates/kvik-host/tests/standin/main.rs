@@ -137,10 +137,10 @@ alone!(the_software_stops_with_either_endpoint, [], |_| {
 
 alone!(completions_come_in_another_order, [DEVICE, ("KVIK_STANDIN_SEED", "7")], |mut control| {
     let (mut a, b, slot) = pair(&nics()[0], 64);
-    // The device has all of them in hand before it may move any: how fast they are posted says nothing.
+    // The device has all of them in flight before it may move any: how fast they are posted says nothing.
     control.say("delay micros=60000000");
     post_all(&mut a, &b.known, slot, RmaOp::Write, (0..64).map(|n| (n << 14, 1 << 14, n as u64)));
-    side::wait("an operation", || control.counts()["in_hand"] == 64);
+    side::wait("an operation", || control.counts()["in_flight"] == 64);
     control.say("clear");
     until(&mut a, 64);
     let tokens = a.tokens();

@@ -95,7 +95,7 @@ alone!(what_a_killed_process_had_ends_with_it, [], |mut control| {
     // Its own is no more either, whatever else goes on.
     control.say("clear");
     let after = control.counts();
-    for name in ["users", "endpoints", "regions", "slots", "in_hand"] {
+    for name in ["users", "endpoints", "regions", "slots", "in_flight"] {
         let mine = u64::from(name == "slots");
         assert_eq!(after[name], before[name] + mine, "{name}: {after:?}");
     }
@@ -135,7 +135,7 @@ alone!(thousands_of_endpoints_leave_nothing_behind, [DEVICE], |mut control| {
         }
     }
     let counts = control.counts();
-    let expected = [("endpoints", 2), ("regions", 2), ("slots", 1), ("in_hand", 0)];
+    let expected = [("endpoints", 2), ("regions", 2), ("slots", 1), ("in_flight", 0)];
     expected.iter().for_each(|(name, count)| assert_eq!(counts[*name], *count, "{name}: {counts:?}"));
     for (early, late) in weights[0].iter().zip(&weights[1]) {
         assert!(late.0 < early.0 + (4 << 20) && late.1 <= early.1, "{weights:?}");

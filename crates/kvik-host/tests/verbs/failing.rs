@@ -43,7 +43,7 @@ pub fn a_wrong_key_is_an_error_by_name_and_the_rest_is_flushed() {
     b.until("drained", |side| side.queue.is_drained());
 }
 
-/// `a` writes all of `b`'s memory, again and again, until some of it has landed and much is under way.
+/// `a` writes all of `b`'s memory, again and again, until some of it has landed and much is in flight.
 fn keep_writing(a: &mut Side, b: &Side) {
     let mut token = 0;
     while a.gather(RmaOp::Write, &b.known, token as usize % 16 * (LEN / 16), LEN / 16, token) == Posted::Yes {
@@ -56,7 +56,7 @@ fn keep_writing(a: &mut Side, b: &Side) {
         assert!(began.elapsed() < LIMIT, "nothing lands");
         b.memory.copy_out(0, &mut first).unwrap();
     }
-    assert!(a.queue.under_way() > 0);
+    assert!(a.queue.in_flight() > 0);
 }
 
 #[test]
@@ -67,7 +67,7 @@ pub fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
     b.queue.fail().unwrap();
     // From here on the memory is somebody else's.
     b.fill(0xEE);
-    let count = a.queue.under_way();
+    let count = a.queue.in_flight();
     a.until_ended(count);
     assert!(all_are(&b.bytes(), 0xEE), "late bytes of a write");
     a.until("drained", |side| side.queue.is_drained());
@@ -84,7 +84,7 @@ pub fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
 pub fn an_initiator_that_fails_its_queue_pair_gets_back_all() {
     let (mut a, mut b) = pair(64);
-    // A peer that answers nothing: all of it stays under way.
+    // A peer that answers nothing: all of it stays in flight.
     b.queue.fail().unwrap();
     let count = 32;
     for token in 0..count {
@@ -153,7 +153,7 @@ pub fn a_peer_that_is_gone_is_an_error_in_time() {
 pub fn a_queue_pair_that_is_dropped_gives_back_its_requests() {
     let (mut a, b) = pair(64);
     keep_writing(&mut a, &b);
-    let (count, device, queue) = (a.queue.under_way(), a.device.clone(), a.queue.id());
+    let (count, device, queue) = (a.queue.in_flight(), a.device.clone(), a.queue.id());
     let weak = Rc::downgrade(&a.known);
     drop((a.queue, a.known));
     b.fill(0xEE);
@@ -169,5 +169,5 @@ pub fn a_queue_pair_that_is_dropped_gives_back_its_requests() {
     let all = count as u64;
     assert_eq!(tokens.len() as u64, all);
     assert!(tokens.is_sorted() && tokens.last() == Some(&(64 - 1)), "{tokens:?}");
-    assert!(weak.upgrade().is_none(), "memory stays known only while a request is under way");
+    assert!(weak.upgrade().is_none(), "memory stays known only while a request is in flight");
 }

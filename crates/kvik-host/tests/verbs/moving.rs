@@ -31,7 +31,7 @@ pub fn scattered_pages_are_written_and_read() {
             assert_eq!(a.queue.post(&rma).unwrap(), Posted::Yes);
         }
     }
-    assert_eq!((a.queue.waiting(), a.queue.under_way()), (2 * runs, 2 * runs));
+    assert_eq!((a.queue.waiting(), a.queue.in_flight()), (2 * runs, 2 * runs));
     a.queue.flush().unwrap();
     a.until_ended(2 * runs);
     assert!(a.ended().iter().all(|(_, result)| result.is_ok()), "{:?}", a.done);
@@ -50,21 +50,21 @@ pub fn scattered_pages_are_written_and_read() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-pub fn there_is_never_more_under_way_than_the_depth() {
+pub fn there_is_never_more_in_flight_than_the_depth() {
     let (mut a, b) = pair(16);
     let mut token = 0;
     for _ in 0..20 {
         while a.gather(RmaOp::Write, &b.known, token as usize % 64 * PAGE, PAGE, token) == Posted::Yes {
             token += 1;
-            assert!(a.queue.under_way() <= 16);
+            assert!(a.queue.in_flight() <= 16);
         }
-        assert_eq!((a.queue.room(), a.queue.under_way()), (0, 16));
+        assert_eq!((a.queue.room(), a.queue.in_flight()), (0, 16));
         a.queue.flush().unwrap();
         let so_far = a.done.len();
         a.until("room", |side| side.queue.room() > 0);
         assert!(a.done.len() > so_far);
     }
-    a.until("empty", |side| side.queue.under_way() == 0);
+    a.until("empty", |side| side.queue.in_flight() == 0);
     assert_eq!(a.ended().len() as u64, token);
     assert!(a.ended().iter().all(|(_, result)| result.is_ok()), "{:?}", a.done);
 }
@@ -132,7 +132,7 @@ pub fn what_no_device_should_see_is_not_posted() {
     assert!(refused(RmaOp::Write, &[(0, 1); 99], remote, None).to_string().contains("99 pieces"));
     assert!(refused(RmaOp::Read, &[(0, 64)], remote, Some(1)).to_string().contains("immediate"));
     assert!(refused(RmaOp::Write, &[(0, 64)], u64::MAX - 3, None).to_string().contains("bytes at"));
-    assert_eq!((a.queue.under_way(), a.queue.waiting()), (0, 0));
+    assert_eq!((a.queue.in_flight(), a.queue.waiting()), (0, 0));
     // Another device's keys, though it may be the same port.
     let other = devices().0;
     let theirs = other.register(a.memory.clone(), BOTH).unwrap();

@@ -5,11 +5,11 @@
 //! On both sides the grant still stands meanwhile: nothing else may change the pages.
 
 use super::Transfers;
-use super::orders::{OrderRef, name_peer};
+use super::work::{WorkId, name_peer};
 use crate::FlowKey;
 use crate::channel::MAX_SUMS;
 use crate::connection::Context;
-use crate::flow::{Cut, Flow, Role, Work};
+use crate::flow::{Chunking, Flow, Role, Work};
 use crate::frame::Frame;
 use kvik_core::{Code, Error, Result, page_sum};
 use std::collections::VecDeque;
@@ -58,14 +58,14 @@ impl Checks {
     }
 
     /// The initiator's NIC has delivered a chunk. True when something of it is to be compared.
-    pub fn delivered(&mut self, key: FlowKey, cut: &Cut, at: u64) -> bool {
-        let index = at / cut.chunk;
-        let chunk = cut.part(index);
+    pub fn delivered(&mut self, key: FlowKey, chunking: &Chunking, at: u64) -> bool {
+        let index = at / chunking.chunk;
+        let chunk = chunking.part(index);
         let part = match self.wanted {
             Check::No => return false,
             Check::All => chunk,
-            Check::Sample if !index.is_multiple_of(SAMPLE) && index + 1 != cut.chunks() => return false,
-            Check::Sample => unit_of(key, cut, &chunk),
+            Check::Sample if !index.is_multiple_of(SAMPLE) && index + 1 != chunking.chunks() => return false,
+            Check::Sample => unit_of(key, chunking, &chunk),
         };
         self.waiting.push_back((part, Vec::new()));
         true
@@ -89,11 +89,11 @@ impl Checks {
 }
 
 /// Some unit of a chunk: another one in each transfer, so that no place is never looked at.
-fn unit_of(key: FlowKey, cut: &Cut, chunk: &Range<u64>) -> Range<u64> {
-    let units = (chunk.end - chunk.start).div_ceil(cut.unit).max(1);
+fn unit_of(key: FlowKey, chunking: &Chunking, chunk: &Range<u64>) -> Range<u64> {
+    let units = (chunk.end - chunk.start).div_ceil(chunking.unit).max(1);
     let seed = [key.0.to_le_bytes(), key.1.to_le_bytes(), chunk.start.to_le_bytes()].concat();
-    let start = chunk.start + page_sum(&seed) % units * cut.unit;
-    start..(start + cut.unit).min(chunk.end)
+    let start = chunk.start + page_sum(&seed) % units * chunking.unit;
+    start..(start + chunking.unit).min(chunk.end)
 }
 
 /// The unit whose checksums differ, if any does.
@@ -113,7 +113,7 @@ impl<R: Clone> Transfers<R> {
     }
 
     /// A part was summed here. The initiator asks the owner, the owner compares.
-    pub(super) fn on_summed(&mut self, id: OrderRef, sums: Vec<u64>, cx: &mut Context<'_, R>) {
+    pub(super) fn on_summed(&mut self, id: WorkId, sums: Vec<u64>, cx: &mut Context<'_, R>) {
         let transfer = id.key.1;
         let Some(flow) = self.flows.get_mut(&transfer) else { return };
         let Some((part, theirs)) = flow.checks.summed(id.at).filter(|_| flow.stop.is_none()) else { return };
@@ -122,7 +122,7 @@ impl<R: Clone> Transfers<R> {
             flow.checks.asked.push(at);
             return cx.send(&Frame::Check { transfer, at, sums });
         }
-        match first_difference(&part, flow.cut.unit, &sums, &theirs) {
+        match first_difference(&part, flow.chunking.unit, &sums, &theirs) {
             None => cx.send(&Frame::Checked { transfer, at }),
             Some(position) => {
                 let error = name_peer(flow.is_own(), mismatch(flow, position), cx);
@@ -140,13 +140,13 @@ impl<R: Clone> Transfers<R> {
         cx: &mut Context<'_, R>,
     ) -> Result<()> {
         let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
-        let cut = &flow.cut;
-        let end = (at.saturating_add(cut.unit.saturating_mul(sums.len() as u64))).min(cut.bytes);
+        let chunking = &flow.chunking;
+        let end = (at.saturating_add(chunking.unit.saturating_mul(sums.len() as u64))).min(chunking.bytes);
         let fits = matches!(flow.work, Work::Expose(_))
-            && at.is_multiple_of(cut.unit)
+            && at.is_multiple_of(chunking.unit)
             && at < end
-            && end - at <= cut.chunk
-            && sums.len() as u64 == (end - at).div_ceil(cut.unit);
+            && end - at <= chunking.chunk
+            && sums.len() as u64 == (end - at).div_ceil(chunking.unit);
         let checks = &mut flow.checks;
         if !fits || checks.waiting.len() + checks.summing.len() >= AT_ONCE {
             let text =
@@ -197,8 +197,8 @@ impl<R> Flow<R> {
     }
 
     /// Bytes that a peer's comparisons take here at most.
-    pub fn held_by_checks(cut: &Cut) -> usize {
-        AT_ONCE * (cut.chunk.div_ceil(cut.unit) as usize).min(MAX_SUMS as usize) * size_of::<u64>()
+    pub fn held_by_checks(chunking: &Chunking) -> usize {
+        AT_ONCE * (chunking.chunk.div_ceil(chunking.unit) as usize).min(MAX_SUMS as usize) * size_of::<u64>()
     }
 }
 
@@ -207,10 +207,10 @@ mod tests {
     use super::*;
 
     fn delivered(wanted: Check, bytes: u64) -> Vec<Range<u64>> {
-        let cut = Cut { bytes, chunk: 64, unit: 16, sums: false };
+        let chunking = Chunking { bytes, chunk: 64, unit: 16, sums: false };
         let mut checks = Checks::new(wanted);
-        for index in 0..cut.chunks() {
-            checks.delivered((1, 2), &cut, index * 64);
+        for index in 0..chunking.chunks() {
+            checks.delivered((1, 2), &chunking, index * 64);
         }
         checks.waiting.into_iter().map(|(part, _)| part).collect()
     }
@@ -228,10 +228,11 @@ mod tests {
 
     #[test]
     fn each_unit_of_a_chunk_is_some_transfers_sample() {
-        let cut = Cut { bytes: 64, chunk: 64, unit: 16, sums: false };
+        let chunking = Chunking { bytes: 64, chunk: 64, unit: 16, sums: false };
         let mut seen = [false; 4];
-        (0..64)
-            .for_each(|transfer| seen[(unit_of((1, transfer), &cut, &(0..64)).start / 16) as usize] = true);
+        (0..64).for_each(|transfer| {
+            seen[(unit_of((1, transfer), &chunking, &(0..64)).start / 16) as usize] = true
+        });
         assert_eq!(seen, [true; 4]);
     }
 

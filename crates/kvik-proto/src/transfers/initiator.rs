@@ -4,7 +4,7 @@ use super::Transfers;
 use super::checks::{Check, Checks};
 use super::onesided::no_one_sided;
 use crate::connection::Context;
-use crate::flow::{CopyFrom, Cut, Flow, Role, Work};
+use crate::flow::{Chunking, CopyFrom, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
@@ -80,15 +80,15 @@ impl<R: Clone> Open<R> {
         if self.op == Op::Read { side.view.check_distinct() } else { Ok(()) }
     }
 
-    fn cut(&self) -> Cut {
+    fn chunking(&self) -> Chunking {
         match &self.side {
-            Some(side) => Cut::new(&side.view.shape(), side.view.bytes(), self.chunk, self.sums),
-            None => Cut { bytes: 0, chunk: 1, unit: 1, sums: false },
+            Some(side) => Chunking::new(&side.view.shape(), side.view.bytes(), self.chunk, self.sums),
+            None => Chunking { bytes: 0, chunk: 1, unit: 1, sums: false },
         }
     }
 
     fn flow(&self, key: FlowKey, role: Role, work: Work) -> Flow<R> {
-        let cut = self.cut();
+        let chunking = self.chunking();
         Flow {
             key,
             role,
@@ -97,8 +97,8 @@ impl<R: Clone> Open<R> {
             confirm: self.op == Op::Confirm || (self.confirm && self.op != Op::Extend),
             memory: self.side.as_ref().map(|side| (side.region.clone(), Arc::new(side.view.clone()))),
             source: None,
-            seen: vec![0; if work == Work::Place { cut.chunks().div_ceil(64) as usize } else { 0 }],
-            cut,
+            seen: vec![0; if work == Work::Place { chunking.chunks().div_ceil(64) as usize } else { 0 }],
+            chunking,
             work,
             next: 0,
             back: Vec::new(),
@@ -178,8 +178,8 @@ impl<R: Clone> Transfers<R> {
             confirm: open.confirm,
             readers: open.readers,
             time: if open.op == Op::Extend { open.extend } else { open.deadline.saturating_sub(now) },
-            unit: flow.cut.unit as u32,
-            chunk: flow.cut.chunk as u32,
+            unit: flow.chunking.unit as u32,
+            chunk: flow.chunking.chunk as u32,
             shape: open.side.as_ref().map(|side| side.view.shape()),
             select: open.select,
             source,

@@ -2,31 +2,31 @@
 //!
 //! Invariants:
 //! - a flow is stopped, and concluded, here and nowhere else: whoever ends a grant or a session asks for that;
-//! - a flow with a grant is attached to it from before its first order until after its last: so no page is free while an
-//!   order is pinned, whenever the end of the grant is heard of here;
+//! - a flow with a grant is attached to it from before its first work request until after its last: so no page is free
+//!   while an work request is pinned, whenever the end of the grant is heard of here;
 //! - the peer is charged for what it makes this side hold, and for no longer than it is held.
 
 mod checks;
 mod initiator;
 mod onesided;
-mod orders;
 mod owner;
 mod served;
 mod turns;
+mod work;
 
 pub use checks::Check;
 pub(crate) use checks::Checks;
 pub(crate) use initiator::lost;
 pub use initiator::{Open, Side};
-pub use orders::{Finished, Order, OrderKind, OrderOutcome, OrderRef};
 pub use served::Served;
+pub use work::{Finished, WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 use crate::FlowKey;
 use crate::connection::Context;
 use crate::event::Event;
 use crate::flow::{Flow, Role, Work};
 use crate::frame::{Begin, Frame};
-use crate::rungs::Rung;
+use crate::reclaim::Reclaim;
 use kvik_core::{Code, Error, Result};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -70,7 +70,7 @@ impl<R: Clone> Transfers<R> {
         self.flows.len()
     }
 
-    /// Whose turn it is, and what the channels have in hand.
+    /// Whose turn it is, and what the channels have in flight.
     pub fn turns(&self) -> &Turns {
         &self.turns
     }
@@ -140,7 +140,7 @@ impl<R: Clone> Transfers<R> {
                      give it a longer deadline, or look at the peer",
                     cx.peer_text(),
                     flow.bytes_done(),
-                    flow.cut.bytes
+                    flow.chunking.bytes
                 ),
             ),
         };
@@ -148,25 +148,25 @@ impl<R: Clone> Transfers<R> {
         // memory back.
         let told = flow.stop.is_some();
         self.stop(transfer, error, cx);
-        if told && self.flows.get(&transfer).is_some_and(Flow::is_under_way) {
+        if told && self.flows.get(&transfer).is_some_and(Flow::is_in_flight) {
             break_link(cx);
         }
     }
 
-    /// Ends a flow as soon as its orders are done.
+    /// Ends a flow as soon as its work requests are done.
     pub fn stop(&mut self, transfer: u64, error: Error, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&transfer) else { return };
         let first = flow.set_stop(error);
         if flow.pins > 0 {
             cx.tell(Event::Stop(self.session));
         }
-        if first && flow.is_under_way() && cx.is_live() {
+        if first && flow.is_in_flight() && cx.is_live() {
             self.tell_to_stop(transfer, cx);
         }
         self.settle(transfer, cx);
     }
 
-    /// The session is over: all flows end as soon as their orders are done, and nobody answers any more.
+    /// The session is over: all flows end as soon as their work requests are done, and nobody answers any more.
     pub fn stop_all(&mut self, error: &Error, cx: &mut Context<'_, R>) {
         for transfer in self.numbers() {
             if let Some(flow) = self.flows.get_mut(&transfer) {
@@ -197,8 +197,8 @@ impl<R: Clone> Transfers<R> {
                 flow.close_reach();
                 self.stop(transfer, error, cx);
             }
-            // The reader has all its bytes, or the writer's bytes are all in place. The executor of the last order
-            // here may not have said so yet, and touches its memory until it has.
+            // The reader has all its bytes, or the writer's bytes are all in place. The executor of the last work
+            // request here may not have said so yet, and touches its memory until it has.
             Ok(()) if flow.can_be_done() => {
                 (flow.peer_ended, flow.peer_done) = (true, true);
                 flow.close_reach();
@@ -239,15 +239,15 @@ impl<R: Clone> Transfers<R> {
             cx.tell(Event::Raise(slot));
         }
         if !flow.is_own() {
-            orders::tell_end(&flow, &outcome, cx);
+            work::tell_end(&flow, &outcome, cx);
         }
-        let rung = Rung::of(&flow, cx.is_live());
+        let reclaim = Reclaim::of(&flow, cx.is_live());
         match flow.role {
             Role::Initiator => {
                 if outcome.is_err() {
-                    cx.common().counts.rungs.transfers[rung as usize] += 1;
+                    cx.common().counts.reclaims.transfers[reclaim as usize] += 1;
                 }
-                orders::report(&flow, outcome, cx);
+                work::report(&flow, outcome, cx);
             }
             Role::Parked { grant } => {
                 served::note_unserved(&flow, &outcome, cx);
@@ -258,14 +258,14 @@ impl<R: Clone> Transfers<R> {
                 served::note_served(&flow, reader, &outcome, cx);
                 let confirms = outcome.is_ok() && flow.confirm;
                 let consumed = confirms && cx.common().grants_mut().confirm(grant, reader);
-                cx.common().leave_grant(grant, key, consumed, rung);
+                cx.common().leave_grant(grant, key, consumed, reclaim);
             }
             Role::Both { grant } => {
                 let reader = cx.common().identity().engine;
                 let confirms = outcome.is_ok() && flow.confirm;
                 let consumed = confirms && cx.common().grants_mut().confirm(grant, reader);
-                cx.common().leave_grant(grant, key, consumed, rung);
-                orders::report(&flow, outcome, cx);
+                cx.common().leave_grant(grant, key, consumed, reclaim);
+                work::report(&flow, outcome, cx);
             }
         }
     }

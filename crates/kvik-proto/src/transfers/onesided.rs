@@ -1,33 +1,33 @@
 //! Links on which a NIC moves the bytes: what that asks of both sides before memory is its owner's again.
 //!
 //! The owner's code is not in the path: bytes land late and in any order, after the grant was checked, and may land
-//! after the session has died. So its pages are its own again at the first rung of the ladder that succeeds:
+//! after the session has died. So its pages are its own again at the first step of reclaiming that succeeds:
 //! 1. the initiator has answered. It ends a transfer, or answers an end, only when each of its posted operations
 //!    was delivered or never left;
-//! 2. the path was cut: [`crate::Event::Fence`] asks for it, [`crate::Node::fenced`] tells that it is done. An operation that was
-//!    posted and did not complete can vouch for nothing, not even after the initiator has cut its own side (what is
-//!    on the wire still lands): so it ends the session, and with it both sides cut;
+//! 2. the path was cut: [`crate::Event::Fence`] asks for it, [`crate::Node::fenced`] tells that it is done. An
+//!    operation that was posted and did not complete can vouch for nothing, not even after the initiator has cut its
+//!    own side (what is on the wire still lands): so it ends the session, and with it both sides cut;
 //! 3. else they stay in quarantine: the flow stays, and the grant waits for it.
 
 use super::Transfers;
-use super::orders::{Order, OrderKind, OrderRef, order};
+use super::work::{WorkId, WorkKind, WorkRequest, request};
 use crate::connection::Context;
 use crate::event::Event;
 use crate::flow::{CopyFrom, Flow, Reach, Work};
 use kvik_core::{Code, Error, Result};
 
 impl<R: Clone> Transfers<R> {
-    /// A posted chunk is to be posted by another NIC: nothing of it is under way any more, on either side.
-    pub(super) fn give_back(&mut self, id: OrderRef, cx: &mut Context<'_, R>) {
+    /// A posted chunk is to be posted by another NIC: nothing of it is in flight any more, on either side.
+    pub(super) fn give_back(&mut self, id: WorkId, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&id.key.1) else { return };
-        flow.back.push(id.at / flow.cut.chunk);
+        flow.back.push(id.at / flow.chunking.chunk);
         if flow.stop.is_none() {
             self.queue_post(id.key.1, cx);
         }
     }
 
     /// The next chunk to post on the session's one-sided link. Transfers take turns.
-    pub fn next_post(&mut self, cx: &mut Context<'_, R>) -> Option<Order<R>> {
+    pub fn next_post(&mut self, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
         if !cx.is_live() {
             return None;
         }
@@ -37,8 +37,8 @@ impl<R: Clone> Transfers<R> {
             let Some(part) = flow.claim() else { continue };
             flow.posted += 1;
             self.turns.post(transfer);
-            let kind = OrderKind::Post(flow.op, exposed);
-            return order(flow, part, kind, cx.clock());
+            let kind = WorkKind::Post(flow.op, exposed);
+            return request(flow, part, kind, cx.clock());
         }
         None
     }
@@ -64,7 +64,7 @@ impl<R: Clone> Transfers<R> {
         }
     }
 
-    /// A flow with a NIC under way stops. The owner asks the initiator to stop too, and waits no longer than for a peer
+    /// A flow with a NIC in flight stops. The owner asks the initiator to stop too, and waits no longer than for a peer
     /// that is silent. The initiator's NIC stops at once, and asks the owner's to vouch for that; its user waits for
     /// the end of what is over already, so a quarter of that time has to do.
     pub(super) fn tell_to_stop(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
@@ -77,17 +77,17 @@ impl<R: Clone> Transfers<R> {
         flow.deadline = if flow.deadline > clock { flow.deadline.min(patience) } else { patience };
         self.deadlines.insert((flow.deadline, transfer));
         if flow.work == Work::Expose(Reach::Open) {
-            flow.work = Work::Expose(Reach::Told);
+            flow.work = Work::Expose(Reach::StopRequested);
             flow.end_sent = true;
             cx.send_end(transfer, Err(error));
         }
     }
 
-    /// The peer has answered an end: nothing that it posted for the transfer is under way any more.
+    /// The peer has answered an end: nothing that it posted for the transfer is in flight any more.
     pub fn on_answered(&mut self, transfer: u64, cx: &mut Context<'_, R>) -> Result<()> {
         let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
         match flow.work {
-            Work::Expose(Reach::Told) => {
+            Work::Expose(Reach::StopRequested) => {
                 flow.close_reach();
                 self.settle(transfer, cx);
                 Ok(())
@@ -102,7 +102,7 @@ impl<R: Clone> Transfers<R> {
 
     /// The session has ended: where a NIC may still touch memory for it, its path must be cut.
     pub fn ask_for_fence(&self, cx: &mut Context<'_, R>) {
-        if self.flows.values().any(Flow::is_under_way) {
+        if self.flows.values().any(Flow::is_in_flight) {
             cx.tell(Event::Fence(self.session));
         }
     }

@@ -5,7 +5,7 @@ use super::onesided::no_one_sided;
 use super::{Transfers, served};
 use crate::FlowKey;
 use crate::connection::Context;
-use crate::flow::{CopyFrom, Cut, Flow, Reach, Role, Work};
+use crate::flow::{Chunking, CopyFrom, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
 use crate::pages::{PageList, check_page_count};
 use kvik_core::{Code, Error, Result};
@@ -145,10 +145,10 @@ impl<R: Clone> Transfers<R> {
         check_page_count(&view)?;
         // "Here" is where the error is read: at the initiator.
         shape.check_same_stream(&view.shape())?;
-        flow.cut = Cut::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
-        flow.held += flow.cut.chunks().div_ceil(64) as usize * 8;
+        flow.chunking = Chunking::from_peer(view.bytes(), begin.unit, begin.chunk, begin.sums)?;
+        flow.held += flow.chunking.chunks().div_ceil(64) as usize * 8;
         if begin.path == Path::OneSided {
-            flow.held += Flow::<R>::held_by_checks(&flow.cut);
+            flow.held += Flow::<R>::held_by_checks(&flow.chunking);
         }
         self.check_held(&flow)?;
         let mut accept = None;
@@ -161,7 +161,7 @@ impl<R: Clone> Transfers<R> {
             (Op::Write, Path::Channels) => {
                 view.check_distinct()?;
                 flow.work = Work::Place;
-                flow.seen = vec![0; flow.cut.chunks().div_ceil(64) as usize];
+                flow.seen = vec![0; flow.chunking.chunks().div_ceil(64) as usize];
             }
             (Op::Write, Path::Memory) => {
                 view.check_distinct()?;
@@ -225,7 +225,7 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         confirm: begin.confirm,
         memory: None,
         source: None,
-        cut: Cut { bytes: 0, chunk: 1, unit: 1, sums: false },
+        chunking: Chunking { bytes: 0, chunk: 1, unit: 1, sums: false },
         work: Work::Wait,
         next: 0,
         back: Vec::new(),

@@ -50,6 +50,6 @@ pub(super) fn note_served<R: Clone>(
         path: flow.path,
         outcome,
         refused: outcome.is_err() && !flow.peer_ended,
-        bytes: if outcome.is_ok() { flow.cut.bytes } else { flow.bytes_done() },
+        bytes: if outcome.is_ok() { flow.chunking.bytes } else { flow.bytes_done() },
     }));
 }

@@ -8,7 +8,7 @@ pub(crate) struct Turns {
     sending: VecDeque<u64>,
     copying: VecDeque<u64>,
     posting: VecDeque<u64>,
-    /// Bytes of chunks that the channels have in hand.
+    /// Bytes of chunks that the channels have in flight.
     in_flight: u64,
     /// They are all that the window allows, and somebody wanted more.
     full: bool,
@@ -69,7 +69,7 @@ impl Turns {
         self.in_flight += bytes;
     }
 
-    /// What an order took of the window is free again: true when somebody waited for it.
+    /// What a work request took of the window is free again: true when somebody waited for it.
     pub fn make_room(&mut self, bytes: u64) -> bool {
         if bytes == 0 {
             return false;
@@ -78,7 +78,7 @@ impl Turns {
         std::mem::take(&mut self.full)
     }
 
-    /// Bytes of chunks that the channels have in hand.
+    /// Bytes of chunks that the channels have in flight.
     pub fn in_flight(&self) -> u64 {
         self.in_flight
     }

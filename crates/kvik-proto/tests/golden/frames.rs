@@ -4,7 +4,7 @@ use crate::format::{Entry, Fields, all};
 use crate::formats;
 use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
 use kvik_proto::{
-    Begin, Frame, NicAnswer, NicAsk, NicCall, NicKey, Nics, Op, PageList, Path, Select, Source,
+    Begin, Frame, NicAnswer, NicCall, NicCallKind, NicKey, Nics, Op, PageList, Path, Select, Source,
     TravellingSource, frame_header,
 };
 use std::collections::BTreeSet;
@@ -89,19 +89,35 @@ fn today() -> Vec<(&'static str, Frame)> {
         ("notify", Frame::Notify { number: 1 << 33, payload: b"KV of request 7 is there".as_slice().into() }),
         ("notify/empty", Frame::Notify { number: 1, payload: [].into() }),
         ("noted", Frame::Noted { upto: u64::MAX }),
-        ("reach", Frame::Reach(NicCall { from: 1, to: 2, ask: NicAsk::Way, address: vec![9; 24] })),
-        ("reach/page", Frame::Reach(NicCall { from: 31, to: 2, ask: NicAsk::Page, address: Vec::new() })),
-        ("reached", Frame::Reached(NicAnswer { from: 1, to: 2, ask: NicAsk::Way, outcome: Ok(vec![8; 24]) })),
+        ("reach", Frame::Reach(NicCall { from: 1, to: 2, kind: NicCallKind::Connect, address: vec![9; 24] })),
+        (
+            "reach/page",
+            Frame::Reach(NicCall { from: 31, to: 2, kind: NicCallKind::ProbePage, address: Vec::new() }),
+        ),
+        (
+            "reached",
+            Frame::Reached(NicAnswer {
+                from: 1,
+                to: 2,
+                kind: NicCallKind::Connect,
+                outcome: Ok(vec![8; 24]),
+            }),
+        ),
         (
             "reached/page",
-            Frame::Reached(NicAnswer { from: 31, to: 2, ask: NicAsk::Page, outcome: Ok(vec![8; 16]) }),
+            Frame::Reached(NicAnswer {
+                from: 31,
+                to: 2,
+                kind: NicCallKind::ProbePage,
+                outcome: Ok(vec![8; 16]),
+            }),
         ),
         (
             "not-reached",
             Frame::Reached(NicAnswer {
                 from: 1,
                 to: 2,
-                ask: NicAsk::Way,
+                kind: NicCallKind::Connect,
                 outcome: Err(Error::new(Code::PeerLost, "its port is down")),
             }),
         ),
@@ -225,14 +241,14 @@ fn describe(frame: &Frame) -> Fields {
             named("reach"),
             ("from", call.from.to_string()),
             ("to", call.to.to_string()),
-            ("ask", format!("{:?}", call.ask)),
+            ("kind", format!("{:?}", call.kind)),
             ("address", format!("{:?}", call.address)),
         ],
         Frame::Reached(answer) => vec![
             named("reached"),
             ("from", answer.from.to_string()),
             ("to", answer.to.to_string()),
-            ("ask", format!("{:?}", answer.ask)),
+            ("kind", format!("{:?}", answer.kind)),
             ("outcome", show_outcome(&answer.outcome)),
         ],
         Frame::Check { transfer, at, sums } => vec![

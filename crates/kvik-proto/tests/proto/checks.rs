@@ -3,12 +3,12 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, GrantId, Right, Use, View};
-use kvik_proto::{Check, FlowKey, Frame, Op, Open, Order, OrderOutcome, Path};
+use kvik_proto::{Check, FlowKey, Frame, Op, Open, Path, WorkOutcome, WorkRequest};
 use std::time::Duration;
 
 const PAGES: u32 = 40;
 const PAGE: u64 = 8192;
-const DONE: OrderOutcome = OrderOutcome::Done { extents: 1, verify: Duration::ZERO };
+const DONE: WorkOutcome = WorkOutcome::Done { extents: 1, verify: Duration::ZERO };
 
 /// A transfer of as many chunks as there are pages, and nothing of it is posted yet.
 struct Moving {
@@ -37,27 +37,27 @@ impl Moving {
         Moving { world, session, key, grant, here, there, all, op }
     }
 
-    fn post(&mut self) -> Option<Order<Mem>> {
+    fn post(&mut self) -> Option<WorkRequest<Mem>> {
         self.world.peers[0].node.next_post(self.session, self.world.now)
     }
 
-    /// What the NIC does for an order, with one byte wrong where `damage` says so.
-    fn deliver(&mut self, order: &Order<Mem>, damage: bool) {
+    /// What the NIC does for a work request, with one byte wrong where `damage` says so.
+    fn deliver(&mut self, request: &WorkRequest<Mem>, damage: bool) {
         let (from, to) =
             if self.op == Op::Write { (&self.here, &self.there) } else { (&self.there, &self.here) };
-        let mut bytes = from.peek(&self.all, order.part.clone());
+        let mut bytes = from.peek(&self.all, request.part.clone());
         if damage {
             *bytes.last_mut().unwrap() ^= 1;
         }
-        to.write(&self.all, order.part.clone(), &bytes);
-        self.world.peers[0].node.order_done(order.id, DONE);
+        to.write(&self.all, request.part.clone(), &bytes);
+        self.world.peers[0].node.work_done(request.id, DONE);
         self.world.pump(0);
     }
 
     /// Moves all, with damage in one page.
     fn run(mut self, damaged: Option<u64>) -> Moving {
-        while let Some(order) = self.post() {
-            self.deliver(&order, damaged.is_some_and(|page| order.part.contains(&(page * PAGE))));
+        while let Some(request) = self.post() {
+            self.deliver(&request, damaged.is_some_and(|page| request.part.contains(&(page * PAGE))));
         }
         self.world.settle();
         self
@@ -106,8 +106,8 @@ fn a_sample_looks_at_the_first_and_the_last_chunk() {
 #[test]
 fn nothing_is_a_success_before_the_owner_has_answered() {
     let mut m = Moving::new(Op::Write, Check::Sample);
-    while let Some(order) = m.post() {
-        m.deliver(&order, false);
+    while let Some(request) = m.post() {
+        m.deliver(&request, false);
     }
     assert!(m.world.outcome(0, m.key).is_none());
     // The owner's grant ends first: what it would compare may be others' by now.
@@ -122,12 +122,12 @@ fn nothing_is_a_success_before_the_owner_has_answered() {
 #[test]
 fn a_deadline_during_a_comparison_leaves_the_session() {
     let mut m = Moving::new(Op::Read, Check::All);
-    while let Some(order) = m.post() {
-        m.deliver(&order, false);
+    while let Some(request) = m.post() {
+        m.deliver(&request, false);
     }
     let sum = m.world.peers[0].node.next_copy(m.world.now).unwrap();
     m.world.peers[0].node.tick(m.world.now + ms(30_001));
-    m.world.peers[0].node.order_done(sum.id, OrderOutcome::Void);
+    m.world.peers[0].node.work_done(sum.id, WorkOutcome::Void);
     m.world.pump(0);
     assert_eq!(m.world.code(0, m.key), Some(Code::DeadlineExceeded));
     assert!(m.world.peers[0].downs.is_empty() && m.world.peers[0].asked_to_fence.is_empty());

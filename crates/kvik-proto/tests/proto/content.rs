@@ -3,7 +3,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Content, ContentClaim, GrantId, GrantState, Layers, Layout, Order, Right, Use, View};
-use kvik_proto::{OWN_SESSION, Op, Open, OrderKind, OrderOutcome, PageList, Path, Select};
+use kvik_proto::{OWN_SESSION, Op, Open, PageList, Path, Select, WorkKind, WorkOutcome};
 use std::sync::Arc;
 
 const PATHS: [Path; 3] = [Path::Channels, Path::Memory, Path::OneSided];
@@ -59,14 +59,14 @@ impl Scene {
         let key = self.world.begin(0, self.session, open);
         self.world.settle();
         while let Some(order) = self.world.peers[0].node.next_post(self.session, self.world.now) {
-            let OrderKind::Post(op, source) = &order.kind else { panic!("no post") };
+            let WorkKind::Post(op, source) = &order.kind else { panic!("no post") };
             let (part, mine, theirs) = (order.part.clone(), &order.region, &self.there);
             match op {
                 Op::Write => theirs.write(&source.view, part.clone(), &mine.peek(&order.view, part)),
                 _ => mine.write(&order.view, part.clone(), &theirs.peek(&source.view, part)),
             }
-            let done = OrderOutcome::Done { extents: 1, verify: ms(0) };
-            self.world.peers[0].node.order_done(order.id, done);
+            let done = WorkOutcome::Done { extents: 1, verify: ms(0) };
+            self.world.peers[0].node.work_done(order.id, done);
             self.world.pump(0);
         }
         self.world.settle();
@@ -83,8 +83,8 @@ impl Scene {
     }
 }
 
-/// Whatever is wrong with a request, it is refused by its name, moves nothing and uses nothing, and the next right one is
-/// served.
+/// Whatever is wrong with a request, it is refused by its name, moves nothing and uses nothing, and the next right one
+/// is served.
 #[test]
 fn who_states_other_content_gets_nothing_and_uses_nothing() {
     for (right, path) in
@@ -201,7 +201,7 @@ fn a_prefix_is_claimed_by_its_own_link() {
     s.world.assert_quiet();
 }
 
-/// What a chain says it says of an order: pages that are left out, repeated or turned are not what was claimed.
+/// What a chain says it says of a work request: pages that are left out, repeated or turned are not what was claimed.
 #[test]
 fn positions_of_a_grant_with_content_are_one_range() {
     for path in PATHS {

@@ -1,11 +1,13 @@
-//! Ended means yours: whatever ends a transfer or a grant, memory is only reported free when no order is open on it.
+//! Ended means yours: whatever ends a transfer or a grant, memory is only reported free when no work request is open on
+//! it.
 
 use crate::memory::{Mem, view};
 use crate::world::{Action, World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use, View};
 use kvik_proto::{Closed, FlowKey, Offer, Op, Path};
 
-/// A transfer of 16 chunks that has come halfway, with the executors of both engines stopped inside their orders.
+/// A transfer of 16 chunks that has come halfway, with the executors of both engines stopped inside their work
+/// requests.
 struct Halfway {
     world: World,
     session: u64,
@@ -13,7 +15,7 @@ struct Halfway {
     key: FlowKey,
 }
 
-const WAYS: [(Op, Path); 4] = [
+const PATHS: [(Op, Path); 4] = [
     (Op::Read, Path::Channels),
     (Op::Read, Path::Memory),
     (Op::Write, Path::Channels),
@@ -70,8 +72,8 @@ impl Halfway {
 }
 
 #[test]
-fn a_revoked_grant_ends_when_its_orders_have() {
-    for (op, path) in WAYS {
+fn a_revoked_grant_ends_when_its_work_has() {
+    for (op, path) in PATHS {
         for state in [GrantState::Revoked, GrantState::Closed, GrantState::Expired] {
             let mut h = halfway(op, path);
             match state {
@@ -108,16 +110,16 @@ fn a_revoked_grant_ends_when_its_orders_have() {
 }
 
 #[test]
-fn a_cancelled_transfer_ends_when_its_orders_have() {
-    for (op, path) in WAYS {
+fn a_cancelled_transfer_ends_when_its_work_has() {
+    for (op, path) in PATHS {
         let mut h = halfway(op, path);
         h.world.cancel(0, h.key);
         h.world.settle();
-        // Only where the owner copies from here has this side no order of its own: its fence ends it at once.
+        // Only where the owner copies from here has this side no work request of its own: its fence ends it at once.
         assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
         h.release();
         assert_eq!(h.world.code(0, h.key), Some(Code::Cancelled));
-        assert_eq!(h.world.peers[0].node.rungs().transfers, [1, 0, 0], "no peer was asked");
+        assert_eq!(h.world.peers[0].node.reclaims().transfers, [1, 0, 0], "no peer was asked");
         assert_eq!(h.world.peers[1].node.grant_state(h.grant), Some(GrantState::Live));
         h.world.assert_no_leak();
     }
@@ -125,7 +127,7 @@ fn a_cancelled_transfer_ends_when_its_orders_have() {
 
 #[test]
 fn a_deadline_ends_a_transfer_that_hangs_in_the_owner() {
-    for (op, path) in WAYS {
+    for (op, path) in PATHS {
         let mut h = halfway(op, path);
         h.world.peers[0].hold = false;
         h.world.advance(ms(30_001));
@@ -139,8 +141,8 @@ fn a_deadline_ends_a_transfer_that_hangs_in_the_owner() {
 }
 
 #[test]
-fn a_deadline_waits_for_the_orders_of_this_side() {
-    for (op, path) in WAYS {
+fn a_deadline_waits_for_the_work_of_this_side() {
+    for (op, path) in PATHS {
         let mut h = halfway(op, path);
         h.world.advance(ms(31_500));
         assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
@@ -151,8 +153,8 @@ fn a_deadline_waits_for_the_orders_of_this_side() {
 }
 
 #[test]
-fn a_cut_session_ends_its_transfers_when_their_orders_have() {
-    for (op, path) in WAYS {
+fn a_closed_session_ends_its_transfers_when_their_work_has() {
+    for (op, path) in PATHS {
         for by in [0, 1] {
             let mut h = halfway(op, path);
             h.world.cut(by, h.session);
@@ -160,7 +162,7 @@ fn a_cut_session_ends_its_transfers_when_their_orders_have() {
             assert_eq!(h.ended(), (op, path) == (Op::Write, Path::Memory), "{op:?} {path:?}");
             h.release();
             assert_eq!(h.world.code(0, h.key), Some(Code::PeerLost), "{op:?} {path:?}");
-            assert_eq!(h.world.peers[0].node.rungs().transfers, [0, 0, 1], "{op:?} {path:?}");
+            assert_eq!(h.world.peers[0].node.reclaims().transfers, [0, 0, 1], "{op:?} {path:?}");
             assert_eq!(h.world.peers[1].node.grant_state(h.grant), Some(GrantState::Live));
             assert_eq!(h.world.peers[0].downs.len() + h.world.peers[1].downs.len(), 2);
             h.world.assert_no_leak();
@@ -170,41 +172,41 @@ fn a_cut_session_ends_its_transfers_when_their_orders_have() {
 
 /// The executor that sent the last chunk may report it after the peer has already said that all is in place.
 #[test]
-fn success_may_overtake_the_report_of_the_last_order() {
+fn success_may_overtake_the_report_of_the_last_work_request() {
     for op in [Op::Read, Op::Write] {
         let mut h = begun(op, Path::Channels, 3);
         let sender = if op == Op::Read { 1 } else { 0 };
         while h.world.links[0].chunks.iter().all(|chunks| chunks.len() < 2) {
             h.send_on();
         }
-        let order = h.world.peers[sender].node.next_send(h.session, h.world.now).unwrap();
-        let kvik_proto::OrderKind::Send(header) = &order.kind else { panic!("no send") };
-        let payload = order.region.read(&order.view, order.part.clone());
-        let sums = payload.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
+        let request = h.world.peers[sender].node.next_send(h.session, h.world.now).unwrap();
+        let kvik_proto::WorkKind::Send(header) = &request.kind else { panic!("no send") };
+        let payload = request.region.read(&request.view, request.part.clone());
+        let sums = payload.chunks(request.unit as usize).map(kvik_core::page_sum).collect();
         let link = &mut h.world.links[0];
         let side = usize::from(link.ends[1] == sender);
         let status = kvik_proto::STATUS_WHOLE;
         link.chunks[side].push_back(crate::world::Chunk { header: *header, payload, sums, status });
         h.world.settle();
-        // The other side has ended well by now; here the order is still open on the memory.
+        // The other side has ended well by now; here the work request is still open on the memory.
         assert_eq!(h.world.peers[0].downs.len() + h.world.peers[1].downs.len(), 0, "{op:?}");
         match op {
             Op::Read => {
                 assert_eq!(h.world.outcome(0, h.key), Some(Ok(())));
                 assert!(
                     !h.world.peers[1].ended.contains_key(&h.grant),
-                    "the grant ended under an open order"
+                    "the grant ended under an open work request"
                 );
             }
             _ => {
-                assert!(!h.ended(), "the transfer ended under an open order");
+                assert!(!h.ended(), "the transfer ended under an open work request");
                 assert!(h.world.peers[1].ended.contains_key(&h.grant));
             }
         }
         // A cancel or a cut that comes in between changes nothing about it.
         h.world.cut(sender, h.session);
-        let done = kvik_proto::OrderOutcome::Done { extents: 1, verify: ms(0) };
-        h.world.peers[sender].node.order_done(order.id, done);
+        let done = kvik_proto::WorkOutcome::Done { extents: 1, verify: ms(0) };
+        h.world.peers[sender].node.work_done(request.id, done);
         h.world.pump(sender);
         assert_eq!(h.world.outcome(0, h.key), Some(Ok(())), "{op:?}");
         assert_eq!(h.world.peers[1].ended[&h.grant], GrantState::Consumed);
@@ -214,7 +216,7 @@ fn success_may_overtake_the_report_of_the_last_order() {
 }
 
 #[test]
-fn a_failed_order_ends_the_transfer_on_both_sides() {
+fn a_failed_work_request_ends_the_transfer_on_both_sides() {
     for op in [Op::Read, Op::Write] {
         let mut h = begun(op, Path::Channels, 16);
         while h.world.links[0].chunks.iter().all(|chunks| chunks.is_empty()) {
@@ -239,8 +241,8 @@ fn what_comes_after_the_end_is_thrown_away() {
     let headers: Vec<_> = h.world.links[0].chunks[1].drain(..).map(|chunk| chunk.header).collect();
     let now = h.world.now;
     let node = &mut h.world.peers[0].node;
-    let order = node.place(h.session, &headers[0], now).unwrap().unwrap();
-    let code = |result: kvik_core::Result<Option<kvik_proto::Order<Mem>>>| result.unwrap_err().code;
+    let request = node.place(h.session, &headers[0], now).unwrap().unwrap();
+    let code = |result: kvik_core::Result<Option<kvik_proto::WorkRequest<Mem>>>| result.unwrap_err().code;
     assert_eq!(code(node.place(h.session, &headers[0], now)), Code::ProtocolError, "a chunk came twice");
     let odd = kvik_proto::ChunkHeader { len: 77, ..headers[1] };
     assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
@@ -253,11 +255,11 @@ fn what_comes_after_the_end_is_thrown_away() {
     let odd = kvik_proto::ChunkHeader { session: h.session ^ 1, ..headers[1] };
     assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
     h.world.cancel(0, h.key);
-    // Stopped, but an order is open: the rest is already unwanted.
+    // Stopped, but a work request is open: the rest is already unwanted.
     let node = &mut h.world.peers[0].node;
     assert!(node.place(h.session, &headers[1], now).unwrap().is_none());
-    assert!(order.stop.load(std::sync::atomic::Ordering::Acquire));
-    node.order_done(order.id, kvik_proto::OrderOutcome::Void);
+    assert!(request.stop.load(std::sync::atomic::Ordering::Acquire));
+    node.work_done(request.id, kvik_proto::WorkOutcome::Void);
     h.world.pump(0);
     assert_eq!(h.world.code(0, h.key), Some(Code::Cancelled));
     let node = &mut h.world.peers[0].node;
@@ -266,25 +268,25 @@ fn what_comes_after_the_end_is_thrown_away() {
     h.world.assert_no_leak();
 }
 
-/// The orders that a side has in hand, in the words of whoever cannot leave one.
+/// The work requests that a side has in flight, in the words of whoever cannot leave one.
 fn stick(h: &mut Halfway, peer: usize) {
     let ids: Vec<_> = h
         .world
         .running
         .iter()
         .filter(|running| running.peer == peer)
-        .map(|running| running.order.id)
+        .map(|running| running.request.id)
         .collect();
-    assert!(!ids.is_empty(), "nothing is in hand");
+    assert!(!ids.is_empty(), "nothing is in flight");
     for id in ids {
-        let error = Error::new(Code::PagesQuarantined, "a device has its pages in hand");
-        h.world.peers[peer].node.order_stuck(id, error);
+        let error = Error::new(Code::PagesQuarantined, "a device has its pages in use");
+        h.world.peers[peer].node.work_stuck(id, error);
     }
     h.world.pump(peer);
 }
 
 #[test]
-fn who_began_hears_of_the_end_of_a_transfer_whose_order_cannot_be_left() {
+fn who_began_hears_of_the_end_of_a_transfer_whose_work_cannot_be_left() {
     let mut h = halfway(Op::Read, Path::Channels);
     stick(&mut h, 0);
     assert!(!h.ended(), "nobody has asked for the end yet");
@@ -293,15 +295,15 @@ fn who_began_hears_of_the_end_of_a_transfer_whose_order_cannot_be_left() {
     stick(&mut h, 0);
     let told = h.world.outcome(0, h.key).unwrap().unwrap_err();
     assert_eq!(told.code, Code::PagesQuarantined);
-    assert!(told.text.contains("cancelled") && told.text.contains("in hand"), "{told}");
-    // The flow is there until the order is done, and nobody is told twice.
+    assert!(told.text.contains("cancelled") && told.text.contains("in use"), "{told}");
+    // The flow is there until the work request is done, and nobody is told twice.
     assert_eq!(h.world.peers[0].node.open_flows(), 1);
     h.release();
     assert_eq!(h.world.code(0, h.key), Some(Code::PagesQuarantined));
 }
 
 #[test]
-fn a_grant_waits_for_an_order_of_its_owner_that_cannot_be_left() {
+fn a_grant_waits_for_work_of_its_owner_that_cannot_be_left() {
     let mut h = halfway(Op::Write, Path::Channels);
     h.world.end_grant(1, h.grant, GrantState::Revoked);
     stick(&mut h, 1);

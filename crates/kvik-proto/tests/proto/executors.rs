@@ -1,17 +1,18 @@
-//! Executors: they do half of an order when it starts and half when it finishes, so that anything can come between.
+//! Executors: they do half of a work request when it starts and half when it finishes, so that anything can come
+//! between.
 
 use crate::memory::Mem;
 use crate::world::{Chunk, World};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, CopyFrom, Order, OrderKind, OrderOutcome, STATUS_VOID, STATUS_WHOLE};
+use kvik_proto::{ChunkHeader, CopyFrom, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// An order that was begun.
+/// A work request that was begun.
 pub struct Running {
     pub peer: usize,
     pub session: Option<u64>,
-    pub order: Order<Mem>,
+    pub request: WorkRequest<Mem>,
     pub chunk: Option<Chunk>,
     /// What was read of the first half.
     pub read: Vec<u8>,
@@ -24,18 +25,18 @@ impl World {
         link.is_some_and(|link| link.closed[usize::from(link.ends[1] == running.peer)])
     }
 
-    fn half(order: &Order<Mem>) -> u64 {
-        order.part.start + (order.part.end - order.part.start) / 2
+    fn half(request: &WorkRequest<Mem>) -> u64 {
+        request.part.start + (request.part.end - request.part.start) / 2
     }
 
     pub fn start_send(&mut self, at: usize, side: usize) -> usize {
         let (peer, session) = (self.links[at].ends[side], self.links[at].session);
-        if let Some(order) = self.peers[peer].node.next_send(session, self.now) {
-            let read = order.region.read(&order.view, order.part.start..Self::half(&order));
+        if let Some(request) = self.peers[peer].node.next_send(session, self.now) {
+            let read = request.region.read(&request.view, request.part.start..Self::half(&request));
             self.running.push(Running {
                 peer,
                 session: Some(session),
-                order,
+                request,
                 chunk: None,
                 read,
                 stale: false,
@@ -45,12 +46,12 @@ impl World {
     }
 
     pub fn start_copy(&mut self, peer: usize) -> usize {
-        let order = self.peers[peer].node.next_copy(self.now);
-        self.peers[peer].copies = order.is_some();
-        if let Some(order) = order {
-            let part = order.part.start..Self::half(&order);
+        let request = self.peers[peer].node.next_copy(self.now);
+        self.peers[peer].copies = request.is_some();
+        if let Some(request) = request {
+            let part = request.part.start..Self::half(&request);
             let mut running =
-                Running { peer, session: None, order, chunk: None, read: Vec::new(), stale: false };
+                Running { peer, session: None, request, chunk: None, read: Vec::new(), stale: false };
             self.copy(&mut running, part);
             self.running.push(running);
         }
@@ -59,8 +60,8 @@ impl World {
 
     /// Copies a part, if its source still is what it was.
     fn copy(&self, running: &mut Running, part: std::ops::Range<u64>) {
-        let order = &running.order;
-        let OrderKind::Copy(from) = &order.kind else { return };
+        let request = &running.request;
+        let WorkKind::Copy(from) = &request.kind else { return };
         let bytes = match from {
             CopyFrom::Own(mem, view) => mem.read(view, part.clone()),
             CopyFrom::Peer(source) => {
@@ -70,7 +71,7 @@ impl World {
             }
         };
         if !running.stale {
-            order.region.write(&order.view, part, &bytes);
+            request.region.write(&request.view, part, &bytes);
         }
     }
 
@@ -81,13 +82,17 @@ impl World {
         if self.links[at].closed[1 - from] {
             return to;
         }
-        if let Some(order) = self.peers[to].node.place(session, &chunk.header, self.now).unwrap() {
-            let part = order.part.start..Self::half(&order);
-            order.region.write(&order.view, part.clone(), &chunk.payload[..(part.end - part.start) as usize]);
+        if let Some(request) = self.peers[to].node.place(session, &chunk.header, self.now).unwrap() {
+            let part = request.part.start..Self::half(&request);
+            request.region.write(
+                &request.view,
+                part.clone(),
+                &chunk.payload[..(part.end - part.start) as usize],
+            );
             self.running.push(Running {
                 peer: to,
                 session: Some(session),
-                order,
+                request,
                 chunk: Some(chunk),
                 read: Vec::new(),
                 stale: false,
@@ -99,35 +104,35 @@ impl World {
     pub fn finish(&mut self, at: usize) -> usize {
         let mut running = self.running.swap_remove(at);
         let peer = running.peer;
-        let left = running.order.stop.load(Ordering::Acquire) || self.is_cut(&running);
+        let left = running.request.stop.load(Ordering::Acquire) || self.is_cut(&running);
         let outcome = match running.chunk.take() {
-            Some(chunk) if !left => finish_place(&running.order, &chunk),
+            Some(chunk) if !left => finish_place(&running.request, &chunk),
             Some(_) => Ok(false),
-            None => match running.order.kind {
-                OrderKind::Send(header) => self.finish_send(&mut running, header, left),
+            None => match running.request.kind {
+                WorkKind::Send(header) => self.finish_send(&mut running, header, left),
                 _ => self.finish_copy(&mut running, left),
             },
         };
         let outcome = match outcome {
-            Ok(true) if matches!(running.order.kind, OrderKind::Sum) => summed(&running.order),
-            Ok(true) => OrderOutcome::Done { extents: 1, verify: Duration::ZERO },
-            Ok(false) => OrderOutcome::Void,
-            Err(error) => OrderOutcome::Failed(error),
+            Ok(true) if matches!(running.request.kind, WorkKind::Sum) => summed(&running.request),
+            Ok(true) => WorkOutcome::Done { extents: 1, verify: Duration::ZERO },
+            Ok(false) => WorkOutcome::Void,
+            Err(error) => WorkOutcome::Failed(error),
         };
-        self.peers[peer].node.order_done(running.order.id, outcome);
+        self.peers[peer].node.work_done(running.request.id, outcome);
         peer
     }
 
     fn finish_send(&mut self, running: &mut Running, header: ChunkHeader, left: bool) -> Result<bool> {
-        let order = &running.order;
+        let request = &running.request;
         let mut payload = std::mem::take(&mut running.read);
-        let rest = Self::half(order)..order.part.end;
+        let rest = Self::half(request)..request.part.end;
         match left {
             true => payload.resize(header.len as usize, 0),
-            false => payload.extend(order.region.read(&order.view, rest)),
+            false => payload.extend(request.region.read(&request.view, rest)),
         }
-        let sums = if order.sums {
-            payload.chunks(order.unit as usize).map(kvik_core::page_sum).collect()
+        let sums = if request.sums {
+            payload.chunks(request.unit as usize).map(kvik_core::page_sum).collect()
         } else {
             Vec::new()
         };
@@ -143,8 +148,8 @@ impl World {
         if left {
             return Ok(false);
         }
-        self.copy(running, Self::half(&running.order)..running.order.part.end);
-        if let OrderKind::Copy(CopyFrom::Peer(source)) = &running.order.kind {
+        self.copy(running, Self::half(&running.request)..running.request.part.end);
+        if let WorkKind::Copy(CopyFrom::Peer(source)) = &running.request.kind {
             running.stale |= self.peers[1 - running.peer].fences[source.slot as usize] != source.generation;
         }
         match running.stale {
@@ -154,24 +159,24 @@ impl World {
     }
 }
 
-fn finish_place(order: &Order<Mem>, chunk: &Chunk) -> Result<bool> {
+fn finish_place(request: &WorkRequest<Mem>, chunk: &Chunk) -> Result<bool> {
     if chunk.status != STATUS_WHOLE {
         return Ok(false);
     }
-    let half = World::half(order);
-    let from = (half - order.part.start) as usize;
-    order.region.write(&order.view, half..order.part.end, &chunk.payload[from..]);
-    let placed = order.region.read(&order.view, order.part.clone());
-    let sums: Vec<u64> = placed.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
-    match !order.sums || sums == chunk.sums {
+    let half = World::half(request);
+    let from = (half - request.part.start) as usize;
+    request.region.write(&request.view, half..request.part.end, &chunk.payload[from..]);
+    let placed = request.region.read(&request.view, request.part.clone());
+    let sums: Vec<u64> = placed.chunks(request.unit as usize).map(kvik_core::page_sum).collect();
+    match !request.sums || sums == chunk.sums {
         true => Ok(true),
         false => Err(Error::new(Code::ChecksumMismatch, "checksum")),
     }
 }
 
 /// The checksum of each unit, as its memory is now.
-fn summed(order: &Order<Mem>) -> OrderOutcome {
-    let bytes = order.region.read(&order.view, order.part.clone());
-    let sums = bytes.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
-    OrderOutcome::Summed { sums, verify: Duration::ZERO }
+fn summed(request: &WorkRequest<Mem>) -> WorkOutcome {
+    let bytes = request.region.read(&request.view, request.part.clone());
+    let sums = bytes.chunks(request.unit as usize).map(kvik_core::page_sum).collect();
+    WorkOutcome::Summed { sums, verify: Duration::ZERO }
 }

@@ -4,8 +4,8 @@ use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View};
 use kvik_proto::{
-    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicAsk, NicCall, NicKey, Nics, Op, PageList,
-    Path, Select, Source, TravellingSource, frame_header,
+    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicCall, NicCallKind, NicKey, Nics, Op,
+    PageList, Path, Select, Source, TravellingSource, frame_header,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn frame(begin: Begin) -> Frame {
     Frame::Begin(Box::new(begin))
 }
 
-/// A large grant: 2^18 pages, without the memory, which no order here reaches.
+/// A large grant: 2^18 pages, without the memory, which no work request here reaches.
 fn large(world: &mut World, right: Right) -> (GrantId, View) {
     let mem = Mem::for_layout(&layout(1, 1), 1);
     let pages: Vec<u32> = (0..1 << 18).collect();
@@ -105,8 +105,8 @@ fn a_few_bytes_do_not_unfold_into_many() {
     world.assert_no_leak();
 }
 
-/// A few bytes of a source stand for a million pages: they are charged as what came while the request waits, and as what
-/// they become before they become it.
+/// A few bytes of a source stand for a million pages: they are charged as what came while the request waits, and as
+/// what they become before they become it.
 #[test]
 fn a_source_is_charged_before_it_is_unfolded() {
     let (mut world, session) = World::pair(1);
@@ -225,11 +225,11 @@ fn success_is_not_taken_from_a_peer_that_cannot_know() {
             vec![frame(begin(2, grant, Op::Read, &all)), Frame::End { transfer: 2, outcome: Ok(()) }];
         inject(&mut world, session, &frames[..1]);
         let now = world.now;
-        let order = accepted.then(|| world.peers[1].node.next_send(session, now).unwrap());
+        let request = accepted.then(|| world.peers[1].node.next_send(session, now).unwrap());
         inject(&mut world, session, &frames.split_off(1));
         assert_eq!(world.peers[1].downs[0].1.code, Code::ProtocolError);
-        if let Some(order) = order {
-            world.peers[1].node.order_done(order.id, kvik_proto::OrderOutcome::Void);
+        if let Some(request) = request {
+            world.peers[1].node.work_done(request.id, kvik_proto::WorkOutcome::Void);
         }
         assert_eq!(world.peers[1].node.grant_state(grant), Some(GrantState::Live));
         world.assert_no_leak();
@@ -375,19 +375,19 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (0u64..4).prop_map(|upto| Frame::Noted { upto }),
         proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..9), 0..4)
             .prop_map(|addresses| Frame::Nics(Nics { provider: String::new(), addresses })),
-        (0u8..3, 0u8..3, any_ask(), proptest::collection::vec(any::<u8>(), 0..40))
-            .prop_map(|(from, to, ask, address)| Frame::Reach(NicCall { from, to, ask, address })),
+        (0u8..3, 0u8..3, any_call_kind(), proptest::collection::vec(any::<u8>(), 0..40))
+            .prop_map(|(from, to, kind, address)| Frame::Reach(NicCall { from, to, kind, address })),
         (0u64..40, 0u64..9, proptest::collection::vec(0u64..3, 0..5))
             .prop_map(|(transfer, at, sums)| Frame::Check { transfer, at: at * 4096, sums }),
         (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Checked { transfer, at: at * 4096 }),
-        (0u8..3, 0u8..3, any_ask(), any_outcome()).prop_map(|(from, to, ask, outcome)| {
-            Frame::Reached(NicAnswer { from, to, ask, outcome: outcome.map(|()| vec![1]) })
+        (0u8..3, 0u8..3, any_call_kind(), any_outcome()).prop_map(|(from, to, kind, outcome)| {
+            Frame::Reached(NicAnswer { from, to, kind, outcome: outcome.map(|()| vec![1]) })
         }),
     ]
 }
 
-fn any_ask() -> impl Strategy<Value = NicAsk> {
-    prop_oneof![Just(NicAsk::Way), Just(NicAsk::Page)]
+fn any_call_kind() -> impl Strategy<Value = NicCallKind> {
+    prop_oneof![Just(NicCallKind::Connect), Just(NicCallKind::ProbePage)]
 }
 
 proptest! {
@@ -447,13 +447,13 @@ proptest! {
         for frame in frames {
             inject(&mut world, session, &[frame]);
             let now = world.now;
-            let order = world.peers[1].node.next_send(session, now);
-            if let Some(order) = order {
-                let done = kvik_proto::OrderOutcome::Done { extents: 1, verify: ms(0) };
-                world.peers[1].node.order_done(order.id, done);
+            let request = world.peers[1].node.next_send(session, now);
+            if let Some(request) = request {
+                let done = kvik_proto::WorkOutcome::Done { extents: 1, verify: ms(0) };
+                world.peers[1].node.work_done(request.id, done);
             }
-            while let Some(order) = world.peers[1].node.next_copy(now) {
-                world.peers[1].node.order_done(order.id, kvik_proto::OrderOutcome::Void);
+            while let Some(request) = world.peers[1].node.next_copy(now) {
+                world.peers[1].node.work_done(request.id, kvik_proto::WorkOutcome::Void);
             }
             world.pump(1);
         }

@@ -51,15 +51,15 @@ impl Mem {
             .collect()
     }
 
-    /// The same by an order, which must not be after the end.
+    /// The same by a work request, which must not be after the end.
     pub fn read(&self, view: &View, part: Range<u64>) -> Vec<u8> {
-        assert!(!self.0.free.get(), "an order read memory that was reported to be free");
+        assert!(!self.0.free.get(), "a work request read memory that was reported to be free");
         self.peek(view, part)
     }
 
-    /// Written by an order, which must not be after the end.
+    /// Written by a work request, which must not be after the end.
     pub fn write(&self, view: &View, part: Range<u64>, mut from: &[u8]) {
-        assert!(!self.0.free.get(), "an order wrote memory that was reported to be free");
+        assert!(!self.0.free.get(), "a work request wrote memory that was reported to be free");
         let mut bytes = self.0.bytes.borrow_mut();
         for run in view.runs(part) {
             let (head, rest) = from.split_at(run.len as usize);

@@ -4,7 +4,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use};
-use kvik_proto::{FlowKey, Op, Order, OrderKind, OrderOutcome, Path, Rung, Rungs};
+use kvik_proto::{FlowKey, Op, Path, Reclaim, ReclaimCounts, WorkKind, WorkOutcome, WorkRequest};
 use std::time::Duration;
 
 /// A transfer of three chunks; the first is posted, and the NIC has said nothing of it yet.
@@ -13,10 +13,10 @@ struct Posted {
     session: u64,
     grant: GrantId,
     key: FlowKey,
-    order: Order<Mem>,
+    request: WorkRequest<Mem>,
 }
 
-const DONE: OrderOutcome = OrderOutcome::Done { extents: 1, verify: Duration::ZERO };
+const DONE: WorkOutcome = WorkOutcome::Done { extents: 1, verify: Duration::ZERO };
 
 fn posted(op: Op) -> Posted {
     let (mut world, session) = World::pair(3);
@@ -31,8 +31,8 @@ fn posted(op: Op) -> Posted {
     let open = world.open(0, grant, op, Path::OneSided, Some((&here, &all)));
     let key = world.begin(0, session, open);
     world.settle();
-    let order = world.peers[0].node.next_post(session, world.now).unwrap();
-    Posted { world, session, grant, key, order }
+    let request = world.peers[0].node.next_post(session, world.now).unwrap();
+    Posted { world, session, grant, key, request }
 }
 
 impl Posted {
@@ -40,16 +40,16 @@ impl Posted {
         self.world.peers[1].ended.contains_key(&self.grant)
     }
 
-    fn done(&mut self, outcome: OrderOutcome) {
-        self.world.peers[0].node.order_done(self.order.id, outcome);
+    fn done(&mut self, outcome: WorkOutcome) {
+        self.world.peers[0].node.work_done(self.request.id, outcome);
         self.world.pump(0);
         self.world.settle();
     }
 
-    /// One end of each kind has been counted, under this rung: the initiator's transfer, and the owner's grant.
-    fn assert_rungs(&self, transfer: Rung, grant: Rung) {
-        let [initiator, owner] = [0, 1].map(|peer: usize| self.world.peers[peer].node.rungs());
-        let one = |rung: Rung| Rung::ALL.map(|other| u64::from(other == rung));
+    /// One end of each kind has been counted, under this step: the initiator's transfer, and the owner's grant.
+    fn assert_reclaims(&self, transfer: Reclaim, grant: Reclaim) {
+        let [initiator, owner] = [0, 1].map(|peer: usize| self.world.peers[peer].node.reclaims());
+        let one = |reclaim: Reclaim| Reclaim::ALL.map(|other| u64::from(other == reclaim));
         assert_eq!((initiator.transfers, initiator.grants), (one(transfer), [0; 3]));
         assert_eq!((owner.transfers, owner.grants), ([0; 3], one(grant)));
     }
@@ -66,16 +66,19 @@ fn what_was_delivered_is_a_success_on_both_sides() {
     for op in [Op::Read, Op::Write] {
         let mut p = posted(op);
         for _ in 0..2 {
-            let order = p.world.peers[0].node.next_post(p.session, p.world.now).unwrap();
-            assert!(matches!(&order.kind, OrderKind::Post(posted, _) if *posted == op));
-            p.world.peers[0].node.order_done(order.id, DONE);
+            let request = p.world.peers[0].node.next_post(p.session, p.world.now).unwrap();
+            assert!(matches!(&request.kind, WorkKind::Post(posted, _) if *posted == op));
+            p.world.peers[0].node.work_done(request.id, DONE);
         }
         assert!(p.world.peers[0].node.next_post(p.session, p.world.now).is_none());
-        assert!(p.world.outcome(0, p.key).is_none(), "a chunk is under way");
+        assert!(p.world.outcome(0, p.key).is_none(), "a chunk is in flight");
         p.done(DONE);
         assert_eq!(p.world.outcome(0, p.key), Some(Ok(())));
         assert_eq!(p.world.peers[1].ended[&p.grant], GrantState::Consumed);
-        assert!(p.world.peers.iter().all(|peer| peer.node.rungs() == Rungs::default()), "nothing was in use");
+        assert!(
+            p.world.peers.iter().all(|peer| peer.node.reclaims() == ReclaimCounts::default()),
+            "nothing was in use"
+        );
         p.world.assert_quiet();
         p.world.assert_no_leak();
     }
@@ -86,14 +89,14 @@ fn what_was_delivered_is_a_success_on_both_sides() {
 fn what_was_given_back_is_given_out_again_and_counts_once() {
     for op in [Op::Read, Op::Write] {
         let mut p = posted(op);
-        p.done(OrderOutcome::Back);
+        p.done(WorkOutcome::Back);
         let mut seen = Vec::new();
-        while let Some(order) = p.world.peers[0].node.next_post(p.session, p.world.now) {
-            seen.push(order.part.clone());
+        while let Some(request) = p.world.peers[0].node.next_post(p.session, p.world.now) {
+            seen.push(request.part.clone());
             assert!(seen.len() < 4, "a chunk was given out twice: {seen:?}");
-            p.world.peers[0].node.order_done(order.id, DONE);
+            p.world.peers[0].node.work_done(request.id, DONE);
         }
-        assert!(seen.contains(&p.order.part) && seen.len() == 3, "{seen:?}");
+        assert!(seen.contains(&p.request.part) && seen.len() == 3, "{seen:?}");
         p.world.pump(0);
         p.world.settle();
         assert_eq!(p.world.outcome(0, p.key), Some(Ok(())));
@@ -102,7 +105,7 @@ fn what_was_given_back_is_given_out_again_and_counts_once() {
     }
 }
 
-/// The first rung: the initiator answers, and not before its NIC has.
+/// The first step of reclaiming: the initiator answers, and not before its NIC has.
 #[test]
 fn a_revoked_grant_waits_for_the_initiator_to_answer() {
     for op in [Op::Read, Op::Write] {
@@ -116,7 +119,7 @@ fn a_revoked_grant_waits_for_the_initiator_to_answer() {
         assert!(p.is_free());
         assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
         assert_eq!(p.world.peers[1].node.quarantined(), 0);
-        p.assert_rungs(Rung::Own, Rung::Answered);
+        p.assert_reclaims(Reclaim::Released, Reclaim::Acknowledged);
         p.world.assert_quiet();
         p.world.assert_no_leak();
     }
@@ -135,10 +138,10 @@ fn a_silent_initiator_is_cut_off_and_its_pages_wait_for_the_cut() {
     p.fenced(1);
     assert!(p.is_free());
     assert!(p.world.outcome(0, p.key).is_none(), "its own NIC has not answered yet");
-    p.done(OrderOutcome::Void);
+    p.done(WorkOutcome::Void);
     p.fenced(0);
     assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
-    p.assert_rungs(Rung::Cut, Rung::Cut);
+    p.assert_reclaims(Reclaim::Disconnected, Reclaim::Disconnected);
     p.world.assert_no_leak();
 }
 
@@ -157,7 +160,7 @@ fn a_dead_session_frees_nothing_that_a_nic_may_reach() {
     assert!(!p.is_free());
     p.fenced(1);
     assert!(p.is_free());
-    p.done(OrderOutcome::Void);
+    p.done(WorkOutcome::Void);
     p.world.assert_no_leak();
 }
 
@@ -167,11 +170,11 @@ fn an_operation_without_completion_ends_the_session() {
     for failed in [false, true] {
         let mut p = posted(Op::Write);
         match failed {
-            true => p.done(OrderOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up"))),
+            true => p.done(WorkOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up"))),
             false => {
                 // First its own NIC is asked to stop, which costs nobody else anything.
                 p.world.advance(ms(30_001));
-                assert!(p.order.stop.load(std::sync::atomic::Ordering::Acquire));
+                assert!(p.request.stop.load(std::sync::atomic::Ordering::Acquire));
                 assert!(p.world.peers[0].asked_to_fence.is_empty() && p.world.peers[0].downs.is_empty());
                 p.world.advance(ms(2_001));
             }
@@ -179,7 +182,7 @@ fn an_operation_without_completion_ends_the_session() {
         if !failed {
             assert_eq!(p.world.peers[0].asked_to_fence, [p.session], "its own NIC has to be stopped");
             assert!(p.world.outcome(0, p.key).is_none(), "its memory was called free under a NIC");
-            p.done(OrderOutcome::Void);
+            p.done(WorkOutcome::Void);
         }
         let code = if failed { Code::PeerLost } else { Code::DeadlineExceeded };
         assert_eq!(p.world.code(0, p.key), Some(code));
@@ -199,7 +202,7 @@ fn an_operation_that_was_stopped_in_time_leaves_the_session() {
         let mut p = posted(op);
         p.world.advance(ms(30_001));
         assert!(p.world.outcome(0, p.key).is_none(), "its memory was called free under a NIC");
-        p.done(OrderOutcome::Void);
+        p.done(WorkOutcome::Void);
         assert_eq!(p.world.code(0, p.key), Some(Code::DeadlineExceeded));
         assert!(p.world.peers.iter().all(|peer| peer.downs.is_empty() && peer.asked_to_fence.is_empty()));
         p.world.end_grant(1, p.grant, GrantState::Revoked);
@@ -220,7 +223,7 @@ fn a_cancelled_transfer_has_all_of_its_patience() {
     assert!(p.world.peers[0].downs.is_empty() && p.world.peers[0].asked_to_fence.is_empty());
     p.world.advance(ms(2));
     assert_eq!(p.world.peers[0].asked_to_fence, [p.session]);
-    p.done(OrderOutcome::Void);
+    p.done(WorkOutcome::Void);
     assert_eq!(p.world.code(0, p.key), Some(Code::Cancelled));
 }
 
@@ -261,7 +264,7 @@ fn an_answer_that_nobody_asked_for_frees_nothing() {
     p.world.end_grant(1, p.grant, GrantState::Revoked);
     assert!(!p.is_free());
     p.fenced(1);
-    p.done(OrderOutcome::Void);
+    p.done(WorkOutcome::Void);
     p.world.assert_no_leak();
 }
 

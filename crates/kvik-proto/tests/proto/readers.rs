@@ -119,7 +119,7 @@ fn a_revoked_grant_stops_every_reader() {
 
 /// A reader that counts on others to wait has begun: who knows of no other reader cannot free its pages.
 #[test]
-fn the_pages_of_a_reader_under_way_stay_whoever_else_confirms() {
+fn the_pages_of_a_reader_in_flight_stay_whoever_else_confirms() {
     let mut h = handover(4, 4, Use::Once(1));
     h.world.peers[1].hold = true;
     let reading = h.begin(1, 2);

@@ -6,7 +6,7 @@ use kvik_core::{Code, Layers, Layout, Order, Right, Use, View};
 use kvik_proto::{OWN_SESSION, Op, PageList, Path, Select};
 use std::sync::Arc;
 
-const WAYS: [(Op, Path); 4] = [
+const PATHS: [(Op, Path); 4] = [
     (Op::Read, Path::Channels),
     (Op::Read, Path::Memory),
     (Op::Write, Path::Channels),
@@ -18,8 +18,8 @@ fn right(op: Op) -> Right {
 }
 
 /// Moves `mine` and `theirs` in every way, and within one engine; the destination then holds the source.
-fn all_ways(mine: &View, theirs: &View) {
-    for (op, path) in WAYS {
+fn all_paths(mine: &View, theirs: &View) {
+    for (op, path) in PATHS {
         for own in [false, true] {
             let (mut world, session) = World::pair(7);
             let (owner, session) = if own { (0, OWN_SESSION) } else { (1, session) };
@@ -54,7 +54,7 @@ fn all_ways(mine: &View, theirs: &View) {
 #[test]
 fn pages_go_both_ways_on_every_path() {
     let layout = layout(16, 5000);
-    all_ways(&view(&layout, &[3, 1, 2, 9]), &view(&layout, &[15, 0, 7, 8]));
+    all_paths(&view(&layout, &[3, 1, 2, 9]), &view(&layout, &[15, 0, 7, 8]));
 }
 
 #[test]
@@ -65,12 +65,12 @@ fn layers_slices_and_orders_are_arithmetic() {
     let halves = Arc::new(Layout::new(0, 12, 1200, 7200, 2, 1200, strided(2400)).unwrap());
     for order in [Order::LayerFirst, Order::PageFirst] {
         let mine = view(&heads, &[11, 2, 3]).with_order(order);
-        all_ways(&mine, &view(&halves, &[0, 5, 4]).with_order(Order::LayerFirst));
+        all_paths(&mine, &view(&halves, &[0, 5, 4]).with_order(Order::LayerFirst));
     }
     // Half of the slices of twice the bytes: unequal tensor parallelism.
     let mine = View::new(heads, [5, 6].into(), 1..2, 2..4, Order::LayerFirst).unwrap();
     let one = Arc::new(Layout::new(0, 12, 1200, 1200, 1, 0, Layers::At(vec![0])).unwrap());
-    all_ways(&mine, &view(&one, &[1, 7]));
+    all_paths(&mine, &view(&one, &[1, 7]));
 }
 
 #[test]
@@ -154,14 +154,14 @@ fn transfers_take_turns() {
     world.peers[1].node.receive(session, &output, world.now);
     let mut turns = Vec::new();
     for _ in 0..20 {
-        let order = world.peers[1].node.next_send(session, world.now).unwrap();
-        let kvik_proto::OrderKind::Send(header) = order.kind else { panic!("no send") };
+        let request = world.peers[1].node.next_send(session, world.now).unwrap();
+        let kvik_proto::WorkKind::Send(header) = request.kind else { panic!("no send") };
         turns.push(header.transfer);
     }
     for pair in turns.windows(2) {
         assert_ne!(pair[0], pair[1], "{turns:?}");
     }
-    // Nothing more is given out once the grant ends, though its open orders keep the transfers there.
+    // Nothing more is given out once the grant ends, though its open work requests keep the transfers there.
     world.end_grant(1, grant, kvik_core::GrantState::Revoked);
     assert!(world.peers[1].node.next_send(session, world.now).is_none());
     assert!(!world.peers[1].ended.contains_key(&grant));

@@ -1,9 +1,9 @@
-//! The window: how much of a session's stream its channels have in hand.
+//! The window: how much of a session's stream its channels have in flight.
 
 use crate::memory::{Mem, view};
 use crate::world::{Action, World, layout};
 use kvik_core::{Right, Use};
-use kvik_proto::{Event, Op, Order, OrderOutcome, Path};
+use kvik_proto::{Event, Op, Path, WorkOutcome, WorkRequest};
 use std::time::Duration;
 
 const CHUNK: u64 = 8192;
@@ -26,33 +26,33 @@ fn sending(window: u64) -> (World, u64) {
     (world, session)
 }
 
-fn next(world: &mut World, session: u64) -> Option<Order<Mem>> {
+fn next(world: &mut World, session: u64) -> Option<WorkRequest<Mem>> {
     let now = world.now;
     world.peers[1].node.next_send(session, now)
 }
 
-fn done(world: &mut World, order: Order<Mem>) -> bool {
-    let outcome = OrderOutcome::Done { extents: 1, verify: Duration::ZERO };
+fn done(world: &mut World, request: WorkRequest<Mem>) -> bool {
+    let outcome = WorkOutcome::Done { extents: 1, verify: Duration::ZERO };
     let node = &mut world.peers[1].node;
     while node.next_event().is_some() {}
-    node.order_done(order.id, outcome);
+    node.work_done(request.id, outcome);
     std::iter::from_fn(|| node.next_event()).any(|event| matches!(event, Event::Send(_)))
 }
 
 #[test]
-fn no_more_is_in_hand_than_the_window_and_what_is_done_makes_room() {
+fn no_more_is_in_flight_than_the_window_and_what_is_done_makes_room() {
     let (mut world, session) = sending(3 * CHUNK + 100);
-    let mut orders: Vec<_> = (0..3).map(|_| next(&mut world, session).expect("room")).collect();
+    let mut requests: Vec<_> = (0..3).map(|_| next(&mut world, session).expect("room")).collect();
     for left in (0..29).rev() {
         assert_eq!(world.peers[1].node.in_flight(session), 3 * CHUNK);
         assert!(next(&mut world, session).is_none(), "the window is full");
         assert!(world.peers[1].node.wants_to_send(session));
-        assert!(done(&mut world, orders.remove(0)), "nobody was told of the room");
-        orders.push(next(&mut world, session).expect("room again"));
+        assert!(done(&mut world, requests.remove(0)), "nobody was told of the room");
+        requests.push(next(&mut world, session).expect("room again"));
         assert!(left > 0 || next(&mut world, session).is_none());
     }
-    for order in orders {
-        done(&mut world, order);
+    for request in requests {
+        done(&mut world, request);
     }
     assert_eq!(world.peers[1].node.in_flight(session), 0);
 }
@@ -61,21 +61,21 @@ fn no_more_is_in_hand_than_the_window_and_what_is_done_makes_room() {
 fn one_chunk_is_always_allowed() {
     let (mut world, session) = sending(1);
     for _ in 0..32 {
-        let order = next(&mut world, session).expect("one chunk");
+        let request = next(&mut world, session).expect("one chunk");
         assert!(next(&mut world, session).is_none());
-        done(&mut world, order);
+        done(&mut world, request);
     }
     assert_eq!(world.peers[1].node.in_flight(session), 0);
 }
 
 #[test]
-fn what_a_stopped_transfer_had_in_hand_counts_until_it_is_done() {
+fn what_a_stopped_transfer_had_in_flight_counts_until_it_is_done() {
     let (mut world, session) = sending(2 * CHUNK);
-    let orders = [next(&mut world, session).unwrap(), next(&mut world, session).unwrap()];
+    let requests = [next(&mut world, session).unwrap(), next(&mut world, session).unwrap()];
     world.peers[1].node.end_all_grants();
     assert_eq!(world.peers[1].node.in_flight(session), 2 * CHUNK);
-    for order in orders {
-        world.peers[1].node.order_done(order.id, OrderOutcome::Void);
+    for request in requests {
+        world.peers[1].node.work_done(request.id, WorkOutcome::Void);
     }
     assert_eq!(world.peers[1].node.in_flight(session), 0);
     assert!(next(&mut world, session).is_none());

@@ -484,9 +484,12 @@ impl World {
             return;
         }
         for running in self.running.iter().filter(|running| running.peer == at) {
-            assert!(!running.order.region.is(mem), "an order is open on memory that was reported to be free");
-            if let OrderKind::Copy(CopyFrom::Own(from, _)) = &running.order.kind {
-                assert!(!from.is(mem), "an order reads memory that was reported to be free");
+            assert!(
+                !running.request.region.is(mem),
+                "a work request is open on memory that was reported to be free"
+            );
+            if let WorkKind::Copy(CopyFrom::Own(from, _)) = &running.request.kind {
+                assert!(!from.is(mem), "a work request reads memory that was reported to be free");
             }
         }
         mem.set_free();

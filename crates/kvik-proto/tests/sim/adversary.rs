@@ -101,7 +101,7 @@ impl World {
     fn double_piece(&mut self) -> bool {
         // A retransmission, before the operation is complete.
         // One that was given up sends nothing again.
-        let sends = |post: &&mut Post| post.order.is_some() && post.mends.is_none();
+        let sends = |post: &&mut Post| post.request.is_some() && post.mends.is_none();
         let Some(post) = self.posts.iter_mut().find(sends) else { return false };
         let Some((_, piece)) = post.pieces.iter_mut().find(|(_, piece)| *piece == Piece::Done) else {
             return false;
@@ -211,7 +211,7 @@ impl World {
         }
         let Some(session) = self.links[at].session else { return };
         match self.rng.below(7) {
-            6 => self.ask_for_way(listener, session),
+            6 => self.request_connection(listener, session),
             0 => self.engines[listener].node.ask_for_channels(session),
             4 => self.engines[listener].node.tell_nics(&Nics::default()),
             1 => self.engines[listener].node.goodbye(),

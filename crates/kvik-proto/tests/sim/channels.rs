@@ -150,7 +150,7 @@ impl World {
         let link = &self.links[at];
         let to = 1 - from;
         for (number, channel) in link.channels.all.iter().enumerate() {
-            // What has befallen the way to a process does not befall the one that was started since.
+            // What has befallen the connection to a process does not befall the one that was started since.
             let lost = link.lost[from] && Rc::ptr_eq(&channel.process, &link.processes[1]);
             if lost || link.stalled || self.engines[channel.ends[to]].asleep {
                 continue;
@@ -313,9 +313,9 @@ impl World {
         let asked = match self.rng.below(6) {
             0 => key(self, other).map(|key| (index, join(index, key), ends[1], other == at)),
             1 => key(self, at).map(|key| (MAX_CHANNELS, join(MAX_CHANNELS, key), ends[1], false)),
-            way => {
+            kind => {
                 let heard = &self.links[at].channels.overheard;
-                let to = [ends[1], ends[1], ends[0], third][way - 2];
+                let to = [ends[1], ends[1], ends[0], third][kind - 2];
                 heard.get(self.rng.below(heard.len())).map(|(index, join)| (*index, join.clone(), to, true))
             }
         };

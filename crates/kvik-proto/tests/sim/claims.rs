@@ -3,7 +3,7 @@
 use crate::memory::{Mem, Rng};
 use crate::world::World;
 use kvik_core::{CONTENT_DIGEST_BYTES, Content, ContentClaim, Use};
-use kvik_proto::{FlowKey, Op, Order};
+use kvik_proto::{FlowKey, Op, WorkRequest};
 
 const PART: &[u8] = b"layers 0 to 4 of 4";
 
@@ -71,7 +71,7 @@ impl World {
     }
 
     /// P5: for who states another content than the grant has, or none, nothing is served and nothing used.
-    pub fn check_stated(&self, order: &Order<Mem>, key: Option<FlowKey>) {
+    pub fn check_stated(&self, order: &WorkRequest<Mem>, key: Option<FlowKey>) {
         let mut of = self.begun.iter().rev();
         let of = of.find(|begun| begun.lease == order.region.lease || key == Some(begun.key));
         if let Some(begun) = of {

@@ -1,4 +1,5 @@
-//! Executors: they do half of an order when it starts and half when it finishes, so that anything can come between.
+//! Executors: they do half of a work request when it starts and half when it finishes, so that anything can come
+//! between.
 
 use crate::channels::pick;
 use crate::coverage::{CHUNK, Fault};
@@ -6,17 +7,17 @@ use crate::link::Chunk;
 use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, CopyFrom, Order, OrderKind, OrderOutcome, STATUS_VOID, STATUS_WHOLE};
+use kvik_proto::{ChunkHeader, CopyFrom, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// An order that was begun.
+/// A work request that was begun.
 pub struct Running {
     pub engine: usize,
     pub link: Option<usize>,
     /// Over which of its channels it sends.
     channel: usize,
-    pub order: Order<Mem>,
+    pub request: WorkRequest<Mem>,
     pub chunk: Option<Chunk>,
     /// What was read of the first half.
     read: Vec<u8>,
@@ -24,13 +25,13 @@ pub struct Running {
 }
 
 impl Running {
-    fn new(engine: usize, link: Option<usize>, order: Order<Mem>) -> Running {
-        Running { engine, link, channel: 0, order, chunk: None, read: Vec::new(), stale: false }
+    fn new(engine: usize, link: Option<usize>, request: WorkRequest<Mem>) -> Running {
+        Running { engine, link, channel: 0, request, chunk: None, read: Vec::new(), stale: false }
     }
 }
 
-fn half(order: &Order<Mem>) -> u64 {
-    order.part.start + (order.part.end - order.part.start) / 2
+fn half(request: &WorkRequest<Mem>) -> u64 {
+    request.part.start + (request.part.end - request.part.start) / 2
 }
 
 impl World {
@@ -44,24 +45,24 @@ impl World {
         let now = self.engines[engine].now(self.now);
         let Some(session) = self.links[at].session else { return engine };
         let Some(channel) = pick(&mut self.rng, self.links[at].channels.usable(side)) else { return engine };
-        if let Some(order) = self.engines[engine].node.next_send(session, now) {
-            let OrderKind::Send(header) = &order.kind else { panic!("no order to send") };
-            self.check_stated(&order, Some((session, header.transfer)));
-            let read = order.region.read(&order.view, order.part.start..half(&order));
-            self.running.push(Running { channel, read, ..Running::new(engine, Some(at), order) });
+        if let Some(request) = self.engines[engine].node.next_send(session, now) {
+            let WorkKind::Send(header) = &request.kind else { panic!("no work request to send") };
+            self.check_stated(&request, Some((session, header.transfer)));
+            let read = request.region.read(&request.view, request.part.start..half(&request));
+            self.running.push(Running { channel, read, ..Running::new(engine, Some(at), request) });
         }
         engine
     }
 
     pub fn start_copy(&mut self, engine: usize) -> usize {
         let now = self.engines[engine].now(self.now);
-        let order = self.engines[engine].node.next_copy(now);
-        self.engines[engine].copies = order.is_some();
-        if let Some(order) = order {
-            self.check_stated(&order, None);
-            let link = self.by_session.get(&order.id.session()).copied();
-            let part = order.part.start..half(&order);
-            let mut running = Running::new(engine, link, order);
+        let request = self.engines[engine].node.next_copy(now);
+        self.engines[engine].copies = request.is_some();
+        if let Some(request) = request {
+            self.check_stated(&request, None);
+            let link = self.by_session.get(&request.id.session()).copied();
+            let part = request.part.start..half(&request);
+            let mut running = Running::new(engine, link, request);
             self.copy(&mut running, part);
             self.running.push(running);
         }
@@ -70,8 +71,8 @@ impl World {
 
     /// Copies a part, if its source still is what it was.
     fn copy(&self, running: &mut Running, part: std::ops::Range<u64>) {
-        let order = &running.order;
-        let OrderKind::Copy(from) = &order.kind else { return };
+        let request = &running.request;
+        let WorkKind::Copy(from) = &request.kind else { return };
         let bytes = match (from, running.link) {
             (CopyFrom::Own(mem, view), _) => mem.read(view, part.clone()),
             (CopyFrom::Peer(source), Some(link)) => {
@@ -83,7 +84,7 @@ impl World {
             (CopyFrom::Peer(_), None) => unreachable!("a peer without a link"),
         };
         if !running.stale {
-            order.region.write(&order.view, part, &bytes);
+            request.region.write(&request.view, part, &bytes);
         }
     }
 
@@ -103,14 +104,14 @@ impl World {
         let now = self.engines[to].now(self.now);
         self.hear(to, session);
         match self.engines[to].node.place(session, &chunk.header, now) {
-            Ok(Some(order)) => {
+            Ok(Some(request)) => {
                 assert!(!dead, "P6: a chunk of a dead session was taken");
                 assert_eq!(chunk.header.session, session, "P8: a chunk of another session was taken");
-                self.check_stated(&order, Some((session, chunk.header.transfer)));
-                let part = order.part.start..half(&order);
+                self.check_stated(&request, Some((session, chunk.header.transfer)));
+                let part = request.part.start..half(&request);
                 let bytes = &chunk.payload[..(part.end - part.start) as usize];
-                order.region.write(&order.view, part, bytes);
-                self.running.push(Running { chunk: Some(chunk), ..Running::new(to, Some(at), order) });
+                request.region.write(&request.view, part, bytes);
+                self.running.push(Running { chunk: Some(chunk), ..Running::new(to, Some(at), request) });
             }
             Ok(None) => assert_eq!(chunk.header.session, session, "a chunk of another session was let pass"),
             Err(error) => {
@@ -127,34 +128,34 @@ impl World {
     pub fn finish(&mut self, at: usize) -> usize {
         let mut running = self.running.swap_remove(at);
         let engine = running.engine;
-        let left = running.order.stop.load(Ordering::Acquire) || self.is_cut(&running);
+        let left = running.request.stop.load(Ordering::Acquire) || self.is_cut(&running);
         let outcome = match running.chunk.take() {
-            Some(chunk) if !left => finish_place(&running.order, &chunk),
+            Some(chunk) if !left => finish_place(&running.request, &chunk),
             Some(_) => Ok(false),
-            None => match running.order.kind {
-                OrderKind::Send(header) => Ok(self.finish_send(&mut running, header, left)),
+            None => match running.request.kind {
+                WorkKind::Send(header) => Ok(self.finish_send(&mut running, header, left)),
                 _ => self.finish_copy(&mut running, left),
             },
         };
         let outcome = match outcome {
-            Ok(true) if matches!(running.order.kind, OrderKind::Sum) => summed(&running.order),
-            Ok(true) => OrderOutcome::Done { extents: 1, verify: Duration::ZERO },
-            Ok(false) => OrderOutcome::Void,
-            Err(error) => OrderOutcome::Failed(error),
+            Ok(true) if matches!(running.request.kind, WorkKind::Sum) => summed(&running.request),
+            Ok(true) => WorkOutcome::Done { extents: 1, verify: Duration::ZERO },
+            Ok(false) => WorkOutcome::Void,
+            Err(error) => WorkOutcome::Failed(error),
         };
-        self.engines[engine].node.order_done(running.order.id, outcome);
+        self.engines[engine].node.work_done(running.request.id, outcome);
         engine
     }
 
     fn finish_send(&mut self, running: &mut Running, header: ChunkHeader, left: bool) -> bool {
-        let order = &running.order;
+        let request = &running.request;
         let mut payload = std::mem::take(&mut running.read);
         match left {
             true => payload.resize(header.len as usize, 0),
-            false => payload.extend(order.region.read(&order.view, half(order)..order.part.end)),
+            false => payload.extend(request.region.read(&request.view, half(request)..request.part.end)),
         }
-        let sums = match order.sums {
-            true => payload.chunks(order.unit as usize).map(kvik_core::page_sum).collect(),
+        let sums = match request.sums {
+            true => payload.chunks(request.unit as usize).map(kvik_core::page_sum).collect(),
             false => Vec::new(),
         };
         let status = if left { STATUS_VOID } else { STATUS_WHOLE };
@@ -176,8 +177,8 @@ impl World {
         if left {
             return Ok(false);
         }
-        self.copy(running, half(&running.order)..running.order.part.end);
-        if let (OrderKind::Copy(CopyFrom::Peer(source)), Some(at)) = (&running.order.kind, running.link) {
+        self.copy(running, half(&running.request)..running.request.part.end);
+        if let (WorkKind::Copy(CopyFrom::Peer(source)), Some(at)) = (&running.request.kind, running.link) {
             let link = &self.links[at];
             let other = &link.processes[1 - link.side(running.engine)];
             running.stale |= other.generation(source.slot) != source.generation;
@@ -189,23 +190,23 @@ impl World {
     }
 }
 
-fn finish_place(order: &Order<Mem>, chunk: &Chunk) -> Result<bool> {
+fn finish_place(request: &WorkRequest<Mem>, chunk: &Chunk) -> Result<bool> {
     if chunk.status != STATUS_WHOLE {
         return Ok(false);
     }
-    let from = (half(order) - order.part.start) as usize;
-    order.region.write(&order.view, half(order)..order.part.end, &chunk.payload[from..]);
-    let placed = order.region.read(&order.view, order.part.clone());
-    let sums: Vec<u64> = placed.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
-    match !order.sums || sums == chunk.sums {
+    let from = (half(request) - request.part.start) as usize;
+    request.region.write(&request.view, half(request)..request.part.end, &chunk.payload[from..]);
+    let placed = request.region.read(&request.view, request.part.clone());
+    let sums: Vec<u64> = placed.chunks(request.unit as usize).map(kvik_core::page_sum).collect();
+    match !request.sums || sums == chunk.sums {
         true => Ok(true),
         false => Err(Error::new(Code::ChecksumMismatch, "checksum")),
     }
 }
 
 /// The checksum of each unit, as its memory is now.
-fn summed(order: &Order<Mem>) -> OrderOutcome {
-    let bytes = order.region.read(&order.view, order.part.clone());
-    let sums = bytes.chunks(order.unit as usize).map(kvik_core::page_sum).collect();
-    OrderOutcome::Summed { sums, verify: Duration::ZERO }
+fn summed(request: &WorkRequest<Mem>) -> WorkOutcome {
+    let bytes = request.region.read(&request.view, request.part.clone());
+    let sums = bytes.chunks(request.unit as usize).map(kvik_core::page_sum).collect();
+    WorkOutcome::Summed { sums, verify: Duration::ZERO }
 }

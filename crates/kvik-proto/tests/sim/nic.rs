@@ -6,7 +6,9 @@ use crate::coverage::NIC;
 use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Code, Error};
-use kvik_proto::{Check, NicAnswer, NicAsk, NicCall, Nics, Op, Order, OrderKind, OrderOutcome, Source};
+use kvik_proto::{
+    Check, NicAnswer, NicCall, NicCallKind, Nics, Op, Source, WorkKind, WorkOutcome, WorkRequest,
+};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,8 +31,8 @@ pub struct Post {
     pub engine: usize,
     pub link: usize,
     /// None once its process or its endpoint is gone.
-    pub order: Option<Order<Mem>>,
-    /// It failed: it goes to another NIC once the owner has cut the way that it took.
+    pub request: Option<WorkRequest<Mem>>,
+    /// It failed: it goes to another NIC once the owner has cut the connection that it took.
     pub mends: Option<u8>,
     /// What is on the wire takes a detour, until the adversary relents.
     pub late: bool,
@@ -44,25 +46,25 @@ pub struct Post {
 
 impl Post {
     /// Its process or endpoint is gone: what is on the wire stays there.
-    pub fn orphan(&mut self) -> Option<Order<Mem>> {
+    pub fn orphan(&mut self) -> Option<WorkRequest<Mem>> {
         self.late = true;
         for (_, piece) in &mut self.pieces {
             if matches!(piece, Piece::Queued | Piece::Back(_)) {
                 *piece = Piece::Lost;
             }
         }
-        self.order.take()
+        self.request.take()
     }
 
     pub fn moves(&self) -> bool {
         let waits = |piece: &Piece| matches!(piece, Piece::Queued | Piece::Out(_) | Piece::Back(_));
         let all_done = self.pieces.iter().all(|(_, piece)| *piece == Piece::Done);
-        let all_done = all_done && self.order.is_some() && self.mends.is_none();
+        let all_done = all_done && self.request.is_some() && self.mends.is_none();
         self.pieces.iter().any(|(_, piece)| waits(piece)) || all_done
     }
 
     fn is_over(&self) -> bool {
-        self.order.is_none() && !self.moves()
+        self.request.is_none() && !self.moves()
     }
 }
 
@@ -71,23 +73,23 @@ impl World {
         let engine = self.links[at].ends[side];
         let now = self.engines[engine].now(self.now);
         let Some(session) = self.links[at].session else { return engine };
-        let Some(order) = self.engines[engine].node.next_post(session, now) else { return engine };
-        self.check_stated(&order, None);
-        let OrderKind::Post(op, source) = &order.kind else { panic!("no post") };
+        let Some(request) = self.engines[engine].node.next_post(session, now) else { return engine };
+        self.check_stated(&request, None);
+        let WorkKind::Post(op, source) = &request.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());
-        let begun = self.begun.binary_search_by_key(&order.region.lease, |begun| begun.lease);
+        let begun = self.begun.binary_search_by_key(&request.region.lease, |begun| begun.lease);
         let begun = &self.begun[begun.expect("a post without a transfer")];
         let (ticket, compared) = (&self.tickets[begun.ticket], begun.check == Check::All);
         let owner = Mem { arena: ticket.arena.clone(), lease: ticket.lease };
         let exposed = self.links[at].processes[1 - side].arena(source.region);
         assert!(Rc::ptr_eq(&exposed, &owner.arena), "P5: another region was exposed than was granted");
-        let third = (order.part.end - order.part.start).div_ceil(3);
-        let cuts = order.part.clone().step_by(third as usize);
-        let pieces = cuts.map(|from| (from..(from + third).min(order.part.end), Piece::Queued)).collect();
+        let third = (request.part.end - request.part.start).div_ceil(3);
+        let cuts = request.part.clone().step_by(third as usize);
+        let pieces = cuts.map(|from| (from..(from + third).min(request.part.end), Piece::Queued)).collect();
         self.posts.push(Post {
             engine,
             link: at,
-            order: Some(order),
+            request: Some(request),
             mends: None,
             late: false,
             op,
@@ -109,27 +111,27 @@ impl World {
         let post = &mut self.posts[at];
         let count = |what: Piece| post.pieces.iter().filter(|(_, piece)| *piece == what).count();
         // One that gave up knows nothing of what is on the wire.
-        let done = OrderOutcome::Done { extents: 1, verify: Duration::ZERO };
-        let (order, outcome) = if post.mends.is_some() {
+        let done = WorkOutcome::Done { extents: 1, verify: Duration::ZERO };
+        let (request, outcome) = if post.mends.is_some() {
             (None, done)
         } else if count(Piece::Done) == post.pieces.len() {
-            (post.order.take(), done)
+            (post.request.take(), done)
         } else if count(Piece::Lost) > 0 && self.rng.once_in(3) {
-            (post.orphan(), OrderOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up")))
+            (post.orphan(), WorkOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up")))
         } else if count(Piece::Lost) > 0 && self.rng.once_in(2) {
             self.mend(at);
             return engine;
         } else {
             (None, done)
         };
-        if let Some(order) = order {
-            self.engines[engine].node.order_done(order.id, outcome);
+        if let Some(request) = request {
+            self.engines[engine].node.work_done(request.id, outcome);
         }
         self.drop_posts();
         engine
     }
 
-    /// The NIC has heard that an operation failed, and asks for a way that is free of it.
+    /// The NIC has heard that an operation failed, and asks for a connection that is free of it.
     fn mend(&mut self, at: usize) {
         let post = &mut self.posts[at];
         let (engine, link) = (post.engine, post.link);
@@ -140,10 +142,10 @@ impl World {
         for (_, piece) in post.pieces.iter_mut().filter(|(_, piece)| *piece == Piece::Queued) {
             *piece = Piece::Lost;
         }
-        self.engines[engine].node.reach(session, way(number, Vec::new()));
+        self.engines[engine].node.reach(session, connect(number, Vec::new()));
     }
 
-    /// The peer wants a way: what it has on the wire to this engine is cut.
+    /// The peer wants a connection: what it has on the wire to this engine is cut.
     pub fn on_reach(&mut self, engine: usize, session: u64, call: &NicCall) {
         let link = self.by_session[&session];
         for post in self.posts.iter_mut().filter(|post| post.engine != engine && post.link == link) {
@@ -151,8 +153,8 @@ impl World {
                 *piece = Piece::Lost;
             }
         }
-        let NicCall { from, to, ask, .. } = *call;
-        let answer = NicAnswer { from, to, ask, outcome: Ok(Vec::new()) };
+        let NicCall { from, to, kind, .. } = *call;
+        let answer = NicAnswer { from, to, kind, outcome: Ok(Vec::new()) };
         self.engines[engine].node.answer_reach(session, answer);
         self.drop_posts();
     }
@@ -162,9 +164,9 @@ impl World {
         let link = self.by_session[&session];
         let mends =
             |post: &&mut Post| post.engine == engine && post.link == link && post.mends == Some(number);
-        let orders: Vec<_> = self.posts.iter_mut().filter(mends).filter_map(Post::orphan).collect();
-        for order in orders {
-            self.engines[engine].node.order_done(order.id, OrderOutcome::Back);
+        let requests: Vec<_> = self.posts.iter_mut().filter(mends).filter_map(Post::orphan).collect();
+        for request in requests {
+            self.engines[engine].node.work_done(request.id, WorkOutcome::Back);
         }
         self.drop_posts();
     }
@@ -176,8 +178,8 @@ impl World {
         let (state, faults) = (self.state_of(self.posts[at].link, owner_side), link.faults);
         let post = &mut self.posts[at];
         let (part, piece) = post.pieces[pick].clone();
-        post.pieces[pick].1 = match (piece, post.op, &post.order) {
-            (Piece::Queued, Op::Write, Some(order)) => Piece::Out(order.region.read(&order.view, part)),
+        post.pieces[pick].1 = match (piece, post.op, &post.request) {
+            (Piece::Queued, Op::Write, Some(request)) => Piece::Out(request.region.read(&request.view, part)),
             (Piece::Queued, _, Some(_)) => Piece::Out(Vec::new()),
             (Piece::Out(_), _, _) if stopped => Piece::Lost,
             (Piece::Out(bytes), Op::Write, _) => {
@@ -185,16 +187,16 @@ impl World {
                 post.owner.write(&post.source.view, part, &bytes);
                 Piece::Done
             }
-            (Piece::Out(_), _, order) => {
+            (Piece::Out(_), _, request) => {
                 self.coverage.hit(state, NIC, faults);
                 let bytes = post.owner.read(&post.source.view, part);
-                if order.is_some() { Piece::Back(bytes) } else { Piece::Lost }
+                if request.is_some() { Piece::Back(bytes) } else { Piece::Lost }
             }
-            (Piece::Back(mut bytes), _, Some(order)) => {
+            (Piece::Back(mut bytes), _, Some(request)) => {
                 if post.compared && std::mem::take(&mut self.links[post.link].flips) {
                     bytes[0] ^= 1;
                 }
-                order.region.write(&order.view, part, &bytes);
+                request.region.write(&request.view, part, &bytes);
                 Piece::Done
             }
             _ => Piece::Lost,
@@ -207,16 +209,16 @@ impl World {
         let link = self.by_session[&session];
         let side = self.links[link].side(engine);
         self.links[link].fenced[side] = true;
-        let mut orders = Vec::new();
+        let mut requests = Vec::new();
         for post in self.posts.iter_mut().filter(|post| post.engine == engine && post.link == link) {
-            orders.extend(post.orphan());
+            requests.extend(post.orphan());
         }
-        for order in orders {
+        for request in requests {
             let outcome = match self.rng.once_in(2) {
-                true => OrderOutcome::Void,
-                false => OrderOutcome::Failed(Error::new(Code::PeerLost, "flushed")),
+                true => WorkOutcome::Void,
+                false => WorkOutcome::Failed(Error::new(Code::PeerLost, "flushed")),
             };
-            self.engines[engine].node.order_done(order.id, outcome);
+            self.engines[engine].node.work_done(request.id, outcome);
         }
         self.engines[engine].node.fenced(session);
         self.engines[engine].node.tell_nics(&Nics::default());
@@ -233,7 +235,7 @@ fn waits((at, (_, piece)): (usize, &(Range<u64>, Piece))) -> Option<usize> {
     matches!(piece, Piece::Queued | Piece::Out(_) | Piece::Back(_)).then_some(at)
 }
 
-/// A call for a way to the peer's first NIC.
-pub fn way(from: u8, address: Vec<u8>) -> NicCall {
-    NicCall { from, to: 0, ask: NicAsk::Way, address }
+/// A call for a connection to the peer's first NIC.
+pub fn connect(from: u8, address: Vec<u8>) -> NicCall {
+    NicCall { from, to: 0, kind: NicCallKind::Connect, address }
 }

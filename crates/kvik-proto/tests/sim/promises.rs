@@ -2,21 +2,21 @@
 
 use crate::world::World;
 use kvik_core::GrantState;
-use kvik_proto::{CopyFrom, OWN_SESSION, OrderKind, Timing};
+use kvik_proto::{CopyFrom, OWN_SESSION, Timing, WorkKind};
 use std::collections::BTreeSet;
 
 impl World {
-    /// An order of this engine is open under a lease.
+    /// A work request of this engine is open under a lease.
     fn is_touched(&self, engine: usize, lease: u64) -> bool {
         let running = self.running.iter().filter(|running| running.engine == engine);
         let posted = self.posts.iter().filter(|post| post.engine == engine);
-        running.map(|running| &running.order).chain(posted.filter_map(|post| post.order.as_ref())).any(
-            |order| {
-                let from = match &order.kind {
-                    OrderKind::Copy(CopyFrom::Own(mem, _)) => Some(mem.lease),
+        running.map(|running| &running.request).chain(posted.filter_map(|post| post.request.as_ref())).any(
+            |request| {
+                let from = match &request.kind {
+                    WorkKind::Copy(CopyFrom::Own(mem, _)) => Some(mem.lease),
                     _ => None,
                 };
-                order.region.lease == lease || from == Some(lease)
+                request.region.lease == lease || from == Some(lease)
             },
         )
     }
@@ -25,7 +25,7 @@ impl World {
     pub fn release(&mut self, engine: usize, arena: &crate::memory::Arena, lease: u64) {
         assert!(
             !self.is_touched(engine, lease),
-            "P2: an order is open on memory that was reported to be free"
+            "P2: a work request is open on memory that was reported to be free"
         );
         arena.release(lease, self.rng.0 ^ 0xDEAD);
     }
@@ -39,7 +39,10 @@ impl World {
             let lost = key.0 != OWN_SESSION && engine.node.established(key.0).is_none();
             if late || lost {
                 let why = if late { "P3: after its deadline" } else { "P6: after its session" };
-                assert!(self.is_touched(at, begun.lease), "{why} transfer {key:?} goes on without an order");
+                assert!(
+                    self.is_touched(at, begun.lease),
+                    "{why} transfer {key:?} goes on without a work request"
+                );
             }
         }
         if let Some((deadline, _, number)) = engine.unended.first() {
@@ -73,7 +76,7 @@ impl World {
 
     /// The end of a schedule: all has ended, nothing is kept.
     pub fn check_quiet(&self) {
-        assert!(self.running.is_empty(), "an order never ended");
+        assert!(self.running.is_empty(), "a work request never ended");
         for (at, engine) in self.engines.iter().enumerate() {
             assert!(
                 engine.open.is_empty(),

@@ -283,20 +283,20 @@ impl World {
             self.pump(engine);
         }
     }
-    /// A NIC of an engine wants a way that it may never use.
-    pub fn ask_for_way(&mut self, engine: usize, session: u64) {
+    /// A NIC of an engine wants a connection that it may never use.
+    pub fn request_connection(&mut self, engine: usize, session: u64) {
         if self.links[self.by_session[&session]].one_sided {
-            let call = crate::nic::way(self.rng.next() as u8 & 0x7F, vec![0; 24]);
+            let call = crate::nic::connect(self.rng.next() as u8 & 0x7F, vec![0; 24]);
             self.engines[engine].node.reach(session, call);
         }
     }
 
-    /// An engine has opened its endpoints again, or wants a way to those of another.
+    /// An engine has opened its endpoints again, or wants a connection to those of another.
     pub fn tell_nics(&mut self, engine: usize) {
         if !self.engines[engine].asleep {
             let sessions = self.engines[engine].node.sessions();
             match sessions.first().filter(|_| self.rng.once_in(2)) {
-                Some(session) => self.ask_for_way(engine, *session),
+                Some(session) => self.request_connection(engine, *session),
                 None => self.engines[engine].node.tell_nics(&Nics::default()),
             }
             self.pump(engine);

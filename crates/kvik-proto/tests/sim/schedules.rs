@@ -191,7 +191,7 @@ impl Schedule {
             27 => {
                 world.now += ms(900);
                 world.tick();
-                // Then whatever is under way comes after a silence.
+                // Then whatever is in flight comes after a silence.
                 if world.rng.once_in(3) {
                     world.now += ms(150);
                     world.tick();

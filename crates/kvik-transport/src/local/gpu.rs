@@ -4,7 +4,7 @@
 //! where this process has none. The control thread, which hears of it, asks the driver for nothing. Before, the peer is
 //! asked to hold it: memory must not be freed while somebody has it open.
 
-use super::outbox::Told;
+use super::channel::Lease;
 use super::{LocalLink, lock};
 use crate::from_host;
 use kvik_core::{Code, Error, RegionId, Result};
@@ -19,12 +19,12 @@ pub struct PeerGpuRegion {
     region: RegionId,
     handle: IpcHandle,
     opened: Mutex<Option<PeerGpu>>,
-    told: Arc<Told>,
+    lease: Arc<Lease>,
 }
 
 impl PeerGpuRegion {
-    pub(super) fn new(region: RegionId, handle: IpcHandle, told: Told) -> PeerGpuRegion {
-        PeerGpuRegion { region, handle, opened: Mutex::default(), told: Arc::new(told) }
+    pub(super) fn new(region: RegionId, handle: IpcHandle, lease: Lease) -> PeerGpuRegion {
+        PeerGpuRegion { region, handle, opened: Mutex::default(), lease: Arc::new(lease) }
     }
 
     /// Its memory, to copy from, once the peer holds it. What was refused once is asked for again the next time.
@@ -40,7 +40,7 @@ impl PeerGpuRegion {
         if Cuda::loaded().is_none() {
             return Err(self.unavailable("this process does not use CUDA"));
         }
-        self.told.ask()?;
+        self.lease.ask()?;
         if !link.wait_held(self, stop) {
             return Err(link.not_shown(&format!("that it holds its region {} for others", self.region.0)));
         }
@@ -48,7 +48,7 @@ impl PeerGpuRegion {
         if let Some(peer) = &*opened {
             return Ok(peer.memory().clone());
         }
-        let peer = PeerGpu::open_keeping(&self.handle, Box::new(self.told.clone()));
+        let peer = PeerGpu::open_keeping(&self.handle, Box::new(self.lease.clone()));
         let peer = opened.insert(peer.map_err(|error| self.refused(error))?);
         Ok(peer.memory().clone())
     }
@@ -57,8 +57,8 @@ impl PeerGpuRegion {
         self.region
     }
 
-    pub(super) fn told(&self) -> &Told {
-        &self.told
+    pub(super) fn lease(&self) -> &Lease {
+        &self.lease
     }
 
     fn refused(&self, error: HostError) -> Error {

@@ -9,10 +9,10 @@
 //! - `gpu`: a peer's memory on a GPU, and when it is opened;
 //! - [`Local`]: the transport of all sessions;
 //! - `populate`: the page tables of what is mapped here;
-//! - `outbox`: the messages, and what is held until the peer has closed it.
+//! - `channel`: the messages, and what is held until the peer has closed it.
 
+mod channel;
 mod gpu;
-mod outbox;
 mod populate;
 mod transport;
 
@@ -22,14 +22,15 @@ pub use transport::{LOCAL_LINK, Local, LocalConfig};
 pub use gpu::PeerGpuRegion;
 pub use populate::{Populated, Populator};
 
-use crate::{Held, from_host};
+use crate::{RegionMemory, from_host};
+use channel::{
+    CLOSED, GPUS, HELD, HELLO, LONG, Lease, LocalChannel, MESSAGE, OPENS, SHARE, SHARE_GPU, UNSHARE,
+    handle_in,
+};
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::cuda::IpcHandle;
 use kvik_host::unix::UnixConn;
 use kvik_host::{FenceTable, Io, PeerFence, PeerMemory, ProcessMemory};
-use outbox::{
-    CLOSED, GPUS, HELD, HELLO, LONG, MESSAGE, OPENS, Outbox, SHARE, SHARE_GPU, Told, UNSHARE, handle_in,
-};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,7 +64,7 @@ pub enum PeerRegion {
 
 impl PeerRegion {
     /// How it is read: `"memfd"`, `"process_vm_readv"` or `"cuda_ipc"`.
-    pub fn way(&self) -> &'static str {
+    pub fn mechanism(&self) -> &'static str {
         match self {
             PeerRegion::Mapped(..) => "memfd",
             PeerRegion::Process { .. } => "process_vm_readv",
@@ -78,14 +79,14 @@ pub struct LocalLink {
     peer_pid: u32,
     /// Proves this process's number to the peer, which reads the nonce where it lies.
     _nonce: Arc<[u8; 32]>,
-    shown: Mutex<Shown>,
+    peer_regions: Mutex<PeerRegions>,
     arrived: Condvar,
-    outbox: Arc<Outbox>,
+    channel: Arc<LocalChannel>,
     populator: Option<Arc<Populator>>,
 }
 
 #[derive(Default)]
-struct Shown {
+struct PeerRegions {
     fence: Option<Arc<PeerFence>>,
     process: Option<Result<Arc<ProcessMemory>>>,
     regions: HashMap<RegionId, Result<Arc<PeerRegion>>>,
@@ -103,14 +104,14 @@ impl LocalLink {
         wake: impl Fn() + Send + Sync + 'static,
     ) -> LocalLink {
         let nonce = Arc::new(nonce);
-        let outbox = Outbox::new(fence, nonce.clone(), Box::new(wake));
+        let channel = LocalChannel::new(fence, nonce.clone(), Box::new(wake));
         LocalLink {
             conn,
             peer_pid,
             _nonce: nonce,
-            shown: Mutex::default(),
+            peer_regions: Mutex::default(),
             arrived: Condvar::new(),
-            outbox: Arc::new(outbox),
+            channel: Arc::new(channel),
             populator: None,
         }
     }
@@ -135,8 +136,8 @@ impl LocalLink {
 
     /// Shows a region to the peer. Call [`LocalLink::flush`] afterwards. One on a GPU is shown by its handle, to a peer
     /// that understands it; its memory is held while the peer has it open and the link is up.
-    pub fn share(&self, region: RegionId, memory: &Held, handle: Option<IpcHandle>) {
-        self.outbox.share(region, memory, handle);
+    pub fn share(&self, region: RegionId, memory: &RegionMemory, handle: Option<IpcHandle>) {
+        self.channel.share(region, memory, handle);
     }
 
     /// Takes a region back. What the peer has mapped stays mapped there, so grants over it must have ended.
@@ -144,12 +145,12 @@ impl LocalLink {
     /// What waits to be sent stays in proportion to the regions that are open and those that the peer has been
     /// shown: one that it has not heard of yet is simply not shown.
     pub fn unshare(&self, region: RegionId) {
-        self.outbox.unshare(region);
+        self.channel.unshare(region);
     }
 
     /// Sends what waits: true when all of it went, false when the socket must become writable first.
     pub fn flush(&self) -> Result<bool> {
-        self.outbox.flush(&self.conn)
+        self.channel.flush(&self.conn)
     }
 
     /// Takes what the peer has sent.
@@ -181,15 +182,15 @@ impl LocalLink {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         let id = RegionId(u32_at(4));
-        // What it takes out of the book is dropped when the book is closed.
+        // What it takes out of the table is dropped when the table is unlocked.
         let mut before = None;
-        let mut shown = lock(&self.shown);
+        let mut shown = lock(&self.peer_regions);
         match (bytes[0], fd) {
             (HELLO, Some(fd)) => {
                 let fence = PeerFence::map(fd).map_err(|error| from_host(Code::SealMissing, error))?;
                 shown.fence = Some(Arc::new(fence));
                 shown.process = Some(self.prove_process(u64_at(8), &bytes[32..MESSAGE]));
-                self.outbox.takes_gpus(u32_at(4) & GPUS != 0);
+                self.channel.takes_gpus(u32_at(4) & GPUS != 0);
             }
             (SHARE | SHARE_GPU, _) if shown.regions.len() >= MAX_REGIONS => {
                 return Err(Error::new(
@@ -205,20 +206,20 @@ impl LocalLink {
                 before = shown.regions.insert(id, region);
             }
             (SHARE_GPU, None) => {
-                let told = Told::new(&self.outbox, id, u64_at(8));
-                let region = PeerGpuRegion::new(id, handle_in(bytes), told);
+                let lease = Lease::new(&self.channel, id, u64_at(8));
+                let region = PeerGpuRegion::new(id, handle_in(bytes), lease);
                 before = shown.regions.insert(id, Ok(Arc::new(PeerRegion::Gpu(region))));
             }
             (UNSHARE, _) => before = shown.regions.remove(&id),
-            (OPENS, None) => self.outbox.opens(id, u64_at(8)),
+            (OPENS, None) => self.channel.opens(id, u64_at(8)),
             (HELD, None) => {
                 if let Some(Ok(region)) = shown.regions.get(&id)
                     && let PeerRegion::Gpu(gpu) = &**region
                 {
-                    gpu.told().note_held(u64_at(8));
+                    gpu.lease().note_held(u64_at(8));
                 }
             }
-            (CLOSED, None) => self.outbox.closed(u64_at(8)),
+            (CLOSED, None) => self.channel.closed(u64_at(8)),
             _ => {
                 return Err(Error::new(
                     Code::ProtocolError,
@@ -246,7 +247,13 @@ impl LocalLink {
         Ok(Arc::new(process))
     }
 
-    fn region_of(&self, shown: &Shown, fd: Option<OwnedFd>, addr: u64, len: u64) -> Result<Arc<PeerRegion>> {
+    fn region_of(
+        &self,
+        shown: &PeerRegions,
+        fd: Option<OwnedFd>,
+        addr: u64,
+        len: u64,
+    ) -> Result<Arc<PeerRegion>> {
         if let Some(fd) = fd {
             let memory =
                 PeerMemory::map(fd, len as usize).map_err(|error| from_host(Code::SealMissing, error))?;
@@ -278,11 +285,11 @@ impl LocalLink {
 
     /// Waits until the peer holds a region on a GPU. False when it does not come to that, as when it takes it back.
     fn wait_held(&self, gpu: &PeerGpuRegion, stop: &AtomicBool) -> bool {
-        let shown = |shown: &Shown| match shown.regions.get(&gpu.region()) {
+        let shown = |shown: &PeerRegions| match shown.regions.get(&gpu.region()) {
             Some(Ok(region)) => matches!(&**region, PeerRegion::Gpu(known) if std::ptr::eq(known, gpu)),
             _ => false,
         };
-        let held = |all: &Shown| match (gpu.told().is_held(), shown(all)) {
+        let held = |all: &PeerRegions| match (gpu.lease().is_held(), shown(all)) {
             (true, _) => Some(true),
             (false, false) => Some(false),
             (false, true) => None,
@@ -291,16 +298,16 @@ impl LocalLink {
     }
 
     fn not_shown(&self, what: &str) -> Error {
-        match lock(&self.shown).down {
+        match lock(&self.peer_regions).down {
             true => link_broke(),
             false => Error::new(Code::TransportUnavailable, format!("the peer has not shown {what}")),
         }
     }
 
-    /// Waits, within bounds, until something is shown, the order in hand must stop, or the link is over.
-    fn wait<T>(&self, stop: &AtomicBool, mut find: impl FnMut(&Shown) -> Option<T>) -> Option<T> {
+    /// Waits, within bounds, until something is shown, the work request in flight must stop, or the link is over.
+    fn wait<T>(&self, stop: &AtomicBool, mut find: impl FnMut(&PeerRegions) -> Option<T>) -> Option<T> {
         let until = Instant::now() + ARRIVAL;
-        let mut shown = lock(&self.shown);
+        let mut shown = lock(&self.peer_regions);
         loop {
             if let Some(found) = find(&shown) {
                 return Some(found);
@@ -309,21 +316,21 @@ impl LocalLink {
             if shown.down || left.is_zero() || stopped(stop) {
                 return None;
             }
-            // A stop rings no bell here: it is looked for.
+            // A stop wakes nobody here: it is looked for.
             shown =
                 self.arrived.wait_timeout(shown, left.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// How a region of the peer is read, if it has been shown; without waiting.
-    pub fn way_of(&self, id: RegionId) -> Option<&'static str> {
-        lock(&self.shown).regions.get(&id)?.as_ref().ok().map(|region| region.way())
+    pub fn mechanism_of(&self, id: RegionId) -> Option<&'static str> {
+        lock(&self.peer_regions).regions.get(&id)?.as_ref().ok().map(|region| region.mechanism())
     }
 
     /// The link is over: nobody waits for anything on it any more.
     pub fn cut(&self) {
-        self.outbox.cut();
-        lock(&self.shown).down = true;
+        self.channel.cut();
+        lock(&self.peer_regions).down = true;
         self.arrived.notify_all();
     }
 }

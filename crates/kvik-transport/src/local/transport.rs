@@ -3,7 +3,10 @@
 use super::{LocalLink, Populator, lock};
 use crate::copy::CopyPool;
 use crate::pace::Pace;
-use crate::{Answer, Held, Moved, Queue, Request, Services, SessionEvents, Transport, TransportId, WeakHeld};
+use crate::{
+    Answer, Moved, Queue, RegionMemory, Request, Services, SessionEvents, Transport, TransportId,
+    WeakRegionMemory,
+};
 use kvik_core::{Error, RegionId, Result};
 use kvik_host::cuda::IpcHandle;
 use kvik_host::thread::ThreadOptions;
@@ -42,7 +45,7 @@ pub struct Local {
     populator: Arc<Populator>,
     events: Weak<dyn SessionEvents>,
     links: Arc<Links>,
-    regions: Mutex<HashMap<RegionId, Shown>>,
+    regions: Mutex<HashMap<RegionId, PeerRegions>>,
 }
 
 /// The local channels of sessions.
@@ -64,8 +67,8 @@ enum State {
     Up(Arc<LocalLink>),
 }
 
-struct Shown {
-    memory: WeakHeld,
+struct PeerRegions {
+    memory: WeakRegionMemory,
     handle: Option<GpuHandle>,
 }
 
@@ -179,7 +182,7 @@ impl Local {
     }
 
     /// Why a process on this host cannot copy from a region, where it cannot.
-    fn not_opened(&self, region: RegionId, memory: &Held) -> Option<Arc<str>> {
+    fn not_opened(&self, region: RegionId, memory: &RegionMemory) -> Option<Arc<str>> {
         let device = memory.device()?.ordinal();
         let id = region.0;
         let hidden = "and this engine shows no memory to other processes";
@@ -217,13 +220,13 @@ impl Transport for Local {
         }
     }
 
-    fn register(&self, region: RegionId, memory: &Held, _limit: Duration) -> Result<()> {
+    fn register(&self, region: RegionId, memory: &RegionMemory, _limit: Duration) -> Result<()> {
         // Asked of the driver once, by who registers; not by threads that others wait for.
         let handle = self.listens.then(|| memory.export(region)).flatten();
         if let Some(Err(why)) = &handle {
             log::info!("{why}");
         }
-        let shown = Shown { memory: memory.downgrade(), handle: handle.clone() };
+        let shown = PeerRegions { memory: memory.downgrade(), handle: handle.clone() };
         lock(&self.regions).insert(region, shown);
         let handle = handle.and_then(std::result::Result::ok);
         self.links.all().iter().for_each(|link| link.share(region, memory, handle));
@@ -240,7 +243,7 @@ impl Transport for Local {
     fn forget(&self, _region: RegionId) {}
 
     /// What peers write is copied by this process, from theirs.
-    fn closed(&self, region: RegionId, memory: &Held, op: Op) -> Option<Arc<str>> {
+    fn closed(&self, region: RegionId, memory: &RegionMemory, op: Op) -> Option<Arc<str>> {
         if op == Op::Read { self.not_opened(region, memory) } else { None }
     }
 
@@ -276,7 +279,7 @@ impl Transport for Local {
     /// As it was seen, where this side has copied; else as it is to be expected.
     fn mechanism(&self, of: &Moved<'_>) -> String {
         let link = self.links.get(of.request.session);
-        if let Some(seen) = of.copied_from.and_then(|region| link?.way_of(region)) {
+        if let Some(seen) = of.copied_from.and_then(|region| link?.mechanism_of(region)) {
             return seen.to_owned();
         }
         let expected = match (of.request.op, of.request.memory) {

@@ -5,8 +5,8 @@
 //! one of them must be cut off.
 
 use super::NicOptions;
-use super::card::{Card, Cut, Done, Operation, Posted, goes_on};
-use crate::{Held, from_host};
+use super::device::{CancelScope, Done, Operation, Posted, RmaDevice, goes_on};
+use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 use kvik_host::fabric::{Device, Endpoint, Fabric, FabricError, Nic, Registration, Rma, RmaOp, Slot};
@@ -23,7 +23,7 @@ const LONGEST: u64 = 1 << 20;
 const ADDRESSES: usize = 64;
 
 /// See the module's text.
-pub(crate) struct FabricCard {
+pub(crate) struct FabricRmaDevice {
     nic: Arc<Nic>,
     depth: usize,
     // In the order in which they are closed.
@@ -44,19 +44,19 @@ struct Side {
     /// of what the old one had must not wait for that.
     endpoint: Option<Endpoint>,
     /// Why one that was to be closed is open until the process ends.
-    loose: Option<Error>,
+    not_stopped: Option<Error>,
 }
 
 impl Side {
     fn close(&mut self) -> Result<()> {
         if let Some(Err(error)) = self.endpoint.take().map(Endpoint::close) {
-            self.loose = Some(goes_on(&error));
+            self.not_stopped = Some(goes_on(&error));
         }
-        self.loose.clone().map_or(Ok(()), Err)
+        self.not_stopped.clone().map_or(Ok(()), Err)
     }
 
     fn opened(&mut self, open: impl FnOnce() -> Result<Endpoint>) -> Result<&mut Endpoint> {
-        if let Some(why) = &self.loose {
+        if let Some(why) = &self.not_stopped {
             return Err(why.clone());
         }
         let endpoint = match self.endpoint.take() {
@@ -116,10 +116,10 @@ pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>
     let no = |text: String| Error::new(Code::TransportUnavailable, text);
     let fabric = Fabric::load(options.library.as_deref()).map_err(|error| no(error.to_string()))?;
     // Its writes into another process go on after its own endpoint was closed, and closing one with operations under
-    // way ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold. Where no process
-    // writes into another one (`FI_SHM_DISABLE_CMA`) that is better, but forgetting a peer of the own process that has
-    // closed its endpoint ends the process still (seen with 2.1 and 2.6), and a target never forgets who has reached it:
-    // the 257th peer takes another's place, unnoticed in a build without assertions (`smr_map_add` of 2.1).
+    // case ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold. Where no
+    // process writes into another one (`FI_SHM_DISABLE_CMA`) that is better, but forgetting a peer of the own process
+    // that has closed its endpoint ends the process still (seen with 2.1 and 2.6), and a target never forgets who has
+    // reached it: the 257th peer takes another's place, unnoticed in a build without assertions (`smr_map_add` of 2.1).
     if provider == "shm" {
         let text = "libfabric's provider \"shm\" cannot be stopped in the middle of a transfer: use transport \"local\"";
         return Err(no(text.into()));
@@ -140,15 +140,15 @@ pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>
     Ok(nics)
 }
 
-impl FabricCard {
+impl FabricRmaDevice {
     /// Opens the NIC.
-    pub fn open(nic: &Arc<Nic>, depth: usize) -> Result<FabricCard> {
+    pub fn open(nic: &Arc<Nic>, depth: usize) -> Result<FabricRmaDevice> {
         let device = Device::open(nic).map_err(refused)?;
         match device.gpus() {
             Ok(()) => log::info!("NIC {} reaches memory of GPUs by dma-bufs", nic.name()),
             Err(why) => log::debug!("NIC {} reaches no memory of GPUs: {why}", nic.name()),
         }
-        let mut card = FabricCard {
+        let mut device = FabricRmaDevice {
             nic: nic.clone(),
             depth,
             posts: Side::default(),
@@ -159,9 +159,9 @@ impl FabricCard {
             device,
         };
         // What cannot be opened is said before anybody relies on it.
-        card.posts()?;
-        card.target()?;
-        Ok(card)
+        device.posts()?;
+        device.target()?;
+        Ok(device)
     }
 
     /// The endpoint that posts, opened where it is not.
@@ -175,9 +175,9 @@ impl FabricCard {
     }
 }
 
-impl Card for FabricCard {
+impl RmaDevice for FabricRmaDevice {
     type Known = Rc<Registration>;
-    type Way = Slot;
+    type Conn = Slot;
 
     fn longest(&self) -> u64 {
         (self.nic.longest() as u64).clamp(1, LONGEST)
@@ -211,13 +211,13 @@ impl Card for FabricCard {
         self.posts.may_wait() && self.target.may_wait()
     }
 
-    fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
+    fn register(&mut self, memory: RegionMemory) -> Result<(Rc<Registration>, NicKey)> {
         let known = match memory {
-            Held::Host(memory) => self.device.register(memory, true).map_err(|error| {
+            RegionMemory::Host(memory) => self.device.register(memory, true).map_err(|error| {
                 let hint = "raise the limit of locked memory (ulimit -l) if that is why";
                 Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))
             }),
-            Held::Gpu(memory) => self.device.register_gpu(memory, true).map_err(refused),
+            RegionMemory::Gpu(memory) => self.device.register_gpu(memory, true).map_err(refused),
         }?;
         let key = NicKey { key: known.key(), base: known.base() };
         Ok((known, key))
@@ -227,7 +227,7 @@ impl Card for FabricCard {
         self.connect(session, address).map(Some)
     }
 
-    /// The address that is known here: a peer that has another one by now has cut the way to this one.
+    /// The address that is known here: a peer that has another one by now has cut the connection to this one.
     fn call(&mut self, _session: u64, address: &[u8]) -> Result<Vec<u8>> {
         Ok(address.to_vec())
     }
@@ -236,7 +236,7 @@ impl Card for FabricCard {
         self.posts()?.add_peer(told).map_err(|error| Error::new(Code::PeerLost, error.to_string()))
     }
 
-    fn shut_out(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
+    fn disconnect_peer(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
         let known = self.target.endpoint.as_mut().map(Endpoint::address).transpose().map_err(refused)?;
         // One by another address was cut before, when the peer had not heard of it yet.
         if known.is_some_and(|known| known != told) { Ok(false) } else { self.fence(session) }
@@ -246,9 +246,9 @@ impl Card for FabricCard {
         self.address()
     }
 
-    fn leave(&mut self, _session: u64, way: Slot) {
+    fn leave(&mut self, _session: u64, conn: Slot) {
         // With a closed endpoint all that it knew is forgotten.
-        if let Some(Err(error)) = self.posts.endpoint.as_mut().map(|posts| posts.remove_peer(way)) {
+        if let Some(Err(error)) = self.posts.endpoint.as_mut().map(|posts| posts.remove_peer(conn)) {
             log::debug!("a NIC's peer cannot be forgotten: {error}");
         }
     }
@@ -265,13 +265,13 @@ impl Card for FabricCard {
             memory: operation.memory,
             offset: run.offset,
             len: run.len,
-            peer: operation.way,
+            peer: operation.conn,
             remote: operation.remote,
             key: operation.key,
             token: operation.token,
         };
         let posts = self.posts.endpoint.as_mut().ok_or_else(|| {
-            Error::new(Code::PeerLost, "the NIC's way to the peer was closed to stop a transfer")
+            Error::new(Code::PeerLost, "the NIC's connection to the peer was closed to stop a transfer")
         })?;
         posts.post(&rma).map_err(|error| from_host(Code::PeerLost, error))
     }
@@ -295,12 +295,12 @@ impl Card for FabricCard {
 
     /// Of the NIC itself libfabric tells by failed operations only.
     fn down(&self) -> Option<Error> {
-        self.posts.loose.as_ref().or(self.target.loose.as_ref()).cloned()
+        self.posts.not_stopped.as_ref().or(self.target.not_stopped.as_ref()).cloned()
     }
 
-    fn cut(&mut self, _session: u64) -> Result<Cut> {
+    fn cancel(&mut self, _session: u64) -> Result<CancelScope> {
         self.posts.close()?;
-        Ok(Cut::Everybody)
+        Ok(CancelScope::All)
     }
 
     fn fence(&mut self, _session: u64) -> Result<bool> {
@@ -308,6 +308,6 @@ impl Card for FabricCard {
         Ok(true)
     }
 
-    /// All peers share the endpoints; ways are left one by one.
+    /// All peers share the endpoints; connections are left one by one.
     fn forget(&mut self, _session: u64) {}
 }

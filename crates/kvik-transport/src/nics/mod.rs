@@ -2,33 +2,33 @@
 //!
 //! - [`NicOptions`]: which NICs, and what speaks to them;
 //! - [`NicPool`]: their threads;
-//! - `card`: what a thread needs of a NIC; `libfabric`, `verbs` and `plugin` have it;
+//! - `device`: what a thread needs of a NIC; `libfabric`, `verbs` and `plugin` have it;
 //! - `worker`: the thread: what it is told, and when it sleeps;
-//! - `hand`: the orders that it has in hand;
-//! - `roads`: its ways to peers: how they open, mend and close;
-//! - `warm`: ways that are opened before anything moves over them.
+//! - `posting`: the work requests that it has in flight;
+//! - `connections`: its connections to peers: how they open, mend and close;
+//! - `warm_up`: connections that are opened before anything moves over them.
 
-mod active;
-mod card;
-mod hand;
+mod connections;
+mod device;
+mod in_flight;
 mod libfabric;
 mod options;
 mod plugin;
-mod roads;
+mod posting;
 mod stats;
 mod verbs;
-mod warm;
+mod warm_up;
 mod worker;
 
 pub use options::{NicKind, NicOptions};
 pub use stats::NicStats;
 
 use crate::local::lock;
-use crate::{Held, Services, TransportId, from_host};
+use crate::{RegionMemory, Services, TransportId, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::EventFd;
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use kvik_proto::{NicAnswer, NicAsk, NicCall, NicKey, Nics};
+use kvik_proto::{NicAnswer, NicCall, NicCallKind, NicKey, Nics};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -46,38 +46,38 @@ const OPEN: Duration = Duration::from_secs(60);
 
 /// The threads of an engine's NICs.
 pub(crate) struct NicPool {
-    lanes: Vec<Arc<Inbox>>,
+    workers: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     told: Arc<Told>,
     transport: TransportId,
-    way: String,
+    mechanism: String,
     stats: Vec<Arc<NicStats>>,
 }
 
 /// What a thread is told.
 pub(crate) enum Command {
-    /// Orders come from here.
+    /// Work requests come from here.
     Serve(Arc<Services>),
     /// The session may have something to post.
     Post(u64),
-    /// A transfer must stop: look at the orders in hand.
+    /// A transfer must stop: look at the work requests in flight.
     Halt,
     /// Peers may reach this engine's memory: they need the thread's help.
     Expose,
     /// The session's peer has other addresses now.
     Find(u64),
-    /// A NIC of the session's peer wants a way to this one.
+    /// A NIC of the session's peer wants a connection to this one.
     Called(u64, NicCall),
     /// The session's peer has answered this one.
     Answered(u64, NicAnswer),
-    /// The way to the session's peer is to be open, before this time is over.
-    Warm(u64, Instant),
+    /// The connection to the session's peer is to be open, before this time is over.
+    WarmUp(u64, Instant),
     /// The session is over.
     Forget(u64),
     /// The session is over, and its peer may still reach memory here.
     Fence(Arc<Fence>),
     /// The NIC must know this memory.
-    Register(Held, SyncSender<Result<NicKey>>),
+    Register(RegionMemory, SyncSender<Result<NicKey>>),
     /// It need not know it any more.
     Unregister(usize, SyncSender<()>),
     /// It must know it again, as before.
@@ -102,7 +102,7 @@ impl Fence {
 /// What waits for a thread.
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
-    bell: EventFd,
+    waker: EventFd,
 }
 
 #[derive(Default)]
@@ -120,11 +120,11 @@ struct Waiting {
 #[derive(PartialEq, Eq, Hash)]
 enum Word {
     /// One of the peer's NICs calls.
-    Call(u8, NicAsk),
+    Call(u8, NicCallKind),
     /// The peer answers.
-    Answer(NicAsk),
-    /// The engine wants it warm.
-    Warm,
+    Answer(NicCallKind),
+    /// The engine wants it warmed up.
+    WarmUp,
 }
 
 impl Waiting {
@@ -140,15 +140,15 @@ impl Waiting {
 
     fn put(&mut self, command: Command) {
         let word = match &command {
-            Command::Called(session, call) => Some((*session, Word::Call(call.from, call.ask))),
-            Command::Answered(session, answer) => Some((*session, Word::Answer(answer.ask))),
-            Command::Warm(session, _) => Some((*session, Word::Warm)),
+            Command::Called(session, call) => Some((*session, Word::Call(call.from, call.kind))),
+            Command::Answered(session, answer) => Some((*session, Word::Answer(answer.kind))),
+            Command::WarmUp(session, _) => Some((*session, Word::WarmUp)),
             _ => None,
         };
         let next = self.commands.len();
         let at = word.map_or(next, |word| *self.words.entry(word).or_insert(next));
         match (self.commands.get_mut(at), command) {
-            (Some(Command::Warm(_, earlier)), Command::Warm(_, until)) => *earlier = until.max(*earlier),
+            (Some(Command::WarmUp(_, earlier)), Command::WarmUp(_, until)) => *earlier = until.max(*earlier),
             (Some(earlier), command) => *earlier = command,
             (None, command) => self.commands.push(command),
         }
@@ -163,7 +163,7 @@ impl Inbox {
             waiting.put(command);
         }
         drop(waiting);
-        if first && let Err(error) = self.bell.signal() {
+        if first && let Err(error) = self.waker.signal() {
             log::error!("a NIC's thread cannot be woken: {error}");
         }
     }
@@ -203,38 +203,38 @@ impl Told {
 }
 
 /// Which NICs cannot reach a session's peer for the time being.
-pub(crate) struct Shut {
+pub(crate) struct Unreachable {
     nics: usize,
     sessions: Mutex<HashMap<u64, u32>>,
 }
 
-impl Shut {
-    fn new(nics: usize) -> Shut {
-        Shut { nics, sessions: Mutex::default() }
+impl Unreachable {
+    fn new(nics: usize) -> Unreachable {
+        Unreachable { nics, sessions: Mutex::default() }
     }
 
     /// This NIC cannot: whether another may still.
-    fn shut(&self, session: u64, nic: usize) -> bool {
+    fn mark(&self, session: u64, nic: usize) -> bool {
         let mut sessions = lock(&self.sessions);
-        let shut = sessions.entry(session).or_default();
-        *shut |= 1 << nic;
-        (shut.count_ones() as usize) < self.nics
+        let unreachable = sessions.entry(session).or_default();
+        *unreachable |= 1 << nic;
+        (unreachable.count_ones() as usize) < self.nics
     }
 
     /// It may try all of them again.
-    fn open_all(&self, nic: usize) {
-        lock(&self.sessions).retain(|_, shut| {
-            *shut &= !(1 << nic);
-            *shut != 0
+    fn clear_nic(&self, nic: usize) {
+        lock(&self.sessions).retain(|_, unreachable| {
+            *unreachable &= !(1 << nic);
+            *unreachable != 0
         });
     }
 
     /// It may try again, or need not any more.
-    fn open(&self, session: u64, nic: usize) {
+    fn clear(&self, session: u64, nic: usize) {
         let mut sessions = lock(&self.sessions);
-        if let Some(shut) = sessions.get_mut(&session) {
-            *shut &= !(1 << nic);
-            if *shut == 0 {
+        if let Some(unreachable) = sessions.get_mut(&session) {
+            *unreachable &= !(1 << nic);
+            if *unreachable == 0 {
                 sessions.remove(&session);
             }
         }
@@ -291,11 +291,11 @@ impl NicPool {
     /// `TransportUnavailable`: no library, no such NIC, or one that cannot be opened.
     pub fn start(options: &NicOptions, threads: &ThreadOptions) -> Result<NicPool> {
         let mut pool = NicPool {
-            lanes: Vec::new(),
+            workers: Vec::new(),
             threads: Mutex::default(),
             told: Arc::default(),
             transport: options.kind.transport(),
-            way: options.kind.way().unwrap_or_default(),
+            mechanism: options.kind.mechanism().unwrap_or_default(),
             stats: Vec::new(),
         };
         let depth = options.depth;
@@ -304,24 +304,24 @@ impl NicPool {
                 let nics = libfabric::nics(options, provider)?;
                 let named = nics.into_iter().map(|nic| (nic.name(), nic));
                 pool.open(options, threads, named.collect(), move |nic| {
-                    libfabric::FabricCard::open(&nic, depth)
+                    libfabric::FabricRmaDevice::open(&nic, depth)
                 })
             }
             NicKind::Verbs => {
                 let nics = verbs::nics(options)?;
-                pool.open(options, threads, nics, move |nic| verbs::VerbsCard::open(nic, depth))
+                pool.open(options, threads, nics, move |nic| verbs::VerbsRmaDevice::open(nic, depth))
             }
             NicKind::Plugin => {
                 let plugin = plugin::load(options)?;
                 let nics = plugin::nics(&plugin)?;
-                pool.way = plugin.name().to_owned();
+                pool.mechanism = plugin.name().to_owned();
                 pool.open(options, threads, nics, move |number| {
-                    plugin::PluginCard::open(&plugin, number, depth)
+                    plugin::PluginRmaDevice::open(&plugin, number, depth)
                 })
             }
         }?;
         // What peers must have too to be reached.
-        let provider = format!("{}:{}", options.kind.transport(), pool.way);
+        let provider = format!("{}:{}", options.kind.transport(), pool.mechanism);
         let nics = Nics { provider, addresses };
         if !nics.fit() {
             let text = "the NICs have longer addresses than a greeting has room for: name fewer of them";
@@ -332,7 +332,7 @@ impl NicPool {
     }
 
     /// Starts a thread for each of these NICs, or for those that the options name: their addresses.
-    fn open<N: Send + 'static, C: card::Card>(
+    fn open<N: Send + 'static, C: device::RmaDevice>(
         &mut self,
         options: &NicOptions,
         threads: &ThreadOptions,
@@ -340,23 +340,23 @@ impl NicPool {
         open: impl Fn(N) -> Result<C> + Clone + Send + 'static,
     ) -> Result<Vec<Vec<u8>>> {
         let nics = named(options, nics)?;
-        let shut = Arc::new(Shut::new(nics.len()));
+        let unreachable = Arc::new(Unreachable::new(nics.len()));
         let mut opening = Vec::new();
         for (number, (name, nic)) in nics.into_iter().enumerate() {
-            let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
-            let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
+            let waker = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
+            let inbox = Arc::new(Inbox { waiting: Mutex::default(), waker });
             let stats = Arc::new(NicStats::new(name));
             let (tell, opened) = sync_channel(1);
             let place = Place {
                 number,
                 inbox: inbox.clone(),
-                shut: shut.clone(),
+                unreachable: unreachable.clone(),
                 stats: stats.clone(),
                 told: self.told.clone(),
             };
             let open = open.clone();
             let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
-                let worker = open(nic).and_then(|card| worker::Worker::new(card, place));
+                let worker = open(nic).and_then(|device| worker::Worker::new(device, place));
                 match worker {
                     Ok((mut worker, address)) => {
                         let _ = tell.send(Ok(address));
@@ -366,7 +366,7 @@ impl NicPool {
                 }
             });
             lock(&self.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
-            self.lanes.push(inbox);
+            self.workers.push(inbox);
             self.stats.push(stats);
             opening.push(opened);
         }
@@ -382,9 +382,9 @@ impl NicPool {
         opened
     }
 
-    /// Begins to serve orders.
+    /// Begins to serve work requests.
     pub fn serve(&self, services: &Arc<Services>) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Serve(services.clone())));
+        self.workers.iter().for_each(|worker| worker.put(Command::Serve(services.clone())));
     }
 
     /// What peers are told.
@@ -392,9 +392,9 @@ impl NicPool {
         lock(&self.told.nics).clone()
     }
 
-    /// What reports call the way.
-    pub fn way(&self) -> &str {
-        &self.way
+    /// What reports call the mechanism.
+    pub fn mechanism(&self) -> &str {
+        &self.mechanism
     }
 
     /// Which transport it is.
@@ -409,7 +409,7 @@ impl NicPool {
 
     /// The NICs of a session's peer have other addresses.
     pub fn find_again(&self, session: u64) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Find(session)));
+        self.workers.iter().for_each(|worker| worker.put(Command::Find(session)));
     }
 
     /// Makes memory known to every NIC, within `limit`.
@@ -417,14 +417,14 @@ impl NicPool {
     /// # Errors
     /// A NIC refused, or `DeadlineExceeded` where one did not answer; none knows the memory then, or only until it
     /// comes back to hear so.
-    pub fn register(&self, memory: &Held, limit: Duration) -> Result<Arc<[NicKey]>> {
+    pub fn register(&self, memory: &RegionMemory, limit: Duration) -> Result<Arc<[NicKey]>> {
         let limit = (limit, Instant::now() + limit);
         let answers: Vec<_> = self
-            .lanes
+            .workers
             .iter()
-            .map(|lane| {
+            .map(|worker| {
                 let (answer, wait) = sync_channel(1);
-                lane.put(Command::Register(memory.clone(), answer));
+                worker.put(Command::Register(memory.clone(), answer));
                 wait
             })
             .collect();
@@ -440,11 +440,11 @@ impl NicPool {
     /// Takes memory of this name from every NIC, as soon as nobody else holds it.
     pub fn unregister(&self, name: usize) {
         let answers: Vec<_> = self
-            .lanes
+            .workers
             .iter()
-            .map(|lane| {
+            .map(|worker| {
                 let (answer, wait) = sync_channel(1);
-                lane.put(Command::Unregister(name, answer));
+                worker.put(Command::Unregister(name, answer));
                 wait
             })
             .collect();
@@ -457,49 +457,49 @@ impl NicPool {
 
     /// Memory that was to be taken from the NICs stays known to them.
     pub fn keep(&self, name: usize) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Keep(name)));
+        self.workers.iter().for_each(|worker| worker.put(Command::Keep(name)));
     }
 
-    /// A NIC of a peer wants a way to one of these.
+    /// A NIC of a peer wants a connection to one of these.
     pub fn called(&self, session: u64, call: NicCall) -> Option<NicAnswer> {
-        match self.lanes.get(usize::from(call.to)) {
-            Some(lane) => {
-                lane.put(Command::Called(session, call));
+        match self.workers.get(usize::from(call.to)) {
+            Some(worker) => {
+                worker.put(Command::Called(session, call));
                 None
             }
             None => {
                 let text = format!(
                     "this engine has {} NICs, and number {} was asked for",
-                    self.lanes.len(),
+                    self.workers.len(),
                     call.to
                 );
                 let outcome = Err(Error::new(Code::TransportUnavailable, text));
-                Some(NicAnswer { from: call.from, to: call.to, ask: call.ask, outcome })
+                Some(NicAnswer { from: call.from, to: call.to, kind: call.kind, outcome })
             }
         }
     }
 
     /// A peer has answered one of these.
     pub fn answered(&self, session: u64, answer: NicAnswer) {
-        if let Some(lane) = self.lanes.get(usize::from(answer.from)) {
-            lane.put(Command::Answered(session, answer));
+        if let Some(worker) = self.workers.get(usize::from(answer.from)) {
+            worker.put(Command::Answered(session, answer));
         }
     }
 
-    /// Has each NIC open its way to the session's peer, and an operation go over it. [`RmaPeers`](crate::RmaPeers) hears from each of
-    /// them, unless `until` passes first.
-    pub fn warm(&self, session: u64, until: Instant) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Warm(session, until)));
+    /// Has each NIC open its connection to the session's peer, and an operation go over it.
+    /// [`RmaPeers`](crate::RmaPeers) hears from each of them, unless `until` passes first.
+    pub fn warm_up(&self, session: u64, until: Instant) {
+        self.workers.iter().for_each(|worker| worker.put(Command::WarmUp(session, until)));
     }
 
     /// The session may have something to post.
     pub fn wake(&self, session: u64) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Post(session)));
+        self.workers.iter().for_each(|worker| worker.put(Command::Post(session)));
     }
 
-    /// Orders that must stop are left, soon.
+    /// Work requests that must stop are left, soon.
     pub fn halt(&self) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Halt));
+        self.workers.iter().for_each(|worker| worker.put(Command::Halt));
     }
 
     /// For so many transfers peers may reach this engine's memory now.
@@ -507,23 +507,23 @@ impl NicPool {
         if self.told.exposed.swap(transfers, Ordering::AcqRel) > 0 || transfers == 0 {
             return;
         }
-        self.lanes.iter().for_each(|lane| lane.put(Command::Expose));
+        self.workers.iter().for_each(|worker| worker.put(Command::Expose));
     }
 
     /// The session is over.
     pub fn forget(&self, session: u64) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Forget(session)));
+        self.workers.iter().for_each(|worker| worker.put(Command::Forget(session)));
     }
 
     /// Cuts the path of a session's peer, and tells when no NIC can touch memory for it any more.
     pub fn fence(&self, session: u64) {
-        let fence = Arc::new(Fence { session, left: AtomicUsize::new(self.lanes.len()) });
-        self.lanes.iter().for_each(|lane| lane.put(Command::Fence(fence.clone())));
+        let fence = Arc::new(Fence { session, left: AtomicUsize::new(self.workers.len()) });
+        self.workers.iter().for_each(|worker| worker.put(Command::Fence(fence.clone())));
     }
 
     /// Closes the NICs and ends the threads.
     pub fn stop(&self) {
-        self.lanes.iter().for_each(|lane| lane.put(Command::Stop));
+        self.workers.iter().for_each(|worker| worker.put(Command::Stop));
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
                 log::error!("a NIC's thread panicked; its transfers end by their deadlines");

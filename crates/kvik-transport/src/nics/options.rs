@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Operations under way on a NIC: more than one link needs, and less than the completion queues of any provider hold.
+/// Operations in flight on a NIC: more than one link needs, and less than the completion queues of any provider hold.
 pub const DEPTH: usize = 256;
 
 /// Which NICs an engine uses. Made from its text.
@@ -24,7 +24,7 @@ pub struct NicOptions {
     pub library: Option<PathBuf>,
     /// The address of the interface, for providers that have addresses of the internet.
     pub source: Option<IpAddr>,
-    /// Operations under way on a NIC, beside the NIC's own bound. Default 256.
+    /// Operations in flight on a NIC, beside the NIC's own bound. Default 256.
     pub depth: usize,
 }
 
@@ -49,8 +49,8 @@ impl NicKind {
         }
     }
 
-    /// What reports call the way; None for a plug-in, which has a name of its own when it is loaded.
-    pub fn way(&self) -> Option<String> {
+    /// What reports call the mechanism; None for a plug-in, which has a name of its own when it is loaded.
+    pub fn mechanism(&self) -> Option<String> {
         match self {
             NicKind::Libfabric(provider) => Some(provider.clone()),
             NicKind::Verbs => Some("rc".into()),

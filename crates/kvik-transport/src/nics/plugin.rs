@@ -1,14 +1,14 @@
-//! NICs that a plug-in brings: ways to peers by their addresses, and one cut for all peers.
+//! NICs that a plug-in brings: connections to peers by their addresses, and one cut for all peers.
 //!
-//! A peer's way needs only the address that the peer has told. So cutting a peer off means that the address
-//! changes, for all of them: who had a way takes the new address, and posts again what it had under way.
+//! A peer's connection needs only the address that the peer has told. So cutting a peer off means that the address
+//! changes, for all of them: who had a connection takes the new address, and posts again what it had in flight.
 
 use super::NicOptions;
-use super::card::{Card, Cut, Done, Operation, PIECES, Posted};
-use crate::{Held, from_host};
+use super::device::{CancelScope, Done, Operation, PIECES, Posted, RmaDevice};
+use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
-use kvik_host::plugin::{self, Plugin, PluginDevice, PluginError, Region, Rma, Way};
+use kvik_host::plugin::{self, Conn, Plugin, PluginDevice, PluginError, Region, Rma};
 use kvik_host::rma::{Completion, RmaOp};
 use kvik_proto::{NicKey, Op};
 use std::collections::HashMap;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 const LONGEST: u64 = 1 << 20;
 
 /// See the module's text.
-pub(super) struct PluginCard {
+pub(super) struct PluginRmaDevice {
     name: String,
     device: PluginDevice,
     /// By session.
-    ways: HashMap<u64, Way>,
+    conns: HashMap<u64, Conn>,
     /// What was taken off the device, kept for its room.
     taken: Vec<Completion<PluginError>>,
 }
@@ -59,31 +59,36 @@ pub(super) fn nics(plugin: &Plugin) -> Result<Vec<(String, u32)>> {
     Ok(devices.into_iter().zip(0..).collect())
 }
 
-impl PluginCard {
+impl PluginRmaDevice {
     /// Opens the device of this number.
-    pub fn open(plugin: &Arc<Plugin>, number: u32, depth: usize) -> Result<PluginCard> {
+    pub fn open(plugin: &Arc<Plugin>, number: u32, depth: usize) -> Result<PluginRmaDevice> {
         let device = PluginDevice::open(plugin, number, depth).map_err(no)?;
-        Ok(PluginCard { name: plugin.name().to_owned(), device, ways: HashMap::new(), taken: Vec::new() })
+        Ok(PluginRmaDevice {
+            name: plugin.name().to_owned(),
+            device,
+            conns: HashMap::new(),
+            taken: Vec::new(),
+        })
     }
 
     /// What a cut has closed.
-    fn closed(&mut self, session: u64, cut: plugin::Cut) -> Cut {
+    fn closed(&mut self, session: u64, cut: plugin::CancelScope) -> CancelScope {
         match cut {
-            plugin::Cut::Way => {
-                self.ways.remove(&session);
-                Cut::Session
+            plugin::CancelScope::Conn => {
+                self.conns.remove(&session);
+                CancelScope::Session
             }
-            plugin::Cut::Everything => {
-                self.ways.clear();
-                Cut::Everybody
+            plugin::CancelScope::Everything => {
+                self.conns.clear();
+                CancelScope::All
             }
         }
     }
 }
 
-impl Card for PluginCard {
+impl RmaDevice for PluginRmaDevice {
     type Known = Rc<Region>;
-    type Way = Way;
+    type Conn = Conn;
 
     fn longest(&self) -> u64 {
         self.device.longest().clamp(1, LONGEST)
@@ -109,33 +114,33 @@ impl Card for PluginCard {
         self.device.may_wait()
     }
 
-    fn register(&mut self, memory: Held) -> Result<(Rc<Region>, NicKey)> {
+    fn register(&mut self, memory: RegionMemory) -> Result<(Rc<Region>, NicKey)> {
         let memory = memory.host("the interface of plug-ins")?.clone();
         let region = self.device.register(memory).map_err(no)?;
         let key = NicKey { key: region.key(), base: region.base() };
         Ok((region, key))
     }
 
-    fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Way>> {
+    fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Conn>> {
         self.connect(session, address).map(Some)
     }
 
-    /// The address that is known here: a peer that has another one by now has cut the way to this one.
+    /// The address that is known here: a peer that has another one by now has cut the connection to this one.
     fn call(&mut self, _session: u64, address: &[u8]) -> Result<Vec<u8>> {
         Ok(address.to_vec())
     }
 
-    fn connect(&mut self, session: u64, told: &[u8]) -> Result<Way> {
-        if let Some(before) = self.ways.get(&session).copied() {
-            self.device.close_way(before).map_err(lost)?;
-            self.ways.remove(&session);
+    fn connect(&mut self, session: u64, told: &[u8]) -> Result<Conn> {
+        if let Some(before) = self.conns.get(&session).copied() {
+            self.device.close_conn(before).map_err(lost)?;
+            self.conns.remove(&session);
         }
-        let way = self.device.open_way(told).map_err(lost)?;
-        self.ways.insert(session, way);
-        Ok(way)
+        let conn = self.device.open_conn(told).map_err(lost)?;
+        self.conns.insert(session, conn);
+        Ok(conn)
     }
 
-    fn shut_out(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
+    fn disconnect_peer(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
         // One by another address was cut before, when the peer had not heard of it yet.
         if self.device.address() == told { self.fence(session) } else { Ok(false) }
     }
@@ -144,10 +149,10 @@ impl Card for PluginCard {
         self.address()
     }
 
-    fn leave(&mut self, session: u64, way: Way) {
-        match self.device.close_way(way) {
-            Ok(()) => drop(self.ways.remove(&session)),
-            Err(error) => log::error!("a way to a peer stays: {error}"),
+    fn leave(&mut self, session: u64, conn: Conn) {
+        match self.device.close_conn(conn) {
+            Ok(()) => drop(self.conns.remove(&session)),
+            Err(error) => log::error!("a connection to a peer stays: {error}"),
         }
     }
 
@@ -156,7 +161,7 @@ impl Card for PluginCard {
             op: if operation.op == Op::Read { RmaOp::Read } else { RmaOp::Write },
             memory: operation.memory,
             pieces: operation.pieces,
-            way: operation.way,
+            conn: operation.conn,
             remote: operation.remote,
             key: operation.key,
             token: operation.token,
@@ -179,9 +184,9 @@ impl Card for PluginCard {
         (!self.device.is_up()).then(|| Error::new(Code::PeerLost, text()))
     }
 
-    fn cut(&mut self, session: u64) -> Result<Cut> {
-        let Some(way) = self.ways.get(&session).copied() else { return Ok(Cut::Session) };
-        let cut = self.device.cut(way).map_err(lost)?;
+    fn cancel(&mut self, session: u64) -> Result<CancelScope> {
+        let Some(conn) = self.conns.get(&session).copied() else { return Ok(CancelScope::Session) };
+        let cut = self.device.cancel(conn).map_err(lost)?;
         Ok(self.closed(session, cut))
     }
 
@@ -191,8 +196,8 @@ impl Card for PluginCard {
     }
 
     fn forget(&mut self, session: u64) {
-        if let Some(way) = self.ways.get(&session).copied() {
-            self.leave(session, way);
+        if let Some(conn) = self.conns.get(&session).copied() {
+            self.leave(session, conn);
         }
     }
 }

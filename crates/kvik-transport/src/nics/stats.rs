@@ -10,7 +10,7 @@ pub struct NicStats {
     read: AtomicU64,
     written: AtomicU64,
     failed: AtomicU64,
-    ways: AtomicU64,
+    connections: AtomicU64,
     open: AtomicU64,
     up: AtomicBool,
 }
@@ -23,7 +23,7 @@ impl NicStats {
             read: count(),
             written: count(),
             failed: count(),
-            ways: count(),
+            connections: count(),
             open: count(),
             up: AtomicBool::new(true),
         }
@@ -49,13 +49,13 @@ impl NicStats {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Ways to peers' NICs that it has opened.
-    pub fn ways(&self) -> u64 {
-        self.ways.load(Ordering::Relaxed)
+    /// Connections to peers' NICs that it has opened.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// Those of them that are open.
-    pub fn open_ways(&self) -> u64 {
+    pub fn open_connections(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
 
@@ -73,12 +73,12 @@ impl NicStats {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn way_opened(&self) {
-        self.ways.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn connection_opened(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn way_closed(&self) {
+    pub(super) fn connection_closed(&self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 

@@ -1,12 +1,12 @@
 //! NICs by verbs: reliable connections, one pair of queue pairs for each direction between two NICs.
 //!
-//! Who wants to reach a peer's NIC makes a queue pair (a lane), and asks the peer for one that answers it (a door). A
-//! lane carries the own operations; a door only lets the peer's ones in. So each is cut alone: what was posted by
-//! closing the lane, what a peer may still send by closing its door. Other peers notice nothing.
+//! Who wants to reach a peer's NIC makes a queue pair (the initiator), and asks the peer for one that answers it (the
+//! target). An initiator carries the own operations; a target only lets the peer's ones in. So each is cut alone: what
+//! was posted by closing the initiator, what a peer may still send by closing its target. Other peers notice nothing.
 
 use super::NicOptions;
-use super::card::{Card, Cut, Done, Operation, PIECES, Posted, goes_on};
-use crate::{Held, from_host};
+use super::device::{CancelScope, Done, Operation, PIECES, Posted, RmaDevice, goes_on};
+use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 use kvik_host::verbs::{
@@ -32,18 +32,18 @@ pub(super) struct Nic {
 }
 
 /// See the module's text.
-pub(super) struct VerbsCard {
+pub(super) struct VerbsRmaDevice {
     // In the order in which they are let go of.
-    lanes: HashMap<u64, Queue>,
+    initiators: HashMap<u64, Queue>,
     /// By session, and the number of the peer's NIC.
-    doors: HashMap<(u64, u8), Queue>,
+    targets: HashMap<(u64, u8), Queue>,
     device: Rc<Device>,
     depth: usize,
-    /// Sessions whose lanes have something gathered.
+    /// Sessions whose initiator queue pairs have something gathered.
     gathered: Vec<u64>,
     down: Option<Error>,
     /// Why a session's queue pair that was to be ended is there until the process ends.
-    loose: HashMap<u64, Error>,
+    not_stopped: HashMap<u64, Error>,
     /// The port has changed since its GID was looked up.
     moved: bool,
     looked: Instant,
@@ -103,19 +103,19 @@ pub(super) fn nics(options: &NicOptions) -> Result<Vec<(String, Nic)>> {
     Ok(nics)
 }
 
-impl VerbsCard {
+impl VerbsRmaDevice {
     /// Opens the port.
-    pub fn open(nic: Nic, depth: usize) -> Result<VerbsCard> {
+    pub fn open(nic: Nic, depth: usize) -> Result<VerbsRmaDevice> {
         let device = Device::open(&nic.verbs, &nic.port, nic.gid).map_err(no)?;
         log::info!("{} is reached at GID {}", device.port(), device.gid());
-        Ok(VerbsCard {
-            lanes: HashMap::new(),
-            doors: HashMap::new(),
+        Ok(VerbsRmaDevice {
+            initiators: HashMap::new(),
+            targets: HashMap::new(),
             device,
             depth,
             gathered: Vec::new(),
             down: None,
-            loose: HashMap::new(),
+            not_stopped: HashMap::new(),
             moved: false,
             looked: Instant::now(),
             taken: Vec::new(),
@@ -127,10 +127,10 @@ impl VerbsCard {
     fn end(&mut self, session: u64, queues: impl IntoIterator<Item = Queue>) -> Result<()> {
         for queue in queues {
             if let Err(error) = queue.close() {
-                self.loose.insert(session, goes_on(&error));
+                self.not_stopped.insert(session, goes_on(&error));
             }
         }
-        self.loose.get(&session).cloned().map_or(Ok(()), Err)
+        self.not_stopped.get(&session).cloned().map_or(Ok(()), Err)
     }
 
     /// Before a queue pair is connected: by which entry of the port's table it is reached.
@@ -171,17 +171,17 @@ impl VerbsCard {
     }
 }
 
-impl Card for VerbsCard {
+impl RmaDevice for VerbsRmaDevice {
     type Known = Rc<Registration>;
-    /// The session, which names its lane.
-    type Way = u64;
+    /// The session, which names its initiator queue pair.
+    type Conn = u64;
 
     fn longest(&self) -> u64 {
         u64::from(self.device.port().longest).clamp(1, LONGEST)
     }
 
     fn pieces(&self) -> usize {
-        self.lanes.values().next().map_or(1, Queue::max_pieces).min(PIECES)
+        self.initiators.values().next().map_or(1, Queue::max_pieces).min(PIECES)
     }
 
     fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
@@ -189,7 +189,7 @@ impl Card for VerbsCard {
         holders.is_some_and(|holders| holders > nics)
     }
 
-    /// Where it is, for whoever reads it: a way is asked for.
+    /// Where it is, for whoever reads it: a connection is asked for.
     fn address(&mut self) -> Result<Vec<u8>> {
         Ok(self.device.gid().raw.to_vec())
     }
@@ -212,11 +212,11 @@ impl Card for VerbsCard {
         }
     }
 
-    fn register(&mut self, memory: Held) -> Result<(Rc<Registration>, NicKey)> {
+    fn register(&mut self, memory: RegionMemory) -> Result<(Rc<Registration>, NicKey)> {
         let access = Access { remote: true, on_demand: false };
         let registration = match memory {
-            Held::Host(memory) => self.device.register(memory, access),
-            Held::Gpu(memory) => self.device.register_gpu(memory, access.remote),
+            RegionMemory::Host(memory) => self.device.register(memory, access),
+            RegionMemory::Gpu(memory) => self.device.register_gpu(memory, access.remote),
         };
         let registration = registration.map_err(no)?;
         let key = NicKey { key: registration.rkey().into(), base: registration.base() };
@@ -229,24 +229,27 @@ impl Card for VerbsCard {
 
     fn call(&mut self, session: u64, _address: &[u8]) -> Result<Vec<u8>> {
         // What was there before goes first: its places are needed again.
-        self.lanes.remove(&session);
+        self.initiators.remove(&session);
         let options = QueueOptions { depth: self.depth, ..QueueOptions::default() };
-        let lane = Queue::open(&self.device, &options).map_err(no)?;
-        let told = lane.address().encode();
-        self.lanes.insert(session, lane);
+        let initiator = Queue::open(&self.device, &options).map_err(no)?;
+        let told = initiator.address().encode();
+        self.initiators.insert(session, initiator);
         Ok(told)
     }
 
     fn connect(&mut self, session: u64, told: &[u8]) -> Result<u64> {
         self.find_gid()?;
         let address = QueueAddress::decode(told).map_err(no)?;
-        let lane = self.lanes.get_mut(&session).ok_or_else(|| no("the NIC's lane to the peer is gone"))?;
-        lane.connect(&address).map_err(no)?;
+        let initiator = self
+            .initiators
+            .get_mut(&session)
+            .ok_or_else(|| no("the NIC's queue pair to the peer is gone"))?;
+        initiator.connect(&address).map_err(no)?;
         Ok(session)
     }
 
-    fn shut_out(&mut self, session: u64, from: u8, _told: &[u8]) -> Result<bool> {
-        let before = self.doors.remove(&(session, from));
+    fn disconnect_peer(&mut self, session: u64, from: u8, _told: &[u8]) -> Result<bool> {
+        let before = self.targets.remove(&(session, from));
         self.end(session, before)?;
         Ok(false)
     }
@@ -258,21 +261,24 @@ impl Card for VerbsCard {
         self.find_gid()?;
         let address = QueueAddress::decode(told).map_err(no)?;
         // It posts nothing itself.
-        let mut door =
+        let mut target =
             Queue::open(&self.device, &QueueOptions { depth: 1, ..QueueOptions::default() }).map_err(no)?;
-        door.connect(&address).map_err(no)?;
-        let answer = door.address().encode();
-        self.doors.insert((session, from), door);
+        target.connect(&address).map_err(no)?;
+        let answer = target.address().encode();
+        self.targets.insert((session, from), target);
         Ok(answer)
     }
 
-    fn leave(&mut self, session: u64, _way: u64) {
-        self.lanes.remove(&session);
+    fn leave(&mut self, session: u64, _conn: u64) {
+        self.initiators.remove(&session);
     }
 
     fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted> {
-        let session = operation.way;
-        let lane = self.lanes.get_mut(&session).ok_or_else(|| no("the NIC's lane to the peer is gone"))?;
+        let session = operation.conn;
+        let initiator = self
+            .initiators
+            .get_mut(&session)
+            .ok_or_else(|| no("the NIC's queue pair to the peer is gone"))?;
         let empty = Piece { memory: operation.memory, offset: 0, len: 0 };
         let mut pieces = [empty; PIECES];
         for (piece, run) in pieces.iter_mut().zip(operation.pieces) {
@@ -286,7 +292,7 @@ impl Card for VerbsCard {
             token: operation.token,
             immediate: None,
         };
-        match lane.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
+        match initiator.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
             Posted::Full => Ok(Posted::Full),
             Posted::Yes => {
                 if !self.gathered.contains(&session) {
@@ -299,8 +305,8 @@ impl Card for VerbsCard {
 
     fn flush(&mut self) {
         for session in self.gathered.drain(..) {
-            // Where that is refused, all requests of the lane come back and say so.
-            if let Some(Err(error)) = self.lanes.get_mut(&session).map(Queue::flush) {
+            // Where that is refused, all requests of the queue pair come back and say so.
+            if let Some(Err(error)) = self.initiators.get_mut(&session).map(Queue::flush) {
                 log::debug!("{error}");
             }
         }
@@ -313,8 +319,8 @@ impl Card for VerbsCard {
         let polled = self.device.poll(&mut self.taken);
         for completion in self.taken.drain(..) {
             let Completion::Request { queue, token, result } = completion else { continue };
-            // What a lane that is closed had under way was told when it was closed.
-            if self.lanes.values().any(|lane| lane.id() == queue) {
+            // What a queue pair that is closed had in flight was told when it was closed.
+            if self.initiators.values().any(|initiator| initiator.id() == queue) {
                 let result = result.map_err(|error| Error::new(Code::PeerLost, error.to_string()));
                 done.push(Done { token, result });
             }
@@ -323,24 +329,24 @@ impl Card for VerbsCard {
     }
 
     fn down(&self) -> Option<Error> {
-        self.loose.values().next().or(self.down.as_ref()).cloned()
+        self.not_stopped.values().next().or(self.down.as_ref()).cloned()
     }
 
-    fn cut(&mut self, session: u64) -> Result<Cut> {
-        let lane = self.lanes.remove(&session);
-        self.end(session, lane)?;
-        Ok(Cut::Session)
+    fn cancel(&mut self, session: u64) -> Result<CancelScope> {
+        let initiator = self.initiators.remove(&session);
+        self.end(session, initiator)?;
+        Ok(CancelScope::Session)
     }
 
     fn fence(&mut self, session: u64) -> Result<bool> {
-        let doors: Vec<Queue> =
-            self.doors.extract_if(|(of, _), _| *of == session).map(|(_, door)| door).collect();
-        self.end(session, doors)?;
+        let targets: Vec<Queue> =
+            self.targets.extract_if(|(of, _), _| *of == session).map(|(_, target)| target).collect();
+        self.end(session, targets)?;
         Ok(false)
     }
 
     fn forget(&mut self, session: u64) {
-        self.lanes.remove(&session);
-        self.doors.retain(|(of, _), _| *of != session);
+        self.initiators.remove(&session);
+        self.targets.retain(|(of, _), _| *of != session);
     }
 }

@@ -1,12 +1,12 @@
 //! A NIC's thread: what it is told, and when it sleeps.
 
-use super::active::Active;
-use super::card::{Card, Done, Run};
-use super::roads::Peer;
+use super::connections::Peer;
+use super::device::{Done, RmaDevice, Run};
+use super::in_flight::InFlight;
 use super::stats::NicStats;
-use super::warm::Knock;
-use super::{Command, Fence, Inbox, Shut, Told};
-use crate::{Held, Services, from_host};
+use super::warm_up::Probe;
+use super::{Command, Fence, Inbox, Told, Unreachable};
+use crate::{RegionMemory, Services, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_proto::NicKey;
@@ -15,83 +15,83 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const BELL: u64 = 0;
+const WAKER: u64 = 0;
 const QUEUE: u64 = 1;
-/// Orders in hand: enough small chunks to fill a queue, few enough that transfers take turns.
-const ORDERS: usize = 16;
-/// How long the thread sleeps at most while something is under way: stops are looked at.
-const GLANCE: Duration = Duration::from_millis(10);
+/// Work requests in flight: enough small chunks to fill a queue, few enough that transfers take turns.
+const MAX_REQUESTS: usize = 16;
+/// How long the thread sleeps at most while something is in flight: stops are looked at.
+const STOP_POLL: Duration = Duration::from_millis(10);
 /// An idle thread wakes this rarely; everything that matters wakes it at once.
-const NAP: Duration = Duration::from_secs(3600);
+const IDLE_WAIT: Duration = Duration::from_secs(3600);
 /// Polls in vain before a thread that has nothing to wait for lets others run for a moment.
 const SPINS: u32 = 200;
-const BREATH: Duration = Duration::from_micros(20);
+const SPIN_PAUSE: Duration = Duration::from_micros(20);
 
 /// A thread's place in its pool.
 pub(super) struct Place {
     /// The NIC's number, by which peers name it.
     pub number: usize,
     pub inbox: Arc<Inbox>,
-    pub shut: Arc<Shut>,
+    pub unreachable: Arc<Unreachable>,
     pub stats: Arc<NicStats>,
     pub told: Arc<Told>,
 }
 
 /// See the module's text.
-pub(super) struct Worker<C: Card> {
+pub(super) struct Worker<C: RmaDevice> {
     inbox: Arc<Inbox>,
     pub number: usize,
-    pub shut: Arc<Shut>,
+    pub unreachable: Arc<Unreachable>,
     pub stats: Arc<NicStats>,
     /// What all NICs of the engine share with it.
     pub told: Arc<Told>,
     epoll: Rc<Epoll>,
     pub services: Option<Arc<Services>>,
-    // What follows is in the order in which it is let go of: what the card made before the card.
+    // What follows is in the order in which it is let go of: what the device made before the device.
     pub known: HashMap<usize, C::Known>,
     /// Memory that is let go of when nobody else holds it.
     leaving: HashMap<usize, C::Known>,
     /// What peers' NICs read to see that they reach this one, once one has asked for it.
     pub page: Option<(C::Known, NicKey)>,
-    pub card: C,
-    /// The card tells by a descriptor when to poll.
+    pub device: C,
+    /// The device tells by a descriptor when to poll.
     waits: bool,
     /// Why the NIC cannot be used now.
     pub down: Option<Error>,
     /// Why it never can again: what has ended cannot be learnt of it.
     pub broken: Option<Error>,
-    pub peers: HashMap<u64, Peer<C::Way>>,
+    pub peers: HashMap<u64, Peer<C::Conn>>,
     /// Sessions whose peer cannot be reached as it was.
-    pub sick: BTreeSet<u64>,
+    pub degraded: BTreeSet<u64>,
     /// Sessions that may have something to post.
     pub wants: BTreeSet<u64>,
-    /// Ways that are to be warm, by session.
-    pub knocks: HashMap<u64, Knock>,
-    /// The number of the next operation that is no order's.
-    pub next_knock: u64,
+    /// Connections that are to be warmed up, by session.
+    pub probes: HashMap<u64, Probe>,
+    /// The number of the next operation that is no work request's.
+    pub next_probe: u64,
     /// Until when peers' NICs may read the page.
-    pub visited: Option<Instant>,
-    pub orders: Vec<Option<Active>>,
-    /// Orders with something left to post.
+    pub probed_until: Option<Instant>,
+    pub requests: Vec<Option<InFlight>>,
+    /// Work requests with something left to post.
     pub turns: VecDeque<usize>,
     pub done: Vec<Done>,
     /// The runs of the next operation, kept for their room.
     pub pieces: Vec<Run>,
 }
 
-impl<C: Card> Worker<C> {
+impl<C: RmaDevice> Worker<C> {
     /// The thread's state, and the address that peers reach its NIC by.
-    pub fn new(mut card: C, place: Place) -> Result<(Self, Vec<u8>)> {
-        let Place { number, inbox, shut, stats, told } = place;
+    pub fn new(mut device: C, place: Place) -> Result<(Self, Vec<u8>)> {
+        let Place { number, inbox, unreachable, stats, told } = place;
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Rc::new(Epoll::new().map_err(fail)?);
-        epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
-        let address = card.address()?;
-        let waits = card.watch(&epoll, QUEUE)?;
+        epoll.add(&inbox.waker, WAKER, Interest::READ).map_err(fail)?;
+        let address = device.address()?;
+        let waits = device.watch(&epoll, QUEUE)?;
         let worker = Worker {
             inbox,
             number,
-            shut,
+            unreachable,
             stats,
             told,
             epoll,
@@ -99,17 +99,17 @@ impl<C: Card> Worker<C> {
             known: HashMap::new(),
             leaving: HashMap::new(),
             page: None,
-            card,
+            device,
             waits,
             down: None,
             broken: None,
             peers: HashMap::new(),
-            sick: BTreeSet::new(),
+            degraded: BTreeSet::new(),
             wants: BTreeSet::new(),
-            knocks: HashMap::new(),
-            next_knock: 0,
-            visited: None,
-            orders: (0..ORDERS).map(|_| None).collect(),
+            probes: HashMap::new(),
+            next_probe: 0,
+            probed_until: None,
+            requests: (0..MAX_REQUESTS).map(|_| None).collect(),
             turns: VecDeque::new(),
             done: Vec::new(),
             pieces: Vec::new(),
@@ -121,21 +121,21 @@ impl<C: Card> Worker<C> {
         let (mut events, mut commands) = (Events::new(8), Vec::new());
         let mut idle = 0;
         loop {
-            let nap = self.nap(idle);
-            if let Err(error) = self.epoll.wait(&mut events, nap) {
+            let wait = self.wait(idle);
+            if let Err(error) = self.epoll.wait(&mut events, wait) {
                 log::error!("a NIC's thread cannot wait and ends: {error}");
                 return self.end();
             }
-            if events.iter().any(|event| event.token == BELL) {
-                if let Err(error) = self.inbox.bell.drain() {
-                    log::error!("a NIC's thread cannot hear its bell: {error}");
+            if events.iter().any(|event| event.token == WAKER) {
+                if let Err(error) = self.inbox.waker.drain() {
+                    log::error!("a NIC's thread cannot read its waker: {error}");
                 }
                 self.inbox.take(&mut commands);
                 for command in commands.drain(..) {
                     if matches!(command, Command::Stop) {
                         return self.end();
                     }
-                    self.obey(command);
+                    self.execute(command);
                 }
             }
             let moved = self.progress();
@@ -144,22 +144,22 @@ impl<C: Card> Worker<C> {
     }
 
     /// How long the thread may sleep now.
-    fn nap(&mut self, idle: u32) -> Duration {
-        let busy = self.orders.iter().any(Option::is_some)
+    fn wait(&mut self, idle: u32) -> Duration {
+        let busy = self.requests.iter().any(Option::is_some)
             || !self.leaving.is_empty()
-            || !self.sick.is_empty()
-            || self.is_warming()
+            || !self.degraded.is_empty()
+            || self.is_warming_up()
             || self.told.is_exposed();
         match (busy, self.waits) {
-            (_, true) if self.broken.is_none() && !self.card.may_wait() => Duration::ZERO,
-            (true, true) => GLANCE,
+            (_, true) if self.broken.is_none() && !self.device.may_wait() => Duration::ZERO,
+            (true, true) => STOP_POLL,
             (true, false) if idle < SPINS => Duration::ZERO,
-            (true, false) => BREATH,
-            (false, _) => self.soonest_opening().unwrap_or(NAP),
+            (true, false) => SPIN_PAUSE,
+            (false, _) => self.soonest_opening().unwrap_or(IDLE_WAIT),
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
             Command::Serve(services) => self.services = Some(services),
             Command::Post(session) => drop(self.wants.insert(session)),
@@ -176,7 +176,7 @@ impl<C: Card> Worker<C> {
             Command::Find(session) => self.find(session),
             Command::Called(session, call) => self.called(session, call),
             Command::Answered(session, answer) => self.answered(session, answer),
-            Command::Warm(session, until) => self.warm(session, until),
+            Command::WarmUp(session, until) => self.warm_up(session, until),
             Command::Forget(session) => self.forget(session),
             Command::Fence(fence) => self.fence(&fence),
             // Their flags are looked at in every turn.
@@ -184,16 +184,16 @@ impl<C: Card> Worker<C> {
         }
     }
 
-    fn register(&mut self, memory: Held) -> Result<NicKey> {
+    fn register(&mut self, memory: RegionMemory) -> Result<NicKey> {
         let name = memory.name();
-        let (known, key) = self.card.register(memory)?;
+        let (known, key) = self.device.register(memory)?;
         self.known.insert(name, known);
         Ok(key)
     }
 
     /// Lets go of memory that only NICs hold.
     fn let_go(&mut self) {
-        let nics = self.shut.nics;
+        let nics = self.unreachable.nics;
         self.leaving.retain(|_, known| C::is_held(known, nics));
     }
 
@@ -205,10 +205,10 @@ impl<C: Card> Worker<C> {
         let Some(services) = self.services.clone() else { return false };
         let mut moved = self.take_completions();
         self.look_at_port();
-        self.tend(&services);
-        self.tend_knocks(&services);
+        self.reconnect(&services);
+        self.progress_probes(&services);
         self.report(&services);
-        moved |= self.take_orders(&services);
+        moved |= self.take_work(&services);
         moved |= self.post(&services);
         // What could not be posted at all is over at once.
         self.report(&services);
@@ -219,7 +219,7 @@ impl<C: Card> Worker<C> {
     fn fence(&mut self, fence: &Fence) {
         let session = fence.session;
         self.abandon(session, "the session has ended");
-        let cut = self.card.fence(session);
+        let cut = self.device.fence(session);
         match (cut, self.services.clone()) {
             (Ok(moved), Some(services)) => {
                 // First: what all peers need next takes its time.
@@ -234,42 +234,42 @@ impl<C: Card> Worker<C> {
             (Err(error), _) => log::error!("a NIC cannot cut off a peer: {error}"),
             (Ok(_), None) => {}
         }
-        self.close_road(session);
+        self.close_conn(session);
         self.peers.remove(&session);
-        self.sick.remove(&session);
-        self.knocks.remove(&session);
-        self.card.forget(session);
+        self.degraded.remove(&session);
+        self.probes.remove(&session);
+        self.device.forget(session);
     }
 
     pub fn forget(&mut self, session: u64) {
         self.wants.remove(&session);
-        self.sick.remove(&session);
-        self.shut.open(session, self.number);
-        self.leave_knock(session);
-        // Operations that are under way name it still: it goes with them, by a fence, or with its knock.
-        if self.under_way(session) == 0 {
-            self.close_road(session);
+        self.degraded.remove(&session);
+        self.unreachable.clear(session, self.number);
+        self.end_probe(session);
+        // Operations that are in flight name it still: it goes with them, by a fence, or with its probe.
+        if self.in_flight(session) == 0 {
+            self.close_conn(session);
             self.peers.remove(&session);
-            self.card.forget(session);
+            self.device.forget(session);
         }
     }
 
     fn end(&mut self) {
-        let sessions: Vec<u64> = self.orders.iter().flatten().map(Active::session).collect();
+        let sessions: Vec<u64> = self.requests.iter().flatten().map(InFlight::session).collect();
         for session in sessions {
             self.abandon(session, "the engine was closed");
         }
         self.services = None;
     }
 
-    /// Fails a session's orders, and stops what was posted for them. Nobody is left to vouch for what is on the wire:
-    /// the other side cuts its own path.
+    /// Fails a session's work requests, and stops what was posted for them. Nobody is left to vouch for what is on the
+    /// wire: the other side cuts its own path.
     fn abandon(&mut self, session: u64, why: &str) {
-        if self.under_way(session) > 0 {
+        if self.in_flight(session) > 0 {
             self.cut(session);
         }
         if let Some(services) = self.services.clone() {
-            self.hand_over(&services, session, false, &Error::new(Code::PeerLost, why));
+            self.reassign(&services, session, false, &Error::new(Code::PeerLost, why));
         }
     }
 }

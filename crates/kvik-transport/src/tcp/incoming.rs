@@ -10,13 +10,13 @@ use crate::sums::{PIECE, Running};
 use crate::tcp::outgoing::Tools;
 use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
-use crate::{Held, Services, WorkSource, from_host};
+use crate::{RegionMemory, Services, WorkSource, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::cuda::GpuMemory;
 use kvik_host::{Io, RecvRun};
 use kvik_proto::{
-    CHUNK_HEADER, ChunkHeader, MAX_SUMS, Order, OrderOutcome, STATUS_VOID, STATUS_WHOLE, SUM_BYTES,
-    TRAILER_STATUS,
+    CHUNK_HEADER, ChunkHeader, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS, WorkOutcome,
+    WorkRequest,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ const TELL: Duration = Duration::from_millis(10);
 pub(crate) struct Incoming {
     state: State,
     tail: Vec<u8>,
-    /// The checksums of what was placed, of the chunk in hand.
+    /// The checksums of what was placed, of the chunk in flight.
     sums: Vec<u64>,
     /// When the peer was last said to live.
     told: Instant,
@@ -52,7 +52,7 @@ enum State {
 struct Chunk {
     header: ChunkHeader,
     /// None: what comes is thrown away.
-    order: Option<Order<Held>>,
+    request: Option<WorkRequest<RegionMemory>>,
     /// Bytes of payload and trailer that have come.
     got: u64,
     counted: u64,
@@ -77,16 +77,16 @@ impl Chunk {
     /// Up to where the payload is received in this call.
     fn upto(&self) -> u64 {
         let piece = if self.gpu().is_some() { piece_end(self.got) } else { u64::MAX };
-        match (&self.order, &self.running) {
+        match (&self.request, &self.running) {
             (Some(_), Some(_)) => self.payload().min(self.got + PIECE).min(piece),
             _ => self.payload().min(piece),
         }
     }
 
-    /// The order, where its pages lie on a GPU.
-    fn gpu(&self) -> Option<(&Order<Held>, &Arc<GpuMemory>)> {
-        match self.order.as_ref().map(|order| (order, &order.region)) {
-            Some((order, Held::Gpu(memory))) => Some((order, memory)),
+    /// The work request, where its pages lie on a GPU.
+    fn gpu(&self) -> Option<(&WorkRequest<RegionMemory>, &Arc<GpuMemory>)> {
+        match self.request.as_ref().map(|request| (request, &request.region)) {
+            Some((request, RegionMemory::Gpu(memory))) => Some((request, memory)),
             _ => None,
         }
     }
@@ -106,13 +106,14 @@ impl Chunk {
     /// Hands a piece that is whole to the GPU.
     fn hand_on(&mut self, stagings: &mut Stagings, tools: &mut Tools) -> Result<()> {
         let got = self.got.min(self.payload());
-        let Some((order, memory)) = self.gpu() else { return Ok(()) };
+        let Some((request, memory)) = self.gpu() else { return Ok(()) };
         if got == self.handed || (got < self.payload() && !got.is_multiple_of(HALF)) {
             return Ok(());
         }
-        let start = order.part.start;
+        let start = request.part.start;
         let staging = stagings.of(memory)?;
-        let runs = staging.scatter(memory, &order.view, start + self.handed..start + got, &mut tools.copies);
+        let runs =
+            staging.scatter(memory, &request.view, start + self.handed..start + got, &mut tools.copies);
         self.handed = got;
         self.extents += runs?;
         staging.take_error().map_or(Ok(()), Err)
@@ -121,21 +122,21 @@ impl Chunk {
     /// Sums what has come.
     fn sum_up(&mut self, sums: &mut Vec<u64>, stagings: &mut Stagings, tools: &mut Tools) -> Result<()> {
         let got = self.got.min(self.payload());
-        let (Some(order), Some(running)) = (&self.order, &mut self.running) else { return Ok(()) };
+        let (Some(request), Some(running)) = (&self.request, &mut self.running) else { return Ok(()) };
         if running.done == got {
             return Ok(());
         }
         let began = Instant::now();
-        if let Held::Gpu(memory) = &order.region {
+        if let RegionMemory::Gpu(memory) = &request.region {
             let place = (stagings.of(memory)?.buffers(), place(self.first, running.done));
-            let sizes = (u64::from(self.header.len), order.unit);
-            running.go_on_staged(&mut tools.summer, place, sizes, got, |sum| sums.push(sum))?;
+            let sizes = (u64::from(self.header.len), request.unit);
+            running.go_on_staged(&mut tools.checksummer, place, sizes, got, |sum| sums.push(sum))?;
             self.verify += began.elapsed();
             return Ok(());
         }
-        let memory = order.region.host(CHANNEL)?;
-        let (side, part) = ((&**memory, &*order.view), (&order.part, order.unit));
-        running.go_on(&mut tools.summer, side, part, (got, got), |sum| sums.push(sum))?;
+        let memory = request.region.host(CHANNEL)?;
+        let (side, part) = ((&**memory, &*request.view), (&request.part, request.unit));
+        running.go_on(&mut tools.checksummer, side, part, (got, got), |sum| sums.push(sum))?;
         self.verify += began.elapsed();
         Ok(())
     }
@@ -212,12 +213,12 @@ impl Incoming {
                 let summed = chunk.sum_up(&mut self.sums, &mut self.stagings, tools);
                 let placed = summed.and_then(|()| chunk.hand_on(&mut self.stagings, tools));
                 if let Err(error) = placed
-                    && let Some(order) = chunk.order.take()
+                    && let Some(request) = chunk.request.take()
                 {
                     self.stagings.leave(
                         &*services.work,
-                        order,
-                        OrderOutcome::Failed(error),
+                        request,
+                        WorkOutcome::Failed(error),
                         chunk.handed > 0,
                     );
                 }
@@ -226,9 +227,9 @@ impl Incoming {
                 }
                 let ahead = (chunk.got - chunk.total()) as usize;
                 let trailer = chunk.header.trailer_bytes();
-                if let Some(order) = chunk.order.take() {
-                    let outcome = check(chunk, &order, &self.tail[..trailer], &self.sums);
-                    self.stagings.leave(&*services.work, order, outcome, chunk.handed > 0);
+                if let Some(request) = chunk.request.take() {
+                    let outcome = check(chunk, &request, &self.tail[..trailer], &self.sums);
+                    self.stagings.leave(&*services.work, request, outcome, chunk.handed > 0);
                 }
                 self.tail.copy_within(trailer..trailer + ahead, 0);
                 self.state = State::Header(ahead);
@@ -238,40 +239,49 @@ impl Incoming {
             let mut bytes = [0; CHUNK_HEADER];
             bytes.copy_from_slice(&self.tail[..CHUNK_HEADER]);
             let header = ChunkHeader::decode(&bytes)?;
-            let order = services.placement.place(session, &header)?;
+            let request = services.placement.place(session, &header)?;
             self.sums.clear();
-            let sums = order.as_ref().is_some_and(|order| order.sums);
+            let sums = request.as_ref().is_some_and(|request| request.sums);
             let running = sums.then(Running::after_placing);
             let verify = Duration::ZERO;
             let (got, counted, extents, handed, first) = (0, 0, 0, 0, 0);
-            self.state =
-                State::Chunk(Chunk { header, order, got, counted, extents, handed, first, running, verify });
+            self.state = State::Chunk(Chunk {
+                header,
+                request,
+                got,
+                counted,
+                extents,
+                handed,
+                first,
+                running,
+                verify,
+            });
         }
         Ok(())
     }
 
-    /// Leaves the order in hand when it must stop: its memory is not written any more.
+    /// Leaves the work request in flight when it must stop: its memory is not written any more.
     pub fn leave_if_stopped(&mut self, work: &dyn WorkSource) {
         if let State::Chunk(chunk) = &mut self.state
-            && let Some(order) = chunk.order.take_if(|order| stopped(&order.stop))
+            && let Some(request) = chunk.request.take_if(|request| stopped(&request.stop))
         {
-            self.stagings.leave(work, order, OrderOutcome::Void, chunk.handed > 0);
+            self.stagings.leave(work, request, WorkOutcome::Void, chunk.handed > 0);
         }
     }
 
-    /// Leaves the order in hand with an error: what comes of its chunk is thrown away.
+    /// Leaves the work request in flight with an error: what comes of its chunk is thrown away.
     fn fail(&mut self, work: &dyn WorkSource, error: Error) {
         if let State::Chunk(chunk) = &mut self.state
-            && let Some(order) = chunk.order.take()
+            && let Some(request) = chunk.request.take()
         {
-            self.stagings.leave(work, order, OrderOutcome::Failed(error), chunk.handed > 0);
+            self.stagings.leave(work, request, WorkOutcome::Failed(error), chunk.handed > 0);
         }
     }
 
-    /// The channel is cut: leaves the order in hand. What a GPU still has is given.
+    /// The channel is cut: leaves the work request in flight. What a GPU still has is given.
     pub fn abandon(mut self, work: &dyn WorkSource) -> Stagings {
-        if let State::Chunk(Chunk { order: Some(order), handed, .. }) = self.state {
-            self.stagings.leave(work, order, OrderOutcome::Void, handed > 0);
+        if let State::Chunk(Chunk { request: Some(request), handed, .. }) = self.state {
+            self.stagings.leave(work, request, WorkOutcome::Void, handed > 0);
         }
         self.stagings
     }
@@ -291,15 +301,15 @@ fn receive(
     let mut batch = tools.runs.begin_recv();
     let mut whole = true;
     if at < payload {
-        match &chunk.order {
-            Some(Order { region: Held::Gpu(memory), .. }) => {
+        match &chunk.request {
+            Some(WorkRequest { region: RegionMemory::Gpu(memory), .. }) => {
                 let into = stagings.of(memory)?.buffers();
                 let into = into.recv_run(place(chunk.first, at), (upto - at) as usize);
                 whole = batch.push(into.map_err(|error| from_host(Code::PageOutOfRange, error))?);
             }
-            Some(order) => {
-                let (start, memory) = (order.part.start, order.region.host(CHANNEL)?);
-                for run in order.view.runs(start + at..start + upto) {
+            Some(request) => {
+                let (start, memory) = (request.part.start, request.region.host(CHANNEL)?);
+                for run in request.view.runs(start + at..start + upto) {
                     let into = memory.recv_run(run.offset as usize, run.len as usize);
                     if !batch.push(into.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
                         whole = false;
@@ -328,17 +338,17 @@ fn receive(
 }
 
 /// Compares what was placed with what was sent.
-fn check(chunk: &Chunk, order: &Order<Held>, trailer: &[u8], placed: &[u64]) -> OrderOutcome {
+fn check(chunk: &Chunk, request: &WorkRequest<RegionMemory>, trailer: &[u8], placed: &[u64]) -> WorkOutcome {
     let (status, sums) = trailer.split_at(TRAILER_STATUS);
     if status == STATUS_VOID.to_le_bytes() {
-        return OrderOutcome::Void;
+        return WorkOutcome::Void;
     }
     if status != STATUS_WHOLE.to_le_bytes() {
         let text = "a chunk's trailer is damaged; the transfer is given up";
-        return OrderOutcome::Failed(Error::new(Code::ChecksumMismatch, text));
+        return WorkOutcome::Failed(Error::new(Code::ChecksumMismatch, text));
     }
-    if !order.sums {
-        return OrderOutcome::Done { extents: chunk.extents, verify: Duration::ZERO };
+    if !request.sums {
+        return WorkOutcome::Done { extents: chunk.extents, verify: Duration::ZERO };
     }
     let mut wrong =
         sums.chunks_exact(SUM_BYTES).zip(placed).position(|(sent, sum)| sent != sum.to_le_bytes());
@@ -347,9 +357,9 @@ fn check(chunk: &Chunk, order: &Order<Held>, trailer: &[u8], placed: &[u64]) -> 
     }
     match wrong {
         Some(unit) => {
-            let position = order.part.start + unit as u64 * order.unit;
-            OrderOutcome::Failed(mismatch(&order.view, position))
+            let position = request.part.start + unit as u64 * request.unit;
+            WorkOutcome::Failed(mismatch(&request.view, position))
         }
-        None => OrderOutcome::Done { extents: chunk.extents, verify: chunk.verify },
+        None => WorkOutcome::Done { extents: chunk.extents, verify: chunk.verify },
     }
 }

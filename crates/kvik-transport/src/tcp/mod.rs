@@ -41,7 +41,7 @@ pub(crate) enum Command {
     Add { session: u64, stream: Stream },
     /// The session may have something to send.
     Send(u64),
-    /// A transfer of the session must stop: look at the orders in hand.
+    /// A transfer of the session must stop: look at the work requests in flight.
     Halt(u64),
     /// Cut the session's channels.
     Cut(u64),
@@ -52,7 +52,7 @@ pub(crate) enum Command {
 /// What waits for a thread. However often it is told, it holds a few commands a channel and two a session.
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
-    bell: EventFd,
+    waker: EventFd,
 }
 
 #[derive(Default)]
@@ -70,13 +70,13 @@ impl Inbox {
             Command::Halt(session) => waiting.told.insert((*session, true)),
             Command::Add { .. } | Command::Cut(_) | Command::Stop => true,
         };
-        // The bell rings with the first command, and is heard before any is taken.
+        // The waker is signalled with the first command, and is drained before any is taken.
         let first = waiting.commands.is_empty();
         if news {
             waiting.commands.push(command);
         }
         drop(waiting);
-        if first && let Err(error) = self.bell.signal() {
+        if first && let Err(error) = self.waker.signal() {
             log::error!("a data thread cannot be woken: {error}");
         }
     }
@@ -99,8 +99,8 @@ impl TcpPool {
     pub fn start(services: &Services, threads: usize, options: &ThreadOptions) -> Result<TcpPool> {
         let mut pool = TcpPool { workers: Vec::new(), threads: Mutex::default(), next: AtomicUsize::new(0) };
         for number in 0..threads.max(1) {
-            let bell = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
-            let inbox = Arc::new(Inbox { waiting: Mutex::default(), bell });
+            let waker = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
+            let inbox = Arc::new(Inbox { waiting: Mutex::default(), waker });
             let mut worker = worker::Worker::new(services.clone(), inbox.clone())?;
             let thread = spawn_named(&format!("kvik-io-{number}"), options, move || worker.run());
             lock(&pool.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
@@ -122,12 +122,12 @@ impl TcpPool {
         self.workers.iter().for_each(|worker| worker.put(Command::Send(session)));
     }
 
-    /// Orders of the session that must stop are left, soon.
+    /// Work requests of the session that must stop are left, soon.
     pub fn halt(&self, session: u64) {
         self.workers.iter().for_each(|worker| worker.put(Command::Halt(session)));
     }
 
-    /// Cuts the session's channels, and leaves what they had in hand.
+    /// Cuts the session's channels, and leaves what they had in flight.
     pub fn cut(&self, session: u64) {
         self.workers.iter().for_each(|worker| worker.put(Command::Cut(session)));
     }

@@ -5,15 +5,15 @@
 //! piece too: one is fetched while the one before is sent.
 
 use crate::local::stopped;
-use crate::sums::{Running, SENT, Summer};
+use crate::sums::{Checksummer, Running, SENT};
 use crate::tcp::staged::{Copies, HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
-use crate::{Held, Queue, WorkSource, finish, from_host};
+use crate::{Queue, RegionMemory, WorkSource, finish, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{Io, RunBuffer, SendBatch, SendRun};
 use kvik_proto::{
-    CHUNK_HEADER, MAX_SUMS, Order, OrderKind, OrderOutcome, STATUS_VOID, STATUS_WHOLE, SUM_BYTES,
-    TRAILER_STATUS,
+    CHUNK_HEADER, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS, WorkKind, WorkOutcome,
+    WorkRequest,
 };
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub(crate) struct Outgoing {
 
 struct Chunk {
     /// None once it was stopped: the rest is filled up with zeros, and the trailer says so.
-    order: Option<Order<Held>>,
+    request: Option<WorkRequest<RegionMemory>>,
     header: [u8; CHUNK_HEADER],
     payload: u64,
     start: u64,
@@ -67,7 +67,7 @@ pub(crate) enum Progress {
 /// What a thread's channels share.
 pub(crate) struct Tools {
     pub runs: RunBuffer,
-    pub summer: Summer,
+    pub checksummer: Checksummer,
     pub scratch: Vec<u8>,
     pub copies: Copies,
 }
@@ -97,8 +97,8 @@ impl Outgoing {
         self.stagings.settle(work);
         for _ in 0..turns {
             if self.chunk.is_none() {
-                let Some(order) = work.claim(Queue::Send(session)) else { return Ok(Progress::Idle) };
-                self.begin(work, order);
+                let Some(request) = work.claim(Queue::Send(session)) else { return Ok(Progress::Idle) };
+                self.begin(work, request);
             }
             match self.send(work, stream, tools)? {
                 Step::Whole => {}
@@ -109,21 +109,23 @@ impl Outgoing {
         Ok(Progress::Yield)
     }
 
-    fn begin(&mut self, work: &dyn WorkSource, order: Order<Held>) {
-        let OrderKind::Send(header) = &order.kind else {
-            let error =
-                Error::new(Code::ProtocolError, "an order to copy or place was given to a sending channel");
-            return finish(work, order, OrderOutcome::Failed(error));
+    fn begin(&mut self, work: &dyn WorkSource, request: WorkRequest<RegionMemory>) {
+        let WorkKind::Send(header) = &request.kind else {
+            let error = Error::new(
+                Code::ProtocolError,
+                "a work request to copy or place was given to a sending channel",
+            );
+            return finish(work, request, WorkOutcome::Failed(error));
         };
         self.trailer.clear();
         self.trailer.extend_from_slice(&STATUS_WHOLE.to_le_bytes());
         self.chunk = Some(Chunk {
             header: header.encode(),
             payload: u64::from(header.len),
-            start: order.part.start,
+            start: request.part.start,
             trailing: header.trailer_bytes(),
-            running: order.sums.then(Running::before_sending),
-            order: Some(order),
+            running: request.sums.then(Running::before_sending),
+            request: Some(request),
             sent: 0,
             fetched: 0,
             first: 0,
@@ -139,22 +141,22 @@ impl Outgoing {
         while let Some(chunk) = &mut self.chunk {
             let total = CHUNK_HEADER as u64 + chunk.payload + chunk.trailing as u64;
             if chunk.sent == total {
-                if let Some(order) = chunk.order.take() {
+                if let Some(request) = chunk.request.take() {
                     let (extents, verify) = (chunk.extents, chunk.verify);
-                    finish(work, order, OrderOutcome::Done { extents, verify });
+                    finish(work, request, WorkOutcome::Done { extents, verify });
                 }
                 self.chunk = None;
                 break;
             }
             let prepared = match chunk.is_staged() {
                 true => chunk.fetch(&mut self.stagings, &mut self.trailer, tools),
-                false => chunk.sum_next(&mut self.trailer, &mut tools.summer).map(|()| true),
+                false => chunk.sum_next(&mut self.trailer, &mut tools.checksummer).map(|()| true),
             };
             match prepared {
                 Ok(true) => {}
                 Ok(false) => return Ok(Step::Waits),
                 Err(error) => {
-                    self.give_up(work, OrderOutcome::Failed(error));
+                    self.give_up(work, WorkOutcome::Failed(error));
                     continue;
                 }
             }
@@ -170,32 +172,32 @@ impl Outgoing {
         Ok(Step::Whole)
     }
 
-    /// Leaves the order in hand when it must stop: its memory is not read any more.
+    /// Leaves the work request in flight when it must stop: its memory is not read any more.
     pub fn leave_if_stopped(&mut self, work: &dyn WorkSource) {
         let Some(chunk) = &mut self.chunk else { return };
-        if chunk.order.as_ref().is_some_and(|order| stopped(&order.stop)) {
-            self.give_up(work, OrderOutcome::Void);
+        if chunk.request.as_ref().is_some_and(|request| stopped(&request.stop)) {
+            self.give_up(work, WorkOutcome::Void);
         }
     }
 
     /// Fills up what is left of the chunk, without its order.
-    fn give_up(&mut self, work: &dyn WorkSource, outcome: OrderOutcome) {
+    fn give_up(&mut self, work: &dyn WorkSource, outcome: WorkOutcome) {
         let Some(chunk) = &mut self.chunk else { return };
-        if let Some(order) = chunk.order.take() {
+        if let Some(request) = chunk.request.take() {
             // Where all of the payload went, it is what the header says; and a status of which a part went must
             // not change under way.
             if chunk.sent < CHUNK_HEADER as u64 + chunk.payload {
                 self.trailer[..TRAILER_STATUS].copy_from_slice(&STATUS_VOID.to_le_bytes());
             }
             self.trailer.resize(chunk.trailing, 0);
-            self.stagings.leave(work, order, outcome, chunk.fetched > 0);
+            self.stagings.leave(work, request, outcome, chunk.fetched > 0);
         }
     }
 
-    /// The channel is cut: leaves the order in hand. What a GPU still has is given.
+    /// The channel is cut: leaves the work request in flight. What a GPU still has is given.
     pub fn abandon(mut self, work: &dyn WorkSource) -> Stagings {
-        if let Some(Chunk { order: Some(order), fetched, .. }) = self.chunk.take() {
-            self.stagings.leave(work, order, OrderOutcome::Void, fetched > 0);
+        if let Some(Chunk { request: Some(request), fetched, .. }) = self.chunk.take() {
+            self.stagings.leave(work, request, WorkOutcome::Void, fetched > 0);
         }
         self.stagings
     }
@@ -214,15 +216,15 @@ impl Chunk {
     }
 
     /// Sums the next piece, if all that is summed went already.
-    fn sum_next(&mut self, trailer: &mut Vec<u8>, summer: &mut Summer) -> Result<()> {
+    fn sum_next(&mut self, trailer: &mut Vec<u8>, checksummer: &mut Checksummer) -> Result<()> {
         let at = self.at();
-        let (Some(order), Some(running)) = (&self.order, &mut self.running) else { return Ok(()) };
+        let (Some(request), Some(running)) = (&self.request, &mut self.running) else { return Ok(()) };
         if running.done > at || running.done == self.payload {
             return Ok(());
         }
         let began = Instant::now();
-        let (part, have) = ((&order.part, order.unit), (at + SENT, self.payload));
-        running.go_on(summer, (order.region.host(CHANNEL)?, &order.view), part, have, |sum| {
+        let (part, have) = ((&request.part, request.unit), (at + SENT, self.payload));
+        running.go_on(checksummer, (request.region.host(CHANNEL)?, &request.view), part, have, |sum| {
             trailer.extend_from_slice(&sum.to_le_bytes());
         })?;
         self.verify += began.elapsed();
@@ -231,13 +233,15 @@ impl Chunk {
 
     /// Whether its pages lie on a GPU.
     fn is_staged(&self) -> bool {
-        self.order.as_ref().is_some_and(|order| matches!(order.region, Held::Gpu(_)))
+        self.request.as_ref().is_some_and(|request| matches!(request.region, RegionMemory::Gpu(_)))
     }
 
     /// Begins to fetch what there is room for, and sums the piece that is sent next: false while it is not there.
     fn fetch(&mut self, stagings: &mut Stagings, trailer: &mut Vec<u8>, tools: &mut Tools) -> Result<bool> {
         let at = self.at();
-        let Some(Order { region: Held::Gpu(memory), view, unit, .. }) = &self.order else { return Ok(true) };
+        let Some(WorkRequest { region: RegionMemory::Gpu(memory), view, unit, .. }) = &self.request else {
+            return Ok(true);
+        };
         let staging = stagings.of(memory)?;
         // One piece ahead of the one that is sent, which keeps its half.
         while self.fetched < self.payload && self.fetched <= at / HALF * HALF + HALF {
@@ -265,7 +269,7 @@ impl Chunk {
         };
         let began = Instant::now();
         let place = (staging.buffers(), place(self.first, running.done));
-        running.go_on_staged(&mut tools.summer, place, (self.payload, unit), end, |sum| {
+        running.go_on_staged(&mut tools.checksummer, place, (self.payload, unit), end, |sum| {
             trailer.extend_from_slice(&sum.to_le_bytes());
         })?;
         self.verify += began.elapsed();
@@ -274,7 +278,7 @@ impl Chunk {
 
     /// How much of the payload may go: what is summed, where sums are wanted.
     fn ready(&self) -> u64 {
-        match (&self.order, &self.running) {
+        match (&self.request, &self.running) {
             (Some(_), _) if self.is_staged() => piece_end(self.at()).min(self.payload),
             (Some(_), Some(running)) => running.done,
             _ => self.payload,
@@ -296,18 +300,18 @@ fn fill<'m>(
     let mut at = chunk.at();
     let ready = chunk.ready();
     if at < chunk.payload {
-        match &chunk.order {
-            Some(Order { region: Held::Gpu(memory), .. }) => {
+        match &chunk.request {
+            Some(WorkRequest { region: RegionMemory::Gpu(memory), .. }) => {
                 let bytes =
                     stagings.of(memory)?.buffers().send_run(place(chunk.first, at), (ready - at) as usize);
                 if !batch.push(bytes.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
                     return Ok(());
                 }
             }
-            Some(order) => {
+            Some(request) => {
                 let left = chunk.start + at..chunk.start + ready;
-                let memory = order.region.host(CHANNEL)?;
-                for run in order.view.runs(left) {
+                let memory = request.region.host(CHANNEL)?;
+                for run in request.view.runs(left) {
                     let bytes = memory.send_run(run.offset as usize, run.len as usize);
                     if !batch.push(bytes.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
                         return Ok(());

@@ -5,19 +5,19 @@
 //! waits: a mark behind each piece says whether the GPU is through with its buffer, and the stream wakes the thread
 //! when it gets there.
 //!
-//! An order that has ended here still has pieces under way on the GPU. It is reported only when the last of them is
-//! done: then its bytes are where they belong (success), or the GPU touches its memory no more (stop). A stream cannot
-//! be stopped: where it does not get there, whoever waits for the transfer is told so by name, and the memory stays
-//! held until it does.
+//! A work request that has ended here still has pieces in flight on the GPU. It is reported only when the last of them
+//! is done: then its bytes are where they belong (success), or the GPU touches its memory no more (stop). A stream
+//! cannot be stopped: where it does not get there, whoever waits for the transfer is told so by name, and the memory
+//! stays held until it does.
 
 use crate::gpu::{PATIENCE, failed, stuck};
 use crate::local::stopped;
-use crate::{Held, WorkSource, finish, from_host};
+use crate::{RegionMemory, WorkSource, finish, from_host};
 use kvik_core::{Code, Error, Result, View};
 use kvik_host::cuda::{GpuMemory, Mark, Pinned, Stream};
 use kvik_host::event::EventFd;
 use kvik_host::{HostError, Memory};
-use kvik_proto::{Order, OrderOutcome};
+use kvik_proto::{WorkOutcome, WorkRequest};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +41,7 @@ pub(crate) struct Staging {
     halves: [Half; 2],
     /// Which half the next piece takes: of the two, the one that was given to the GPU first.
     next: usize,
-    /// A copy of the chunk in hand failed.
+    /// A copy of the chunk in flight failed.
     error: Option<Error>,
 }
 
@@ -51,13 +51,13 @@ struct Half {
     mark: Option<Mark>,
     /// There is no telling when the GPU is through with it.
     blind: bool,
-    /// The order that ends with it.
+    /// The work request that ends with it.
     ending: Option<Ending>,
 }
 
 struct Ending {
-    order: Order<Held>,
-    outcome: OrderOutcome,
+    request: WorkRequest<RegionMemory>,
+    outcome: WorkOutcome,
     /// An earlier copy of it failed.
     failed: Option<Error>,
     /// When it was seen to have to stop.
@@ -120,17 +120,17 @@ impl Staging {
         !self.halves[half].is_taken()
     }
 
-    /// Why a copy of the chunk in hand failed, once.
+    /// Why a copy of the chunk in flight failed, once.
     pub fn take_error(&mut self) -> Option<Error> {
         self.error.take()
     }
 
-    /// Whether the GPU has nothing of it in hand.
+    /// Whether the GPU has nothing of it in flight.
     pub fn is_idle(&self) -> bool {
         !self.halves.iter().any(Half::is_taken)
     }
 
-    /// Begins to fetch a part of an order's stream into the next half: how many runs it takes.
+    /// Begins to fetch a part of a work request's stream into the next half: how many runs it takes.
     pub fn gather(
         &mut self,
         memory: &Arc<GpuMemory>,
@@ -143,7 +143,7 @@ impl Staging {
         self.mark(begun.map_err(failed), copies).map(|()| runs)
     }
 
-    /// Begins to bring the next half's bytes to a part of an order's stream: how many runs it takes.
+    /// Begins to bring the next half's bytes to a part of a work request's stream: how many runs it takes.
     pub fn scatter(
         &mut self,
         memory: &Arc<GpuMemory>,
@@ -161,7 +161,7 @@ impl Staging {
         let half = &mut self.halves[self.next];
         match self.stream.mark() {
             Ok(mark) => half.mark = Some(mark),
-            // Nothing is under way where all is lost.
+            // Nothing is in flight where all is lost.
             Err(HostError::Cuda(error)) if error.is_lost() => return Err(failed(error.into())),
             Err(error) => {
                 log::error!("the end of a GPU's copies cannot be known, so their pages stay held: {error}");
@@ -173,19 +173,25 @@ impl Staging {
         begun.and(told)
     }
 
-    /// An order has ended. If pieces of it were begun, it is reported when the GPU is through with the last one.
-    pub fn leave(&mut self, work: &dyn WorkSource, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
+    /// A work request has ended. If pieces of it were begun, it is reported when the GPU is through with the last one.
+    pub fn leave(
+        &mut self,
+        work: &dyn WorkSource,
+        request: WorkRequest<RegionMemory>,
+        outcome: WorkOutcome,
+        begun: bool,
+    ) {
         let last = &mut self.halves[1 - self.next];
         match begun && last.is_taken() {
             true => {
-                let ending = Ending { order, outcome, failed: None, since: None, told: false };
+                let ending = Ending { request, outcome, failed: None, since: None, told: false };
                 last.ending = Some(ending);
             }
-            false => finish(work, order, outcome),
+            false => finish(work, request, outcome),
         }
     }
 
-    /// Takes note of what the GPU is through with, and reports the orders that ended with it.
+    /// Takes note of what the GPU is through with, and reports the work requests that ended with it.
     pub fn settle(&mut self, work: &dyn WorkSource) {
         for at in [self.next, 1 - self.next] {
             let half = &mut self.halves[at];
@@ -206,7 +212,7 @@ impl Staging {
             match (error, ending) {
                 (None, None) => {}
                 (error, Some(ending)) => ending.finish(work, error),
-                // It is of the order that ends with the later half, or of the chunk in hand.
+                // It is of the work request that ends with the later half, or of the chunk in flight.
                 (Some(error), None) => match &mut self.halves[1 - at].ending {
                     Some(later) => later.failed = Some(error),
                     None => self.error = Some(error),
@@ -215,15 +221,15 @@ impl Staging {
         }
     }
 
-    /// Looks after orders that must stop and have pieces under way: when to look again.
+    /// Looks after work requests that must stop and have pieces in flight: when to look again.
     fn watch(&mut self, work: &dyn WorkSource) -> Option<Instant> {
         let device = self.stream.device().ordinal();
         let endings = self.halves.iter_mut().filter_map(|half| half.ending.as_mut());
         endings.filter_map(|ending| ending.watch(work, device)).min()
     }
 
-    /// Whether an order waits for the GPU.
-    fn holds_orders(&self) -> bool {
+    /// Whether a work request waits for the GPU.
+    fn holds_work(&self) -> bool {
         self.halves.iter().any(|half| half.ending.is_some())
     }
 }
@@ -238,14 +244,14 @@ impl Ending {
     /// The GPU is through with it: well, or with an error.
     fn finish(self, work: &dyn WorkSource, error: Option<Error>) {
         let outcome = match (self.failed.or(error), self.outcome) {
-            (Some(error), OrderOutcome::Done { .. }) => OrderOutcome::Failed(error),
+            (Some(error), WorkOutcome::Done { .. }) => WorkOutcome::Failed(error),
             (_, outcome) => outcome,
         };
-        finish(work, self.order, outcome);
+        finish(work, self.request, outcome);
     }
 
     fn watch(&mut self, work: &dyn WorkSource, device: u32) -> Option<Instant> {
-        if self.told || !stopped(&self.order.stop) {
+        if self.told || !stopped(&self.request.stop) {
             return None;
         }
         let until = *self.since.get_or_insert_with(Instant::now) + PATIENCE;
@@ -253,7 +259,7 @@ impl Ending {
             return Some(until);
         }
         self.told = true;
-        work.stuck(self.order.id, stuck(device));
+        work.stuck(self.request.id, stuck(device));
         None
     }
 }
@@ -277,14 +283,20 @@ impl Stagings {
     }
 
     /// As [`Stagings::of`], without making any.
-    pub fn leave(&mut self, work: &dyn WorkSource, order: Order<Held>, outcome: OrderOutcome, begun: bool) {
-        let staging = match &order.region {
-            Held::Gpu(memory) => self.0.iter_mut().find(|staging| staging.serves(memory)),
-            Held::Host(_) => None,
+    pub fn leave(
+        &mut self,
+        work: &dyn WorkSource,
+        request: WorkRequest<RegionMemory>,
+        outcome: WorkOutcome,
+        begun: bool,
+    ) {
+        let staging = match &request.region {
+            RegionMemory::Gpu(memory) => self.0.iter_mut().find(|staging| staging.serves(memory)),
+            RegionMemory::Host(_) => None,
         };
         match staging {
-            Some(staging) => staging.leave(work, order, outcome, begun),
-            None => finish(work, order, outcome),
+            Some(staging) => staging.leave(work, request, outcome, begun),
+            None => finish(work, request, outcome),
         }
     }
 
@@ -296,13 +308,13 @@ impl Stagings {
         self.0.iter_mut().filter_map(|staging| staging.watch(work)).min()
     }
 
-    /// Whether a GPU has something of the channel in hand.
+    /// Whether a GPU has something of the channel in flight.
     pub fn is_busy(&self) -> bool {
         !self.0.iter().all(Staging::is_idle)
     }
 
-    /// Whether a GPU has an order in hand.
-    pub fn holds_orders(&self) -> bool {
-        self.0.iter().any(Staging::holds_orders)
+    /// Whether a GPU has a work request in flight.
+    pub fn holds_work(&self) -> bool {
+        self.0.iter().any(Staging::holds_work)
     }
 }

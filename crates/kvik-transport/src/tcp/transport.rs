@@ -3,7 +3,7 @@
 use super::{Stream, TcpPool};
 use crate::local::lock;
 use crate::pace::Pace;
-use crate::{Answer, Held, Moved, Queue, Request, Services, SessionEvents, Transport, TransportId};
+use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, SessionEvents, Transport, TransportId};
 use kvik_core::{RegionId, Result};
 use kvik_host::thread::ThreadOptions;
 use kvik_proto::{Facts, Op, Path};
@@ -86,7 +86,7 @@ impl Transport for Tcp {
     }
 
     /// Sockets take any memory.
-    fn register(&self, _region: RegionId, _memory: &Held, _limit: Duration) -> Result<()> {
+    fn register(&self, _region: RegionId, _memory: &RegionMemory, _limit: Duration) -> Result<()> {
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Transport for Tcp {
 
     fn forget(&self, _region: RegionId) {}
 
-    fn closed(&self, _region: RegionId, _memory: &Held, _op: Op) -> Option<Arc<str>> {
+    fn closed(&self, _region: RegionId, _memory: &RegionMemory, _op: Op) -> Option<Arc<str>> {
         None
     }
 

@@ -1,6 +1,6 @@
 //! A data thread: many channels, one epoll set.
 
-use crate::sums::Summer;
+use crate::sums::Checksummer;
 use crate::tcp::incoming::Incoming;
 use crate::tcp::outgoing::{Outgoing, Progress, Tools};
 use crate::tcp::staged::{Copies, Stagings};
@@ -13,13 +13,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const BELL: u64 = 0;
+const WAKER: u64 = 0;
 /// A GPU's stream has got somewhere.
 const STREAMS: u64 = 1;
 /// Chunks or calls of one channel before another one has its turn.
 const TURNS: usize = 16;
 /// An idle thread wakes this rarely; everything that matters wakes it at once.
-const NAP: Duration = Duration::from_secs(3600);
+const IDLE_WAIT: Duration = Duration::from_secs(3600);
 
 struct Channel {
     session: u64,
@@ -49,12 +49,12 @@ impl Channel {
         Interest { readable: !self.incoming.waits(), writable: self.blocked, edge: false }
     }
 
-    /// Whether a GPU has something of it in hand.
+    /// Whether a GPU has something of it in flight.
     fn is_staged(&self) -> bool {
         self.incoming.stagings.is_busy() || self.outgoing.stagings.is_busy()
     }
 
-    /// When to look again at orders that must stop and that a GPU has in hand.
+    /// When to look again at work requests that must stop and that a GPU has in flight.
     fn watch(&mut self, work: &dyn WorkSource) -> Option<Instant> {
         let stagings = [&mut self.incoming.stagings, &mut self.outgoing.stagings];
         stagings.into_iter().filter_map(|stagings| stagings.watch(work)).min()
@@ -66,7 +66,7 @@ pub(crate) struct Worker {
     inbox: Arc<Inbox>,
     epoll: Epoll,
     channels: HashMap<u64, Channel>,
-    /// Of channels that were cut, what GPUs still have in hand.
+    /// Of channels that were cut, what GPUs still have in flight.
     left: Vec<Stagings>,
     next_token: u64,
     tools: Tools,
@@ -76,11 +76,11 @@ impl Worker {
     pub fn new(services: Services, inbox: Arc<Inbox>) -> Result<Worker> {
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Epoll::new().map_err(fail)?;
-        epoll.add(&inbox.bell, BELL, Interest::READ).map_err(fail)?;
+        epoll.add(&inbox.waker, WAKER, Interest::READ).map_err(fail)?;
         let copies = Copies::new()?;
         epoll.add(&*copies.flag, STREAMS, Interest::READ).map_err(fail)?;
-        let (runs, summer, scratch) = (RunBuffer::new(1024), Summer::default(), vec![0; 256 << 10]);
-        let tools = Tools { runs, summer, scratch, copies };
+        let (runs, checksummer, scratch) = (RunBuffer::new(1024), Checksummer::default(), vec![0; 256 << 10]);
+        let tools = Tools { runs, checksummer, scratch, copies };
         let (channels, left) = (HashMap::new(), Vec::new());
         Ok(Worker { services, inbox, epoll, channels, left, next_token: STREAMS + 1, tools })
     }
@@ -90,22 +90,22 @@ impl Worker {
         let mut commands = Vec::new();
         loop {
             let eager = self.channels.values().any(Channel::has_work);
-            let nap = if eager { Duration::ZERO } else { self.nap() };
-            if let Err(error) = self.epoll.wait(&mut events, nap) {
+            let wait = if eager { Duration::ZERO } else { self.wait() };
+            if let Err(error) = self.epoll.wait(&mut events, wait) {
                 log::error!("a data thread cannot wait for its channels and ends: {error}");
                 return self.end();
             }
             for event in events.iter() {
-                if event.token == BELL {
-                    if let Err(error) = self.inbox.bell.drain() {
-                        log::error!("a data thread cannot hear its bell: {error}");
+                if event.token == WAKER {
+                    if let Err(error) = self.inbox.waker.drain() {
+                        log::error!("a data thread cannot read its waker: {error}");
                     }
                     self.inbox.take(&mut commands);
                     for command in commands.drain(..) {
                         if matches!(command, Command::Stop) {
                             return self.end();
                         }
-                        self.obey(command);
+                        self.execute(command);
                     }
                 } else if event.token == STREAMS {
                     self.streams_told();
@@ -126,25 +126,25 @@ impl Worker {
     }
 
     /// How long the thread may sleep while nothing happens.
-    fn nap(&mut self) -> Duration {
+    fn wait(&mut self) -> Duration {
         let channels = self.channels.values_mut().filter_map(|channel| channel.watch(&*self.services.work));
         let left = self.left.iter_mut().filter_map(|stagings| stagings.watch(&*self.services.work));
         let soonest = channels.chain(left).min();
-        soonest.map_or(NAP, |at| at.saturating_duration_since(Instant::now()))
+        soonest.map_or(IDLE_WAIT, |at| at.saturating_duration_since(Instant::now()))
     }
 
     fn waits_to_read(&self, token: u64) -> bool {
         self.channels.get(&token).is_some_and(|channel| channel.incoming.waits())
     }
 
-    /// A GPU has got somewhere. All that any has in hand is looked at before anything else happens: from now on what
+    /// A GPU has got somewhere. All that any has in flight is looked at before anything else happens: from now on what
     /// is still there has its word to come, whatever becomes of its channel.
     fn streams_told(&mut self) {
         if let Err(error) = self.tools.copies.flag.drain() {
             log::error!("a data thread cannot hear its GPU: {error}");
         }
         self.left.iter_mut().for_each(|stagings| stagings.settle(&*self.services.work));
-        self.left.retain(Stagings::holds_orders);
+        self.left.retain(Stagings::holds_work);
         let staged = self.channels.iter().filter(|(_, channel)| channel.is_staged());
         let staged: Vec<u64> = staged.map(|(token, _)| *token).collect();
         for channel in self.channels.values_mut() {
@@ -156,7 +156,7 @@ impl Worker {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
             Command::Add { session, stream } => self.add(session, stream),
             Command::Send(session) => {
@@ -244,22 +244,22 @@ impl Worker {
         shut_down(channel.stream.close());
         let stagings =
             [channel.outgoing.abandon(&*self.services.work), channel.incoming.abandon(&*self.services.work)];
-        self.left.extend(stagings.into_iter().filter(Stagings::holds_orders));
+        self.left.extend(stagings.into_iter().filter(Stagings::holds_work));
     }
 
-    /// Cuts everything, and waits for the GPUs that still have something in hand: as long as they take, since what
+    /// Cuts everything, and waits for the GPUs that still have something in flight: as long as they take, since what
     /// they touch is nobody's until then. Whoever closes the engine is told when that is too long for him.
     fn end(&mut self) {
         let tokens: Vec<u64> = self.channels.keys().copied().collect();
         tokens.into_iter().for_each(|token| self.remove(token));
         let mut events = Events::new(2);
         while !self.left.is_empty() {
-            let nap = self.nap();
-            if let Err(error) = self.epoll.wait(&mut events, nap) {
+            let wait = self.wait();
+            if let Err(error) = self.epoll.wait(&mut events, wait) {
                 return log::error!("a data thread cannot wait for a GPU, whose pages stay held: {error}");
             }
-            if let Err(error) = self.inbox.bell.drain() {
-                log::error!("a data thread cannot hear its bell: {error}");
+            if let Err(error) = self.inbox.waker.drain() {
+                log::error!("a data thread cannot read its waker: {error}");
             }
             self.streams_told();
         }

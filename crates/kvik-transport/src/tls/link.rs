@@ -3,7 +3,7 @@
 //! Nothing here blocks, and nothing here grows beyond a bound. What came from the socket and is not decrypted yet
 //! waits in a stage of fixed size, which is filled again only when it is empty; of what is decrypted at most a record
 //! waits, and of what is encrypted at most [`OUT`] bytes. Registered memory is copied to and from, never borrowed:
-//! what the kernel gets is a copy, so an order that is left is left for good, as on a plain connection.
+//! what the kernel gets is a copy, so a work request that is left is left for good, as on a plain connection.
 //!
 //! A connection's end is told by kvik's frames or is a loss: an end without TLS's own word for it is no more and no
 //! less than that, so nothing is gained by cutting a connection short.
@@ -90,7 +90,7 @@ impl TlsLink {
         self.stage.resize(DATA_STAGE, 0);
     }
 
-    /// Whether the handshake is still under way. The side that connected is through before the other has seen its
+    /// Whether the handshake is still in progress. The side that connected is through before the other has seen its
     /// certificate.
     pub fn is_shaking(&self) -> bool {
         self.tls.is_handshaking()
@@ -162,7 +162,7 @@ impl TlsLink {
     }
 
     /// Takes plain bytes to send. Nothing is taken while earlier ones wait for room in the socket; while the
-    /// handshake is under way they go with its end.
+    /// handshake is in progress they go with its end.
     ///
     /// # Errors
     /// `PeerLost`.

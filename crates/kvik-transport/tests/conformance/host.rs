@@ -18,7 +18,7 @@ use kvik_transport::nics::NicOptions;
 use kvik_transport::rma::Rma;
 use kvik_transport::tcp::{Tcp, TcpConfig};
 use kvik_transport::{
-    Held, Placement, Queue, Request, RmaPeers, Services, SessionEvents, Transport, WorkSource,
+    Placement, Queue, RegionMemory, Request, RmaPeers, Services, SessionEvents, Transport, WorkSource,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
-const BELL: u64 = 0;
+const WAKER: u64 = 0;
 const LINK: u64 = 1;
 
 /// Which transport moves the bytes.
@@ -40,7 +40,7 @@ pub enum Kind {
 }
 
 pub struct Host {
-    pub node: Mutex<Node<Held>>,
+    pub node: Mutex<Node<RegionMemory>>,
     pub session: OnceLock<u64>,
     peer: OnceLock<Weak<Host>>,
     fence: Arc<FenceTable>,
@@ -54,7 +54,7 @@ pub struct Host {
     /// Bytes of frames that were sent, and that were taken up.
     frames: [AtomicUsize; 2],
     link: OnceLock<Arc<LocalLink>>,
-    bell: EventFd,
+    waker: EventFd,
     over: AtomicBool,
     told: Mutex<Told>,
     changed: Condvar,
@@ -68,7 +68,7 @@ struct Told {
 
 impl Host {
     /// Does something with the node, and carries out what that made happen.
-    pub fn with<T>(&self, f: impl FnOnce(&mut Node<Held>, Duration) -> T) -> T {
+    pub fn with<T>(&self, f: impl FnOnce(&mut Node<RegionMemory>, Duration) -> T) -> T {
         let (result, events) = {
             let mut node = self.node.lock().unwrap();
             let now = boottime();
@@ -89,11 +89,11 @@ impl Host {
             if let Some(rma) = self.rma.get() {
                 rma.expose(node.exposed());
             }
-            // Under the lock, so that frames keep their order.
+            // Under the lock, so that frames keep their work request.
             if let Some(peer) = self.peer.get().and_then(Weak::upgrade).filter(|_| !output.is_empty()) {
                 self.frames[0].fetch_add(output.len(), Ordering::AcqRel);
                 peer.inbox.lock().unwrap().extend_from_slice(&output);
-                peer.bell.signal().unwrap();
+                peer.waker.signal().unwrap();
             }
             (result, events)
         };
@@ -137,11 +137,11 @@ impl Host {
     /// Reads what the peer sends, and lets time pass.
     fn run(self: Arc<Host>) {
         let epoll = Epoll::new().unwrap();
-        epoll.add(&self.bell, BELL, Interest::READ).unwrap();
+        epoll.add(&self.waker, WAKER, Interest::READ).unwrap();
         let (mut events, mut linked) = (Events::new(4), false);
         while !self.over.load(Ordering::Acquire) {
             epoll.wait(&mut events, Duration::from_millis(50)).unwrap();
-            self.bell.drain().unwrap();
+            self.waker.drain().unwrap();
             if let Some(link) = self.link.get() {
                 if !std::mem::replace(&mut linked, true) {
                     epoll.add(&**link, LINK, Interest::READ).unwrap();
@@ -193,13 +193,13 @@ impl Host {
     pub fn answer(
         &self,
         op: Option<kvik_proto::Op>,
-        memory: Option<(RegionId, &Held)>,
+        memory: Option<(RegionId, &RegionMemory)>,
     ) -> kvik_transport::Answer {
         let request = Request { session: *self.session.get().unwrap(), op, memory, bytes: 1 };
         self.under_test.get().unwrap().answer(&request)
     }
 
-    pub fn register(&self, id: u32, memory: &Held) -> RegionId {
+    pub fn register(&self, id: u32, memory: &RegionMemory) -> RegionId {
         let id = RegionId(id);
         self.all().iter().for_each(|one| one.register(id, memory, PATIENCE).unwrap());
         id
@@ -211,7 +211,12 @@ impl Host {
     }
 
     /// Grants pages, which stay granted for a minute.
-    pub fn grant(&self, right: Right, region: (RegionId, &Held), view: &View) -> (GrantId, FenceSlot) {
+    pub fn grant(
+        &self,
+        right: Right,
+        region: (RegionId, &RegionMemory),
+        view: &View,
+    ) -> (GrantId, FenceSlot) {
         let (id, slot, now) = (GrantId::random().unwrap(), self.fence.slot().unwrap(), boottime());
         let keys = self.rma.get().map(|rma| rma.keys(region.0)).unwrap_or_default();
         let offer = Offer {
@@ -243,7 +248,7 @@ impl Host {
         &self,
         op: Op,
         grant: GrantId,
-        region: (RegionId, &Held),
+        region: (RegionId, &RegionMemory),
         view: &View,
     ) -> (FlowKey, Option<FenceSlot>) {
         let by = self.under_test.get().unwrap();
@@ -274,23 +279,23 @@ impl Host {
 }
 
 impl WorkSource for Host {
-    fn claim(&self, queue: Queue) -> Option<Order<Held>> {
+    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>> {
         self.with(|node, now| match queue {
             Queue::Send(session) => node.next_send(session, now),
             Queue::Copy => node.next_copy(now),
             Queue::Post(session) => node.next_post(session, now),
         })
     }
-    fn done(&self, id: OrderRef, outcome: OrderOutcome) {
-        self.with(|node, _| node.order_done(id, outcome));
+    fn done(&self, id: WorkId, outcome: WorkOutcome) {
+        self.with(|node, _| node.work_done(id, outcome));
     }
-    fn stuck(&self, id: OrderRef, error: Error) {
-        self.with(|node, _| node.order_stuck(id, error));
+    fn stuck(&self, id: WorkId, error: Error) {
+        self.with(|node, _| node.work_stuck(id, error));
     }
 }
 
 impl Placement for Host {
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
         self.with(|node, now| node.place(session, header, now))
     }
 }
@@ -315,7 +320,7 @@ impl SessionEvents for Host {
         self.with(|node, _| node.close_session(session, error));
     }
     fn flush_local(&self) {
-        self.bell.signal().unwrap();
+        self.waker.signal().unwrap();
     }
     fn fenced(&self, session: u64) {
         self.with(|node, _| node.fenced(session));
@@ -335,7 +340,7 @@ impl RmaPeers for Host {
     fn answer(&self, session: u64, answer: NicAnswer) {
         self.with(|node, _| node.answer_reach(session, answer));
     }
-    fn warmed(&self, _session: u64, _nic: usize, _number: usize, _outcome: Result<bool>) {}
+    fn warm_up_done(&self, _session: u64, _nic: usize, _number: usize, _outcome: Result<bool>) {}
 }
 
 /// One of them without its type, if it is there.
@@ -387,7 +392,7 @@ impl Pair {
                 let (session, facts) = (*host.session.get().unwrap(), local(peer, 0).facts);
                 let link = host.local.get().unwrap().join(session, conn, &facts, [7; 32]);
                 assert!(host.link.set(link.unwrap()).is_ok());
-                host.bell.signal().unwrap();
+                host.waker.signal().unwrap();
             }
         }
         let threads = [&owner, &other].map(|host| {
@@ -411,7 +416,7 @@ impl Drop for Pair {
         for host in [&self.owner, &self.other] {
             host.all().iter().for_each(|one| one.stop());
             host.over.store(true, Ordering::Release);
-            host.bell.signal().unwrap();
+            host.waker.signal().unwrap();
         }
         self.threads.drain(..).for_each(|thread| thread.join().unwrap());
     }
@@ -430,7 +435,7 @@ fn start(kind: Kind, number: u8, faults: &Arc<Faults>) -> Arc<Host> {
         inbox: Mutex::default(),
         frames: Default::default(),
         link: OnceLock::new(),
-        bell: EventFd::new().unwrap(),
+        waker: EventFd::new().unwrap(),
         over: AtomicBool::new(false),
         told: Mutex::default(),
         changed: Condvar::new(),
@@ -502,21 +507,21 @@ fn shake(opener: Local, listener: Local) -> (Established, Established) {
 }
 
 /// Memory of so many bytes, of a pattern of its own.
-pub fn memory(bytes: usize, seed: u8) -> Held {
-    let memory = Held::from(Memory::shared(bytes, HugePages::Never).unwrap());
+pub fn memory(bytes: usize, seed: u8) -> RegionMemory {
+    let memory = RegionMemory::from(Memory::shared(bytes, HugePages::Never).unwrap());
     let pattern: Vec<u8> = (0..bytes).map(|at| ((at * 31 + at / 4096) as u8) ^ seed).collect();
     memory.copy_in(0, &pattern).unwrap();
     memory
 }
 
-pub fn bytes(memory: &Held) -> Vec<u8> {
+pub fn bytes(memory: &RegionMemory) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
     memory.copy_out(0, &mut bytes).unwrap();
     bytes
 }
 
 /// Pages of `page` bytes, in this order.
-pub fn view(memory: &Held, page: u64, ids: &[u32]) -> View {
+pub fn view(memory: &RegionMemory, page: u64, ids: &[u32]) -> View {
     let layout = Arc::new(Layout::contiguous((memory.len() as u64 / page) as u32, page).unwrap());
     View::new(layout, ids.into(), 0..1, 0..1, Stream::LayerFirst).unwrap()
 }

@@ -82,7 +82,7 @@ mod checks {
             pair.other.with(|node, _| node.cancel(key, cancelled()));
             pair.owner.has_heard(&pair.other);
             if Arc::ptr_eq(&mover, &pair.ours) {
-                assert!(!pair.other.is_finished(key), "{op:?}: it ended under work in hand");
+                assert!(!pair.other.is_finished(key), "{op:?}: it ended under work in flight");
             }
             mover.release();
             let end = pair.other.finished(key);

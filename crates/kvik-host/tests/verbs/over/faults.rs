@@ -54,9 +54,9 @@ over! {
         let (mut a, b) = pair(16);
         control.say("lose device=0 count=1");
         write(&mut a, &b, 1);
-        wait("the bytes", || b.landed(1) == PAGE && control.counts()["in_hand"] == 0);
+        wait("the bytes", || b.landed(1) == PAGE && control.counts()["in_flight"] == 0);
         a.poll();
-        assert!(a.ended().is_empty() && a.queue.under_way() == 1);
+        assert!(a.ended().is_empty() && a.queue.in_flight() == 1);
         a.queue.fail().unwrap();
         a.until("drained", |side| side.queue.is_drained());
         assert_eq!(results(&a), [false]);

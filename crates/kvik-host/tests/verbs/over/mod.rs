@@ -45,7 +45,7 @@ again! {
     failing::a_peer_that_is_gone_is_an_error_in_time
     failing::a_queue_pair_that_is_dropped_gives_back_its_requests
     moving::scattered_pages_are_written_and_read
-    moving::there_is_never_more_under_way_than_the_depth
+    moving::there_is_never_more_in_flight_than_the_depth
     moving::every_token_comes_back_in_order_though_few_requests_ask
     moving::immediates_tell_the_target_that_all_lies_there
     moving::what_no_device_should_see_is_not_posted
@@ -63,6 +63,6 @@ fn a_small_device_is_no_other() {
     let small = [("KVIK_STANDIN_DEPTH", "17"), ("KVIK_STANDIN_PIECES", "4")];
     alone(concat!(module_path!(), "::a_small_device_is_no_other"), &small, |_| {
         moving::scattered_pages_are_written_and_read();
-        moving::there_is_never_more_under_way_than_the_depth();
+        moving::there_is_never_more_in_flight_than_the_depth();
     });
 }

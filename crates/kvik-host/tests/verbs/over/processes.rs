@@ -99,7 +99,7 @@ over! {
         assert!(landed < LEN && side.landed(3) == landed);
         side.until("drained", |side| side.queue.is_drained());
         let after = control.counts();
-        assert_eq!((after["queues"], after["in_hand"]), (before["queues"] + 1, 0), "{after:?}");
+        assert_eq!((after["queues"], after["in_flight"]), (before["queues"] + 1, 0), "{after:?}");
         assert_eq!(after["contexts"] + 1, mine["contexts"], "{after:?}");
     }
 }

@@ -1,4 +1,4 @@
-"""`engine.warm`: what a first transfer would wait for, opened before it."""
+"""`engine.warm_up`: what a first transfer would wait for, opened before it."""
 
 import asyncio
 import socket
@@ -14,10 +14,18 @@ LAYOUT = kvik.Layout(pages=8, run_bytes=4096)
 
 
 def opened(engine: kvik.Engine) -> list[int]:
-    """What must not rise in a transfer after a warm-up: sessions, channels, ways of NICs."""
-    ways = [line for line in engine.metrics().splitlines() if line.startswith("kvik_nic_ways_opened_total{")]
+    """What must not rise in a transfer after a warm-up: sessions, channels, connections of NICs."""
+    connections = [
+        line
+        for line in engine.metrics().splitlines()
+        if line.startswith("kvik_nic_connections_opened_total{")
+    ]
     channels = sum(peer.channels for peer in engine.peers())
-    return [engine.stats()["sessions_opened"], channels, *(int(line.rpartition(" ")[2]) for line in ways)]
+    return [
+        engine.stats()["sessions_opened"],
+        channels,
+        *(int(line.rpartition(" ")[2]) for line in connections),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -32,18 +40,18 @@ def test_a_transfer_after_it_opens_nothing(options: dict[str, str], name: str) -
     with engines() as start:
         here, there = start(**options), start(**options)
         source, target = owned(there), empty(here)
-        warmed = here.warm(there.ticket_template(LAYOUT), timeout=LIMIT).wait(LIMIT)
-        assert (warmed.connected, warmed.transports, warmed.made) == (True, (name,), (name,))
+        warmed = here.warm_up(there.ticket_template(LAYOUT), timeout=LIMIT).wait(LIMIT)
+        assert (warmed.connected, warmed.transports, warmed.opened) == (True, (name,), (name,))
         assert not warmed.failed
         assert warmed.channels == (4 if name == "tcp" else 0)
-        assert {pair.state for pair in warmed.pairs} == ({"made"} if name == "libfabric" else set())
+        assert {pair.state for pair in warmed.pairs} == ({"opened"} if name == "libfabric" else set())
         before = opened(here)
         report = here.read(target.of(), there.grant(source.of()).ticket).wait(LIMIT)
         assert report.transport == name
         assert (target.memory == source.memory).all()
-        again = here.warm(str(there.ticket_template(LAYOUT))).wait()
+        again = here.warm_up(str(there.ticket_template(LAYOUT))).wait()
         assert again.did_nothing
-        assert {pair.state for pair in again.pairs} <= {"there"}
+        assert {pair.state for pair in again.pairs} <= {"already_open"}
         assert again.took_s < LIMIT
         assert opened(here) == before
 
@@ -52,8 +60,8 @@ def test_auto_warms_all_that_both_have_and_an_own_ticket_is_none() -> None:
     with engines() as start:
         here, there = start(nics="libfabric:tcp"), start(nics="libfabric:tcp")
         ticket = there.ticket_template(LAYOUT)
-        assert here.warm(ticket).wait(LIMIT).transports == ("local", "libfabric", "tcp")
-        own = here.warm(here.ticket_template(LAYOUT)).wait(LIMIT)
+        assert here.warm_up(ticket).wait(LIMIT).transports == ("local", "libfabric", "tcp")
+        own = here.warm_up(here.ticket_template(LAYOUT)).wait(LIMIT)
         assert own.transports == ("self",)
         assert own.did_nothing
 
@@ -62,15 +70,15 @@ async def test_it_can_be_awaited_several_times_at_once() -> None:
     with engines() as start:
         here, there = start(transport="tcp"), start(transport="tcp")
         ticket = there.ticket_template(LAYOUT)
-        warming = here.warm(ticket)
-        assert repr(warming).startswith("<kvik.Warming ")
-        both = await asyncio.gather(warming, here.warm(ticket), here.warm(ticket))
+        warm_up = here.warm_up(ticket)
+        assert repr(warm_up).startswith("<kvik.WarmUp ")
+        both = await asyncio.gather(warm_up, here.warm_up(ticket), here.warm_up(ticket))
         assert all(warmed.transports == ("tcp",) for warmed in both)
         assert here.stats()["sessions_opened"] == 1
-        assert warming.done
-        assert warming.error() is None
-        assert await warming == both[0]
-        assert repr(warming) == "<kvik.Warming done: tcp>"
+        assert warm_up.done
+        assert warm_up.error() is None
+        assert await warm_up == both[0]
+        assert repr(warm_up) == "<kvik.WarmUp done: tcp>"
 
 
 def mute() -> tuple[socket.socket, str]:
@@ -83,18 +91,18 @@ async def test_cancelling_the_task_ends_it() -> None:
     listener, address = mute()
     with engines() as start, listener:
         here = start(transport="tcp")
-        warming = here.warm(_ticket_to(address))
-        task = asyncio.ensure_future(_await(warming))
+        warm_up = here.warm_up(_ticket_to(address))
+        task = asyncio.ensure_future(_await(warm_up))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, LIMIT)
         with pytest.raises(kvik.Cancelled):
-            warming.wait(LIMIT)
+            warm_up.wait(LIMIT)
 
 
-async def _await(warming: kvik.Warming) -> kvik.Warmed:
-    return await warming
+async def _await(warm_up: kvik.WarmUp) -> kvik.WarmUpReport:
+    return await warm_up
 
 
 def _ticket_to(address: str) -> kvik.Ticket:
@@ -107,26 +115,26 @@ def test_others_run_while_it_is_waited_for() -> None:
     listener, address = mute()
     with engines() as start, listener:
         here = start(transport="tcp")
-        warming = here.warm(_ticket_to(address), timeout=1.0)
+        warm_up = here.warm_up(_ticket_to(address), timeout=1.0)
         turns = 0
 
         def count() -> None:
             nonlocal turns
-            while not warming.done:
+            while not warm_up.done:
                 turns += 1
                 time.sleep(0.001)
 
         other = threading.Thread(target=count)
         other.start()
         with pytest.raises(kvik.WaitTimeout):
-            warming.wait(0.05)
+            warm_up.wait(0.05)
         began = time.monotonic()
         with pytest.raises(kvik.PeerUnreachable):
-            warming.wait()
+            warm_up.wait()
         assert time.monotonic() - began < 3.0
         other.join(LIMIT)
         assert turns > 10
-        assert isinstance(warming.error(), kvik.PeerUnreachable)
+        assert isinstance(warm_up.error(), kvik.PeerUnreachable)
 
 
 def test_no_timeout_is_no_value() -> None:
@@ -134,9 +142,9 @@ def test_no_timeout_is_no_value() -> None:
         here, there = start(), start()
         for wrong in (0.0, 1e9):
             with pytest.raises(kvik.InvalidArgument):
-                here.warm(there.ticket_template(LAYOUT), timeout=wrong)
+                here.warm_up(there.ticket_template(LAYOUT), timeout=wrong)
         with pytest.raises((ValueError, kvik.InvalidArgument)):
-            here.warm(there.ticket_template(LAYOUT), timeout=-1.0)
+            here.warm_up(there.ticket_template(LAYOUT), timeout=-1.0)
 
 
 def waits(pipe: Pipe) -> None:
@@ -153,9 +161,9 @@ def test_a_dead_peer_is_named_and_a_stopped_one_bounds_it() -> None:
         stop(peer.pid)
         began = time.monotonic()
         with pytest.raises(kvik.PeerUnreachable, match=kvik.Ticket(ticket).engine_id):
-            here.warm(ticket, timeout=0.5).wait()
+            here.warm_up(ticket, timeout=0.5).wait()
         assert time.monotonic() - began < 2.0
         peer.process.kill()
         peer.process.wait(LIMIT)
         with pytest.raises(kvik.PeerUnreachable, match=kvik.Ticket(ticket).engine_id):
-            here.warm(ticket, timeout=LIMIT).wait()
+            here.warm_up(ticket, timeout=LIMIT).wait()

@@ -1,4 +1,4 @@
-"""Jobs that run side by side, each lane a process of its own; a job is a dictionary, and so is its result."""
+"""Jobs that run side by side in processes of their own; a job is a dictionary, and so is its result."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ Job = dict[str, Any]
 Worker = Callable[[Job], Job]
 
 
-def lane(pipe: Pipe, module: str, maker: str, arguments: dict[str, Any]) -> None:
+def process(pipe: Pipe, module: str, maker: str, arguments: dict[str, Any]) -> None:
     """The process: makes a worker, which is a context manager, and does jobs until there are no more."""
     end_with_starter()
     with getattr(importlib.import_module(module), maker)(**arguments) as work:
@@ -30,16 +30,16 @@ def lane(pipe: Pipe, module: str, maker: str, arguments: dict[str, Any]) -> None
     pipe.say(result=last)
 
 
-def run(maker: str, jobs: list[Job], lanes: int, limit: float, **arguments: Any) -> Iterator[Job]:
-    """Do all jobs, `limit` seconds each at most; their results as they come, and each lane's last word.
+def run(maker: str, jobs: list[Job], processes: int, limit: float, **arguments: Any) -> Iterator[Job]:
+    """Do all jobs, `limit` seconds each at most; their results as they come, and each process's last word.
 
-    `maker` names a context manager that makes a lane's worker: `tests.faults.lab.worker`.
+    `maker` names a context manager that makes a worker: `tests.faults.lab.worker`.
     """
     waiting = list(reversed(jobs))
     with ExitStack() as stack:
         module, _, name = maker.rpartition(".")
         where = {"module": module, "maker": name, "arguments": arguments}
-        peers = [stack.enter_context(Peer(lane, **where)) for _ in range(min(lanes, len(jobs)))]
+        peers = [stack.enter_context(Peer(process, **where)) for _ in range(min(processes, len(jobs)))]
         for peer in peers:
             peer.hear(limit)
             peer.say(job=waiting.pop())

@@ -1,4 +1,4 @@
-//! Orders: what whoever moves the bytes is told to do, and what becomes of a flow when they are done.
+//! Work requests: what whoever moves the bytes is told to do, and what becomes of a flow when they are done.
 
 use super::{Transfers, break_link};
 use crate::FlowKey;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Which order; give it back when the order is done.
+/// Which work request; give it back when the work request is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OrderRef {
+pub struct WorkId {
     pub(super) key: FlowKey,
     /// Where its part of the stream begins.
     pub(super) at: u64,
@@ -25,7 +25,7 @@ pub struct OrderRef {
     posted: bool,
 }
 
-impl OrderRef {
+impl WorkId {
     /// The session that it belongs to.
     pub fn session(&self) -> u64 {
         self.key.0
@@ -34,10 +34,11 @@ impl OrderRef {
 
 /// What to do with a part of a transfer's stream.
 #[derive(Debug)]
-pub struct Order<R> {
+pub struct WorkRequest<R> {
     /// To report it done.
-    pub id: OrderRef,
-    /// When set, the order must be left at once and reported `Void`: the memory is about to be the owner's again.
+    pub id: WorkId,
+    /// When set, the work request must be left at once and reported `Void`: the memory is about to be the owner's
+    /// again.
     pub stop: Arc<AtomicBool>,
     /// This process's memory.
     pub region: R,
@@ -50,12 +51,12 @@ pub struct Order<R> {
     /// Whether checksums are wanted.
     pub sums: bool,
     /// What to do.
-    pub kind: OrderKind<R>,
+    pub kind: WorkKind<R>,
 }
 
-/// The kinds of orders.
+/// The kinds of work requests.
 #[derive(Debug)]
-pub enum OrderKind<R> {
+pub enum WorkKind<R> {
     /// Send it behind this header, with a trailer.
     Send(ChunkHeader),
     /// Place what follows on the channel, and check the trailer.
@@ -63,16 +64,16 @@ pub enum OrderKind<R> {
     /// Copy it from there.
     Copy(CopyFrom<R>),
     /// Have the NIC move it to (a write) or from (a read) the owner's memory. `Done` means delivery-complete: the
-    /// bytes are in place and nothing of them is under way. `Void` means that nothing was posted. `Failed` means
-    /// that something may be under way: the link is not used any more.
+    /// bytes are in place and nothing of them is in flight. `Void` means that nothing was posted. `Failed` means
+    /// that something may be in flight: the link is not used any more.
     Post(Op, Arc<Source>),
     /// Sum each unit of it; nothing is moved.
     Sum,
 }
 
-/// How an order ended.
+/// How a work request ended.
 #[derive(Debug)]
-pub enum OrderOutcome {
+pub enum WorkOutcome {
     /// All of it is done and checked.
     Done {
         /// Runs of memory that it took, without one that only goes on from the part before.
@@ -80,7 +81,7 @@ pub enum OrderOutcome {
         /// Time spent on checksums.
         verify: Duration,
     },
-    /// Of [`OrderKind::Sum`]: the checksum of each unit.
+    /// Of [`WorkKind::Sum`]: the checksum of each unit.
     Summed {
         /// In the order of the stream; the last unit may be shorter than the others.
         sums: Vec<u64>,
@@ -89,8 +90,8 @@ pub enum OrderOutcome {
     },
     /// It was left: stopped here, or given up by the sender.
     Void,
-    /// Of [`OrderKind::Post`]: it is to be given out again, and what was posted of it counts for nothing. Nothing of
-    /// it is under way: the peer has answered a [`crate::NicCall`] since, or nothing was posted.
+    /// Of [`WorkKind::Post`]: it is to be given out again, and what was posted of it counts for nothing. Nothing of
+    /// it is in flight: the peer has answered a [`crate::NicCall`] since, or nothing was posted.
     Back,
     /// It failed, and the transfer with it.
     Failed(Error),
@@ -105,7 +106,7 @@ pub struct Finished {
     pub outcome: Result<()>,
     /// Bytes that are in place.
     pub bytes: u64,
-    /// When the first order was given, if any was.
+    /// When the first work request was given, if any was.
     pub first: Option<Duration>,
     /// Runs of memory that were moved, as counted on this side.
     pub extents: u64,
@@ -119,7 +120,7 @@ impl<R: Clone> Transfers<R> {
     /// The next chunk to send on a channel of the session. Transfers take turns.
     ///
     /// None also while the session's window is full: then `Event::Send` follows when there is room.
-    pub fn next_send(&mut self, cx: &mut Context<'_, R>) -> Option<Order<R>> {
+    pub fn next_send(&mut self, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
         if !cx.is_live() {
             return None;
         }
@@ -137,9 +138,9 @@ impl<R: Clone> Transfers<R> {
                 transfer,
                 position: part.start,
                 len: (part.end - part.start) as u32,
-                sums: flow.cut.sums_of(&part),
+                sums: flow.chunking.sums_of(&part),
             };
-            return order(flow, part, OrderKind::Send(header), cx.clock());
+            return request(flow, part, WorkKind::Send(header), cx.clock());
         }
         None
     }
@@ -149,7 +150,7 @@ impl<R: Clone> Transfers<R> {
     ///
     /// # Errors
     /// `ProtocolError`: the channel must be cut.
-    pub fn place(&mut self, header: &ChunkHeader, now: Duration) -> Result<Option<Order<R>>> {
+    pub fn place(&mut self, header: &ChunkHeader, now: Duration) -> Result<Option<WorkRequest<R>>> {
         let Some(flow) = self.flows.get_mut(&header.transfer) else { return Ok(None) };
         if flow.stop.is_some() {
             return Ok(None);
@@ -159,28 +160,28 @@ impl<R: Clone> Transfers<R> {
             return Err(Error::new(Code::ProtocolError, text));
         }
         let part = flow.arrive(header.position, header.len, header.sums)?;
-        Ok(order(flow, part, OrderKind::Place, now))
+        Ok(request(flow, part, WorkKind::Place, now))
     }
 
     /// The next part to copy or to sum, of any transfer. Transfers take turns.
-    pub fn next_copy(&mut self, now: Duration) -> Option<Order<R>> {
+    pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
         while let Some(transfer) = self.turns.next_to_copy() {
             let Some(flow) = self.flows.get_mut(&transfer) else { continue };
             let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
             let (part, kind) = match source {
-                Some(source) => (flow.claim(), OrderKind::Copy(source)),
-                None => (flow.claim_sums(), OrderKind::Sum),
+                Some(source) => (flow.claim(), WorkKind::Copy(source)),
+                None => (flow.claim_sums(), WorkKind::Sum),
             };
             flow.checks.queued = part.is_some();
             let Some(part) = part else { continue };
             self.turns.copy(transfer);
-            return order(flow, part, kind, now);
+            return request(flow, part, kind, now);
         }
         None
     }
 
-    /// An order has ended; whoever executed it does not touch its memory any more.
-    pub fn done(&mut self, id: OrderRef, outcome: OrderOutcome, cx: &mut Context<'_, R>) {
+    /// A work request has ended; whoever executed it does not touch its memory any more.
+    pub fn done(&mut self, id: WorkId, outcome: WorkOutcome, cx: &mut Context<'_, R>) {
         if self.turns.make_room(id.window) && cx.is_live() {
             cx.tell(Event::Send(self.session));
         }
@@ -189,23 +190,23 @@ impl<R: Clone> Transfers<R> {
         flow.pins = flow.pins.saturating_sub(1);
         flow.posted = flow.posted.saturating_sub(id.posted.into());
         match outcome {
-            OrderOutcome::Done { extents, verify } => {
+            WorkOutcome::Done { extents, verify } => {
                 flow.done += 1;
                 flow.extents += extents;
                 flow.verify += verify;
-                if id.posted && flow.checks.delivered(id.key, &flow.cut, id.at) {
+                if id.posted && flow.checks.delivered(id.key, &flow.chunking, id.at) {
                     self.queue_sums(transfer, cx);
                 }
             }
-            OrderOutcome::Summed { sums, verify } => {
+            WorkOutcome::Summed { sums, verify } => {
                 flow.verify += verify;
                 self.on_summed(id, sums, cx);
             }
-            OrderOutcome::Void => {}
-            OrderOutcome::Back => self.give_back(id, cx),
+            WorkOutcome::Void => {}
+            WorkOutcome::Back => self.give_back(id, cx),
             // What the peer has called a success is in place there.
-            OrderOutcome::Failed(_) if flow.peer_done => {}
-            OrderOutcome::Failed(error) => {
+            WorkOutcome::Failed(_) if flow.peer_done => {}
+            WorkOutcome::Failed(error) => {
                 let error = name_peer(flow.is_own(), error, cx);
                 self.stop(transfer, error, cx);
                 if id.posted {
@@ -216,10 +217,11 @@ impl<R: Clone> Transfers<R> {
         self.settle(transfer, cx);
     }
 
-    /// An order that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. Who
-    /// began the transfer hears of its end now, and why the pages are not free. The flow stays, and a grant that it is
-    /// of, until the order is done. A NIC's order ends the session, too: the owner cuts its own path.
-    pub fn stuck(&mut self, id: OrderRef, error: Error, cx: &mut Context<'_, R>) {
+    /// A work request that must stop cannot be left for a long time: a device touches its memory, and cannot be
+    /// stopped. Who began the transfer hears of its end now, and why the pages are not free. The flow stays, and a
+    /// grant that it is of, until the work request is done. A NIC's work request ends the session, too: the owner cuts
+    /// its own path.
+    pub fn stuck(&mut self, id: WorkId, error: Error, cx: &mut Context<'_, R>) {
         if id.posted {
             // An end that is told would vouch for it.
             break_link(cx);
@@ -291,7 +293,7 @@ pub(super) fn report<R: Clone>(flow: &Flow<R>, outcome: Result<()>, cx: &mut Con
 fn finished<R>(flow: &Flow<R>, outcome: Result<()>) -> Finished {
     Finished {
         key: flow.key,
-        bytes: if outcome.is_ok() { flow.cut.bytes } else { flow.bytes_done() },
+        bytes: if outcome.is_ok() { flow.chunking.bytes } else { flow.bytes_done() },
         outcome,
         first: flow.first,
         extents: flow.extents,
@@ -303,23 +305,23 @@ fn finished<R>(flow: &Flow<R>, outcome: Result<()>) -> Finished {
     }
 }
 
-pub(super) fn order<R: Clone>(
+pub(super) fn request<R: Clone>(
     flow: &mut Flow<R>,
     part: Range<u64>,
-    kind: OrderKind<R>,
+    kind: WorkKind<R>,
     now: Duration,
-) -> Option<Order<R>> {
+) -> Option<WorkRequest<R>> {
     flow.first.get_or_insert(now);
     let (region, view) = flow.memory.clone()?;
-    let window = if matches!(kind, OrderKind::Send(_)) { part.end - part.start } else { 0 };
-    Some(Order {
-        id: OrderRef { key: flow.key, at: part.start, window, posted: matches!(kind, OrderKind::Post(..)) },
+    let window = if matches!(kind, WorkKind::Send(_)) { part.end - part.start } else { 0 };
+    Some(WorkRequest {
+        id: WorkId { key: flow.key, at: part.start, window, posted: matches!(kind, WorkKind::Post(..)) },
         stop: flow.stop_flag.clone(),
         region,
         view,
         part,
-        unit: flow.cut.unit,
-        sums: flow.cut.sums,
+        unit: flow.chunking.unit,
+        sums: flow.chunking.sums,
         kind,
     })
 }

@@ -1,27 +1,27 @@
-//! An order that a NIC has in hand.
+//! A work request that a NIC has in flight.
 
-use super::card::Run;
+use super::device::Run;
 use super::stats::NicStats;
 use crate::gpu::failed;
 use crate::local::stopped;
-use crate::{Held, WorkSource, finish};
+use crate::{RegionMemory, WorkSource, finish};
 use kvik_core::{Error, Extent, Extents, Result};
-use kvik_proto::{Op, Order, OrderKind, OrderOutcome, Source};
+use kvik_proto::{Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(super) struct Active {
-    pub order: Order<Held>,
+pub(super) struct InFlight {
+    pub request: WorkRequest<RegionMemory>,
     pub op: Op,
     pub source: Arc<Source>,
     /// Position in the stream up to which operations were posted.
     at: u64,
-    /// Operations under way.
+    /// Operations in flight.
     pub out: u32,
     extents: u64,
     /// It has failed.
     error: Option<Error>,
-    /// An operation failed: what was posted may still land until the way has mended.
+    /// An operation failed: what was posted may still land until the connection has mended.
     pub doubt: Option<Error>,
     /// When it was first seen to have to stop.
     left_since: Option<Instant>,
@@ -29,14 +29,14 @@ pub(super) struct Active {
     given_up: bool,
 }
 
-impl Active {
+impl InFlight {
     /// # Errors
-    /// It is no order for a NIC.
-    pub fn new(order: Order<Held>) -> Result<Active, Box<Order<Held>>> {
-        let OrderKind::Post(op, source) = &order.kind else { return Err(Box::new(order)) };
-        let (op, source, at) = (*op, source.clone(), order.part.start);
-        Ok(Active {
-            order,
+    /// It is no work request for a NIC.
+    pub fn new(request: WorkRequest<RegionMemory>) -> Result<InFlight, Box<WorkRequest<RegionMemory>>> {
+        let WorkKind::Post(op, source) = &request.kind else { return Err(Box::new(request)) };
+        let (op, source, at) = (*op, source.clone(), request.part.start);
+        Ok(InFlight {
+            request,
             op,
             source,
             at,
@@ -50,17 +50,17 @@ impl Active {
     }
 
     pub fn session(&self) -> u64 {
-        self.order.id.session()
+        self.request.id.session()
     }
 
     /// What is posted next, `longest` bytes at most: one run at the peer, whose offset in its region is given, and
     /// up to `most` runs here, which go into `pieces`.
     pub fn next(&self, longest: u64, most: usize, pieces: &mut Vec<Run>) -> Option<u64> {
         pieces.clear();
-        if self.is_left() || self.doubt.is_some() || self.at >= self.order.part.end {
+        if self.is_left() || self.doubt.is_some() || self.at >= self.request.part.end {
             return None;
         }
-        let mut extents = Extents::new(&self.source.view, &self.order.view, self.at..self.order.part.end);
+        let mut extents = Extents::new(&self.source.view, &self.request.view, self.at..self.request.part.end);
         let first = extents.next()?;
         let (mut there, mut room) = (first.left, longest);
         let mut next = Some(first);
@@ -94,7 +94,7 @@ impl Active {
 
     /// Nothing more is posted for it.
     pub fn is_left(&self) -> bool {
-        self.error.is_some() || stopped(&self.order.stop)
+        self.error.is_some() || stopped(&self.request.stop)
     }
 
     /// Whether it was left and waits in vain for so long for its operations to end.
@@ -105,16 +105,16 @@ impl Active {
         self.left_since.get_or_insert_with(Instant::now).elapsed() > patience
     }
 
-    /// What is under way cannot be stopped: who waits for its transfer is told, once.
+    /// What is in flight cannot be stopped: who waits for its transfer is told, once.
     pub fn give_up(&mut self, work: &dyn WorkSource, why: &Error) {
         if self.out > 0 && !std::mem::replace(&mut self.given_up, true) {
-            work.stuck(self.order.id, why.clone());
+            work.stuck(self.request.id, why.clone());
         }
     }
 
-    /// Whether nothing of it is under way, here or on the wire, and nothing more will be.
+    /// Whether nothing of it is in flight, here or on the wire, and nothing more will be.
     pub fn is_over(&self) -> bool {
-        self.out == 0 && self.doubt.is_none() && (self.is_left() || self.at >= self.order.part.end)
+        self.out == 0 && self.doubt.is_none() && (self.is_left() || self.at >= self.request.part.end)
     }
 
     /// Its operations were stopped here; on the way there may still be something of them.
@@ -124,41 +124,41 @@ impl Active {
         }
     }
 
-    /// The way has mended: nothing that was posted can land any more. It begins again, which does no harm, since each
-    /// byte is written as before.
+    /// The connection has mended: nothing that was posted can land any more. It begins again, which does no harm, since
+    /// each byte is written as before.
     pub fn restart(&mut self) {
         if self.doubt.take().is_some() {
-            (self.at, self.extents) = (self.order.part.start, 0);
+            (self.at, self.extents) = (self.request.part.start, 0);
         }
     }
 
     /// Reports it.
     pub fn report(self, work: &dyn WorkSource, stats: &NicStats) {
-        let all = self.at >= self.order.part.end;
+        let all = self.at >= self.request.part.end;
         let outcome = match self.error.or(self.doubt) {
-            Some(error) => OrderOutcome::Failed(error),
+            Some(error) => WorkOutcome::Failed(error),
             None if all => {
-                stats.moved(self.op, self.order.part.end - self.order.part.start);
-                match make_seen(&self.order.region, self.op) {
-                    Ok(()) => OrderOutcome::Done { extents: self.extents, verify: Duration::ZERO },
-                    Err(error) => OrderOutcome::Failed(error),
+                stats.moved(self.op, self.request.part.end - self.request.part.start);
+                match make_seen(&self.request.region, self.op) {
+                    Ok(()) => WorkOutcome::Done { extents: self.extents, verify: Duration::ZERO },
+                    Err(error) => WorkOutcome::Failed(error),
                 }
             }
-            None => OrderOutcome::Void,
+            None => WorkOutcome::Void,
         };
-        finish(work, self.order, outcome);
+        finish(work, self.request, outcome);
     }
 
     /// Gives it to another NIC. Nothing that was posted can land any more.
     pub fn give_back(self, work: &dyn WorkSource) {
-        finish(work, self.order, OrderOutcome::Back);
+        finish(work, self.request, WorkOutcome::Back);
     }
 }
 
 /// Sees to it that a GPU sees what a NIC has read into its memory.
-fn make_seen(region: &Held, op: Op) -> Result<()> {
+fn make_seen(region: &RegionMemory, op: Op) -> Result<()> {
     match (region, op) {
-        (Held::Gpu(memory), Op::Read) => memory.flush_writes().map_err(failed),
+        (RegionMemory::Gpu(memory), Op::Read) => memory.flush_writes().map_err(failed),
         _ => Ok(()),
     }
 }

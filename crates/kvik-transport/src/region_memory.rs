@@ -1,8 +1,8 @@
-//! The memory that an order names.
+//! The memory that a work request names.
 //!
 //! Which kind of memory a region is of is part of its type: whoever needs bytes that this processor can read and
-//! write asks for them with [`Held::host`], and names itself, so that a device's address is never taken for one of
-//! them. Bytes of a GPU come and go by copies of its streams, and by nothing else.
+//! write asks for them with [`RegionMemory::host`], and names itself, so that a device's address is never taken for one
+//! of them. Bytes of a GPU come and go by copies of its streams, and by nothing else.
 
 use crate::from_host;
 use kvik_core::{Code, Error, RegionId, Result};
@@ -11,41 +11,41 @@ use kvik_host::cuda::{Device, GpuMemory, IpcHandle};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-/// Memory as orders name it: it stays registered while any order holds it.
+/// Memory as work requests name it: it stays registered while any work request holds it.
 #[derive(Debug, Clone)]
-pub enum Held {
+pub enum RegionMemory {
     /// Memory of this process, which the processor and the kernel reach.
     Host(Arc<Memory>),
     /// Memory of a GPU.
     Gpu(Arc<GpuMemory>),
 }
 
-impl From<Memory> for Held {
-    fn from(memory: Memory) -> Held {
-        Held::Host(Arc::new(memory))
+impl From<Memory> for RegionMemory {
+    fn from(memory: Memory) -> RegionMemory {
+        RegionMemory::Host(Arc::new(memory))
     }
 }
 
-impl From<GpuMemory> for Held {
-    fn from(memory: GpuMemory) -> Held {
-        Held::Gpu(Arc::new(memory))
+impl From<GpuMemory> for RegionMemory {
+    fn from(memory: GpuMemory) -> RegionMemory {
+        RegionMemory::Gpu(Arc::new(memory))
     }
 }
 
-impl Held {
+impl RegionMemory {
     /// Address of the first byte: of the processor, or of the GPU.
     pub fn addr(&self) -> usize {
         match self {
-            Held::Host(memory) => memory.addr(),
-            Held::Gpu(memory) => memory.addr(),
+            RegionMemory::Host(memory) => memory.addr(),
+            RegionMemory::Gpu(memory) => memory.addr(),
         }
     }
 
     /// Bytes.
     pub fn len(&self) -> usize {
         match self {
-            Held::Host(memory) => memory.len(),
-            Held::Gpu(memory) => memory.len(),
+            RegionMemory::Host(memory) => memory.len(),
+            RegionMemory::Gpu(memory) => memory.len(),
         }
     }
 
@@ -57,24 +57,24 @@ impl Held {
     /// Whether transfers may write here.
     pub fn writable(&self) -> bool {
         match self {
-            Held::Host(memory) => memory.writable(),
-            Held::Gpu(memory) => memory.writable(),
+            RegionMemory::Host(memory) => memory.writable(),
+            RegionMemory::Gpu(memory) => memory.writable(),
         }
     }
 
     /// The GPU that it lies on.
     pub fn device(&self) -> Option<&Device> {
         match self {
-            Held::Host(_) => None,
-            Held::Gpu(memory) => Some(memory.device()),
+            RegionMemory::Host(_) => None,
+            RegionMemory::Gpu(memory) => Some(memory.device()),
         }
     }
 
     /// The sealed memfd, for memory that processes on this host can map.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Held::Host(memory) => memory.fd(),
-            Held::Gpu(_) => None,
+            RegionMemory::Host(memory) => memory.fd(),
+            RegionMemory::Gpu(_) => None,
         }
     }
 
@@ -83,7 +83,7 @@ impl Held {
     /// # Errors
     /// Why they cannot read it. They may still have it written to: that is this process's own copy.
     pub fn export(&self, region: RegionId) -> Option<std::result::Result<IpcHandle, Arc<str>>> {
-        let Held::Gpu(memory) = self else { return None };
+        let RegionMemory::Gpu(memory) = self else { return None };
         Some(memory.export().map_err(|error| {
             let device = memory.device().ordinal();
             let text = format!(
@@ -101,8 +101,8 @@ impl Held {
     /// `PageOutOfRange` beyond the end, `InvalidArgument` for read-only memory, `DeviceFailed`.
     pub fn copy_in(&self, offset: usize, from: &[u8]) -> Result<()> {
         let copied = match self {
-            Held::Host(memory) => memory.copy_in(offset, from),
-            Held::Gpu(memory) => memory.copy_in(offset, from),
+            RegionMemory::Host(memory) => memory.copy_in(offset, from),
+            RegionMemory::Gpu(memory) => memory.copy_in(offset, from),
         };
         copied.map_err(|error| from_host(Code::BufferInvalid, error))
     }
@@ -113,8 +113,8 @@ impl Held {
     /// `PageOutOfRange` beyond the end, `DeviceFailed`.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let copied = match self {
-            Held::Host(memory) => memory.copy_out(offset, into),
-            Held::Gpu(memory) => memory.copy_out(offset, into),
+            RegionMemory::Host(memory) => memory.copy_out(offset, into),
+            RegionMemory::Gpu(memory) => memory.copy_out(offset, into),
         };
         copied.map_err(|error| from_host(Code::BufferInvalid, error))
     }
@@ -125,8 +125,8 @@ impl Held {
     /// `TransportUnavailable`: it lies on a GPU.
     pub fn host(&self, who: &str) -> Result<&Arc<Memory>> {
         match self {
-            Held::Host(memory) => Ok(memory),
-            Held::Gpu(memory) => Err(Error::new(
+            RegionMemory::Host(memory) => Ok(memory),
+            RegionMemory::Gpu(memory) => Err(Error::new(
                 Code::TransportUnavailable,
                 format!(
                     "the region lies on GPU {}, and {who} reaches host memory only",
@@ -139,35 +139,35 @@ impl Held {
     /// What stands for it: somebody holds it meanwhile, so no other memory has this name.
     pub(crate) fn name(&self) -> usize {
         match self {
-            Held::Host(memory) => Arc::as_ptr(memory) as usize,
-            Held::Gpu(memory) => Arc::as_ptr(memory) as usize,
+            RegionMemory::Host(memory) => Arc::as_ptr(memory) as usize,
+            RegionMemory::Gpu(memory) => Arc::as_ptr(memory) as usize,
         }
     }
 
     /// A way back to it that does not keep it registered.
-    pub fn downgrade(&self) -> WeakHeld {
+    pub fn downgrade(&self) -> WeakRegionMemory {
         match self {
-            Held::Host(memory) => WeakHeld::Host(Arc::downgrade(memory)),
-            Held::Gpu(memory) => WeakHeld::Gpu(Arc::downgrade(memory)),
+            RegionMemory::Host(memory) => WeakRegionMemory::Host(Arc::downgrade(memory)),
+            RegionMemory::Gpu(memory) => WeakRegionMemory::Gpu(Arc::downgrade(memory)),
         }
     }
 }
 
-/// See [`Held::downgrade`].
+/// See [`RegionMemory::downgrade`].
 #[derive(Debug, Clone)]
-pub enum WeakHeld {
-    /// As [`Held::Host`].
+pub enum WeakRegionMemory {
+    /// As [`RegionMemory::Host`].
     Host(Weak<Memory>),
-    /// As [`Held::Gpu`].
+    /// As [`RegionMemory::Gpu`].
     Gpu(Weak<GpuMemory>),
 }
 
-impl WeakHeld {
+impl WeakRegionMemory {
     /// The memory, while anybody holds it.
-    pub fn upgrade(&self) -> Option<Held> {
+    pub fn upgrade(&self) -> Option<RegionMemory> {
         match self {
-            WeakHeld::Host(memory) => memory.upgrade().map(Held::Host),
-            WeakHeld::Gpu(memory) => memory.upgrade().map(Held::Gpu),
+            WeakRegionMemory::Host(memory) => memory.upgrade().map(RegionMemory::Host),
+            WeakRegionMemory::Gpu(memory) => memory.upgrade().map(RegionMemory::Gpu),
         }
     }
 }

@@ -3,10 +3,10 @@
 //! A warm-up waits for a session as a transfer does, and goes on on it: it asks for what is missing, and looks again
 //! whenever something of it has come. Nothing is asked of the grant, and no memory is touched.
 
-use crate::desk::waiting_for;
 use crate::engine::Engine;
+use crate::inner::{Inner, lock};
+use crate::launch::waiting_for;
 use crate::select::{Reason, Rejected};
-use crate::shared::{Shared, lock};
 use crate::transfer::{Report, Transfer, TransferOptions};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
@@ -16,13 +16,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What became of the way from a NIC here to one of the peer.
+/// What became of the connection from a NIC here to one of the peer.
 #[derive(Debug, Clone)]
 pub enum PairState {
     /// It was opened by this call, or by one at the same time.
-    Made,
+    Opened,
     /// It was open, and something had gone over it.
-    There,
+    AlreadyOpen,
     /// It is not open, and why. Transfers leave its work to other NICs.
     Failed(Error),
 }
@@ -31,8 +31,8 @@ impl PairState {
     /// The word for it.
     pub fn name(&self) -> &'static str {
         match self {
-            PairState::Made => "made",
-            PairState::There => "there",
+            PairState::Opened => "opened",
+            PairState::AlreadyOpen => "already_open",
             PairState::Failed(_) => "failed",
         }
     }
@@ -51,7 +51,7 @@ pub struct NicPair {
 
 /// What a warm-up found and made.
 #[derive(Debug, Clone)]
-pub struct Warmed {
+pub struct WarmUpReport {
     /// Whether there was no session with the peer before.
     pub connected: bool,
     /// What transfers can go over at once.
@@ -63,12 +63,12 @@ pub struct Warmed {
     /// One for each NIC here, where the peer has NICs of the same provider.
     pub pairs: Vec<NicPair>,
     /// Transports that do not serve transfers with this peer, each with its reason.
-    pub passed_over: Vec<Rejected>,
+    pub rejected_transports: Vec<Rejected>,
     /// How long it took.
     pub took: Duration,
 }
 
-impl Warmed {
+impl WarmUpReport {
     /// Whether everything was there already.
     pub fn did_nothing(&self) -> bool {
         !self.connected && self.made.is_empty() && self.failed().next().is_none()
@@ -80,21 +80,21 @@ impl Warmed {
     }
 }
 
-/// A warm-up under way. Dropping it does not end it: its timeout does.
+/// A warm-up in progress. Dropping it does not end it: its timeout does.
 #[derive(Clone)]
-pub struct Warming {
+pub struct WarmUp {
     transfer: Transfer,
-    warm: Arc<Warm>,
+    warm: Arc<WarmUpState>,
 }
 
-impl Warming {
+impl WarmUp {
     /// Whether it has ended.
     pub fn is_done(&self) -> bool {
         self.transfer.is_done()
     }
 
     /// What came of it, if it has ended.
-    pub fn result(&self) -> Option<Result<Warmed>> {
+    pub fn result(&self) -> Option<Result<WarmUpReport>> {
         Some(self.transfer.result()?.map(|report| self.warm.told(report)))
     }
 
@@ -102,7 +102,7 @@ impl Warming {
     ///
     /// # Errors
     /// Why the peer could not be reached; `WaitTimeout` when `timeout` passes first.
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<Warmed> {
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<WarmUpReport> {
         match self.transfer.wait(timeout) {
             Err(error) if error.code == Code::WaitTimeout => {
                 let text =
@@ -129,35 +129,36 @@ impl Warming {
 
 impl Engine {
     /// Opens everything that the first transfer with the ticket's owner would wait for: the session, and of what this
-    /// engine's `transport` allows the data channels, the local link and the way of each NIC here to its NIC there,
-    /// with an operation over it. `auto` allows all of them. No page is touched, and of the ticket only the owner
-    /// counts: a [`ticket_template`](Engine::ticket_template) does, and so does a ticket whose grant has ended.
+    /// engine's `transport` allows the data channels, the local link and the connection of each NIC here to its NIC
+    /// there, with an operation over it. `auto` allows all of them. No page is touched, and of the ticket only the
+    /// owner counts: a [`ticket_template`](Engine::ticket_template) does, and so does a ticket whose grant has ended.
     ///
     /// One that finds all of it there does nothing and says so. Several at a time share the work. It does not disturb
-    /// transfers. The ways serve this engine's reads and writes alike; for transfers that the peer begins, the peer
-    /// warms its own.
+    /// transfers. The connections serve this engine's reads and writes alike; for transfers that the peer begins, the
+    /// peer warms its own.
     ///
     /// A NIC that reaches none of the peer's is among the report's pairs with the reason, and so is one that has not
     /// when `timeout` (the engine's deadline, if none is given) is over; the others are warm all the same.
     ///
     /// # Errors
-    /// Here and from [`Warming::wait`]: `InvalidArgument` for a bad timeout; why the owner cannot be reached, or not
+    /// Here and from [`WarmUp::wait`]: `InvalidArgument` for a bad timeout; why the owner cannot be reached, or not
     /// over this engine's `transport` (`PeerUnreachable`, `PeerRestarted`, `TransportUnavailable` and others);
     /// `DeadlineExceeded` when its data channels have not joined by then.
-    pub fn warm(&self, ticket: &Ticket, timeout: Option<Duration>) -> Result<Warming> {
-        let shared = self.shared();
-        shared.check()?;
+    pub fn warm_up(&self, ticket: &Ticket, timeout: Option<Duration>) -> Result<WarmUp> {
+        let inner = self.inner();
+        inner.check()?;
         let options = TransferOptions { deadline: timeout, ..TransferOptions::default() };
         let owner = Identity { engine: ticket.engine, incarnation: ticket.incarnation };
-        let met = owner.engine == self.id() || shared.node(|node, _| node.session_with(&owner)).is_some();
-        let warm = Arc::new(Warm { connected: !met, state: Mutex::default() });
-        let job = crate::desk::Job { warm: Some(warm.clone()), ..self.job(ticket, &options)? };
-        Ok(Warming { transfer: self.begin(job, boottime())?, warm })
+        let met = owner.engine == self.id() || inner.node(|node, _| node.session_with(&owner)).is_some();
+        let warm = Arc::new(WarmUpState { connected: !met, state: Mutex::default() });
+        let request =
+            crate::launch::TransferRequest { warm: Some(warm.clone()), ..self.request(ticket, &options)? };
+        Ok(WarmUp { transfer: self.begin(request, boottime())?, warm })
     }
 }
 
 /// How far a warm-up is.
-pub(crate) struct Warm {
+pub(crate) struct WarmUpState {
     connected: bool,
     state: Mutex<State>,
 }
@@ -179,8 +180,8 @@ struct State {
     nics: Option<TransportId>,
 }
 
-impl Warm {
-    fn told(&self, report: Report) -> Warmed {
+impl WarmUpState {
+    fn told(&self, report: Report) -> WarmUpReport {
         let state = lock(&self.state);
         let known = state.names.iter().zip(&state.pairs).filter_map(|(name, pair)| {
             let (peer_nic, state) = pair.clone()?;
@@ -188,7 +189,7 @@ impl Warm {
         });
         let pairs: Vec<NicPair> = known.collect();
         let any = |wanted: fn(&PairState) -> bool| pairs.iter().any(|pair| wanted(&pair.state));
-        let (made, failed) = (any(|state| matches!(state, PairState::Made)), |pair: &NicPair| {
+        let (made, failed) = (any(|state| matches!(state, PairState::Opened)), |pair: &NicPair| {
             matches!(pair.state, PairState::Failed(_))
         });
         let open = pairs.iter().any(|pair| !failed(pair));
@@ -201,15 +202,15 @@ impl Warm {
         ];
         let there = all.into_iter().filter(|(_, there, _)| *there);
         let there = there.filter_map(|(id, _, made)| Some((id?, made)));
-        let mut passed_over = report.passed_over;
-        passed_over.retain(|one| matches!(one.reason, Reason::Unavailable(_)));
-        Warmed {
+        let mut rejected_transports = report.rejected_transports;
+        rejected_transports.retain(|one| matches!(one.reason, Reason::Unavailable(_)));
+        WarmUpReport {
             connected: self.connected,
             transports: there.clone().map(|(id, _)| id).collect(),
             made: there.filter(|(_, made)| *made).map(|(id, _)| id).collect(),
             channels: state.channels,
             pairs,
-            passed_over,
+            rejected_transports,
             took: report.total,
         }
     }
@@ -238,21 +239,21 @@ impl State {
     }
 }
 
-impl Shared {
+impl Inner {
     /// Goes on with a warm-up: asks for what was not asked for, and ends it when all has come.
-    pub(crate) fn warm_up(&self, id: u64, session: u64, warm: &Warm, deadline: Duration) {
+    pub(crate) fn continue_warm_up(&self, id: u64, session: u64, warm: &WarmUpState, deadline: Duration) {
         // Where both sides connect at once there are two sessions for a while. Transfers take one of them.
-        let Some(owner) = lock(&self.book).links.get(&session).map(|link| link.peer) else { return };
+        let Some(owner) = lock(&self.tables).links.get(&session).map(|link| link.peer) else { return };
         let session = self.node(|node, _| node.session_with(&owner)).unwrap_or(session);
-        if !warm.is_of(session) && self.begin_warm(session, warm, self.nics_of(session)) {
+        if !warm.is_of(session) && self.begin_warm_up(session, warm, self.nics_of(session)) {
             self.open_all(session, Instant::now() + deadline.saturating_sub(boottime()));
         }
         let done = {
-            let book = lock(&self.book);
+            let tables = lock(&self.tables);
             let mut state = lock(&warm.state);
             self.with_transports(|all| state.channels = all.tcp.joined(session));
             // This side's own connection may still come, and be the one that is taken.
-            state.is_done() && !book.dials.contains_key(&owner)
+            state.is_done() && !tables.dials.contains_key(&owner)
         };
         if done {
             self.finish_unbegun(id, Ok(()));
@@ -261,7 +262,7 @@ impl Shared {
 
     /// Asks for all that this engine's transport allows on a session.
     fn open_all(&self, session: u64, until: Instant) {
-        match lock(&self.book).links.get_mut(&session) {
+        match lock(&self.tables).links.get_mut(&session) {
             Some(link) => link.warm = true,
             None => return,
         }
@@ -270,11 +271,11 @@ impl Shared {
     }
 
     /// A new session that takes the place of a warm one, which its peer has opened at the same time, is warmed too.
-    pub(crate) fn stay_warm(&self, session: u64) {
+    pub(crate) fn warm_up_again(&self, session: u64) {
         let warm = {
-            let book = lock(&self.book);
-            let peer = book.links.get(&session).map(|link| link.peer);
-            book.links.values().any(|link| link.warm && Some(link.peer) == peer)
+            let tables = lock(&self.tables);
+            let peer = tables.links.get(&session).map(|link| link.peer);
+            tables.links.values().any(|link| link.warm && Some(link.peer) == peer)
         };
         if warm {
             self.open_all(session, Instant::now() + self.config.deadline);
@@ -287,11 +288,11 @@ impl Shared {
     }
 
     /// Notes what there is to do on a session; false when somebody else has, or it is gone.
-    fn begin_warm(&self, session: u64, warm: &Warm, there: usize) -> bool {
+    fn begin_warm_up(&self, session: u64, warm: &WarmUpState, there: usize) -> bool {
         let want = self.config.transport;
         let Some(all) = self.transports.get() else { return false };
-        let book = lock(&self.book);
-        let Some(link) = book.links.get(&session) else { return false };
+        let tables = lock(&self.tables);
+        let Some(link) = tables.links.get(&session) else { return false };
         let mut state = lock(&warm.state);
         if state.session == Some(session) {
             return false;
@@ -316,50 +317,50 @@ impl Shared {
         true
     }
 
-    /// A NIC here has opened its way, or cannot.
-    pub(crate) fn on_warmed(&self, session: u64, nic: usize, number: usize, outcome: &Result<bool>) {
-        for warm in self.warming(session) {
+    /// A NIC here has opened its connection, or cannot.
+    pub(crate) fn on_warm_up(&self, session: u64, nic: usize, number: usize, outcome: &Result<bool>) {
+        for warm in self.warm_ups(session) {
             let mut state = lock(&warm.state);
             if state.session == Some(session)
                 && let Some(pair @ None) = state.pairs.get_mut(nic)
             {
                 let state = match outcome {
-                    Ok(true) => PairState::Made,
-                    Ok(false) => PairState::There,
+                    Ok(true) => PairState::Opened,
+                    Ok(false) => PairState::AlreadyOpen,
                     Err(error) => PairState::Failed(error.clone()),
                 };
                 *pair = Some((number, state));
             }
         }
-        self.look_at_warm(session);
+        self.advance_warm_ups(session);
     }
 
     /// Something has come that warm-ups of the session may wait for.
-    pub(crate) fn look_at_warm(&self, session: u64) {
-        if !self.warming(session).is_empty() {
+    pub(crate) fn advance_warm_ups(&self, session: u64) {
+        if !self.warm_ups(session).is_empty() {
             self.launch_waiting(session);
         }
     }
 
     /// The warm-ups that wait for something of a session.
-    fn warming(&self, session: u64) -> Vec<Arc<Warm>> {
-        let book = lock(&self.book);
-        let Some(link) = book.links.get(&session) else { return Vec::new() };
-        let ids = waiting_for(&book, &link.peer);
-        ids.into_iter().filter_map(|id| book.transfers.get(&id)?.job.warm.clone()).collect()
+    fn warm_ups(&self, session: u64) -> Vec<Arc<WarmUpState>> {
+        let tables = lock(&self.tables);
+        let Some(link) = tables.links.get(&session) else { return Vec::new() };
+        let ids = waiting_for(&tables, &link.peer);
+        ids.into_iter().filter_map(|id| tables.transfers.get(&id)?.request.warm.clone()).collect()
     }
 
     /// Ends a warm-up whose time is over, if this is one that has got as far as a session: with what is open, or with
     /// what is not.
-    pub(crate) fn warm_is_late(&self, id: u64) -> bool {
-        let book = lock(&self.book);
-        let warm = book.transfers.get(&id).and_then(|record| record.job.warm.clone());
+    pub(crate) fn warm_up_is_late(&self, id: u64) -> bool {
+        let tables = lock(&self.tables);
+        let warm = tables.transfers.get(&id).and_then(|entry| entry.request.warm.clone());
         let Some(warm) = warm else { return false };
         let mut state = lock(&warm.state);
-        if state.session.is_none_or(|session| !book.links.contains_key(&session)) {
+        if state.session.is_none_or(|session| !tables.links.contains_key(&session)) {
             return false;
         }
-        drop(book);
+        drop(tables);
         let ended = match state.channels_are_there() {
             true => {
                 state.fail_what_is_left();

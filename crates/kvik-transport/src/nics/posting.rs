@@ -1,31 +1,31 @@
-//! The orders that a NIC has in hand: taken while there are places, posted in turns, reported when nothing of them is
-//! under way any more.
+//! The work requests that a NIC has in flight: taken while there are places, posted in turns, reported when nothing of
+//! them is in flight any more.
 
-use super::active::Active;
-use super::card::{Card, Operation, Posted};
-use super::warm::Knock;
+use super::device::{Operation, Posted, RmaDevice};
+use super::in_flight::InFlight;
+use super::warm_up::Probe;
 use super::worker::Worker;
-use crate::{Held, Queue, Services, finish};
+use crate::{Queue, RegionMemory, Services, finish};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{Order, OrderOutcome};
+use kvik_proto::{WorkOutcome, WorkRequest};
 use std::time::Duration;
 
 /// How long an operation may take to end after its transfer has.
 pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
-impl<C: Card> Worker<C> {
+impl<C: RmaDevice> Worker<C> {
     /// Takes what has ended. Whether anything has.
     pub(super) fn take_completions(&mut self) -> bool {
         let mut done = std::mem::take(&mut self.done);
         if self.broken.is_none()
-            && let Err(error) = self.card.poll(&mut done)
+            && let Err(error) = self.device.poll(&mut done)
         {
-            self.card_failed(error);
+            self.device_failed(error);
         }
         let moved = !done.is_empty();
         for ended in done.drain(..) {
-            let Some(Some(active)) = self.orders.get_mut(ended.token as usize) else {
-                self.knocked(ended);
+            let Some(Some(active)) = self.requests.get_mut(ended.token as usize) else {
+                self.probe_done(ended);
                 continue;
             };
             let session = active.session();
@@ -34,7 +34,7 @@ impl<C: Card> Worker<C> {
             active.ended(error);
             if failed {
                 self.stats.operation_failed();
-                self.sick.insert(session);
+                self.degraded.insert(session);
             } else if let Some(peer) = self.peers.get_mut(&session) {
                 peer.works();
             }
@@ -47,7 +47,7 @@ impl<C: Card> Worker<C> {
         for session in self.stuck() {
             self.cut(session);
         }
-        for (index, place) in self.orders.iter_mut().enumerate() {
+        for (index, place) in self.requests.iter_mut().enumerate() {
             if let Some(over) = place.take_if(|active| active.is_over()) {
                 self.turns.retain(|turn| *turn != index);
                 over.report(&*services.work, &self.stats);
@@ -57,33 +57,33 @@ impl<C: Card> Worker<C> {
 
     /// Sessions of transfers that have ended while operations for them have not.
     fn stuck(&mut self) -> Vec<u64> {
-        let stuck = self.orders.iter_mut().flatten().filter_map(|active| {
+        let stuck = self.requests.iter_mut().flatten().filter_map(|active| {
             let session = active.session();
             active.is_stuck(PATIENCE).then_some(session)
         });
         stuck.collect()
     }
 
-    /// Takes orders while there are places for them.
-    pub(super) fn take_orders(&mut self, services: &Services) -> bool {
+    /// Takes work requests while there are places for them.
+    pub(super) fn take_work(&mut self, services: &Services) -> bool {
         let mut took = false;
-        for index in 0..self.orders.len() {
-            if self.orders[index].is_some() {
+        for index in 0..self.requests.len() {
+            if self.requests[index].is_some() {
                 continue;
             }
-            let Some(order) = self.next_order(services) else { return took };
+            let Some(request) = self.next_request(services) else { return took };
             took = true;
-            match Active::new(order) {
+            match InFlight::new(request) {
                 Ok(active) => {
-                    self.orders[index] = Some(active);
+                    self.requests[index] = Some(active);
                     self.turns.push_back(index);
                 }
-                Err(order) => {
-                    let text = "an order for a channel or a copy was given to a NIC";
+                Err(request) => {
+                    let text = "a work request for a channel or a copy was given to a NIC";
                     finish(
                         &*services.work,
-                        *order,
-                        OrderOutcome::Failed(Error::new(Code::ProtocolError, text)),
+                        *request,
+                        WorkOutcome::Failed(Error::new(Code::ProtocolError, text)),
                     );
                 }
             }
@@ -91,20 +91,20 @@ impl<C: Card> Worker<C> {
         took
     }
 
-    /// The next order of any session that may have one and can be reached.
-    fn next_order(&mut self, services: &Services) -> Option<Order<Held>> {
+    /// The next work request of any session that may have one and can be reached.
+    fn next_request(&mut self, services: &Services) -> Option<WorkRequest<RegionMemory>> {
         while let Some(session) = self.wants.first().copied() {
             if self.may_take(session)
-                && let Some(order) = services.work.claim(Queue::Post(session))
+                && let Some(request) = services.work.claim(Queue::Post(session))
             {
-                return Some(order);
+                return Some(request);
             }
             self.wants.remove(&session);
         }
         None
     }
 
-    /// Posts operations while there is room, of each order in turn.
+    /// Posts operations while there is room, of each work request in turn.
     pub(super) fn post(&mut self, services: &Services) -> bool {
         let (mut posted, mut full) = (false, 0);
         // Until there is no room for any of them: a peer's queue may be full while another's is not.
@@ -121,26 +121,27 @@ impl<C: Card> Worker<C> {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    if let Some(Some(active)) = self.orders.get_mut(index) {
+                    if let Some(Some(active)) = self.requests.get_mut(index) {
                         active.fail(error);
                     }
                 }
             }
         }
-        self.card.flush();
+        self.device.flush();
         posted
     }
 
-    /// Posts an order's next operation. None: there is none, or it waits for its way, which brings it back.
+    /// Posts a work request's next operation. None: there is none, or it waits for its connection, which brings it
+    /// back.
     fn post_next(&mut self, services: &Services, index: usize) -> Result<Option<Posted>> {
-        let Some(Some(active)) = self.orders.get(index) else { return Ok(None) };
-        let (longest, most) = (self.card.longest(), self.card.pieces());
+        let Some(Some(active)) = self.requests.get(index) else { return Ok(None) };
+        let (longest, most) = (self.device.longest(), self.device.pieces());
         let Some(there) = active.next(longest, most, &mut self.pieces) else { return Ok(None) };
         let session = active.session();
-        let Some((way, nic)) = self.way(services, session)? else { return Ok(None) };
-        let Some(Some(active)) = self.orders.get_mut(index) else { return Ok(None) };
+        let Some((conn, nic)) = self.conn(services, session)? else { return Ok(None) };
+        let Some(Some(active)) = self.requests.get_mut(index) else { return Ok(None) };
         let no = |text: &str| Error::new(Code::TransportUnavailable, text);
-        let memory = self.known.get(&active.order.region.name());
+        let memory = self.known.get(&active.request.region.name());
         let memory = memory.ok_or_else(|| no("the NIC does not know this memory: its region was closed"))?;
         let key = active.source.keys.get(nic);
         let key = key.ok_or_else(|| no("the peer's NIC does not know its memory"))?;
@@ -148,12 +149,12 @@ impl<C: Card> Worker<C> {
             op: active.op,
             memory,
             pieces: &self.pieces,
-            way,
+            conn,
             remote: key.base.wrapping_add(there),
             key: key.key,
             token: index as u64,
         };
-        match self.card.post(&operation) {
+        match self.device.post(&operation) {
             Ok(Posted::Full) => Ok(Some(Posted::Full)),
             Ok(Posted::Yes) => {
                 active.posted(&self.pieces);
@@ -163,15 +164,15 @@ impl<C: Card> Worker<C> {
             Err(error) => {
                 active.doubt.get_or_insert(error);
                 self.stats.operation_failed();
-                self.sick.insert(session);
+                self.degraded.insert(session);
                 Ok(None)
             }
         }
     }
 
-    /// A session's orders that waited for its way go on.
+    /// A session's work requests that waited for its connection go on.
     pub(super) fn resume(&mut self, session: u64) {
-        for (index, active) in self.orders.iter_mut().enumerate() {
+        for (index, active) in self.requests.iter_mut().enumerate() {
             if let Some(active) = active.as_mut().filter(|active| active.session() == session) {
                 active.restart();
                 if !self.turns.contains(&index) {
@@ -181,11 +182,11 @@ impl<C: Card> Worker<C> {
         }
     }
 
-    /// A session's orders, of which nothing is under way here, go to other NICs, for which nothing of them may be on
-    /// the wire either; or they fail.
-    pub(super) fn hand_over(&mut self, services: &Services, session: u64, others: bool, why: &Error) {
-        for (index, place) in self.orders.iter_mut().enumerate() {
-            let theirs = |active: &mut Active| active.session() == session && active.out == 0;
+    /// A session's work requests, of which nothing is in flight here, go to other NICs, for which nothing of them may
+    /// be on the wire either; or they fail.
+    pub(super) fn reassign(&mut self, services: &Services, session: u64, others: bool, why: &Error) {
+        for (index, place) in self.requests.iter_mut().enumerate() {
+            let theirs = |active: &mut InFlight| active.session() == session && active.out == 0;
             let Some(mut active) = place.take_if(theirs) else { continue };
             self.turns.retain(|turn| *turn != index);
             match others {
@@ -198,10 +199,10 @@ impl<C: Card> Worker<C> {
         }
     }
 
-    /// Operations under way to a session's peer.
-    pub(super) fn under_way(&self, session: u64) -> u32 {
-        let orders = self.orders.iter().flatten().filter(|active| active.session() == session);
-        let knocks = self.knocks.get(&session).is_some_and(Knock::is_under_way);
-        orders.map(|active| active.out).sum::<u32>() + u32::from(knocks)
+    /// Operations in flight to a session's peer.
+    pub(super) fn in_flight(&self, session: u64) -> u32 {
+        let requests = self.requests.iter().flatten().filter(|active| active.session() == session);
+        let probes = self.probes.get(&session).is_some_and(Probe::is_in_flight);
+        requests.map(|active| active.out).sum::<u32>() + u32::from(probes)
     }
 }

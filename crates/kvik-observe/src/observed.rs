@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) const PROTOCOL: &str = "kvik-stat/1";
 
 /// What the thread, the connections and the engine's end have in common.
-pub(crate) struct Shown {
+pub(crate) struct Observed {
     pub engine: WeakEngine,
     about: Value,
     began: Duration,
@@ -25,9 +25,9 @@ pub(crate) struct Shown {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Shown {
-    pub fn new(engine: WeakEngine, about: Value) -> Result<Shown, HostError> {
-        Ok(Shown {
+impl Observed {
+    pub fn new(engine: WeakEngine, about: Value) -> Result<Observed, HostError> {
+        Ok(Observed {
             engine,
             about,
             began: boottime(),
@@ -63,7 +63,7 @@ impl Shown {
     }
 }
 
-impl Observer for Shown {
+impl Observer for Observed {
     fn records(&self) -> bool {
         self.recording.is_on()
     }

@@ -1,6 +1,6 @@
 //! What a NIC's thread needs of the NIC, whatever speaks to it.
 
-use crate::Held;
+use crate::RegionMemory;
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 pub(crate) use kvik_host::rma::{Posted, Run};
@@ -8,11 +8,11 @@ use kvik_proto::{NicKey, Op};
 use std::rc::Rc;
 
 /// An open NIC. It and all that comes of it are one thread's.
-pub(crate) trait Card: Sized {
+pub(crate) trait RmaDevice: Sized {
     /// Memory that it knows.
     type Known;
-    /// The way to a peer's NIC.
-    type Way: Copy;
+    /// The connection to a peer's NIC.
+    type Conn: Copy;
 
     /// Bytes of an operation, at most.
     fn longest(&self) -> u64;
@@ -36,39 +36,39 @@ pub(crate) trait Card: Sized {
     ///
     /// # Errors
     /// The library's.
-    fn register(&mut self, memory: Held) -> Result<(Self::Known, NicKey)>;
-    /// Opens the way to a peer's NIC of this address; None where the peer must be asked first.
+    fn register(&mut self, memory: RegionMemory) -> Result<(Self::Known, NicKey)>;
+    /// Opens the connection to a peer's NIC of this address; None where the peer must be asked first.
     ///
     /// # Errors
     /// The address is none of this kind.
-    fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Self::Way>>;
-    /// What the peer is told when it is asked for a way to its NIC, and to cut what there was before.
+    fn reach(&mut self, session: u64, address: &[u8]) -> Result<Option<Self::Conn>>;
+    /// What the peer is told when it is asked for a connection to its NIC, and to cut what there was before.
     ///
     /// # Errors
     /// The library's.
     fn call(&mut self, session: u64, address: &[u8]) -> Result<Vec<u8>>;
-    /// Opens the way by what the peer has answered.
+    /// Opens the connection by what the peer has answered.
     ///
     /// # Errors
     /// The answer makes no sense.
-    fn connect(&mut self, session: u64, told: &[u8]) -> Result<Self::Way>;
-    /// The NIC `from` of the session's peer wants a way to this one: cuts what it could reach before. Whether all peers
-    /// shared that, as for [`Card::fence`].
+    fn connect(&mut self, session: u64, told: &[u8]) -> Result<Self::Conn>;
+    /// The NIC `from` of the session's peer wants a connection to this one: cuts what it could reach before. Whether
+    /// all peers shared that, as for [`RmaDevice::fence`].
     ///
     /// # Errors
     /// It cannot be cut.
-    fn shut_out(&mut self, session: u64, from: u8, told: &[u8]) -> Result<bool>;
-    /// Then opens the new way: what the peer needs to know of it.
+    fn disconnect_peer(&mut self, session: u64, from: u8, told: &[u8]) -> Result<bool>;
+    /// Then opens the new connection: what the peer needs to know of it.
     ///
     /// # Errors
-    /// What it told makes no sense, or there is no way.
+    /// What it told makes no sense, or there is no connection.
     fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Vec<u8>>;
-    /// Closes it. Nothing is under way on it.
-    fn leave(&mut self, session: u64, way: Self::Way);
+    /// Closes it. Nothing is in flight on it.
+    fn leave(&mut self, session: u64, conn: Self::Conn);
     /// Posts an operation.
     ///
     /// # Errors
-    /// It was refused; nothing of it is under way.
+    /// It was refused; nothing of it is in flight.
     fn post(&mut self, operation: &Operation<'_, Self>) -> Result<Posted>;
     /// Has the NIC begin with what was posted, where it has not yet.
     fn flush(&mut self);
@@ -83,15 +83,15 @@ pub(crate) trait Card: Sized {
     /// heard of it.
     ///
     /// # Errors
-    /// It cannot be stopped; what is under way stays so.
-    fn cut(&mut self, session: u64) -> Result<Cut>;
+    /// It cannot be stopped; what is in flight stays so.
+    fn cancel(&mut self, session: u64) -> Result<CancelScope>;
     /// Cuts the path by which a session's peer reaches memory here. Whether all peers share it: then they must take
-    /// another address from now on, which [`Card::address`] gives.
+    /// another address from now on, which [`RmaDevice::address`] gives.
     ///
     /// # Errors
     /// It cannot be cut.
     fn fence(&mut self, session: u64) -> Result<bool>;
-    /// The session is over, and nothing that was posted for it on either side is under way.
+    /// The session is over, and nothing that was posted for it on either side is in flight.
     fn forget(&mut self, session: u64);
 }
 
@@ -99,13 +99,13 @@ pub(crate) trait Card: Sized {
 pub(crate) const PIECES: usize = 8;
 
 /// Runs here to or from one run at the peer.
-pub(crate) struct Operation<'a, C: Card> {
+pub(crate) struct Operation<'a, C: RmaDevice> {
     pub op: Op,
     /// The own memory.
     pub memory: &'a C::Known,
     /// What of it, in the order in which it lies at the peer.
     pub pieces: &'a [Run],
-    pub way: C::Way,
+    pub conn: C::Conn,
     /// Where the bytes lie at the peer, by its key.
     pub remote: u64,
     pub key: u64,
@@ -118,17 +118,17 @@ pub(crate) type Done = kvik_host::rma::Completion<Error>;
 
 /// Whose operations a cut has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cut {
-    /// All that were posted on this NIC; ways must be opened again.
-    Everybody,
-    /// Those of the session's orders.
+pub(crate) enum CancelScope {
+    /// All that were posted on this NIC; connections must be opened again.
+    All,
+    /// Those of the session's work requests.
     Session,
 }
 
 /// Something of a NIC that was to be stopped was not: it may touch memory until the process ends.
 pub(crate) fn goes_on(error: &dyn std::fmt::Display) -> Error {
     let text = format!(
-        "{error}: what it had under way, and peers that reach it, may touch memory of this process still; restart the \
+        "{error}: what it had in flight, and peers that reach it, may touch memory of this process still; restart the \
          process"
     );
     Error::new(Code::PagesQuarantined, text)

@@ -1,53 +1,53 @@
 //! By what memory came back that somebody still used when its transfer or its grant was over.
 //!
-//! The ladder's rungs, from the cheapest on. Which one it took tells an operator what a peer that is slow, stopped or
-//! dead costs, and a test that the path which it means to try is the one that was taken.
+//! The steps of reclaiming, from the cheapest on. Which one it took tells an operator what a peer that is slow, stopped
+//! or dead costs, and a test that the path which it means to try is the one that was taken.
 
 use crate::flow::{Flow, Work};
 
 /// What gave memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Rung {
+pub enum Reclaim {
     /// Threads and NICs of this side let go of it: nobody else touches it.
-    Own,
+    Released,
     /// The peer, whose NIC may have used it, said that it has stopped.
-    Answered,
+    Acknowledged,
     /// The path to the peer was cut, since the peer is gone or does not answer.
-    Cut,
+    Disconnected,
 }
 
-impl Rung {
+impl Reclaim {
     /// Each of them.
-    pub const ALL: [Rung; 3] = [Rung::Own, Rung::Answered, Rung::Cut];
+    pub const ALL: [Reclaim; 3] = [Reclaim::Released, Reclaim::Acknowledged, Reclaim::Disconnected];
 
     /// Its word in metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Rung::Own => "own",
-            Rung::Answered => "answered",
-            Rung::Cut => "cut",
+            Reclaim::Released => "released",
+            Reclaim::Acknowledged => "acknowledged",
+            Reclaim::Disconnected => "disconnected",
         }
     }
 }
 
-/// How often each rung was the one.
+/// How often each step was the one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rungs {
+pub struct ReclaimCounts {
     /// Of grants that ended while a transfer used their pages: what freed the last of them.
     pub grants: [u64; 3],
     /// Of transfers that this side began and that ended without success.
     pub transfers: [u64; 3],
 }
 
-impl Rung {
+impl Reclaim {
     /// By what a flow, which has just concluded, let go of its memory; `live`: its session is not over.
-    pub(crate) fn of<R>(flow: &Flow<R>, live: bool) -> Rung {
+    pub(crate) fn of<R>(flow: &Flow<R>, live: bool) -> Reclaim {
         if !flow.is_own() && !live {
-            return Rung::Cut;
+            return Reclaim::Disconnected;
         }
         match flow.work {
-            Work::Expose(_) => Rung::Answered,
-            Work::Wait | Work::Send | Work::Place | Work::Copy | Work::Post => Rung::Own,
+            Work::Expose(_) => Reclaim::Acknowledged,
+            Work::Wait | Work::Send | Work::Place | Work::Copy | Work::Post => Reclaim::Released,
         }
     }
 }

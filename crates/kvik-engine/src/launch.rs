@@ -1,33 +1,33 @@
 //! Transfers from the engine's side: where they wait and over what they go; and the answers that the transports get.
 
 use crate::config::Preference;
-use crate::control::Ask;
+use crate::control::ControlCommand;
+use crate::inner::{Inner, Tables, TransferEntry, lock};
 use crate::planner::chunk_bytes;
 use crate::region::Region;
 use crate::select::{Rejected, Selection, select};
-use crate::shared::{Book, Record, Shared, lock};
 use crate::tag::Tag;
-use crate::warm::Warm;
+use crate::warm_up::WarmUpState;
 use kvik_core::{Code, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
-    ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Order, OrderOutcome, OrderRef, Path,
-    Select, Side,
+    ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Path, Select, Side, WorkId, WorkOutcome,
+    WorkRequest,
 };
 use kvik_transport::{
-    Estimate, Held, Moved, Placement, Queue, Request, RmaPeers, SessionEvents, Transport, TransportId,
-    WorkSource, from_host,
+    Estimate, Moved, Placement, Queue, RegionMemory, Request, RmaPeers, SessionEvents, Transport,
+    TransportId, WorkSource, from_host,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What a transfer is to do.
-pub(crate) struct Job {
+pub(crate) struct TransferRequest {
     pub ticket: Arc<Ticket>,
     /// None: nothing is asked of the owner, only how it would be reached.
     pub op: Option<Op>,
     /// What is to be ready before it has ended; without an operation only.
-    pub warm: Option<Arc<Warm>>,
-    pub memory: Option<(Held, RegionId, View)>,
+    pub warm: Option<Arc<WarmUpState>>,
+    pub memory: Option<(RegionMemory, RegionId, View)>,
     /// Stays registered, and shown to the peers on this host, while the transfer runs.
     pub _region: Option<Region>,
     pub select: Select,
@@ -44,7 +44,7 @@ pub(crate) struct Job {
     pub pages: u64,
 }
 
-impl Job {
+impl TransferRequest {
     pub fn owner(&self) -> Identity {
         Identity { engine: self.ticket.engine, incarnation: self.ticket.incarnation }
     }
@@ -60,7 +60,7 @@ impl Job {
         Request { session, op: self.op, memory, bytes }
     }
 
-    pub fn open(&self, path: Path, channels: u16, fence: Option<(u32, u64)>) -> Option<Open<Held>> {
+    pub fn open(&self, path: Path, channels: u16, fence: Option<(u32, u64)>) -> Option<Open<RegionMemory>> {
         let side = self.memory.as_ref().map(|(memory, id, view)| Side {
             region: memory.clone(),
             region_id: *id,
@@ -88,11 +88,11 @@ impl Job {
     }
 }
 
-impl Shared {
+impl Inner {
     /// Takes up a transfer whose owner is a peer: launches it, or lets it wait for a session.
     pub fn take_up(&self, id: u64) {
-        let owner = match lock(&self.book).transfers.get(&id) {
-            Some(record) => record.job.owner(),
+        let owner = match lock(&self.tables).transfers.get(&id) {
+            Some(entry) => entry.request.owner(),
             None => return,
         };
         match self.node(|node, _| node.session_with(&owner)) {
@@ -102,57 +102,57 @@ impl Shared {
     }
 
     fn wait_for_session(&self, id: u64, owner: Identity) {
-        if let Err(error) = self.roster.check(&owner) {
+        if let Err(error) = self.peers.check(&owner) {
             return self.give_up(id, error);
         }
-        let mut book = lock(&self.book);
-        let Some(record) = book.transfers.get(&id) else { return };
-        let (ticket, deadline) = (record.job.ticket.clone(), record.job.deadline);
-        book.waiting.insert(id);
-        drop(book);
-        self.ask(Ask::Dial(owner, ticket));
+        let mut tables = lock(&self.tables);
+        let Some(entry) = tables.transfers.get(&id) else { return };
+        let (ticket, deadline) = (entry.request.ticket.clone(), entry.request.deadline);
+        tables.waiting.insert(id);
+        drop(tables);
+        self.command(ControlCommand::Dial(owner, ticket));
         self.wake_by(deadline);
     }
 
     /// Begins a transfer on a session, over the transport that is selected for it.
     pub fn launch(&self, id: u64, session: u64) {
-        let mut book = lock(&self.book);
-        let Book { transfers, links, waiting, .. } = &mut *book;
-        let Some(record) = transfers.get_mut(&id).filter(|record| record.key.is_none()) else { return };
+        let mut tables = lock(&self.tables);
+        let Tables { transfers, links, waiting, .. } = &mut *tables;
+        let Some(entry) = transfers.get_mut(&id).filter(|entry| entry.key.is_none()) else { return };
         if !links.contains_key(&session) {
-            drop(book);
+            drop(tables);
             return self.lost_before(id, Error::new(
                 Code::PeerLost,
                 "the connection to the peer broke before the transfer could go on; a new transfer connects again",
             ));
         }
-        let deadline = record.job.deadline;
-        let taken = match self.choose(record, session) {
+        let deadline = entry.request.deadline;
+        let taken = match self.choose(entry, session) {
             Ok(Some(taken)) => taken,
             Ok(None) => {
                 waiting.insert(id);
-                drop(book);
+                drop(tables);
                 return self.wake_by(deadline);
             }
             Err(error) => {
-                drop(book);
+                drop(tables);
                 return self.give_up(id, error);
             }
         };
         let (by, path) = (taken.by.clone(), taken.path);
-        record.taken = Some(taken);
-        if let Some(warm) = record.job.warm.clone() {
+        entry.taken = Some(taken);
+        if let Some(warm) = entry.request.warm.clone() {
             waiting.insert(id);
-            drop(book);
+            drop(tables);
             self.wake_by(deadline);
-            return self.warm_up(id, session, &warm, deadline);
+            return self.continue_warm_up(id, session, &warm, deadline);
         }
-        let fence = self.fence_of(record, path);
-        let moves = record.job.moves();
-        drop(book);
+        let fence = self.fence_of(entry, path);
+        let moves = entry.request.moves();
+        drop(tables);
         match fence {
             Ok(fence) => {
-                // What moves nothing, such as a question for the way, needs nothing opened.
+                // What moves nothing, such as a question for the transport, needs nothing opened.
                 if let Some(by) = by.filter(|_| moves) {
                     by.open(session);
                 }
@@ -163,11 +163,11 @@ impl Shared {
     }
 
     /// The transport that a transfer takes; none while one that is preferred is still opening.
-    pub fn choose(&self, record: &Record, session: u64) -> Result<Option<Taken>> {
+    pub fn choose(&self, entry: &TransferEntry, session: u64) -> Result<Option<Taken>> {
         let transports = self.transports();
-        let request = record.job.request(session);
+        let request = entry.request.request(session);
         let answers = transports.iter().map(|transport| (transport.id(), transport.answer(&request)));
-        match select(record.job.want, &record.refused, answers) {
+        match select(entry.request.want, &entry.refused, answers) {
             Selection::Taken { place, estimate, rejected } => {
                 let by = &transports[place];
                 let (id, path, by) = (by.id(), by.path(), Some(by.clone()));
@@ -179,33 +179,33 @@ impl Shared {
     }
 
     /// A fence slot, where the peer copies from this side's memory.
-    fn fence_of(&self, record: &mut Record, path: Path) -> Result<Option<(u32, u64)>> {
-        if (path, record.job.op) != (Path::Memory, Some(Op::Write)) {
+    fn fence_of(&self, entry: &mut TransferEntry, path: Path) -> Result<Option<(u32, u64)>> {
+        if (path, entry.request.op) != (Path::Memory, Some(Op::Write)) {
             return Ok(None);
         }
         let slot = self.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let index = slot.index();
-        record.fence = Some(slot);
+        entry.fence = Some(slot);
         Ok(Some((index, generation)))
     }
 
     /// Begins a launched transfer, unless it was cancelled or begun meanwhile. Without a session its owner is this
     /// engine.
     fn begin(&self, id: u64, session: Option<u64>, path: Path, fence: Option<(u32, u64)>) {
-        let began: Result<(), Option<Error>> = self.node(|node: &mut Node<Held>, now| {
-            let mut book = lock(&self.book);
-            let Book { transfers, by_key, waiting, .. } = &mut *book;
-            let free = |record: &&mut Record| record.key.is_none() && record.stopped.is_none();
-            let Some(record) = transfers.get_mut(&id).filter(free) else { return Ok(()) };
+        let began: Result<(), Option<Error>> = self.node(|node: &mut Node<RegionMemory>, now| {
+            let mut tables = lock(&self.tables);
+            let Tables { transfers, by_key, waiting, .. } = &mut *tables;
+            let free = |entry: &&mut TransferEntry| entry.key.is_none() && entry.stopped.is_none();
+            let Some(entry) = transfers.get_mut(&id).filter(free) else { return Ok(()) };
             let channels = if session.is_some() { self.config.channels } else { 1 };
-            let Some(open) = record.job.open(path, channels, fence) else { return Err(None) };
+            let Some(open) = entry.request.open(path, channels, fence) else { return Err(None) };
             let key = match session {
                 Some(session) => node.begin(session, open, now).map_err(Some)?,
                 None => node.begin_own(open, now).map_err(Some)?,
             };
-            (record.key, record.begun) = (Some(key), now);
-            let Job { ticket, tag, .. } = &record.job;
+            (entry.key, entry.begun) = (Some(key), now);
+            let TransferRequest { ticket, tag, .. } = &entry.request;
             log::debug!(engine:% = self.local.identity.engine, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer begun");
             waiting.remove(&id);
             by_key.insert(key, id);
@@ -222,8 +222,8 @@ impl Shared {
 
     /// Begins a transfer whose owner is this engine.
     pub fn begin_own(&self, id: u64) {
-        if let Some(record) = lock(&self.book).transfers.get_mut(&id) {
-            record.taken = Some(Taken::own());
+        if let Some(entry) = lock(&self.tables).transfers.get_mut(&id) {
+            entry.taken = Some(Taken::own());
         }
         self.begin(id, None, Path::Memory, None);
     }
@@ -231,11 +231,11 @@ impl Shared {
     /// The session broke before a transfer began on it: it waits for another one, a few times.
     fn lost_before(&self, id: u64, error: Error) {
         let again = {
-            let mut book = lock(&self.book);
-            let Some(record) = book.transfers.get_mut(&id) else { return };
-            let again = record.lives > 0;
-            record.lives = record.lives.saturating_sub(1);
-            again.then(|| record.job.owner())
+            let mut tables = lock(&self.tables);
+            let Some(entry) = tables.transfers.get_mut(&id) else { return };
+            let again = entry.retries > 0;
+            entry.retries = entry.retries.saturating_sub(1);
+            again.then(|| entry.request.owner())
         };
         match again {
             Some(owner) => self.wait_for_session(id, owner),
@@ -248,7 +248,7 @@ impl Shared {
         let Some(peer) = self.node(|node, _| node.established(session).map(|session| session.peer)) else {
             return;
         };
-        let ids = waiting_for(&lock(&self.book), &peer);
+        let ids = waiting_for(&lock(&self.tables), &peer);
         ids.into_iter().for_each(|id| self.launch(id, session));
     }
 
@@ -257,7 +257,7 @@ impl Shared {
         if let Some(session) = self.node(|node, _| node.session_with(owner)) {
             return self.launch_waiting(session);
         }
-        let ids = waiting_for(&lock(&self.book), owner);
+        let ids = waiting_for(&lock(&self.tables), owner);
         ids.into_iter().for_each(|id| self.give_up(id, error.clone()));
     }
 
@@ -265,16 +265,16 @@ impl Shared {
     pub fn wait_again(&self, owner: &Identity, error: &Error) {
         let (mut over, mut ticket) = (Vec::new(), None);
         {
-            let mut book = lock(&self.book);
-            if book.dials.contains_key(owner) {
+            let mut tables = lock(&self.tables);
+            if tables.dials.contains_key(owner) {
                 return;
             }
-            for id in waiting_for(&book, owner) {
-                match book.transfers.get_mut(&id).map(|record| (record.lives, record)) {
+            for id in waiting_for(&tables, owner) {
+                match tables.transfers.get_mut(&id).map(|entry| (entry.retries, entry)) {
                     Some((0, _)) => over.push(id),
-                    Some((_, record)) => {
-                        record.lives -= 1;
-                        ticket = Some(record.job.ticket.clone());
+                    Some((_, entry)) => {
+                        entry.retries -= 1;
+                        ticket = Some(entry.request.ticket.clone());
                     }
                     None => {}
                 }
@@ -282,14 +282,14 @@ impl Shared {
         }
         over.into_iter().for_each(|id| self.give_up(id, error.clone()));
         if let Some(ticket) = ticket {
-            self.ask(Ask::Dial(*owner, ticket));
+            self.command(ControlCommand::Dial(*owner, ticket));
         }
     }
 }
 
-pub(crate) fn waiting_for(book: &Book, owner: &Identity) -> Vec<u64> {
-    let of_peer = |id: &&u64| book.transfers.get(id).is_some_and(|record| record.job.owner() == *owner);
-    book.waiting.iter().filter(of_peer).copied().collect()
+pub(crate) fn waiting_for(tables: &Tables, owner: &Identity) -> Vec<u64> {
+    let of_peer = |id: &&u64| tables.transfers.get(id).is_some_and(|entry| entry.request.owner() == *owner);
+    tables.waiting.iter().filter(of_peer).copied().collect()
 }
 
 /// Which transport a transfer has taken.
@@ -311,35 +311,35 @@ impl Taken {
     }
 
     /// How the bytes go, or went.
-    pub fn mechanism(&self, job: &Job, copied_from: Option<RegionId>) -> String {
-        let moved = Moved { request: job.request(self.session), copied_from };
+    pub fn mechanism(&self, request: &TransferRequest, copied_from: Option<RegionId>) -> String {
+        let moved = Moved { request: request.request(self.session), copied_from };
         self.by.as_ref().map_or_else(|| "copy".to_owned(), |by| by.mechanism(&moved))
     }
 }
 
-impl WorkSource for Shared {
-    fn claim(&self, queue: Queue) -> Option<Order<Held>> {
+impl WorkSource for Inner {
+    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>> {
         self.node(|node, now| match queue {
             Queue::Send(session) => node.next_send(session, now),
             Queue::Copy => node.next_copy(now),
             Queue::Post(session) => node.next_post(session, now),
         })
     }
-    fn done(&self, id: OrderRef, outcome: OrderOutcome) {
-        self.node(|node, _| node.order_done(id, outcome));
+    fn done(&self, id: WorkId, outcome: WorkOutcome) {
+        self.node(|node, _| node.work_done(id, outcome));
     }
-    fn stuck(&self, id: OrderRef, error: Error) {
-        self.node(|node, _| node.order_stuck(id, error));
+    fn stuck(&self, id: WorkId, error: Error) {
+        self.node(|node, _| node.work_stuck(id, error));
     }
 }
 
-impl Placement for Shared {
-    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<Order<Held>>> {
+impl Placement for Inner {
+    fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
         self.node(|node, now| node.place(session, header, now))
     }
 }
 
-impl SessionEvents for Shared {
+impl SessionEvents for Inner {
     fn heard(&self, session: u64) -> bool {
         self.node(|node, now| {
             node.touch(session, now);
@@ -348,23 +348,23 @@ impl SessionEvents for Shared {
     }
     fn connect(&self, session: u64) {
         match self.node(|node, _| node.established(session).map(|session| session.opener)) {
-            Some(true) => self.ask(Ask::OpenChannels(session)),
+            Some(true) => self.command(ControlCommand::OpenChannels(session)),
             Some(false) => self.node(|node, _| node.ask_for_channels(session)),
             None => {}
         }
     }
     fn broken(&self, session: u64, error: Error) {
-        self.ask(Ask::Broken(session, error));
+        self.command(ControlCommand::Broken(session, error));
     }
     fn flush_local(&self) {
-        self.ask(Ask::FlushLocal);
+        self.command(ControlCommand::FlushLocal);
     }
     fn fenced(&self, session: u64) {
         self.node(|node, _| node.fenced(session));
     }
 }
 
-impl RmaPeers for Shared {
+impl RmaPeers for Inner {
     fn nics(&self, session: u64) -> Option<Nics> {
         self.node(|node, _| node.established(session).map(|session| session.facts.nics.clone()))
     }
@@ -377,7 +377,7 @@ impl RmaPeers for Shared {
     fn answer(&self, session: u64, answer: NicAnswer) {
         self.node(|node, _| node.answer_reach(session, answer));
     }
-    fn warmed(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
-        self.on_warmed(session, nic, number, &outcome);
+    fn warm_up_done(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
+        self.on_warm_up(session, nic, number, &outcome);
     }
 }

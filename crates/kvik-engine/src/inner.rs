@@ -1,22 +1,22 @@
 //! What an engine's threads and handles share.
 //!
-//! Locks, always in this order: a control connection's output, the node, the book; the others are taken last and
+//! Locks, always in this order: a control connection's output, the node, the tables; the others are taken last and
 //! held for a few lines. Everything that a node's call made happen is carried out after its lock is released, but
 //! for raised fences, which happen under it: nobody may learn that pages are free before their fence is up.
 
 use crate::budget::{Budget, Lease};
 use crate::config::Config;
-use crate::control::Ask;
-use crate::desk::Taken;
+use crate::control::ControlCommand;
 use crate::dial::Dial;
 use crate::end::End;
-use crate::events::{Hub, Quarantine};
+use crate::events::{EventBus, Quarantine};
 use crate::grant::GrantCell;
+use crate::launch::Taken;
 use crate::metrics::Metrics;
-use crate::notify::NoteDesk;
+use crate::notify::NotificationQueue;
 use crate::observer::Observer;
 use crate::output::ControlConn;
-use crate::peers::Roster;
+use crate::peers::PeerTable;
 use crate::select::Rejected;
 use crate::transfer::Report;
 use crate::transports::Transports;
@@ -30,7 +30,7 @@ use kvik_proto::{
 };
 use kvik_transport::rma::Rma;
 use kvik_transport::tls::Tls;
-use kvik_transport::{Held, Queue, Transport, WeakHeld, from_host};
+use kvik_transport::{Queue, RegionMemory, Transport, WeakRegionMemory, from_host};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -50,7 +50,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// See the module's text.
-pub(crate) struct Shared {
+pub(crate) struct Inner {
     pub config: Config,
     pub local: Local,
     /// Every TCP connection is under it, or none is.
@@ -58,14 +58,14 @@ pub(crate) struct Shared {
     pub host: HostFacts,
     guard: ForkGuard,
     closed: AtomicBool,
-    node: Mutex<Node<Held>>,
-    pub book: Mutex<Book>,
+    node: Mutex<Node<RegionMemory>>,
+    pub tables: Mutex<Tables>,
     pub conns: Mutex<HashMap<u64, Arc<ControlConn>>>,
     pub fence: Arc<FenceTable>,
     pub transports: OnceLock<Transports>,
     pub addresses: OnceLock<Vec<SocketAddr>>,
-    asks: Mutex<Vec<Ask>>,
-    pub bell: EventFd,
+    commands: Mutex<Vec<ControlCommand>>,
+    pub waker: EventFd,
     /// When the control thread wakes by itself, in nanoseconds of `boottime`.
     wakes_at: AtomicU64,
     progress: (Mutex<u64>, Condvar),
@@ -73,21 +73,21 @@ pub(crate) struct Shared {
     pub counters: Counters,
     pub metrics: Metrics,
     pub observer: OnceLock<Arc<dyn Observer>>,
-    pub roster: Roster,
-    pub hub: Hub,
-    pub notes: NoteDesk,
+    pub peers: PeerTable,
+    pub events: EventBus,
+    pub notes: NotificationQueue,
     pub quarantine: Quarantine,
 }
 
 /// Everything that is looked up by id.
 #[derive(Default)]
-pub(crate) struct Book {
-    pub transfers: HashMap<u64, Record>,
+pub(crate) struct Tables {
+    pub transfers: HashMap<u64, TransferEntry>,
     pub by_key: HashMap<FlowKey, u64>,
     /// Transfers that wait for a session.
     pub waiting: HashSet<u64>,
     pub grants: HashMap<GrantId, (Arc<GrantCell>, FenceSlot, Lease)>,
-    pub regions: HashMap<RegionId, WeakHeld>,
+    pub regions: HashMap<RegionId, WeakRegionMemory>,
     pub dials: HashMap<Identity, Dial>,
     pub links: HashMap<u64, Link>,
     pub last_transfer: u64,
@@ -107,9 +107,9 @@ pub(crate) struct Link {
 }
 
 /// A transfer that this side began.
-pub(crate) struct Record {
+pub(crate) struct TransferEntry {
     pub end: Arc<End<Report>>,
-    pub job: crate::desk::Job,
+    pub request: crate::launch::TransferRequest,
     pub began: Duration,
     pub plan: Duration,
     pub key: Option<FlowKey>,
@@ -123,7 +123,7 @@ pub(crate) struct Record {
     /// Set when somebody wants its end: it begins nothing any more.
     pub stopped: Option<Error>,
     /// How often it may still wait for another session when one breaks before it begins.
-    pub lives: u8,
+    pub retries: u8,
     pub _lease: Lease,
 }
 
@@ -138,8 +138,8 @@ pub(crate) struct Counters {
     pub sessions_lost: AtomicU64,
 }
 
-impl Shared {
-    pub fn new(config: Config, advertised: &[SocketAddr]) -> Result<Shared> {
+impl Inner {
+    pub fn new(config: Config, advertised: &[SocketAddr]) -> Result<Inner> {
         let fail = |error| from_host(Code::InvalidArgument, error);
         let host = HostFacts::read().map_err(fail)?;
         let identity = Identity {
@@ -163,7 +163,7 @@ impl Shared {
         let budget = Budget::new(config.memory_cap);
         let mut node = Node::new(identity, Timing::default(), boottime());
         node.set_window(config.window);
-        Ok(Shared {
+        Ok(Inner {
             config,
             local,
             tls,
@@ -171,22 +171,22 @@ impl Shared {
             guard: ForkGuard::new().map_err(fail)?,
             closed: AtomicBool::new(false),
             node: Mutex::new(node),
-            book: Mutex::default(),
+            tables: Mutex::default(),
             conns: Mutex::default(),
             fence: FenceTable::new(FENCE_SLOTS).map_err(fail)?,
             transports: OnceLock::new(),
             addresses: OnceLock::new(),
-            asks: Mutex::default(),
-            bell: EventFd::new().map_err(fail)?,
+            commands: Mutex::default(),
+            waker: EventFd::new().map_err(fail)?,
             wakes_at: AtomicU64::new(0),
             progress: Default::default(),
             budget,
             counters: Counters::default(),
             metrics: Metrics::new(),
             observer: OnceLock::new(),
-            roster: Roster::default(),
-            hub: Hub::default(),
-            notes: NoteDesk::default(),
+            peers: PeerTable::default(),
+            events: EventBus::default(),
+            notes: NotificationQueue::default(),
             quarantine: Quarantine::default(),
         })
     }
@@ -241,7 +241,7 @@ impl Shared {
     // ---- the node ----
 
     /// Does something with the node, and carries out what that made happen.
-    pub fn node<T>(&self, f: impl FnOnce(&mut Node<Held>, Duration) -> T) -> T {
+    pub fn node<T>(&self, f: impl FnOnce(&mut Node<RegionMemory>, Duration) -> T) -> T {
         let (mut events, mut unsent) = (Vec::new(), Vec::new());
         let (result, timeout) = {
             let mut node = lock(&self.node);
@@ -294,13 +294,13 @@ impl Shared {
                 self.metrics.served(&served, self.transports.get().and_then(|all| all.of(served.path)));
             }
             Event::GrantEnded(id, state) => {
-                if let Some((cell, _, _)) = lock(&self.book).grants.remove(&id) {
+                if let Some((cell, _, _)) = lock(&self.tables).grants.remove(&id) {
                     cell.set(state);
                     log::debug!(engine:% = self.local.identity.engine, grant:% = id, request:% = cell.tag; "grant ended: {}", state.name());
                 }
                 self.metrics.grant_ended(state);
                 self.end_quarantine(id);
-                self.hub.say(crate::events::Event::GrantEnded(id, state));
+                self.events.publish(crate::events::Event::GrantEnded(id, state));
                 self.note_progress();
             }
             Event::SessionDown(session, error) => self.on_session_down(session, error),
@@ -321,9 +321,9 @@ impl Shared {
             return;
         }
         // Under the lock, so that a region which is closed meanwhile is not held by this.
-        let (book, mut seen) = (lock(&self.book), Vec::new());
-        for held in book.regions.values().filter_map(WeakHeld::upgrade) {
-            let Held::Gpu(memory) = &held else { continue };
+        let (tables, mut seen) = (lock(&self.tables), Vec::new());
+        for held in tables.regions.values().filter_map(WeakRegionMemory::upgrade) {
+            let RegionMemory::Gpu(memory) = &held else { continue };
             let device = memory.device().ordinal();
             if seen.contains(&device) {
                 continue;
@@ -373,7 +373,7 @@ impl Shared {
             None => Some(NicAnswer {
                 from: call.from,
                 to: call.to,
-                ask: call.ask,
+                kind: call.kind,
                 outcome: Err(Error::new(Code::TransportUnavailable, "this engine has no NICs")),
             }),
         };
@@ -396,9 +396,9 @@ impl Shared {
         {
             log::debug!("a control connection could not be shut down: {error}");
         }
-        let link = lock(&self.book).links.remove(&session);
+        let link = lock(&self.tables).links.remove(&session);
         self.transports().iter().for_each(|one| one.end_session(session));
-        self.ask(Ask::Forget(session));
+        self.command(ControlCommand::Forget(session));
         self.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
         let peer = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
         log::info!(engine:% = self.local.identity.engine, peer:% = peer; "session {session} ended: {error}");
@@ -417,25 +417,25 @@ impl Shared {
         self.node(|node, _| node.end_grant(id, state));
     }
 
-    /// Makes a region known to the transports, or again after [`Shared::withdraw_region`].
+    /// Makes a region known to the transports, or again after [`Inner::withdraw_region`].
     ///
     /// # Errors
-    /// `TransportUnavailable` when a NIC refuses memory of the host, `DeadlineExceeded` when one does not answer. Memory
-    /// of a device is then not for NICs.
-    pub fn show_region(&self, id: RegionId, memory: &Held) -> Result<()> {
+    /// `TransportUnavailable` when a NIC refuses memory of the host, `DeadlineExceeded` when one does not answer.
+    /// Memory of a device is then not for NICs.
+    pub fn show_region(&self, id: RegionId, memory: &RegionMemory) -> Result<()> {
         let limit = registering(self.config.deadline, memory.len());
-        lock(&self.book).regions.insert(id, memory.downgrade());
+        lock(&self.tables).regions.insert(id, memory.downgrade());
         let shown = self.transports().iter().try_for_each(|one| one.register(id, memory, limit));
         shown.inspect_err(|_| {
-            lock(&self.book).regions.remove(&id);
+            lock(&self.tables).regions.remove(&id);
             self.transports().iter().for_each(|one| one.withdraw(id));
             self.forget_region(id);
         })
     }
 
     /// Ends the grants over a region and takes it back from the transports.
-    pub fn withdraw_region(&self, id: RegionId, memory: Held) {
-        lock(&self.book).regions.remove(&id);
+    pub fn withdraw_region(&self, id: RegionId, memory: RegionMemory) {
+        lock(&self.tables).regions.remove(&id);
         self.node(|node, _| node.end_grants_of(id));
         // NICs let go of memory only when nobody else holds it.
         drop(memory);
@@ -456,21 +456,24 @@ impl Shared {
     // ---- waking ----
 
     /// Tells the control thread.
-    pub fn ask(&self, ask: Ask) {
-        let mut asks = lock(&self.asks);
-        if !matches!((&ask, asks.last()), (Ask::FlushLocal, Some(Ask::FlushLocal))) {
-            asks.push(ask);
+    pub fn command(&self, command: ControlCommand) {
+        let mut commands = lock(&self.commands);
+        if !matches!(
+            (&command, commands.last()),
+            (ControlCommand::FlushLocal, Some(ControlCommand::FlushLocal))
+        ) {
+            commands.push(command);
         }
-        drop(asks);
-        self.ring();
+        drop(commands);
+        self.wake_control();
     }
 
-    pub fn take_asks(&self) -> Vec<Ask> {
-        std::mem::take(&mut lock(&self.asks))
+    pub fn take_commands(&self) -> Vec<ControlCommand> {
+        std::mem::take(&mut lock(&self.commands))
     }
 
-    pub fn ring(&self) {
-        if let Err(error) = self.bell.signal() {
+    pub fn wake_control(&self) {
+        if let Err(error) = self.waker.signal() {
             log::error!("the control thread cannot be woken: {error}");
         }
     }
@@ -478,13 +481,13 @@ impl Shared {
     /// The control thread is awake at this time, at the latest.
     pub fn wake_by(&self, at: Duration) {
         if (at.as_nanos() as u64) < self.wakes_at.load(Ordering::SeqCst) {
-            self.ring();
+            self.wake_control();
         }
     }
 
     /// How long the control thread sleeps now, given what it waits for itself.
     ///
-    /// While `own` and the node are asked, every [`Shared::wake_by`] rings: whatever is set meanwhile either is seen
+    /// While `own` and the node are asked, every [`Inner::wake_by`] wakes it: whatever is set meanwhile either is seen
     /// here or wakes the thread at once.
     pub fn sleep_until(&self, own: impl FnOnce() -> Option<Duration>) -> Duration {
         self.wakes_at.store(u64::MAX, Ordering::SeqCst);

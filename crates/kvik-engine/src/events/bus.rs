@@ -1,7 +1,7 @@
 //! The queues.
 
 use super::{Event, Who};
-use crate::shared::lock;
+use crate::inner::lock;
 use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;
 use kvik_proto::Notification;
@@ -16,7 +16,7 @@ const MOST: usize = 1024;
 
 /// See the module's text above.
 #[derive(Default)]
-pub(crate) struct Hub {
+pub(crate) struct EventBus {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -43,17 +43,17 @@ struct Queue {
     events: VecDeque<(u64, Event)>,
     notes: VecDeque<Arc<Note>>,
     lost: u64,
-    bell: Arc<EventFd>,
-    /// The bell rings.
-    rung: bool,
+    waker: Arc<EventFd>,
+    /// The waker is signalled.
+    signalled: bool,
     /// Who is handing on what was taken last.
     busy: Option<ThreadId>,
 }
 
 impl Queue {
-    fn ring(&mut self) {
-        if !std::mem::replace(&mut self.rung, true)
-            && let Err(error) = self.bell.signal()
+    fn wake(&mut self) {
+        if !std::mem::replace(&mut self.signalled, true)
+            && let Err(error) = self.waker.signal()
         {
             log::error!("a user of events cannot be woken: {error}");
         }
@@ -91,21 +91,21 @@ fn settle(note: Arc<Note>, taken: &mut Taken) {
     }
 }
 
-impl Hub {
+impl EventBus {
     /// A new user.
     pub(super) fn join(&self) -> Result<(u64, Arc<EventFd>)> {
-        let bell = Arc::new(EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?);
+        let waker = Arc::new(EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?);
         let mut state = lock(&self.state);
         state.last_user += 1;
         let id = state.last_user;
         let notes = std::mem::take(&mut state.unclaimed);
         let events = VecDeque::new();
-        let mut queue = Queue { events, notes, lost: 0, bell: bell.clone(), rung: false, busy: None };
+        let mut queue = Queue { events, notes, lost: 0, waker: waker.clone(), signalled: false, busy: None };
         if state.closed || !queue.is_empty() {
-            queue.ring();
+            queue.wake();
         }
         state.users.insert(id, queue);
-        Ok((id, bell))
+        Ok((id, waker))
     }
 
     /// A user goes. What the last one leaves is for the next one.
@@ -113,7 +113,7 @@ impl Hub {
         let mut state = lock(&self.state);
         let mut taken = Taken::new();
         if let Some(mut queue) = state.users.remove(&id) {
-            queue.ring();
+            queue.wake();
             match state.users.is_empty() && !state.closed {
                 true => state.unclaimed = queue.notes,
                 false => queue.notes.into_iter().for_each(|note| settle(note, &mut taken)),
@@ -129,7 +129,7 @@ impl Hub {
     }
 
     /// Says something to every user.
-    pub fn say(&self, event: Event) {
+    pub fn publish(&self, event: Event) {
         let mut state = lock(&self.state);
         if state.closed || state.users.is_empty() {
             return;
@@ -142,7 +142,7 @@ impl Hub {
                 queue.events.pop_front();
                 queue.lost += 1;
             }
-            queue.ring();
+            queue.wake();
         }
         drop(state);
         self.changed.notify_all();
@@ -161,7 +161,7 @@ impl Hub {
         }
         for queue in state.users.values_mut() {
             queue.notes.push_back(note.clone());
-            queue.ring();
+            queue.wake();
         }
         // Before anybody can take it: the last one who does must hold the last reference.
         drop(note);
@@ -191,8 +191,8 @@ impl Hub {
             let closed = state.closed;
             let Some(queue) = state.users.get_mut(&id).filter(|_| !closed) else { return (None, taken) };
             let next = queue.next();
-            if queue.is_empty() && std::mem::take(&mut queue.rung) {
-                drop(queue.bell.drain());
+            if queue.is_empty() && std::mem::take(&mut queue.signalled) {
+                drop(queue.waker.drain());
             }
             let event = match next {
                 Some(Next::Event(event)) => Some(event),
@@ -224,7 +224,7 @@ impl Hub {
             queue.events.clear();
             queue.notes.clear();
             queue.lost = 0;
-            queue.ring();
+            queue.wake();
         }
         self.changed.notify_all();
         let own = std::thread::current().id();
@@ -249,11 +249,11 @@ mod tests {
     #[test]
     fn whatever_was_taken_is_acknowledged_however_soon() {
         const COUNT: u64 = 20_000;
-        let hub = Hub::default();
-        let (user, _bell) = hub.join().unwrap();
+        let events = EventBus::default();
+        let (user, _waker) = events.join().unwrap();
         let (engine, incarnation) = (EngineId([1; 16]), Incarnation(1));
         std::thread::scope(|scope| {
-            let hub = &hub;
+            let events = &events;
             // Gone with whoever takes, so that nobody waits for one that has failed.
             let (next, turn) = std::sync::mpsc::channel();
             scope.spawn(move || {
@@ -261,7 +261,7 @@ mod tests {
                     let who = Who { engine, incarnation, name: String::new() };
                     let peer = Identity { engine, incarnation };
                     let payload = Arc::from(&b"x"[..]);
-                    hub.notified(who, Notification { session: 1, peer, number, payload });
+                    events.notified(who, Notification { session: 1, peer, number, payload });
                     if turn.recv().is_err() {
                         return;
                     }
@@ -270,7 +270,7 @@ mod tests {
             for number in 1..=COUNT {
                 // It looks all the time, to be there before the other thread has left `notified`.
                 let taken = loop {
-                    if let (Some(_), taken) = hub.take(user, Duration::ZERO, false) {
+                    if let (Some(_), taken) = events.take(user, Duration::ZERO, false) {
                         break taken;
                     }
                     std::hint::spin_loop();

@@ -20,7 +20,7 @@
 //! that have said in their hello that they understand them.
 
 use super::lock;
-use crate::{Held, from_host};
+use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::cuda::{GpuMemory, IpcHandle};
 use kvik_host::unix::UnixConn;
@@ -50,7 +50,7 @@ pub(super) const GPUS: u32 = 1;
 const MOST_WAITING: usize = 4 * super::MAX_REGIONS;
 
 /// What waits to be sent, and what was sent and must stay.
-pub(super) struct Outbox {
+pub(super) struct LocalChannel {
     queue: Mutex<Queue>,
     /// Has somebody call [`LocalLink::flush`](super::LocalLink::flush).
     wake: Box<dyn Fn() + Send + Sync>,
@@ -104,8 +104,12 @@ enum Needs {
     Gpu(u64, RegionId, Arc<GpuMemory>),
 }
 
-impl Outbox {
-    pub fn new(fence: Arc<FenceTable>, nonce: Arc<[u8; 32]>, wake: Box<dyn Fn() + Send + Sync>) -> Outbox {
+impl LocalChannel {
+    pub fn new(
+        fence: Arc<FenceTable>,
+        nonce: Arc<[u8; 32]>,
+        wake: Box<dyn Fn() + Send + Sync>,
+    ) -> LocalChannel {
         let hello = Message::Hello { fence, pid: std::process::id(), nonce };
         let queue = Queue {
             ready: VecDeque::from([hello]),
@@ -116,16 +120,16 @@ impl Outbox {
             showings: 0,
             over: false,
         };
-        Outbox { queue: Mutex::new(queue), wake }
+        LocalChannel { queue: Mutex::new(queue), wake }
     }
 
-    pub fn share(&self, region: RegionId, memory: &Held, handle: Option<IpcHandle>) {
+    pub fn share(&self, region: RegionId, memory: &RegionMemory, handle: Option<IpcHandle>) {
         let queue = &mut *lock(&self.queue);
         match (memory, handle) {
-            (Held::Host(memory), _) => {
+            (RegionMemory::Host(memory), _) => {
                 queue.ready.push_back(Message::Share { region, memory: Arc::downgrade(memory) });
             }
-            (Held::Gpu(memory), Some(handle)) if queue.takes_gpus != Some(false) => {
+            (RegionMemory::Gpu(memory), Some(handle)) if queue.takes_gpus != Some(false) => {
                 queue.showings += 1;
                 let (memory, showing) = (Arc::downgrade(memory), queue.showings);
                 let message = Message::ShareGpu { region, memory, handle, showing };
@@ -134,7 +138,7 @@ impl Outbox {
                     None => queue.later.push(message),
                 }
             }
-            (Held::Gpu(_), _) => {}
+            (RegionMemory::Gpu(_), _) => {}
         }
     }
 
@@ -304,18 +308,18 @@ pub(super) fn handle_in(bytes: &[u8; LONG]) -> IpcHandle {
 
 /// What the peer is told of a region that it has shown: that it is about to be opened here, and, when this is dropped,
 /// that it is open no more.
-pub(super) struct Told {
-    outbox: Weak<Outbox>,
+pub(super) struct Lease {
+    channel: Weak<LocalChannel>,
     region: RegionId,
     showing: u64,
     asked: AtomicBool,
     held: AtomicBool,
 }
 
-impl Told {
-    pub fn new(outbox: &Arc<Outbox>, region: RegionId, showing: u64) -> Told {
-        let outbox = Arc::downgrade(outbox);
-        Told { outbox, region, showing, asked: AtomicBool::new(false), held: AtomicBool::new(false) }
+impl Lease {
+    pub fn new(channel: &Arc<LocalChannel>, region: RegionId, showing: u64) -> Lease {
+        let channel = Arc::downgrade(channel);
+        Lease { channel, region, showing, asked: AtomicBool::new(false), held: AtomicBool::new(false) }
     }
 
     /// Asks the peer to hold the region, once.
@@ -326,8 +330,8 @@ impl Told {
         if self.asked.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let outbox = self.outbox.upgrade().ok_or_else(super::link_broke)?;
-        outbox.ask(self.region, self.showing).inspect_err(|_| self.asked.store(false, Ordering::Release))
+        let channel = self.channel.upgrade().ok_or_else(super::link_broke)?;
+        channel.ask(self.region, self.showing).inspect_err(|_| self.asked.store(false, Ordering::Release))
     }
 
     /// The peer holds what it has shown with this number.
@@ -342,17 +346,17 @@ impl Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for Lease {
     fn drop(&mut self) {
-        let Some(outbox) = self.outbox.upgrade().filter(|_| *self.asked.get_mut()) else { return };
+        let Some(channel) = self.channel.upgrade().filter(|_| *self.asked.get_mut()) else { return };
         {
-            let mut queue = lock(&outbox.queue);
+            let mut queue = lock(&channel.queue);
             if queue.over {
                 return;
             }
             let (region, showing) = (self.region, self.showing);
             queue.ready.push_back(Message::Note { kind: CLOSED, region, showing });
         }
-        (outbox.wake)();
+        (channel.wake)();
     }
 }

@@ -1,29 +1,29 @@
-//! `kvik.Warming`: a warm-up under way.
+//! `kvik.WarmUp`: a warm-up in progress.
 
 use crate::args::maybe_seconds;
 use crate::errors::{OrRaise, error, raised};
 use crate::fork::Owned;
 use crate::wait::in_steps;
 use kvik_core::{Code, Result};
-use kvik_engine::{Engine, NicPair, PairState, TransportId, Warmed, Warming};
+use kvik_engine::{Engine, NicPair, PairState, TransportId, WarmUp, WarmUpReport};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 use std::os::fd::IntoRawFd;
 
-/// A warm-up on its way, from `Engine.warm`. Use `wait()`, or `await` it in asyncio, or neither.
-#[pyclass(name = "Warming", module = "kvik", frozen, weakref)]
-pub struct PyWarming(Owned<Warming>);
+/// A warm-up on its way, from `Engine.warm_up`. Use `wait()`, or `await` it in asyncio, or neither.
+#[pyclass(name = "WarmUp", module = "kvik", frozen, weakref)]
+pub struct PyWarmUp(Owned<WarmUp>);
 
 #[pymethods]
-impl PyWarming {
+impl PyWarmUp {
     /// Whether it has ended, well or not.
     #[getter]
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.0.get(py)?.is_done())
     }
 
-    /// Wait until all that can be open is, and return a `Warmed`.
+    /// Wait until all that can be open is, and return a `WarmUpReport`.
     ///
     /// timeout: seconds, or None: until its own timeout. WaitTimeout when this one passes first; the warm-up goes
     /// on. Raises why the peer cannot be reached. Other Python threads run meanwhile.
@@ -64,42 +64,42 @@ impl PyWarming {
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         static WAIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        WAIT.import(slf.py(), "kvik._awaiting", "warmed_of")?.call1((slf,))?.call_method0("__await__")
+        WAIT.import(slf.py(), "kvik._awaiting", "warm_up_report_of")?.call1((slf,))?.call_method0("__await__")
     }
 
     fn __repr__(&self) -> String {
         let Some(warming) = self.0.here() else {
-            return "<kvik.Warming of the parent process>".into();
+            return "<kvik.WarmUp of the parent process>".into();
         };
         match warming.result() {
-            None => "<kvik.Warming on its way>".into(),
-            Some(Ok(warmed)) => format!("<kvik.Warming done: {}>", names(&warmed.transports).join(", ")),
-            Some(Err(error)) => format!("<kvik.Warming failed: {}>", error.code),
+            None => "<kvik.WarmUp on its way>".into(),
+            Some(Ok(warmed)) => format!("<kvik.WarmUp done: {}>", names(&warmed.transports).join(", ")),
+            Some(Err(error)) => format!("<kvik.WarmUp failed: {}>", error.code),
         }
     }
 }
 
 /// Begins a warm-up.
-pub fn warm(
+pub fn warm_up(
     py: Python<'_>,
     engine: &Engine,
     ticket: &Bound<'_, PyAny>,
     timeout: Option<f64>,
-) -> PyResult<PyWarming> {
+) -> PyResult<PyWarmUp> {
     let (ticket, timeout) = (crate::ticket::ticket(ticket)?, maybe_seconds(py, "timeout", timeout)?);
-    Ok(PyWarming(Owned::new(py.detach(|| engine.warm(&ticket, timeout)).or_raise(py)?)))
+    Ok(PyWarmUp(Owned::new(py.detach(|| engine.warm_up(&ticket, timeout)).or_raise(py)?)))
 }
 
-fn warmed(py: Python<'_>, warmed: Warmed) -> PyResult<Bound<'_, PyAny>> {
+fn warmed(py: Python<'_>, warmed: WarmUpReport) -> PyResult<Bound<'_, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let pairs = warmed.pairs.iter().map(|one| pair(py, one)).collect::<PyResult<Vec<_>>>()?;
-    CLASS.import(py, "kvik._report", "Warmed")?.call1((
+    CLASS.import(py, "kvik._report", "WarmUpReport")?.call1((
         warmed.connected,
         PyTuple::new(py, names(&warmed.transports))?,
         PyTuple::new(py, names(&warmed.made))?,
         warmed.channels,
         PyTuple::new(py, pairs)?,
-        PyTuple::new(py, warmed.passed_over.iter().map(ToString::to_string).collect::<Vec<_>>())?,
+        PyTuple::new(py, warmed.rejected_transports.iter().map(ToString::to_string).collect::<Vec<_>>())?,
         warmed.took.as_secs_f64(),
     ))
 }
@@ -108,7 +108,7 @@ fn pair<'py>(py: Python<'py>, pair: &NicPair) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let reason = match &pair.state {
         PairState::Failed(why) => why.text.as_str(),
-        PairState::Made | PairState::There => "",
+        PairState::Opened | PairState::AlreadyOpen => "",
     };
     let class = CLASS.import(py, "kvik._report", "NicPair")?;
     class.call1((&pair.nic, pair.peer_nic, pair.state.name(), reason))
