@@ -51,7 +51,7 @@ impl Chunking {
         Chunking { bytes, chunk: unit * units, unit, sums }
     }
 
-    /// The cut that a peer asks for. Small chunks are refused: there is a bit of memory for each.
+    /// The chunking that a peer asks for. Small chunks are refused: there is a bit of memory for each.
     pub fn from_peer(bytes: u64, unit: u32, chunk: u32, sums: bool) -> Result<Chunking> {
         let (unit, chunk) = (u64::from(unit), u64::from(chunk));
         let good = (unit >= MIN_UNIT || unit >= bytes)
