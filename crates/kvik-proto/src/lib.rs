@@ -4,7 +4,7 @@
 //! out; given the same input it does the same. A [`Handshake`] turns the first bytes of a connection into a session. A
 //! [`Node`] is one engine's whole state: its sessions, the grants that it gave, and the flows (its sides of
 //! transfers) that are open. Payload never enters: for a chunk on a data channel the node parses the header and
-//! gives an [`WorkRequest`] that says where it goes; whoever moves the bytes executes the work request and reports it
+//! gives a [`WorkRequest`] that says where it goes; whoever moves the bytes executes the work request and reports it
 //! done.
 
 #![forbid(unsafe_code)]

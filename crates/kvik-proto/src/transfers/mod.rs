@@ -3,7 +3,7 @@
 //! Invariants:
 //! - a flow is stopped, and concluded, here and nowhere else: whoever ends a grant or a session asks for that;
 //! - a flow with a grant is attached to it from before its first work request until after its last: so no page is free
-//!   while an work request is pinned, whenever the end of the grant is heard of here;
+//!   while a work request is pinned, whenever the end of the grant is heard of here;
 //! - the peer is charged for what it makes this side hold, and for no longer than it is held.
 
 mod checks;
