@@ -198,11 +198,12 @@ impl Engine {
             closed,
         };
         let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
-        inner.node(|node, now| {
-            node.grant(id, offer, now)?;
-            lock(&inner.tables).grants.insert(id, (cell.clone(), slot, lease));
-            Ok::<(), Error>(())
-        })?;
+        // First, so that its end finds it, however soon that comes.
+        lock(&inner.tables).grants.insert(id, (cell.clone(), slot, lease));
+        if let Err(error) = inner.node(|node, now| node.grant(id, offer, now)) {
+            lock(&inner.tables).grants.remove(&id);
+            return Err(error);
+        }
         // As for transfers; and a region that closed meanwhile has ended the grants that it knew of.
         if inner.is_closed() || pages.region.is_closed() {
             inner.end_grant(id, GrantState::Closed);

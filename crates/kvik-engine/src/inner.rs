@@ -1,8 +1,8 @@
 //! What an engine's threads and handles share.
 //!
-//! Locks, always in this order: a control connection's output, the node, the tables; the others are taken last and
-//! held for a few lines. Everything that a node's call made happen is carried out after its lock is released, but
-//! for raised fences, which happen under it: nobody may learn that pages are free before their fence is up.
+//! Locks, always in this order: a control connection's output, the tables, those of the protocol; the others are taken
+//! last and held for a few lines. The protocol calls nothing of the engine: what a call made happen is carried out when
+//! its locks are released. Fences are raised first, and only then does the protocol say that pages are free.
 
 use crate::budget::{Budget, Lease};
 use crate::config::Config;
@@ -26,7 +26,8 @@ use kvik_host::event::EventFd;
 use kvik_host::thread::ThreadOptions;
 use kvik_host::{FenceSlot, FenceTable, ForkGuard, HostFacts};
 use kvik_proto::{
-    Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, Nics, Node, Op, Path, Secret, Served, Timing,
+    Event, Facts, FlowKey, Identity, Local, NicAnswer, NicCall, Nics, Node, Op, Path, Protocol, Secret,
+    Served, Timing,
 };
 use kvik_transport::rma::Rma;
 use kvik_transport::tls::Tls;
@@ -49,6 +50,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// One thread's calls of the protocol.
+pub(crate) type Calls<'a> = Node<RegionMemory, &'a Protocol<RegionMemory>>;
+
 /// See the module's text.
 pub(crate) struct Inner {
     pub config: Config,
@@ -58,7 +62,11 @@ pub(crate) struct Inner {
     pub host: HostFacts,
     guard: ForkGuard,
     closed: AtomicBool,
-    node: Mutex<Node<RegionMemory>>,
+    protocol: Protocol<RegionMemory>,
+    /// What is told of how exposed pages are is the latest.
+    exposing: Mutex<()>,
+    /// A peer is said to be up, and then to be lost.
+    pub lives: Mutex<()>,
     pub tables: Mutex<Tables>,
     pub conns: Mutex<HashMap<u64, Arc<ControlConn>>>,
     pub fence: Arc<FenceTable>,
@@ -161,8 +169,8 @@ impl Inner {
         let local = Local { identity, secret: Secret::new(config.secret.as_deref()), facts };
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let budget = Budget::new(config.memory_cap);
-        let mut node = Node::new(identity, Timing::default(), boottime());
-        node.set_window(config.window);
+        let protocol = Protocol::new(identity, Timing::default());
+        protocol.set_window(config.window);
         Ok(Inner {
             config,
             local,
@@ -170,7 +178,9 @@ impl Inner {
             host,
             guard: ForkGuard::new().map_err(fail)?,
             closed: AtomicBool::new(false),
-            node: Mutex::new(node),
+            protocol,
+            exposing: Mutex::default(),
+            lives: Mutex::default(),
             tables: Mutex::default(),
             conns: Mutex::default(),
             fence: FenceTable::new(FENCE_SLOTS).map_err(fail)?,
@@ -238,35 +248,32 @@ impl Inner {
         !self.closed.swap(true, Ordering::AcqRel)
     }
 
-    // ---- the node ----
+    // ---- the protocol ----
 
-    /// Does something with the node, and carries out what that made happen.
-    pub fn node<T>(&self, f: impl FnOnce(&mut Node<RegionMemory>, Duration) -> T) -> T {
+    /// Does something with the protocol, and carries out what that made happen.
+    pub fn node<T>(&self, f: impl FnOnce(&mut Calls<'_>, Duration) -> T) -> T {
+        let now = boottime();
+        let mut node = Calls::on(&self.protocol, now);
+        let result = f(&mut node, now);
         let (mut events, mut unsent) = (Vec::new(), Vec::new());
-        let (result, timeout) = {
-            let mut node = lock(&self.node);
-            let now = boottime();
-            node.note_time(now);
-            let result = f(&mut node, now);
-            while let Some(event) = node.next_event() {
-                match event {
-                    Event::Raise(slot) => {
-                        if let Err(error) = self.fence.raise(slot) {
-                            log::error!("a fence could not be raised: {error}");
-                        }
+        while let Some(event) = node.next_event() {
+            match event {
+                Event::Raise(slot) => {
+                    if let Err(error) = self.fence.raise(slot) {
+                        log::error!("a fence could not be raised: {error}");
                     }
-                    event => events.push(event),
                 }
+                Event::Exposed => self.with_rma(|rma| {
+                    let _latest = lock(&self.exposing);
+                    rma.expose(self.protocol.exposed());
+                }),
+                event => events.push(event),
             }
-            node.take_unsent(&mut unsent);
-            if let Some(rma) = self.transports.get().and_then(|all| all.rma.as_ref()) {
-                rma.expose(node.exposed());
-            }
-            (result, node.next_timeout())
-        };
+        }
+        node.take_unsent(&mut unsent);
         unsent.into_iter().for_each(|session| self.flush(session));
         events.into_iter().for_each(|event| self.on_event(event));
-        if let Some(at) = timeout {
+        if let Some(at) = self.protocol.next_timeout() {
             self.wake_by(at);
         }
         result
@@ -274,7 +281,7 @@ impl Inner {
 
     /// What waits to be sent on a session's control connection, in exchange for an empty buffer.
     pub fn take_output(&self, session: u64, buffer: &mut Vec<u8>) {
-        lock(&self.node).take_output(session, buffer);
+        Calls::on(&self.protocol, Duration::ZERO).take_output(session, buffer);
     }
 
     pub fn on_event(&self, event: Event) {
@@ -283,7 +290,7 @@ impl Inner {
             Event::Copy => self.wake(Queue::Copy),
             Event::Post(session) => self.wake(Queue::Post(session)),
             Event::Stop(session) => self.transports().iter().for_each(|one| one.cancel(session)),
-            Event::Raise(_) => {}
+            Event::Raise(_) | Event::Exposed => {}
             Event::Fence(session) => self.transports().iter().for_each(|one| one.fence(session)),
             Event::NicsMoved(session) => self.with_rma(|rma| rma.find_again(session)),
             Event::Reach(session, call) => self.on_reach(session, call),
@@ -404,7 +411,9 @@ impl Inner {
         log::info!(engine:% = self.local.identity.engine, peer:% = peer; "session {session} ended: {error}");
         if let Some(link) = link {
             self.metrics.session_ended(link.peer.engine, error.code);
+            let lives = lock(&self.lives);
             self.on_peer_gone(session, link.peer, link.address.is_some(), &error);
+            drop(lives);
             self.wait_again(&link.peer, &error);
         }
         self.note_progress();
@@ -492,7 +501,7 @@ impl Inner {
     pub fn sleep_until(&self, own: impl FnOnce() -> Option<Duration>) -> Duration {
         self.wakes_at.store(u64::MAX, Ordering::SeqCst);
         let own = own();
-        let soonest = own.into_iter().chain(lock(&self.node).next_timeout()).min();
+        let soonest = own.into_iter().chain(self.protocol.next_timeout()).min();
         let soonest = soonest.unwrap_or(Duration::from_secs(u32::MAX.into()));
         self.wakes_at.store(soonest.as_nanos() as u64, Ordering::SeqCst);
         soonest.saturating_sub(boottime())

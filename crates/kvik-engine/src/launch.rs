@@ -2,7 +2,7 @@
 
 use crate::config::Preference;
 use crate::control::ControlCommand;
-use crate::inner::{Inner, Tables, TransferEntry, lock};
+use crate::inner::{Calls, Inner, Tables, TransferEntry, lock};
 use crate::planner::chunk_bytes;
 use crate::region::Region;
 use crate::select::{Rejected, Selection, select};
@@ -10,7 +10,7 @@ use crate::tag::Tag;
 use crate::warm_up::WarmUpState;
 use kvik_core::{Code, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
-    ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Path, Select, Side, WorkId, WorkOutcome,
+    ChunkHeader, Identity, NicAnswer, NicCall, Nics, Op, Open, Path, Select, Side, WorkId, WorkOutcome,
     WorkRequest,
 };
 use kvik_transport::{
@@ -193,7 +193,7 @@ impl Inner {
     /// Begins a launched transfer, unless it was cancelled or begun meanwhile. Without a session its owner is this
     /// engine.
     fn begin(&self, id: u64, session: Option<u64>, path: Path, fence: Option<(u32, u64)>) {
-        let began: Result<(), Option<Error>> = self.node(|node: &mut Node<RegionMemory>, now| {
+        let began: Result<(), Option<Error>> = self.node(|node: &mut Calls<'_>, now| {
             let mut tables = lock(&self.tables);
             let Tables { transfers, by_key, waiting, .. } = &mut *tables;
             let free = |entry: &&mut TransferEntry| entry.key.is_none() && entry.stopped.is_none();
@@ -343,7 +343,7 @@ impl SessionEvents for Inner {
     fn heard(&self, session: u64) -> bool {
         self.node(|node, now| {
             node.touch(session, now);
-            node.established(session).is_some()
+            node.is_live(session)
         })
     }
     fn connect(&self, session: u64) {

@@ -218,9 +218,11 @@ impl Notifying {
         let end = Arc::new(End::default());
         let sent = inner.node(|node, _| {
             let session = node.session_with(&peer)?;
+            // Held, so that its end finds it, however soon that comes.
+            let mut ends = lock(&inner.notes.ends);
             let number = node.notify(session, &self.payload, self.deadline);
             if let Ok(number) = number {
-                lock(&inner.notes.ends).insert((session, number), end.clone());
+                ends.insert((session, number), end.clone());
             }
             Some(number)
         });

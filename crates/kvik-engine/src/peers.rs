@@ -368,6 +368,7 @@ impl Inner {
     pub(crate) fn peers(&self) -> Vec<Peer> {
         let now = boottime();
         let (states, gone) = self.node(|node, now| {
+            let _lives = lock(&self.lives);
             let states = node.session_states(now);
             let here: HashSet<Identity> = states.iter().map(|state| state.peer).collect();
             let known = lock(&self.peers.known);

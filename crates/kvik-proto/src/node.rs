@@ -56,6 +56,16 @@ impl<R: Clone> Protocol<R> {
         Protocol { common, sessions, dues, preferred }
     }
 
+    /// How many bytes the channels of one session may have in flight to send; one chunk is always allowed.
+    pub fn set_window(&self, bytes: u64) {
+        self.common.set_window(bytes);
+    }
+
+    /// When [`Node::tick`] wants to be called again.
+    pub fn next_timeout(&self) -> Option<Duration> {
+        self.dues.soonest().into_iter().chain(self.common.next_expiry()).min()
+    }
+
     /// Transfers for which a peer's NIC may reach pages of this engine.
     pub fn exposed(&self) -> usize {
         self.common.counts.exposed() as usize
@@ -110,7 +120,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// How many bytes the channels of one session may have in flight to send; one chunk is always allowed.
     pub fn set_window(&mut self, bytes: u64) {
-        self.protocol.common.set_window(bytes);
+        self.protocol.set_window(bytes);
     }
 
     /// The next thing that happened. An event is carried out before the next one is asked for: it may free what the
@@ -126,8 +136,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// When [`Node::tick`] wants to be called again.
     pub fn next_timeout(&self) -> Option<Duration> {
-        let expiry = self.protocol.common.next_expiry();
-        self.protocol.dues.soonest().into_iter().chain(expiry).min()
+        self.protocol.next_timeout()
     }
 
     // ---- how calls reach a session ----

@@ -18,7 +18,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A time that threads read without a lock, or none.
+/// A time that threads read without a lock, or none. In one order with what they look at beside it: whoever makes
+/// something due sees that a thread sleeps too long, or that thread sees what became due.
 pub(crate) struct Soonest(AtomicU64);
 
 impl Default for Soonest {
@@ -30,10 +31,10 @@ impl Default for Soonest {
 impl Soonest {
     pub fn set(&self, at: Option<Duration>) {
         let at = at.map_or(u64::MAX, |at| u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1));
-        self.0.store(at, Ordering::Release);
+        self.0.store(at, Ordering::SeqCst);
     }
 
     pub fn get(&self) -> Option<Duration> {
-        Some(self.0.load(Ordering::Acquire)).filter(|at| *at != u64::MAX).map(Duration::from_nanos)
+        Some(self.0.load(Ordering::SeqCst)).filter(|at| *at != u64::MAX).map(Duration::from_nanos)
     }
 }

@@ -59,9 +59,11 @@ impl Control {
         self.inner.metrics.session_begun(peer.engine, &facts.name);
         let at = dialled.map(|(_, at)| (at, dial.map_or_else(|| vec![at], |dial| dial.known().to_vec())));
         self.inner.node(|node, now| {
-            node.add_session(established, now);
             // In one step with it: whoever hears that the peer is up sees it among the peers, and never after its end.
+            let lives = lock(&self.inner.lives);
+            node.add_session(established, now);
             self.inner.on_peer_come(session, peer, &facts.name, at);
+            drop(lives);
             if self.inner.reaches_by_rma(session) {
                 node.add_one_sided(session);
                 // What the greeting said may be old by now.
