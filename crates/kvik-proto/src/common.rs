@@ -24,6 +24,8 @@ use std::time::Duration;
 pub(crate) enum Effect {
     /// A grant is over: these flows take no further part in it.
     Stop(GrantId, GrantState, Vec<FlowKey>),
+    /// They were told, and the grant's fence is up.
+    Stopped(GrantId),
     /// A session is over, or soon will be: new transfers with this peer go over another one.
     Avoid(u64, Identity),
 }
@@ -139,6 +141,15 @@ impl Output {
 
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
+    }
+
+    /// The flows of a grant that is over, which may be told at once: before any event.
+    pub fn next_stop(&mut self) -> Option<(GrantId, GrantState, Vec<FlowKey>)> {
+        let stop = self.effects.iter_mut().find(|effect| matches!(effect, Effect::Stop(..)))?;
+        let Effect::Stop(grant, state, flows) = stop else { return None };
+        let (grant, state, flows) = (*grant, *state, std::mem::take(flows));
+        *stop = Effect::Stopped(grant);
+        Some((grant, state, flows))
     }
 
     pub fn take_unsent(&mut self, into: &mut Vec<u64>) {

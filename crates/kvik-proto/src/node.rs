@@ -184,19 +184,34 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// Does one of the things that calls have asked for; `None` when there is none left.
     fn carry_out(&mut self) -> Option<()> {
+        self.stop_flows();
         match self.output.next_effect()? {
-            Effect::Stop(grant, state, flows) => match &mut self.held {
-                Some(held) if !flows.is_empty() => {
-                    held.extend(flows.into_iter().map(|key| (grant, state, key)));
-                }
-                _ => {
-                    flows.into_iter().for_each(|key| self.stop(grant, state, key));
+            Effect::Stop(..) => {}
+            Effect::Stopped(grant) => {
+                let waits = self.held.iter().flatten().any(|(held, _, _)| *held == grant);
+                if !waits {
                     self.call().note_stopped(grant);
                 }
-            },
+            }
             Effect::Avoid(session, peer) => self.prefer_another(session, peer),
         }
         Some(())
+    }
+
+    /// Tells the flows of grants that are over.
+    fn stop_flows(&mut self) {
+        while let Some((grant, state, flows)) = self.output.next_stop() {
+            match &mut self.held {
+                Some(held) => held.extend(flows.into_iter().map(|key| (grant, state, key))),
+                None => flows.into_iter().for_each(|key| self.stop(grant, state, key)),
+            }
+        }
+    }
+
+    /// Applies expiry before anything that is buffered is looked at.
+    fn expire(&mut self, now: Duration) {
+        self.call().expire(now);
+        self.stop_flows();
     }
 
     /// Stops a flow of a grant that has ended.
@@ -297,7 +312,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// Bytes have come on the session's control connection.
     pub fn receive(&mut self, id: u64, bytes: &[u8], now: Duration) {
-        self.call().expire(now);
+        self.expire(now);
         self.with(id, |session, call| session.receive(bytes, now, call));
     }
 
@@ -369,7 +384,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// `InvalidArgument` for an id that was used before.
     pub fn grant(&mut self, id: GrantId, offer: Offer<R>, now: Duration) -> Result<()> {
         self.call().add_grant(id, offer)?;
-        self.call().expire(now);
+        self.expire(now);
         let parked = self.protocol.common.grants().take_parked(id);
         for (session, transfer) in parked {
             self.with_transfers(session, |transfers, cx| transfers.unpark(transfer, now, cx));
@@ -387,7 +402,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// # Errors
     /// The way the grant ended, or `GrantUnknown`.
     pub fn extend_grant(&mut self, id: GrantId, by: Duration, now: Duration) -> Result<Duration> {
-        self.call().expire(now);
+        self.expire(now);
         Ok(self.call().extend_grant(id, by)?.saturating_sub(now))
     }
 
@@ -470,7 +485,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// The way the grant ended, `GrantWrongRight`, `PageNotGranted`, `ShapeMismatch`, `InvalidArgument` or
     /// `DuplicatePage`.
     pub fn begin_own(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
-        self.call().expire(now);
+        self.expire(now);
         self.with_transfers(OWN_SESSION, |transfers, cx| transfers.begin_own(open, cx))
             .unwrap_or_else(|| Err(lost()))
     }
@@ -489,7 +504,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     ///
     /// None also while the session's window is full: then `Event::Send` follows when there is room.
     pub fn next_send(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
-        self.call().expire(now);
+        self.expire(now);
         self.with_transfers(session, Transfers::next_send)?
     }
 
@@ -509,7 +524,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
         header: &ChunkHeader,
         now: Duration,
     ) -> Result<Option<WorkRequest<R>>> {
-        self.call().expire(now);
+        self.expire(now);
         if header.session != session {
             return Err(Error::new(Code::ProtocolError, "a chunk of another session came on this channel"));
         }
@@ -522,7 +537,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// The next part to copy or to sum, of any transfer. Sessions take turns, and their transfers.
     pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
-        self.call().expire(now);
+        self.expire(now);
         while let Some(id) = self.protocol.common.next_to_copy() {
             let next = self.with_transfers(id, |transfers, cx| transfers.next_copy(now, cx));
             if let Some(Some(request)) = next {
@@ -615,7 +630,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// The next chunk to post on the session's one-sided link. Transfers take turns.
     pub fn next_post(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
-        self.call().expire(now);
+        self.expire(now);
         self.with_transfers(session, Transfers::next_post)?
     }
 
@@ -638,7 +653,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// Lets time pass: beats, deaths, deadlines, expiries.
     pub fn tick(&mut self, now: Duration) {
-        self.call().expire(now);
+        self.expire(now);
         while self.held_stops() > 0 {
             self.stop_held(0);
         }
