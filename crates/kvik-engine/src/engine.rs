@@ -193,7 +193,7 @@ impl Engine {
             keys,
             closed,
         };
-        let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
+        let cell = Arc::new(GrantCell { tag: Tag::new(&options.tag), end: End::default() });
         base.node(|node, now| {
             node.grant(id, offer, now)?;
             inner.grants.add(id, cell.clone(), slot, lease);

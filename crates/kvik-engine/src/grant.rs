@@ -87,7 +87,7 @@ impl Grant {
     }
     /// Where it stands. Anything but live means that the pages are the owner's again.
     pub fn state(&self) -> GrantState {
-        self.cell.state()
+        self.cell.end.outcome().and_then(Result::ok).unwrap_or(GrantState::Live)
     }
 
     /// Takes it back. When this returns, the pages are the owner's again.
@@ -127,7 +127,7 @@ impl Grant {
 
     /// The final state, once the pages are the owner's again; `None` at the timeout.
     pub fn wait(&self, timeout: Duration) -> Option<GrantState> {
-        self.cell.wait(timeout)
+        self.cell.end.wait(Some(timeout), "the grant lives").ok()
     }
 }
 

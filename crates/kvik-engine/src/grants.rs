@@ -7,7 +7,7 @@
 
 use crate::base::Base;
 use crate::budget::Lease;
-use crate::config::MAX_DEADLINE;
+use crate::end::End;
 use crate::events::Event;
 use crate::sync::lock;
 use crate::tag::Tag;
@@ -15,8 +15,8 @@ use kvik_core::{GrantId, GrantState};
 use kvik_host::FenceSlot;
 use kvik_host::clock::boottime;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -24,37 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub(crate) struct GrantCell {
     /// The request that it was given for, for logs.
     pub tag: Tag,
-    state: Mutex<GrantState>,
-    changed: Condvar,
-}
-
-impl GrantCell {
-    pub fn new(tag: Tag) -> GrantCell {
-        GrantCell { tag, state: Mutex::new(GrantState::Live), changed: Condvar::new() }
-    }
-
-    fn set(&self, state: GrantState) {
-        *lock(&self.state) = state;
-        self.changed.notify_all();
-    }
-
-    pub fn state(&self) -> GrantState {
-        *lock(&self.state)
-    }
-
-    /// The final state; `None` at the timeout.
-    pub fn wait(&self, timeout: Duration) -> Option<GrantState> {
-        let until = Instant::now() + timeout.min(MAX_DEADLINE);
-        let mut state = lock(&self.state);
-        while *state == GrantState::Live {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Some(*state)
-    }
+    pub end: End<GrantState>,
 }
 
 /// See the module's text.
@@ -127,7 +97,7 @@ impl Grants {
         };
         observers.metrics.grant_ended(state);
         if let Some(Given { cell, quarantine, .. }) = given {
-            cell.set(state);
+            cell.end.set(Ok(state));
             log::debug!(engine:% = setup.id(), grant:% = id, request:% = cell.tag; "grant ended: {}", state.name());
             if let Some(Quarantine { pages, tell_at: None }) = quarantine {
                 observers.events.publish(Event::PagesReturned(id, pages));
@@ -168,7 +138,7 @@ mod tests {
         let base = Arc::new(Base::new(Setup::new(Config::default(), Vec::new()).unwrap()).unwrap());
         let (slot, lease) = (base.fence.slot().unwrap(), base.budget.take(1, "a grant").unwrap());
         let grants = Grants::new(base);
-        grants.add(id, Arc::new(GrantCell::new(Tag::new(""))), slot, lease);
+        grants.add(id, Arc::new(GrantCell { tag: Tag::new(""), end: End::default() }), slot, lease);
         grants
     }
 

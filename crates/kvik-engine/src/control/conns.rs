@@ -18,6 +18,7 @@ use kvik_transport::local::LocalLink;
 use kvik_transport::tcp::Stream;
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -119,29 +120,15 @@ impl Conn {
         }
     }
 
-    fn add_to(&self, epoll: &Epoll, token: u64, interest: Interest) -> Result<(), HostError> {
+    fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Conn::Listener { listener, .. } => epoll.add(listener, token, interest),
-            Conn::Unix { listener, .. } => epoll.add(listener, token, interest),
-            Conn::Dialing { conn, .. } => epoll.add(conn, token, interest),
-            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => epoll.add(conn, token, interest),
-            Conn::Control { conn, .. } => epoll.add(&conn.conn, token, interest),
-            Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => {
-                epoll.add(conn, token, interest)
-            }
-            Conn::Local { link, .. } => epoll.add(&**link, token, interest),
-        }
-    }
-
-    fn delete_from(&self, epoll: &Epoll) -> Result<(), HostError> {
-        match self {
-            Conn::Listener { listener, .. } => epoll.delete(listener),
-            Conn::Unix { listener, .. } => epoll.delete(listener),
-            Conn::Dialing { conn, .. } => epoll.delete(conn),
-            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => epoll.delete(conn),
-            Conn::Control { conn, .. } => epoll.delete(&conn.conn),
-            Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => epoll.delete(conn),
-            Conn::Local { link, .. } => epoll.delete(&**link),
+            Conn::Listener { listener, .. } => listener.as_fd(),
+            Conn::Unix { listener, .. } => listener.as_fd(),
+            Conn::Dialing { conn, .. } => conn.as_fd(),
+            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => conn.as_fd(),
+            Conn::Control { conn, .. } => conn.conn.as_fd(),
+            Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => conn.as_fd(),
+            Conn::Local { link, .. } => link.as_fd(),
         }
     }
 
@@ -198,9 +185,9 @@ impl Conns {
     /// Takes one in, also where it cannot be waited for, which is the error.
     pub fn add(&mut self, conn: Conn, interest: Interest) -> (u64, Result<(), HostError>) {
         self.last += 1;
-        let (token, added) = (self.last, conn.add_to(&self.epoll, self.last, interest));
-        self.put(token, conn);
-        (token, added)
+        let added = self.epoll.add(conn.fd(), self.last, interest);
+        self.put(self.last, conn);
+        (self.last, added)
     }
 
     fn put(&mut self, token: u64, conn: Conn) {
@@ -221,7 +208,7 @@ impl Conns {
         }
         self.local.remove(&token);
         // A paused listener is not in the set.
-        if let Err(error) = conn.delete_from(&self.epoll) {
+        if let Err(error) = self.epoll.delete(conn.fd()) {
             log::debug!("a connection could not be taken out of the epoll set: {error}");
         }
         Some(conn)
@@ -308,7 +295,7 @@ impl Conns {
     pub fn resume(&mut self, token: u64) -> Result<(), HostError> {
         let Some(mut conn) = self.remove(token) else { return Ok(()) };
         conn.set_pause(None);
-        let added = conn.add_to(&self.epoll, token, Interest::READ);
+        let added = self.epoll.add(conn.fd(), token, Interest::READ);
         self.put(token, conn);
         added
     }
