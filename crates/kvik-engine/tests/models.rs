@@ -21,7 +21,7 @@ impl Waker {
     }
 }
 
-/// `Inner`: what the control thread sleeps by.
+/// `Commands`: what the control thread sleeps by.
 struct Sleeper {
     /// The soonest deadline that the protocol knows: `Soonest`.
     due: AtomicU64,
@@ -30,14 +30,14 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// `Inner::wake_by`, by whoever has just made something due at `at`.
+    /// `Commands::wake_by`, by whoever has just made something due at `at`.
     fn wake_by(&self, at: u64) {
         if at < self.wakes_at.load(Ordering::SeqCst) {
             self.waker.wake();
         }
     }
 
-    /// `Inner::sleep_until`; `announced` is whether it first says that it is about to look.
+    /// `Commands::sleep_until`; `announced` is whether it first says that it is about to look.
     fn sleep_until(&self, announced: bool) -> u64 {
         if announced {
             self.wakes_at.store(u64::MAX, Ordering::SeqCst);

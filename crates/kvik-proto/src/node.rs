@@ -292,6 +292,12 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
         self.each(|_, session| session.state(now)).flatten().collect()
     }
 
+    /// Whether nothing was heard on a session for half of the time after which its peer is dead.
+    pub fn is_suspect(&self, session: u64) -> bool {
+        self.look(session, |session| session.connection().is_some_and(Connection::is_suspect))
+            .unwrap_or_default()
+    }
+
     /// Transfers of a session that are open, which may outlive it for as long as it takes to stop them.
     pub fn transfers_in(&self, session: u64) -> usize {
         self.look(session, |session| session.transfers().len()).unwrap_or_default()
