@@ -2,13 +2,13 @@
 
 use crate::session::Session;
 use crate::sync::{Arc, Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 /// So many that who begins or ends a session seldom meets somebody who looks one up.
 const SHARDS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
 
-type Shard<R> = RwLock<HashMap<u64, Arc<Mutex<Session<R>>>>>;
+type Shard<R> = RwLock<BTreeMap<u64, Arc<Mutex<Session<R>>>>>;
 
 /// See the module's text. A shard's lock is the last one that is taken.
 pub(crate) struct Sessions<R> {
@@ -17,7 +17,7 @@ pub(crate) struct Sessions<R> {
 
 impl<R> Sessions<R> {
     pub fn new() -> Sessions<R> {
-        Sessions { shards: (0..SHARDS).map(|_| RwLock::new(HashMap::new())).collect() }
+        Sessions { shards: (0..SHARDS).map(|_| RwLock::new(BTreeMap::new())).collect() }
     }
 
     fn shard(&self, id: u64) -> &Shard<R> {
