@@ -8,10 +8,10 @@ use crate::region::Region;
 use crate::select::{Rejected, Selection, select};
 use crate::tag::Tag;
 use crate::warm_up::WarmUpState;
-use kvik_core::{Code, ContentClaim, Error, RegionId, Result, Ticket, View};
+use kvik_core::{Class, Code, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_proto::{
-    ChunkHeader, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Path, Select, Side, WorkId, WorkOutcome,
-    WorkRequest,
+    ChunkHeader, Claim, Identity, NicAnswer, NicCall, Nics, Node, Op, Open, Path, Select, Side, WorkId,
+    WorkOutcome, WorkRequest,
 };
 use kvik_transport::{
     Estimate, Moved, Placement, Queue, RegionMemory, Request, RmaPeers, SessionEvents, Transport,
@@ -25,6 +25,7 @@ pub(crate) struct TransferRequest {
     pub ticket: Arc<Ticket>,
     /// None: nothing is asked of the owner, only how it would be reached.
     pub op: Option<Op>,
+    pub class: Class,
     /// What is to be ready before it has ended; without an operation only.
     pub warm: Option<Arc<WarmUpState>>,
     pub memory: Option<(RegionMemory, RegionId, View)>,
@@ -74,6 +75,7 @@ impl TransferRequest {
             layout: self.ticket.layout,
             content: self.content,
             op: self.op?,
+            class: self.class,
             path,
             sums: path != Path::OneSided && self.verify.sums(network),
             check: self.verify.of_nics(),
@@ -318,11 +320,11 @@ impl Taken {
 }
 
 impl WorkSource for Inner {
-    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>> {
+    fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
         self.node(|node, now| match queue {
-            Queue::Send(session) => node.next_send(session, now),
+            Queue::Send(session) => node.next_of(session, Path::Channels, claim, now),
             Queue::Copy => node.next_copy(now),
-            Queue::Post(session) => node.next_post(session, now),
+            Queue::Post(session) => node.next_of(session, Path::OneSided, claim, now),
         })
     }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {

@@ -4,7 +4,7 @@ use crate::config::{Preference, Verify};
 use crate::end::End;
 use crate::inner::Inner;
 use crate::select::Rejected;
-use kvik_core::{Code, Content, Error, Result};
+use kvik_core::{Class, Code, Content, Error, Result};
 use kvik_transport::{Estimate, TransportId};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -16,6 +16,8 @@ use std::time::Duration;
 pub struct TransferOptions {
     /// When it must have ended, from now.
     pub deadline: Option<Duration>,
+    /// What it is for: handovers go before bulk, which keeps a tenth while both wait.
+    pub class: Class,
     /// Over which transport.
     pub transport: Option<Preference>,
     /// With which checks.
@@ -46,6 +48,7 @@ impl Default for TransferOptions {
     fn default() -> Self {
         TransferOptions {
             deadline: None,
+            class: Class::Handover,
             transport: None,
             verify: None,
             confirm: None,

@@ -10,7 +10,7 @@ use crate::event::{Event, Timing, WINDOW};
 use crate::grants::Grants;
 use crate::handshake::Identity;
 use crate::reclaim::{Reclaim, ReclaimCounts};
-use kvik_core::{GrantId, GrantState};
+use kvik_core::{Class, GrantId, GrantState};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ pub(crate) enum Effect {
     Stop(GrantId, GrantState, Vec<FlowKey>),
     /// A session is over, or soon will be: new transfers with this peer go over another one.
     Avoid(u64, Identity),
-    /// A session has something to copy or sum.
-    Copy(u64),
+    /// A session has something of this class to copy or sum.
+    Copy(u64, Class),
 }
 
 /// Numbers that are read from outside.

@@ -9,7 +9,7 @@ use crate::event::Event;
 use crate::frame::Frame;
 use crate::handshake::{Established, Identity, Join, JoinKind};
 use crate::nics::Nics;
-use kvik_core::{Code, EngineId, Error, Result};
+use kvik_core::{Class, Code, EngineId, Error, Result};
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
@@ -266,8 +266,8 @@ impl<'a, R: Clone> Context<'a, R> {
     }
 
     /// There is something to copy or sum.
-    pub fn want_copy(&mut self) {
-        self.common.later(Effect::Copy(self.session));
+    pub fn want_copy(&mut self, class: Class) {
+        self.common.later(Effect::Copy(self.session, class));
         self.common.tell(Event::Copy);
     }
 

@@ -9,7 +9,7 @@ use crate::common::{Common, Effect};
 use crate::connection::{Connection, Context};
 use crate::dues::Dues;
 use crate::event::{Event, Timing};
-use crate::frame::Frame;
+use crate::frame::{Frame, Path};
 use crate::grants::{Offer, ended};
 use crate::handshake::{Established, Identity, Join};
 use crate::holding::Holding;
@@ -18,10 +18,10 @@ use crate::notify::check_payload;
 use crate::peers::SessionState;
 use crate::reclaim::ReclaimCounts;
 use crate::session::Session;
-use crate::transfers::{Open, Transfers, WorkId, WorkOutcome, WorkRequest, lost};
+use crate::transfers::{Claim, Open, Transfers, WorkId, WorkOutcome, WorkRequest, lost};
 use crate::{FlowKey, OWN_SESSION};
-use kvik_core::{Code, Error, GrantId, GrantState, RegionId, Result};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use kvik_core::{ClassQueue, Code, Error, GrantId, GrantState, RegionId, Result};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub struct Node<R> {
     dues: Dues,
     preferred: HashMap<Identity, u64>,
     /// Sessions with something to copy or to sum, in turn.
-    copying: VecDeque<u64>,
+    copying: ClassQueue<u64>,
     /// Flows that other threads are to stop; see [`Node::hold_stops`].
     held: Option<Vec<(GrantId, GrantState, FlowKey)>>,
 }
@@ -50,7 +50,7 @@ impl<R: Clone> Node<R> {
             sessions: BTreeMap::from([(OWN_SESSION, Session::own())]),
             dues: Dues::default(),
             preferred: HashMap::new(),
-            copying: VecDeque::new(),
+            copying: ClassQueue::default(),
             held: None,
         }
     }
@@ -143,11 +143,7 @@ impl<R: Clone> Node<R> {
                     }
                 },
                 Effect::Avoid(session, peer) => self.prefer_another(session, peer),
-                Effect::Copy(session) => {
-                    if !self.copying.contains(&session) {
-                        self.copying.push_back(session);
-                    }
-                }
+                Effect::Copy(session, class) => self.copying.push_once(class, session),
             }
         }
     }
@@ -433,8 +429,23 @@ impl<R: Clone> Node<R> {
     ///
     /// None also while the session's window is full: then `Event::Send` follows when there is room.
     pub fn next_send(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
+        self.next_of(session, Path::Channels, Claim::Next, now)
+    }
+
+    /// The next chunk of those that `claim` may be given: to send over [`Path::Channels`], to post over
+    /// [`Path::OneSided`].
+    pub fn next_of(
+        &mut self,
+        session: u64,
+        path: Path,
+        claim: Claim,
+        now: Duration,
+    ) -> Option<WorkRequest<R>> {
         self.expire(now);
-        self.with_transfers(session, Transfers::next_send)?
+        self.with_transfers(session, |transfers, cx| match path {
+            Path::OneSided => transfers.next_post(claim, cx),
+            Path::Channels | Path::Memory => transfers.next_send(claim, cx),
+        })?
     }
 
     /// Whether the session has something to send.
@@ -467,16 +478,19 @@ impl<R: Clone> Node<R> {
     /// The next part to copy or to sum, of any transfer. Sessions take turns, and their transfers.
     pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
         self.expire(now);
-        while let Some(id) = self.copying.pop_front() {
-            let next = self.with_transfers(id, |transfers, _| {
-                (transfers.next_copy(now), transfers.turns().wants_to_copy())
-            });
-            let Some((order, more)) = next else { continue };
-            if more && !self.copying.contains(&id) {
-                self.copying.push_back(id);
-            }
-            if order.is_some() {
-                return order;
+        for class in self.copying.turn() {
+            while let Some(id) = self.copying.pop(class) {
+                let next = self.with_transfers(id, |transfers, _| {
+                    (transfers.next_copy(class, now), transfers.turns().copying.waits(class))
+                });
+                let Some((request, more)) = next else { continue };
+                if more {
+                    self.copying.push_once(class, id);
+                }
+                if let Some(request) = request {
+                    self.copying.took(class, request.part.end - request.part.start);
+                    return Some(request);
+                }
             }
         }
         None
@@ -564,8 +578,7 @@ impl<R: Clone> Node<R> {
 
     /// The next chunk to post on the session's one-sided link. Transfers take turns.
     pub fn next_post(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
-        self.expire(now);
-        self.with_transfers(session, Transfers::next_post)?
+        self.next_of(session, Path::OneSided, Claim::Next, now)
     }
 
     /// Whether the session has something to post.

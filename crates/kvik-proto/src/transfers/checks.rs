@@ -107,9 +107,9 @@ impl<R: Clone> Transfers<R> {
     pub(super) fn queue_sums(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else { return };
         if !std::mem::replace(&mut flow.checks.queued, true) {
-            self.turns.copy(transfer);
+            self.turns.copying.push(flow.class, transfer);
         }
-        cx.want_copy();
+        cx.want_copy(flow.class);
     }
 
     /// A part was summed here. The initiator asks the owner, the owner compares.

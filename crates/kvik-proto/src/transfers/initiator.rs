@@ -8,7 +8,7 @@ use crate::flow::{Chunking, CopyFrom, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
-use kvik_core::{Code, ContentClaim, Error, GrantId, Order, RegionId, Result, View};
+use kvik_core::{Class, Code, ContentClaim, Error, GrantId, Order, RegionId, Result, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub struct Open<R> {
     pub content: Option<ContentClaim>,
     /// What to do.
     pub op: Op,
+    /// What the transfer is for.
+    pub class: Class,
     /// How the bytes are to go.
     pub path: Path,
     /// Whether checksums are wanted.
@@ -93,6 +95,7 @@ impl<R: Clone> Open<R> {
             key,
             role,
             op: self.op,
+            class: self.class,
             path: self.path,
             confirm: self.op == Op::Confirm || (self.confirm && self.op != Op::Extend),
             memory: self.side.as_ref().map(|side| (side.region.clone(), Arc::new(side.view.clone()))),
@@ -173,6 +176,7 @@ impl<R: Clone> Transfers<R> {
             layout: open.layout,
             content: open.content,
             op: open.op,
+            class: open.class,
             path: open.path,
             sums: open.sums,
             confirm: open.confirm,

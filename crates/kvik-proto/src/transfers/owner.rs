@@ -40,12 +40,12 @@ impl<R: Clone> Transfers<R> {
         self.last_begun = begin.transfer;
         if self.owned >= MAX_FLOWS {
             let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
-            refuse(key, (begin.op, begin.path), Error::new(Code::MemoryCapReached, text), cx);
+            refuse(key, asked(&begin), Error::new(Code::MemoryCapReached, text), cx);
             return Ok(());
         }
         if begin.path == Path::OneSided && !cx.has_one_sided() {
             let error = no_one_sided(cx);
-            refuse(key, (begin.op, begin.path), error, cx);
+            refuse(key, asked(&begin), error, cx);
             return Ok(());
         }
         match cx.common().grants().state(begin.grant) {
@@ -65,7 +65,7 @@ impl<R: Clone> Transfers<R> {
             + begin.source.as_ref().map_or(0, |source| source.view.held());
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
         if let Err(error) = self.check_held(&flow) {
-            return refuse(key, (begin.op, begin.path), error, cx);
+            return refuse(key, asked(&begin), error, cx);
         }
         self.enter(flow);
         self.parked.insert(key.1, begin);
@@ -81,15 +81,15 @@ impl<R: Clone> Transfers<R> {
 
     /// Serves a request whose grant is live, or refuses it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
-        let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
+        let (grant, asked, readers) = (begin.grant, asked(&begin), begin.readers);
         match self.owner_flow(key, begin, now, cx) {
-            Err(error) => refuse(key, (op, path), error, cx),
+            Err(error) => refuse(key, asked, error, cx),
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
                 cx.common().grants_mut().attach(grant, key, readers);
                 cx.common().counts.exposed += usize::from(matches!(work, Work::Expose(_)));
                 self.enter(flow);
-                if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
+                if (asked.0, asked.1) == (Op::Write, Path::Channels) || accept.is_some() {
                     let source = accept.map(|source| Box::new(source.travelling()));
                     cx.send(&Frame::Accept { transfer: key.1, source });
                 }
@@ -209,8 +209,12 @@ impl<R: Clone> Transfers<R> {
     }
 }
 
+fn asked(begin: &Begin) -> served::Asked {
+    (begin.op, begin.path, begin.class)
+}
+
 /// Answers a request that will not be served.
-fn refuse<R: Clone>(key: FlowKey, asked: (Op, Path), error: Error, cx: &mut Context<'_, R>) {
+fn refuse<R: Clone>(key: FlowKey, asked: served::Asked, error: Error, cx: &mut Context<'_, R>) {
     served::note_refused(asked, error.code, cx);
     cx.send_end(key.1, Err(error));
 }
@@ -221,6 +225,7 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         key,
         role: Role::Parked { grant: begin.grant },
         op: begin.op,
+        class: begin.class,
         path: begin.path,
         confirm: begin.confirm,
         memory: None,

@@ -95,7 +95,7 @@ impl<C: RmaDevice> Worker<C> {
     fn next_request(&mut self, services: &Services) -> Option<WorkRequest<RegionMemory>> {
         while let Some(session) = self.wants.first().copied() {
             if self.may_take(session)
-                && let Some(request) = services.work.claim(Queue::Post(session))
+                && let Some(request) = services.work.claim(Queue::Post(session), kvik_proto::Claim::Next)
             {
                 return Some(request);
             }
