@@ -4,4 +4,5 @@ from typing import Literal, TypeAlias
 
 TransportName: TypeAlias = Literal["auto", "tcp", "local", "nics"]
 VerifyName: TypeAlias = Literal["auto", "off", "sample", "full"]
+TrafficClassName: TypeAlias = Literal["handover", "bulk"]
 RightName: TypeAlias = Literal["read", "write"]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvik._events import Event, Peer, Subscription
-from kvik._names import RightName, TransportName, VerifyName
+from kvik._names import RightName, TrafficClassName, TransportName, VerifyName
 from kvik._report import Report, WarmUpReport
 
 __all__: list[str]
@@ -103,6 +103,7 @@ class Engine:
         ticket: Ticket | str,
         positions: Ids | tuple[SupportsIndex, SupportsIndex] | None = None,
         *,
+        traffic_class: TrafficClassName = "handover",
         deadline: float | None = None,
         transport: TransportName | None = None,
         verify: VerifyName | None = None,
@@ -120,6 +121,7 @@ class Engine:
         ticket: Ticket | str,
         positions: Ids | tuple[SupportsIndex, SupportsIndex] | None = None,
         *,
+        traffic_class: TrafficClassName = "handover",
         deadline: float | None = None,
         transport: TransportName | None = None,
         verify: VerifyName | None = None,

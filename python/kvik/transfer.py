@@ -6,7 +6,7 @@ other: report = engine.read(local_pages, ticket).wait()
 
 from kvik._events import Event, EventKind, Peer, PeerStateName, Subscription
 from kvik._logs import flush_logs, refresh_logging
-from kvik._names import RightName, TransportName, VerifyName
+from kvik._names import RightName, TrafficClassName, TransportName, VerifyName
 from kvik._native import (
     Content,
     Engine,
@@ -42,6 +42,7 @@ __all__ = [
     "RightName",
     "Subscription",
     "Ticket",
+    "TrafficClassName",
     "Transfer",
     "TransportName",
     "VerifyName",

@@ -51,7 +51,7 @@ def chunk(session: int, transfer: int, position: int, length: int, sums: int = 0
 
 def begin(transfer: int, grant: bytes, time_ms: int = 20_000) -> bytes:
     """Asks to read 16 pages of 4 KiB."""
-    body = struct.pack("<Q16s8sB", transfer, grant, b"", 0) + struct.pack("<BBBBH", 0, 0, 0, 0, 1)
+    body = struct.pack("<Q16s8sB", transfer, grant, b"", 0) + struct.pack("<BBBBBH", 0, 0, 0, 0, 0, 1)
     body += struct.pack("<III", time_ms, 4096, 4096) + struct.pack("<BIIQQB", 1, 1, 16, 4096, 4096, 0)
     return frame(BEGIN, body + bytes(5))
 

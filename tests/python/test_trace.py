@@ -345,7 +345,7 @@ def test_owners_ids_beyond_the_layout_widen_it() -> None:
         elements = Elements(dims, (0, dims.layers), (0, dims.slices), 1)
         far = np.array([3 * PAGES], dtype=np.uint32)
         moved = Moved(
-            0.0, "read", 1, layout.digest, "host", np.array([1], dtype=np.uint32), (0, dims.layers),
+            0.0, "read", "bulk", 1, layout.digest, "host", np.array([1], dtype=np.uint32), (0, dims.layers),
             (0, dims.slices), 1, far, "tcp", True, elements.id_bytes, "ok", 1, {},
         )  # fmt: skip
         trace = Trace("0", {layout.digest: dims}, [moved], seconds=1.0)

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod class;
 mod digest;
 mod error;
 mod grant;
@@ -19,6 +20,7 @@ mod sums;
 mod ticket;
 mod view;
 
+pub use class::{Class, ClassQueue};
 pub use digest::{
     CONTENT_DIGEST_BYTES, Content, ContentClaim, ContentDigest, MAX_CONTENT_PART, content_chain,
 };

@@ -375,6 +375,7 @@ impl Engine {
         Ok(TransferRequest {
             ticket: Arc::new(ticket.clone()),
             op: None,
+            class: options.class,
             warm: None,
             memory: None,
             _region: None,

@@ -16,7 +16,7 @@ use crate::setup::Setup;
 use crate::transfers::Transfers;
 use kvik_core::{Error, Result};
 use kvik_proto::{
-    ChunkHeader, Event, NicAnswer, NicCall, Nics, Op, Path, Served, WorkId, WorkOutcome, WorkRequest,
+    ChunkHeader, Claim, Event, NicAnswer, NicCall, Nics, Op, Path, Served, WorkId, WorkOutcome, WorkRequest,
 };
 use kvik_transport::{
     Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, Transport, WorkSource,
@@ -123,11 +123,11 @@ impl Carrier for Inner {
 }
 
 impl WorkSource for Inner {
-    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>> {
+    fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
         self.base.node(|node, now| match queue {
-            Queue::Send(session) => node.next_send(session, now),
+            Queue::Send(session) => node.next_of(session, Path::Channels, claim, now),
             Queue::Copy => node.next_copy(now),
-            Queue::Post(session) => node.next_post(session, now),
+            Queue::Post(session) => node.next_of(session, Path::OneSided, claim, now),
         })
     }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {

@@ -6,7 +6,7 @@ use crate::metrics::{Metrics, op_name};
 use crate::report::Report;
 use crate::sync::{Progress, lock};
 use crate::transfers::request::TransferEntry;
-use kvik_core::{Code, EngineId, Error, Result, View};
+use kvik_core::{Class, Code, EngineId, Error, Result, View};
 use kvik_proto::{Path, Select};
 use kvik_transport::TransportId;
 use std::collections::HashMap;
@@ -32,6 +32,8 @@ pub struct Ended {
     pub began: Duration,
     /// What the caller called: `read` or `write`.
     pub op: &'static str,
+    /// What it was for.
+    pub class: Class,
     /// Whose grant it used.
     pub owner: EngineId,
     /// Digest of the owner's layout.
@@ -147,6 +149,7 @@ fn ended(entry: &TransferEntry, bytes: u64, outcome: &Result<Report>) -> Option<
     Some(Ended {
         began: entry.began,
         op: op_name(op),
+        class: entry.request.class,
         owner: entry.request.ticket.engine,
         layout_there: entry.request.ticket.layout,
         shared_memory: memory.fd().is_some(),

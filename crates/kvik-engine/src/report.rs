@@ -2,7 +2,7 @@
 
 use crate::config::{Preference, Verify};
 use crate::select::Rejected;
-use kvik_core::Content;
+use kvik_core::{Class, Content};
 use kvik_transport::{Estimate, TransportId};
 use std::ops::Range;
 use std::time::Duration;
@@ -12,6 +12,8 @@ use std::time::Duration;
 pub struct TransferOptions {
     /// When it must have ended, from now.
     pub deadline: Option<Duration>,
+    /// What it is for: handovers go before bulk, which keeps a tenth while both wait.
+    pub class: Class,
     /// Over which transport.
     pub transport: Option<Preference>,
     /// With which checks.
@@ -42,6 +44,7 @@ impl Default for TransferOptions {
     fn default() -> Self {
         TransferOptions {
             deadline: None,
+            class: Class::Handover,
             transport: None,
             verify: None,
             confirm: None,

@@ -45,6 +45,7 @@ impl Writer {
         let mut line = json!({
             "t": seconds(entry.began.saturating_sub(self.began)),
             "op": entry.op,
+            "class": entry.class.name(),
             "peer": peer,
             "layout": hex(&digest),
             "memory": if entry.shared_memory { "shared" } else { "host" },

@@ -16,7 +16,7 @@ use crate::handshake::Identity;
 use crate::offer::Offer;
 use crate::reclaim::{Reclaim, ReclaimCounts};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Soonest, lock};
-use kvik_core::{EngineId, GrantId, GrantState, Result};
+use kvik_core::{Class, ClassQueue, EngineId, GrantId, GrantState, Result};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub(crate) struct Common<R> {
     grants: Mutex<Grants<R>>,
     next_expiry: Soonest,
     /// Sessions with something to copy or to sum, in turn.
-    copying: Mutex<VecDeque<u64>>,
+    copying: Mutex<ClassQueue<u64>>,
     pub counts: Counts,
 }
 
@@ -109,14 +109,30 @@ impl<R> Common<R> {
         self.next_expiry.get()
     }
 
-    /// A session has something to copy or to sum; it is not in the queue.
-    pub fn queue_copy(&self, session: u64) {
-        lock(&self.copying).push_back(session);
+    /// A session has something of a class to copy or to sum; it is not in the queue.
+    pub fn queue_copy(&self, class: Class, session: u64) {
+        lock(&self.copying).push(class, session);
+    }
+
+    /// In which order classes are served now where copies and sums are made.
+    pub fn turn_to_copy(&self) -> [Class; 2] {
+        lock(&self.copying).turn()
     }
 
     /// The session whose turn it is to copy or to sum; it is in the queue no longer.
-    pub fn next_to_copy(&self) -> Option<u64> {
-        lock(&self.copying).pop_front()
+    pub fn next_to_copy(&self, class: Class) -> Option<u64> {
+        lock(&self.copying).pop(class)
+    }
+
+    /// A session has had its turn, for so many bytes; it has `more`, and waits for the next one.
+    pub fn copied(&self, class: Class, bytes: u64, more: Option<u64>) {
+        let mut copying = lock(&self.copying);
+        if let Some(session) = more {
+            copying.push(class, session);
+        }
+        if bytes > 0 {
+            copying.took(class, bytes);
+        }
     }
 }
 

@@ -11,7 +11,7 @@
 use crate::frame::{Op, Path, Source};
 use crate::transfers::Checks;
 use crate::{FlowKey, MAX_CHUNK, OWN_SESSION};
-use kvik_core::{Code, EngineId, Error, GrantId, Result, Shape, View};
+use kvik_core::{Class, Code, EngineId, Error, GrantId, Result, Shape, View};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,6 +134,7 @@ pub(crate) struct Flow<R> {
     pub key: FlowKey,
     pub role: Role,
     pub op: Op,
+    pub class: Class,
     pub path: Path,
     pub confirm: bool,
     pub memory: Option<(R, Arc<View>)>,
@@ -210,6 +211,11 @@ impl<R> Flow<R> {
         };
         self.pins += 1;
         Some(self.chunking.part(index))
+    }
+
+    /// Whether [`Flow::claim`] would give another chunk.
+    pub fn has_more(&self) -> bool {
+        self.stop.is_none() && (!self.back.is_empty() || self.next < self.chunking.chunks())
     }
 
     /// Bytes of the chunk that [`Flow::claim`] would give.

@@ -11,7 +11,7 @@ use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{PageList, TravellingView, decode_order, decode_range, encode_order, encode_range};
 use crate::wire::{Reader, Writer};
 use kvik_core::{
-    CONTENT_DIGEST_BYTES, Code, ContentClaim, Error, GrantId, RegionId, Result, Shape, View, page_sum,
+    CONTENT_DIGEST_BYTES, Class, Code, ContentClaim, Error, GrantId, RegionId, Result, Shape, View, page_sum,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -117,6 +117,8 @@ pub struct Begin {
     pub content: Option<ContentClaim>,
     /// What is asked.
     pub op: Op,
+    /// What the transfer is for: whoever moves its bytes goes by it, on either side.
+    pub class: Class,
     /// How the bytes are to go.
     pub path: Path,
     /// Whether page checksums travel with the bytes.
@@ -376,7 +378,7 @@ fn encode_begin(begin: &Begin, w: &mut Writer) {
         Path::Memory => 1,
         Path::OneSided => 2,
     });
-    w.u8(begin.sums.into()).u8(begin.confirm.into()).u16(begin.readers);
+    w.u8(begin.class as u8).u8(begin.sums.into()).u8(begin.confirm.into()).u16(begin.readers);
     w.u32(u32::try_from(begin.time.as_millis()).unwrap_or(u32::MAX)).u32(begin.unit).u32(begin.chunk);
     w.u8(begin.shape.is_some().into());
     if let Some(shape) = &begin.shape {
@@ -416,6 +418,11 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
         2 => Path::OneSided,
         _ => return Err(r.wrong("its path is unknown")),
     };
+    let class = match r.u8()? {
+        0 => Class::Handover,
+        1 => Class::Bulk,
+        _ => return Err(r.wrong("its class is unknown")),
+    };
     let (sums, confirm, readers) = (r.bool()?, r.bool()?, r.u16()?);
     if readers == 0 || readers > MAX_READERS {
         return Err(r.wrong("it is of more readers than a handover has, or of none"));
@@ -444,6 +451,7 @@ fn decode_begin(r: &mut Reader) -> Result<Begin> {
         layout,
         content,
         op,
+        class,
         path,
         sums,
         confirm,

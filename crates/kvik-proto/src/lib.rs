@@ -55,7 +55,7 @@ pub use offer::{Closed, Offer};
 pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
 pub use reclaim::{Reclaim, ReclaimCounts};
-pub use transfers::{Check, Finished, Open, Served, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
+pub use transfers::{Check, Claim, Finished, Open, Served, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 /// A transfer: its session's number and its own within the session.
 pub type FlowKey = (u64, u64);

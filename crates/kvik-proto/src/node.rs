@@ -13,7 +13,7 @@ use crate::common::{Call, Common, Effect, Output};
 use crate::connection::{Connection, Context};
 use crate::dues::Dues;
 use crate::event::{Event, Timing};
-use crate::frame::Frame;
+use crate::frame::{Frame, Path};
 use crate::grants::ended;
 use crate::handshake::{Established, Identity, Join};
 use crate::holding::Holding;
@@ -25,7 +25,7 @@ use crate::reclaim::ReclaimCounts;
 use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::sync::{Mutex, lock};
-use crate::transfers::{Open, Transfers, WorkId, WorkOutcome, WorkRequest, lost};
+use crate::transfers::{Claim, Open, Transfers, WorkId, WorkOutcome, WorkRequest, lost};
 use crate::{FlowKey, OWN_SESSION};
 use kvik_core::{Code, Error, GrantId, GrantState, RegionId, Result};
 use std::collections::HashMap;
@@ -510,8 +510,23 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     ///
     /// None also while the session's window is full: then `Event::Send` follows when there is room.
     pub fn next_send(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
+        self.next_of(session, Path::Channels, Claim::Next, now)
+    }
+
+    /// The next chunk of those that `claim` may be given: to send over [`Path::Channels`], to post over
+    /// [`Path::OneSided`].
+    pub fn next_of(
+        &mut self,
+        session: u64,
+        path: Path,
+        claim: Claim,
+        now: Duration,
+    ) -> Option<WorkRequest<R>> {
         self.expire(now);
-        self.with_transfers(session, Transfers::next_send)?
+        self.with_transfers(session, |transfers, cx| match path {
+            Path::OneSided => transfers.next_post(claim, cx),
+            Path::Channels | Path::Memory => transfers.next_send(claim, cx),
+        })?
     }
 
     /// Whether the session has something to send.
@@ -544,10 +559,12 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// The next part to copy or to sum, of any transfer. Sessions take turns, and their transfers.
     pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
         self.expire(now);
-        while let Some(id) = self.protocol.common.next_to_copy() {
-            let next = self.with_transfers(id, |transfers, cx| transfers.next_copy(now, cx));
-            if let Some(Some(request)) = next {
-                return Some(request);
+        for class in self.protocol.common.turn_to_copy() {
+            while let Some(id) = self.protocol.common.next_to_copy(class) {
+                let next = self.with_transfers(id, |transfers, cx| transfers.next_copy(class, now, cx));
+                if let Some(Some(request)) = next {
+                    return Some(request);
+                }
             }
         }
         None
@@ -636,8 +653,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// The next chunk to post on the session's one-sided link. Transfers take turns.
     pub fn next_post(&mut self, session: u64, now: Duration) -> Option<WorkRequest<R>> {
-        self.expire(now);
-        self.with_transfers(session, Transfers::next_post)?
+        self.next_of(session, Path::OneSided, Claim::Next, now)
     }
 
     /// Whether the session has something to post.

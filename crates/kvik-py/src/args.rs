@@ -1,7 +1,7 @@
 //! Arguments as Python gives them, checked into the engine's types.
 
 use crate::errors::{OrRaise, error};
-use kvik_core::{Code, Right, Use, parse_size};
+use kvik_core::{Class, Code, Right, Use, parse_size};
 use kvik_engine::{Preference, Verify};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -89,6 +89,12 @@ pub fn verify(py: Python<'_>, name: &str) -> PyResult<Verify> {
         "full" => Ok(Verify::Full),
         _ => Err(wrong(py, "verify", name, "\"auto\", \"off\", \"sample\" or \"full\"")),
     }
+}
+
+/// A class by name.
+pub fn class(py: Python<'_>, name: &str) -> PyResult<Class> {
+    let class = Class::ALL.into_iter().find(|class| class.name() == name);
+    class.ok_or_else(|| wrong(py, "traffic_class", name, "\"handover\" or \"bulk\""))
 }
 
 /// A right by name.

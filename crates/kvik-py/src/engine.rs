@@ -238,6 +238,8 @@ impl PyEngine {
     ///     the ticket; for a grant with content, and no other. A link for each page of the grant, at least up to the
     ///     last of `positions`; without positions exactly those of the grant. The owner compares it before anything
     ///     moves.
+    /// traffic_class: "handover", which a request waits for, or "bulk": copies of a store, prefetches. Handovers go
+    ///     first; bulk takes what they leave, and keeps a tenth of the bytes while both wait.
     /// deadline: seconds after which it is ended with DeadlineExceeded; None for the engine's.
     /// transport, verify: as for Engine, for this transfer; None for the engine's. A transport is never
     ///     replaced silently.
@@ -257,10 +259,11 @@ impl PyEngine {
     /// the owner or the network says comes with the end: GrantUnknown, GrantExpired, GrantConsumed,
     /// GrantRevoked, GrantWrongRight, ContentMismatch, ContentRequired, PageNotGranted, ShapeMismatch, TicketForeign,
     /// PeerRestarted, PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
-    #[pyo3(signature = (local, ticket, positions=None, *, deadline=None, transport=None, verify=None,
-                        confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
+    #[pyo3(signature = (local, ticket, positions=None, *, traffic_class="handover", deadline=None, transport=None,
+                        verify=None, confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
                         readers=Natural(1), content=None, tag="", **other),
-           text_signature = "($self, local, ticket, positions=None, *, deadline=None, transport=None, \
+           text_signature = "($self, local, ticket, positions=None, *, traffic_class='handover', deadline=None, \
+                             transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
                              remote_parts=None, readers=1, content=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
@@ -269,6 +272,7 @@ impl PyEngine {
         local: &Bound<'_, PyPageSet>,
         ticket: &Bound<'_, PyAny>,
         positions: Option<&Bound<'_, PyAny>>,
+        traffic_class: &str,
         deadline: Option<f64>,
         transport: Option<&str>,
         verify: Option<&str>,
@@ -284,6 +288,7 @@ impl PyEngine {
         refuse(other)?;
         let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
         let common = common(slf.py(), deadline, readers, content, tag)?;
+        let common = TransferOptions { class: args::class(slf.py(), traffic_class)?, ..common };
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
         local.get().region.get().check_writable(slf.py(), "a read")?;
         begin(slf, Engine::read, local, ticket, positions, options)
@@ -292,10 +297,11 @@ impl PyEngine {
     /// Write `local` into granted pages. As `read`, with a ticket of a write grant; `local` may be read-only.
     ///
     /// Success means that the bytes are in the owner's memory and were checked there.
-    #[pyo3(signature = (local, ticket, positions=None, *, deadline=None, transport=None, verify=None,
-                        confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
+    #[pyo3(signature = (local, ticket, positions=None, *, traffic_class="handover", deadline=None, transport=None,
+                        verify=None, confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
                         readers=Natural(1), content=None, tag="", **other),
-           text_signature = "($self, local, ticket, positions=None, *, deadline=None, transport=None, \
+           text_signature = "($self, local, ticket, positions=None, *, traffic_class='handover', deadline=None, \
+                             transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
                              remote_parts=None, readers=1, content=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
@@ -304,6 +310,7 @@ impl PyEngine {
         local: &Bound<'_, PyPageSet>,
         ticket: &Bound<'_, PyAny>,
         positions: Option<&Bound<'_, PyAny>>,
+        traffic_class: &str,
         deadline: Option<f64>,
         transport: Option<&str>,
         verify: Option<&str>,
@@ -319,6 +326,7 @@ impl PyEngine {
         refuse(other)?;
         let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
         let common = common(slf.py(), deadline, readers, content, tag)?;
+        let common = TransferOptions { class: args::class(slf.py(), traffic_class)?, ..common };
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
         begin(slf, Engine::write, local, ticket, positions, options)
     }

@@ -16,7 +16,7 @@ use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::cuda::GpuMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
-use kvik_proto::{CopyFrom, Source, WorkKind, WorkOutcome, WorkRequest};
+use kvik_proto::{Claim, CopyFrom, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -111,7 +111,7 @@ fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
             drop(stuck);
             finish(work, request, WorkOutcome::Void);
         }
-        while let Some(request) = work.claim(Queue::Copy) {
+        while let Some(request) = work.claim(Queue::Copy, Claim::Next) {
             match copier.execute(links, &request) {
                 Ok(outcome) => finish(work, request, outcome),
                 Err(held) => {

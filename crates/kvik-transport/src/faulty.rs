@@ -11,7 +11,7 @@
 use crate::local::lock;
 use crate::{Placement, Queue, RegionMemory, Services, SessionEvents, WorkSource};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, WorkId, WorkOutcome, WorkRequest};
+use kvik_proto::{ChunkHeader, Claim, WorkId, WorkOutcome, WorkRequest};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -183,8 +183,8 @@ struct Faulty {
 }
 
 impl WorkSource for Faulty {
-    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>> {
-        let request = self.behind.work.claim(queue)?;
+    fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
+        let request = self.behind.work.claim(queue, claim)?;
         self.faults.meet(&*self.behind.sessions, request.id.session());
         Some(request)
     }

@@ -2,13 +2,13 @@
 
 use crate::{Queue, RegionMemory};
 use kvik_core::{Error, Result};
-use kvik_proto::{ChunkHeader, NicAnswer, NicCall, Nics, WorkId, WorkOutcome, WorkRequest};
+use kvik_proto::{ChunkHeader, Claim, NicAnswer, NicCall, Nics, WorkId, WorkOutcome, WorkRequest};
 use std::sync::Arc;
 
 /// Where work comes from, and where its end is told.
 pub trait WorkSource: Send + Sync + 'static {
-    /// The next piece of work in a queue.
-    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>>;
+    /// The next piece of work in a queue, of what `claim` may be given. Of copies it is whichever is next.
+    fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>>;
 
     /// A piece of work has ended; its memory is not touched any more, and the work request itself is gone: with a
     /// transfer's last work request its memory is let go of before anybody hears of the end.

@@ -3,12 +3,12 @@
 use crate::feed;
 use crate::greetings::{identity, shaken};
 use arbitrary::Unstructured;
-use kvik_core::{Code, Error, GrantId, Layout, Order as Sort, RegionId, Result, View, page_sum};
+use kvik_core::{Class, Code, Error, GrantId, Layout, Order as Sort, RegionId, Result, View, page_sum};
 use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::ThreadOptions;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{
-    CHUNK_HEADER, ChunkHeader, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Path, STATUS_VOID,
+    CHUNK_HEADER, ChunkHeader, Claim, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Path, STATUS_VOID,
     STATUS_WHOLE, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
 };
 use kvik_transport::tcp::{Tcp, TcpConfig};
@@ -73,7 +73,7 @@ impl Table {
 }
 
 impl WorkSource for Table {
-    fn claim(&self, _: Queue) -> Option<WorkRequest<RegionMemory>> {
+    fn claim(&self, _: Queue, _: Claim) -> Option<WorkRequest<RegionMemory>> {
         None
     }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
@@ -198,6 +198,7 @@ fn served(stage: &Stage) -> (Served, u64) {
         layout: [0; 8],
         content: None,
         op: Op::Read,
+        class: Class::Handover,
         path: Path::Channels,
         sums: true,
         check: kvik_proto::Check::No,

@@ -1,7 +1,7 @@
 //! Structure out of a fuzzer's bytes. What is drawn is valid often, and wrong in one field often too.
 
 use arbitrary::{Result, Unstructured};
-use kvik_core::{Code, ContentClaim, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
+use kvik_core::{Class, Code, ContentClaim, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
 use kvik_proto::{
     Begin, Frame, MAX_READERS, NicKey, Nics, Op, PageList, Path, Select, Source, TravellingSource,
 };
@@ -124,6 +124,7 @@ pub fn begin(u: &mut Unstructured, fits: &[Fit]) -> Result<Begin> {
         layout: [u.arbitrary()?; 8],
         content: None,
         op: *u.choose(&[Op::Read, Op::Write, Op::Confirm, Op::Extend])?,
+        class: Class::ALL[usize::from(u.ratio(1, 3)?)],
         path: if u.arbitrary()? { Path::Channels } else { Path::Memory },
         sums: u.arbitrary()?,
         confirm: u.arbitrary()?,

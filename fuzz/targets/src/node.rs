@@ -8,8 +8,8 @@ use crate::feed;
 use crate::greetings::{identity, shaken};
 use arbitrary::Unstructured;
 use kvik_core::{
-    Code, Content, ContentClaim, Error, GrantId, GrantState, Layout, Order as Sort, RegionId, Right, Use,
-    View,
+    Class, Code, Content, ContentClaim, Error, GrantId, GrantState, Layout, Order as Sort, RegionId, Right,
+    Use, View,
 };
 use kvik_proto::{
     Check, ChunkHeader, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Path, Select, Side,
@@ -187,6 +187,7 @@ impl World {
             layout: self.view.layout().digest(),
             content: self.claim(u)?,
             op,
+            class: Class::ALL[usize::from(u.ratio(1, 3)?)],
             path,
             sums: u.arbitrary()?,
             check: *u.choose(&[Check::No, Check::Sample, Check::All])?,

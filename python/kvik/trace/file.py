@@ -74,6 +74,7 @@ class Moved:
     t: float
     """Seconds from the start of the recording to the call."""
     op: str
+    traffic_class: kvik.TrafficClassName
     peer: int
     layout: str
     memory: str
@@ -218,10 +219,13 @@ def _dims(digest: str, said: dict[str, Any]) -> Dims:
 def _moved(said: dict[str, Any]) -> Moved:
     if said["op"] not in ("read", "write"):
         raise ValueError(f"the operation {said['op']!r} is unknown")
+    if said["class"] not in ("handover", "bulk"):
+        raise ValueError(f"the class {said['class']!r} is unknown")
     positions = said["remote"]["positions"]
     return Moved(
         t=float(said["t"]),
         op=said["op"],
+        traffic_class=said["class"],
         peer=int(said["peer"]),
         layout=str(said["layout"]),
         memory=str(said["memory"]),

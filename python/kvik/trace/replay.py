@@ -195,7 +195,8 @@ class Replay:
         local = self._regions[step.region].pages(step.elements, step.moved.pages)
         call = self._engine.read if step.moved.op == "read" else self._engine.write
         ticket = self._tickets[self._key(step)]
-        return call(local, ticket, step.positions, transport=self.options.transport)
+        of = step.moved.traffic_class
+        return call(local, ticket, step.positions, traffic_class=of, transport=self.options.transport)
 
     def check(self, results: Results) -> None:
         """Make transfers one by one over poisoned pages, and compare every byte. Raises CheckError."""

@@ -127,6 +127,7 @@ impl Engine {
             fence: None,
         };
         let open = Open {
+            class: kvik_core::Class::Handover,
             grant,
             layout: self.view.layout().digest(),
             content: None,

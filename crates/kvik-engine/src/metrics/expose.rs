@@ -143,7 +143,14 @@ impl Tables {
     fn transfers_text(&self, text: &mut Text, own: &EngineId, own_name: &str) {
         let mut rows: Vec<(&Row, &Moved)> = self.transfers.iter().collect();
         rows.sort_by_key(|(row, _)| {
-            (row.role, op_name(row.op), row.peer, transport(row), row.outcome.map(|code| code as u16))
+            (
+                row.role,
+                op_name(row.op),
+                row.class,
+                row.peer,
+                transport(row),
+                row.outcome.map(|code| code as u16),
+            )
         });
         let peer = |row: &Row| match row.peer == *own {
             true => (row.peer.to_string(), own_name.to_owned()),
@@ -152,41 +159,41 @@ impl Tables {
         text.family(&TRANSFERS);
         for (row, moved) in &rows {
             let (id, name) = peer(row);
-            let labels: [&dyn Display; 6] =
-                [&row.role(), &op_name(row.op), &id, &name, &transport(row), &row.outcome()];
+            let labels: [&dyn Display; 7] =
+                [&row.role(), &op_name(row.op), &row.class, &id, &name, &transport(row), &row.outcome()];
             text.sample(&TRANSFERS, &labels, moved.transfers);
         }
         text.family(&BYTES);
         for (row, moved) in rows {
             let Some(direction) = row.direction() else { continue };
             let (id, name) = peer(row);
-            let labels: [&dyn Display; 6] =
-                [&row.role(), &direction, &id, &name, &transport(row), &row.outcome()];
+            let labels: [&dyn Display; 7] =
+                [&row.role(), &direction, &row.class, &id, &name, &transport(row), &row.outcome()];
             text.sample(&BYTES, &labels, moved.bytes);
         }
     }
 
     fn times_text(&self, text: &mut Text) {
         text.family(&SECONDS);
-        for ((op, transport), times) in &self.times {
+        for ((op, class, transport), times) in &self.times {
             let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
             let counts = bounds.zip(times.buckets.iter().copied());
-            text.histogram(&SECONDS, &[op, transport], counts, seconds(times.total));
+            text.histogram(&SECONDS, &[op, class, transport], counts, seconds(times.total));
         }
         text.family(&PHASES);
-        for ((op, transport), times) in &self.times {
+        for ((op, class, transport), times) in &self.times {
             let Times { plan, post, wire, verify, .. } = times;
             for (phase, time) in [("plan", plan), ("post", post), ("wire", wire), ("verify", verify)] {
-                text.sample(&PHASES, &[op, transport, &phase], seconds(*time));
+                text.sample(&PHASES, &[op, class, transport, &phase], seconds(*time));
             }
         }
         text.family(&EXTENTS);
-        for ((op, transport), times) in &self.times {
-            text.sample(&EXTENTS, &[op, transport], times.extents);
+        for ((op, class, transport), times) in &self.times {
+            text.sample(&EXTENTS, &[op, class, transport], times.extents);
         }
         text.family(&PAGES);
-        for ((op, transport), times) in &self.times {
-            text.sample(&PAGES, &[op, transport], times.pages);
+        for ((op, class, transport), times) in &self.times {
+            text.sample(&PAGES, &[op, class, transport], times.pages);
         }
     }
 

@@ -51,20 +51,20 @@ metrics! {
         "1; its labels say which engine this is and which transport it was told to use.";
     START Gauge "kvik_engine_start_time_seconds" []
         "When the engine started, in seconds since 1970.";
-    TRANSFERS Counter "kvik_transfers_total" ["role", "op", "peer", "peer_name", "transport", "outcome"]
-        "Transfers that have ended: those that this engine began (role initiator) and those that peers asked it for (role owner). Outcome is ok or the code of the error.";
+    TRANSFERS Counter "kvik_transfers_total" ["role", "op", "class", "peer", "peer_name", "transport", "outcome"]
+        "Transfers that have ended: those that this engine began (role initiator) and those that peers asked it for (role owner). Class is handover or bulk. Outcome is ok or the code of the error.";
     BYTES Counter "kvik_transfer_bytes_total"
-        ["role", "direction", "peer", "peer_name", "transport", "outcome"]
+        ["role", "direction", "class", "peer", "peer_name", "transport", "outcome"]
         "Bytes that ended transfers moved: in to this engine's memory, or out of it. A transfer that failed counts what this side knows to have moved until then.";
     OPEN Gauge "kvik_transfers_open" []
         "Transfers that this engine has begun and that have not ended.";
-    SECONDS Histogram "kvik_transfer_seconds" ["op", "transport"]
+    SECONDS Histogram "kvik_transfer_seconds" ["op", "class", "transport"]
         "Seconds from the call to the end, of transfers that this engine began and that succeeded.";
-    PHASES Counter "kvik_transfer_phase_seconds_total" ["op", "transport", "phase"]
+    PHASES Counter "kvik_transfer_phase_seconds_total" ["op", "class", "transport", "phase"]
         "The same transfers' seconds by phase: plan (in what order), post (until the first byte could move: connecting, asking the owner), wire (from there to the end), verify (checksums on this side, summed over threads; part of wire).";
-    EXTENTS Counter "kvik_transfer_extents_total" ["op", "transport"]
+    EXTENTS Counter "kvik_transfer_extents_total" ["op", "class", "transport"]
         "Contiguous runs of this side's memory that the same transfers took.";
-    PAGES Counter "kvik_transfer_pages_total" ["op", "transport"]
+    PAGES Counter "kvik_transfer_pages_total" ["op", "class", "transport"]
         "Pages of this side that the same transfers moved.";
     REFUSALS Counter "kvik_refusals_total" ["peer", "peer_name", "code"]
         "Requests of peers that this engine, as the owner, answered with an error, before or while it served them.";

@@ -4,7 +4,7 @@ use super::peers::{GONE, Peers};
 use crate::report::Report;
 use crate::sync::lock;
 use crate::transfers::request::TransferEntry;
-use kvik_core::{Code, EngineId, GrantState, Result};
+use kvik_core::{Class, Code, EngineId, GrantState, Result};
 use kvik_host::cpu::ThreadTimes;
 use kvik_proto::{Op, Served};
 use kvik_transport::TransportId;
@@ -33,6 +33,7 @@ pub(super) enum Role {
 pub(super) struct Row {
     pub role: Role,
     pub op: Op,
+    pub class: Class,
     pub peer: EngineId,
     /// None: it ended before it was known.
     pub transport: Option<TransportId>,
@@ -64,7 +65,7 @@ pub(super) struct Times {
 pub(super) struct Tables {
     pub peers: Peers,
     pub transfers: HashMap<Row, Moved>,
-    pub times: BTreeMap<(&'static str, TransportId), Times>,
+    pub times: BTreeMap<(&'static str, Class, TransportId), Times>,
     pub refusals: HashMap<(EngineId, Code), u64>,
     pub handshakes: HashMap<Code, u64>,
     pub sessions_ended: HashMap<Code, u64>,
@@ -98,6 +99,7 @@ impl Metrics {
         let row = Row {
             role: Role::Initiator,
             op,
+            class: entry.request.class,
             peer: entry.request.ticket.engine,
             transport: entry.taken.as_ref().map(|taken| taken.id),
             outcome: outcome.as_ref().err().map(|error| error.code),
@@ -105,7 +107,11 @@ impl Metrics {
         self.tables(|tables| {
             tables.add(row, bytes);
             if let Ok(report) = outcome {
-                tables.times.entry((op_name(op), report.transport)).or_default().add(report);
+                tables
+                    .times
+                    .entry((op_name(op), entry.request.class, report.transport))
+                    .or_default()
+                    .add(report);
             }
         });
     }
@@ -113,7 +119,8 @@ impl Metrics {
     /// A peer's request has ended, which this transport has moved.
     pub fn served(&self, served: &Served, transport: Option<TransportId>) {
         let outcome = served.outcome.err();
-        let row = Row { role: Role::Owner, op: served.op, peer: served.peer, transport, outcome };
+        let Served { op, class, peer, .. } = *served;
+        let row = Row { role: Role::Owner, op, class, peer, transport, outcome };
         self.tables(|tables| {
             tables.add(row, served.bytes);
             if let Some(code) = outcome.filter(|_| served.refused) {
@@ -207,7 +214,8 @@ mod tests {
 
     fn served(peer: usize, outcome: Result<(), Code>) -> Served {
         let peer = EngineId((peer as u128 + 1).to_le_bytes());
-        Served { peer, op: Op::Read, path: Path::Channels, outcome, refused: outcome.is_err(), bytes: 10 }
+        let (op, class, path) = (Op::Read, Class::Handover, Path::Channels);
+        Served { peer, op, class, path, outcome, refused: outcome.is_err(), bytes: 10 }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::select::Rejected;
 use crate::tag::Tag;
 use crate::warm_up::WarmUpState;
-use kvik_core::{ContentClaim, Error, RegionId, Ticket, View};
+use kvik_core::{Class, ContentClaim, Error, RegionId, Ticket, View};
 use kvik_host::FenceSlot;
 use kvik_proto::{FlowKey, Identity, Op, Open, Path, Select, Side};
 use kvik_transport::{Estimate, Moved, RegionMemory, Request, Transport, TransportId};
@@ -21,6 +21,7 @@ pub(crate) struct TransferRequest {
     pub ticket: Arc<Ticket>,
     /// None: nothing is asked of the owner, only how it would be reached.
     pub op: Option<Op>,
+    pub class: Class,
     /// What is to be ready before it has ended; without an operation only.
     pub warm: Option<Arc<WarmUpState>>,
     pub memory: Option<(RegionMemory, RegionId, View)>,
@@ -70,6 +71,7 @@ impl TransferRequest {
             layout: self.ticket.layout,
             content: self.content,
             op: self.op?,
+            class: self.class,
             path,
             sums: path != Path::OneSided && self.verify.sums(network),
             check: self.verify.of_nics(),

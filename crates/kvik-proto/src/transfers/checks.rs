@@ -107,9 +107,10 @@ impl<R: Clone> Transfers<R> {
     pub(super) fn queue_sums(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else { return };
         if !std::mem::replace(&mut flow.checks.queued, true) {
-            self.turns.copy(transfer);
+            self.turns.copying.push(flow.class, transfer);
         }
-        self.want_copy(cx);
+        let class = flow.class;
+        self.want_copy(class, cx);
     }
 
     /// A part was summed here. The initiator asks the owner, the owner compares.

@@ -10,7 +10,7 @@ use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, Travelli
 use crate::offer::{Given, Request};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
-use kvik_core::{Code, ContentClaim, Error, GrantId, RegionId, Result, View};
+use kvik_core::{Class, Code, ContentClaim, Error, GrantId, RegionId, Result, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ pub struct Open<R> {
     pub content: Option<ContentClaim>,
     /// What to do.
     pub op: Op,
+    /// What the transfer is for.
+    pub class: Class,
     /// How the bytes are to go.
     pub path: Path,
     /// Whether checksums are wanted.
@@ -95,6 +97,7 @@ impl<R: Clone> Open<R> {
             key,
             role,
             op: self.op,
+            class: self.class,
             path: self.path,
             confirm: self.op == Op::Confirm || (self.confirm && self.op != Op::Extend),
             memory: self.side.as_ref().map(|side| (side.region.clone(), Arc::new(side.view.clone()))),
@@ -203,6 +206,7 @@ impl<R: Clone> Transfers<R> {
             layout: open.layout,
             content: open.content,
             op: open.op,
+            class: open.class,
             path: open.path,
             sums: open.sums,
             confirm: open.confirm,

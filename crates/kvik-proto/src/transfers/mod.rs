@@ -19,6 +19,7 @@ pub(crate) use checks::Checks;
 pub(crate) use initiator::lost;
 pub use initiator::{Open, Side};
 pub use served::Served;
+pub use turns::Claim;
 pub use work::{Finished, WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 use crate::FlowKey;
@@ -28,7 +29,7 @@ use crate::flow::{Flow, Role, Work};
 use crate::frame::{Begin, Frame};
 use crate::offer::Given;
 use crate::reclaim::Reclaim;
-use kvik_core::{Code, Error, GrantId, Result, Use};
+use kvik_core::{Class, Code, Error, GrantId, Result, Use};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 use turns::Turns;
@@ -92,6 +93,11 @@ impl<R: Clone> Transfers<R> {
             Role::Owner { reader, .. } => Some(reader),
             _ => None,
         }
+    }
+
+    /// The class of a transfer that is open.
+    fn class_of(&self, transfer: u64) -> Class {
+        self.flows.get(&transfer).map_or_else(Class::default, |flow| flow.class)
     }
 
     fn key(&self, transfer: u64) -> FlowKey {
@@ -240,6 +246,13 @@ impl<R: Clone> Transfers<R> {
         }
         if let Some(slot) = flow.slot {
             cx.tell(Event::Raise(slot));
+        }
+        // It may have kept bulk from its turn.
+        if flow.work == Work::Send && flow.next < flow.chunking.chunks() {
+            self.turns.sending.remove(flow.class, &transfer);
+            if self.turns.wants_to_send() {
+                cx.tell(Event::Send(self.session));
+            }
         }
         if !flow.is_own() {
             work::tell_end(&flow, &outcome, cx);

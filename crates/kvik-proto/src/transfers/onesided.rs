@@ -10,6 +10,7 @@
 //! 3. else they stay in quarantine: the flow stays, and the grant waits for it.
 
 use super::Transfers;
+use super::turns::{Claim, Turns};
 use super::work::{WorkId, WorkKind, WorkRequest, request};
 use crate::connection::Context;
 use crate::event::Event;
@@ -26,19 +27,22 @@ impl<R: Clone> Transfers<R> {
         }
     }
 
-    /// The next chunk to post on the session's one-sided link. Transfers take turns.
-    pub fn next_post(&mut self, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
+    /// The next chunk to post on the session's one-sided link. Transfers of a class take turns.
+    pub fn next_post(&mut self, claim: Claim, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
         if !cx.is_live() {
             return None;
         }
-        while let Some(transfer) = self.turns.next_to_post() {
-            let Some(flow) = self.flows.get_mut(&transfer) else { continue };
-            let Some(CopyFrom::Peer(exposed)) = flow.source.clone() else { continue };
-            let Some(part) = flow.claim() else { continue };
-            flow.posted += 1;
-            self.turns.post(transfer);
-            let kind = WorkKind::Post(flow.op, exposed);
-            return request(flow, part, kind, cx.clock());
+        for class in Turns::order(&self.turns.posting, claim) {
+            while let Some(transfer) = self.turns.posting.pop(class) {
+                let Some(flow) = self.flows.get_mut(&transfer) else { continue };
+                let Some(CopyFrom::Peer(exposed)) = flow.source.clone() else { continue };
+                let Some(part) = flow.claim() else { continue };
+                flow.posted += 1;
+                self.turns.posting.push_once(class, transfer);
+                self.turns.posting.took(class, part.end - part.start);
+                let kind = WorkKind::Post(flow.op, exposed);
+                return request(flow, part, kind, cx.clock());
+            }
         }
         None
     }
@@ -59,7 +63,7 @@ impl<R: Clone> Transfers<R> {
     /// The transfer has something to post, and takes its turn.
     pub(super) fn queue_post(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         if cx.is_live() {
-            self.turns.post(transfer);
+            self.turns.posting.push_once(self.class_of(transfer), transfer);
             cx.tell(Event::Post(self.session));
         }
     }

@@ -41,12 +41,12 @@ impl<R: Clone> Transfers<R> {
         self.last_begun = begin.transfer;
         if self.owned >= MAX_FLOWS {
             let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
-            refuse(key, (begin.op, begin.path), Error::new(Code::MemoryCapReached, text), cx);
+            refuse(key, asked(&begin), Error::new(Code::MemoryCapReached, text), cx);
             return Ok(());
         }
         if begin.path == Path::OneSided && !cx.has_one_sided() {
             let error = no_one_sided(cx);
-            refuse(key, (begin.op, begin.path), error, cx);
+            refuse(key, asked(&begin), error, cx);
             return Ok(());
         }
         let known = cx.call().grants().state(begin.grant).is_some();
@@ -67,7 +67,7 @@ impl<R: Clone> Transfers<R> {
             + begin.source.as_ref().map_or(0, |source| source.view.held());
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
         if let Err(error) = self.check_held(&flow) {
-            return refuse(key, (begin.op, begin.path), error, cx);
+            return refuse(key, asked(&begin), error, cx);
         }
         // The grant may have come since it was looked for.
         if !cx.call().grants().park(grant, key) {
@@ -86,23 +86,23 @@ impl<R: Clone> Transfers<R> {
 
     /// Serves a request whose grant is live, or refuses it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
-        let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
-        let asked = Request {
-            op,
+        let (grant, asked, readers) = (begin.grant, asked(&begin), begin.readers);
+        let request = Request {
+            op: begin.op,
             layout: &begin.layout,
             select: &begin.select,
             claim: begin.content.as_ref(),
             confirm: begin.confirm,
         };
-        let admitted = cx.call().grants().admit(grant, &asked, key);
+        let admitted = cx.call().grants().admit(grant, &request, key);
         let given = match admitted {
             Ok(given) => given,
-            Err(error) => return refuse(key, (op, path), error, cx),
+            Err(error) => return refuse(key, asked, error, cx),
         };
         match self.owner_flow(key, begin, &given, now, cx) {
             Err(error) => {
                 cx.call().refuse_grant(grant, key);
-                refuse(key, (op, path), error, cx);
+                refuse(key, asked, error, cx);
             }
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
@@ -111,7 +111,7 @@ impl<R: Clone> Transfers<R> {
                     cx.call().expose(true);
                 }
                 self.enter(flow);
-                if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
+                if (asked.0, asked.1) == (Op::Write, Path::Channels) || accept.is_some() {
                     let source = accept.map(|source| Box::new(source.travelling()));
                     cx.send(&Frame::Accept { transfer: key.1, source });
                 }
@@ -229,8 +229,12 @@ impl<R: Clone> Transfers<R> {
     }
 }
 
+fn asked(begin: &Begin) -> served::Asked {
+    (begin.op, begin.path, begin.class)
+}
+
 /// Answers a request that will not be served.
-fn refuse<R: Clone>(key: FlowKey, asked: (Op, Path), error: Error, cx: &mut Context<'_, R>) {
+fn refuse<R: Clone>(key: FlowKey, asked: served::Asked, error: Error, cx: &mut Context<'_, R>) {
     served::note_refused(asked, error.code, cx);
     cx.send_end(key.1, Err(error));
 }
@@ -241,6 +245,7 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         key,
         role: Role::Parked { grant: begin.grant },
         op: begin.op,
+        class: begin.class,
         path: begin.path,
         confirm: begin.confirm,
         memory: None,

@@ -4,7 +4,7 @@ use crate::connection::Context;
 use crate::event::Event;
 use crate::flow::Flow;
 use crate::frame::{Op, Path};
-use kvik_core::{Code, EngineId, Result};
+use kvik_core::{Class, Code, EngineId, Result};
 
 /// The end of a peer's request, as the owner of the grant sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct Served {
     pub peer: EngineId,
     /// What it asked for.
     pub op: Op,
+    /// What it is for.
+    pub class: Class,
     /// How its bytes went, or would have gone.
     pub path: Path,
     /// Success, or the kind of the error.
@@ -23,10 +25,13 @@ pub struct Served {
     pub bytes: u64,
 }
 
+/// What a request asked for, how, and what for.
+pub(super) type Asked = (Op, Path, Class);
+
 /// A request was answered with an error before it was served.
-pub(super) fn note_refused<R: Clone>((op, path): (Op, Path), code: Code, cx: &mut Context<'_, R>) {
-    let Some(peer) = cx.reader() else { return };
-    cx.tell(Event::Served(Served { peer, op, path, outcome: Err(code), refused: true, bytes: 0 }));
+pub(super) fn note_refused<R: Clone>(asked: Asked, code: Code, cx: &mut Context<'_, R>) {
+    let (Some(peer), (op, path, class)) = (cx.reader(), asked) else { return };
+    cx.tell(Event::Served(Served { peer, op, class, path, outcome: Err(code), refused: true, bytes: 0 }));
 }
 
 /// A request that waited for its grant has ended without it. One whose session is gone was never answered.
@@ -47,6 +52,7 @@ pub(super) fn note_served<R: Clone>(
     cx.tell(Event::Served(Served {
         peer,
         op: flow.op,
+        class: flow.class,
         path: flow.path,
         outcome,
         refused: outcome.is_err() && !flow.peer_ended,

@@ -1,5 +1,6 @@
 //! Work requests: what whoever moves the bytes is told to do, and what becomes of a flow when they are done.
 
+use super::turns::{Claim, Turns};
 use super::{Transfers, break_link};
 use crate::FlowKey;
 use crate::channel::ChunkHeader;
@@ -7,7 +8,7 @@ use crate::connection::Context;
 use crate::event::Event;
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Frame, Op, Source};
-use kvik_core::{Code, Error, RegionId, Result, View};
+use kvik_core::{Class, Code, Error, RegionId, Result, View};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,6 +22,7 @@ pub struct WorkId {
     pub(super) at: u64,
     /// Bytes of the session's window that it takes.
     window: u64,
+    class: Class,
     /// Whether it is for a NIC.
     posted: bool,
 }
@@ -29,6 +31,11 @@ impl WorkId {
     /// The session that it belongs to.
     pub fn session(&self) -> u64 {
         self.key.0
+    }
+
+    /// The class of its transfer.
+    pub fn class(&self) -> Class {
+        self.class
     }
 }
 
@@ -117,32 +124,47 @@ pub struct Finished {
 }
 
 impl<R: Clone> Transfers<R> {
-    /// The next chunk to send on a channel of the session. Transfers take turns.
+    /// The next chunk to send on a channel of the session. Transfers of a class take turns.
     ///
     /// None also while the session's window is full: then `Event::Send` follows when there is room.
-    pub fn next_send(&mut self, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
+    pub fn next_send(&mut self, claim: Claim, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
         if !cx.is_live() {
             return None;
         }
-        while let Some(transfer) = self.turns.next_to_send() {
-            let Some(flow) = self.flows.get_mut(&transfer) else { continue };
-            if !self.turns.has_room(flow.ahead(), cx.call().common.window()) {
-                self.turns.first_to_send(transfer);
-                return None;
+        for class in Turns::order(&self.turns.sending, claim) {
+            while let Some(transfer) = self.turns.sending.pop(class) {
+                let Some(flow) = self.flows.get_mut(&transfer) else { continue };
+                if !self.turns.has_room(class, flow.ahead(), cx.call().common.window()) {
+                    self.turns.sending.put_back(class, transfer);
+                    break;
+                }
+                let Some(part) = flow.claim() else { continue };
+                let len = part.end - part.start;
+                self.turns.take_room(class, len);
+                if flow.has_more() {
+                    self.turns.sending.push(class, transfer);
+                }
+                self.turns.sending.took(class, len);
+                let sums = flow.chunking.sums_of(&part);
+                let (session, position, len) = (self.session, part.start, len as u32);
+                let header = ChunkHeader { session, transfer, position, len, sums };
+                let request = request(flow, part, WorkKind::Send(header), cx.clock());
+                self.note_turn_of_bulk(class, cx);
+                return request;
             }
-            let Some(part) = flow.claim() else { continue };
-            self.turns.take_room(part.end - part.start);
-            self.turns.send(transfer);
-            let header = ChunkHeader {
-                session: self.session,
-                transfer,
-                position: part.start,
-                len: (part.end - part.start) as u32,
-                sums: flow.chunking.sums_of(&part),
-            };
-            return request(flow, part, WorkKind::Send(header), cx.clock());
         }
         None
+    }
+
+    /// Channels that take only bulk while it waits had nothing to do while a handover did: it may be their turn now.
+    fn note_turn_of_bulk(&self, class: Class, cx: &mut Context<'_, R>) {
+        let sending = &self.turns.sending;
+        if class == Class::Handover
+            && sending.waits(Class::Bulk)
+            && (sending.turn()[0] == Class::Bulk || !sending.waits(Class::Handover))
+        {
+            cx.tell(Event::Send(self.session));
+        }
     }
 
     /// What to do with a chunk that a channel of the session announces: `None` means that it must be thrown away,
@@ -163,18 +185,23 @@ impl<R: Clone> Transfers<R> {
         Ok(request(flow, part, WorkKind::Place, now))
     }
 
-    /// It is the session's turn: the next part to copy or to sum, of any transfer. Transfers take turns, and so does
-    /// the session again while it has more.
-    pub fn next_copy(&mut self, now: Duration, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
-        let next = self.claim_copy(now);
-        if self.turns.leave_copy_queue() {
-            cx.call().common.queue_copy(self.session);
-        }
+    /// It is the session's turn: the next part to copy or to sum, of any transfer of a class. They take turns, and so
+    /// does the session again while it has more.
+    pub fn next_copy(
+        &mut self,
+        class: Class,
+        now: Duration,
+        cx: &mut Context<'_, R>,
+    ) -> Option<WorkRequest<R>> {
+        let next = self.claim_copy(class, now);
+        let bytes = next.as_ref().map_or(0, |request| request.part.end - request.part.start);
+        let more = self.turns.leave_copy_queue(class).then_some(self.session);
+        cx.call().common.copied(class, bytes, more);
         next
     }
 
-    fn claim_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
-        while let Some(transfer) = self.turns.next_to_copy() {
+    fn claim_copy(&mut self, class: Class, now: Duration) -> Option<WorkRequest<R>> {
+        while let Some(transfer) = self.turns.copying.pop(class) {
             let Some(flow) = self.flows.get_mut(&transfer) else { continue };
             let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
             let (part, kind) = match source {
@@ -183,7 +210,7 @@ impl<R: Clone> Transfers<R> {
             };
             flow.checks.queued = part.is_some();
             let Some(part) = part else { continue };
-            self.turns.copy(transfer);
+            self.turns.copying.push(class, transfer);
             return request(flow, part, kind, now);
         }
         None
@@ -191,7 +218,7 @@ impl<R: Clone> Transfers<R> {
 
     /// A work request has ended; whoever executed it does not touch its memory any more.
     pub fn done(&mut self, id: WorkId, outcome: WorkOutcome, cx: &mut Context<'_, R>) {
-        if self.turns.make_room(id.window) && cx.is_live() {
+        if self.turns.make_room(id.class, id.window) && cx.is_live() {
             cx.tell(Event::Send(self.session));
         }
         let transfer = id.key.1;
@@ -255,21 +282,22 @@ impl<R: Clone> Transfers<R> {
     /// The transfer has something to send, and takes its turn.
     pub(super) fn queue_send(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         if cx.is_live() {
-            self.turns.send(transfer);
+            self.turns.sending.push(self.class_of(transfer), transfer);
             cx.tell(Event::Send(self.session));
         }
     }
 
     /// The transfer has something to copy, and takes its turn.
     pub(super) fn queue_copy(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
-        self.turns.copy(transfer);
-        self.want_copy(cx);
+        let class = self.class_of(transfer);
+        self.turns.copying.push(class, transfer);
+        self.want_copy(class, cx);
     }
 
-    /// The session has something to copy or to sum, and takes its turn among the sessions.
-    pub(super) fn want_copy(&mut self, cx: &mut Context<'_, R>) {
-        if self.turns.enter_copy_queue() {
-            cx.call().common.queue_copy(self.session);
+    /// The session has something of a class to copy or to sum, and takes its turn among the sessions.
+    pub(super) fn want_copy(&mut self, class: Class, cx: &mut Context<'_, R>) {
+        if self.turns.enter_copy_queue(class) {
+            cx.call().common.queue_copy(class, self.session);
         }
         cx.tell(Event::Copy);
     }
@@ -332,7 +360,13 @@ pub(super) fn request<R: Clone>(
     let (region, view) = flow.memory.clone()?;
     let window = if matches!(kind, WorkKind::Send(_)) { part.end - part.start } else { 0 };
     Some(WorkRequest {
-        id: WorkId { key: flow.key, at: part.start, window, posted: matches!(kind, WorkKind::Post(..)) },
+        id: WorkId {
+            key: flow.key,
+            at: part.start,
+            window,
+            class: flow.class,
+            posted: matches!(kind, WorkKind::Post(..)),
+        },
         stop: flow.stop_flag.clone(),
         region,
         view,

@@ -2,7 +2,7 @@
 
 use crate::format::{Entry, Fields, all};
 use crate::formats;
-use kvik_core::{Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
+use kvik_core::{Class, Code, Error, GrantId, Layers, Layout, Order, RegionId, Shape, View};
 use kvik_proto::{
     Begin, Frame, NicAnswer, NicCall, NicCallKind, NicKey, Nics, Op, PageList, Path, Select, Source,
     TravellingSource, frame_header,
@@ -33,6 +33,7 @@ fn begin(op: Op, path: Path) -> Begin {
         layout: [8, 7, 6, 5, 4, 3, 2, 1],
         content: None,
         op,
+        class: Class::Handover,
         path,
         sums: false,
         confirm: true,
@@ -77,6 +78,10 @@ fn today() -> Vec<(&'static str, Frame)> {
             framed(Begin { select: named, ..moving(Op::Write, Path::Channels, Order::PageFirst) }),
         ),
         ("begin/write-memory", framed(write)),
+        (
+            "begin/write-bulk",
+            framed(Begin { class: Class::Bulk, ..moving(Op::Write, Path::Channels, Order::LayerFirst) }),
+        ),
         ("begin/confirm", framed(Begin { readers: 4096, ..begin(Op::Confirm, Path::Channels) })),
         ("begin/extend", framed(Begin { confirm: false, ..begin(Op::Extend, Path::Channels) })),
         ("accept", Frame::Accept { transfer: 6, source: None }),
@@ -179,7 +184,20 @@ fn show_source(source: &TravellingSource) -> String {
 
 fn describe_begin(begin: &Begin) -> Fields {
     let Begin {
-        transfer, grant, layout, content, op, path, sums, confirm, readers, time, unit, chunk, ..
+        transfer,
+        grant,
+        layout,
+        content,
+        op,
+        class,
+        path,
+        sums,
+        confirm,
+        readers,
+        time,
+        unit,
+        chunk,
+        ..
     } = begin;
     let Begin { shape, select: Select { positions, layers, slices, parts }, source, .. } = begin;
     let show_shape = |shape: &Shape| {
@@ -193,6 +211,7 @@ fn describe_begin(begin: &Begin) -> Fields {
         ("layout", format!("{layout:02x?}")),
         ("content", maybe(content.as_ref(), |claim| format!("{claim:02x?}"))),
         ("op", format!("{op:?}")),
+        ("class", class.to_string()),
         ("path", format!("{path:?}")),
         ("sums", sums.to_string()),
         ("confirm", confirm.to_string()),

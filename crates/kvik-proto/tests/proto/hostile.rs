@@ -2,7 +2,9 @@
 
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
-use kvik_core::{Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View};
+use kvik_core::{
+    Class, Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View,
+};
 use kvik_proto::{
     Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicCall, NicCallKind, NicKey, Nics, Op,
     PageList, Path, Select, Source, TravellingSource, frame_header,
@@ -48,6 +50,7 @@ fn begin(transfer: u64, grant: GrantId, op: Op, view: &View) -> Begin {
         layout: view.layout().digest(),
         content: None,
         op,
+        class: Class::Handover,
         path: Path::Channels,
         sums: false,
         confirm: true,
@@ -338,6 +341,7 @@ fn any_begin() -> impl Strategy<Value = Frame> {
                 layout,
                 content,
                 op,
+                class: if sums { Class::Handover } else { Class::Bulk },
                 path,
                 sums,
                 confirm,

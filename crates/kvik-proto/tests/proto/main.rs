@@ -1,6 +1,7 @@
 //! The protocol in a world without machines: two or three nodes, model memory, pipes, channels and a clock.
 
 mod checks;
+mod classes;
 mod content;
 mod endings;
 mod executors;

@@ -4,7 +4,7 @@
 use crate::executors::Running;
 use crate::memory::{Mem, Rng};
 use kvik_core::{
-    Code, EngineId, Error, GrantId, GrantState, Incarnation, RegionId, Result, Right, Use, View,
+    Class, Code, EngineId, Error, GrantId, GrantState, Incarnation, RegionId, Result, Right, Use, View,
 };
 use kvik_proto::*;
 use std::collections::{HashMap, VecDeque};
@@ -259,6 +259,7 @@ impl World {
             layout: self.layouts.get(&grant).copied().or(own).unwrap_or_default(),
             content: None,
             op,
+            class: Class::Handover,
             path,
             sums: true,
             check: Check::No,

@@ -76,6 +76,12 @@ impl World {
         let of = of.find(|begun| begun.lease == order.region.lease || key == Some(begun.key));
         if let Some(begun) = of {
             assert!(begun.fits, "P5: bytes of a grant with other content move in transfer {:?}", begun.key);
+            assert_eq!(
+                order.id.class(),
+                begun.class,
+                "transfer {:?} is served as of another class",
+                begun.key
+            );
         }
     }
 }

@@ -6,8 +6,10 @@ use crate::coverage::{CHUNK, Fault};
 use crate::link::Chunk;
 use crate::memory::Mem;
 use crate::world::World;
-use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, CopyFrom, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest};
+use kvik_core::{Class, Code, Error, Result};
+use kvik_proto::{
+    ChunkHeader, Claim, CopyFrom, Path, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest,
+};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -45,7 +47,9 @@ impl World {
         let now = self.engines[engine].now(self.now);
         let Some(session) = self.links[at].session else { return engine };
         let Some(channel) = pick(&mut self.rng, self.links[at].channels.usable(side)) else { return engine };
-        if let Some(request) = self.engines[engine].node.next_send(session, now) {
+        let claims = [Claim::Next, Claim::Only(Class::Handover), Claim::Only(Class::Bulk), Claim::Beside];
+        let claim = claims[self.rng.below(4)];
+        if let Some(request) = self.engines[engine].node.next_of(session, Path::Channels, claim, now) {
             let WorkKind::Send(header) = &request.kind else { panic!("no work request to send") };
             self.check_stated(&request, Some((session, header.transfer)));
             let read = request.region.read(&request.view, request.part.start..half(&request));

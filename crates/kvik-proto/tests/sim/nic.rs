@@ -5,9 +5,9 @@
 use crate::coverage::NIC;
 use crate::memory::Mem;
 use crate::world::World;
-use kvik_core::{Code, Error};
+use kvik_core::{Class, Code, Error};
 use kvik_proto::{
-    Check, NicAnswer, NicCall, NicCallKind, Nics, Op, Source, WorkKind, WorkOutcome, WorkRequest,
+    Check, Claim, NicAnswer, NicCall, NicCallKind, Nics, Op, Path, Source, WorkKind, WorkOutcome, WorkRequest,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -73,7 +73,9 @@ impl World {
         let engine = self.links[at].ends[side];
         let now = self.engines[engine].now(self.now);
         let Some(session) = self.links[at].session else { return engine };
-        let Some(request) = self.engines[engine].node.next_post(session, now) else { return engine };
+        let claim = [Claim::Only(Class::Handover), Claim::Only(Class::Bulk), Claim::Next][self.rng.below(3)];
+        let node = &mut self.engines[engine].node;
+        let Some(request) = node.next_of(session, Path::OneSided, claim, now) else { return engine };
         self.check_stated(&request, None);
         let WorkKind::Post(op, source) = &request.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());

@@ -4,7 +4,7 @@ use crate::claims;
 use crate::engine::ms;
 use crate::memory::{Arena, PAGE_BYTES, PAGES, content};
 use crate::world::{Begun, Ticket, World, mem};
-use kvik_core::{Code, Error, GrantId, GrantState, Layout, Order, RegionId, Right, Use, View};
+use kvik_core::{Class, Code, Error, GrantId, GrantState, Layout, Order, RegionId, Right, Use, View};
 use kvik_proto::*;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -192,12 +192,14 @@ impl World {
             fence: (op == Op::Write && path == Path::Memory).then(|| process.slot()),
         });
         let check = [Check::No, Check::Sample, Check::All, Check::All][self.rng.below(4)];
+        let class = Class::ALL[usize::from(self.rng.once_in(3))];
         let ticket = &self.tickets[index];
         let open = Open {
             grant: ticket.id,
             layout: ticket.arena.layout.digest(),
             content,
             op,
+            class,
             path: if moves { path } else { Path::Channels },
             sums: true,
             check,
@@ -228,6 +230,7 @@ impl World {
                     ticket: index,
                     key,
                     op,
+                    class,
                     lease,
                     arena,
                     view: mine,

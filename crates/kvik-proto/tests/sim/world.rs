@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::memory::{Arena, Mem, Rng};
 use crate::nic::Post;
 use crate::notes::NOTED;
-use kvik_core::{Code, Content, Error, GrantId, GrantState, Right, Use, View};
+use kvik_core::{Class, Code, Content, Error, GrantId, GrantState, Right, Use, View};
 use kvik_proto::*;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -44,6 +44,7 @@ pub struct Begun {
     pub ticket: usize,
     pub key: FlowKey,
     pub op: Op,
+    pub class: Class,
     pub lease: u64,
     pub arena: Option<Rc<Arena>>,
     pub view: Option<View>,

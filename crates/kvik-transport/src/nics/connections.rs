@@ -9,7 +9,7 @@ use super::posting::PATIENCE;
 use super::stats::NicStats;
 use super::worker::Worker;
 use crate::Services;
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Class, Code, Error, Result};
 use kvik_proto::{NicAnswer, NicCall, NicCallKind};
 use std::time::{Duration, Instant};
 
@@ -304,7 +304,7 @@ impl<C: RmaDevice> Worker<C> {
             if matches!(peer.state, ConnState::Unreachable(until) if until <= now) {
                 peer.state = ConnState::Closed;
                 self.unreachable.clear(*session, self.number);
-                self.wants.insert(*session);
+                Class::ALL.into_iter().for_each(|class| self.wants.push_once(class, *session));
             }
         }
     }

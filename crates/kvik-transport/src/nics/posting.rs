@@ -6,10 +6,13 @@ use super::in_flight::InFlight;
 use super::warm_up::Probe;
 use super::worker::Worker;
 use crate::{Queue, RegionMemory, Services, finish};
-use kvik_core::{Code, Error, Result};
-use kvik_proto::{WorkOutcome, WorkRequest};
+use kvik_core::{Class, Code, Error, Result};
+use kvik_proto::{Claim, WorkOutcome, WorkRequest};
 use std::time::Duration;
 
+/// Work requests of bulk that a NIC has at most: with chunks of 512 KiB they keep it busy, and a handover waits for no
+/// more.
+const BULK_PLACES: usize = 4;
 /// How long an operation may take to end after its transfer has.
 pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
@@ -91,15 +94,27 @@ impl<C: RmaDevice> Worker<C> {
         took
     }
 
-    /// The next work request of any session that may have one and can be reached.
+    /// The next work request of any session that may have one and can be reached. What a NIC has goes in its own order:
+    /// so bulk has few places, and only one before its turn while the NIC has handovers.
     fn next_request(&mut self, services: &Services) -> Option<WorkRequest<RegionMemory>> {
-        while let Some(session) = self.wants.first().copied() {
-            if self.may_take(session)
-                && let Some(request) = services.work.claim(Queue::Post(session))
-            {
-                return Some(request);
+        let has = |class: Class| {
+            let requests = self.requests.iter().flatten();
+            requests.filter(|active| active.request.id.class() == class).count()
+        };
+        let turn = self.wants.turn();
+        // One place it has in any case: handovers may be stuck.
+        let places = if turn[0] == Class::Bulk || has(Class::Handover) == 0 { BULK_PLACES } else { 1 };
+        let bulk = has(Class::Bulk) < places;
+        for class in turn.into_iter().filter(|class| bulk || *class == Class::Handover) {
+            while let Some(session) = self.wants.pop(class) {
+                if self.may_take(session)
+                    && let Some(request) = services.work.claim(Queue::Post(session), Claim::Only(class))
+                {
+                    self.wants.push(class, session);
+                    self.wants.took(class, request.part.end - request.part.start);
+                    return Some(request);
+                }
             }
-            self.wants.remove(&session);
         }
         None
     }

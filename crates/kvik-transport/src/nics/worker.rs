@@ -7,7 +7,7 @@ use super::stats::NicStats;
 use super::warm_up::Probe;
 use super::{Command, Fence, Inbox, Told, Unreachable};
 use crate::{RegionMemory, Services, from_host};
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Class, ClassQueue, Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_proto::NicKey;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -63,8 +63,8 @@ pub(super) struct Worker<C: RmaDevice> {
     pub peers: HashMap<u64, Peer<C::Conn>>,
     /// Sessions whose peer cannot be reached as it was.
     pub degraded: BTreeSet<u64>,
-    /// Sessions that may have something to post.
-    pub wants: BTreeSet<u64>,
+    /// Sessions that may have something to post, by class.
+    pub wants: ClassQueue<u64>,
     /// Connections that are to be warmed up, by session.
     pub probes: HashMap<u64, Probe>,
     /// The number of the next operation that is no work request's.
@@ -105,7 +105,7 @@ impl<C: RmaDevice> Worker<C> {
             broken: None,
             peers: HashMap::new(),
             degraded: BTreeSet::new(),
-            wants: BTreeSet::new(),
+            wants: ClassQueue::default(),
             probes: HashMap::new(),
             next_probe: 0,
             probed_until: None,
@@ -162,7 +162,9 @@ impl<C: RmaDevice> Worker<C> {
     fn execute(&mut self, command: Command) {
         match command {
             Command::Serve(services) => self.services = Some(services),
-            Command::Post(session) => drop(self.wants.insert(session)),
+            Command::Post(session) => {
+                Class::ALL.into_iter().for_each(|class| self.wants.push_once(class, session));
+            }
             Command::Register(memory, answer) => {
                 let known = self.register(memory);
                 let _ = answer.send(known);
@@ -242,7 +244,7 @@ impl<C: RmaDevice> Worker<C> {
     }
 
     pub fn forget(&mut self, session: u64) {
-        self.wants.remove(&session);
+        Class::ALL.iter().for_each(|class| self.wants.remove(*class, &session));
         self.degraded.remove(&session);
         self.unreachable.clear(session, self.number);
         self.end_probe(session);

@@ -11,7 +11,7 @@ use crate::tcp::outgoing::Tools;
 use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
 use crate::{RegionMemory, Services, WorkSource, from_host};
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Class, Code, Error, Result};
 use kvik_host::cuda::GpuMemory;
 use kvik_host::{Io, RecvRun};
 use kvik_proto::{
@@ -26,6 +26,9 @@ const TAIL: usize = TRAILER_STATUS + MAX_SUMS as usize * SUM_BYTES + CHUNK_HEADE
 
 /// How often the session is said to live because bytes of a chunk come. Each chunk's header tells it too.
 const TELL: Duration = Duration::from_millis(10);
+
+/// Calls of a turn: a peer that sends little at a time has no longer ones than others.
+const CALLS: usize = 64;
 
 /// The receiving direction.
 pub(crate) struct Incoming {
@@ -159,7 +162,16 @@ impl Incoming {
         self.waits
     }
 
-    /// Takes what has come, for at most `turns` calls. True when there may be more.
+    /// The class of what comes; as long as that is not known it may be a handover.
+    pub fn class(&self) -> Class {
+        match &self.state {
+            State::Chunk(Chunk { request: Some(request), .. }) => request.id.class(),
+            State::Chunk(_) | State::Header(_) => Class::Handover,
+        }
+    }
+
+    /// Takes what has come, until the channel's turn is over, and for at most [`CALLS`] calls. True when there may be
+    /// more.
     ///
     /// # Errors
     /// The channel must be cut.
@@ -169,12 +181,14 @@ impl Incoming {
         session: u64,
         stream: &mut Stream,
         tools: &mut Tools,
-        turns: usize,
     ) -> Result<bool> {
         let work = &*services.work;
         self.stagings.settle(work);
         self.waits = false;
-        for _ in 0..turns {
+        for _ in 0..CALLS {
+            if tools.turn_is_over() {
+                break;
+            }
             self.leave_if_stopped(work);
             let moved = match &mut self.state {
                 State::Header(got) => stream.recv(&mut self.tail[*got..CHUNK_HEADER])?,
@@ -193,7 +207,10 @@ impl Incoming {
             match moved {
                 Io::Blocked => return Ok(false),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),
-                Io::Done(moved) => self.took(moved, services, session, tools)?,
+                Io::Done(moved) => {
+                    tools.moved[self.class() as usize] += moved as u64;
+                    self.took(moved, services, session, tools)?;
+                }
             }
         }
         Ok(true)

@@ -1,8 +1,8 @@
 //! Chunks over TCP channels.
 //!
 //! Each channel belongs to one thread. Both directions of a channel are small state machines over a non-blocking
-//! socket ([`outgoing`], [`incoming`]); a thread serves many channels with one epoll set. Channels of a session take
-//! chunks from its transfers as they can, so a slow channel slows no other. Whether a channel is plain or under TLS
+//! socket ([`outgoing`], [`incoming`]); a thread serves many channels with one epoll set, handovers before bulk. Channels
+//! of a session take chunks from its transfers as they can, so a slow channel slows no other. Whether a channel is plain or under TLS
 //! is the affair of its [`Stream`]. Pages of a GPU pass through page-locked memory ([`staged`]).
 
 mod incoming;
@@ -17,11 +17,12 @@ pub use transport::{Tcp, TcpConfig};
 
 use crate::local::lock;
 use crate::{Services, from_host};
-use kvik_core::{Code, Result};
+use kvik_core::{Class, Code, Result};
 use kvik_host::event::EventFd;
 use kvik_host::thread::{ThreadOptions, spawn_named};
+use kvik_proto::Claim;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -35,10 +36,32 @@ pub(crate) struct TcpPool {
     next: AtomicUsize,
 }
 
+/// A channel's place among those of its session.
+#[derive(Default)]
+pub(crate) struct Place {
+    pub index: u16,
+    /// How many there are by now.
+    pub of: Arc<AtomicU16>,
+}
+
+impl Place {
+    /// What the channel may send, in the order of its wishes. What a socket has taken goes in order, and a receiver may
+    /// be slow to take it: so where a session has several channels, one half of them carries no bulk, and the other one
+    /// no handovers while bulk waits.
+    fn claims(&self, bulk_has_its_turn: bool) -> &'static [Claim] {
+        match self.of.load(Ordering::Relaxed) {
+            0 | 1 => &[Claim::Next],
+            of if self.index < of / 2 => &[Claim::Only(Class::Handover)],
+            _ if bulk_has_its_turn => &[Claim::Only(Class::Bulk), Claim::Beside],
+            _ => &[Claim::Beside],
+        }
+    }
+}
+
 /// What a thread is told.
 pub(crate) enum Command {
     /// Serve this channel.
-    Add { session: u64, stream: Stream },
+    Add { session: u64, stream: Stream, place: Place },
     /// The session may have something to send.
     Send(u64),
     /// A transfer of the session must stop: look at the work requests in flight.
@@ -110,10 +133,10 @@ impl TcpPool {
     }
 
     /// Takes over a channel whose join was accepted.
-    pub fn add(&self, session: u64, stream: impl Into<Stream>) {
+    pub fn add(&self, session: u64, stream: impl Into<Stream>, place: Place) {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         if let Some(worker) = self.workers.get(turn % self.workers.len()) {
-            worker.put(Command::Add { session, stream: stream.into() });
+            worker.put(Command::Add { session, stream: stream.into(), place });
         }
     }
 

@@ -9,21 +9,26 @@ use crate::sums::{Checksummer, Running, SENT};
 use crate::tcp::staged::{Copies, HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::{CHANNEL, Stream};
 use crate::{Queue, RegionMemory, WorkSource, finish, from_host};
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Class, Code, Error, Result};
 use kvik_host::{Io, RunBuffer, SendBatch, SendRun};
 use kvik_proto::{
-    CHUNK_HEADER, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS, WorkKind, WorkOutcome,
-    WorkRequest,
+    CHUNK_HEADER, Claim, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS, WorkKind,
+    WorkOutcome, WorkRequest,
 };
 use std::time::{Duration, Instant};
 
 /// What fills up a chunk whose transfer was stopped.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
+/// Bytes that a channel moves before another one has its turn; the chunk that goes beyond it is finished.
+pub(crate) const TURN: u64 = 1 << 20;
+
 /// The sending direction.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     chunk: Option<Chunk>,
+    /// Of the chunk, or of the one before it.
+    pub class: Class,
     trailer: Vec<u8>,
     /// For pages of GPUs.
     pub stagings: Stagings,
@@ -70,6 +75,15 @@ pub(crate) struct Tools {
     pub checksummer: Checksummer,
     pub scratch: Vec<u8>,
     pub copies: Copies,
+    /// Bytes of each class that the channel whose turn it is has moved in it.
+    pub moved: [u64; 2],
+}
+
+impl Tools {
+    /// Whether the channel's turn is over.
+    pub fn turn_is_over(&self) -> bool {
+        self.moved.iter().sum::<u64>() >= TURN
+    }
 }
 
 /// What is between a chunk and its end.
@@ -85,19 +99,22 @@ impl Outgoing {
         self.chunk.is_some()
     }
 
-    /// Sends chunks of the session until there is nothing more, the socket is full, or `turns` chunks went.
+    /// Sends chunks of the session that the first of these claims that gives anything gives, until there is nothing
+    /// more, the socket is full, or the channel's turn is over.
     pub fn advance(
         &mut self,
         work: &dyn WorkSource,
         session: u64,
         stream: &mut Stream,
         tools: &mut Tools,
-        turns: usize,
+        claims: &[Claim],
     ) -> Result<Progress> {
         self.stagings.settle(work);
-        for _ in 0..turns {
+        while !tools.turn_is_over() {
             if self.chunk.is_none() {
-                let Some(request) = work.claim(Queue::Send(session)) else { return Ok(Progress::Idle) };
+                let request = claims.iter().find_map(|claim| work.claim(Queue::Send(session), *claim));
+                let Some(request) = request else { return Ok(Progress::Idle) };
+                self.class = request.id.class();
                 self.begin(work, request);
             }
             match self.send(work, stream, tools)? {
@@ -163,7 +180,10 @@ impl Outgoing {
             let mut batch = tools.runs.begin_send();
             fill(chunk, &mut self.stagings, &self.trailer, &mut batch)?;
             match stream.send_batch(&mut batch, &mut tools.scratch)? {
-                Io::Done(moved) => chunk.sent += moved as u64,
+                Io::Done(moved) => {
+                    chunk.sent += moved as u64;
+                    tools.moved[self.class as usize] += moved as u64;
+                }
                 Io::Blocked => return Ok(Step::Full),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),
             }

@@ -1,6 +1,6 @@
 //! TCP channels as a transport: which sessions have channels, and how many.
 
-use super::{Stream, TcpPool};
+use super::{Place, Stream, TcpPool};
 use crate::local::lock;
 use crate::pace::Pace;
 use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, SessionEvents, Transport, TransportId};
@@ -8,6 +8,7 @@ use kvik_core::{RegionId, Result};
 use kvik_host::thread::ThreadOptions;
 use kvik_proto::{Facts, Op, Path};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ pub struct Tcp {
 #[derive(Default)]
 struct Session {
     asked: bool,
-    joined: u16,
+    joined: Arc<AtomicU16>,
     pace: Pace,
 }
 
@@ -50,15 +51,14 @@ impl Tcp {
 
     /// Takes over a channel whose join was accepted.
     pub fn add(&self, session: u64, stream: impl Into<Stream>) {
-        if let Some(session) = lock(&self.sessions).get_mut(&session) {
-            session.joined += 1;
-        }
-        self.pool.add(session, stream);
+        let joined = lock(&self.sessions).get(&session).map(|session| session.joined.clone());
+        let place = joined.map_or_else(Place::default, |of| Place { index: of.fetch_add(1, Relaxed), of });
+        self.pool.add(session, stream, place);
     }
 
     /// Channels of a session that have joined.
     pub fn joined(&self, session: u64) -> u16 {
-        lock(&self.sessions).get(&session).map_or(0, |session| session.joined)
+        lock(&self.sessions).get(&session).map_or(0, |session| session.joined.load(Relaxed))
     }
 
     /// Whether a session's channels were asked for.

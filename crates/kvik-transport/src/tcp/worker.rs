@@ -2,13 +2,14 @@
 
 use crate::sums::Checksummer;
 use crate::tcp::incoming::Incoming;
-use crate::tcp::outgoing::{Outgoing, Progress, Tools};
+use crate::tcp::outgoing::{Outgoing, Progress, TURN, Tools};
 use crate::tcp::staged::{Copies, Stagings};
-use crate::tcp::{Command, Inbox, Stream};
+use crate::tcp::{Command, Inbox, Place, Stream};
 use crate::{Services, WorkSource, from_host};
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Class, ClassQueue, Code, Error, Result};
 use kvik_host::RunBuffer;
 use kvik_host::event::{Epoll, Events, Interest};
+use kvik_proto::Claim;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 const WAKER: u64 = 0;
 /// A GPU's stream has got somewhere.
 const STREAMS: u64 = 1;
-/// Chunks or calls of one channel before another one has its turn.
+/// Turns of channels before the thread looks again at what has happened, if they move less than one of them may.
 const TURNS: usize = 16;
 /// An idle thread wakes this rarely; everything that matters wakes it at once.
 const IDLE_WAIT: Duration = Duration::from_secs(3600);
@@ -26,22 +27,23 @@ struct Channel {
     stream: Stream,
     outgoing: Outgoing,
     incoming: Incoming,
+    place: Place,
     /// It waits for room in the socket.
     blocked: bool,
-    /// It has more to do than its turn allowed.
-    eager: bool,
+    /// There may be something to read, and to write, when it is its turn.
+    ready: [bool; 2],
+    /// In which queue it waits for its turn.
+    queued: Option<Class>,
     /// What its socket is watched for.
     interest: Interest,
 }
 
 impl Channel {
-    /// It has more to do than its turn allowed, or than an event will tell.
-    fn has_work(&self) -> bool {
-        self.eager || self.has_input()
-    }
-
-    fn has_input(&self) -> bool {
-        self.stream.has_input() && !self.incoming.waits()
+    /// The class of what it would do next.
+    fn class(&self) -> Class {
+        let classes = [self.incoming.class(), self.outgoing.class];
+        let wanted = classes.into_iter().zip(self.ready).filter(|(_, ready)| *ready);
+        wanted.map(|(class, _)| class).min().unwrap_or_default()
     }
 
     /// A socket of which nothing is taken would tell of its bytes again and again.
@@ -66,6 +68,8 @@ pub(crate) struct Worker {
     inbox: Arc<Inbox>,
     epoll: Epoll,
     channels: HashMap<u64, Channel>,
+    /// Channels that have something to do, in turn.
+    ready: ClassQueue<u64>,
     /// Of channels that were cut, what GPUs still have in flight.
     left: Vec<Stagings>,
     next_token: u64,
@@ -80,17 +84,16 @@ impl Worker {
         let copies = Copies::new()?;
         epoll.add(&*copies.flag, STREAMS, Interest::READ).map_err(fail)?;
         let (runs, checksummer, scratch) = (RunBuffer::new(1024), Checksummer::default(), vec![0; 256 << 10]);
-        let tools = Tools { runs, checksummer, scratch, copies };
-        let (channels, left) = (HashMap::new(), Vec::new());
-        Ok(Worker { services, inbox, epoll, channels, left, next_token: STREAMS + 1, tools })
+        let tools = Tools { runs, checksummer, scratch, copies, moved: [0; 2] };
+        let (channels, ready, left) = (HashMap::new(), ClassQueue::default(), Vec::new());
+        Ok(Worker { services, inbox, epoll, channels, ready, left, next_token: STREAMS + 1, tools })
     }
 
     pub fn run(&mut self) {
         let mut events = Events::new(64);
         let mut commands = Vec::new();
         loop {
-            let eager = self.channels.values().any(Channel::has_work);
-            let wait = if eager { Duration::ZERO } else { self.wait() };
+            let wait = if self.ready.is_empty() { self.wait() } else { Duration::ZERO };
             if let Err(error) = self.epoll.wait(&mut events, wait) {
                 log::error!("a data thread cannot wait for its channels and ends: {error}");
                 return self.end();
@@ -113,16 +116,48 @@ impl Worker {
                     // Nothing of it is read meanwhile, and its end would be told again and again.
                     self.lose(event.token, Error::new(Code::PeerLost, "the peer closed a channel"));
                 } else {
-                    self.serve(event.token, event.readable, event.writable);
+                    self.queue(event.token, [event.readable, event.writable]);
                 }
             }
-            if eager {
-                let eager = self.channels.iter().filter(|(_, channel)| channel.has_work());
-                let eager: Vec<_> =
-                    eager.map(|(token, channel)| (*token, channel.has_input(), channel.eager)).collect();
-                eager.into_iter().for_each(|(token, input, output)| self.serve(token, input, output));
+            let mut moved = 0;
+            for _ in 0..TURNS {
+                match self.next_turn() {
+                    Some(bytes) if moved + bytes < TURN => moved += bytes,
+                    _ => break,
+                }
             }
         }
+    }
+
+    /// The channel has something to do: to read, or to write.
+    fn queue(&mut self, token: u64, ready: [bool; 2]) {
+        let Some(channel) = self.channels.get_mut(&token) else { return };
+        channel.ready = [channel.ready[0] || ready[0], channel.ready[1] || ready[1]];
+        if channel.ready == [false; 2] {
+            return;
+        }
+        let class = channel.class();
+        match channel.queued.replace(class) {
+            Some(queued) if queued <= class => channel.queued = Some(queued),
+            Some(queued) => {
+                self.ready.remove(queued, &token);
+                self.ready.push(class, token);
+            }
+            None => self.ready.push(class, token),
+        }
+    }
+
+    /// Serves the channel whose turn it is: how many bytes it has moved.
+    fn next_turn(&mut self) -> Option<u64> {
+        let turn = self.ready.turn();
+        let token = turn.into_iter().find_map(|class| self.ready.pop(class))?;
+        self.tools.moved = [0; 2];
+        self.serve(token, turn[0] == Class::Bulk);
+        let moved = self.tools.moved;
+        for class in Class::ALL.into_iter().filter(|class| moved[*class as usize] > 0) {
+            self.ready.took(class, moved[class as usize]);
+        }
+        Some(moved.iter().sum())
     }
 
     /// How long the thread may sleep while nothing happens.
@@ -152,16 +187,16 @@ impl Worker {
             channel.outgoing.stagings.settle(&*self.services.work);
         }
         for token in staged {
-            self.serve(token, true, true);
+            self.queue(token, [true; 2]);
         }
     }
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Add { session, stream } => self.add(session, stream),
+            Command::Add { session, stream, place } => self.add(session, stream, place),
             Command::Send(session) => {
                 let idle: Vec<u64> = self.of(session, |channel| !channel.blocked);
-                idle.into_iter().for_each(|token| self.serve(token, false, true));
+                idle.into_iter().for_each(|token| self.queue(token, [false, true]));
             }
             Command::Halt(session) => {
                 for token in self.of(session, |_| true) {
@@ -183,7 +218,7 @@ impl Worker {
         mine.map(|(token, _)| *token).collect()
     }
 
-    fn add(&mut self, session: u64, mut stream: Stream) {
+    fn add(&mut self, session: u64, mut stream: Stream, place: Place) {
         // The session may have ended since: then its `Cut` has been here before, and nobody would ever cut this one.
         if !self.services.sessions.heard(session) {
             return shut_down(stream.cut());
@@ -201,26 +236,33 @@ impl Worker {
             stream,
             outgoing: Outgoing::new(),
             incoming: Incoming::new(),
+            place,
             blocked: false,
-            eager: false,
+            ready: [false; 2],
+            queued: None,
             interest: Interest::READ,
         };
         self.channels.insert(token, channel);
-        self.serve(token, true, true);
+        self.queue(token, [true; 2]);
     }
 
-    fn serve(&mut self, token: u64, readable: bool, writable: bool) {
+    fn serve(&mut self, token: u64, bulk_has_its_turn: bool) {
         let Some(channel) = self.channels.get_mut(&token) else { return };
-        match step(channel, &self.services, &mut self.tools, readable, writable) {
+        let claims = channel.place.claims(bulk_has_its_turn);
+        channel.queued = None;
+        match step(channel, &self.services, &mut self.tools, claims) {
             Ok(blocked) => {
                 channel.blocked = blocked;
+                // What TLS has of it no event will tell.
+                let input = channel.stream.has_input() && !channel.incoming.waits();
                 let wanted = channel.wanted();
                 if wanted != channel.interest {
                     channel.interest = wanted;
                     if let Err(error) = self.epoll.modify(&channel.stream, token, wanted) {
-                        self.lose(token, from_host(Code::PeerLost, error));
+                        return self.lose(token, from_host(Code::PeerLost, error));
                     }
                 }
+                self.queue(token, [input, false]);
             }
             Err(error) => self.lose(token, error),
         }
@@ -273,27 +315,26 @@ fn shut_down(result: Result<()>) {
 }
 
 /// Lets a channel do what it can: whether it then waits for room in the socket.
-fn step(
-    channel: &mut Channel,
-    services: &Services,
-    tools: &mut Tools,
-    readable: bool,
-    writable: bool,
-) -> Result<bool> {
+fn step(channel: &mut Channel, services: &Services, tools: &mut Tools, claims: &[Claim]) -> Result<bool> {
     let mut blocked = channel.blocked;
+    let [readable, writable] = std::mem::take(&mut channel.ready);
     if readable {
-        channel.incoming.advance(services, channel.session, &mut channel.stream, tools, TURNS)?;
+        channel.incoming.advance(services, channel.session, &mut channel.stream, tools)?;
     }
-    // A channel that only reads now stays as eager to send as it was.
     if writable && (!blocked || channel.outgoing.is_busy() || channel.stream.is_behind()) {
-        channel.eager = false;
-        match channel.outgoing.advance(&*services.work, channel.session, &mut channel.stream, tools, TURNS)? {
+        match channel.outgoing.advance(
+            &*services.work,
+            channel.session,
+            &mut channel.stream,
+            tools,
+            claims,
+        )? {
             Progress::Idle => blocked = !channel.stream.flush()?,
             Progress::Waits => blocked = !channel.stream.flush()?,
             Progress::Blocked => blocked = true,
             Progress::Yield => {
                 blocked = false;
-                channel.eager = true;
+                channel.ready[1] = true;
             }
         }
     }

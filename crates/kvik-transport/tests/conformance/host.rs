@@ -3,7 +3,8 @@
 
 use kvik_core::View;
 use kvik_core::{
-    EngineId, Error, GrantId, GrantState, Incarnation, Layout, Order as Stream, RegionId, Result, Right, Use,
+    Class, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Order as Stream, RegionId, Result,
+    Right, Use,
 };
 use kvik_host::clock::boottime;
 use kvik_host::event::{Epoll, EventFd, Events, Interest, wait_ready};
@@ -257,6 +258,7 @@ impl Host {
         let fence = slot.as_ref().map(|slot| (slot.index(), slot.generation().unwrap()));
         let side = Side { region: region.1.clone(), region_id: region.0, view: view.clone(), fence };
         let open = Open {
+            class: Class::default(),
             content: None,
             grant,
             layout: view.layout().digest(),
@@ -279,11 +281,11 @@ impl Host {
 }
 
 impl WorkSource for Host {
-    fn claim(&self, queue: Queue) -> Option<WorkRequest<RegionMemory>> {
+    fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
         self.with(|node, now| match queue {
-            Queue::Send(session) => node.next_send(session, now),
+            Queue::Send(session) => node.next_of(session, Path::Channels, claim, now),
             Queue::Copy => node.next_copy(now),
-            Queue::Post(session) => node.next_post(session, now),
+            Queue::Post(session) => node.next_of(session, Path::OneSided, claim, now),
         })
     }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
