@@ -2,7 +2,7 @@
 
 use crate::memory::{Mem, Rng};
 use crate::world::World;
-use kvik_core::{CONTENT_DIGEST_BYTES, Content, ContentClaim, Use};
+use kvik_core::{CONTENT_DIGEST_BYTES, Content, ContentClaim, GrantState, Use};
 use kvik_proto::{FlowKey, Op, WorkRequest};
 
 const PART: &[u8] = b"layers 0 to 4 of 4";
@@ -70,8 +70,19 @@ impl World {
         matches!(ticket.uses, Use::Once(_)) && last + 1 < links
     }
 
+    /// A work request was given out. P4: not of a grant that is over, but for flows that other threads are still to stop.
     /// P5: for who states another content than the grant has, or none, nothing is served and nothing used.
-    pub fn check_stated(&self, order: &WorkRequest<Mem>, key: Option<FlowKey>) {
+    pub fn check_given(&self, engine: usize, order: &WorkRequest<Mem>, key: Option<FlowKey>) {
+        let node = &self.engines[engine].node;
+        let mut granted = self.engines[engine].given.iter().map(|at| &self.tickets[*at]);
+        if let Some(ticket) = granted.find(|ticket| ticket.lease == order.region.lease) {
+            let state = node.grant_state(ticket.id);
+            assert!(
+                state == Some(GrantState::Live) || node.held_stops() > 0,
+                "P4: work was given out of grant {}, which is over: {state:?}",
+                ticket.id
+            );
+        }
         let mut of = self.begun.iter().rev();
         let of = of.find(|begun| begun.lease == order.region.lease || key == Some(begun.key));
         if let Some(begun) = of {

@@ -51,7 +51,7 @@ impl World {
         let claim = claims[self.rng.below(4)];
         if let Some(request) = self.engines[engine].node.next_of(session, Path::Channels, claim, now) {
             let WorkKind::Send(header) = &request.kind else { panic!("no work request to send") };
-            self.check_stated(&request, Some((session, header.transfer)));
+            self.check_given(engine, &request, Some((session, header.transfer)));
             let read = request.region.read(&request.view, request.part.start..half(&request));
             self.running.push(Running { channel, read, ..Running::new(engine, Some(at), request) });
         }
@@ -63,7 +63,7 @@ impl World {
         let request = self.engines[engine].node.next_copy(now);
         self.engines[engine].copies = request.is_some();
         if let Some(request) = request {
-            self.check_stated(&request, None);
+            self.check_given(engine, &request, None);
             let link = self.by_session.get(&request.id.session()).copied();
             let part = request.part.start..half(&request);
             let mut running = Running::new(engine, link, request);
@@ -111,7 +111,7 @@ impl World {
             Ok(Some(request)) => {
                 assert!(!dead, "P6: a chunk of a dead session was taken");
                 assert_eq!(chunk.header.session, session, "P8: a chunk of another session was taken");
-                self.check_stated(&request, Some((session, chunk.header.transfer)));
+                self.check_given(to, &request, Some((session, chunk.header.transfer)));
                 let part = request.part.start..half(&request);
                 let bytes = &chunk.payload[..(part.end - part.start) as usize];
                 request.region.write(&request.view, part, bytes);

@@ -76,7 +76,7 @@ impl World {
         let claim = [Claim::Only(Class::Handover), Claim::Only(Class::Bulk), Claim::Next][self.rng.below(3)];
         let node = &mut self.engines[engine].node;
         let Some(request) = node.next_of(session, Path::OneSided, claim, now) else { return engine };
-        self.check_stated(&request, None);
+        self.check_given(engine, &request, None);
         let WorkKind::Post(op, source) = &request.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());
         let begun = self.begun.binary_search_by_key(&request.region.lease, |begun| begun.lease);
