@@ -5,11 +5,11 @@
 #![cfg(feature = "loom")]
 
 use kvik_core::{
-    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Order, RegionId, Right, Use, View,
+    Class, Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Order, RegionId, Right, Use, View,
 };
 use kvik_proto::{
-    Check, Closed, Established, Event, Facts, Greeting, Handshake, Identity, Local, Node, Offer, Op, Open,
-    Path, Protocol, Secret, Select, Side, Timing, WorkOutcome, WorkRequest,
+    Check, Claim, Closed, Established, Event, Facts, Greeting, Handshake, Identity, Local, Node, Offer, Op,
+    Open, Path, Protocol, Secret, Select, Side, Timing, WorkOutcome, WorkRequest,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -67,6 +67,7 @@ fn open(op: Op) -> Open<u8> {
     let view = view(1);
     let layout = view.layout().digest();
     Open {
+        class: Class::Handover,
         grant: GRANT,
         layout,
         content: None,
@@ -167,7 +168,7 @@ impl Owner {
     }
 
     fn claim(&self, now: Duration) -> Option<WorkRequest<u8>> {
-        self.call(now, |node| node.next_send(self.session, now))
+        self.call(now, |node| node.next_of(self.session, Path::Channels, Claim::Next, now))
     }
 
     /// Claims a piece of work, touches its memory, and reports it.
