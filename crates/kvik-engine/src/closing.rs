@@ -35,7 +35,7 @@ impl Handle {
         let until = began + timeout.min(LAST_WORDS);
         // What was confirmed a moment ago reaches its owner before the connection goes.
         inner.transfers.open().into_iter().for_each(|id| inner.transfers.cancel(id, closed()));
-        base.node(|node, _| node.end_all_grants());
+        base.node(|node, _| node.grants().end_all());
         while Instant::now() < until && !base.node(|node, _| node.is_quiet()) {
             base.progress.wait(Duration::from_millis(2));
         }
@@ -43,7 +43,7 @@ impl Handle {
         for session in base.node(|node, _| node.sessions()) {
             // Another thread may have taken it on to send what waits there, and not have begun.
             inner.conns.flush(session, base);
-            base.node(|node, _| node.close_session(session, closed()));
+            base.node(|node, _| node.session(session).close(closed()));
         }
         base.commands.tell(ControlCommand::Stop);
         let ended = self.end_threads(began + timeout.clamp(LAST_WORDS, MAX_DEADLINE));

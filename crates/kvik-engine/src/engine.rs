@@ -196,10 +196,10 @@ impl Engine {
         let cell = Arc::new(GrantCell { tag: Tag::new(&options.tag), end: End::default() });
         // First, so that its end finds it, however soon that comes.
         inner.grants.add(id, cell.clone(), slot, lease);
-        base.node(|node, now| node.grant(id, offer, now)).inspect_err(|_| inner.grants.forget(id))?;
+        base.node(|node, now| node.grants().give(id, offer, now)).inspect_err(|_| inner.grants.forget(id))?;
         // As for transfers; and a region that closed meanwhile has ended the grants that it knew of.
         if base.setup.is_closed() || pages.region.is_closed() {
-            base.node(|node, _| node.end_grant(id, GrantState::Closed));
+            base.node(|node, _| node.grants().end(id, GrantState::Closed));
             base.setup.check()?;
             pages.region.memory()?;
         }
@@ -462,7 +462,7 @@ impl Engine {
             ("transfers_open", inner.transfers.count() as u64),
             ("bytes_moved", count(&counters.bytes_moved)),
             ("grants_given", count(&counters.grants_given)),
-            ("grants_live", inner.base.node(|node, _| node.grants() as u64)),
+            ("grants_live", inner.base.node(|node, _| node.open_grants() as u64)),
             ("sessions_opened", count(&counters.sessions_opened)),
             ("sessions_lost", count(&counters.sessions_lost)),
             ("sessions_open", inner.peers.sessions() as u64),

@@ -97,7 +97,7 @@ impl Grant {
     /// still touch them, and [`Grant::wait`] returns when nobody does any more.
     pub fn revoke(&self, timeout: Duration) -> Result<()> {
         self.inner.base.setup.check_fork()?;
-        self.inner.base.node(|node, _| node.end_grant(self.id(), GrantState::Revoked));
+        self.inner.base.node(|node, _| node.grants().end(self.id(), GrantState::Revoked));
         if self.wait(timeout).is_some() {
             return Ok(());
         }
@@ -121,7 +121,7 @@ impl Grant {
     /// The way it ended.
     pub fn extend(&self, by: Duration) -> Result<Duration> {
         self.inner.base.setup.check()?;
-        let extended = self.inner.base.node(|node, now| node.extend_grant(self.id(), by, now));
+        let extended = self.inner.base.node(|node, now| node.grants().extend(self.id(), by, now));
         extended.map_err(|error| error.about_grant(self.id()))
     }
 

@@ -96,7 +96,7 @@ impl Carrier for Inner {
             Event::NicsMoved(session) => transports.rma().into_iter().for_each(|rma| rma.find_again(session)),
             Event::Reach(session, call) => {
                 if let Some(answer) = transports.called(session, call) {
-                    self.base.node(|node, _| node.answer_reach(session, answer));
+                    self.base.node(|node, _| node.session(session).answer_reach(answer));
                 }
             }
             Event::Reached(session, answer) => {
@@ -125,9 +125,9 @@ impl Carrier for Inner {
 impl WorkSource for Inner {
     fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
         self.base.node(|node, now| match queue {
-            Queue::Send(session) => node.next_of(session, Path::Channels, claim, now),
+            Queue::Send(session) => node.session(session).next_of(Path::Channels, claim, now),
             Queue::Copy => node.next_copy(now),
-            Queue::Post(session) => node.next_of(session, Path::OneSided, claim, now),
+            Queue::Post(session) => node.session(session).next_of(Path::OneSided, claim, now),
         })
     }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
@@ -140,21 +140,21 @@ impl WorkSource for Inner {
 
 impl Placement for Inner {
     fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
-        self.base.node(|node, now| node.place(session, header, now))
+        self.base.node(|node, now| node.session(session).place(header, now))
     }
 }
 
 impl SessionEvents for Inner {
     fn heard(&self, session: u64) -> bool {
         self.base.node(|node, now| {
-            node.touch(session, now);
+            node.session(session).touch(now);
             node.is_live(session)
         })
     }
     fn connect(&self, session: u64) {
         match self.base.node(|node, _| node.established(session).map(|session| session.opener)) {
             Some(true) => self.base.commands.tell(ControlCommand::OpenChannels(session)),
-            Some(false) => self.base.node(|node, _| node.ask_for_channels(session)),
+            Some(false) => self.base.node(|node, _| node.session(session).ask_for_channels()),
             None => {}
         }
     }
@@ -165,7 +165,7 @@ impl SessionEvents for Inner {
         self.base.commands.tell(ControlCommand::FlushLocal);
     }
     fn fenced(&self, session: u64) {
-        self.base.node(|node, _| node.fenced(session));
+        self.base.node(|node, _| node.session(session).fenced());
     }
 }
 
@@ -177,10 +177,10 @@ impl RmaPeers for Inner {
         self.base.node(|node, _| node.tell_nics(&nics));
     }
     fn call(&self, session: u64, call: NicCall) {
-        self.base.node(|node, _| node.reach(session, call));
+        self.base.node(|node, _| node.session(session).reach(call));
     }
     fn answer(&self, session: u64, answer: NicAnswer) {
-        self.base.node(|node, _| node.answer_reach(session, answer));
+        self.base.node(|node, _| node.session(session).answer_reach(answer));
     }
     fn warm_up_done(&self, session: u64, nic: usize, number: usize, outcome: Result<bool>) {
         self.transfers.on_warm_up(session, nic, number, &outcome);

@@ -188,7 +188,7 @@ impl Notifying {
         let end = Arc::new(End::default());
         let sent = inner.base.node(|node, _| {
             let session = node.session_with(&peer)?;
-            let send = || node.notify(session, &self.payload, self.deadline);
+            let send = || node.session(session).notify(&self.payload, self.deadline);
             Some(inner.base.observers.notices.begin(session, end.clone(), send))
         });
         if sent.is_some() {

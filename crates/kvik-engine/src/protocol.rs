@@ -94,7 +94,7 @@ impl Protocol {
 
     /// What waits to be sent on a session's control connection, in exchange for an empty buffer.
     pub fn take_output(&self, session: u64, buffer: &mut Vec<u8>) {
-        Calls::on(&self.shared, Duration::ZERO).take_output(session, buffer);
+        Calls::on(&self.shared, Duration::ZERO).session(session).take_output(buffer);
     }
 
     /// When the protocol is to be told the time at the latest.

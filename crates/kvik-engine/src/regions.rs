@@ -56,7 +56,7 @@ impl Regions {
     /// Ends the grants over a region and takes it back from the transports.
     pub fn withdraw(&self, id: RegionId, memory: RegionMemory) {
         lock(&self.table).shown.remove(&id);
-        self.base.node(|node, _| node.end_grants_of(id));
+        self.base.node(|node, _| node.grants().end_all_of(id));
         // NICs let go of memory only when nobody else holds it.
         drop(memory);
         // In order: whoever may be showing it right now comes before the NICs.

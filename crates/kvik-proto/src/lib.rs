@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
 mod channel;
 mod common;
 mod connection;
@@ -16,9 +17,11 @@ mod dues;
 mod event;
 mod flow;
 mod frame;
+mod granting;
 mod grants;
 mod handshake;
 mod holding;
+mod looks;
 mod nics;
 mod node;
 mod notify;
@@ -32,6 +35,7 @@ mod sync;
 mod transfers;
 mod wire;
 
+pub use calls::SessionCalls;
 pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
@@ -43,6 +47,7 @@ pub use frame::{
     frame_header,
 };
 
+pub use granting::GrantCalls;
 pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
     SessionKey, VERSIONS, joined, read_joined, refusal,

@@ -160,15 +160,15 @@ impl Owner {
             keys: std::sync::Arc::default(),
             closed: Closed::default(),
         };
-        self.call(NOW, |node| node.grant(GRANT, offer, NOW)).unwrap();
+        self.call(NOW, |node| node.grants().give(GRANT, offer, NOW)).unwrap();
     }
 
     fn receive(&self, asked: &Asked) {
-        self.call(NOW, |node| node.receive(self.session, &asked.0, NOW));
+        self.call(NOW, |node| node.session(self.session).receive(&asked.0, NOW));
     }
 
     fn claim(&self, now: Duration) -> Option<WorkRequest<u8>> {
-        self.call(now, |node| node.next_of(self.session, Path::Channels, Claim::Next, now))
+        self.call(now, |node| node.session(self.session).next_of(Path::Channels, Claim::Next, now))
     }
 
     /// Claims a piece of work, touches its memory, and reports it.
@@ -182,14 +182,14 @@ impl Owner {
     }
 
     fn revoke(&self) {
-        self.call(NOW, |node| node.end_grant(GRANT, GrantState::Revoked));
+        self.call(NOW, |node| node.grants().end(GRANT, GrantState::Revoked));
     }
 
     /// Nothing is open, and the pages were given back once.
     fn is_over(&self) {
         assert_eq!(self.ended.load(Ordering::SeqCst), 1, "the grant's end was told once");
         self.call(NOW, |node| {
-            assert_eq!((node.open_flows(), node.grants(), node.quarantined()), (0, 0, 0));
+            assert_eq!((node.open_flows(), node.open_grants(), node.quarantined()), (0, 0, 0));
         });
         assert!(self.claim(NOW).is_none());
     }
@@ -239,7 +239,7 @@ fn the_death_of_a_peer_beside_a_revocation_and_work_leaves_nothing_open() {
         let owner = Owner::serving();
         let dead = |owner: &Owner| {
             let error = Error::new(Code::PeerLost, "the peer is dead");
-            owner.call(NOW, |node| node.close_session(owner.session, error));
+            owner.call(NOW, |node| node.session(owner.session).close(error));
             owner.work(NOW);
         };
         both(&owner, dead, Owner::revoke);

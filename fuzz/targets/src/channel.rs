@@ -91,7 +91,7 @@ impl Placement for Table {
         let Some(served) = served.as_mut().filter(|served| served.session == session) else {
             return Ok(None);
         };
-        let request = served.node.place(session, header, NOW)?;
+        let request = served.node.session(session).place(header, NOW)?;
         served.given += usize::from(request.is_some());
         Ok(request)
     }
@@ -177,7 +177,7 @@ pub fn channel(data: &[u8]) {
     let mut served = waited.unwrap_or_else(PoisonError::into_inner).0.take().expect("the node's state");
     assert!(served.lost, "the channel was not given up");
     assert_eq!(served.given, served.back, "a work request was kept");
-    served.node.close_session(session, Error::new(Code::PeerLost, "cut"));
+    served.node.session(session).close(Error::new(Code::PeerLost, "cut"));
     let mut ends = 0;
     while let Some(event) = served.node.next_event() {
         ends += usize::from(matches!(event, Event::Finished(_)));
@@ -210,7 +210,7 @@ fn served(stage: &Stage) -> (Served, u64) {
         select: Select::default(),
         extend: Duration::ZERO,
     };
-    let key = node.begin(session, open, NOW).expect("a transfer");
+    let key = node.session(session).begin(open, NOW).expect("a transfer");
     (Served { node, session, given: 0, back: 0, lost: false }, key.1)
 }
 

@@ -12,7 +12,7 @@ use kvik_core::{
     Use, View,
 };
 use kvik_proto::{
-    Check, ChunkHeader, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Path, Select, Side,
+    Check, ChunkHeader, Claim, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Path, Select, Side,
     Timing, WorkKind, WorkOutcome, WorkRequest,
 };
 use std::collections::HashSet;
@@ -43,7 +43,7 @@ pub fn node(data: &[u8]) {
     match mode % 2 {
         0 => {
             for piece in data.chunks(usize::from(mode / 2).max(1)).take(STEPS) {
-                world.node.receive(world.session, piece, world.now);
+                world.node.session(world.session).receive(piece, world.now);
                 world.look();
             }
         }
@@ -103,7 +103,7 @@ impl World {
             keys: Default::default(),
             closed: Default::default(),
         };
-        if self.node.grant(id, offer, self.now).is_ok() {
+        if self.node.grants().give(id, offer, self.now).is_ok() {
             let claim = content.and_then(|content| content.claim(pages - 1));
             self.given.push((id, self.view.layout().digest(), self.view.shape(), claim));
         }
@@ -124,7 +124,7 @@ impl World {
                     let at = u.int_in_range(0..=bytes.len() - 1)?;
                     bytes[at] ^= u.arbitrary::<u8>()?;
                 }
-                self.node.receive(self.session, &bytes, self.now);
+                self.node.session(self.session).receive(&bytes, self.now);
             }
             6 | 7 => {
                 let header = ChunkHeader {
@@ -134,11 +134,15 @@ impl World {
                     len: 4096 * u.int_in_range(0..=3)?,
                     sums: u.int_in_range(0..=3)?,
                 };
-                if let Ok(request) = self.node.place(self.session, &header, self.now) {
+                if let Ok(request) = self.node.session(self.session).place(&header, self.now) {
                     self.requests.extend(request);
                 }
             }
-            8 => self.requests.extend(self.node.next_send(self.session, self.now)),
+            8 => self.requests.extend(self.node.session(self.session).next_of(
+                Path::Channels,
+                Claim::Next,
+                self.now,
+            )),
             9 => self.requests.extend(self.node.next_copy(self.now)),
             10 | 11 if !self.requests.is_empty() => {
                 let request = self.requests.swap_remove(u.choose_index(self.requests.len())?);
@@ -162,8 +166,8 @@ impl World {
             14 => {
                 let id = GrantId([u.int_in_range(0..=3)?; 16]);
                 match u.arbitrary()? {
-                    true => self.node.end_grant(id, GrantState::Revoked),
-                    false => drop(self.node.extend_grant(id, Duration::from_secs(5), self.now)),
+                    true => self.node.grants().end(id, GrantState::Revoked),
+                    false => drop(self.node.grants().extend(id, Duration::from_secs(5), self.now)),
                 }
             }
             _ => self.give(u.int_in_range(2..=3)?, Right::Read, Use::Once(1)),
@@ -200,7 +204,7 @@ impl World {
             extend: Duration::from_secs(1),
         };
         let begun = match u.ratio(3, 4)? {
-            true => self.node.begin(self.session, open, self.now),
+            true => self.node.session(self.session).begin(open, self.now),
             false => self.node.begin_own(open, self.now),
         };
         if let Ok(key) = begun {
@@ -230,7 +234,7 @@ impl World {
         let held = self.node.held_for(self.session);
         assert!(held <= MOST_HELD, "{held} bytes are held for one peer");
         let mut output = Vec::new();
-        self.node.take_output(self.session, &mut output);
+        self.node.session(self.session).take_output(&mut output);
         let mut at = 0;
         while let Some((_, len)) = Frame::decode(&output[at..]).expect("a node sends whole frames") {
             at += len;
@@ -240,9 +244,9 @@ impl World {
     }
 
     fn end(mut self) {
-        self.node.close_session(self.session, Error::new(Code::PeerLost, "cut"));
+        self.node.session(self.session).close(Error::new(Code::PeerLost, "cut"));
         for (id, ..) in std::mem::take(&mut self.given) {
-            self.node.end_grant(id, GrantState::Revoked);
+            self.node.grants().end(id, GrantState::Revoked);
         }
         // Transfers within the engine know no connection: they end by their deadline.
         self.now += Duration::from_secs(100_000);
@@ -257,7 +261,7 @@ impl World {
         }
         self.look();
         assert!(self.begun.is_empty(), "transfers never ended: {:?}", self.begun);
-        assert!(self.node.is_quiet() && self.node.quarantined() == 0 && self.node.grants() == 0);
+        assert!(self.node.is_quiet() && self.node.quarantined() == 0 && self.node.open_grants() == 0);
         assert_eq!(self.node.held_for(self.session), 0);
     }
 }

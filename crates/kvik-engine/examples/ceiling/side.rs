@@ -3,8 +3,8 @@
 use crate::{CHUNK, now};
 use kvik_core::{EngineId, GrantId, Incarnation, RegionId, Right, Use, View};
 use kvik_proto::{
-    Check, ChunkHeader, Closed, Established, Event, Facts, Identity, Local, Node, Offer, Op, Open, Path,
-    Protocol, Secret, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
+    Check, ChunkHeader, Claim, Closed, Established, Event, Facts, Identity, Local, Node, Offer, Op, Open,
+    Path, Protocol, Secret, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -115,7 +115,7 @@ impl Engine {
             keys: Arc::default(),
             closed: Closed::default(),
         };
-        self.node(|node, now| node.grant(GrantId(id), offer, now)).expect("a grant");
+        self.node(|node, now| node.grants().give(GrantId(id), offer, now)).expect("a grant");
         GrantId(id)
     }
 
@@ -143,13 +143,13 @@ impl Engine {
             select: Select::default(),
             extend: Duration::ZERO,
         };
-        self.node(|node, now| node.begin(session, open, now)).expect("a transfer");
+        self.node(|node, now| node.session(session).begin(open, now)).expect("a transfer");
     }
 
     /// Claims up to so many chunks to send.
     pub fn claim(&self, session: u64, most: usize, into: &mut Chunks) {
         for _ in 0..most {
-            match self.node(|node, now| node.next_send(session, now)) {
+            match self.node(|node, now| node.session(session).next_of(Path::Channels, Claim::Next, now)) {
                 Some(order) => into.push(order),
                 None => return,
             }
@@ -157,7 +157,7 @@ impl Engine {
     }
 
     pub fn place(&self, session: u64, header: &ChunkHeader) -> Option<WorkRequest<Memory>> {
-        self.node(|node, now| node.place(session, header, now)).expect("a chunk that fits")
+        self.node(|node, now| node.session(session).place(header, now)).expect("a chunk that fits")
     }
 
     pub fn done(&self, id: WorkId, outcome: WorkOutcome) {
@@ -174,10 +174,10 @@ impl Engine {
     }
 
     pub fn take_output(&self, session: u64, into: &mut Vec<u8>) {
-        Calls::on(&self.protocol, Duration::ZERO).take_output(session, into);
+        Calls::on(&self.protocol, Duration::ZERO).session(session).take_output(into);
     }
 
     pub fn receive(&self, session: u64, bytes: &[u8]) {
-        self.node(|node, now| node.receive(session, bytes, now));
+        self.node(|node, now| node.session(session).receive(bytes, now));
     }
 }

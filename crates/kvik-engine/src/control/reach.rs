@@ -66,7 +66,7 @@ impl Control {
                 Err(error) => {
                     let text = format!("a data channel could not be opened: {error}");
                     let error = Error::new(Code::PeerLost, text);
-                    return self.inner.base.node(|node, _| node.close_session(session, error));
+                    return self.inner.base.node(|node, _| node.session(session).close(error));
                 }
             }
         }

@@ -70,7 +70,7 @@ impl Control {
             }
             Conn::Shaking { dialled: None, .. } => self.not_greeted(Purpose::Stranger, error),
             Conn::Control { session, .. } => {
-                self.inner.base.node(|node, _| node.close_session(session, error))
+                self.inner.base.node(|node, _| node.session(session).close(error))
             }
             Conn::LocalJoining { session, .. } | Conn::Local { session, .. } => {
                 self.no_local_link(session, &error)

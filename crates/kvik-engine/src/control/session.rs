@@ -46,12 +46,12 @@ impl Control {
             let begin = || node.add_session(established, now);
             self.inner.peers.begun(session, peer, &facts.name, at, begin);
             if let Some(rma) = transports.rma().filter(|rma| rma.reaches(session)) {
-                node.add_one_sided(session);
+                node.session(session).add_one_sided();
                 // What the greeting said may be old by now.
-                node.tell_nics_to(session, rma.nics());
+                node.session(session).tell_nics(rma.nics());
             }
             if !early.is_empty() {
-                node.receive(session, early, now);
+                node.session(session).receive(early, now);
             }
         });
         self.watch(Conn::Control { session, conn }, Interest::READ);
@@ -72,8 +72,8 @@ impl Control {
         let control = self.conns.control(session).map(|(_, conn)| conn.clone());
         let over = control.is_none_or(|conn| self.read_control(session, &conn).is_err());
         self.inner.base.node(|node, now| match over {
-            true => node.close_session(session, error),
-            false => node.channel_lost(session, error, now),
+            true => node.session(session).close(error),
+            false => node.session(session).channel_lost(error, now),
         });
     }
 
@@ -85,7 +85,7 @@ impl Control {
             match conn.recv(&mut self.buffer)? {
                 Io::Done(len) => {
                     let held = self.inner.base.node(|node, now| {
-                        node.receive(session, &self.buffer[..len], now);
+                        node.session(session).receive(&self.buffer[..len], now);
                         node.held_for(session)
                     });
                     self.inner.peers.charge_peer(session, held + conn.held())?;

@@ -74,7 +74,7 @@ impl Held {
                     *in_flight.entry(peer).or_default() += node.in_flight(session);
                 }
             }
-            let (grants, quarantined) = (node.grants(), node.quarantined());
+            let (grants, quarantined) = (node.open_grants(), node.quarantined());
             Held { grants, quarantined, reclaims: node.reclaims(), late_beats: node.late_beats(), in_flight }
         })
     }

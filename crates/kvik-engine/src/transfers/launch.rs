@@ -121,7 +121,7 @@ impl Transfers {
             let channels = if session.is_some() { self.base.setup.config.channels } else { 1 };
             let Some(open) = entry.request.open(path, channels, fence) else { return Err(None) };
             let key = match session {
-                Some(session) => node.begin(session, open, now).map_err(Some)?,
+                Some(session) => node.session(session).begin(open, now).map_err(Some)?,
                 None => node.begin_own(open, now).map_err(Some)?,
             };
             (entry.key, entry.begun) = (Some(key), now);

@@ -3,7 +3,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, GrantId, Right, Use, View};
-use kvik_proto::{Check, FlowKey, Frame, Op, Open, Path, WorkOutcome, WorkRequest};
+use kvik_proto::{Check, Claim, FlowKey, Frame, Op, Open, Path, WorkOutcome, WorkRequest};
 use std::time::Duration;
 
 const PAGES: u32 = 40;
@@ -25,7 +25,7 @@ struct Moving {
 impl Moving {
     fn new(op: Op, check: Check) -> Moving {
         let (mut world, session) = World::pair(5);
-        world.peers.iter_mut().for_each(|peer| peer.node.add_one_sided(session));
+        world.peers.iter_mut().for_each(|peer| peer.node.session(session).add_one_sided());
         let layout = layout(PAGES, PAGE);
         let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
         let all = view(&layout, &(0..PAGES).collect::<Vec<u32>>());
@@ -38,7 +38,7 @@ impl Moving {
     }
 
     fn post(&mut self) -> Option<WorkRequest<Mem>> {
-        self.world.peers[0].node.next_post(self.session, self.world.now)
+        self.world.peers[0].node.session(self.session).next_of(Path::OneSided, Claim::Next, self.world.now)
     }
 
     /// What the NIC does for a work request, with one byte wrong where `damage` says so.
@@ -151,7 +151,7 @@ fn what_does_not_fit_is_refused() {
         let mut m = Moving::new(Op::Read, Check::All);
         let mut bytes = Vec::new();
         make(m.key.1).encode(&mut bytes);
-        m.world.peers[to].node.receive(m.session, &bytes, m.world.now);
+        m.world.peers[to].node.session(m.session).receive(&bytes, m.world.now);
         m.world.pump(to);
         assert_eq!(m.world.peers[to].downs[0].1.code, Code::ProtocolError, "{:?}", make(m.key.1));
     }
@@ -165,7 +165,7 @@ fn only_a_few_parts_are_compared_at_once() {
     for at in 0..5 {
         Frame::Check { transfer: m.key.1, at: at * PAGE, sums: vec![0] }.encode(&mut bytes);
     }
-    m.world.peers[1].node.receive(m.session, &bytes, m.world.now);
+    m.world.peers[1].node.session(m.session).receive(&bytes, m.world.now);
     m.world.pump(1);
     assert_eq!(m.world.peers[1].downs[0].1.code, Code::ProtocolError);
 }

@@ -37,7 +37,7 @@ impl Scene {
         let mut world = World::new(3, 5);
         let sessions = [world.connect(0, 1), world.connect(2, 1)];
         for (peer, session) in [(0, 0), (1, 0), (1, 1), (2, 1)] {
-            world.peers[peer].node.add_one_sided(sessions[session]);
+            world.peers[peer].node.session(sessions[session]).add_one_sided();
         }
         let layout = layout((BYTES / PAGE) as u32, PAGE);
         let pages = view(&layout, &(0..(BYTES / PAGE) as u32).collect::<Vec<_>>());
@@ -68,7 +68,7 @@ impl Scene {
         let (now, node) = (self.world.now, &mut self.world.peers[self.mover].node);
         match self.path {
             Path::Memory => node.next_copy(now),
-            path => node.next_of(self.sessions[from], path, claim, now),
+            path => node.session(self.sessions[from]).next_of(path, claim, now),
         }
     }
 

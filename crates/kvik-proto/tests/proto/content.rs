@@ -3,7 +3,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Content, ContentClaim, GrantId, GrantState, Layers, Layout, Order, Right, Use, View};
-use kvik_proto::{OWN_SESSION, Op, Open, PageList, Path, Select, WorkKind, WorkOutcome};
+use kvik_proto::{Claim, OWN_SESSION, Op, Open, PageList, Path, Select, WorkKind, WorkOutcome};
 use std::sync::Arc;
 
 const PATHS: [Path; 3] = [Path::Channels, Path::Memory, Path::OneSided];
@@ -26,7 +26,7 @@ struct Scene {
 
 fn scene(right: Right, uses: Use) -> Scene {
     let (mut world, session) = World::pair(17);
-    world.peers.iter_mut().for_each(|peer| peer.node.add_one_sided(session));
+    world.peers.iter_mut().for_each(|peer| peer.node.session(session).add_one_sided());
     let theirs = layout(8, 8192);
     let there = Mem::for_layout(&theirs, 2);
     let content = content(40, 4);
@@ -58,7 +58,11 @@ impl Scene {
     fn run(&mut self, open: Open<Mem>) -> Result<(), Code> {
         let key = self.world.begin(0, self.session, open);
         self.world.settle();
-        while let Some(order) = self.world.peers[0].node.next_post(self.session, self.world.now) {
+        while let Some(order) = self.world.peers[0].node.session(self.session).next_of(
+            Path::OneSided,
+            Claim::Next,
+            self.world.now,
+        ) {
             let WorkKind::Post(op, source) = &order.kind else { panic!("no post") };
             let (part, mine, theirs) = (order.part.clone(), &order.region, &self.there);
             match op {
@@ -314,7 +318,7 @@ fn content_has_a_link_for_each_whole_page() {
         let offer = s.world.offer(1, &s.there, &granted, Right::Read, Use::Many);
         let offer = kvik_proto::Offer { content: Some(content(40, links)), ..offer };
         let (id, now) = (s.world.grant_id(), s.world.now);
-        let error = s.world.peers[1].node.grant(id, offer, now).unwrap_err();
+        let error = s.world.peers[1].node.grants().give(id, offer, now).unwrap_err();
         assert_eq!(error.code, Code::InvalidArgument);
     }
 }

@@ -4,7 +4,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{Action, World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use, View};
-use kvik_proto::{Closed, FlowKey, Offer, Op, Path};
+use kvik_proto::{Claim, Closed, FlowKey, Offer, Op, Path};
 
 /// A transfer of 16 chunks that has come halfway, with the executors of both engines stopped inside their work
 /// requests.
@@ -80,7 +80,7 @@ fn a_revoked_grant_ends_when_its_work_has() {
                 GrantState::Expired => {
                     // Held so long only in the owner: everything else would have ended it before.
                     h.world.now += ms(120_000);
-                    h.world.peers[1].node.touch(h.session, h.world.now);
+                    h.world.peers[1].node.session(h.session).touch(h.world.now);
                     let _ = h.world.peers[1].node.next_copy(h.world.now);
                     h.world.pump(1);
                 }
@@ -179,7 +179,11 @@ fn success_may_overtake_the_report_of_the_last_work_request() {
         while h.world.links[0].chunks.iter().all(|chunks| chunks.len() < 2) {
             h.send_on();
         }
-        let request = h.world.peers[sender].node.next_send(h.session, h.world.now).unwrap();
+        let request = h.world.peers[sender]
+            .node
+            .session(h.session)
+            .next_of(Path::Channels, Claim::Next, h.world.now)
+            .unwrap();
         let kvik_proto::WorkKind::Send(header) = &request.kind else { panic!("no send") };
         let payload = request.region.read(&request.view, request.part.clone());
         let sums = payload.chunks(request.unit as usize).map(kvik_core::page_sum).collect();
@@ -241,29 +245,33 @@ fn what_comes_after_the_end_is_thrown_away() {
     let headers: Vec<_> = h.world.links[0].chunks[1].drain(..).map(|chunk| chunk.header).collect();
     let now = h.world.now;
     let node = &mut h.world.peers[0].node;
-    let request = node.place(h.session, &headers[0], now).unwrap().unwrap();
+    let request = node.session(h.session).place(&headers[0], now).unwrap().unwrap();
     let code = |result: kvik_core::Result<Option<kvik_proto::WorkRequest<Mem>>>| result.unwrap_err().code;
-    assert_eq!(code(node.place(h.session, &headers[0], now)), Code::ProtocolError, "a chunk came twice");
+    assert_eq!(
+        code(node.session(h.session).place(&headers[0], now)),
+        Code::ProtocolError,
+        "a chunk came twice"
+    );
     let odd = kvik_proto::ChunkHeader { len: 77, ..headers[1] };
-    assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+    assert_eq!(code(node.session(h.session).place(&odd, now)), Code::ProtocolError);
     let odd = kvik_proto::ChunkHeader { sums: 9, ..headers[1] };
-    assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+    assert_eq!(code(node.session(h.session).place(&odd, now)), Code::ProtocolError);
     for position in [1, 8192 * 16, u64::MAX / 8192 * 8192] {
         let odd = kvik_proto::ChunkHeader { position, ..headers[1] };
-        assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+        assert_eq!(code(node.session(h.session).place(&odd, now)), Code::ProtocolError);
     }
     let odd = kvik_proto::ChunkHeader { session: h.session ^ 1, ..headers[1] };
-    assert_eq!(code(node.place(h.session, &odd, now)), Code::ProtocolError);
+    assert_eq!(code(node.session(h.session).place(&odd, now)), Code::ProtocolError);
     h.world.cancel(0, h.key);
     // Stopped, but a work request is open: the rest is already unwanted.
     let node = &mut h.world.peers[0].node;
-    assert!(node.place(h.session, &headers[1], now).unwrap().is_none());
+    assert!(node.session(h.session).place(&headers[1], now).unwrap().is_none());
     assert!(request.stop.load(std::sync::atomic::Ordering::Acquire));
     node.work_done(request.id, kvik_proto::WorkOutcome::Void);
     h.world.pump(0);
     assert_eq!(h.world.code(0, h.key), Some(Code::Cancelled));
     let node = &mut h.world.peers[0].node;
-    assert!(node.place(h.session, &headers[2], now).unwrap().is_none());
+    assert!(node.session(h.session).place(&headers[2], now).unwrap().is_none());
     h.release();
     h.world.assert_no_leak();
 }

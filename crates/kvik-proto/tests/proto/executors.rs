@@ -4,7 +4,9 @@
 use crate::memory::Mem;
 use crate::world::{Chunk, World};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{ChunkHeader, CopyFrom, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest};
+use kvik_proto::{
+    ChunkHeader, Claim, CopyFrom, Path, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest,
+};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -31,7 +33,9 @@ impl World {
 
     pub fn start_send(&mut self, at: usize, side: usize) -> usize {
         let (peer, session) = (self.links[at].ends[side], self.links[at].session);
-        if let Some(request) = self.peers[peer].node.next_send(session, self.now) {
+        if let Some(request) =
+            self.peers[peer].node.session(session).next_of(Path::Channels, Claim::Next, self.now)
+        {
             let read = request.region.read(&request.view, request.part.start..Self::half(&request));
             self.running.push(Running {
                 peer,
@@ -82,7 +86,7 @@ impl World {
         if self.links[at].closed[1 - from] {
             return to;
         }
-        if let Some(request) = self.peers[to].node.place(session, &chunk.header, self.now).unwrap() {
+        if let Some(request) = self.peers[to].node.session(session).place(&chunk.header, self.now).unwrap() {
             let part = request.part.start..Self::half(&request);
             request.region.write(
                 &request.view,

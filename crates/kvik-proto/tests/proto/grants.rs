@@ -152,7 +152,7 @@ fn expiry_comes_before_whatever_is_buffered() {
     let request: Vec<u8> = s.world.link(s.session).control[0].drain(..).collect();
     // The owner's session timer has been due for long, and nobody has ticked.
     let late = s.world.now + ms(121_000);
-    s.world.peers[1].node.receive(s.session, &request, late);
+    s.world.peers[1].node.session(s.session).receive(&request, late);
     s.world.pump(1);
     assert_eq!(s.world.peers[1].ended[&grant], GrantState::Expired);
     s.world.settle();
@@ -179,7 +179,7 @@ fn what_the_grant_does_not_cover_is_refused() {
         let mut open = s.open(grant, Op::Read);
         open.select = select;
         if open.select.positions.as_ref().is_some_and(|named| named.count() > 1 << 20) {
-            assert!(s.world.peers[0].node.begin(s.session, open, s.world.now).is_err());
+            assert!(s.world.peers[0].node.session(s.session).begin(open, s.world.now).is_err());
             continue;
         }
         let error = s.world.transfer(0, s.session, open).unwrap_err();
@@ -276,7 +276,7 @@ fn more_time_is_given_up_to_a_maximum_and_never_taken() {
     offer.latest = offer.expires - ms(60_000);
     let id = s.world.grant_id();
     s.world.issue(1, id, offer);
-    let left = s.world.peers[1].node.extend_grant(id, ms(5), s.world.now).unwrap();
+    let left = s.world.peers[1].node.grants().extend(id, ms(5), s.world.now).unwrap();
     assert_eq!(left, ms(120_000));
     s.world.assert_no_leak();
 }
@@ -286,10 +286,10 @@ fn an_id_is_given_once() {
     let mut s = scene();
     let grant = s.grant(Right::Read, Use::Many);
     let offer = s.world.offer(1, &s.there, &s.granted, Right::Read, Use::Many);
-    let again = s.world.peers[1].node.grant(grant, offer.clone(), s.world.now).unwrap_err();
+    let again = s.world.peers[1].node.grants().give(grant, offer.clone(), s.world.now).unwrap_err();
     assert_eq!(again.code, Code::InvalidArgument);
     s.world.end_grant(1, grant, GrantState::Revoked);
-    assert!(s.world.peers[1].node.grant(grant, offer, s.world.now).is_err());
+    assert!(s.world.peers[1].node.grants().give(grant, offer, s.world.now).is_err());
     s.world.assert_no_leak();
 }
 

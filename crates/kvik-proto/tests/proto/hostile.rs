@@ -6,8 +6,8 @@ use kvik_core::{
     Class, Code, Error, GrantId, GrantState, Layers, Layout, Order, RegionId, Right, Shape, Use, View,
 };
 use kvik_proto::{
-    Begin, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicCall, NicCallKind, NicKey, Nics, Op,
-    PageList, Path, Select, Source, TravellingSource, frame_header,
+    Begin, Claim, Frame, MAX_FRAME, MAX_PAGES, MAX_READERS, NicAnswer, NicCall, NicCallKind, NicKey, Nics,
+    Op, PageList, Path, Select, Source, TravellingSource, frame_header,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn inject(world: &mut World, session: u64, frames: &[Frame]) {
     let mut bytes = Vec::new();
     frames.iter().for_each(|frame| frame.encode(&mut bytes));
     let now = world.now;
-    world.peers[1].node.receive(session, &bytes, now);
+    world.peers[1].node.session(session).receive(&bytes, now);
     world.pump(1);
 }
 
@@ -228,7 +228,8 @@ fn success_is_not_taken_from_a_peer_that_cannot_know() {
             vec![frame(begin(2, grant, Op::Read, &all)), Frame::End { transfer: 2, outcome: Ok(()) }];
         inject(&mut world, session, &frames[..1]);
         let now = world.now;
-        let request = accepted.then(|| world.peers[1].node.next_send(session, now).unwrap());
+        let request = accepted
+            .then(|| world.peers[1].node.session(session).next_of(Path::Channels, Claim::Next, now).unwrap());
         inject(&mut world, session, &frames.split_off(1));
         assert_eq!(world.peers[1].downs[0].1.code, Code::ProtocolError);
         if let Some(request) = request {
@@ -263,7 +264,7 @@ fn requests_that_are_not_read_are_not_piled_up_without_end() {
         let mut open = world.open(0, GrantId([1; 16]), Op::Write, Path::Channels, Some((&mem, &all)));
         open.select.positions = Some(PageList::of(&pages));
         let now = world.now;
-        match world.peers[0].node.begin(session, open, now) {
+        match world.peers[0].node.session(session).begin(open, now) {
             Ok(_) => begun += 1,
             Err(error) => break error,
         }
@@ -419,7 +420,7 @@ proptest! {
         let _ = Frame::decode(&bytes);
         let (mut world, session) = World::pair(1);
         let now = world.now;
-        world.peers[1].node.receive(session, &bytes, now);
+        world.peers[1].node.session(session).receive(&bytes, now);
     }
 
     #[test]
@@ -451,7 +452,7 @@ proptest! {
         for frame in frames {
             inject(&mut world, session, &[frame]);
             let now = world.now;
-            let request = world.peers[1].node.next_send(session, now);
+            let request = world.peers[1].node.session(session).next_of(Path::Channels, Claim::Next, now);
             if let Some(request) = request {
                 let done = kvik_proto::WorkOutcome::Done { extents: 1, verify: ms(0) };
                 world.peers[1].node.work_done(request.id, done);

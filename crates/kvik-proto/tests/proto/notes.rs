@@ -13,7 +13,7 @@ fn payload(number: usize, len: usize) -> Arc<[u8]> {
 
 fn notify(world: &mut World, from: usize, session: u64, payload: &Arc<[u8]>) -> Result<u64> {
     let deadline = world.now + ms(30_000);
-    let number = world.peers[from].node.notify(session, payload, deadline);
+    let number = world.peers[from].node.session(session).notify(payload, deadline);
     world.pump(from);
     number
 }
@@ -21,7 +21,7 @@ fn notify(world: &mut World, from: usize, session: u64, payload: &Arc<[u8]>) -> 
 /// The consumer takes the oldest that has come.
 fn take(world: &mut World, at: usize) -> Option<Arc<[u8]>> {
     let note = world.peers[at].notes.pop_front()?;
-    world.peers[at].node.note_taken(note.session, note.number);
+    world.peers[at].node.session(note.session).note_taken(note.number);
     world.pump(at);
     Some(note.payload)
 }
@@ -34,7 +34,7 @@ fn inject(world: &mut World, session: u64, frames: &[Frame]) -> Option<Error> {
     let mut bytes = Vec::new();
     frames.iter().for_each(|frame| frame.encode(&mut bytes));
     let now = world.now;
-    world.peers[1].node.receive(session, &bytes, now);
+    world.peers[1].node.session(session).receive(&bytes, now);
     world.pump(1);
     world.peers[1].downs.iter().find(|(down, _)| *down == session).map(|(_, error)| error.clone())
 }
@@ -111,7 +111,7 @@ fn taken_out_of_turn_they_are_acknowledged_in_turn() {
     }
     world.settle();
     for (taken, known) in [(3, 0), (2, 0), (2, 0), (9, 0), (0, 0), (1, 3)] {
-        world.peers[1].node.note_taken(session, taken);
+        world.peers[1].node.session(session).note_taken(taken);
         world.pump(1);
         world.settle();
         assert_eq!((1..=3).filter(|number| end(&world, 0, session, *number).is_some()).count(), known);
@@ -122,7 +122,7 @@ fn taken_out_of_turn_they_are_acknowledged_in_turn() {
 fn one_that_is_not_taken_ends_at_its_deadline_and_keeps_its_place() {
     let (mut world, session) = World::pair(4);
     let soon = world.now + ms(700);
-    let number = world.peers[0].node.notify(session, &payload(0, 8), soon).unwrap();
+    let number = world.peers[0].node.session(session).notify(&payload(0, 8), soon).unwrap();
     for number in 1..NOTE_WINDOW {
         notify(&mut world, 0, session, &payload(number, 8)).unwrap();
     }

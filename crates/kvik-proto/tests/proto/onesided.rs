@@ -4,7 +4,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use};
-use kvik_proto::{FlowKey, Op, Path, Reclaim, ReclaimCounts, WorkKind, WorkOutcome, WorkRequest};
+use kvik_proto::{Claim, FlowKey, Op, Path, Reclaim, ReclaimCounts, WorkKind, WorkOutcome, WorkRequest};
 use std::time::Duration;
 
 /// A transfer of three chunks; the first is posted, and the NIC has said nothing of it yet.
@@ -21,7 +21,7 @@ const DONE: WorkOutcome = WorkOutcome::Done { extents: 1, verify: Duration::ZERO
 fn posted(op: Op) -> Posted {
     let (mut world, session) = World::pair(3);
     for peer in &mut world.peers {
-        peer.node.add_one_sided(session);
+        peer.node.session(session).add_one_sided();
     }
     let layout = layout(3, 8192);
     let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
@@ -31,7 +31,8 @@ fn posted(op: Op) -> Posted {
     let open = world.open(0, grant, op, Path::OneSided, Some((&here, &all)));
     let key = world.begin(0, session, open);
     world.settle();
-    let request = world.peers[0].node.next_post(session, world.now).unwrap();
+    let request =
+        world.peers[0].node.session(session).next_of(Path::OneSided, Claim::Next, world.now).unwrap();
     Posted { world, session, grant, key, request }
 }
 
@@ -55,7 +56,7 @@ impl Posted {
     }
 
     fn fenced(&mut self, peer: usize) {
-        self.world.peers[peer].node.fenced(self.session);
+        self.world.peers[peer].node.session(self.session).fenced();
         self.world.pump(peer);
         self.world.settle();
     }
@@ -66,11 +67,21 @@ fn what_was_delivered_is_a_success_on_both_sides() {
     for op in [Op::Read, Op::Write] {
         let mut p = posted(op);
         for _ in 0..2 {
-            let request = p.world.peers[0].node.next_post(p.session, p.world.now).unwrap();
+            let request = p.world.peers[0]
+                .node
+                .session(p.session)
+                .next_of(Path::OneSided, Claim::Next, p.world.now)
+                .unwrap();
             assert!(matches!(&request.kind, WorkKind::Post(posted, _) if *posted == op));
             p.world.peers[0].node.work_done(request.id, DONE);
         }
-        assert!(p.world.peers[0].node.next_post(p.session, p.world.now).is_none());
+        assert!(
+            p.world.peers[0]
+                .node
+                .session(p.session)
+                .next_of(Path::OneSided, Claim::Next, p.world.now)
+                .is_none()
+        );
         assert!(p.world.outcome(0, p.key).is_none(), "a chunk is in flight");
         p.done(DONE);
         assert_eq!(p.world.outcome(0, p.key), Some(Ok(())));
@@ -91,7 +102,9 @@ fn what_was_given_back_is_given_out_again_and_counts_once() {
         let mut p = posted(op);
         p.done(WorkOutcome::Back);
         let mut seen = Vec::new();
-        while let Some(request) = p.world.peers[0].node.next_post(p.session, p.world.now) {
+        while let Some(request) =
+            p.world.peers[0].node.session(p.session).next_of(Path::OneSided, Claim::Next, p.world.now)
+        {
             seen.push(request.part.clone());
             assert!(seen.len() < 4, "a chunk was given out twice: {seen:?}");
             p.world.peers[0].node.work_done(request.id, DONE);
@@ -114,7 +127,13 @@ fn a_revoked_grant_waits_for_the_initiator_to_answer() {
         p.world.settle();
         assert!(!p.is_free(), "its pages were called free under a NIC");
         assert_eq!(p.world.peers[1].node.quarantined(), 3);
-        assert!(p.world.peers[0].node.next_post(p.session, p.world.now).is_none());
+        assert!(
+            p.world.peers[0]
+                .node
+                .session(p.session)
+                .next_of(Path::OneSided, Claim::Next, p.world.now)
+                .is_none()
+        );
         p.done(DONE);
         assert!(p.is_free());
         assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
@@ -155,7 +174,7 @@ fn a_dead_session_frees_nothing_that_a_nic_may_reach() {
     assert_eq!(p.world.peers[1].asked_to_fence, [p.session]);
     // Another session with the same peer changes nothing about it, nor does a report of a live one.
     let other = p.world.connect(0, 1);
-    p.world.peers[1].node.fenced(other);
+    p.world.peers[1].node.session(other).fenced();
     p.world.pump(1);
     assert!(!p.is_free());
     p.fenced(1);
@@ -233,7 +252,7 @@ fn who_has_no_such_link_says_so() {
         let (mut world, session) = World::pair(3);
         for (peer, has) in [(0, here), (1, there)] {
             if has {
-                world.peers[peer].node.add_one_sided(session);
+                world.peers[peer].node.session(session).add_one_sided();
             }
         }
         let layout = layout(3, 8192);
@@ -258,7 +277,7 @@ fn an_answer_that_nobody_asked_for_frees_nothing() {
     let mut p = posted(Op::Write);
     let mut bytes = Vec::new();
     kvik_proto::Frame::Ended { transfer: p.key.1 }.encode(&mut bytes);
-    p.world.peers[1].node.receive(p.session, &bytes, p.world.now);
+    p.world.peers[1].node.session(p.session).receive(&bytes, p.world.now);
     p.world.pump(1);
     assert_eq!(p.world.peers[1].downs[0].1.code, Code::ProtocolError);
     p.world.end_grant(1, p.grant, GrantState::Revoked);
@@ -273,7 +292,7 @@ fn an_answer_that_nobody_asked_for_frees_nothing() {
 fn quarantine_counts_pages() {
     let (mut world, session) = World::pair(3);
     for peer in &mut world.peers {
-        peer.node.add_one_sided(session);
+        peer.node.session(session).add_one_sided();
     }
     let layout = layout(3, 8192);
     let theirs = Mem::for_layout(&layout, 2);
@@ -292,7 +311,9 @@ fn quarantine_counts_pages() {
         let open = world.open(0, id, Op::Read, Path::OneSided, Some((&mine, &here)));
         world.begin(0, session, open);
         world.settle();
-        assert!(world.peers[0].node.next_post(session, world.now).is_some());
+        assert!(
+            world.peers[0].node.session(session).next_of(Path::OneSided, Claim::Next, world.now).is_some()
+        );
         world.end_grant(1, id, GrantState::Revoked);
     }
     assert_eq!(world.peers[1].node.quarantined(), 3);

@@ -41,7 +41,7 @@ fn death_is_not_declared_before_its_time() {
     let (mut world, session) = World::pair(1);
     world.advance(ms(10));
     // The last sign of life comes just now, off the beat.
-    world.peers[0].node.touch(session, world.now);
+    world.peers[0].node.session(session).touch(world.now);
     world.peers[1].asleep = true;
     world.link(session).lost = true;
     world.advance(ms(1999));
@@ -58,7 +58,7 @@ fn a_node_that_slept_reads_before_it_judges() {
     world.peers[0].asleep = true;
     for _ in 0..20 {
         world.now += ms(500);
-        world.peers[1].node.touch(session, world.now);
+        world.peers[1].node.session(session).touch(world.now);
         world.peers[1].node.tick(world.now);
         world.pump(1);
     }
@@ -184,7 +184,7 @@ fn when_the_preferred_connection_breaks_the_other_takes_over() {
 #[test]
 fn goodbye_and_channel_requests_arrive() {
     let (mut world, session) = World::pair(1);
-    world.peers[1].node.ask_for_channels(session);
+    world.peers[1].node.session(session).ask_for_channels();
     world.pump(1);
     world.settle();
     assert_eq!(world.peers[0].asked_for_channels, 1);
@@ -207,7 +207,7 @@ fn bytes_of_a_dead_session_keep_nobody_alive() {
     kvik_proto::Frame::Beat.encode(&mut beat);
     for _ in 0..6 {
         let now = world.now;
-        world.peers[1].node.receive(old, &beat, now);
+        world.peers[1].node.session(old).receive(&beat, now);
         world.advance(ms(400));
     }
     assert!(world.peers[1].node.established(new).is_none(), "a session that was silent is held for alive");
@@ -215,7 +215,7 @@ fn bytes_of_a_dead_session_keep_nobody_alive() {
 
 fn channel_lost(world: &mut World, peer: usize, session: u64, code: Code) {
     let now = world.now;
-    world.peers[peer].node.channel_lost(session, Error::new(code, "a channel broke"), now);
+    world.peers[peer].node.session(session).channel_lost(Error::new(code, "a channel broke"), now);
     world.pump(peer);
 }
 

@@ -3,7 +3,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Layers, Layout, Order, Right, Use, View};
-use kvik_proto::{OWN_SESSION, Op, PageList, Path, Select};
+use kvik_proto::{Claim, OWN_SESSION, Op, PageList, Path, Select};
 use std::sync::Arc;
 
 const PATHS: [(Op, Path); 4] = [
@@ -110,7 +110,10 @@ fn a_source_may_repeat_pages_and_a_destination_may_not() {
         let (from, into) = (Mem::for_layout(&target, 3), Mem::for_layout(&layout, 4));
         let read = world.grant(1, &from, &to, Right::Read, Use::Many);
         let open = world.open(0, read, Op::Read, path, Some((&into, &thrice)));
-        assert_eq!(world.peers[0].node.begin(session, open, ms(0)).unwrap_err().code, Code::DuplicatePage);
+        assert_eq!(
+            world.peers[0].node.session(session).begin(open, ms(0)).unwrap_err().code,
+            Code::DuplicatePage
+        );
         // The owner does not rely on the other side for its own pages.
         let mut open = world.open(0, grant, Op::Write, path, Some((&here, &thrice)));
         open.select.positions = Some(PageList::Ids([0, 1, 1].into()));
@@ -151,10 +154,11 @@ fn transfers_take_turns() {
         keys.push(world.begin(0, session, open));
     }
     let output = world.link(session).control[0].drain(..).collect::<Vec<u8>>();
-    world.peers[1].node.receive(session, &output, world.now);
+    world.peers[1].node.session(session).receive(&output, world.now);
     let mut turns = Vec::new();
     for _ in 0..20 {
-        let request = world.peers[1].node.next_send(session, world.now).unwrap();
+        let request =
+            world.peers[1].node.session(session).next_of(Path::Channels, Claim::Next, world.now).unwrap();
         let kvik_proto::WorkKind::Send(header) = request.kind else { panic!("no send") };
         turns.push(header.transfer);
     }
@@ -163,7 +167,7 @@ fn transfers_take_turns() {
     }
     // Nothing more is given out once the grant ends, though its open work requests keep the transfers there.
     world.end_grant(1, grant, kvik_core::GrantState::Revoked);
-    assert!(world.peers[1].node.next_send(session, world.now).is_none());
+    assert!(world.peers[1].node.session(session).next_of(Path::Channels, Claim::Next, world.now).is_none());
     assert!(!world.peers[1].ended.contains_key(&grant));
 }
 
@@ -178,7 +182,10 @@ fn something_to_confirm_needs_no_memory() {
     world.transfer(0, session, open).unwrap();
     assert_eq!(world.peers[1].node.next_timeout().map(|at| at > world.now), Some(true));
     let open = world.open(0, grant, Op::Read, Path::Channels, None);
-    assert_eq!(world.peers[0].node.begin(session, open, ms(0)).unwrap_err().code, Code::InvalidArgument);
+    assert_eq!(
+        world.peers[0].node.session(session).begin(open, ms(0)).unwrap_err().code,
+        Code::InvalidArgument
+    );
     let mut open = world.open(0, grant, Op::Confirm, Path::Channels, None);
     open.confirm = false;
     world.transfer(0, session, open).unwrap();

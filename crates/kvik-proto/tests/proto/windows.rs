@@ -3,7 +3,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{Action, World, layout};
 use kvik_core::{Right, Use};
-use kvik_proto::{Event, Op, Path, WorkOutcome, WorkRequest};
+use kvik_proto::{Claim, Event, Op, Path, WorkOutcome, WorkRequest};
 use std::time::Duration;
 
 const CHUNK: u64 = 8192;
@@ -28,7 +28,7 @@ fn sending(window: u64) -> (World, u64) {
 
 fn next(world: &mut World, session: u64) -> Option<WorkRequest<Mem>> {
     let now = world.now;
-    world.peers[1].node.next_send(session, now)
+    world.peers[1].node.session(session).next_of(Path::Channels, Claim::Next, now)
 }
 
 fn done(world: &mut World, request: WorkRequest<Mem>) -> bool {
@@ -72,7 +72,7 @@ fn one_chunk_is_always_allowed() {
 fn what_a_stopped_transfer_had_in_flight_counts_until_it_is_done() {
     let (mut world, session) = sending(2 * CHUNK);
     let requests = [next(&mut world, session).unwrap(), next(&mut world, session).unwrap()];
-    world.peers[1].node.end_all_grants();
+    world.peers[1].node.grants().end_all();
     world.pump(1);
     assert_eq!(world.peers[1].node.in_flight(session), 2 * CHUNK);
     for request in requests {

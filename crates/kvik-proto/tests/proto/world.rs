@@ -221,7 +221,7 @@ impl World {
     pub fn issue(&mut self, peer: usize, id: GrantId, offer: Offer<Mem>) {
         self.layouts.insert(id, offer.view.layout().digest());
         self.peers[peer].grants.insert(id, offer.region.clone());
-        self.peers[peer].node.grant(id, offer, self.now).unwrap();
+        self.peers[peer].node.grants().give(id, offer, self.now).unwrap();
         self.pump(peer);
     }
 
@@ -281,7 +281,7 @@ impl World {
         let mem = open.side.as_ref().map(|side| side.region.clone());
         let key = match session {
             OWN_SESSION => self.peers[peer].node.begin_own(open, self.now),
-            _ => self.peers[peer].node.begin(session, open, self.now),
+            _ => self.peers[peer].node.session(session).begin(open, self.now),
         }?;
         if let Some(mem) = mem {
             self.peers[peer].transfers.insert(key, mem);
@@ -306,7 +306,7 @@ impl World {
     }
 
     pub fn end_grant(&mut self, peer: usize, id: GrantId, state: GrantState) {
-        self.peers[peer].node.end_grant(id, state);
+        self.peers[peer].node.grants().end(id, state);
         self.pump(peer);
     }
 
@@ -316,7 +316,7 @@ impl World {
     }
 
     pub fn cut(&mut self, peer: usize, session: u64) {
-        self.peers[peer].node.close_session(session, Error::new(Code::PeerLost, "cut"));
+        self.peers[peer].node.session(session).close(Error::new(Code::PeerLost, "cut"));
         self.pump(peer);
     }
 
@@ -362,7 +362,7 @@ impl World {
             Action::Eof(at, from) => {
                 let (to, session) = (self.links[at].ends[1 - from], self.links[at].session);
                 let error = Error::new(Code::PeerLost, "the connection broke");
-                self.peers[to].node.close_session(session, error);
+                self.peers[to].node.session(session).close(error);
                 self.links[at].closed[1 - from] = true;
                 to
             }
@@ -416,7 +416,7 @@ impl World {
         let take = piece.min(link.control[from].len());
         let bytes: Vec<u8> = link.control[from].drain(..take).collect();
         let (to, session) = (link.ends[1 - from], link.session);
-        self.peers[to].node.receive(session, &bytes, self.now);
+        self.peers[to].node.session(session).receive(&bytes, self.now);
         to
     }
 
@@ -428,7 +428,7 @@ impl World {
         for link in &mut self.links {
             let Some(side) = link.ends.iter().position(|end| *end == at) else { continue };
             let mut output = Vec::new();
-            self.peers[at].node.take_output(link.session, &mut output);
+            self.peers[at].node.session(link.session).take_output(&mut output);
             link.control[side].extend(output);
         }
     }
@@ -508,7 +508,7 @@ impl World {
     /// Ends everything; no timer may be left then.
     pub fn assert_no_leak(&mut self) {
         for at in 0..self.peers.len() {
-            self.peers[at].node.end_all_grants();
+            self.peers[at].node.grants().end_all();
             for session in self.peers[at].node.sessions() {
                 self.cut(at, session);
             }
@@ -517,7 +517,7 @@ impl World {
         self.advance(ms(3000));
         for (at, peer) in self.peers.iter().enumerate() {
             assert!(peer.grants.is_empty(), "engine {at} has grants that never ended");
-            assert_eq!(peer.node.grants(), 0);
+            assert_eq!(peer.node.open_grants(), 0);
             assert_eq!(peer.node.next_timeout(), None, "engine {at} has a timer for nothing");
         }
     }

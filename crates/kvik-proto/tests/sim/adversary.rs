@@ -212,7 +212,7 @@ impl World {
         let Some(session) = self.links[at].session else { return };
         match self.rng.below(7) {
             6 => self.request_connection(listener, session),
-            0 => self.engines[listener].node.ask_for_channels(session),
+            0 => self.engines[listener].node.session(session).ask_for_channels(),
             4 => self.engines[listener].node.tell_nics(&Nics::default()),
             1 => self.engines[listener].node.goodbye(),
             2 => self.now += ms(600),

@@ -93,7 +93,7 @@ impl World {
         }
         match side {
             0 => self.dial_channels(at, session),
-            _ => self.engines[engine].node.ask_for_channels(session),
+            _ => self.engines[engine].node.session(session).ask_for_channels(),
         }
     }
 
@@ -106,7 +106,9 @@ impl World {
 
     fn dial_channels(&mut self, at: usize, session: u64) {
         let ends = self.links[at].ends;
-        let Some(key) = self.engines[ends[0]].node.established(session).map(|open| open.key) else { return };
+        let Some(key) = self.engines[ends[0]].node.established(session).map(|open| open.key) else {
+            return;
+        };
         for index in 0..1 + self.rng.below(6) as u16 {
             let nonce = self.nonce();
             let join = Join::new(session, index, JoinKind::Data, &key, nonce).encode();
@@ -275,7 +277,7 @@ impl World {
             let error = Error::new(Code::PeerLost, "a data channel broke");
             let engine = &mut self.engines[channel.ends[side]];
             let now = engine.clock.at(self.now);
-            engine.node.channel_lost(session, error, now);
+            engine.node.session(session).channel_lost(error, now);
         }
     }
 

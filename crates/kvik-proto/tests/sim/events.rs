@@ -18,7 +18,7 @@ impl World {
         let (mut sessions, mut output) = (Vec::new(), Vec::new());
         self.engines[at].node.take_unsent(&mut sessions);
         for session in sessions {
-            self.engines[at].node.take_output(session, &mut output);
+            self.engines[at].node.session(session).take_output(&mut output);
             let link = self.by_session[&session];
             let side = self.links[link].side(at);
             if !self.links[link].closed[side] {

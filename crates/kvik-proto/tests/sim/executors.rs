@@ -49,7 +49,8 @@ impl World {
         let Some(channel) = pick(&mut self.rng, self.links[at].channels.usable(side)) else { return engine };
         let claims = [Claim::Next, Claim::Only(Class::Handover), Claim::Only(Class::Bulk), Claim::Beside];
         let claim = claims[self.rng.below(4)];
-        if let Some(request) = self.engines[engine].node.next_of(session, Path::Channels, claim, now) {
+        if let Some(request) = self.engines[engine].node.session(session).next_of(Path::Channels, claim, now)
+        {
             let WorkKind::Send(header) = &request.kind else { panic!("no work request to send") };
             self.check_given(engine, &request, Some((session, header.transfer)));
             let read = request.region.read(&request.view, request.part.start..half(&request));
@@ -107,7 +108,7 @@ impl World {
         self.coverage.hit(state, CHUNK, faults);
         let now = self.engines[to].now(self.now);
         self.hear(to, session);
-        match self.engines[to].node.place(session, &chunk.header, now) {
+        match self.engines[to].node.session(session).place(&chunk.header, now) {
             Ok(Some(request)) => {
                 assert!(!dead, "P6: a chunk of a dead session was taken");
                 assert_eq!(chunk.header.session, session, "P8: a chunk of another session was taken");
@@ -123,7 +124,7 @@ impl World {
                     self.links[at].faults & Fault::Duplicate.bit() != 0,
                     "a chunk was refused though nothing was doubled: {error}"
                 );
-                self.engines[to].node.close_session(session, error);
+                self.engines[to].node.session(session).close(error);
             }
         }
         to

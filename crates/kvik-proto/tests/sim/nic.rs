@@ -75,7 +75,7 @@ impl World {
         let Some(session) = self.links[at].session else { return engine };
         let claim = [Claim::Only(Class::Handover), Claim::Only(Class::Bulk), Claim::Next][self.rng.below(3)];
         let node = &mut self.engines[engine].node;
-        let Some(request) = node.next_of(session, Path::OneSided, claim, now) else { return engine };
+        let Some(request) = node.session(session).next_of(Path::OneSided, claim, now) else { return engine };
         self.check_given(engine, &request, None);
         let WorkKind::Post(op, source) = &request.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());
@@ -144,7 +144,7 @@ impl World {
         for (_, piece) in post.pieces.iter_mut().filter(|(_, piece)| *piece == Piece::Queued) {
             *piece = Piece::Lost;
         }
-        self.engines[engine].node.reach(session, connect(number, Vec::new()));
+        self.engines[engine].node.session(session).reach(connect(number, Vec::new()));
     }
 
     /// The peer wants a connection: what it has on the wire to this engine is cut.
@@ -157,7 +157,7 @@ impl World {
         }
         let NicCall { from, to, kind, .. } = *call;
         let answer = NicAnswer { from, to, kind, outcome: Ok(Vec::new()) };
-        self.engines[engine].node.answer_reach(session, answer);
+        self.engines[engine].node.session(session).answer_reach(answer);
         self.drop_posts();
     }
 
@@ -222,7 +222,7 @@ impl World {
             };
             self.engines[engine].node.work_done(request.id, outcome);
         }
-        self.engines[engine].node.fenced(session);
+        self.engines[engine].node.session(session).fenced();
         self.engines[engine].node.tell_nics(&Nics::default());
         self.drop_posts();
         engine

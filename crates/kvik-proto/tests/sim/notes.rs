@@ -106,7 +106,7 @@ impl World {
         let line = &mut self.links[at].notes[side];
         let alive = engine.heard.contains_key(&session);
         let room = line.has_room(payload.len());
-        match engine.node.notify(session, &payload, deadline).map_err(|error| error.code) {
+        match engine.node.session(session).notify(&payload, deadline).map_err(|error| error.code) {
             Ok(number) => {
                 assert!(alive, "a notification was sent in a session that is over");
                 assert!(room, "notification {number} was sent beyond the window");
@@ -172,7 +172,7 @@ impl World {
         if engine.heard.contains_key(&session) {
             link.notes[from].take(number);
         }
-        engine.node.note_taken(session, number);
+        engine.node.session(session).note_taken(number);
     }
 
     /// The sender learns how one has ended.

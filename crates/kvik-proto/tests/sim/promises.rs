@@ -93,7 +93,7 @@ impl World {
     pub fn check_leaks(&mut self) {
         self.tickets.iter_mut().for_each(|ticket| ticket.again = false);
         for at in 0..self.engines.len() {
-            self.engines[at].node.end_all_grants();
+            self.engines[at].node.grants().end_all();
             for session in self.engines[at].node.sessions() {
                 self.close(at, session);
             }
@@ -101,7 +101,7 @@ impl World {
         }
         self.advance(crate::engine::ms(3000));
         for (at, engine) in self.engines.iter().enumerate() {
-            assert_eq!(engine.node.grants(), 0, "engine {at} has grants that never ended");
+            assert_eq!(engine.node.open_grants(), 0, "engine {at} has grants that never ended");
             assert_eq!(engine.node.next_timeout(), None, "engine {at} has a timer for nothing");
         }
     }

@@ -104,7 +104,7 @@ impl World {
             keys: Arc::default(),
             closed: Default::default(),
         };
-        engine.node.grant(ticket.id, offer, now).unwrap();
+        engine.node.grants().give(ticket.id, offer, now).unwrap();
         engine.given.push(index);
         let owner = ticket.owner;
         self.pump(owner);
@@ -117,7 +117,7 @@ impl World {
         if ticket.identity != engine.identity || engine.asleep {
             return;
         }
-        engine.node.end_grant(id, state);
+        engine.node.grants().end(id, state);
         self.pump(owner);
     }
 
@@ -221,7 +221,7 @@ impl World {
         let node = &mut self.engines[engine].node;
         let result = match session {
             OWN_SESSION => node.begin_own(open, engine_now),
-            _ => node.begin(session, open, engine_now),
+            _ => node.session(session).begin(open, engine_now),
         };
         match result {
             Ok(key) => {
@@ -290,7 +290,7 @@ impl World {
     pub fn request_connection(&mut self, engine: usize, session: u64) {
         if self.links[self.by_session[&session]].one_sided {
             let call = crate::nic::connect(self.rng.next() as u8 & 0x7F, vec![0; 24]);
-            self.engines[engine].node.reach(session, call);
+            self.engines[engine].node.session(session).reach(call);
         }
     }
 
@@ -309,7 +309,7 @@ impl World {
     pub fn ask_for_channels(&mut self, engine: usize) {
         let sessions = self.engines[engine].node.sessions();
         if let Some(session) = sessions.first().filter(|_| !self.engines[engine].asleep) {
-            self.engines[engine].node.ask_for_channels(*session);
+            self.engines[engine].node.session(*session).ask_for_channels();
             self.pump(engine);
         }
     }

@@ -195,7 +195,7 @@ impl World {
     }
 
     pub fn close(&mut self, engine: usize, session: u64) {
-        self.engines[engine].node.close_session(session, Error::new(Code::PeerLost, "cut"));
+        self.engines[engine].node.session(session).close(Error::new(Code::PeerLost, "cut"));
         self.pump(engine);
     }
 
@@ -312,7 +312,7 @@ impl World {
         let engine = self.links[at].ends[side];
         if let Some(session) = self.links[at].session.filter(|_| !self.links[at].gone[side]) {
             let error = Error::new(Code::PeerLost, "the connection broke");
-            self.engines[engine].node.close_session(session, error);
+            self.engines[engine].node.session(session).close(error);
         }
         self.links[at].closed[side] = true;
         engine
@@ -362,7 +362,7 @@ impl World {
                 engine.node.add_session(established, now);
                 engine.heard.insert(session, now);
                 if one_sided {
-                    engine.node.add_one_sided(session);
+                    engine.node.session(session).add_one_sided();
                 }
                 if !rest.is_empty() {
                     self.receive(at, side, session, rest, Some(State::New));
@@ -391,7 +391,7 @@ impl World {
         }
         self.hear(engine, session);
         let now = self.engines[engine].now(self.now);
-        self.engines[engine].node.receive(session, &bytes, now);
+        self.engines[engine].node.session(session).receive(&bytes, now);
     }
 
     // ---- time ----

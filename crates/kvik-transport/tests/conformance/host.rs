@@ -84,7 +84,7 @@ impl Host {
             node.take_unsent(&mut unsent);
             unsent.into_iter().for_each(|session| {
                 let mut bytes = Vec::new();
-                node.take_output(session, &mut bytes);
+                node.session(session).take_output(&mut bytes);
                 output.extend(bytes);
             });
             if let Some(rma) = self.rma.get() {
@@ -126,7 +126,7 @@ impl Host {
             Event::NicsMoved(session) => self.rma.get().unwrap().find_again(session),
             Event::Reach(session, call) => {
                 if let Some(answer) = self.rma.get().unwrap().called(session, call) {
-                    self.with(|node, _| node.answer_reach(session, answer));
+                    self.with(|node, _| node.session(session).answer_reach(answer));
                 }
             }
             Event::Reached(session, answer) => self.rma.get().unwrap().answered(session, answer),
@@ -156,7 +156,7 @@ impl Host {
             let session = *self.session.get().unwrap();
             self.with(|node, now| {
                 if !bytes.is_empty() {
-                    node.receive(session, &bytes, now);
+                    node.session(session).receive(&bytes, now);
                 }
                 node.tick(now);
             });
@@ -234,13 +234,13 @@ impl Host {
             keys,
             closed: Closed::default(),
         };
-        self.with(|node, now| node.grant(id, offer, now)).unwrap();
+        self.with(|node, now| node.grants().give(id, offer, now)).unwrap();
         (id, slot)
     }
 
     /// Revokes a grant, and waits until its pages are the owner's again.
     pub fn end_grant(&self, grant: GrantId) {
-        self.with(|node, _| node.end_grant(grant, GrantState::Revoked));
+        self.with(|node, _| node.grants().end(grant, GrantState::Revoked));
         self.wait("the end of a grant", |host| host.told.lock().unwrap().grants.get(&grant).copied());
     }
 
@@ -276,16 +276,16 @@ impl Host {
         };
         let session = *self.session.get().unwrap();
         by.open(session);
-        (self.with(|node, now| node.begin(session, open, now)).unwrap(), slot)
+        (self.with(|node, now| node.session(session).begin(open, now)).unwrap(), slot)
     }
 }
 
 impl WorkSource for Host {
     fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
         self.with(|node, now| match queue {
-            Queue::Send(session) => node.next_of(session, Path::Channels, claim, now),
+            Queue::Send(session) => node.session(session).next_of(Path::Channels, claim, now),
             Queue::Copy => node.next_copy(now),
-            Queue::Post(session) => node.next_of(session, Path::OneSided, claim, now),
+            Queue::Post(session) => node.session(session).next_of(Path::OneSided, claim, now),
         })
     }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
@@ -298,14 +298,14 @@ impl WorkSource for Host {
 
 impl Placement for Host {
     fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
-        self.with(|node, now| node.place(session, header, now))
+        self.with(|node, now| node.session(session).place(header, now))
     }
 }
 
 impl SessionEvents for Host {
     fn heard(&self, session: u64) -> bool {
         self.with(|node, now| {
-            node.touch(session, now);
+            node.session(session).touch(now);
             node.established(session).is_some()
         })
     }
@@ -319,13 +319,13 @@ impl SessionEvents for Host {
         }
     }
     fn broken(&self, session: u64, error: Error) {
-        self.with(|node, _| node.close_session(session, error));
+        self.with(|node, _| node.session(session).close(error));
     }
     fn flush_local(&self) {
         self.waker.signal().unwrap();
     }
     fn fenced(&self, session: u64) {
-        self.with(|node, _| node.fenced(session));
+        self.with(|node, _| node.session(session).fenced());
     }
 }
 
@@ -337,10 +337,10 @@ impl RmaPeers for Host {
         self.with(|node, _| node.tell_nics(&nics));
     }
     fn call(&self, session: u64, call: NicCall) {
-        self.with(|node, _| node.reach(session, call));
+        self.with(|node, _| node.session(session).reach(call));
     }
     fn answer(&self, session: u64, answer: NicAnswer) {
-        self.with(|node, _| node.answer_reach(session, answer));
+        self.with(|node, _| node.session(session).answer_reach(answer));
     }
     fn warm_up_done(&self, _session: u64, _nic: usize, _number: usize, _outcome: Result<bool>) {}
 }
@@ -384,7 +384,7 @@ impl Pair {
             host.with(|node, now| {
                 node.add_session(side, now);
                 if rma {
-                    node.add_one_sided(session);
+                    node.session(session).add_one_sided();
                 }
             });
         }
