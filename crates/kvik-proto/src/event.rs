@@ -1,9 +1,11 @@
 //! What a node says to the engine around it, and the times that it goes by.
 
+use crate::FlowKey;
+use crate::frame::{Op, Path};
+use crate::handshake::Identity;
 use crate::nics::{NicAnswer, NicCall};
-use crate::notify::Notification;
-use crate::transfers::{Finished, Served};
-use kvik_core::{Error, GrantId, GrantState, Result};
+use kvik_core::{Class, Code, EngineId, Error, GrantId, GrantState, RegionId, Result};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The times that decide about life and death.
@@ -82,4 +84,55 @@ pub enum Event {
     /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
     /// endpoint closed), its posted work requests be reported, and then [`crate::Node::fenced`] be called.
     Fence(u64),
+}
+
+/// The end of a transfer.
+#[derive(Debug)]
+pub struct Finished {
+    /// Which.
+    pub key: FlowKey,
+    /// Success, or why not.
+    pub outcome: Result<()>,
+    /// Bytes that are in place.
+    pub bytes: u64,
+    /// When the first work request was given, if any was.
+    pub first: Option<Duration>,
+    /// Runs of memory that were moved, as counted on this side.
+    pub extents: u64,
+    /// Time spent on checksums on this side, over all threads.
+    pub verify: Duration,
+    /// The peer's region that was copied from, where this side copied.
+    pub copied_from: Option<RegionId>,
+}
+
+/// The end of a peer's request, as the owner of the grant sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Served {
+    /// Whose request it was.
+    pub peer: EngineId,
+    /// What it asked for.
+    pub op: Op,
+    /// What it is for.
+    pub class: Class,
+    /// How its bytes went, or would have gone.
+    pub path: Path,
+    /// Success, or the kind of the error.
+    pub outcome: Result<(), Code>,
+    /// The error was this side's answer, not the peer's own doing or the end of the session.
+    pub refused: bool,
+    /// Bytes that this side knows to have been moved.
+    pub bytes: u64,
+}
+
+/// A notification that has come. It is acknowledged by [`crate::Node::note_taken`].
+#[derive(Debug, Clone)]
+pub struct Notification {
+    /// On which session.
+    pub session: u64,
+    /// From whom.
+    pub peer: Identity,
+    /// Its number in the session.
+    pub number: u64,
+    /// What it says.
+    pub payload: Arc<[u8]>,
 }

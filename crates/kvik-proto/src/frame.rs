@@ -7,9 +7,8 @@
 
 use crate::channel::MAX_SUMS;
 use crate::nics::{NicAnswer, NicCall, NicKey, Nics, decode_keys, encode_keys};
-use crate::notify::MAX_NOTIFICATION;
 use crate::pages::{PageList, TravellingView, decode_order, decode_range, encode_order, encode_range};
-use crate::wire::{Reader, Writer};
+use crate::wire::{MAX_TEXT, Reader, Writer};
 use kvik_core::{
     CONTENT_DIGEST_BYTES, Class, Code, ContentClaim, Error, GrantId, RegionId, Result, Shape, View, page_sum,
 };
@@ -17,13 +16,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Bytes of a notification at most. It shares the control connection with heartbeats and the ends of transfers, which
+/// wait for it: so much takes half a millisecond on a link of 1 Gbit/s. What is larger belongs into pages.
+pub const MAX_NOTIFICATION: usize = 64 << 10;
+
 /// Bytes of a frame's header.
 pub const FRAME_HEADER: usize = 20;
 /// A longer frame is refused: room for [`crate::MAX_PAGES`] page ids twice over.
 pub const MAX_FRAME: usize = 10 << 20;
 /// A handover is not read by more engines than this.
 pub const MAX_READERS: u16 = 4096;
-pub(crate) const MAX_TEXT: usize = 1024;
 const DAMAGED: &str = "a frame of the peer was damaged on its way";
 
 /// What a transfer asks of the owner of the grant.

@@ -11,6 +11,8 @@
 
 mod calls;
 mod channel;
+mod checks;
+mod chunking;
 mod common;
 mod connection;
 mod dues;
@@ -39,12 +41,14 @@ pub use calls::SessionCalls;
 pub use channel::{
     CHUNK_HEADER, ChunkHeader, MAX_CHUNK, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS,
 };
+pub use checks::Check;
+pub use chunking::Chunking;
 pub use connection::{LAST_WORD, MAX_CHANNELS};
-pub use event::{Event, Timing, WINDOW};
-pub use flow::{Chunking, CopyFrom};
+pub use event::{Event, Finished, Notification, Served, Timing, WINDOW};
+pub use flow::CopyFrom;
 pub use frame::{
-    Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, TravellingSource,
-    frame_header,
+    Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_NOTIFICATION, MAX_READERS, Op, Path, Select, Source,
+    TravellingSource, frame_header,
 };
 
 pub use granting::GrantCalls;
@@ -55,12 +59,12 @@ pub use handshake::{
 pub use holding::Holding;
 pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicCall, NicCallKind, NicKey, Nics};
 pub use node::{Node, Protocol};
-pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
+pub use notify::{NOTE_WINDOW, NOTE_WINDOW_BYTES, check_payload};
 pub use offer::{Closed, Offer};
 pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
 pub use reclaim::{Reclaim, ReclaimCounts};
-pub use transfers::{Check, Claim, Finished, Open, Served, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
+pub use transfers::{Claim, Open, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 /// A transfer: its session's number and its own within the session.
 pub type FlowKey = (u64, u64);

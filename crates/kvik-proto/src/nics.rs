@@ -1,7 +1,6 @@
 //! What engines tell each other of their NICs, so that one can reach the other's memory.
 
-use crate::frame::MAX_TEXT;
-use crate::wire::{Reader, Writer};
+use crate::wire::{MAX_TEXT, Reader, Writer};
 use kvik_core::{Code, Error, Result};
 
 /// Bytes of a provider's name.

@@ -14,34 +14,17 @@
 //! acknowledgement did not come, the sender cannot know.
 
 use crate::connection::Context;
-use crate::event::Event;
-use crate::frame::Frame;
-use crate::handshake::Identity;
+use crate::event::{Event, Notification};
+use crate::frame::{Frame, MAX_NOTIFICATION};
 use kvik_core::{Code, Error, Result};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a notification at most. It shares the control connection with heartbeats and the ends of transfers, which
-/// wait for it: so much takes half a millisecond on a link of 1 Gbit/s. What is larger belongs into pages.
-pub const MAX_NOTIFICATION: usize = 64 << 10;
 /// Notifications to a peer that are not acknowledged, at most.
 pub const NOTE_WINDOW: usize = 1024;
 /// Bytes of them, at most.
 pub const NOTE_WINDOW_BYTES: usize = 1 << 20;
-
-/// A notification that has come. It is acknowledged by [`crate::Node::note_taken`].
-#[derive(Debug, Clone)]
-pub struct Notification {
-    /// On which session.
-    pub session: u64,
-    /// From whom.
-    pub peer: Identity,
-    /// Its number in the session.
-    pub number: u64,
-    /// What it says.
-    pub payload: Arc<[u8]>,
-}
 
 /// Both directions of a session.
 #[derive(Default)]

@@ -3,8 +3,6 @@
 //! The steps of reclaiming, from the cheapest on. Which one it took tells an operator what a peer that is slow, stopped
 //! or dead costs, and a test that the path which it means to try is the one that was taken.
 
-use crate::flow::{Flow, Work};
-
 /// What gave memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reclaim {
@@ -37,17 +35,4 @@ pub struct ReclaimCounts {
     pub grants: [u64; 3],
     /// Of transfers that this side began and that ended without success.
     pub transfers: [u64; 3],
-}
-
-impl Reclaim {
-    /// By what a flow, which has just concluded, let go of its memory; `live`: its session is not over.
-    pub(crate) fn of<R>(flow: &Flow<R>, live: bool) -> Reclaim {
-        if !flow.is_own() && !live {
-            return Reclaim::Disconnected;
-        }
-        match flow.work {
-            Work::Expose(_) => Reclaim::Acknowledged,
-            Work::Wait | Work::Send | Work::Place | Work::Copy | Work::Post => Reclaim::Released,
-        }
-    }
 }

@@ -2,6 +2,8 @@
 
 use kvik_core::{Code, Error, Result};
 
+pub(crate) const MAX_TEXT: usize = 1024;
+
 /// Writes fields one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Writer(pub Vec<u8>);

@@ -1,11 +1,12 @@
 //! The side that begins a transfer.
 
 use super::Transfers;
-use super::checks::{Check, Checks};
 use super::count_readers;
 use super::onesided::no_one_sided;
+use crate::checks::{Check, Checks};
+use crate::chunking::Chunking;
 use crate::connection::Context;
-use crate::flow::{Chunking, CopyFrom, Flow, Role, Work};
+use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
 use crate::offer::{Given, Request};
 use crate::pages::check_page_count;

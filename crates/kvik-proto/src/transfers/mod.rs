@@ -6,7 +6,7 @@
 //!   while a work request is pinned, whenever the end of the grant is heard of here;
 //! - the peer is charged for what it makes this side hold, and for no longer than it is held.
 
-mod checks;
+mod comparing;
 mod initiator;
 mod onesided;
 mod owner;
@@ -14,13 +14,10 @@ mod served;
 mod turns;
 mod work;
 
-pub use checks::Check;
-pub(crate) use checks::Checks;
 pub(crate) use initiator::lost;
 pub use initiator::{Open, Side};
-pub use served::Served;
 pub use turns::Claim;
-pub use work::{Finished, WorkId, WorkKind, WorkOutcome, WorkRequest};
+pub use work::{WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 use crate::FlowKey;
 use crate::connection::Context;
@@ -257,7 +254,7 @@ impl<R: Clone> Transfers<R> {
         if !flow.is_own() {
             work::tell_end(&flow, &outcome, cx);
         }
-        let reclaim = Reclaim::of(&flow, cx.is_live());
+        let reclaim = reclaim_of(&flow, cx.is_live());
         match flow.role {
             Role::Initiator => {
                 if outcome.is_err() {
@@ -282,6 +279,15 @@ impl<R: Clone> Transfers<R> {
                 work::report(&flow, outcome, cx);
             }
         }
+    }
+}
+
+/// By what a flow, which has just concluded, let go of its memory; `live`: its session is not over.
+fn reclaim_of<R>(flow: &Flow<R>, live: bool) -> Reclaim {
+    match flow.work {
+        _ if !flow.is_own() && !live => Reclaim::Disconnected,
+        Work::Expose(_) => Reclaim::Acknowledged,
+        Work::Wait | Work::Send | Work::Place | Work::Copy | Work::Post => Reclaim::Released,
     }
 }
 

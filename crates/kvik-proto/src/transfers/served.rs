@@ -1,29 +1,10 @@
 //! What became of the requests of peers, for those who count them.
 
 use crate::connection::Context;
-use crate::event::Event;
+use crate::event::{Event, Served};
 use crate::flow::Flow;
 use crate::frame::{Op, Path};
 use kvik_core::{Class, Code, EngineId, Result};
-
-/// The end of a peer's request, as the owner of the grant sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Served {
-    /// Whose request it was.
-    pub peer: EngineId,
-    /// What it asked for.
-    pub op: Op,
-    /// What it is for.
-    pub class: Class,
-    /// How its bytes went, or would have gone.
-    pub path: Path,
-    /// Success, or the kind of the error.
-    pub outcome: Result<(), Code>,
-    /// The error was this side's answer, not the peer's own doing or the end of the session.
-    pub refused: bool,
-    /// Bytes that this side knows to have been moved.
-    pub bytes: u64,
-}
 
 /// What a request asked for, how, and what for.
 pub(super) type Asked = (Op, Path, Class);

@@ -5,10 +5,10 @@ use super::{Transfers, break_link};
 use crate::FlowKey;
 use crate::channel::ChunkHeader;
 use crate::connection::Context;
-use crate::event::Event;
+use crate::event::{Event, Finished};
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Frame, Op, Source};
-use kvik_core::{Class, Code, Error, RegionId, Result, View};
+use kvik_core::{Class, Code, Error, Result, View};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -102,25 +102,6 @@ pub enum WorkOutcome {
     Back,
     /// It failed, and the transfer with it.
     Failed(Error),
-}
-
-/// The end of a transfer.
-#[derive(Debug)]
-pub struct Finished {
-    /// Which.
-    pub key: FlowKey,
-    /// Success, or why not.
-    pub outcome: Result<()>,
-    /// Bytes that are in place.
-    pub bytes: u64,
-    /// When the first work request was given, if any was.
-    pub first: Option<Duration>,
-    /// Runs of memory that were moved, as counted on this side.
-    pub extents: u64,
-    /// Time spent on checksums on this side, over all threads.
-    pub verify: Duration,
-    /// The peer's region that was copied from, where this side copied.
-    pub copied_from: Option<RegionId>,
 }
 
 impl<R: Clone> Transfers<R> {

@@ -1,0 +1,114 @@
+//! How the stream of a transfer is cut into what is moved, and what is summed, at once.
+
+use crate::channel::{MAX_CHUNK, MAX_SUMS};
+use kvik_core::{Code, Error, Result, Shape};
+use std::ops::Range;
+
+/// Largest unit under one checksum: it is summed while it is in the second-level cache, with what moves next beside it.
+const MAX_UNIT: u64 = 128 << 10;
+/// Smallest unit that is worth a checksum of its own.
+const MIN_UNIT: u64 = 4 << 10;
+
+/// How a stream is cut into chunks, and chunks into units with a checksum each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunking {
+    /// Bytes of the stream.
+    pub bytes: u64,
+    /// Bytes of a chunk but the last; a multiple of `unit`.
+    pub chunk: u64,
+    /// Bytes of a unit but the last.
+    pub unit: u64,
+    /// Whether units have checksums.
+    pub sums: bool,
+}
+
+impl Chunking {
+    /// Units of whole pages where pages are of a sensible size, chunks of about `target` bytes.
+    pub fn new(shape: &Shape, bytes: u64, target: u64, sums: bool) -> Chunking {
+        let row = shape.row_bytes;
+        let unit = if row < MIN_UNIT {
+            row * MIN_UNIT.div_ceil(row)
+        } else if row <= MAX_UNIT {
+            row
+        } else {
+            let parts = row.div_ceil(MAX_UNIT);
+            if row.is_multiple_of(parts) { row / parts } else { MAX_UNIT }
+        };
+        let units = (target.min(u64::from(MAX_CHUNK)) / unit).clamp(1, u64::from(MAX_SUMS));
+        Chunking { bytes, chunk: unit * units, unit, sums }
+    }
+
+    /// The chunking that a peer asks for. Small chunks are refused: there is a bit of memory for each.
+    pub fn from_peer(bytes: u64, unit: u32, chunk: u32, sums: bool) -> Result<Chunking> {
+        let (unit, chunk) = (u64::from(unit), u64::from(chunk));
+        let good = (unit >= MIN_UNIT || unit >= bytes)
+            && unit > 0
+            && chunk <= u64::from(MAX_CHUNK)
+            && chunk.is_multiple_of(unit)
+            && chunk >= unit
+            && chunk / unit <= u64::from(MAX_SUMS);
+        match good {
+            true => Ok(Chunking { bytes, chunk, unit, sums }),
+            false => Err(Error::new(
+                Code::ProtocolError,
+                format!("a transfer in chunks of {chunk} bytes and units of {unit}"),
+            )),
+        }
+    }
+
+    /// Number of chunks.
+    pub fn chunks(&self) -> u64 {
+        self.bytes.div_ceil(self.chunk)
+    }
+
+    /// The part of the stream that a chunk covers.
+    pub fn part(&self, index: u64) -> Range<u64> {
+        let start = index * self.chunk;
+        start..(start + self.chunk).min(self.bytes)
+    }
+
+    /// Checksums of a chunk.
+    pub fn sums_of(&self, part: &Range<u64>) -> u32 {
+        match self.sums {
+            true => (part.end - part.start).div_ceil(self.unit) as u32,
+            false => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_core::Order;
+
+    #[test]
+    fn chunkings_cover_the_stream_in_units_of_pages() {
+        for row in [1u64, 100, 4096, 16 << 10, 65_536, 1 << 20, 3 << 20, (5 << 20) + 1] {
+            let shape =
+                Shape { layers: 3, pages: 7, row_bytes: row, run_bytes: row, order: Order::LayerFirst };
+            let huge = Chunking::new(&shape, row * 21, u64::MAX, true);
+            Chunking::from_peer(huge.bytes, huge.unit as u32, huge.chunk as u32, true).unwrap();
+            let chunking = Chunking::new(&shape, row * 21, 512 << 10, true);
+            assert!(
+                chunking.chunk <= u64::from(MAX_CHUNK) && chunking.chunk.is_multiple_of(chunking.unit),
+                "{row}: {chunking:?}"
+            );
+            assert!(row > MAX_UNIT || chunking.unit.is_multiple_of(row), "{row}: {chunking:?}");
+            Chunking::from_peer(chunking.bytes, chunking.unit as u32, chunking.chunk as u32, true).unwrap();
+            let mut at = 0;
+            for index in 0..chunking.chunks() {
+                let part = chunking.part(index);
+                assert_eq!(part.start, at);
+                at = part.end;
+            }
+            assert_eq!(at, chunking.bytes);
+        }
+    }
+
+    #[test]
+    fn a_peer_cannot_ask_for_a_bit_of_memory_a_byte() {
+        assert!(Chunking::from_peer(1 << 40, 1, 1, false).is_err());
+        assert!(Chunking::from_peer(1 << 40, 0, 0, false).is_err());
+        assert!(Chunking::from_peer(100, 100, 100, false).is_ok());
+    }
+}
