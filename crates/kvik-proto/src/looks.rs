@@ -31,7 +31,7 @@ impl<R: Clone> Protocol<R> {
 
     /// Transfers of a session that are open, which may outlive it for as long as it takes to stop them.
     pub fn transfers_in(&self, session: u64) -> usize {
-        self.look(session, |session| session.transfers().len()).unwrap_or_default()
+        self.look(session, |session| session.transfers().flows().len()).unwrap_or_default()
     }
 
     /// Bytes that are held here because of a session: what its peer sent and asked for, and what it leaves unread.
@@ -116,7 +116,7 @@ impl<R: Clone> Protocol<R> {
 
     /// Transfers and requests that have not ended on this side.
     pub fn open_flows(&self) -> usize {
-        self.each(|_, session| session.transfers().len()).sum()
+        self.each(|_, session| session.transfers().flows().len()).sum()
     }
 
     /// Looks at a session.

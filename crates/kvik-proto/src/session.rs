@@ -88,19 +88,19 @@ impl<R: Clone> Session<R> {
 
     /// Nothing of it is left.
     pub fn is_gone(&self) -> bool {
-        self.connection.is_none() && self.transfers.len() == 0 && self.id != OWN_SESSION
+        self.connection.is_none() && self.transfers.flows().len() == 0 && self.id != OWN_SESSION
     }
 
     /// True when nothing that was sent waits for an answer.
     pub fn is_quiet(&self) -> bool {
         let answered = self.connection.as_ref().is_none_or(Connection::is_quiet);
-        answered && self.notes.is_quiet() && self.transfers.len() == 0
+        answered && self.notes.is_quiet() && self.transfers.flows().len() == 0
     }
 
     /// Bytes that are held because of its peer: what it sent and asked for, and what it leaves unread.
     pub fn held(&self) -> u64 {
         let Some(connection) = &self.connection else { return 0 };
-        (connection.held() + self.transfers.held() + self.notes.held()) as u64
+        (connection.held() + self.transfers.flows().held() + self.notes.held()) as u64
     }
 
     pub fn state(&self, now: Duration) -> Option<SessionState> {
@@ -111,13 +111,13 @@ impl<R: Clone> Session<R> {
             silent: now.saturating_sub(connection.last_in()),
             suspect: connection.is_suspect(),
             leaving: connection.is_leaving(),
-            transfers: self.transfers.len(),
+            transfers: self.transfers.flows().len(),
         })
     }
 
     /// Who takes part in a grant by this transfer, in words.
     pub fn holder(&self, transfer: u64) -> String {
-        match (&self.connection, self.transfers.reader_of(transfer)) {
+        match (&self.connection, self.transfers.flows().reader_of(transfer)) {
             _ if self.id == OWN_SESSION => "this engine itself".to_owned(),
             (Some(connection), _) => connection.peer_text(),
             (None, Some(reader)) => format!("engine {reader}, which is gone"),
@@ -134,7 +134,7 @@ impl<R: Clone> Session<R> {
     /// When [`Session::tick`] wants to be called again.
     fn due(&self) -> Option<Duration> {
         let beat = self.connection.as_ref().map(Connection::due);
-        [beat, self.transfers.due(), self.notes.due()].into_iter().flatten().min()
+        [beat, self.transfers.flows().due(), self.notes.due()].into_iter().flatten().min()
     }
 
     // ---- what happens ----
@@ -235,7 +235,7 @@ impl<R: Clone> Session<R> {
     pub fn tick(&mut self, now: Duration, call: &mut Call<'_, R>) {
         while let Some(due) = self.due().filter(|due| *due <= now) {
             if self.connection.as_ref().is_some_and(|connection| connection.due() == due) {
-                let busy = self.transfers.len() > 0;
+                let busy = self.transfers.flows().len() > 0;
                 let beat = self.parts(call).2.beat(now, busy);
                 match beat {
                     Beat::On => {}

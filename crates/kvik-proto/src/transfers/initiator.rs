@@ -183,7 +183,7 @@ impl<R: Clone> Transfers<R> {
         if open.path == Path::OneSided && !cx.has_one_sided() {
             return Err(no_one_sided(cx));
         }
-        let key = self.key(self.next);
+        let key = (self.session, self.next);
         self.next += 2;
         let work = match (open.op, open.path) {
             (Op::Read, Path::Channels) => Work::Place,
@@ -219,7 +219,7 @@ impl<R: Clone> Transfers<R> {
             select: open.select,
             source,
         };
-        self.insert(flow);
+        self.flows.insert(flow);
         cx.send(&Frame::Begin(Box::new(begin)));
         Ok(key)
     }
@@ -231,7 +231,7 @@ impl<R: Clone> Transfers<R> {
     /// `ShapeMismatch`, `InvalidArgument` or `DuplicatePage`.
     pub fn begin_own(&mut self, open: Open<R>, cx: &mut Context<'_, R>) -> Result<FlowKey> {
         open.check_side()?;
-        let key = self.key(self.next);
+        let key = (self.session, self.next);
         let asked = Request {
             op: open.op,
             layout: &open.layout,
@@ -252,7 +252,7 @@ impl<R: Clone> Transfers<R> {
         if flow.source.is_some() {
             self.queue_copy(key.1, cx);
         }
-        self.insert(flow);
+        self.flows.insert(flow);
         self.settle(key.1, cx);
         Ok(key)
     }

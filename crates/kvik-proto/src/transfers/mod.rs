@@ -7,6 +7,7 @@
 //! - the peer is charged for what it makes this side hold, and for no longer than it is held.
 
 mod comparing;
+mod flows;
 mod initiator;
 mod onesided;
 mod owner;
@@ -26,26 +27,23 @@ use crate::flow::{Flow, Role, Work};
 use crate::frame::{Begin, Frame};
 use crate::offer::Given;
 use crate::reclaim::Reclaim;
-use kvik_core::{Class, Code, Error, GrantId, Result, Use};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use flows::Flows;
+use kvik_core::{Code, Error, GrantId, Result, Use};
+use std::collections::HashMap;
 use std::time::Duration;
 use turns::Turns;
 
 /// See the module's text.
 pub(crate) struct Transfers<R> {
     session: u64,
-    flows: BTreeMap<u64, Flow<R>>,
+    flows: Flows<R>,
     /// Requests for grants that are not known yet.
     parked: HashMap<u64, Begin>,
     turns: Turns,
-    deadlines: BTreeSet<(Duration, u64)>,
     /// The number of the next one that begins here.
     next: u64,
     /// The peer's latest.
     last_begun: u64,
-    /// Transfers that the peer began and that are open, and bytes held for them.
-    owned: usize,
-    held: usize,
 }
 
 impl<R: Clone> Transfers<R> {
@@ -53,20 +51,17 @@ impl<R: Clone> Transfers<R> {
     pub fn new(session: u64, first: u64) -> Transfers<R> {
         Transfers {
             session,
-            flows: BTreeMap::new(),
+            flows: Flows::new(),
             parked: HashMap::new(),
             turns: Turns::default(),
-            deadlines: BTreeSet::new(),
             next: first,
             last_begun: 0,
-            owned: 0,
-            held: 0,
         }
     }
 
-    /// How many are open.
-    pub fn len(&self) -> usize {
-        self.flows.len()
+    /// What is open, and when it is due.
+    pub fn flows(&self) -> &Flows<R> {
+        &self.flows
     }
 
     /// Whose turn it is, and what the channels have in flight.
@@ -74,56 +69,9 @@ impl<R: Clone> Transfers<R> {
         &self.turns
     }
 
-    /// Bytes that the peer's transfers hold here.
-    pub fn held(&self) -> usize {
-        self.owned * size_of::<Flow<R>>() + self.held
-    }
-
-    /// The deadline that comes next.
-    pub fn due(&self) -> Option<Duration> {
-        self.deadlines.first().map(|(at, _)| *at)
-    }
-
-    /// Who takes part in a grant by this transfer, where that cannot be asked of the connection any more.
-    pub fn reader_of(&self, transfer: u64) -> Option<kvik_core::EngineId> {
-        match self.flows.get(&transfer)?.role {
-            Role::Owner { reader, .. } => Some(reader),
-            _ => None,
-        }
-    }
-
-    /// The class of a transfer that is open.
-    fn class_of(&self, transfer: u64) -> Class {
-        self.flows.get(&transfer).map_or_else(Class::default, |flow| flow.class)
-    }
-
-    fn key(&self, transfer: u64) -> FlowKey {
-        (self.session, transfer)
-    }
-
-    /// A flow begins.
-    fn insert(&mut self, flow: Flow<R>) {
-        self.deadlines.insert((flow.deadline, flow.key.1));
-        self.flows.insert(flow.key.1, flow);
-    }
-
-    /// A flow has gone.
-    fn remove(&mut self, transfer: u64) -> Option<Flow<R>> {
-        let flow = self.flows.remove(&transfer)?;
-        self.deadlines.remove(&(flow.deadline, transfer));
-        if matches!(flow.role, Role::Owner { .. } | Role::Parked { .. }) {
-            self.owned = self.owned.saturating_sub(1);
-            self.held = self.held.saturating_sub(flow.held);
-        }
-        Some(flow)
-    }
-
     /// Some deadlines have passed.
     pub fn tick(&mut self, now: Duration, cx: &mut Context<'_, R>) {
-        while let Some(&(at, transfer)) = self.deadlines.first()
-            && at <= now
-        {
-            self.deadlines.pop_first();
+        while let Some(transfer) = self.flows.take_overdue(now) {
             self.overdue(transfer, cx);
         }
     }
@@ -172,7 +120,7 @@ impl<R: Clone> Transfers<R> {
 
     /// The session is over: all flows end as soon as their work requests are done, and nobody answers any more.
     pub fn stop_all(&mut self, error: &Error, cx: &mut Context<'_, R>) {
-        for transfer in self.numbers() {
+        for transfer in self.flows.numbers() {
             if let Some(flow) = self.flows.get_mut(&transfer) {
                 flow.peer_ended = true;
             }
@@ -182,11 +130,7 @@ impl<R: Clone> Transfers<R> {
 
     /// A channel of the session is lost: its flows end, and the peer is told.
     pub fn stop_each(&mut self, error: &Error, cx: &mut Context<'_, R>) {
-        self.numbers().into_iter().for_each(|transfer| self.stop(transfer, error.clone(), cx));
-    }
-
-    fn numbers(&self) -> Vec<u64> {
-        self.flows.keys().copied().collect()
+        self.flows.numbers().into_iter().for_each(|transfer| self.stop(transfer, error.clone(), cx));
     }
 
     /// The peer takes no further part.
@@ -236,7 +180,7 @@ impl<R: Clone> Transfers<R> {
 
     /// The flow is over on this side: nothing here touches its memory any more.
     fn conclude(&mut self, transfer: u64, outcome: Result<()>, cx: &mut Context<'_, R>) {
-        let Some(flow) = self.remove(transfer) else { return };
+        let Some(flow) = self.flows.remove(transfer) else { return };
         let key = flow.key;
         if matches!(flow.work, Work::Expose(_)) {
             cx.call().expose(false);

@@ -14,7 +14,7 @@ use super::turns::{Claim, Turns};
 use super::work::{WorkId, WorkKind, WorkRequest, request};
 use crate::connection::Context;
 use crate::event::Event;
-use crate::flow::{CopyFrom, Flow, Reach, Work};
+use crate::flow::{CopyFrom, Reach, Work};
 use kvik_core::{Code, Error, Result};
 
 impl<R: Clone> Transfers<R> {
@@ -52,7 +52,7 @@ impl<R: Clone> Transfers<R> {
         if cx.is_live() {
             return;
         }
-        for transfer in self.numbers() {
+        for transfer in self.flows.numbers() {
             if let Some(flow) = self.flows.get_mut(&transfer) {
                 flow.close_reach();
             }
@@ -63,7 +63,7 @@ impl<R: Clone> Transfers<R> {
     /// The transfer has something to post, and takes its turn.
     pub(super) fn queue_post(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         if cx.is_live() {
-            self.turns.posting.push_once(self.class_of(transfer), transfer);
+            self.turns.posting.push_once(self.flows.class_of(transfer), transfer);
             cx.tell(Event::Post(self.session));
         }
     }
@@ -77,14 +77,13 @@ impl<R: Clone> Transfers<R> {
         let owner = matches!(flow.work, Work::Expose(_));
         let patience = clock + if owner { dead_after } else { dead_after / 4 };
         let Some(error) = flow.stop.clone() else { return };
-        self.deadlines.remove(&(flow.deadline, transfer));
-        flow.deadline = if flow.deadline > clock { flow.deadline.min(patience) } else { patience };
-        self.deadlines.insert((flow.deadline, transfer));
+        let deadline = if flow.deadline > clock { flow.deadline.min(patience) } else { patience };
         if flow.work == Work::Expose(Reach::Open) {
             flow.work = Work::Expose(Reach::StopRequested);
             flow.end_sent = true;
             cx.send_end(transfer, Err(error));
         }
+        self.flows.set_deadline(transfer, deadline);
     }
 
     /// The peer has answered an end: nothing that it posted for the transfer is in flight any more.
@@ -106,7 +105,7 @@ impl<R: Clone> Transfers<R> {
 
     /// The session has ended: where a NIC may still touch memory for it, its path must be cut.
     pub fn ask_for_fence(&self, cx: &mut Context<'_, R>) {
-        if self.flows.values().any(Flow::is_in_flight) {
+        if self.flows.are_in_flight() {
             cx.tell(Event::Fence(self.session));
         }
     }

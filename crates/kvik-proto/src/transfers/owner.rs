@@ -18,16 +18,12 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_secs(1);
 /// No transfer of a peer stays open longer than this, whatever it asks for.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// More transfers of a peer than this are not open at once.
-const MAX_FLOWS: usize = 4096;
-/// More bytes than this are not held for a peer's open transfers.
-const MAX_HELD: usize = 32 << 20;
 
 impl<R: Clone> Transfers<R> {
     /// A peer opens a transfer.
     pub fn on_begin(&mut self, begin: Begin, now: Duration, cx: &mut Context<'_, R>) -> Result<()> {
         let Some(connection) = cx.connection() else { return Ok(()) };
-        let key = self.key(begin.transfer);
+        let key = (self.session, begin.transfer);
         let theirs = begin.transfer.is_multiple_of(2) != connection.established().opener;
         // Numbers only rise, so a late chunk of an ended transfer cannot be taken for one of a later transfer.
         if !theirs || begin.transfer <= self.last_begun {
@@ -40,9 +36,8 @@ impl<R: Clone> Transfers<R> {
             ));
         }
         self.last_begun = begin.transfer;
-        if self.owned >= MAX_FLOWS {
-            let text = format!("more than {MAX_FLOWS} transfers of this peer are open; let some end first");
-            refuse(key, asked(&begin), Error::new(Code::MemoryCapReached, text), cx);
+        if let Err(error) = self.flows.check_count() {
+            refuse(key, asked(&begin), error, cx);
             return Ok(());
         }
         if begin.path == Path::OneSided && !cx.has_one_sided() {
@@ -67,22 +62,22 @@ impl<R: Clone> Transfers<R> {
         let held = begin.select.positions.as_ref().map_or(0, PageList::held)
             + begin.source.as_ref().map_or(0, |source| source.view.held());
         let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
-        if let Err(error) = self.check_held(&flow) {
+        if let Err(error) = self.flows.check_held(&flow) {
             return refuse(key, asked(&begin), error, cx);
         }
         // The grant may have come since it was looked for.
         if !cx.call().grants().park(grant, key) {
             return self.serve(key, begin, now, cx);
         }
-        self.enter(flow);
+        self.flows.insert(flow);
         self.parked.insert(key.1, begin);
     }
 
     /// The grant that a request waited for is here.
     pub fn unpark(&mut self, transfer: u64, now: Duration, cx: &mut Context<'_, R>) {
         let Some(begin) = self.parked.remove(&transfer) else { return };
-        self.remove(transfer);
-        self.serve(self.key(transfer), begin, now, cx);
+        self.flows.remove(transfer);
+        self.serve((self.session, transfer), begin, now, cx);
     }
 
     /// Serves a request whose grant is live, or refuses it.
@@ -111,7 +106,7 @@ impl<R: Clone> Transfers<R> {
                 if matches!(work, Work::Expose(_)) {
                     cx.call().expose(true);
                 }
-                self.enter(flow);
+                self.flows.insert(flow);
                 if (asked.0, asked.1) == (Op::Write, Path::Channels) || accept.is_some() {
                     let source = accept.map(|source| Box::new(source.travelling()));
                     cx.send(&Frame::Accept { transfer: key.1, source });
@@ -160,7 +155,7 @@ impl<R: Clone> Transfers<R> {
         // The peer is charged for its lists before a few bytes of them become many.
         flow.held =
             given.unfolded(&begin.select)? + begin.source.as_ref().map_or(0, |source| source.view.unfolded());
-        self.check_held(&flow)?;
+        self.flows.check_held(&flow)?;
         let view = given.select(&begin.select, shape.order)?;
         check_page_count(&view)?;
         // "Here" is where the error is read: at the initiator.
@@ -170,7 +165,7 @@ impl<R: Clone> Transfers<R> {
         if begin.path == Path::OneSided {
             flow.held += Flow::<R>::held_by_checks(&flow.chunking);
         }
-        self.check_held(&flow)?;
+        self.flows.check_held(&flow)?;
         let mut accept = None;
         match (begin.op, begin.path) {
             (Op::Read, Path::Channels) => flow.work = Work::Send,
@@ -206,27 +201,6 @@ impl<R: Clone> Transfers<R> {
         }
         flow.memory = Some((offer.region.clone(), Arc::new(view)));
         Ok((flow, accept))
-    }
-
-    /// Whether the session's peer may have this flow too.
-    fn check_held(&self, flow: &Flow<R>) -> Result<()> {
-        if self.held + flow.held <= MAX_HELD {
-            return Ok(());
-        }
-        Err(Error::new(
-            Code::MemoryCapReached,
-            format!(
-                "the open transfers of this peer would hold more than {} of page lists; let some end first",
-                kvik_core::format_size(MAX_HELD as u64)
-            ),
-        ))
-    }
-
-    /// A flow that the session's peer asked for begins, and counts.
-    fn enter(&mut self, flow: Flow<R>) {
-        self.owned += 1;
-        self.held += flow.held;
-        self.insert(flow);
     }
 }
 
