@@ -20,7 +20,6 @@ pub use initiator::{Open, Side};
 pub use turns::Claim;
 pub use work::{WorkId, WorkKind, WorkOutcome, WorkRequest};
 
-use crate::FlowKey;
 use crate::connection::Context;
 use crate::event::Event;
 use crate::flow::{Flow, Role, Work};
