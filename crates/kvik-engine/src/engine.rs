@@ -228,7 +228,7 @@ impl Engine {
         })
     }
 
-    /// Moves the ticket's pages, all of them in the grant's work request or those at these positions of it, into
+    /// Moves the ticket's pages, all of them in the grant's order or those at these positions of it, into
     /// `local`.
     ///
     /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in parts
@@ -250,7 +250,7 @@ impl Engine {
         self.transfer(Op::Read, local, ticket, positions, options)
     }
 
-    /// Moves `local` into the ticket's pages: all of them in the grant's work request, or those at these positions of
+    /// Moves `local` into the ticket's pages: all of them in the grant's order, or those at these positions of
     /// it.
     ///
     /// # Errors

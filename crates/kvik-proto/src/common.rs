@@ -2,7 +2,7 @@
 //!
 //! A session reaches nothing of another one. What concerns others is an [`Effect`]: a value, which the driver carries
 //! out after the session's call, or on another thread. So the order in which that happens is the driver's, and every
-//! work request must be right: a grant that was ended gives its pages back when the last flow has left it, however late
+//! order must be right: a grant that was ended gives its pages back when the last flow has left it, however late
 //! the flows of other sessions are told to stop.
 
 use crate::FlowKey;

@@ -9,7 +9,7 @@
 //!   others to wait for it loses its pages to one that knows of fewer; where readers disagree or die, the grant
 //!   ends by its expiry;
 //! - pages of a grant are only ever reached through a [`View`] that this module has made of it, from positions in its
-//!   work request: no id of a page comes from outside;
+//!   order: no id of a page comes from outside;
 //! - a grant that says what its pages hold serves nothing to who states another content, or none: [`Grants::admit`]
 //!   looks at each request, whatever its path, before anything of the grant is used.
 
@@ -130,7 +130,7 @@ impl<R> Entry<R> {
         if content.claim(link).as_ref() != Some(claim) {
             return wrong(
                 Code::ContentMismatch,
-                "holds other content than this request states (another prompt, work request, model, salt, adapter, or part of \
+                "holds other content than this request states (another prompt, order, model, salt, adapter, or part of \
                  the KV): do not use its pages for it, compute them",
             );
         }
