@@ -123,7 +123,7 @@ def _demand_measured(parts: dict[str, Any], fitting: int) -> None:
     assert submits == 2 * [*series, *(f"warmed {number}" for number in range(1, 6))]
     for warm_up in parts["first"]["data"]["warm_ups"]:
         assert warm_up["transports"]
-        assert {pair["state"] for pair in warm_up["pairs"]} <= {"made"}
+        assert {pair["state"] for pair in warm_up["pairs"]} <= {"opened"}
         assert warm_up["took_s"] > 0
     assert [warm_up["op"] for warm_up in parts["first"]["data"]["warm_ups"]] == ["read", "write"]
     assert {check["state"] for check in parts["first"]["checks"]} == {"passed"}

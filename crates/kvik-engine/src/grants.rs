@@ -81,7 +81,7 @@ impl Grants {
     pub fn begin_quarantine(&self, id: GrantId, pages: u64) {
         let at = boottime() + PATIENCE;
         let table = &mut *lock(&self.table);
-        let Some(given) = table.given.get_mut(&id) else { return };
+        let Some(given @ Given { quarantine: None, .. }) = table.given.get_mut(&id) else { return };
         given.quarantine = Some(Quarantine { pages, tell_at: Some(at) });
         table.untold.insert((at, id));
         self.base.commands.wake_by(at);

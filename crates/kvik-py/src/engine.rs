@@ -41,7 +41,8 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// transport: "auto" (the best that reaches the peer), "tcp", "local" (same host) or "nics" (see nics). What is asked
 ///     for is used, or the transfer fails: nothing is substituted.
 /// verify: "auto" (page checksums on tcp, of a sample of the pages over NICs, none on local), "off", "sample" or
-/// "full". channels: TCP connections to a peer: 4 keep a fast network busy where one connection does not.
+///     "full".
+/// channels: TCP connections to a peer: 4 keep a fast network busy where one connection does not.
 /// io_threads: threads that move data.
 /// deadline: seconds that a transfer may take when it says nothing else. There is no "for ever".
 /// memory_cap: bytes, or text such as "256MiB", that kvik may hold for itself; beyond it MemoryCapReached.

@@ -48,7 +48,7 @@ fn a_table_that_is_not_what_it_should_be() {
     says(Plugin::load(&broken("table")), &["its table has 184 bytes", "at least 208"]);
     says(Plugin::load(&broken("name")), &["its name is no UTF-8"]);
     says(Plugin::load(&broken("colon")), &["its name has a character"]);
-    says(Plugin::load(&broken("function")), &["no function cut"]);
+    says(Plugin::load(&broken("function")), &["no function cancel"]);
     says(Plugin::load(&broken("null")), &["no table"]);
 }
 
@@ -93,7 +93,7 @@ fn words_that_are_broken_in_the_middle() {
 
 #[test]
 fn memory_that_may_still_be_touched_is_never_given_back() {
-    for (rule, kept) in [("nothing", false), ("remove", true), ("cut", true)] {
+    for (rule, kept) in [("nothing", false), ("remove", true), ("cancel", true)] {
         let memory = Arc::new(Memory::shared(4096, HugePages::Never).unwrap());
         let mut device = device(rule).unwrap();
         let conn = device.open_conn(b"somewhere").unwrap();
@@ -103,9 +103,9 @@ fn memory_that_may_still_be_touched_is_never_given_back() {
         device.post(&rma).unwrap();
         drop(known);
         assert_eq!(Arc::strong_count(&memory), 2, "an operation is in flight");
-        if rule == "cut" {
+        if rule == "cancel" {
             says(device.cancel(conn), &["cutting what was posted"]);
-            assert_eq!(device.in_flight(), 1, "what cannot be cut is in flight");
+            assert_eq!(device.in_flight(), 1, "what cannot be cancelled is in flight");
         }
         drop(device);
         assert_eq!(Arc::strong_count(&memory) > 1, kept, "{rule}");
