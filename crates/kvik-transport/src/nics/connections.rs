@@ -223,7 +223,7 @@ impl<C: RmaDevice> Worker<C> {
                 let peer = self.peer(session);
                 peer.open(conn, &stats);
                 (peer.address, peer.since) = (told, None);
-                return self.resume(session);
+                return self.requests.resume(session);
             }
             Err(error) => error,
         };
@@ -233,15 +233,14 @@ impl<C: RmaDevice> Worker<C> {
         peer.nic = (peer.nic + 1) % nics.max(1);
         if peer.failures <= nics && nics > 1 && self.down.is_none() {
             // The next one is tried with the next work request.
-            return self.resume(session);
+            return self.requests.resume(session);
         }
         self.back_off(&services, session, why);
     }
 
     /// Leaves a session to other NICs for a while.
     fn back_off(&mut self, services: &Services, session: u64, why: Error) {
-        let first = self.requests.iter().flatten().find(|active| active.session() == session);
-        let cause = first.and_then(|active| active.doubt.as_ref());
+        let cause = self.requests.doubt(session);
         let cause = cause.map_or_else(String::new, |cause| format!(" (what failed first: {})", cause.text));
         let text =
             format!("NIC {} ({}) cannot reach the peer: {}{cause}", self.number, self.stats.name(), why.text);
@@ -304,7 +303,7 @@ impl<C: RmaDevice> Worker<C> {
             if matches!(peer.state, ConnState::Unreachable(until) if until <= now) {
                 peer.state = ConnState::Closed;
                 self.unreachable.clear(*session, self.number);
-                self.wants.insert(*session);
+                self.requests.turns().wait(*session);
             }
         }
     }
@@ -319,7 +318,7 @@ impl<C: RmaDevice> Worker<C> {
         if !same && !matches!(peer.state, ConnState::Requested(_)) && self.in_flight(session) == 0 {
             self.close_conn(session);
             self.degraded.remove(&session);
-            self.resume(session);
+            self.requests.resume(session);
         }
     }
 
@@ -356,12 +355,7 @@ impl<C: RmaDevice> Worker<C> {
             Ok(cut) => cut == CancelScope::All,
             Err(error) => return self.cannot_stop(session, &error),
         };
-        for active in self.requests.iter_mut().flatten().filter(|active| all || active.session() == session) {
-            if active.out > 0 {
-                self.degraded.insert(active.session());
-            }
-            active.stop(&stopped);
-        }
+        self.degraded.extend(self.requests.stop(|other| all || other == session, &stopped));
         for (_, probe) in self.probes.iter_mut().filter(|(other, _)| all || **other == session) {
             probe.stop();
         }
@@ -377,8 +371,7 @@ impl<C: RmaDevice> Worker<C> {
     fn cannot_stop(&mut self, session: u64, error: &Error) {
         log::debug!("operations of NIC {} cannot be stopped: {error}", self.number);
         let Some(services) = self.services.clone() else { return };
-        let theirs = self.requests.iter_mut().flatten().filter(|active| active.session() == session);
-        theirs.for_each(|active| active.give_up(&*services.work, error));
+        self.requests.give_up(session, &*services.work, error);
     }
 
     /// Closes the connection to a session's peer; nothing is in flight on it.

@@ -17,7 +17,7 @@ pub(super) struct InFlight {
     /// Position in the stream up to which operations were posted.
     at: u64,
     /// Operations in flight.
-    pub out: u32,
+    pub out: usize,
     extents: u64,
     /// It has failed.
     error: Option<Error>,
@@ -73,11 +73,13 @@ impl InFlight {
         Some(first.left)
     }
 
-    /// An operation of these runs was posted.
-    pub fn posted(&mut self, pieces: &[Run]) {
-        self.at += pieces.iter().map(|run| run.len as u64).sum::<u64>();
+    /// An operation of these runs was posted: their bytes.
+    pub fn posted(&mut self, pieces: &[Run]) -> u64 {
+        let bytes = pieces.iter().map(|run| run.len as u64).sum();
+        self.at += bytes;
         self.out += 1;
         self.extents += pieces.len() as u64;
+        bytes
     }
 
     /// An operation has ended, or was stopped.
@@ -117,11 +119,12 @@ impl InFlight {
         self.out == 0 && self.doubt.is_none() && (self.is_left() || self.at >= self.request.part.end)
     }
 
-    /// Its operations were stopped here; on the way there may still be something of them.
-    pub fn stop(&mut self, error: &Error) {
-        if std::mem::take(&mut self.out) > 0 {
+    /// Its operations were stopped here, so many; on the way there may still be something of them.
+    pub fn stop(&mut self, error: &Error) -> usize {
+        if self.out > 0 {
             self.doubt.get_or_insert(error.clone());
         }
+        std::mem::take(&mut self.out)
     }
 
     /// The connection has mended: nothing that was posted can land any more. It begins again, which does no harm, since

@@ -4,7 +4,7 @@
 //! - [`NicPool`]: their threads;
 //! - `device`: what a thread needs of a NIC; `libfabric`, `verbs` and `plugin` have it;
 //! - `worker`: the thread: what it is told, and when it sleeps;
-//! - `posting`: the work requests that it has in flight;
+//! - `posting`: the work requests that it has in flight (`requests`), each session's in its turn (`turns`);
 //! - `connections`: its connections to peers: how they open, mend and close;
 //! - `warm_up`: connections that are opened before anything moves over them.
 
@@ -15,7 +15,9 @@ mod libfabric;
 mod options;
 mod plugin;
 mod posting;
+mod requests;
 mod stats;
+mod turns;
 mod verbs;
 mod warm_up;
 mod worker;

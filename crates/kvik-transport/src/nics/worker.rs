@@ -2,7 +2,7 @@
 
 use super::connections::Peer;
 use super::device::{Done, RmaDevice, Run};
-use super::in_flight::InFlight;
+use super::requests::Requests;
 use super::stats::NicStats;
 use super::warm_up::Probe;
 use super::{Command, Fence, Inbox, Told, Unreachable};
@@ -10,15 +10,13 @@ use crate::{RegionMemory, Services, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_proto::NicKey;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WAKER: u64 = 0;
 const QUEUE: u64 = 1;
-/// Work requests in flight: enough small chunks to fill a queue, few enough that transfers take turns.
-const MAX_REQUESTS: usize = 16;
 /// How long the thread sleeps at most while something is in flight: stops are looked at.
 const STOP_POLL: Duration = Duration::from_millis(10);
 /// An idle thread wakes this rarely; everything that matters wakes it at once.
@@ -63,17 +61,13 @@ pub(super) struct Worker<C: RmaDevice> {
     pub peers: HashMap<u64, Peer<C::Conn>>,
     /// Sessions whose peer cannot be reached as it was.
     pub degraded: BTreeSet<u64>,
-    /// Sessions that may have something to post.
-    pub wants: BTreeSet<u64>,
     /// Connections that are to be warmed up, by session.
     pub probes: HashMap<u64, Probe>,
     /// The number of the next operation that is no work request's.
     pub next_probe: u64,
     /// Until when peers' NICs may read the page.
     pub probed_until: Option<Instant>,
-    pub requests: Vec<Option<InFlight>>,
-    /// Work requests with something left to post.
-    pub turns: VecDeque<usize>,
+    pub requests: Requests,
     pub done: Vec<Done>,
     /// The runs of the next operation, kept for their room.
     pub pieces: Vec<Run>,
@@ -88,6 +82,7 @@ impl<C: RmaDevice> Worker<C> {
         epoll.add(&inbox.waker, WAKER, Interest::READ).map_err(fail)?;
         let address = device.address()?;
         let waits = device.watch(&epoll, QUEUE)?;
+        let requests = Requests::new(device.depth());
         let worker = Worker {
             inbox,
             number,
@@ -105,12 +100,10 @@ impl<C: RmaDevice> Worker<C> {
             broken: None,
             peers: HashMap::new(),
             degraded: BTreeSet::new(),
-            wants: BTreeSet::new(),
             probes: HashMap::new(),
             next_probe: 0,
             probed_until: None,
-            requests: (0..MAX_REQUESTS).map(|_| None).collect(),
-            turns: VecDeque::new(),
+            requests,
             done: Vec::new(),
             pieces: Vec::new(),
         };
@@ -145,7 +138,7 @@ impl<C: RmaDevice> Worker<C> {
 
     /// How long the thread may sleep now.
     fn wait(&mut self, idle: u32) -> Duration {
-        let busy = self.requests.iter().any(Option::is_some)
+        let busy = !self.requests.is_empty()
             || !self.leaving.is_empty()
             || !self.degraded.is_empty()
             || self.is_warming_up()
@@ -162,7 +155,7 @@ impl<C: RmaDevice> Worker<C> {
     fn execute(&mut self, command: Command) {
         match command {
             Command::Serve(services) => self.services = Some(services),
-            Command::Post(session) => drop(self.wants.insert(session)),
+            Command::Post(session) => self.requests.turns().wait(session),
             Command::Register(memory, answer) => {
                 let known = self.register(memory);
                 let _ = answer.send(known);
@@ -242,7 +235,7 @@ impl<C: RmaDevice> Worker<C> {
     }
 
     pub fn forget(&mut self, session: u64) {
-        self.wants.remove(&session);
+        self.requests.turns().wait_no_more(session);
         self.degraded.remove(&session);
         self.unreachable.clear(session, self.number);
         self.end_probe(session);
@@ -255,8 +248,7 @@ impl<C: RmaDevice> Worker<C> {
     }
 
     fn end(&mut self) {
-        let sessions: Vec<u64> = self.requests.iter().flatten().map(InFlight::session).collect();
-        for session in sessions {
+        for session in self.requests.sessions() {
             self.abandon(session, "the engine was closed");
         }
         self.services = None;
