@@ -10,6 +10,9 @@ use kvik_proto::{Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long an operation may take to end after its transfer has.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+
 pub(super) struct InFlight {
     pub request: WorkRequest<RegionMemory>,
     pub op: Op,
@@ -99,12 +102,12 @@ impl InFlight {
         self.error.is_some() || stopped(&self.request.stop)
     }
 
-    /// Whether it was left and waits in vain for so long for its operations to end.
-    pub fn is_stuck(&mut self, patience: Duration) -> bool {
+    /// Whether it was left, and has waited in vain for its operations to end.
+    pub fn is_stuck(&mut self) -> bool {
         if self.out == 0 || !self.is_left() {
             return false;
         }
-        self.left_since.get_or_insert_with(Instant::now).elapsed() > patience
+        self.left_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
     }
 
     /// What is in flight cannot be stopped: who waits for its transfer is told, once.

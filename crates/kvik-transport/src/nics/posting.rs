@@ -2,15 +2,10 @@
 //! them is in flight any more.
 
 use super::device::{Operation, Posted, RmaDevice};
-use super::warm_up::Probe;
 use super::worker::Worker;
 use crate::{Queue, Services, finish};
 use kvik_core::{Code, Error, Result};
 use kvik_proto::WorkOutcome;
-use std::time::Duration;
-
-/// How long an operation may take to end after its transfer has.
-pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
 impl<C: RmaDevice> Worker<C> {
     /// Takes what has ended. Whether anything has.
@@ -26,10 +21,10 @@ impl<C: RmaDevice> Worker<C> {
             match self.requests.ended(ended) {
                 Ok((session, true)) => {
                     self.stats.operation_failed();
-                    self.degraded.insert(session);
+                    self.peers.degrade(session);
                 }
                 Ok((session, false)) => {
-                    if let Some(peer) = self.peers.get_mut(&session) {
+                    if let Some(peer) = self.peers.get(session) {
                         peer.works();
                     }
                 }
@@ -41,7 +36,7 @@ impl<C: RmaDevice> Worker<C> {
     }
 
     pub(super) fn report(&mut self, services: &Services) {
-        for session in self.requests.stuck(PATIENCE) {
+        for session in self.requests.stuck() {
             self.cut(session);
         }
         self.requests.report(&*services.work, &self.stats);
@@ -51,7 +46,7 @@ impl<C: RmaDevice> Worker<C> {
     pub(super) fn take_work(&mut self, services: &Services) -> bool {
         let mut took = false;
         while let Some(session) = self.requests.turns().next_to_claim() {
-            let request = match self.may_take(session) {
+            let request = match self.peers.may_take(session) {
                 true => services.work.claim(Queue::Post(session)),
                 false => None,
             };
@@ -99,7 +94,7 @@ impl<C: RmaDevice> Worker<C> {
         let Some((conn, nic)) = self.conn(services, session)? else { return Ok(None) };
         let Some(active) = self.requests.get(place) else { return Ok(None) };
         let no = |text: &str| Error::new(Code::TransportUnavailable, text);
-        let memory = self.known.get(&active.request.region.name());
+        let memory = self.memories.get(active.request.region.name());
         let memory = memory.ok_or_else(|| no("the NIC does not know this memory: its region was closed"))?;
         let key = active.source.keys.get(nic);
         let key = key.ok_or_else(|| no("the peer's NIC does not know its memory"))?;
@@ -122,7 +117,7 @@ impl<C: RmaDevice> Worker<C> {
             Err(error) => {
                 active.doubt.get_or_insert(error);
                 self.stats.operation_failed();
-                self.degraded.insert(session);
+                self.peers.degrade(session);
                 Ok(None)
             }
         }
@@ -135,7 +130,6 @@ impl<C: RmaDevice> Worker<C> {
 
     /// Operations in flight to a session's peer.
     pub(super) fn in_flight(&self, session: u64) -> usize {
-        let probes = self.probes.get(&session).is_some_and(Probe::is_in_flight);
-        self.requests.operations(session) + usize::from(probes)
+        self.requests.operations(session) + usize::from(self.probes.is_in_flight(session))
     }
 }

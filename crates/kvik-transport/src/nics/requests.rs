@@ -7,7 +7,6 @@ use super::turns::Turns;
 use crate::{RegionMemory, WorkSource};
 use kvik_core::Error;
 use kvik_proto::WorkRequest;
-use std::time::Duration;
 
 /// Work requests in flight: half of them are enough small chunks to fill a queue.
 const PLACES: usize = 32;
@@ -103,10 +102,10 @@ impl Requests {
     }
 
     /// Sessions of transfers that have ended while operations for them have not.
-    pub fn stuck(&mut self, patience: Duration) -> Vec<u64> {
+    pub fn stuck(&mut self) -> Vec<u64> {
         let stuck = self.places.iter_mut().flatten().filter_map(|active| {
             let session = active.session();
-            active.is_stuck(patience).then_some(session)
+            active.is_stuck().then_some(session)
         });
         stuck.collect()
     }
