@@ -323,13 +323,12 @@ impl Inner {
         // Under the lock, so that a region which is closed meanwhile is not held by this.
         let (tables, mut seen) = (lock(&self.tables), Vec::new());
         for held in tables.regions.values().filter_map(WeakRegionMemory::upgrade) {
-            let RegionMemory::Gpu(memory) = &held else { continue };
-            let device = memory.device().ordinal();
+            let Some(device) = held.device().map(|device| device.ordinal()) else { continue };
             if seen.contains(&device) {
                 continue;
             }
             seen.push(device);
-            if let Err(error) = memory.flush_writes() {
+            if let Err(error) = held.flush_writes() {
                 log::error!("GPU {device} may not see what a peer's NIC has written: {error}");
             }
         }

@@ -2,10 +2,10 @@
 
 use super::device::Run;
 use super::stats::NicStats;
-use crate::gpu::failed;
-use crate::local::stopped;
-use crate::{RegionMemory, WorkSource, finish};
-use kvik_core::{Error, Extent, Extents, Result};
+use crate::basics::stopped;
+use crate::services::finish;
+use crate::{RegionMemory, WorkSource};
+use kvik_core::{Error, Extent, Extents};
 use kvik_proto::{Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -145,7 +145,9 @@ impl InFlight {
             Some(error) => WorkOutcome::Failed(error),
             None if all => {
                 stats.moved(self.op, self.request.part.end - self.request.part.start);
-                match make_seen(&self.request.region, self.op) {
+                // Before anybody hears that it is there.
+                let seen = if self.op == Op::Read { self.request.region.flush_writes() } else { Ok(()) };
+                match seen {
                     Ok(()) => WorkOutcome::Done { extents: self.extents, verify: Duration::ZERO },
                     Err(error) => WorkOutcome::Failed(error),
                 }
@@ -158,13 +160,5 @@ impl InFlight {
     /// Gives it to another NIC. Nothing that was posted can land any more.
     pub fn give_back(self, work: &dyn WorkSource) {
         finish(work, self.request, WorkOutcome::Back);
-    }
-}
-
-/// Sees to it that a GPU sees what a NIC has read into its memory.
-fn make_seen(region: &RegionMemory, op: Op) -> Result<()> {
-    match (region, op) {
-        (RegionMemory::Gpu(memory), Op::Read) => memory.flush_writes().map_err(failed),
-        _ => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! What a NIC's thread is told.
 
-use crate::local::lock;
+use crate::basics::lock;
 use crate::{RegionMemory, Services, from_host};
 use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;

@@ -31,7 +31,7 @@ mod worker;
 pub use options::{NicKind, NicOptions};
 pub use stats::NicStats;
 
-use crate::local::lock;
+use crate::basics::lock;
 use crate::{RegionMemory, Services, TransportId, from_host};
 use inbox::{Command, Fence, Inbox};
 use kvik_core::{Code, Error, Result};

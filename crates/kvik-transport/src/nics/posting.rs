@@ -3,7 +3,8 @@
 
 use super::device::{Operation, Posted, RmaDevice};
 use super::worker::Worker;
-use crate::{Queue, Services, finish};
+use crate::services::finish;
+use crate::{Queue, Services};
 use kvik_core::{Code, Error, Result};
 use kvik_proto::WorkOutcome;
 

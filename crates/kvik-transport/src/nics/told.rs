@@ -1,6 +1,6 @@
 //! What the NICs of an engine share with each other and with their pool.
 
-use crate::local::lock;
+use crate::basics::lock;
 use kvik_proto::Nics;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
