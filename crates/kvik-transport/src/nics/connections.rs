@@ -8,19 +8,18 @@ use super::device::{CancelScope, RmaDevice};
 use super::in_flight::PATIENCE;
 use super::peers::{CALL, ConnState, gone};
 use super::worker::Worker;
-use crate::Services;
 use kvik_core::{Code, Error, Result};
 use kvik_proto::{NicAnswer, NicCall, NicCallKind};
 
 impl<C: RmaDevice> Worker<C> {
     /// The connection to the session's peer, and which of its NICs it leads to. None: it is being opened.
-    pub(super) fn conn(&mut self, services: &Services, session: u64) -> Result<Option<(C::Conn, usize)>> {
+    pub(super) fn conn(&mut self, session: u64) -> Result<Option<(C::Conn, usize)>> {
         if self.peers.is_degraded(session) {
             return Ok(None);
         }
         if let Some(why) = self.peers.down().cloned() {
             // Nothing of its work requests was posted, or their connection has been cut since.
-            self.back_off(services, session, why);
+            self.back_off(session, why);
             return Ok(None);
         }
         if let Some(peer) = self.peers.get(session) {
@@ -31,7 +30,7 @@ impl<C: RmaDevice> Worker<C> {
                 ConnState::Closed => {}
             }
         }
-        let nics = services.rma.nics(session).ok_or_else(gone)?.addresses;
+        let nics = self.services.rma.nics(session).ok_or_else(gone)?.addresses;
         let peer = self.peers.of(session);
         let address = peer.choose(&nics).ok_or_else(gone)?;
         if let Some(conn) = self.device.reach(session, address)? {
@@ -39,13 +38,13 @@ impl<C: RmaDevice> Worker<C> {
             self.peers.open(session, conn, None);
             return Ok(Some((conn, nic)));
         }
-        self.request_connection(services, session)?;
+        self.request_connection(session)?;
         Ok(None)
     }
 
     /// Asks the session's peer for a connection to its NIC.
-    fn request_connection(&mut self, services: &Services, session: u64) -> Result<()> {
-        if services.rma.nics(session).is_none() {
+    fn request_connection(&mut self, session: u64) -> Result<()> {
+        if self.services.rma.nics(session).is_none() {
             return Err(gone());
         }
         // The address by which the connection was: if the peer has another one by now, that connection is cut already.
@@ -54,23 +53,23 @@ impl<C: RmaDevice> Worker<C> {
         peer.request();
         let (from, to) = (self.number as u8, peer.nic() as u8);
         self.peers.degrade(session);
-        services.rma.call(session, NicCall { from, to, kind: NicCallKind::Connect, address: told });
+        self.services.rma.call(session, NicCall { from, to, kind: NicCallKind::Connect, address: told });
         Ok(())
     }
 
     /// Looks after the sessions whose peers cannot be reached as they were.
-    pub(super) fn reconnect(&mut self, services: &Services) {
+    pub(super) fn reconnect(&mut self) {
         for session in self.peers.open_again() {
             self.requests.turns().wait(session);
         }
         for session in self.peers.degraded() {
-            if let Err(error) = self.reconnect_one(services, session) {
-                self.give_up(services, session, &error);
+            if let Err(error) = self.reconnect_one(session) {
+                self.give_up(session, &error);
             }
         }
     }
 
-    fn reconnect_one(&mut self, services: &Services, session: u64) -> Result<()> {
+    fn reconnect_one(&mut self, session: u64) -> Result<()> {
         let (in_flight, down) = (self.in_flight(session), self.peers.down().is_some());
         let peer = self.peers.of(session);
         match peer.state() {
@@ -93,19 +92,19 @@ impl<C: RmaDevice> Worker<C> {
         }
         peer.failed();
         self.close_conn(session);
-        self.request_connection(services, session)
+        self.request_connection(session)
     }
 
     /// A peer that does not answer cannot vouch for what was posted to it.
-    fn give_up(&mut self, services: &Services, session: u64, why: &Error) {
+    fn give_up(&mut self, session: u64, why: &Error) {
         log::warn!("NIC {} ({}) cannot reach a peer: {}", self.number, self.stats.name(), why.text);
         self.peers.mended(session);
         if self.in_flight(session) > 0 {
             self.cut(session);
         }
         self.close_conn(session);
-        self.warm_up_ended(services, session, Err(why));
-        self.reassign(services, session, false, why);
+        self.warm_up_ended(session, Err(why));
+        self.reassign(session, false, why);
     }
 
     /// The peer has answered: whatever was posted before cannot land any more.
@@ -113,12 +112,11 @@ impl<C: RmaDevice> Worker<C> {
         if answer.kind == NicCallKind::ProbePage {
             return self.on_probe_page(session, answer);
         }
-        let Some(services) = self.services.clone() else { return };
         let Some(peer) = self.peers.get(session) else { return };
         if !peer.was_asked_for(usize::from(answer.to)) {
             return log::debug!("a peer answered for a NIC that it was not asked for");
         }
-        let nics = services.rma.nics(session).map_or(0, |nics| nics.addresses.len());
+        let nics = self.services.rma.nics(session).map_or(0, |nics| nics.addresses.len());
         let tried = peer.was_tried(nics);
         let down = self.peers.down().cloned();
         let opened = answer.outcome.and_then(|told| match (down, tried) {
@@ -143,11 +141,11 @@ impl<C: RmaDevice> Worker<C> {
             // The next one is tried with the next work request.
             return self.requests.resume(session);
         }
-        self.back_off(&services, session, why);
+        self.back_off(session, why);
     }
 
     /// Leaves a session to other NICs for a while.
-    fn back_off(&mut self, services: &Services, session: u64, why: Error) {
+    fn back_off(&mut self, session: u64, why: Error) {
         let cause = self.requests.doubt(session);
         let cause = cause.map_or_else(String::new, |cause| format!(" (what failed first: {})", cause.text));
         let text =
@@ -155,14 +153,14 @@ impl<C: RmaDevice> Worker<C> {
         let why = Error::new(Code::PeerLost, text);
         let others = self.peers.back_off(session, &why);
         log::warn!("{}; {}", why.text, if others { "others take its work" } else { "nor can any other" });
-        self.warm_up_ended(services, session, Err(&why));
-        self.reassign(services, session, others, &why);
+        self.warm_up_ended(session, Err(&why));
+        self.reassign(session, others, &why);
     }
 
     /// The session's peer has told of addresses. Where this NIC's connection was by one that is no more, that
     /// connection is cut.
     pub(super) fn find(&mut self, session: u64) {
-        let told = self.services.as_ref().and_then(|services| services.rma.nics(session));
+        let told = self.services.rma.nics(session);
         let Some(peer) = self.peers.get(session) else { return };
         let address = told.as_ref().and_then(|nics| nics.addresses.get(peer.nic()));
         let same = address.is_some_and(|address| address == peer.address());
@@ -180,21 +178,22 @@ impl<C: RmaDevice> Worker<C> {
         if call.kind == NicCallKind::ProbePage {
             return self.answer_probe_page(session, call);
         }
-        let Some(services) = self.services.clone() else { return };
         match self.device.disconnect_peer(session, call.from, &call.address) {
-            Ok(true) => self.tell_address(&services),
+            Ok(true) => self.tell_address(),
             Ok(false) => {}
             // No answer: then the peer cannot vouch for what it has posted, and the session ends.
             Err(error) => return log::error!("NIC {} cannot cut off a peer: {error}", self.number),
         }
         let outcome = self.device.admit(session, call.from, &call.address);
-        services.rma.answer(session, NicAnswer { from: call.from, to: call.to, kind: call.kind, outcome });
+        self.services
+            .rma
+            .answer(session, NicAnswer { from: call.from, to: call.to, kind: call.kind, outcome });
     }
 
     /// All peers must take another address from now on.
-    pub(super) fn tell_address(&mut self, services: &Services) {
+    pub(super) fn tell_address(&mut self) {
         match self.device.address() {
-            Ok(address) => services.rma.moved(self.told.moved(self.number, address)),
+            Ok(address) => self.services.rma.moved(self.told.moved(self.number, address)),
             // Whoever wants a connection asks for it, and it is tried again.
             Err(error) => log::error!("NIC {} cannot be reached by peers: {error}", self.number),
         }
@@ -209,10 +208,7 @@ impl<C: RmaDevice> Worker<C> {
             // It goes on: nobody is let wait for its end, and its pages are nobody's.
             Err(error) => {
                 log::debug!("operations of NIC {} cannot be stopped: {error}", self.number);
-                if let Some(services) = &self.services {
-                    self.requests.give_up(session, &*services.work, &error);
-                }
-                return;
+                return self.requests.give_up(session, &*self.services.work, &error);
             }
         };
         let theirs = |other| all || other == session;

@@ -1,7 +1,7 @@
 //! What a NIC's thread is told.
 
 use crate::basics::lock;
-use crate::{RegionMemory, Services, from_host};
+use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;
 use kvik_proto::{NicAnswer, NicCall, NicCallKind, NicKey};
@@ -13,8 +13,6 @@ use std::time::Instant;
 
 /// What a thread is told.
 pub(super) enum Command {
-    /// Work requests come from here.
-    Serve(Arc<Services>),
     /// The session may have something to post.
     Post(u64),
     /// A transfer must stop: look at the work requests in flight.

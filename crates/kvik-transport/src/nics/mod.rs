@@ -37,12 +37,12 @@ use inbox::{Command, Fence, Inbox};
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use told::{Told, Unreachable};
-use worker::Place;
+use worker::{Place, Worker};
 
 /// How long a thread may take to answer before its caller goes on without: far longer than any driver takes to forget
 /// memory.
@@ -55,6 +55,8 @@ const OPEN: Duration = Duration::from_secs(60);
 pub(crate) struct NicPool {
     workers: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Threads that have opened their NICs wait here for somebody to serve.
+    waiting: Mutex<Vec<SyncSender<Arc<Services>>>>,
     told: Arc<Told>,
     transport: TransportId,
     mechanism: String,
@@ -113,6 +115,7 @@ impl NicPool {
         let mut pool = NicPool {
             workers: Vec::new(),
             threads: Mutex::default(),
+            waiting: Mutex::default(),
             told: Arc::default(),
             transport: options.kind.transport(),
             mechanism: options.kind.mechanism().unwrap_or_default(),
@@ -165,7 +168,7 @@ impl NicPool {
         for (number, (name, nic)) in nics.into_iter().enumerate() {
             let inbox = Inbox::new()?;
             let stats = Arc::new(NicStats::new(name));
-            let (tell, opened) = sync_channel(1);
+            let ((tell, opened), (serve, begin)) = (sync_channel(1), sync_channel(1));
             let place = Place {
                 number,
                 inbox: inbox.clone(),
@@ -175,16 +178,19 @@ impl NicPool {
             };
             let open = open.clone();
             let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
-                let worker = open(nic).and_then(|device| worker::Worker::new(device, place));
-                match worker {
-                    Ok((mut worker, address)) => {
+                match open(nic).and_then(|device| Worker::open(device, place)) {
+                    Ok((address, serve)) => {
                         let _ = tell.send(Ok(address));
-                        worker.run();
+                        // Nobody is there when the pool ends before.
+                        if let Ok(services) = begin.recv() {
+                            serve(services).run();
+                        }
                     }
                     Err(error) => drop(tell.send(Err(error))),
                 }
             });
             lock(&self.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
+            lock(&self.waiting).push(serve);
             self.workers.push(inbox);
             self.stats.push(stats);
             opening.push(opened);
@@ -201,9 +207,12 @@ impl NicPool {
         opened
     }
 
-    /// Begins to serve work requests.
+    /// Begins to serve work requests, and to do what it is told.
     pub fn serve(&self, services: &Arc<Services>) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Serve(services.clone())));
+        for thread in lock(&self.waiting).drain(..) {
+            // One that has ended has said why.
+            let _ = thread.send(services.clone());
+        }
     }
 
     /// What peers are told.
@@ -341,6 +350,7 @@ impl NicPool {
 
     /// Closes the NICs and ends the threads.
     pub fn stop(&self) {
+        lock(&self.waiting).clear();
         self.workers.iter().for_each(|worker| worker.put(Command::Stop));
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {

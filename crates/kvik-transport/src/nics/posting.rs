@@ -3,8 +3,8 @@
 
 use super::device::{Operation, Posted, RmaDevice};
 use super::worker::Worker;
+use crate::Queue;
 use crate::services::finish;
-use crate::{Queue, Services};
 use kvik_core::{Code, Error, Result};
 use kvik_proto::WorkOutcome;
 
@@ -36,19 +36,19 @@ impl<C: RmaDevice> Worker<C> {
         moved
     }
 
-    pub(super) fn report(&mut self, services: &Services) {
+    pub(super) fn report(&mut self) {
         for session in self.requests.stuck() {
             self.cut(session);
         }
-        self.requests.report(&*services.work, &self.stats);
+        self.requests.report(&*self.services.work, &self.stats);
     }
 
     /// Takes work requests while there are places for them, of each session in turn.
-    pub(super) fn take_work(&mut self, services: &Services) -> bool {
+    pub(super) fn take_work(&mut self) -> bool {
         let mut took = false;
         while let Some(session) = self.requests.turns().next_to_claim() {
             let request = match self.peers.may_take(session) {
-                true => services.work.claim(Queue::Post(session)),
+                true => self.services.work.claim(Queue::Post(session)),
                 false => None,
             };
             let Some(request) = request else {
@@ -59,17 +59,17 @@ impl<C: RmaDevice> Worker<C> {
             if let Err(request) = self.requests.add(request) {
                 let text = "a work request for a channel or a copy was given to a NIC";
                 let outcome = WorkOutcome::Failed(Error::new(Code::ProtocolError, text));
-                finish(&*services.work, *request, outcome);
+                finish(&*self.services.work, *request, outcome);
             }
         }
         took
     }
 
     /// Posts operations while there is room, of each session in turn.
-    pub(super) fn post(&mut self, services: &Services) -> bool {
+    pub(super) fn post(&mut self) -> bool {
         let mut posted = false;
         while let Some(place) = self.requests.turns().next_to_post() {
-            match self.post_next(services, place) {
+            match self.post_next(place) {
                 Ok(Some(Posted::Yes)) => posted = true,
                 Ok(Some(Posted::Full)) => self.requests.turns().full(),
                 Ok(None) => self.requests.pause(place),
@@ -87,12 +87,12 @@ impl<C: RmaDevice> Worker<C> {
 
     /// Posts a work request's next operation. None: there is none, or it waits for its connection, which brings it
     /// back.
-    fn post_next(&mut self, services: &Services, place: usize) -> Result<Option<Posted>> {
+    fn post_next(&mut self, place: usize) -> Result<Option<Posted>> {
         let Some(active) = self.requests.get(place) else { return Ok(None) };
         let (longest, most) = (self.device.longest(), self.device.pieces());
         let Some(there) = active.next(longest, most, &mut self.pieces) else { return Ok(None) };
         let session = active.session();
-        let Some((conn, nic)) = self.conn(services, session)? else { return Ok(None) };
+        let Some((conn, nic)) = self.conn(session)? else { return Ok(None) };
         let Some(active) = self.requests.get(place) else { return Ok(None) };
         let no = |text: &str| Error::new(Code::TransportUnavailable, text);
         let memory = self.memories.get(active.request.region.name());
@@ -125,8 +125,8 @@ impl<C: RmaDevice> Worker<C> {
     }
 
     /// A session's work requests, of which nothing is in flight here, go to other NICs, or fail.
-    pub(super) fn reassign(&mut self, services: &Services, session: u64, others: bool, why: &Error) {
-        self.requests.reassign(session, &*services.work, &self.stats, (!others).then_some(why));
+    pub(super) fn reassign(&mut self, session: u64, others: bool, why: &Error) {
+        self.requests.reassign(session, &*self.services.work, &self.stats, (!others).then_some(why));
     }
 
     /// Operations in flight to a session's peer.

@@ -8,7 +8,6 @@
 use super::device::{Done, Operation, Posted, RmaDevice, Run};
 use super::probes::{Page, Step};
 use super::worker::Worker;
-use crate::Services;
 use kvik_core::{Error, Result};
 use kvik_proto::{NicAnswer, NicCall, NicCallKind, NicKey, Op};
 use std::time::Instant;
@@ -19,30 +18,29 @@ const READ: usize = 8;
 impl<C: RmaDevice> Worker<C> {
     /// Sees to it that something goes over the connection to the session's peer.
     pub(super) fn warm_up(&mut self, session: u64, until: Instant) {
-        let Some(services) = self.services.clone() else { return };
         match self.peers.get(session).filter(|peer| peer.is_warm()) {
-            Some(peer) => services.rma.warm_up_done(session, self.number, peer.nic(), Ok(false)),
+            Some(peer) => self.services.rma.warm_up_done(session, self.number, peer.nic(), Ok(false)),
             None => self.probes.add(session, until),
         }
     }
 
-    pub(super) fn progress_probes(&mut self, services: &Services) {
+    pub(super) fn progress_probes(&mut self) {
         for session in self.probes.sessions() {
-            if let Err(why) = self.progress_probe(services, session) {
-                self.warm_up_ended(services, session, Err(&why));
+            if let Err(why) = self.progress_probe(session) {
+                self.warm_up_ended(session, Err(&why));
             }
         }
     }
 
-    fn progress_probe(&mut self, services: &Services, session: u64) -> Result<()> {
+    fn progress_probe(&mut self, session: u64) -> Result<()> {
         if self.probes.is_wanted(session) && self.peers.get(session).is_some_and(|peer| peer.is_warm()) {
-            self.warm_up_ended(services, session, Ok(()));
+            self.warm_up_ended(session, Ok(()));
             return Ok(());
         }
         match self.probes.step(session) {
             Step::Wait => return Ok(()),
             Step::Ask => {
-                self.request_probe_page(services, session);
+                self.request_probe_page(session);
                 return Ok(());
             }
             Step::Stop => {
@@ -55,21 +53,21 @@ impl<C: RmaDevice> Worker<C> {
             }
             Step::Connect => {}
         }
-        let Some((conn, nic)) = self.conn(services, session)? else { return Ok(()) };
+        let Some((conn, nic)) = self.conn(session)? else { return Ok(()) };
         match self.probes.page(session, nic) {
             Page::Key(key) => self.probe(session, conn, key)?,
-            Page::None => self.warm_up_ended(services, session, Ok(())),
-            Page::Unknown => self.request_probe_page(services, session),
+            Page::None => self.warm_up_ended(session, Ok(())),
+            Page::Unknown => self.request_probe_page(session),
             Page::Asked => {}
         }
         Ok(())
     }
 
-    fn request_probe_page(&mut self, services: &Services, session: u64) {
+    fn request_probe_page(&mut self, session: u64) {
         let (from, to) = (self.number as u8, self.peers.of(session).nic() as u8);
         self.probes.asked(session);
         let kind = NicCallKind::ProbePage;
-        services.rma.call(session, NicCall { from, to, kind, address: Vec::new() });
+        self.services.rma.call(session, NicCall { from, to, kind, address: Vec::new() });
     }
 
     /// Reads of the peer's page.
@@ -116,10 +114,10 @@ impl<C: RmaDevice> Worker<C> {
     }
 
     /// Something went over the connection to the session's peer, or there is none for now.
-    pub(super) fn warm_up_ended(&mut self, services: &Services, session: u64, outcome: Result<(), &Error>) {
+    pub(super) fn warm_up_ended(&mut self, session: u64, outcome: Result<(), &Error>) {
         if self.probes.take(session) {
             let outcome = outcome.map(|()| true).map_err(Error::clone);
-            services.rma.warm_up_done(session, self.number, self.peers.of(session).nic(), outcome);
+            self.services.rma.warm_up_done(session, self.number, self.peers.of(session).nic(), outcome);
         }
     }
 
@@ -142,13 +140,12 @@ impl<C: RmaDevice> Worker<C> {
 
     /// A NIC of the session's peer asks for this one's page.
     pub(super) fn answer_probe_page(&mut self, session: u64, call: NicCall) {
-        let Some(services) = self.services.clone() else { return };
         let outcome = self.memories.page(&mut self.device).map(|(_, key)| {
             self.probes.expect_reads();
             [key.key.to_le_bytes(), key.base.to_le_bytes()].concat()
         });
         let NicCall { from, to, kind, .. } = call;
-        services.rma.answer(session, NicAnswer { from, to, kind, outcome });
+        self.services.rma.answer(session, NicAnswer { from, to, kind, outcome });
     }
 }
 

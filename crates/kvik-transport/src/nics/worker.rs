@@ -43,7 +43,7 @@ pub(super) struct Worker<C: RmaDevice> {
     /// What all NICs of the engine share with it.
     pub told: Arc<Told>,
     epoll: Rc<Epoll>,
-    pub services: Option<Arc<Services>>,
+    pub services: Arc<Services>,
     // In the order in which they are let go of: what the device made before the device.
     pub memories: Memories<C>,
     pub device: C,
@@ -60,15 +60,15 @@ pub(super) struct Worker<C: RmaDevice> {
 }
 
 impl<C: RmaDevice> Worker<C> {
-    /// The thread's state, and the address that peers reach its NIC by.
-    pub fn new(mut device: C, place: Place) -> Result<(Self, Vec<u8>)> {
+    /// The address that peers reach its NIC by, and what makes the thread's state when it is to serve.
+    pub fn open(mut device: C, place: Place) -> Result<(Vec<u8>, impl FnOnce(Arc<Services>) -> Self)> {
         let Place { number, inbox, unreachable, stats, told } = place;
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Rc::new(Epoll::new().map_err(fail)?);
         epoll.add(inbox.waker(), WAKER, Interest::READ).map_err(fail)?;
         let address = device.address()?;
         let waits = device.watch(&epoll, QUEUE)?;
-        let worker = Worker {
+        let serve = move |services| Worker {
             requests: Requests::new(device.depth()),
             peers: Peers::new(number, stats.clone(), unreachable),
             inbox,
@@ -76,7 +76,7 @@ impl<C: RmaDevice> Worker<C> {
             stats,
             told,
             epoll,
-            services: None,
+            services,
             memories: Memories::new(),
             device,
             waits,
@@ -85,7 +85,7 @@ impl<C: RmaDevice> Worker<C> {
             done: Vec::new(),
             pieces: Vec::new(),
         };
-        Ok((worker, address))
+        Ok((address, serve))
     }
 
     pub fn run(&mut self) {
@@ -129,7 +129,6 @@ impl<C: RmaDevice> Worker<C> {
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Serve(services) => self.services = Some(services),
             Command::Post(session) => self.requests.turns().wait(session),
             Command::Register(memory, answer) => {
                 let _ = answer.send(self.memories.register(&mut self.device, memory));
@@ -153,16 +152,15 @@ impl<C: RmaDevice> Worker<C> {
     /// One turn: takes what has ended, and posts what there is room for. Whether anything moved.
     fn progress(&mut self) -> bool {
         self.memories.let_go(self.peers.nics_here());
-        let Some(services) = self.services.clone() else { return false };
         let mut moved = self.take_completions();
         self.peers.set_down(self.broken.clone().or_else(|| self.device.down()));
-        self.reconnect(&services);
-        self.progress_probes(&services);
-        self.report(&services);
-        moved |= self.take_work(&services);
-        moved |= self.post(&services);
+        self.reconnect();
+        self.progress_probes();
+        self.report();
+        moved |= self.take_work();
+        moved |= self.post();
         // What could not be posted at all is over at once.
-        self.report(&services);
+        self.report();
         moved
     }
 
@@ -170,20 +168,18 @@ impl<C: RmaDevice> Worker<C> {
     fn fence(&mut self, fence: &Fence) {
         let session = fence.session();
         self.abandon(session, "the session has ended");
-        let cut = self.device.fence(session);
-        match (cut, self.services.clone()) {
-            (Ok(moved), Some(services)) => {
+        match self.device.fence(session) {
+            Ok(moved) => {
                 // First: what all peers need next takes its time.
                 if fence.is_done() {
-                    services.sessions.fenced(session);
+                    self.services.sessions.fenced(session);
                 }
                 if moved {
-                    self.tell_address(&services);
+                    self.tell_address();
                 }
             }
             // Then pages stay in quarantine, and nobody takes them for free.
-            (Err(error), _) => log::error!("a NIC cannot cut off a peer: {error}"),
-            (Ok(_), None) => {}
+            Err(error) => log::error!("a NIC cannot cut off a peer: {error}"),
         }
         self.probes.remove(session);
         self.forget_peer(session);
@@ -209,7 +205,6 @@ impl<C: RmaDevice> Worker<C> {
         for session in self.requests.sessions() {
             self.abandon(session, "the engine was closed");
         }
-        self.services = None;
     }
 
     /// Fails a session's work requests, and stops what was posted for them. Nobody is left to vouch for what is on the
@@ -218,8 +213,6 @@ impl<C: RmaDevice> Worker<C> {
         if self.in_flight(session) > 0 {
             self.cut(session);
         }
-        if let Some(services) = self.services.clone() {
-            self.reassign(&services, session, false, &Error::new(Code::PeerLost, why));
-        }
+        self.reassign(session, false, &Error::new(Code::PeerLost, why));
     }
 }
