@@ -109,7 +109,7 @@ impl<R: Clone> Transfers<R> {
         if !std::mem::replace(&mut flow.checks.queued, true) {
             self.turns.copy(transfer);
         }
-        cx.want_copy();
+        self.want_copy(cx);
     }
 
     /// A part was summed here. The initiator asks the owner, the owner compares.

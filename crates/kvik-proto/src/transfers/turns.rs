@@ -8,6 +8,8 @@ pub(crate) struct Turns {
     sending: VecDeque<u64>,
     copying: VecDeque<u64>,
     posting: VecDeque<u64>,
+    /// The session is among those that have something to copy.
+    in_copy_queue: bool,
     /// Bytes of chunks that the channels have in flight.
     in_flight: u64,
     /// They are all that the window allows, and somebody wanted more.
@@ -33,8 +35,15 @@ impl Turns {
         !self.sending.is_empty()
     }
 
-    pub fn wants_to_copy(&self) -> bool {
-        !self.copying.is_empty()
+    /// The session has something to copy: true when it is not in the queue of such sessions, which it enters now.
+    pub fn enter_copy_queue(&mut self) -> bool {
+        !std::mem::replace(&mut self.in_copy_queue, true)
+    }
+
+    /// The session has had its turn to copy: true when it has more, and enters the queue again.
+    pub fn leave_copy_queue(&mut self) -> bool {
+        self.in_copy_queue = !self.copying.is_empty();
+        self.in_copy_queue
     }
 
     pub fn wants_to_post(&self) -> bool {

@@ -126,7 +126,7 @@ impl<R: Clone> Transfers<R> {
         }
         while let Some(transfer) = self.turns.next_to_send() {
             let Some(flow) = self.flows.get_mut(&transfer) else { continue };
-            if !self.turns.has_room(flow.ahead(), cx.common().window()) {
+            if !self.turns.has_room(flow.ahead(), cx.call().common.window()) {
                 self.turns.first_to_send(transfer);
                 return None;
             }
@@ -163,8 +163,17 @@ impl<R: Clone> Transfers<R> {
         Ok(request(flow, part, WorkKind::Place, now))
     }
 
-    /// The next part to copy or to sum, of any transfer. Transfers take turns.
-    pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
+    /// It is the session's turn: the next part to copy or to sum, of any transfer. Transfers take turns, and so does
+    /// the session again while it has more.
+    pub fn next_copy(&mut self, now: Duration, cx: &mut Context<'_, R>) -> Option<WorkRequest<R>> {
+        let next = self.claim_copy(now);
+        if self.turns.leave_copy_queue() {
+            cx.call().common.queue_copy(self.session);
+        }
+        next
+    }
+
+    fn claim_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
         while let Some(transfer) = self.turns.next_to_copy() {
             let Some(flow) = self.flows.get_mut(&transfer) else { continue };
             let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
@@ -254,7 +263,15 @@ impl<R: Clone> Transfers<R> {
     /// The transfer has something to copy, and takes its turn.
     pub(super) fn queue_copy(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         self.turns.copy(transfer);
-        cx.want_copy();
+        self.want_copy(cx);
+    }
+
+    /// The session has something to copy or to sum, and takes its turn among the sessions.
+    pub(super) fn want_copy(&mut self, cx: &mut Context<'_, R>) {
+        if self.turns.enter_copy_queue() {
+            cx.call().common.queue_copy(self.session);
+        }
+        cx.tell(Event::Copy);
     }
 }
 
@@ -263,7 +280,7 @@ pub(super) fn name_peer<R: Clone>(own: bool, error: Error, cx: &mut Context<'_, 
     if error.code != Code::ChecksumMismatch {
         return error;
     }
-    let engine = cx.common().identity().engine;
+    let engine = cx.call().identity().engine;
     let text = match own {
         true => format!("{} (found by this engine within itself)", error.text),
         false => {
