@@ -1,15 +1,8 @@
 //! The cap on what kvik holds for itself, and what counts towards it.
 
-use crate::inner::{Inner, lock};
 use kvik_core::{Code, Error, Result};
-use kvik_transport::tls::{TLS_CONTROL_BYTES, TLS_DATA_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// What a session is charged from its start: its part of the tables, and buffers as they are without load.
-const SESSION_BYTES: u64 = 128 << 10;
-/// What a data channel is charged: both directions' trailers, and the checksums of what was placed.
-const CHANNEL_BYTES: u64 = 32 << 10;
 
 /// The cap, and how much of it is used.
 pub(crate) struct Budget {
@@ -64,38 +57,15 @@ impl Budget {
     }
 }
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+impl Lease {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
-impl Inner {
-    /// What a session is charged to its end.
-    pub fn session_bytes(&self) -> u64 {
-        SESSION_BYTES + if self.tls.is_some() { TLS_CONTROL_BYTES } else { 0 }
-    }
-
-    /// Charges a session for one data channel more, which it keeps to its end.
-    pub fn charge_channel(&self, session: u64) -> Result<()> {
-        let more = CHANNEL_BYTES + if self.tls.is_some() { TLS_DATA_BYTES } else { 0 };
-        let mut tables = lock(&self.tables);
-        let Some(link) = tables.links.get_mut(&session) else { return Ok(()) };
-        let bytes = link.lease.bytes + more;
-        self.budget.resize(&mut link.lease, bytes, "a data channel")?;
-        link.kept += more;
-        Ok(())
-    }
-
-    /// Charges a session for what its peer makes this process hold now.
-    ///
-    /// # Errors
-    /// `MemoryCapReached`: the session must end, since nothing else makes the peer's requests smaller.
-    pub fn charge_peer(&self, session: u64, held: u64) -> Result<()> {
-        let mut tables = lock(&self.tables);
-        let Some(link) = tables.links.get_mut(&session) else { return Ok(()) };
-        let bytes = (link.kept - SESSION_BYTES) + held.max(SESSION_BYTES);
-        self.budget.resize(&mut link.lease, bytes, "what a peer has sent and asked for")
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

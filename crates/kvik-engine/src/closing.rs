@@ -1,9 +1,10 @@
 //! The end of an engine: everybody hears of it, its threads end, and it is bounded.
 
+use crate::commands::ControlCommand;
 use crate::config::MAX_DEADLINE;
-use crate::control::ControlCommand;
 use crate::grant::describe;
-use crate::inner::{Inner, lock};
+use crate::inner::Inner;
+use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::sync::{Arc, Mutex, mpsc};
@@ -26,29 +27,28 @@ pub(crate) struct Handle {
 impl Handle {
     /// See [`Engine::close`](crate::Engine::close).
     pub fn close(&self, timeout: Duration) -> Result<()> {
-        let inner = &self.inner;
-        if inner.check_fork().is_err() || !inner.set_closed() {
+        let (inner, base) = (&self.inner, &self.inner.base);
+        if base.setup.check_fork().is_err() || !base.setup.set_closed() {
             return Ok(());
         }
         let began = Instant::now();
         let until = began + timeout.min(LAST_WORDS);
         // What was confirmed a moment ago reaches its owner before the connection goes.
-        let open: Vec<u64> = lock(&inner.tables).transfers.keys().copied().collect();
-        open.into_iter().for_each(|id| inner.cancel(id, closed()));
-        inner.node(|node, _| node.end_all_grants());
-        while Instant::now() < until && !inner.node(|node, _| node.is_quiet()) {
-            inner.wait_progress(Duration::from_millis(2));
+        inner.transfers.open().into_iter().for_each(|id| inner.transfers.cancel(id, closed()));
+        base.node(|node, _| node.end_all_grants());
+        while Instant::now() < until && !base.node(|node, _| node.is_quiet()) {
+            base.progress.wait(Duration::from_millis(2));
         }
-        inner.node(|node, _| node.goodbye());
-        for session in inner.node(|node, _| node.sessions()) {
+        base.node(|node, _| node.goodbye());
+        for session in base.node(|node, _| node.sessions()) {
             // Another thread may have taken it on to send what waits there, and not have begun.
-            inner.flush(session);
-            inner.node(|node, _| node.close_session(session, closed()));
+            inner.conns.flush(session, base);
+            base.node(|node, _| node.close_session(session, closed()));
         }
-        inner.command(ControlCommand::Stop);
+        base.commands.tell(ControlCommand::Stop);
         let ended = self.end_threads(began + timeout.clamp(LAST_WORDS, MAX_DEADLINE));
-        inner.notes.note_move();
-        inner.events.close(Instant::now() + timeout.min(LAST_EVENT));
+        base.observers.notices.moved.note();
+        base.observers.events.close(Instant::now() + timeout.min(LAST_EVENT));
         ended
     }
 
@@ -67,7 +67,7 @@ impl Handle {
             Ok(_) => {
                 let stuck = stuck(&self.inner);
                 let text = stuck.as_deref().unwrap_or("they have no memory in use");
-                log::warn!(engine:% = self.inner.local.identity.engine; "the engine's threads have not ended: {text}");
+                log::warn!(engine:% = self.inner.base.setup.id(); "the engine's threads have not ended: {text}");
                 stuck.map_or(Ok(()), |text| Err(Error::new(Code::PagesQuarantined, text)))
             }
             Err(error) => {
@@ -81,23 +81,22 @@ impl Handle {
 
 /// Waits for the engine's threads, and ends what only they could have ended.
 fn join_all(inner: &Arc<Inner>, control: &Mutex<Option<JoinHandle<()>>>) {
-    inner.transports().iter().rev().for_each(|transport| transport.stop());
+    inner.base.transports.all().iter().rev().for_each(|transport| transport.stop());
     if let Some(thread) = lock(control).take()
         && thread.join().is_err()
     {
         log::error!("the control thread panicked");
     }
-    let left: Vec<u64> = lock(&inner.tables).transfers.keys().copied().collect();
-    left.into_iter().for_each(|id| inner.abandon(id, closed()));
-    if let Some(observer) = inner.observer.get() {
+    inner.transfers.open().into_iter().for_each(|id| inner.transfers.abandon(id, closed()));
+    if let Some(observer) = inner.base.observers.program() {
         observer.engine_closed();
     }
-    log::info!(engine:% = inner.local.identity.engine; "engine closed");
+    log::info!(engine:% = inner.base.setup.id(); "engine closed");
 }
 
 /// What threads that have not ended have in flight.
 fn stuck(inner: &Inner) -> Option<String> {
-    let (flows, holdings) = inner.node(|node, _| (node.open_flows(), node.holdings()));
+    let (flows, holdings) = inner.base.node(|node, _| (node.open_flows(), node.holdings()));
     if flows == 0 && holdings.is_empty() {
         return None;
     }

@@ -1,20 +1,24 @@
 //! The engine: the public face of everything below.
 
+use crate::base::Base;
 use crate::closing::{Handle, closed};
 use crate::config::{Config, MAX_DEADLINE, Preference};
 use crate::control::Control;
+use crate::end::End;
 use crate::explain::{Explanation, probes};
-use crate::grant::{Grant, GrantCell, GrantOptions, grant_bytes};
-use crate::inner::{Inner, TransferEntry, lock};
-use crate::launch::TransferRequest;
+use crate::grant::{Grant, GrantOptions, grant_bytes};
+use crate::grants::GrantCell;
+use crate::inner::Inner;
+use crate::peers::Peer;
 use crate::planner::{Plan, claim, plan};
 use crate::region::{PageSet, Region};
+use crate::report::{Report, TransferOptions};
+use crate::setup::Setup;
+use crate::sync::lock;
 use crate::tag::Tag;
-use crate::transfer::{Transfer, TransferOptions};
-use crate::transports::Transports;
-use kvik_core::{
-    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, RegionId, Result, Right, Ticket,
-};
+use crate::transfer::Transfer;
+use crate::transfers::request::{TransferEntry, TransferRequest};
+use kvik_core::{Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Result, Right, Ticket};
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::spawn_named;
@@ -22,6 +26,7 @@ use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{MAX_READERS, Offer, Op, Select};
 use kvik_transport::{RegionMemory, from_host};
+use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,10 +60,10 @@ impl Engine {
             listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(fail)?;
         config.listen = bound.clone();
         let advertised = config.advertised(&bound)?;
-        let mut inner = Inner::new(config, &advertised)?;
-        let unix = match inner.config.transport {
+        let mut setup = Setup::new(config, advertised)?;
+        let unix = match setup.config.transport {
             Preference::Tcp => None,
-            _ => match UnixListener::bind(&inner.local.facts.local_name) {
+            _ => match UnixListener::bind(&setup.local.facts.local_name) {
                 Ok(listener) => Some(listener),
                 Err(error) => {
                     log::warn!("the local transport is off: {error}");
@@ -67,19 +72,15 @@ impl Engine {
             },
         };
         if unix.is_none() {
-            inner.local.facts.local_name.clear();
+            setup.local.facts.local_name.clear();
         }
-        let inner = Arc::new(inner);
-        drop(inner.addresses.set(advertised));
-        let options = inner.thread_options();
-        // Who listens on one address means the network that it belongs to.
-        let listens = bound.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
-        drop(inner.transports.set(Transports::start(&inner, listens, &options)?));
+        let inner = Inner::start(setup)?;
         let engine = Engine { handle: Arc::new(Handle { inner: inner.clone(), control: Arc::default() }) };
-        let mut control = Control::new(inner.clone(), listeners, unix, &options)?;
+        let options = inner.base.thread_options();
+        let mut control = Control::new(inner, listeners, unix, &options)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
-        log::info!(engine:% = inner.local.identity.engine; "engine {:?} listens on {bound:?}", inner.config.name);
+        log::info!(engine:% = engine.id(); "engine {:?} listens on {bound:?}", engine.name());
         Ok(engine)
     }
 
@@ -89,27 +90,27 @@ impl Engine {
 
     /// Its id, which an engine that is started again at the same addresses keeps.
     pub fn id(&self) -> EngineId {
-        self.inner().local.identity.engine
+        self.inner().base.setup.local.identity.engine
     }
     /// Its start.
     pub fn incarnation(&self) -> Incarnation {
-        self.inner().local.identity.incarnation
+        self.inner().base.setup.local.identity.incarnation
     }
     /// The addresses in its tickets.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.inner().addresses.get().cloned().unwrap_or_default()
+        self.inner().base.setup.addresses.clone()
     }
     /// The addresses that it listens on, with the ports that were chosen for 0, whatever its tickets say.
     pub fn listening(&self) -> &[SocketAddr] {
-        &self.inner().config.listen
+        &self.inner().base.setup.config.listen
     }
     /// What it is called in logs.
     pub fn name(&self) -> &str {
-        &self.inner().config.name
+        &self.inner().base.setup.config.name
     }
     /// Whether it was closed.
     pub fn is_closed(&self) -> bool {
-        self.inner().is_closed()
+        self.inner().base.setup.is_closed()
     }
 
     /// Registers memory: of the host ([`Memory`](crate::Memory)), or of a GPU ([`GpuMemory`](crate::GpuMemory)).
@@ -122,17 +123,13 @@ impl Engine {
     /// `BufferInvalid` for memory without length; `TransportUnavailable` where a NIC of this engine refuses memory of
     /// the host. Memory of a GPU that a NIC does not take moves by other ways, which reports and `explain` name.
     pub fn register(&self, memory: impl Into<RegionMemory>) -> Result<Region> {
-        self.inner().check()?;
+        self.inner().base.setup.check()?;
         let memory: RegionMemory = memory.into();
         if memory.is_empty() {
             return Err(Error::new(Code::BufferInvalid, "memory of no length cannot be registered"));
         }
-        let id = {
-            let mut tables = lock(&self.inner().tables);
-            tables.last_region += 1;
-            RegionId(tables.last_region)
-        };
-        self.inner().show_region(id, &memory)?;
+        let id = self.inner().regions.next_id();
+        self.inner().regions.show(id, &memory)?;
         Ok(Region::new(self.inner().clone(), id, memory))
     }
 
@@ -141,7 +138,7 @@ impl Engine {
     /// # Errors
     /// `InvalidArgument` when the machine has no such memory.
     pub fn allocate(&self, bytes: u64) -> Result<Region> {
-        self.inner().check()?;
+        self.inner().base.setup.check()?;
         let bytes = usize::try_from(bytes).map_err(|_| {
             Error::new(Code::InvalidArgument, format!("{bytes} bytes are beyond this machine"))
         })?;
@@ -163,8 +160,8 @@ impl Engine {
     /// `InvalidArgument` for a bad expiry, an id that was used before, or content that has not one link for each page;
     /// `DuplicatePage` for a write grant that names a page twice; `RegionClosed`; `MemoryCapReached`.
     pub fn grant(&self, pages: &PageSet, options: GrantOptions) -> Result<Grant> {
-        let inner = self.inner();
-        inner.check()?;
+        let (inner, base) = (self.inner(), &self.inner().base);
+        base.setup.check()?;
         options.check()?;
         self.check_own(pages)?;
         let memory = pages.region.memory()?;
@@ -173,13 +170,12 @@ impl Engine {
             check_writable(&memory)?;
         }
         let layout = pages.view.layout();
-        let lease = inner.budget.take(grant_bytes(&pages.view, options.content.as_ref()), "a grant")?;
-        let slot = inner.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
+        let lease = base.budget.take(grant_bytes(&pages.view, options.content.as_ref()), "a grant")?;
+        let slot = base.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
         let op = if options.right == Right::Read { Op::Read } else { Op::Write };
-        let offered = inner.transports.get().map(|all| all.offer(pages.region.id(), &memory, op));
-        let (keys, closed) = offered.unwrap_or_default();
+        let (keys, closed) = base.transports.offer(pages.region.id(), &memory, op);
         let ticket =
             Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
         let now = boottime();
@@ -197,19 +193,17 @@ impl Engine {
             keys,
             closed,
         };
-        let cell = Arc::new(GrantCell::new(Tag::new(&options.tag)));
-        inner.node(|node, now| {
-            node.grant(id, offer, now)?;
-            lock(&inner.tables).grants.insert(id, (cell.clone(), slot, lease));
-            Ok::<(), Error>(())
-        })?;
+        let cell = Arc::new(GrantCell { tag: Tag::new(&options.tag), end: End::default() });
+        // First, so that its end finds it, however soon that comes.
+        inner.grants.add(id, cell.clone(), slot, lease);
+        base.node(|node, now| node.grant(id, offer, now)).inspect_err(|_| inner.grants.forget(id))?;
         // As for transfers; and a region that closed meanwhile has ended the grants that it knew of.
-        if inner.is_closed() || pages.region.is_closed() {
-            inner.end_grant(id, GrantState::Closed);
-            inner.check()?;
+        if base.setup.is_closed() || pages.region.is_closed() {
+            base.node(|node, _| node.end_grant(id, GrantState::Closed));
+            base.setup.check()?;
             pages.region.memory()?;
         }
-        inner.counters.grants_given.fetch_add(1, Ordering::Relaxed);
+        base.observers.counters.grants_given.fetch_add(1, Ordering::Relaxed);
         log::debug!(engine:% = self.id(), grant:% = id, request:% = cell.tag; "grant given: {} pages", pages.len());
         Ok(Grant { inner: inner.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
     }
@@ -220,7 +214,6 @@ impl Engine {
     /// # Errors
     /// None at present; the engine knows its addresses from its start.
     pub fn ticket_template(&self, layout: &Layout) -> Result<Ticket> {
-        let inner = self.inner();
         Ok(Ticket {
             engine: self.id(),
             incarnation: self.incarnation(),
@@ -228,7 +221,7 @@ impl Engine {
             right: Right::Read,
             expiry: Duration::ZERO,
             layout: layout.digest(),
-            host: inner.host_tag(),
+            host: self.inner().base.setup.host_tag(),
             addresses: self.addresses(),
         })
     }
@@ -278,16 +271,16 @@ impl Engine {
         positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
-        self.inner().check()?;
+        self.inner().base.setup.check()?;
         self.check_own(local)?;
         check_right(op, ticket)?;
         let began = boottime();
         let memory = local.region.memory()?;
         let content = claim(positions.as_deref(), &options)?;
-        let Plan { view, select, extents } = plan(local, positions, &options)?;
+        let Plan { view, select, extents } = plan(&local.view, positions, &options)?;
         let pages = view.pages().len() as u64;
         let memory = Some((memory, local.region.id(), view));
-        let _region = Some(local.region.clone());
+        let _region: Option<Arc<dyn Any + Send + Sync>> = Some(local.region.inner.clone());
         let request = TransferRequest {
             op: Some(op),
             memory,
@@ -307,7 +300,7 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::read`].
     pub fn release(&self, ticket: &Ticket, options: TransferOptions) -> Result<Transfer> {
-        self.inner().check()?;
+        self.inner().base.setup.check()?;
         let TransferOptions { content, deadline, readers, tag, .. } = options;
         let options = TransferOptions { content, deadline, readers, tag, ..TransferOptions::default() };
         let request = TransferRequest {
@@ -324,7 +317,7 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::read`].
     pub fn extend(&self, ticket: &Ticket, by: Duration, options: TransferOptions) -> Result<Transfer> {
-        self.inner().check()?;
+        self.inner().base.setup.check()?;
         let TransferOptions { content, deadline, tag, .. } = options;
         let options = TransferOptions { content, deadline, tag, ..TransferOptions::default() };
         let content = claim(None, &options)?;
@@ -338,9 +331,9 @@ impl Engine {
     /// # Errors
     /// Why the owner cannot be reached, by the engine's deadline.
     pub fn explain(&self, ticket: &Ticket) -> Result<Explanation> {
-        self.inner().check()?;
+        self.inner().base.setup.check()?;
         let request = self.request(ticket, &TransferOptions::default())?;
-        let elsewhere = ticket.engine == self.id() || ticket.host != self.inner().host_tag();
+        let elsewhere = ticket.engine == self.id() || ticket.host != self.inner().base.setup.host_tag();
         let report = self.begin(request, boottime())?.wait(None)?;
         let mechanism = report.mechanism;
         Ok(Explanation {
@@ -363,7 +356,7 @@ impl Engine {
     /// # Errors
     /// `InvalidArgument` for none, or more than a day.
     pub(crate) fn time(&self, deadline: Option<Duration>) -> Result<Duration> {
-        match deadline.unwrap_or(self.inner().config.deadline) {
+        match deadline.unwrap_or(self.inner().base.setup.config.deadline) {
             time if time.is_zero() || time > MAX_DEADLINE => Err(Error::new(
                 Code::InvalidArgument,
                 format!("a deadline is more than 0 s and at most {MAX_DEADLINE:?}, not {time:?}"),
@@ -377,7 +370,7 @@ impl Engine {
             let text = format!("readers is from 1 to {MAX_READERS}, not {}", options.readers);
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        let config = &self.inner().config;
+        let config = &self.inner().base.setup.config;
         let time = self.time(options.deadline)?;
         Ok(TransferRequest {
             ticket: Arc::new(ticket.clone()),
@@ -401,13 +394,13 @@ impl Engine {
     }
 
     pub(crate) fn begin(&self, request: TransferRequest, began: Duration) -> Result<Transfer> {
-        let inner = self.inner();
+        let (base, transfers) = (&self.inner().base, &self.inner().transfers);
         let own = request.ticket.engine == self.id();
         if own && request.ticket.incarnation != self.incarnation() {
             let text = "the ticket is of an earlier start of this engine; it is void: ask for a new one";
             return Err(Error::new(Code::PeerRestarted, text));
         }
-        if request.want != Preference::Auto && own && request.want != inner.config.transport {
+        if request.want != Preference::Auto && own && request.want != base.setup.config.transport {
             return Err(Error::new(
                 Code::TransportUnavailable,
                 "the ticket is this engine's own, which is served by a plain copy: leave the transport out",
@@ -415,9 +408,8 @@ impl Engine {
         }
         let size =
             1024 + 8 * request.pages + request.memory.as_ref().map_or(0, |(_, _, view)| view.bytes() >> 18);
-        let lease = inner.budget.take(size, "a transfer")?;
-        let end = Arc::default();
-        let transfer = |id| Transfer { inner: inner.clone(), id, end: Arc::clone(&end) };
+        let lease = base.budget.take(size, "a transfer")?;
+        let end = Arc::<End<Report>>::default();
         let entry = TransferEntry {
             end: Arc::clone(&end),
             plan: boottime().saturating_sub(began),
@@ -432,23 +424,17 @@ impl Engine {
             retries: RETRIES,
             _lease: lease,
         };
-        let id = {
-            let mut tables = lock(&inner.tables);
-            tables.last_transfer += 1;
-            let id = tables.last_transfer;
-            tables.transfers.insert(id, entry);
-            id
-        };
+        let id = transfers.add(entry);
         // An engine that closes ends what is in the table of transfers by then: either it has seen this transfer, or
         // this sees it.
-        if inner.is_closed() {
-            inner.give_up(id, closed());
+        if base.setup.is_closed() {
+            transfers.give_up(id, closed());
         }
         match own {
-            true => inner.begin_own(id),
-            false => inner.take_up(id),
+            true => transfers.begin_own(id),
+            false => transfers.take_up(id),
         }
-        Ok(transfer(id))
+        Ok(Transfer { transfers: transfers.clone(), id, end })
     }
 
     fn check_own(&self, pages: &PageSet) -> Result<()> {
@@ -464,28 +450,35 @@ impl Engine {
     /// What has happened since the start: names and counts. In a forked child there are none.
     pub fn stats(&self) -> Vec<(&'static str, u64)> {
         let inner = self.inner();
-        if inner.check_fork().is_err() {
+        let Base { setup, budget, observers, .. } = &*inner.base;
+        if setup.check_fork().is_err() {
             return Vec::new();
         }
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &inner.counters;
-        let (sessions, transfers) = {
-            let tables = lock(&inner.tables);
-            (tables.links.len() as u64, tables.transfers.len() as u64)
-        };
+        let counters = &observers.counters;
         vec![
             ("transfers_ok", count(&counters.transfers_ok)),
             ("transfers_failed", count(&counters.transfers_failed)),
-            ("transfers_open", transfers),
+            ("transfers_open", inner.transfers.count() as u64),
             ("bytes_moved", count(&counters.bytes_moved)),
             ("grants_given", count(&counters.grants_given)),
-            ("grants_live", inner.node(|node, _| node.grants() as u64)),
+            ("grants_live", inner.base.node(|node, _| node.grants() as u64)),
             ("sessions_opened", count(&counters.sessions_opened)),
             ("sessions_lost", count(&counters.sessions_lost)),
-            ("sessions_open", sessions),
-            ("memory_held_bytes", inner.budget.used()),
-            ("memory_cap_bytes", inner.config.memory_cap),
+            ("sessions_open", inner.peers.sessions() as u64),
+            ("memory_held_bytes", budget.used()),
+            ("memory_cap_bytes", setup.config.memory_cap),
         ]
+    }
+
+    /// Every peer that is known: those with a session, those that are being reached, and the last of those that were
+    /// lost (256 at most). In a forked child there is none.
+    pub fn peers(&self) -> Vec<Peer> {
+        let inner = self.inner();
+        match inner.base.setup.check_fork() {
+            Ok(()) => inner.peers.list(),
+            Err(_) => Vec::new(),
+        }
     }
 
     /// Ends its transfers and grants, says goodbye, and ends its threads. In a forked child it does nothing.

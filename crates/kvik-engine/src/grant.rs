@@ -1,15 +1,14 @@
 //! The owner's handle of a grant.
 
-use crate::config::MAX_DEADLINE;
+use crate::grants::GrantCell;
 use crate::inner::Inner;
 use crate::region::Region;
-use crate::tag::Tag;
 use kvik_core::{
     CONTENT_DIGEST_BYTES, Code, Content, Error, GrantId, GrantState, Result, Right, Ticket, Use, View,
 };
 use kvik_proto::Holding;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What a grant allows.
 #[derive(Debug, Clone)]
@@ -77,27 +76,6 @@ pub struct Grant {
     pub(crate) _region: Region,
 }
 
-/// Where the end of a grant appears.
-pub(crate) struct GrantCell {
-    /// The request that it was given for, for logs.
-    pub tag: Tag,
-    state: Mutex<GrantState>,
-    changed: Condvar,
-}
-
-impl GrantCell {
-    pub fn new(tag: Tag) -> GrantCell {
-        GrantCell { tag, state: Mutex::new(GrantState::Live), changed: Condvar::new() }
-    }
-    fn lock(&self) -> MutexGuard<'_, GrantState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    pub fn set(&self, state: GrantState) {
-        *self.lock() = state;
-        self.changed.notify_all();
-    }
-}
-
 impl Grant {
     /// Its id.
     pub fn id(&self) -> GrantId {
@@ -109,7 +87,7 @@ impl Grant {
     }
     /// Where it stands. Anything but live means that the pages are the owner's again.
     pub fn state(&self) -> GrantState {
-        *self.cell.lock()
+        self.cell.end.outcome().and_then(Result::ok).unwrap_or(GrantState::Live)
     }
 
     /// Takes it back. When this returns, the pages are the owner's again.
@@ -118,13 +96,13 @@ impl Grant {
     /// `PagesQuarantined` when that could not be brought about by the timeout: the text names the pages and who may
     /// still touch them, and [`Grant::wait`] returns when nobody does any more.
     pub fn revoke(&self, timeout: Duration) -> Result<()> {
-        self.inner.check_fork()?;
-        self.inner.end_grant(self.id(), GrantState::Revoked);
+        self.inner.base.setup.check_fork()?;
+        self.inner.base.node(|node, _| node.end_grant(self.id(), GrantState::Revoked));
         if self.wait(timeout).is_some() {
             return Ok(());
         }
-        self.inner.tell_quarantine_of(self.id());
-        match self.inner.node(|node, _| node.holding(self.id())) {
+        self.inner.grants.tell_quarantine_of(self.id());
+        match self.inner.base.node(|node, _| node.holding(self.id())) {
             None => Ok(()),
             Some(holding) => Err(Error::new(
                 Code::PagesQuarantined,
@@ -142,23 +120,14 @@ impl Grant {
     /// # Errors
     /// The way it ended.
     pub fn extend(&self, by: Duration) -> Result<Duration> {
-        self.inner.check()?;
-        let extended = self.inner.node(|node, now| node.extend_grant(self.id(), by, now));
+        self.inner.base.setup.check()?;
+        let extended = self.inner.base.node(|node, now| node.extend_grant(self.id(), by, now));
         extended.map_err(|error| error.about_grant(self.id()))
     }
 
     /// The final state, once the pages are the owner's again; `None` at the timeout.
     pub fn wait(&self, timeout: Duration) -> Option<GrantState> {
-        let until = Instant::now() + timeout.min(MAX_DEADLINE);
-        let mut state = self.cell.lock();
-        while *state == GrantState::Live {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            state = self.cell.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Some(*state)
+        self.cell.end.wait(Some(timeout), "the grant lives").ok()
     }
 }
 

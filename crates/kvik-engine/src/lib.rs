@@ -6,34 +6,41 @@
 //!
 //! The path of a page: [`Engine::write`] → [`planner`](crate) (order of the stream, transport) → the protocol's
 //! node (grant checked, work requests given) → a transport's threads (bytes moved, checksums compared) → [`Transfer`]
-//! (the waiter wakes). All decisions are made under one lock by `kvik-proto`; the threads that move bytes hold it
-//! once a chunk, never once a page.
+//! (the waiter wakes). All decisions are made by `kvik-proto`; the threads that move bytes ask it once a chunk, never
+//! once a page.
 
 #![forbid(unsafe_code)]
 
+mod base;
 mod budget;
 mod closing;
+mod commands;
 mod config;
 mod control;
-mod dial;
 mod end;
 mod engine;
 mod events;
 mod explain;
 mod grant;
+mod grants;
 mod inner;
-mod launch;
 mod metrics;
 mod notify;
 mod observer;
-mod outcome;
+mod observers;
 mod output;
 mod peers;
 mod planner;
+mod protocol;
 mod region;
+mod regions;
+mod report;
 mod select;
+mod setup;
+mod sync;
 mod tag;
 mod transfer;
+mod transfers;
 mod transports;
 mod warm_up;
 
@@ -49,9 +56,11 @@ pub use kvik_transport::tls::TlsFiles;
 pub use kvik_transport::{Estimate, RegionMemory, TransportId};
 pub use metrics::{Kind, METRICS, Metric};
 pub use notify::{Notice, Notifying, To};
-pub use observer::{Ended, Observer, WeakEngine};
+pub use observer::WeakEngine;
+pub use observers::{Ended, Observer};
 pub use peers::{Peer, PeerState};
 pub use region::{PageSet, Region};
+pub use report::{Report, TransferOptions};
 pub use select::{Reason, Rejected};
-pub use transfer::{Report, Transfer, TransferOptions};
+pub use transfer::Transfer;
 pub use warm_up::{NicPair, PairState, WarmUp, WarmUpReport};

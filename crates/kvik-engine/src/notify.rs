@@ -6,14 +6,15 @@
 use crate::config::MAX_DEADLINE;
 use crate::end::End;
 use crate::engine::Engine;
-use crate::inner::{Inner, lock};
-use crate::transfer::{Transfer, TransferOptions};
+use crate::inner::Inner;
+use crate::report::TransferOptions;
+use crate::sync::lock;
+use crate::transfer::Transfer;
 use kvik_core::{Code, EngineId, Error, Result, Ticket};
 use kvik_host::clock::boottime;
-use kvik_proto::{Identity, Notification, check_payload};
-use std::collections::HashMap;
+use kvik_proto::{Identity, check_payload};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Whom to notify.
@@ -61,7 +62,7 @@ impl Notice {
     /// `DeadlineExceeded` when it was not taken by its deadline, `PeerLost` when the session ended first: it may have
     /// been taken all the same. `WaitTimeout` when `timeout` passes first.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        self.inner.check_fork()?;
+        self.inner.base.setup.check_fork()?;
         self.end.wait(timeout, "the notification was not taken yet; it has until its deadline: wait again")
     }
 
@@ -70,36 +71,8 @@ impl Notice {
     /// # Errors
     /// `InvalidArgument` when the process has too many descriptors.
     pub fn done_fd(&self) -> Result<OwnedFd> {
-        self.inner.check_fork()?;
+        self.inner.base.setup.check_fork()?;
         self.end.fd()
-    }
-}
-
-/// By session and number.
-type Ends = HashMap<(u64, u64), Arc<End<()>>>;
-
-/// What waits for a place in a window, and the ends of what has one.
-#[derive(Default)]
-pub(crate) struct NotificationQueue {
-    ends: Mutex<Ends>,
-    /// Rises whenever a window may have got room, or a session came or went.
-    moves: Mutex<u64>,
-    moved: Condvar,
-}
-
-impl NotificationQueue {
-    /// A notification has ended.
-    pub fn ended(&self, session: u64, number: u64, outcome: Result<()>) {
-        let end = lock(&self.ends).remove(&(session, number));
-        if let Some(end) = end {
-            end.set(outcome);
-        }
-    }
-
-    /// Those who wait look again.
-    pub fn note_move(&self) {
-        *lock(&self.moves) += 1;
-        self.moved.notify_all();
     }
 }
 
@@ -143,7 +116,7 @@ impl Engine {
         payload: &[u8],
         deadline: Option<Duration>,
     ) -> Result<Notifying> {
-        self.inner().check()?;
+        self.inner().base.setup.check()?;
         check_payload(payload)?;
         let to = to.into();
         let engine = match &to {
@@ -174,8 +147,8 @@ impl Notifying {
         let inner = self.engine.inner();
         let pause = boottime() + most;
         loop {
-            inner.check()?;
-            let moves = *lock(&inner.notes.moves);
+            inner.base.setup.check()?;
+            let moves = inner.base.observers.notices.moved.count();
             let full = match self.try_now()? {
                 Ok(notice) => return Ok(Some(notice)),
                 Err(full) => full,
@@ -193,10 +166,7 @@ impl Notifying {
                 drop(connecting.wait(Some(left)));
                 continue;
             }
-            let guard = lock(&inner.notes.moves);
-            if *guard == moves {
-                drop(inner.notes.moved.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner));
-            }
+            inner.base.observers.notices.moved.wait_since(moves, left);
         }
     }
 
@@ -205,7 +175,7 @@ impl Notifying {
         let inner = self.engine.inner();
         let peer = match &self.to {
             To::Ticket(ticket) => Identity { engine: ticket.engine, incarnation: ticket.incarnation },
-            To::Peer(engine) => match inner.peers.find(engine) {
+            To::Peer(engine) => match inner.peers.table.find(engine) {
                 Some(peer) => peer,
                 None => {
                     let text = format!(
@@ -216,13 +186,10 @@ impl Notifying {
             },
         };
         let end = Arc::new(End::default());
-        let sent = inner.node(|node, _| {
+        let sent = inner.base.node(|node, _| {
             let session = node.session_with(&peer)?;
-            let number = node.notify(session, &self.payload, self.deadline);
-            if let Ok(number) = number {
-                lock(&inner.notes.ends).insert((session, number), end.clone());
-            }
-            Some(number)
+            let send = || node.notify(session, &self.payload, self.deadline);
+            Some(inner.base.observers.notices.begin(session, end.clone(), send))
         });
         if sent.is_some() {
             *lock(&self.connecting) = None;
@@ -240,11 +207,11 @@ impl Notifying {
     /// Sees to it that there will be a session. Gives what to say should it not come in time.
     fn connect(&self, peer: &Identity) -> Result<Error> {
         let inner = self.engine.inner();
-        inner.peers.check(peer)?;
+        inner.peers.table.check(peer)?;
         let late =
             || Error::new(Code::PeerUnreachable, format!("engine {} was not reached in time", peer.engine));
         let To::Ticket(ticket) = &self.to else {
-            return match inner.peers.comes_back(peer) {
+            return match inner.peers.table.comes_back(peer) {
                 true => Ok(late()),
                 false => Err(Error::new(
                     Code::PeerLost,
@@ -270,17 +237,5 @@ impl Notifying {
             *connecting = Some(self.engine.reach(ticket, &options)?);
         }
         Ok(late())
-    }
-}
-
-impl Inner {
-    /// A notification has come.
-    pub(crate) fn on_notified(&self, note: Notification) {
-        let session = note.session;
-        self.events.notified(self.peers.who(&note.peer), note);
-        // Should its session have ended meanwhile, nobody would take it back any more.
-        if !lock(&self.tables).links.contains_key(&session) {
-            self.events.forget(session);
-        }
     }
 }

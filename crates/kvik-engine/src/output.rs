@@ -2,14 +2,17 @@
 //!
 //! Under TLS, who sends and who receives share its state, one short call after the other.
 
-use crate::control::ControlCommand;
-use crate::inner::{Inner, lock};
+use crate::base::Base;
+use crate::commands::ControlCommand;
+use crate::peers::Peers;
+use crate::sync::lock;
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_host::Io;
 use kvik_host::socket::TcpConn;
 use kvik_transport::from_host;
 use kvik_transport::tcp::Stream;
 use kvik_transport::tls::TlsLink;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// A buffer that was needed once is not kept beyond this.
@@ -66,29 +69,71 @@ impl ControlConn {
         self.tls.as_ref().map_or(Ok(true), |tls| lock(tls).flush(&self.conn))
     }
 
+    /// Sends what waits, as far as the socket takes it.
+    fn flush_output(&self, session: u64, base: &Base) -> Result<()> {
+        let mut out = lock(&self.out);
+        while !out.full {
+            let Out { buffer, sent, full } = &mut *out;
+            if *sent == buffer.len() {
+                buffer.clear();
+                buffer.shrink_to(KEPT);
+                *sent = 0;
+                base.protocol.take_output(session, buffer);
+                if buffer.is_empty() && self.flush()? {
+                    return Ok(());
+                }
+            }
+            match self.send(&buffer[*sent..])? {
+                Io::Done(moved) => *sent += moved,
+                Io::Blocked => {
+                    *full = true;
+                    base.commands.tell(ControlCommand::WantWrite(session));
+                }
+                Io::Closed => return Err(closed_by_peer()),
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes that are held because the peer has not read them.
     pub fn held(&self) -> u64 {
         lock(&self.out).buffer.capacity() as u64
     }
 
-    /// The socket has room again: the next [`Inner::flush`] sends.
+    /// The socket has room again: the next [`ControlConns::flush`] sends.
     pub fn has_room(&self) {
         lock(&self.out).full = false;
     }
 }
 
-impl Inner {
+/// The control connections of all sessions.
+#[derive(Default)]
+pub(crate) struct ControlConns {
+    conns: Mutex<HashMap<u64, Arc<ControlConn>>>,
+}
+
+impl ControlConns {
+    pub fn add(&self, session: u64, conn: Arc<ControlConn>) {
+        lock(&self.conns).insert(session, conn);
+    }
+
+    /// Ends one for every process that holds it.
+    pub fn cut(&self, session: u64) {
+        if let Some(conn) = lock(&self.conns).remove(&session)
+            && let Err(error) = conn.conn.shutdown_both()
+        {
+            log::debug!("a control connection could not be shut down: {error}");
+        }
+    }
+
     /// Whether somebody who has come may be this engine. Under TLS an engine's id is for who came with it first, for as
     /// long as that one is connected, whichever start it calls itself.
     ///
     /// # Errors
     /// `TlsFailed`: an engine with this id is here, under another certificate.
-    pub fn check_claim(&self, engine: EngineId, conn: &Stream) -> Result<()> {
+    pub fn check_claim(&self, engine: EngineId, peers: &Peers, conn: &Stream) -> Result<()> {
         let Some(certificate) = conn.certificate() else { return Ok(()) };
-        let sessions: Vec<u64> = {
-            let tables = lock(&self.tables);
-            tables.links.iter().filter(|(_, link)| link.peer.engine == engine).map(|(id, _)| *id).collect()
-        };
+        let sessions = peers.sessions_of(engine);
         let conns: Vec<Arc<ControlConn>> = {
             let conns = lock(&self.conns);
             sessions.iter().filter_map(|id| conns.get(id).cloned()).collect()
@@ -106,38 +151,13 @@ impl Inner {
     }
 
     /// Sends what waits on a session's control connection, as far as the socket takes it.
-    pub fn flush(&self, session: u64) {
+    pub fn flush(&self, session: u64, base: &Base) {
         let Some(conn) = lock(&self.conns).get(&session).cloned() else { return };
-        if let Err(error) = self.flush_some(session, &conn) {
+        if let Err(error) = conn.flush_output(session, base) {
             // Nobody tries again until the control thread has ended the session.
             lock(&conn.out).full = true;
-            self.command(ControlCommand::Broken(session, error));
+            base.commands.tell(ControlCommand::Broken(session, error));
         }
-    }
-
-    fn flush_some(&self, session: u64, conn: &ControlConn) -> Result<()> {
-        let mut out = lock(&conn.out);
-        while !out.full {
-            let Out { buffer, sent, full } = &mut *out;
-            if *sent == buffer.len() {
-                buffer.clear();
-                buffer.shrink_to(KEPT);
-                *sent = 0;
-                self.take_output(session, buffer);
-                if buffer.is_empty() && conn.flush()? {
-                    return Ok(());
-                }
-            }
-            match conn.send(&buffer[*sent..])? {
-                Io::Done(moved) => *sent += moved,
-                Io::Blocked => {
-                    *full = true;
-                    self.command(ControlCommand::WantWrite(session));
-                }
-                Io::Closed => return Err(closed_by_peer()),
-            }
-        }
-        Ok(())
     }
 }
 

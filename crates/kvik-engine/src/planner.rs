@@ -1,7 +1,6 @@
 //! Turns two page sets into a stream: its order, and which pages the owner is asked for.
 
-use crate::region::PageSet;
-use crate::transfer::TransferOptions;
+use crate::report::TransferOptions;
 use kvik_core::{Code, ContentClaim, Error, MAX_PARTS, Order, Result, View};
 use kvik_proto::{MAX_PAGES, PageList, Select};
 use std::ops::Range;
@@ -23,19 +22,6 @@ pub(crate) struct Plan {
     pub extents: u64,
 }
 
-/// Plans a transfer between `local` and the owner's pages: all that the grant covers, or the positions that are named
-/// of it.
-///
-/// Where both lists name pages one to one, they are sorted by position: neighbours in the grant that are neighbours
-/// here too become one extent.
-pub(crate) fn plan(
-    local: &PageSet,
-    positions: Option<Arc<[u32]>>,
-    options: &TransferOptions,
-) -> Result<Plan> {
-    plan_view(&local.view, positions, options)
-}
-
 /// What is claimed of the content, up to the last position that is named, or else all of it.
 ///
 /// # Errors
@@ -55,7 +41,12 @@ pub(crate) fn claim(positions: Option<&[u32]>, options: &TransferOptions) -> Res
     })
 }
 
-fn plan_view(view: &View, positions: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
+/// Plans a transfer between `local` and the owner's pages: all that the grant covers, or the positions that are named
+/// of it.
+///
+/// Where both lists name pages one to one, they are sorted by position: neighbours in the grant that are neighbours
+/// here too become one extent.
+pub(crate) fn plan(view: &View, positions: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
     for (what, list) in [("local pages", Some(view.pages())), ("positions", positions.as_ref())] {
         match list.map(|list| list.len() as u64) {
             Some(0) => {
@@ -181,7 +172,7 @@ mod tests {
             let (ours, asked) = (&mine.0[..count], &theirs.0[..count]);
             let view = View::new(here.clone(), ours.into(), 0..layers, 0..slices, Order::LayerFirst).unwrap();
             let positions: Option<Arc<[u32]>> = named.then(|| asked.into());
-            let plan = plan_view(&view, positions, &TransferOptions::default()).unwrap();
+            let plan = plan(&view, positions, &TransferOptions::default()).unwrap();
             // What the owner makes of it, which knows the pages that it granted.
             let list = plan.select.positions.as_ref().map_or(asked.into(), |list| list.expand(MAX_PAGES).unwrap());
             let owners = View::new(there.clone(), list, 0..layers, 0..slices, plan.view.order()).unwrap();
@@ -200,7 +191,7 @@ mod tests {
             let here = layout(8 * times, 2, 1, 4, page_first);
             let ours: Vec<u32> = ids.0.iter().flat_map(|id| (0..times).map(move |part| id * times + part)).collect();
             let view = View::new(here, ours.as_slice().into(), 0..2, 0..1, Order::LayerFirst).unwrap();
-            let plan = plan_view(&view, Some(ids.0.as_slice().into()), &TransferOptions::default()).unwrap();
+            let plan = plan(&view, Some(ids.0.as_slice().into()), &TransferOptions::default()).unwrap();
             let list = plan.select.positions.unwrap().expand(MAX_PAGES).unwrap();
             let pairs: Vec<(u32, u32)> =
                 plan.view.pages().chunks(times as usize).zip(list.iter()).map(|(a, b)| (a[0], *b)).collect();

@@ -2,11 +2,12 @@
 
 use crate::config::MAX_DEADLINE;
 use crate::grant::describe;
-use crate::inner::{Inner, lock};
+use crate::inner::Inner;
+use crate::sync::lock;
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
 use kvik_transport::{RegionMemory, WeakRegionMemory};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a closing region looks whether a work request that was just done has let go of the memory.
@@ -66,7 +67,7 @@ impl Region {
     }
     /// Whether it was closed.
     pub fn is_closed(&self) -> bool {
-        self.inner.lock().is_none()
+        lock(&self.inner.memory).is_none()
     }
 
     /// Ends its grants, waits for the transfers that use it, and lets go of the memory.
@@ -80,12 +81,12 @@ impl Region {
     /// lets go of its memory by itself with the last of them; closing it again waits for that.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         let engine = &self.inner.engine;
-        engine.check_fork()?;
+        engine.base.setup.check_fork()?;
         let until = Instant::now() + timeout.min(MAX_DEADLINE);
-        let memory = self.inner.lock().take();
+        let memory = lock(&self.inner.memory).take();
         let first = memory.is_some();
         if let Some(memory) = memory {
-            engine.withdraw_region(self.id(), memory);
+            engine.regions.withdraw(self.id(), memory);
         }
         // Whoever closes a region that somebody else is closing waits with him.
         while let Some(memory) = self.inner.weak.upgrade() {
@@ -93,17 +94,17 @@ impl Region {
                 return Err(self.still_used(memory, first));
             }
             drop(memory);
-            engine.wait_progress(LOOK);
+            engine.base.progress.wait(LOOK);
         }
-        engine.forget_region(self.id());
+        engine.regions.forget(self.id());
         Ok(())
     }
 
     /// Why the region could not be closed in time. Who closes it first opens it again, unless peers are the reason.
     fn still_used(&self, memory: RegionMemory, first: bool) -> Error {
         let (engine, id) = (&self.inner.engine, self.id());
-        let own = engine.own_transfers(id);
-        let held = engine.node(|node, _| node.holdings_of(id));
+        let own = engine.transfers.using(id);
+        let held = engine.base.node(|node, _| node.holdings_of(id));
         if own.is_empty() && !held.is_empty() {
             let held: Vec<String> = held.iter().map(describe).collect();
             let text = format!(
@@ -115,8 +116,8 @@ impl Region {
             return Error::new(Code::PagesQuarantined, text).about_region(id);
         }
         if first {
-            *self.inner.lock() = Some(memory.clone());
-            if let Err(error) = engine.show_region(id, &memory) {
+            *lock(&self.inner.memory) = Some(memory.clone());
+            if let Err(error) = engine.regions.show(id, &memory) {
                 log::warn!("region {} is open again, and not for every transport: {error}", id.0);
             }
         }
@@ -126,7 +127,7 @@ impl Region {
                  has it open and does not close it, or a call that is reading or writing it"
                     .to_owned()
             }
-            [] if engine.has_devices() => {
+            [] if engine.base.transports.has_devices() => {
                 "a call that is reading or writing it, or a NIC whose driver does not let go of it".to_owned()
             }
             [] => "a call that is reading or writing it".to_owned(),
@@ -158,7 +159,7 @@ impl Region {
     }
 
     pub(crate) fn memory(&self) -> Result<RegionMemory> {
-        self.inner.lock().clone().ok_or_else(|| {
+        lock(&self.inner.memory).clone().ok_or_else(|| {
             Error::new(
                 Code::RegionClosed,
                 format!("region {} was closed; register the memory again", self.id().0),
@@ -168,37 +169,18 @@ impl Region {
     }
 }
 
-impl Inner {
-    /// Transfers that this side began and that use a region, in words.
-    fn own_transfers(&self, region: RegionId) -> Vec<String> {
-        let tables = lock(&self.tables);
-        let uses = tables.transfers.values().map(|entry| &entry.request);
-        let uses = uses.filter(|request| request.memory.as_ref().is_some_and(|(_, id, _)| *id == region));
-        uses.map(|request| {
-            format!("with engine {} over grant {}", request.ticket.engine, request.ticket.grant)
-        })
-        .collect()
-    }
-}
-
-impl RegionInner {
-    fn lock(&self) -> MutexGuard<'_, Option<RegionMemory>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Drop for RegionInner {
     fn drop(&mut self) {
         let memory = self.memory.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(memory) = memory {
-            if self.engine.check_fork().is_err() {
+            if self.engine.base.setup.check_fork().is_err() {
                 // A forked child leaves everything of its parent's as it is.
                 return std::mem::forget(memory);
             }
-            self.engine.withdraw_region(self.id, memory);
+            self.engine.regions.withdraw(self.id, memory);
             // A transfer that still has it asks what the NICs said of it.
             if self.weak.upgrade().is_none() {
-                self.engine.forget_region(self.id);
+                self.engine.regions.forget(self.id);
             }
         }
     }

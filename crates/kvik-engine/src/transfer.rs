@@ -1,104 +1,17 @@
-//! The handle of a transfer, and what it reports.
+//! The handle of a transfer.
 
-use crate::config::{Preference, Verify};
 use crate::end::End;
-use crate::inner::Inner;
-use crate::select::Rejected;
-use kvik_core::{Class, Code, Content, Error, Result};
-use kvik_transport::{Estimate, TransportId};
-use std::ops::Range;
+use crate::report::Report;
+use crate::transfers::Transfers;
+use kvik_core::{Code, Error, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What can be chosen for one transfer; what is not chosen is the engine's, or the grant's.
-#[derive(Debug, Clone)]
-pub struct TransferOptions {
-    /// When it must have ended, from now.
-    pub deadline: Option<Duration>,
-    /// What it is for: handovers go before bulk, which keeps a tenth while both wait.
-    pub class: Class,
-    /// Over which transport.
-    pub transport: Option<Preference>,
-    /// With which checks.
-    pub verify: Option<Verify>,
-    /// Whether success counts as this engine's use of a `once` grant; true unless told. False for all but the last
-    /// part of a transfer in parts.
-    pub confirm: Option<bool>,
-    /// Layers of the owner's layout, of those that are granted.
-    pub remote_layers: Option<Range<u32>>,
-    /// Slices of the owner's layout, of those that are granted.
-    pub remote_slices: Option<Range<u32>>,
-    /// In how many parts the owner's pages are seen, a multiple of those of the grant: positions count such parts, see
-    /// [`PageSet::of_parts`](crate::PageSet::of_parts). Default: as the grant was given.
-    pub remote_parts: Option<u32>,
-    /// What the grant's pages are taken to hold, or are written to hold. A grant that says what its pages hold demands
-    /// it, and any other refuses it. It has a link for each page of the grant up to the last that is named, or more;
-    /// where no positions are named it is that of the whole grant. A release or an extension states the whole grant's.
-    pub content: Option<Content>,
-    /// How many engines use the grant together, this one included: a `once` grant is consumed when so many, or as
-    /// many as the owner said where that is more, have confirmed. From 1 to 4096; the largest that any of them
-    /// declares is what counts. Default: 1.
-    pub readers: u16,
-    /// A request id for this side's log lines; it is never sent.
-    pub tag: String,
-}
-
-impl Default for TransferOptions {
-    fn default() -> Self {
-        TransferOptions {
-            deadline: None,
-            class: Class::Handover,
-            transport: None,
-            verify: None,
-            confirm: None,
-            remote_layers: None,
-            remote_slices: None,
-            remote_parts: None,
-            content: None,
-            readers: 1,
-            tag: String::new(),
-        }
-    }
-}
-
-/// What a transfer that succeeded did.
-#[derive(Debug, Clone)]
-pub struct Report {
-    /// Bytes that were moved.
-    pub bytes: u64,
-    /// Contiguous runs of memory that they took, neighbours merged: on both sides where this side copied, else on
-    /// this side.
-    pub extents: u64,
-    /// Pages of this side's page set, or parts of pages.
-    pub pages: u64,
-    /// What moved them.
-    pub transport: TransportId,
-    /// How, in more detail: `"4 channels"`, `"4 channels, staged for GPU 0"`, `"memfd"`, `"process_vm_readv"`,
-    /// `"cuda_ipc"`, `"copy"`.
-    pub mechanism: String,
-    /// The checks that ran.
-    pub checks: Vec<&'static str>,
-    /// Time to plan it.
-    pub plan: Duration,
-    /// Time from there until the first byte could move: connecting, asking the owner.
-    pub post: Duration,
-    /// Time from the first byte until the end.
-    pub wire: Duration,
-    /// Time spent on checksums on this side, summed over threads; part of `wire`.
-    pub verify: Duration,
-    /// All of it, from call to end.
-    pub total: Duration,
-    /// How long it was expected to take on that transport, by what was measured with this peer before.
-    pub estimate: Option<Estimate>,
-    /// The other transports of the engine, each with the reason why it was not taken.
-    pub rejected_transports: Vec<Rejected>,
-}
-
 /// A transfer in flight. Dropping it does not end it: its deadline does.
 #[derive(Clone)]
 pub struct Transfer {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) transfers: Arc<Transfers>,
     pub(crate) id: u64,
     pub(crate) end: Arc<End<Report>>,
 }
@@ -121,15 +34,15 @@ impl Transfer {
     /// # Errors
     /// Why it failed; `WaitTimeout` when `timeout` passes first, and the transfer goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Report> {
-        self.inner.check_fork()?;
+        self.transfers.check_fork()?;
         let late = "the transfer had not ended when the wait did; it goes on until its deadline: wait again, or cancel it";
         self.end.wait(timeout, late)
     }
 
     /// Asks for the end. The outcome is `Cancelled`, unless another one was faster.
     pub fn cancel(&self) {
-        if self.inner.check_fork().is_ok() {
-            self.inner.cancel(
+        if self.transfers.check_fork().is_ok() {
+            self.transfers.cancel(
                 self.id,
                 Error::new(
                     Code::Cancelled,
@@ -144,7 +57,7 @@ impl Transfer {
     /// # Errors
     /// `InvalidArgument` when the process has too many descriptors.
     pub fn done_fd(&self) -> Result<OwnedFd> {
-        self.inner.check_fork()?;
+        self.transfers.check_fork()?;
         self.end.fd()
     }
 }

@@ -1,87 +1,129 @@
 //! The transports of an engine, in the order of its preference. Only this place knows which there are.
 
-use crate::inner::Inner;
-use kvik_core::{RegionId, Result};
+use crate::setup::Setup;
+use kvik_core::{Code, Error, RegionId, Result};
+use kvik_host::FenceTable;
 use kvik_host::thread::ThreadOptions;
-use kvik_proto::{Closed, NicKey, Op, Path};
+use kvik_proto::{Closed, NicAnswer, NicCall, NicKey, Op, Path};
 use kvik_transport::local::{Local, LocalConfig};
 use kvik_transport::nics::NicOptions;
 use kvik_transport::rma::Rma;
 use kvik_transport::tcp::{Tcp, TcpConfig};
 use kvik_transport::{Answer, RegionMemory, Request, Services, Transport, TransportId};
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 
-/// See the module's text. Those that have connections of their own are also reached by their types: the control thread
-/// hands connections and messages to them.
+/// See the module's text: none before they have started. Those that have connections of their own are also reached by
+/// their types: the control thread hands connections and messages to them.
+#[derive(Default)]
 pub(crate) struct Transports {
+    started: OnceLock<Started>,
+}
+
+struct Started {
     list: Vec<Arc<dyn Transport>>,
-    pub local: Arc<Local>,
-    pub rma: Option<Arc<Rma>>,
-    pub tcp: Arc<Tcp>,
+    local: Arc<Local>,
+    rma: Option<Arc<Rma>>,
+    tcp: Arc<Tcp>,
 }
 
 impl Transports {
-    /// Starts them all. `source` is the address that the engine listens on, which means the network that it belongs
-    /// to.
+    /// Starts them all.
     ///
     /// # Errors
     /// `TransportUnavailable` for NICs that cannot be used as they are asked for; `InvalidArgument` where a thread
     /// cannot be started.
-    pub fn start(inner: &Arc<Inner>, source: Option<IpAddr>, options: &ThreadOptions) -> Result<Transports> {
-        let config = &inner.config;
+    pub fn start(
+        &self,
+        setup: &Setup,
+        fence: Arc<FenceTable>,
+        services: Services,
+        options: &ThreadOptions,
+    ) -> Result<()> {
+        let config = &setup.config;
         let services = match &config.faults {
-            Some(faults) => faults.stand_before(Services::of(inner)),
-            None => Services::of(inner),
+            Some(faults) => faults.stand_before(services),
+            None => services,
         };
-        let rma = match &config.nics {
-            Some(nics) => {
-                let nics = NicOptions { source: nics.source.or(source), ..nics.clone() };
-                Some(Arc::new(Rma::start(&nics, options)?))
-            }
-            None => None,
+        // Who listens on one address means the network that it belongs to.
+        let source = config.listen.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
+        let start_rma = |nics: &NicOptions| {
+            let nics = NicOptions { source: nics.source.or(source), ..nics.clone() };
+            Rma::start(&nics, options).map(Arc::new)
         };
+        let rma = config.nics.as_ref().map(start_rma).transpose()?;
         if let Some(rma) = &rma {
             rma.serve(&services);
         }
         let threads = usize::from(config.io_threads);
-        let tcp = TcpConfig { threads, channels: config.channels, tls: inner.tls.is_some() };
-        let local = LocalConfig {
-            listens: inner.has_local(),
-            threads,
-            host: inner.host.clone(),
-            fence: inner.fence.clone(),
-        };
+        let tcp = TcpConfig { threads, channels: config.channels, tls: setup.tls.is_some() };
+        let local = LocalConfig { listens: setup.has_local(), threads, host: setup.host.clone(), fence };
         let tcp = Arc::new(Tcp::start(tcp, &services, options)?);
         let local = Arc::new(Local::start(local, &services, options)?);
         let mut list: Vec<Arc<dyn Transport>> = vec![local.clone()];
         list.extend(rma.clone().map(|rma| -> Arc<dyn Transport> { rma }));
         list.push(tcp.clone());
-        Ok(Transports { list, local, rma, tcp })
+        drop(self.started.set(Started { list, local, rma, tcp }));
+        Ok(())
     }
 
     /// All of them, the preferred ones first.
     pub fn all(&self) -> &[Arc<dyn Transport>] {
-        &self.list
+        self.started.get().map_or(&[], |started| &started.list)
+    }
+
+    pub fn local(&self) -> Option<&Local> {
+        self.started.get().map(|started| &*started.local)
+    }
+
+    pub fn rma(&self) -> Option<&Rma> {
+        self.started.get()?.rma.as_deref()
+    }
+
+    pub fn tcp(&self) -> Option<&Tcp> {
+        self.started.get().map(|started| &*started.tcp)
+    }
+
+    /// Data channels of a session that have joined.
+    pub fn channels(&self, session: u64) -> u16 {
+        self.tcp().map_or(0, |tcp| tcp.joined(session))
+    }
+
+    /// Whether a device moves bytes, which holds memory by itself.
+    pub fn has_devices(&self) -> bool {
+        self.all().iter().any(|one| !one.devices().is_empty())
     }
 
     /// What the transfers are called that the protocol moves in this way.
     pub fn of(&self, path: Path) -> Option<TransportId> {
-        self.list.iter().find(|transport| transport.path() == path).map(|transport| transport.id())
+        self.all().iter().find(|transport| transport.path() == path).map(|transport| transport.id())
+    }
+
+    /// What a NIC here says to one of a session's peer; none when it is to be heard later.
+    pub fn called(&self, session: u64, call: NicCall) -> Option<NicAnswer> {
+        match self.rma() {
+            Some(rma) => rma.called(session, call),
+            None => Some(NicAnswer {
+                from: call.from,
+                to: call.to,
+                kind: call.kind,
+                outcome: Err(Error::new(Code::TransportUnavailable, "this engine has no NICs")),
+            }),
+        }
     }
 
     /// Those that reach a session's peer now.
     pub fn reaching(&self, session: u64) -> impl Iterator<Item = TransportId> {
         let bare = Request { session, op: None, memory: None, bytes: 0 };
         let there = move |one: &&Arc<dyn Transport>| matches!(one.answer(&bare), Answer::Ready(_));
-        self.list.iter().filter(there).map(|transport| transport.id())
+        self.all().iter().filter(there).map(|transport| transport.id())
     }
 
     /// What a grant over a region says of it: how NICs know it, and over what peers do not reach it.
     pub fn offer(&self, region: RegionId, memory: &RegionMemory, op: Op) -> (Arc<[NicKey]>, Closed) {
-        let keys = self.rma.as_ref().map(|rma| rma.keys(region)).unwrap_or_default();
+        let keys = self.rma().map(|rma| rma.keys(region)).unwrap_or_default();
         let mut closed = Closed::default();
-        for transport in &self.list {
+        for transport in self.all() {
             let why = transport.closed(region, memory, op);
             match transport.path() {
                 Path::Memory => closed.memory = why,

@@ -21,28 +21,28 @@ impl Waker {
     }
 }
 
-/// `Inner`: what the control thread sleeps by.
+/// `Commands`: what the control thread sleeps by.
 struct Sleeper {
-    /// The soonest deadline that the node knows.
-    due: Mutex<u64>,
+    /// The soonest deadline that the protocol knows: `Soonest`.
+    due: AtomicU64,
     wakes_at: AtomicU64,
     waker: Waker,
 }
 
 impl Sleeper {
-    /// `Inner::wake_by`, by whoever has just made something due at `at`.
+    /// `Commands::wake_by`, by whoever has just made something due at `at`.
     fn wake_by(&self, at: u64) {
         if at < self.wakes_at.load(Ordering::SeqCst) {
             self.waker.wake();
         }
     }
 
-    /// `Inner::sleep_until`; `announced` is whether it first says that it is about to look.
+    /// `Commands::sleep_until`; `announced` is whether it first says that it is about to look.
     fn sleep_until(&self, announced: bool) -> u64 {
         if announced {
             self.wakes_at.store(u64::MAX, Ordering::SeqCst);
         }
-        let soonest = *self.due.lock().unwrap();
+        let soonest = self.due.load(Ordering::SeqCst);
         self.wakes_at.store(soonest, Ordering::SeqCst);
         soonest
     }
@@ -52,19 +52,17 @@ impl Sleeper {
 fn sleep_while_it_becomes_due(announced: bool) {
     loom::model(move || {
         let (waker, wakes_at) = (Waker::default(), AtomicU64::new(50));
-        let sleeper = Arc::new(Sleeper { due: Mutex::new(100), wakes_at, waker });
+        let sleeper = Arc::new(Sleeper { due: AtomicU64::new(100), wakes_at, waker });
         let waker = thread::spawn({
             let sleeper = sleeper.clone();
             move || {
-                let mut due = sleeper.due.lock().unwrap();
-                *due = 70.min(*due);
-                drop(due);
+                sleeper.due.store(70, Ordering::SeqCst);
                 sleeper.wake_by(70);
             }
         });
         let until = sleeper.sleep_until(announced);
         waker.join().unwrap();
-        let due = *sleeper.due.lock().unwrap();
+        let due = sleeper.due.load(Ordering::SeqCst);
         assert!(until <= due || sleeper.waker.hear(), "asleep until {until}, due at {due}");
     });
 }

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::mem::MaybeUninit;
-use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -49,31 +49,51 @@ pub fn spawn_named(
         return Err(HostError::InvalidArgument(rule));
     }
     let (options, counted_as) = (options.clone(), name.to_owned());
-    // A channel without room: the report is sent only if the caller takes it, so that a thread never runs `f` after
-    // its caller was told that it did not start.
-    let (report, reported) = mpsc::sync_channel(0);
+    // Who takes what is said here decides whether `f` runs: never after the caller was told that it did not start. No
+    // channel does it: those of the standard library wait by looking for a moment, in which a real-time thread keeps an
+    // ordinary one from the CPU.
+    let report = Arc::new((Mutex::new(Start::Awaited), Condvar::new()));
     let thread = {
-        let _blocked = SignalsBlocked::new()?;
+        let (report, _blocked) = (report.clone(), SignalsBlocked::new()?);
         std::thread::Builder::new().name(name.into()).spawn(move || {
             let _counted = options.times.count(&counted_as);
             let placed = place(&options);
-            let run = placed.is_ok();
-            if report.send(placed).is_ok() && run {
-                drop(report);
+            let mut run = placed.is_ok();
+            {
+                let mut start = report.0.lock().unwrap_or_else(PoisonError::into_inner);
+                run &= matches!(*start, Start::Awaited);
+                *start = Start::Known(placed);
+            }
+            report.1.notify_one();
+            drop(report);
+            if run {
                 f();
             }
         })
     }
     .map_err(|e| HostError::os(format!("starting thread {name}"), e))?;
-    match reported.recv_timeout(SETUP_LIMIT) {
-        Ok(Ok(())) => Ok(thread),
-        Ok(Err(e)) => {
+    let start = report.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let awaited = |start: &mut Start| matches!(start, Start::Awaited);
+    let start = report.1.wait_timeout_while(start, SETUP_LIMIT, awaited);
+    let known = std::mem::replace(&mut *start.unwrap_or_else(PoisonError::into_inner).0, Start::GivenUp);
+    match known {
+        Start::Known(Ok(())) => Ok(thread),
+        Start::Known(Err(e)) => {
             // It has nothing left to do; waiting keeps a failed start from leaving a thread behind.
             let _ = thread.join();
             Err(e)
         }
-        Err(_) => Err(HostError::TimedOut { what: format!("starting thread {name}"), after: SETUP_LIMIT }),
+        Start::Awaited | Start::GivenUp => {
+            Err(HostError::TimedOut { what: format!("starting thread {name}"), after: SETUP_LIMIT })
+        }
     }
+}
+
+/// What a new thread and the one that starts it know of each other.
+enum Start {
+    Awaited,
+    Known(Result<(), HostError>),
+    GivenUp,
 }
 
 /// Blocks all signals in the calling thread until dropped.

@@ -154,3 +154,24 @@ fn cpu_time_of_a_thread_is_read_from_outside_and_kept_after_its_end() {
     assert!(ended[0].1 >= running[0].1, "{ended:?} after {running:?}");
     assert_eq!(options.times.read(), ended);
 }
+
+#[test]
+fn a_real_time_thread_sleeps_until_the_one_that_it_starts_is_in_place() {
+    // Both on one CPU, where the new thread runs only while the other one sleeps.
+    let first = status_line("Cpus_allowed_list:").split(['-', ',']).next().unwrap().parse().unwrap();
+    let options = ThreadOptions { cpus: Some(vec![first]), ..ThreadOptions::default() };
+    let same = options.clone();
+    let spent = in_thread(&options, move || {
+        if let Err(refused) = kvik_host::thread::be_prompt() {
+            eprintln!("not asked of an ordinary thread: {refused}");
+            return None;
+        }
+        let before = kvik_host::clock::thread_cpu();
+        for _ in 0..10 {
+            spawn_named("kvik-new", &same, || ()).unwrap().join().unwrap();
+        }
+        Some(kvik_host::clock::thread_cpu() - before)
+    });
+    // One that waits by looking keeps the CPU until the kernel takes it away, after most of a second.
+    assert!(spent.is_none_or(|spent| spent < Duration::from_millis(500)), "{spent:?}");
+}

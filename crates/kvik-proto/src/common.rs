@@ -1,16 +1,22 @@
-//! What the sessions of an engine share, and what they ask of whoever drives them.
+//! What the sessions of an engine share, and what a call of theirs asks of whoever drives them.
 //!
 //! A session reaches nothing of another one. What concerns others is an [`Effect`]: a value, which the driver carries
-//! out after the session's call, or on another thread. So the order in which that happens is the driver's, and every
-//! work request must be right: a grant that was ended gives its pages back when the last flow has left it, however late
+//! out after the session's call, while other threads go on. So the order in which that happens is anybody's, and every
+//! order must be right: a grant that was ended gives its pages back when the last flow has left it, however late
 //! the flows of other sessions are told to stop.
+//!
+//! The table of grants has a lock of its own, always taken inside a session's and never around one. The end of a grant
+//! has an order: it is marked, so that nothing joins it; its fence is raised; its flows are told to stop; and only then
+//! may the last flow that leaves, or the end itself, say that its pages are free.
 
 use crate::FlowKey;
 use crate::event::{Event, Timing, WINDOW};
 use crate::grants::Grants;
 use crate::handshake::Identity;
+use crate::offer::Offer;
 use crate::reclaim::{Reclaim, ReclaimCounts};
-use kvik_core::{Class, GrantId, GrantState};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Soonest, lock};
+use kvik_core::{Class, ClassQueue, EngineId, GrantId, GrantState, Result};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -18,145 +24,270 @@ use std::time::Duration;
 pub(crate) enum Effect {
     /// A grant is over: these flows take no further part in it.
     Stop(GrantId, GrantState, Vec<FlowKey>),
+    /// They were told, and the grant's fence is up.
+    Stopped(GrantId),
     /// A session is over, or soon will be: new transfers with this peer go over another one.
     Avoid(u64, Identity),
-    /// A session has something of this class to copy or sum.
-    Copy(u64, Class),
 }
 
 /// Numbers that are read from outside.
 #[derive(Default)]
 pub(crate) struct Counts {
     /// Flows whose pages a peer's NIC may reach.
-    pub exposed: usize,
+    exposed: AtomicU64,
     /// Beats that were sent later than half a heartbeat after they were due.
-    pub late_beats: u64,
-    pub reclaims: ReclaimCounts,
+    late_beats: AtomicU64,
+    grants: [AtomicU64; 3],
+    transfers: [AtomicU64; 3],
+}
+
+impl Counts {
+    pub fn exposed(&self) -> u64 {
+        self.exposed.load(Ordering::Acquire)
+    }
+
+    pub fn late_beats(&self) -> u64 {
+        self.late_beats.load(Ordering::Relaxed)
+    }
+
+    pub fn note_late_beat(&self) {
+        self.late_beats.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A transfer that this side began has ended without success.
+    pub fn note_reclaim(&self, by: Reclaim) {
+        self.transfers[by as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn reclaims(&self) -> ReclaimCounts {
+        let read = |counts: &[AtomicU64; 3]| std::array::from_fn(|at| counts[at].load(Ordering::Relaxed));
+        ReclaimCounts { grants: read(&self.grants), transfers: read(&self.transfers) }
+    }
 }
 
 /// See the module's text.
 pub(crate) struct Common<R> {
     identity: Identity,
     timing: Timing,
-    window: u64,
-    clock: Duration,
-    grants: Grants<R>,
-    events: VecDeque<Event>,
-    effects: VecDeque<Effect>,
-    unsent: Vec<u64>,
+    window: AtomicU64,
+    grants: Mutex<Grants<R>>,
+    next_expiry: Soonest,
+    /// Sessions with something to copy or to sum, in turn.
+    copying: Mutex<ClassQueue<u64>>,
     pub counts: Counts,
 }
 
-impl<R: Clone> Common<R> {
-    pub fn new(identity: Identity, timing: Timing, now: Duration) -> Common<R> {
+impl<R> Common<R> {
+    pub fn new(identity: Identity, timing: Timing) -> Common<R> {
         Common {
             identity,
             timing,
-            window: WINDOW,
-            clock: now,
-            grants: Grants::default(),
-            events: VecDeque::new(),
-            effects: VecDeque::new(),
-            unsent: Vec::new(),
+            window: AtomicU64::new(WINDOW),
+            grants: Mutex::default(),
+            next_expiry: Soonest::default(),
+            copying: Mutex::default(),
             counts: Counts::default(),
         }
     }
 
-    pub fn identity(&self) -> Identity {
-        self.identity
-    }
-
-    pub fn timing(&self) -> Timing {
-        self.timing
-    }
-
     /// Bytes that the channels of one session may have in flight to send.
     pub fn window(&self) -> u64 {
-        self.window
+        self.window.load(Ordering::Relaxed)
     }
 
-    pub fn set_window(&mut self, bytes: u64) {
-        self.window = bytes;
+    pub fn set_window(&self, bytes: u64) {
+        self.window.store(bytes, Ordering::Relaxed);
     }
 
+    /// The table of grants, for a few lines.
+    pub fn grants(&self) -> MutexGuard<'_, Grants<R>> {
+        lock(&self.grants)
+    }
+
+    /// When the next grant ends by itself.
+    pub fn next_expiry(&self) -> Option<Duration> {
+        self.next_expiry.get()
+    }
+
+    /// A session has something of a class to copy or to sum; it is not in the queue.
+    pub fn queue_copy(&self, class: Class, session: u64) {
+        lock(&self.copying).push(class, session);
+    }
+
+    /// The session whose turn it is to copy or to sum, and which class; it is in the queue no longer.
+    pub fn next_to_copy(&self) -> Option<(Class, u64)> {
+        let mut copying = lock(&self.copying);
+        copying.turn().into_iter().find_map(|class| Some((class, copying.pop(class)?)))
+    }
+
+    /// So many bytes of a class were given out to be copied or summed, of a session that has more.
+    pub fn copied(&self, class: Class, bytes: u64, more: Option<u64>) {
+        let mut copying = lock(&self.copying);
+        copying.took(class, bytes);
+        more.into_iter().for_each(|session| copying.push(class, session));
+    }
+}
+
+/// What the calls of one thread made happen, until it is carried out.
+#[derive(Default)]
+pub(crate) struct Output {
     /// The latest time that was heard of.
-    pub fn clock(&self) -> Duration {
-        self.clock
-    }
+    clock: Duration,
+    events: VecDeque<Event>,
+    effects: VecDeque<Effect>,
+    unsent: Vec<u64>,
+}
 
+impl Output {
     pub fn note_time(&mut self, now: Duration) {
         self.clock = self.clock.max(now);
-    }
-
-    pub fn grants(&self) -> &Grants<R> {
-        &self.grants
-    }
-
-    /// The table of grants; under a lock of its own where threads share it, always taken inside a session's.
-    pub fn grants_mut(&mut self) -> &mut Grants<R> {
-        &mut self.grants
-    }
-
-    pub fn tell(&mut self, event: Event) {
-        self.events.push_back(event);
     }
 
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    pub fn later(&mut self, effect: Effect) {
-        self.effects.push_back(effect);
-    }
-
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// A session has something to send on its control connection.
-    pub fn note_unsent(&mut self, session: u64) {
-        self.unsent.push(session);
+    /// The flows of a grant that is over, which may be told at once: before any event.
+    pub fn next_stop(&mut self) -> Option<(GrantId, GrantState, Vec<FlowKey>)> {
+        let stop = self.effects.iter_mut().find(|effect| matches!(effect, Effect::Stop(..)))?;
+        let Effect::Stop(grant, state, flows) = stop else { return None };
+        let (grant, state, flows) = (*grant, *state, std::mem::take(flows));
+        *stop = Effect::Stopped(grant);
+        Some((grant, state, flows))
     }
 
     pub fn take_unsent(&mut self, into: &mut Vec<u64>) {
         into.append(&mut self.unsent);
     }
+}
 
-    /// Ends a live grant: it is over from here on, and its fence is up before anybody hears of it. The flows that take
-    /// part in it are stopped by the driver.
+/// A call, as what it calls sees it: what all share, and where it puts what it made happen.
+pub(crate) struct Call<'a, R> {
+    pub common: &'a Common<R>,
+    pub output: &'a mut Output,
+}
+
+impl<'a, R: Clone> Call<'a, R> {
+    pub fn identity(&self) -> Identity {
+        self.common.identity
+    }
+
+    pub fn timing(&self) -> Timing {
+        self.common.timing
+    }
+
+    pub fn clock(&self) -> Duration {
+        self.output.clock
+    }
+
+    pub fn tell(&mut self, event: Event) {
+        self.output.events.push_back(event);
+    }
+
+    pub fn later(&mut self, effect: Effect) {
+        self.output.effects.push_back(effect);
+    }
+
+    /// A session has something to send on its control connection.
+    pub fn note_unsent(&mut self, session: u64) {
+        self.output.unsent.push(session);
+    }
+
+    /// A peer's NIC may reach the pages of one flow more, or of one less.
+    pub fn expose(&mut self, more: bool) {
+        let exposed = &self.common.counts.exposed;
+        match more {
+            true => exposed.fetch_add(1, Ordering::AcqRel),
+            false => exposed.fetch_sub(1, Ordering::AcqRel),
+        };
+        self.tell(Event::Exposed);
+    }
+
+    // ---- grants ----
+
+    pub fn grants(&self) -> MutexGuard<'a, Grants<R>> {
+        self.common.grants()
+    }
+
+    /// # Errors
+    /// `InvalidArgument` for an id that was used before.
+    pub fn add_grant(&mut self, id: GrantId, offer: Offer<R>) -> Result<()> {
+        let mut grants = self.grants();
+        grants.insert(id, offer)?;
+        self.common.next_expiry.set(grants.next_due());
+        Ok(())
+    }
+
+    /// # Errors
+    /// The way the grant ended, or `GrantUnknown`.
+    pub fn extend_grant(&mut self, id: GrantId, by: Duration) -> Result<Duration> {
+        let mut grants = self.grants();
+        let until = grants.extend(id, by)?;
+        self.common.next_expiry.set(grants.next_due());
+        Ok(until)
+    }
+
+    /// Ends a live grant: it is over from here on. Its fence is raised next, and then the flows that take part in it
+    /// are told to stop.
     pub fn end_grant(&mut self, id: GrantId, state: GrantState) {
-        let Some((flows, slot)) = self.grants.end(id, state) else { return };
-        self.events.push_back(Event::Raise(slot));
-        self.effects.push_back(Effect::Stop(id, state, flows));
+        let mut grants = self.grants();
+        self.end(&mut grants, id, state);
     }
 
-    /// The flows of a grant that is over were told to stop: whether its pages are the owner's now.
+    fn end(&mut self, grants: &mut Grants<R>, id: GrantId, state: GrantState) {
+        let Some((flows, slot)) = grants.end(id, state) else { return };
+        self.common.next_expiry.set(grants.next_due());
+        self.tell(Event::Raise(slot));
+        self.later(Effect::Stop(id, state, flows));
+    }
+
+    /// The fence of a grant that is over is up, and its flows were told to stop: whether its pages are the owner's now.
     pub fn note_stopped(&mut self, id: GrantId) {
-        if let Some(state) = self.grants.settle(id) {
-            self.events.push_back(Event::GrantEnded(id, state));
-        } else if let Some(pages) = self.grants.ending(id) {
-            self.events.push_back(Event::Ending(id, pages));
+        let mut grants = self.grants();
+        if let Some(state) = grants.stopped(id) {
+            self.tell(Event::GrantEnded(id, state));
+        } else if let Some(pages) = grants.ending(id) {
+            self.tell(Event::Ending(id, pages));
         }
     }
 
-    /// A flow takes no further part in a grant, whose use by its reader it `consumed`.
-    pub fn leave_grant(&mut self, grant: GrantId, key: FlowKey, consumed: bool, reclaim: Reclaim) {
-        if self.grants.waits_for_only(grant, key) {
-            self.counts.reclaims.grants[reclaim as usize] += 1;
+    /// A flow that took part in a grant has concluded; `reader`: who has confirmed by it.
+    pub fn leave_grant(&mut self, grant: GrantId, key: FlowKey, reader: Option<EngineId>, reclaim: Reclaim) {
+        let mut grants = self.grants();
+        if grants.waits_for_only(grant, key) {
+            self.common.counts.grants[reclaim as usize].fetch_add(1, Ordering::Relaxed);
         }
-        if consumed {
-            self.end_grant(grant, GrantState::Consumed);
+        if reader.is_some_and(|reader| grants.confirm(grant, reader)) {
+            self.end(&mut grants, grant, GrantState::Consumed);
         }
-        if let Some(state) = self.grants.detach(grant, key) {
-            self.events.push_back(Event::GrantEnded(grant, state));
+        self.detach(&mut grants, grant, key);
+    }
+
+    /// A request that was to take part in a grant does not.
+    pub fn refuse_grant(&mut self, grant: GrantId, key: FlowKey) {
+        let mut grants = self.grants();
+        self.detach(&mut grants, grant, key);
+    }
+
+    fn detach(&mut self, grants: &mut Grants<R>, grant: GrantId, key: FlowKey) {
+        if let Some(state) = grants.detach(grant, key) {
+            self.tell(Event::GrantEnded(grant, state));
         }
     }
 
     /// Applies expiry before anything that is buffered is looked at.
     pub fn expire(&mut self, now: Duration) {
-        self.note_time(now);
-        while let Some(id) = self.grants.overdue(now) {
-            self.end_grant(id, GrantState::Expired);
+        self.output.note_time(now);
+        if self.common.next_expiry().is_none_or(|at| at > now) {
+            return;
+        }
+        let mut grants = self.grants();
+        while let Some(id) = grants.overdue(now) {
+            self.end(&mut grants, id, GrantState::Expired);
         }
     }
 }

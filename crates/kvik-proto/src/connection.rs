@@ -4,13 +4,14 @@
 //! answer. What follows from that (flows stop, notifications are lost) is done when the call in which it happened is
 //! over, so that no part of a session changes under another one.
 
-use crate::common::{Common, Effect};
+use crate::common::{Call, Effect};
 use crate::event::Event;
 use crate::frame::Frame;
 use crate::handshake::{Established, Identity, Join, JoinKind};
 use crate::nics::Nics;
-use kvik_core::{Class, Code, EngineId, Error, Result};
+use kvik_core::{Code, EngineId, Error, Result};
 use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// More channels than this do not join a session.
@@ -37,7 +38,7 @@ pub(crate) enum Beat {
 }
 
 pub(crate) struct Connection {
-    established: Established,
+    established: Arc<Established>,
     input: Vec<u8>,
     output: Vec<u8>,
     last_in: Duration,
@@ -71,7 +72,7 @@ fn together(at: Duration, heartbeat: Duration) -> Duration {
 impl Connection {
     pub fn new(established: Established, heartbeat: Duration, now: Duration) -> Connection {
         Connection {
-            established,
+            established: Arc::new(established),
             input: Vec::new(),
             output: Vec::new(),
             last_in: now,
@@ -88,7 +89,7 @@ impl Connection {
         }
     }
 
-    pub fn established(&self) -> &Established {
+    pub fn established(&self) -> &Arc<Established> {
         &self.established
     }
 
@@ -220,12 +221,12 @@ impl Connection {
 
     /// The peer's NICs are reached at other addresses now.
     pub fn move_nics(&mut self, nics: Nics) -> Result<()> {
-        let known = &mut self.established.facts.nics;
+        let known = &self.established.facts.nics;
         if !self.one_sided || known.provider != nics.provider {
             let text = "the peer told of NICs that this engine does not use";
             return Err(Error::new(Code::ProtocolError, text));
         }
-        *known = nics;
+        Arc::make_mut(&mut self.established).facts.nics = nics;
         Ok(())
     }
 }
@@ -236,7 +237,7 @@ pub(crate) struct Context<'a, R> {
     connection: &'a mut Option<Connection>,
     /// Why the connection was cut, until the session has drawn the consequences.
     cut: &'a mut Option<Error>,
-    common: &'a mut Common<R>,
+    call: Call<'a, R>,
 }
 
 impl<'a, R: Clone> Context<'a, R> {
@@ -244,31 +245,26 @@ impl<'a, R: Clone> Context<'a, R> {
         session: u64,
         connection: &'a mut Option<Connection>,
         cut: &'a mut Option<Error>,
-        common: &'a mut Common<R>,
+        call: Call<'a, R>,
     ) -> Context<'a, R> {
-        Context { session, connection, cut, common }
+        Context { session, connection, cut, call }
     }
 
     pub fn session(&self) -> u64 {
         self.session
     }
 
-    pub fn common(&mut self) -> &mut Common<R> {
-        self.common
+    /// What all sessions share.
+    pub fn call(&mut self) -> &mut Call<'a, R> {
+        &mut self.call
     }
 
     pub fn clock(&self) -> Duration {
-        self.common.clock()
+        self.call.clock()
     }
 
     pub fn tell(&mut self, event: Event) {
-        self.common.tell(event);
-    }
-
-    /// There is something to copy or sum.
-    pub fn want_copy(&mut self, class: Class) {
-        self.common.later(Effect::Copy(self.session, class));
-        self.common.tell(Event::Copy);
+        self.call.tell(event);
     }
 
     /// The connection, unless it is gone.
@@ -297,10 +293,10 @@ impl<'a, R: Clone> Context<'a, R> {
     pub fn send(&mut self, frame: &Frame) {
         let Some(connection) = self.connection.as_mut() else { return };
         if connection.output.is_empty() {
-            self.common.note_unsent(self.session);
+            self.call.note_unsent(self.session);
         }
         frame.encode(&mut connection.output);
-        connection.last_out = self.common.clock();
+        connection.last_out = self.call.clock();
         if connection.output.len() > MAX_OUTPUT {
             let text = format!("{} does not read its control connection; it was cut off", self.peer_text());
             self.cut(Error::new(Code::PeerLost, text));
@@ -324,14 +320,14 @@ impl<'a, R: Clone> Context<'a, R> {
     /// The session ends: nothing is sent to its peer any more.
     pub fn cut(&mut self, error: Error) {
         let Some(connection) = self.connection.take() else { return };
-        self.common.later(Effect::Avoid(self.session, connection.peer()));
-        self.common.tell(Event::SessionDown(self.session, error.clone()));
+        self.call.later(Effect::Avoid(self.session, connection.peer()));
+        self.call.tell(Event::SessionDown(self.session, error.clone()));
         *self.cut = Some(error);
     }
 
     /// Looks after the connection, whose time has come. `busy`: something goes on in it.
     pub fn beat(&mut self, now: Duration, busy: bool) -> Beat {
-        let (heartbeat, dead_after) = (self.common.timing().heartbeat, self.common.timing().dead_after);
+        let (heartbeat, dead_after) = (self.call.timing().heartbeat, self.call.timing().dead_after);
         let session = self.session;
         let Some(connection) = self.connection.as_mut() else { return Beat::On };
         if let Some((error, _)) = connection.lost.take_if(|(_, until)| *until <= now) {
@@ -354,12 +350,12 @@ impl<'a, R: Clone> Context<'a, R> {
         let suspect = silent >= dead_after / 2;
         let soonest = if suspect { last_in + dead_after } else { last_in + dead_after / 2 };
         if suspect && !std::mem::replace(&mut connection.suspect, true) {
-            self.common.tell(Event::Silent(session));
+            self.call.tell(Event::Silent(session));
         }
         let beat_due = together(connection.last_out + heartbeat, heartbeat);
         let next = if beat_due <= now {
             if now.saturating_sub(beat_due) > heartbeat / 2 {
-                self.common.counts.late_beats += 1;
+                self.call.common.counts.note_late_beat();
             }
             self.send(&Frame::Beat);
             together(now + heartbeat, heartbeat)
@@ -376,7 +372,7 @@ impl<'a, R: Clone> Context<'a, R> {
     /// Closes a second connection to the same peer, by the side that opened it, once nothing has gone on in it for
     /// so long that the peer must know by now which one is preferred: no request can cross the goodbye.
     fn leave_spare(&mut self, now: Duration, busy: bool) -> Beat {
-        let dead_after = self.common.timing().dead_after;
+        let dead_after = self.call.timing().dead_after;
         let Some(connection) = self.connection.as_mut() else { return Beat::On };
         let needed =
             connection.preferred || !connection.established.opener || busy || !connection.closing.is_empty();

@@ -1,52 +1,59 @@
 //! When each session wants to be looked at: what a timer asks, so that it need not look at all of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::sync::{Mutex, Soonest, lock};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// See the module's text.
+/// See the module's text. Its lock is taken inside a session's, when the session's time changes.
 #[derive(Default)]
 pub(crate) struct Dues {
-    order: BTreeSet<(Duration, u64)>,
-    of: BTreeMap<u64, Duration>,
+    queue: Mutex<BTreeSet<(Duration, u64)>>,
+    soonest: Soonest,
 }
 
 impl Dues {
-    /// A session wants to be looked at then, or not at all.
-    pub fn set(&mut self, session: u64, due: Option<Duration>) {
-        if self.of.get(&session).copied() == due {
+    /// A session wanted to be looked at then, and does so at another time now, or not at all.
+    pub fn change(&self, session: u64, from: Option<Duration>, to: Option<Duration>) {
+        if from == to {
             return;
         }
-        if let Some(old) = self.of.remove(&session) {
-            self.order.remove(&(old, session));
+        let mut queue = lock(&self.queue);
+        if let Some(from) = from {
+            queue.remove(&(from, session));
         }
-        if let Some(due) = due {
-            self.of.insert(session, due);
-            self.order.insert((due, session));
+        if let Some(to) = to {
+            queue.insert((to, session));
         }
+        self.soonest.set(queue.first().map(|(at, _)| *at));
     }
 
-    /// The next time, and whose it is.
-    pub fn first(&self) -> Option<(Duration, u64)> {
-        self.order.first().copied()
+    /// The next time.
+    pub fn soonest(&self) -> Option<Duration> {
+        self.soonest.get()
+    }
+
+    /// A session whose time has come.
+    pub fn overdue(&self, now: Duration) -> Option<u64> {
+        lock(&self.queue).first().filter(|(at, _)| *at <= now).map(|(_, session)| *session)
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 
     #[test]
     fn each_session_has_one_time_and_it_may_come_sooner() {
-        let (mut dues, at) = (Dues::default(), Duration::from_secs);
-        dues.set(1, Some(at(5)));
-        dues.set(2, Some(at(4)));
-        dues.set(1, Some(at(3)));
-        assert_eq!(dues.first(), Some((at(3), 1)));
-        dues.set(1, Some(at(9)));
-        assert_eq!(dues.first(), Some((at(4), 2)));
-        dues.set(2, None);
-        assert_eq!(dues.first(), Some((at(9), 1)));
-        dues.set(1, None);
-        assert_eq!(dues.first(), None);
+        let (dues, at) = (Dues::default(), |second| Some(Duration::from_secs(second)));
+        dues.change(1, None, at(5));
+        dues.change(2, None, at(4));
+        dues.change(1, at(5), at(3));
+        assert_eq!((dues.soonest(), dues.overdue(Duration::from_secs(3))), (at(3), Some(1)));
+        dues.change(1, at(3), at(9));
+        assert_eq!((dues.soonest(), dues.overdue(Duration::from_secs(3))), (at(4), None));
+        dues.change(2, at(4), None);
+        assert_eq!(dues.soonest(), at(9));
+        dues.change(1, at(9), None);
+        assert_eq!(dues.soonest(), None);
     }
 }

@@ -43,8 +43,10 @@ pub enum Event {
     GrantEnded(GrantId, GrantState),
     /// A grant is over while a transfer takes part in it: so many pages are not the owner's yet. `GrantEnded` follows.
     Ending(GrantId, u64),
-    /// This fence slot must be raised, at once.
+    /// This fence slot must be raised, before the next event is asked for.
     Raise(u32),
+    /// More, or fewer, transfers are open for which a peer's NIC may reach pages of this engine.
+    Exposed,
     /// The session is over: its connections must be cut.
     SessionDown(u64, Error),
     /// The peer asks for data channels.

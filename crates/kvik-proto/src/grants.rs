@@ -1,225 +1,41 @@
 //! The grants that this engine has given: the one place where it is decided whether a request is served.
 //!
 //! Invariants:
-//! - a grant is live, ending (no new flow may join; it waits for the flows that have pins) or gone;
+//! - a grant is live, ending (no new flow may join; it waits for its fence, and for the flows that have pins) or gone;
 //! - a gone grant leaves a mark that says how it ended, so that a late request gets its own error;
 //! - exactly the live grants are due at their expiry, whatever became of earlier ones;
 //! - a grant for n readers is consumed when n different engines have confirmed, and n only rises: it is the largest
 //!   of what the owner said and of what every request that took part has declared. So no reader that counts on
 //!   others to wait for it loses its pages to one that knows of fewer; where readers disagree or die, the grant
 //!   ends by its expiry;
-//! - pages of a grant are only ever reached through a [`View`] that this module has made of it, from positions in its
-//!   work request: no id of a page comes from outside;
-//! - a grant that says what its pages hold serves nothing to who states another content, or none: [`Grants::admit`]
-//!   looks at each request, whatever its path, before anything of the grant is used.
+//! - a request takes part in a grant from the moment in which it was looked at: [`Grants::admit`] does both at once,
+//!   so that an end which comes between them cannot miss it. See [`crate::offer`] for what is looked at.
 
-use crate::frame::{Op, Path, Select};
-use crate::nics::NicKey;
-use crate::pages::PageList;
-use crate::{FlowKey, MAX_PAGES};
-use kvik_core::{
-    Code, Content, ContentClaim, EngineId, Error, GrantId, GrantState, Order, RegionId, Result, Right, Use,
-    View,
-};
+use crate::FlowKey;
+use crate::offer::{Given, Offer, Request};
+use kvik_core::{Code, EngineId, Error, GrantId, GrantState, RegionId, Result, Use};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Marks of ended grants that are remembered. Older ones read as unknown.
 const MARKS: usize = 1 << 16;
 
-/// What the owner offers with a grant.
-#[derive(Debug, Clone)]
-pub struct Offer<R> {
-    /// The memory.
-    pub region: R,
-    /// Its id.
-    pub region_id: RegionId,
-    /// The pages.
-    pub view: View,
-    /// What they hold, a link for each page; none where the owner does not say.
-    pub content: Option<Content>,
-    /// What may be done.
-    pub right: Right,
-    /// How often.
-    pub uses: Use,
-    /// When it ends by itself.
-    pub expires: Duration,
-    /// No extension goes beyond this.
-    pub latest: Duration,
-    /// The fence slot that is raised when it ends.
-    pub slot: u32,
-    /// The slot's generation while the grant lives.
-    pub generation: u64,
-    /// How each of this engine's NICs knows the memory; none where no NIC does.
-    pub keys: Arc<[NicKey]>,
-    /// Paths that do not lead to the memory.
-    pub closed: Closed,
-}
-
-/// Why peers cannot take another path than channels to the memory of a grant, where they cannot. The initiator knows
-/// nothing of the owner's memory before it asks, so the owner refuses it with the reason, before anything has moved.
-#[derive(Debug, Clone, Default)]
-pub struct Closed {
-    /// Why no copy within the host reaches it.
-    pub memory: Option<Arc<str>>,
-    /// Why no NIC does.
-    pub nics: Option<Arc<str>>,
-}
-
-impl Closed {
-    /// # Errors
-    /// `TransportUnavailable`: the path does not lead there, and why.
-    pub(crate) fn check(&self, path: Path) -> Result<()> {
-        let why = match path {
-            Path::Channels => &None,
-            Path::Memory => &self.memory,
-            Path::OneSided => &self.nics,
-        };
-        why.as_ref().map_or(Ok(()), |why| Err(Error::new(Code::TransportUnavailable, why.to_string())))
-    }
-}
-
 struct Entry<R> {
-    offer: Offer<R>,
-    layout: [u8; 8],
+    given: Arc<Given<R>>,
+    /// When it ends by itself.
+    expires: Duration,
     /// How many engines must confirm; none where the grant is not used up.
     readers: Option<u32>,
     confirmed: BTreeSet<EngineId>,
     flows: BTreeSet<FlowKey>,
-    ending: Option<GrantState>,
+    ending: Option<Ending>,
 }
 
-impl<R> Entry<R> {
-    /// Whether what a request states is what the pages hold that it is about.
-    ///
-    /// # Errors
-    /// `ContentRequired`, `ContentMismatch`; `InvalidArgument` for positions that are no range, `PageNotGranted` for
-    /// one that goes beyond the grant.
-    fn check_content(
-        &self,
-        id: GrantId,
-        op: Op,
-        select: &Select,
-        claim: Option<&ContentClaim>,
-        confirm: bool,
-    ) -> Result<()> {
-        let wrong = |code, why: &str| Err(Error::new(code, format!("grant {id} {why}")));
-        let (content, claim) = match (&self.offer.content, claim) {
-            (None, None) => return Ok(()),
-            (None, Some(_)) => {
-                return wrong(
-                    Code::ContentMismatch,
-                    "does not say what its pages hold, and this request takes them to hold something: ask the owner for \
-                     a grant with `content`",
-                );
-            }
-            (Some(_), None) => {
-                return wrong(
-                    Code::ContentRequired,
-                    "says what its pages hold: state what you take them to hold, as `content`",
-                );
-            }
-            (Some(content), Some(claim)) => (content, claim),
-        };
-        let link = match op {
-            Op::Read | Op::Write => self.last_page(id, select)?,
-            Op::Confirm | Op::Extend => content.links() - 1,
-        };
-        if content.claim(link).as_ref() != Some(claim) {
-            return wrong(
-                Code::ContentMismatch,
-                "holds other content than this request states (another prompt, work request, model, salt, adapter, or part of \
-                 the KV): do not use its pages for it, compute them",
-            );
-        }
-        // Other prompts may share a beginning: theirs to read, and not theirs to use up.
-        if confirm && self.readers.is_some() && link + 1 < content.links() {
-            return wrong(
-                Code::ContentMismatch,
-                "holds more than this request states, and is used up only by who states all of it: read the beginning \
-                 without confirming",
-            );
-        }
-        Ok(())
-    }
-
-    /// The last page that is asked for, by its place in the grant.
-    fn last_page(&self, id: GrantId, select: &Select) -> Result<usize> {
-        let pages = self.offer.view.pages().len();
-        let Some(list) = &select.positions else { return Ok(pages - 1) };
-        let Some(range) = list.as_range() else {
-            let text = format!(
-                "grant {id} says what its pages hold, in their order: name one contiguous range of positions of it"
-            );
-            return Err(Error::new(Code::InvalidArgument, text));
-        };
-        let times = self.times(select)?;
-        match ((range.end - 1) / u64::from(times)) as usize {
-            page if page < pages => Ok(page),
-            _ => Err(self.beyond(id, range.end - 1, times)),
-        }
-    }
-
-    /// In how many parts a request sees each page, or part of one, that is granted.
-    fn times(&self, select: &Select) -> Result<u32> {
-        let granted = self.offer.view.parts();
-        match select.parts.unwrap_or(granted) {
-            0 => Err(Error::new(Code::InvalidArgument, "a page is not seen in 0 parts: it takes at least 1")),
-            parts if parts.is_multiple_of(granted) => Ok(parts / granted),
-            parts => {
-                let text = format!(
-                    "the grant is of pages in {granted} parts: it is seen in {granted} or a multiple of that, not in {parts}"
-                );
-                Err(Error::new(Code::InvalidArgument, text))
-            }
-        }
-    }
-
-    fn beyond(&self, id: GrantId, position: u64, times: u32) -> Error {
-        let text = format!(
-            "position {position} was asked for; grant {id} has {}",
-            self.offer.view.pages().len() as u64 * u64::from(times)
-        );
-        Error::new(Code::PageNotGranted, text)
-    }
-
-    /// How many ids of pages, or of parts of them, a request is about.
-    fn count(&self, select: &Select) -> Result<u64> {
-        let whole = &self.offer.view;
-        let all = whole.pages().len() as u64 * u64::from(self.times(select)?);
-        let named = select.positions.as_ref().map(PageList::count);
-        match named {
-            Some(named) if named > all => Err(Error::new(
-                Code::PageNotGranted,
-                format!("{named} pages were asked for where there are {all}"),
-            )),
-            None if all > MAX_PAGES && all > whole.pages().len() as u64 => Err(Error::new(
-                Code::InvalidArgument,
-                "the grant has more parts of pages than one transfer takes: name some of them",
-            )),
-            named => Ok(named.unwrap_or(all)),
-        }
-    }
-
-    /// The ids of what is asked for.
-    fn ids(&self, id: GrantId, select: &Select) -> Result<Arc<[u32]>> {
-        let (granted, times, count) = (self.offer.view.pages(), self.times(select)?, self.count(select)?);
-        let at = |position: u64| {
-            let page = usize::try_from(position / u64::from(times)).ok().and_then(|at| granted.get(at));
-            let page = page.ok_or_else(|| self.beyond(id, position, times))?;
-            let part = (position % u64::from(times)) as u32;
-            page.checked_mul(times).and_then(|first| first.checked_add(part)).ok_or_else(|| {
-                Error::new(Code::InvalidArgument, "the layout has too many pages to be seen in so many parts")
-            })
-        };
-        match &select.positions {
-            None if times == 1 => Ok(granted.clone()),
-            None => (0..count).map(at).collect(),
-            Some(list) => list.expand(MAX_PAGES)?.iter().map(|position| at((*position).into())).collect(),
-        }
-    }
+/// How a grant ends, and whether its fence is up and its flows were told: its pages are not free before.
+struct Ending {
+    state: GrantState,
+    stopped: bool,
 }
 
 /// All grants of an engine.
@@ -253,103 +69,46 @@ impl<R: Clone> Grants<R> {
                 format!("grant {id} was already given; every grant takes a new id"),
             ));
         }
-        check_links(&offer.view, offer.content.as_ref())?;
-        let layout = offer.view.layout().digest();
+        let (expires, uses) = (offer.expires, offer.uses);
+        let given = Arc::new(Given::new(id, offer)?);
         let (confirmed, flows) = (BTreeSet::new(), BTreeSet::new());
-        let readers = match offer.uses {
+        let readers = match uses {
             Use::Once(readers) => Some(readers),
             Use::Many => None,
         };
-        let entry = Entry { offer, layout, readers, confirmed, flows, ending: None };
-        self.due.insert((entry.offer.expires, id));
-        self.entries.insert(id, entry);
+        self.due.insert((expires, id));
+        self.entries.insert(id, Entry { given, expires, readers, confirmed, flows, ending: None });
         Ok(())
     }
 
-    /// The offer of a live grant, to a request that may have what it asks for.
+    /// A flow takes part in a live grant, if it may have what it asks for.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantUnknown`, `GrantWrongRight`, `TicketForeign`, `ContentRequired` or
-    /// `ContentMismatch`; of a grant with content also `InvalidArgument` and `PageNotGranted` for its positions.
-    pub fn admit(
-        &self,
-        id: GrantId,
-        op: Op,
-        layout: &[u8; 8],
-        select: &Select,
-        claim: Option<&ContentClaim>,
-        confirm: bool,
-    ) -> Result<&Offer<R>> {
-        let Some(entry) = self.entries.get(&id) else { return Err(self.why_gone(id)) };
-        if let Some(state) = entry.ending {
-            return Err(ended(id, state));
+    /// The way the grant ended, `GrantUnknown`; of [`Given::check`].
+    pub fn admit(&mut self, id: GrantId, asked: &Request<'_>, flow: FlowKey) -> Result<Arc<Given<R>>> {
+        let Some(entry) = self.entries.get_mut(&id) else { return Err(self.why_gone(id)) };
+        if let Some(ending) = &entry.ending {
+            return Err(ended(id, ending.state));
         }
-        let right = entry.offer.right;
-        if matches!((op, right), (Op::Read, Right::Write) | (Op::Write, Right::Read)) {
-            let asked = if op == Op::Read { "read" } else { "write" };
-            return Err(Error::new(
-                Code::GrantWrongRight,
-                format!(
-                    "grant {id} is for {}, a {asked} was asked for: ask the owner for a {asked} grant",
-                    right.name()
-                ),
-            ));
-        }
-        if entry.layout != *layout {
-            return Err(Error::new(
-                Code::TicketForeign,
-                format!(
-                    "the ticket for grant {id} was made for another region or layout: use the ticket of the grant itself"
-                ),
-            ));
-        }
-        entry.check_content(id, op, select, claim, confirm)?;
-        Ok(&entry.offer)
+        entry.given.check(asked)?;
+        entry.flows.insert(flow);
+        Ok(entry.given.clone())
     }
 
-    /// Bytes of page ids that [`Grants::select`] makes for a request, beside those of the grant.
-    ///
-    /// # Errors
-    /// As for [`Grants::select`].
-    pub fn unfolded(&self, id: GrantId, select: &Select) -> Result<usize> {
-        let entry = self.entries.get(&id).ok_or_else(|| self.why_gone(id))?;
-        entry.offer.view.layout().part_bytes(select.parts.unwrap_or(entry.offer.view.parts()))?;
-        let count = match (&select.positions, entry.times(select)?) {
-            (None, 1) => 0,
-            _ => entry.count(select)?,
-        };
-        Ok(count.min(MAX_PAGES + 1) as usize * size_of::<u32>())
+    /// A request that takes part says how many readers the grant is for.
+    pub fn count_readers(&mut self, id: GrantId, readers: u16) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.readers = entry.readers.map(|known| known.max(readers.into()));
+        }
     }
 
-    /// The view of what is asked for, all of it inside the grant.
-    ///
-    /// # Errors
-    /// `PageNotGranted` that names the position, layers or slices; `InvalidArgument` for parts that cannot be.
-    pub fn select(&self, id: GrantId, select: &Select, order: Order) -> Result<View> {
-        let entry = self.entries.get(&id).ok_or_else(|| self.why_gone(id))?;
-        let whole = &entry.offer.view;
-        let inside = |what: &str, asked: &Option<Range<u32>>, granted: Range<u32>| match asked {
-            None => Ok(granted),
-            Some(asked) if asked.start >= granted.start && asked.end <= granted.end => Ok(asked.clone()),
-            Some(asked) => Err(Error::new(
-                Code::PageNotGranted,
-                format!(
-                    "{what} {}..{} were asked for; grant {id} covers {}..{}",
-                    asked.start, asked.end, granted.start, granted.end
-                ),
-            )),
-        };
-        let layers = inside("layers", &select.layers, whole.layers())?;
-        let slices = inside("slices", &select.slices, whole.slices())?;
-        let parts = select.parts.unwrap_or(whole.parts());
-        whole.layout().part_bytes(parts)?;
-        let ids = entry.ids(id, select)?;
-        View::of_parts(whole.layout().clone(), parts, ids, layers, slices, order)
-    }
-
-    /// A request waits for a grant that is not known yet.
-    pub fn park(&mut self, id: GrantId, flow: FlowKey) {
-        self.parked.entry(id).or_default().push(flow);
+    /// A request waits for a grant, if it is not known yet.
+    pub fn park(&mut self, id: GrantId, flow: FlowKey) -> bool {
+        let unknown = self.state(id).is_none();
+        if unknown {
+            self.parked.entry(id).or_default().push(flow);
+        }
+        unknown
     }
 
     /// The requests that waited for a grant.
@@ -364,14 +123,6 @@ impl<R: Clone> Grants<R> {
             if waiting.is_empty() {
                 self.parked.remove(&id);
             }
-        }
-    }
-
-    /// A flow takes part in the grant, one of so many readers by its own account.
-    pub fn attach(&mut self, id: GrantId, flow: FlowKey, readers: u16) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.flows.insert(flow);
-            entry.readers = entry.readers.map(|known| known.max(readers.into()));
         }
     }
 
@@ -395,21 +146,28 @@ impl<R: Clone> Grants<R> {
         entry.ending.is_none() && entry.confirmed.len() >= readers as usize
     }
 
-    /// Begins to end a live grant: nothing new joins. Gives the flows that must stop, and the slot to raise.
+    /// Begins to end a live grant: nothing new joins. Gives the flows that must stop, and the slot to raise; when both
+    /// is done, [`Grants::stopped`].
     pub fn end(&mut self, id: GrantId, state: GrantState) -> Option<(Vec<FlowKey>, u32)> {
         let entry = self.entries.get_mut(&id)?;
         if entry.ending.is_some() {
             return None;
         }
-        entry.ending = Some(state);
-        self.due.remove(&(entry.offer.expires, id));
-        Some((entry.flows.iter().copied().collect(), entry.offer.slot))
+        entry.ending = Some(Ending { state, stopped: false });
+        self.due.remove(&(entry.expires, id));
+        Some((entry.flows.iter().copied().collect(), entry.given.offer().slot))
+    }
+
+    /// The fence of an ending grant is up, and its flows were told. Gives the final state when none is left in it.
+    pub fn stopped(&mut self, id: GrantId) -> Option<GrantState> {
+        self.entries.get_mut(&id)?.ending.as_mut()?.stopped = true;
+        self.settle(id)
     }
 
     /// Lets an ending grant go when no flow is left in it.
-    pub fn settle(&mut self, id: GrantId) -> Option<GrantState> {
+    fn settle(&mut self, id: GrantId) -> Option<GrantState> {
         let entry = self.entries.get(&id)?;
-        let state = entry.ending?;
+        let state = entry.ending.as_ref().filter(|ending| ending.stopped)?.state;
         if !entry.flows.is_empty() {
             return None;
         }
@@ -429,14 +187,13 @@ impl<R: Clone> Grants<R> {
     pub fn extend(&mut self, id: GrantId, by: Duration) -> Result<Duration> {
         let gone = self.why_gone(id);
         let Some(entry) = self.entries.get_mut(&id) else { return Err(gone) };
-        if let Some(state) = entry.ending {
-            return Err(ended(id, state));
+        if let Some(ending) = &entry.ending {
+            return Err(ended(id, ending.state));
         }
-        let offer = &mut entry.offer;
-        self.due.remove(&(offer.expires, id));
-        offer.expires = offer.expires.saturating_add(by).min(offer.latest).max(offer.expires);
-        self.due.insert((offer.expires, id));
-        Ok(offer.expires)
+        self.due.remove(&(entry.expires, id));
+        entry.expires = entry.expires.saturating_add(by).min(entry.given.offer().latest).max(entry.expires);
+        self.due.insert((entry.expires, id));
+        Ok(entry.expires)
     }
 
     /// When the next live grant ends by itself.
@@ -452,14 +209,18 @@ impl<R: Clone> Grants<R> {
     /// Where a grant stands; `None` when it is unknown.
     pub fn state(&self, id: GrantId) -> Option<GrantState> {
         match self.entries.get(&id) {
-            Some(entry) => Some(entry.ending.unwrap_or(GrantState::Live)),
+            Some(entry) => Some(entry.ending.as_ref().map_or(GrantState::Live, |ending| ending.state)),
             None => self.marks.get(&id).copied(),
         }
     }
 
     /// The grants over a region.
     pub fn of_region(&self, region: RegionId) -> Vec<GrantId> {
-        self.entries.iter().filter(|(_, entry)| entry.offer.region_id == region).map(|(id, _)| *id).collect()
+        self.entries
+            .iter()
+            .filter(|(_, entry)| entry.given.offer().region_id == region)
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// All grants that have not ended.
@@ -468,8 +229,8 @@ impl<R: Clone> Grants<R> {
     }
 
     /// The pages of a grant that has not ended, and the flows that take part in it.
-    pub fn held(&self, id: GrantId) -> Option<(&View, &BTreeSet<FlowKey>)> {
-        self.entries.get(&id).map(|entry| (&entry.offer.view, &entry.flows))
+    pub fn held(&self, id: GrantId) -> Option<(Arc<Given<R>>, Vec<FlowKey>)> {
+        self.entries.get(&id).map(|entry| (entry.given.clone(), entry.flows.iter().copied().collect()))
     }
 
     /// Pages of grants that are ending and that a flow still takes part in, each counted once, whatever part of it
@@ -477,7 +238,7 @@ impl<R: Clone> Grants<R> {
     pub fn quarantined(&self) -> u64 {
         let ending = self.entries.values().filter(|entry| entry.ending.is_some());
         let pages = ending.flat_map(|entry| {
-            let (view, place) = (&entry.offer.view, (entry.offer.region_id.0, entry.layout));
+            let (view, place) = (&entry.given.offer().view, entry.given.place());
             view.pages().iter().map(move |id| (place, id / view.parts()))
         });
         pages.collect::<HashSet<_>>().len() as u64
@@ -485,7 +246,7 @@ impl<R: Clone> Grants<R> {
 
     /// Pages of a grant that is ending and that a flow still takes part in, counted likewise.
     pub fn ending(&self, id: GrantId) -> Option<u64> {
-        let view = &self.entries.get(&id).filter(|entry| entry.ending.is_some())?.offer.view;
+        let view = &self.entries.get(&id).filter(|entry| entry.ending.is_some())?.given.offer().view;
         let pages: HashSet<u32> = view.pages().iter().map(|id| id / view.parts()).collect();
         Some(pages.len() as u64)
     }
@@ -505,22 +266,6 @@ impl<R: Clone> Grants<R> {
                 ),
             ),
         }
-    }
-}
-
-/// Content has a link for each page of its grant, and pages are whole: who asks for them in parts counts from there.
-fn check_links(view: &View, content: Option<&Content>) -> Result<()> {
-    let wrong = |why: String| Err(Error::new(Code::InvalidArgument, why));
-    match content {
-        Some(_) if view.parts() != 1 => {
-            wrong("a grant with content is of whole pages, not of parts".to_owned())
-        }
-        Some(content) if content.links() != view.pages().len() => wrong(format!(
-            "a grant of {} pages takes content of as many links, not of {}",
-            view.pages().len(),
-            content.links()
-        )),
-        _ => Ok(()),
     }
 }
 

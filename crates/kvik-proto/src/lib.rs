@@ -4,7 +4,7 @@
 //! out; given the same input it does the same. A [`Handshake`] turns the first bytes of a connection into a session. A
 //! [`Node`] is one engine's whole state: its sessions, the grants that it gave, and the flows (its sides of
 //! transfers) that are open. Payload never enters: for a chunk on a data channel the node parses the header and
-//! gives an [`WorkRequest`] that says where it goes; whoever moves the bytes executes the work request and reports it
+//! gives a [`WorkRequest`] that says where it goes; whoever moves the bytes executes the work request and reports it
 //! done.
 
 #![forbid(unsafe_code)]
@@ -22,10 +22,13 @@ mod holding;
 mod nics;
 mod node;
 mod notify;
+mod offer;
 mod pages;
 mod peers;
 mod reclaim;
 mod session;
+mod sessions;
+mod sync;
 mod transfers;
 mod wire;
 
@@ -39,15 +42,16 @@ pub use frame::{
     Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_READERS, Op, Path, Select, Source, TravellingSource,
     frame_header,
 };
-pub use grants::{Closed, Offer};
+
 pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
     SessionKey, VERSIONS, joined, read_joined, refusal,
 };
 pub use holding::Holding;
 pub use nics::{MAX_NIC_BYTES, MAX_NICS, NicAnswer, NicCall, NicCallKind, NicKey, Nics};
-pub use node::Node;
+pub use node::{Node, Protocol};
 pub use notify::{MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Notification, check_payload};
+pub use offer::{Closed, Offer};
 pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
 pub use reclaim::{Reclaim, ReclaimCounts};

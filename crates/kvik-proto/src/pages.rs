@@ -172,7 +172,7 @@ pub(crate) fn decode_range(input: &mut Reader) -> Result<Range<u32>> {
 /// came until somebody was charged for all of them.
 #[derive(Clone)]
 pub struct TravellingView {
-    /// A view with the same layout, layers, slices, parts and work request; its pages mean nothing here.
+    /// A view with the same layout, layers, slices, parts and order; its pages mean nothing here.
     one: View,
     pages: PageList,
 }

@@ -5,7 +5,7 @@
 //! the engine within itself are a session that has no connection.
 
 use crate::OWN_SESSION;
-use crate::common::{Common, Effect};
+use crate::common::{Call, Effect};
 use crate::connection::{Beat, Connection, Context};
 use crate::event::Event;
 use crate::frame::Frame;
@@ -24,6 +24,8 @@ pub(crate) struct Session<R> {
     cut: Option<Error>,
     transfers: Transfers<R>,
     notes: Notes,
+    /// When it was last said to want to be looked at.
+    announced: Option<Duration>,
 }
 
 impl<R: Clone> Session<R> {
@@ -31,13 +33,27 @@ impl<R: Clone> Session<R> {
     pub fn new(established: Established, heartbeat: Duration, now: Duration) -> Session<R> {
         let (id, first) = (established.session, if established.opener { 2 } else { 3 });
         let connection = Some(Connection::new(established, heartbeat, now));
-        Session { id, connection, cut: None, transfers: Transfers::new(id, first), notes: Notes::default() }
+        Session {
+            id,
+            connection,
+            cut: None,
+            transfers: Transfers::new(id, first),
+            notes: Notes::default(),
+            announced: None,
+        }
     }
 
     /// The engine's transfers within itself.
     pub fn own() -> Session<R> {
         let transfers = Transfers::new(OWN_SESSION, 1);
-        Session { id: OWN_SESSION, connection: None, cut: None, transfers, notes: Notes::default() }
+        Session {
+            id: OWN_SESSION,
+            connection: None,
+            cut: None,
+            transfers,
+            notes: Notes::default(),
+            announced: None,
+        }
     }
 
     // ---- its parts ----
@@ -57,9 +73,10 @@ impl<R: Clone> Session<R> {
     /// The parts, each with what it reaches beside itself.
     pub fn parts<'a>(
         &'a mut self,
-        common: &'a mut Common<R>,
+        call: &'a mut Call<'_, R>,
     ) -> (&'a mut Transfers<R>, &'a mut Notes, Context<'a, R>) {
-        let context = Context::new(self.id, &mut self.connection, &mut self.cut, common);
+        let call = Call { common: call.common, output: call.output };
+        let context = Context::new(self.id, &mut self.connection, &mut self.cut, call);
         (&mut self.transfers, &mut self.notes, context)
     }
 
@@ -108,8 +125,14 @@ impl<R: Clone> Session<R> {
         }
     }
 
+    /// When it was last said to want to be looked at, and when it does now. What is gone does not.
+    pub fn change_due(&mut self) -> (Option<Duration>, Option<Duration>) {
+        let due = if self.is_gone() { None } else { self.due() };
+        (std::mem::replace(&mut self.announced, due), due)
+    }
+
     /// When [`Session::tick`] wants to be called again.
-    pub fn due(&self) -> Option<Duration> {
+    fn due(&self) -> Option<Duration> {
         let beat = self.connection.as_ref().map(Connection::due);
         [beat, self.transfers.due(), self.notes.due()].into_iter().flatten().min()
     }
@@ -117,9 +140,9 @@ impl<R: Clone> Session<R> {
     // ---- what happens ----
 
     /// Something has come from the peer: it lives.
-    pub fn heard(&mut self, now: Duration, common: &mut Common<R>) {
+    pub fn heard(&mut self, now: Duration, call: &mut Call<'_, R>) {
         if self.connection.as_mut().is_some_and(|connection| connection.heard(now)) {
-            common.tell(Event::Heard(self.id));
+            call.tell(Event::Heard(self.id));
         }
     }
 
@@ -127,15 +150,15 @@ impl<R: Clone> Session<R> {
     ///
     /// # Errors
     /// Why it may not.
-    pub fn join(&mut self, join: &Join, now: Duration, common: &mut Common<R>) -> Result<(), &'static str> {
+    pub fn join(&mut self, join: &Join, now: Duration, call: &mut Call<'_, R>) -> Result<(), &'static str> {
         self.connection.as_mut().ok_or("there is no such session")?.join(join)?;
-        self.heard(now, common);
+        self.heard(now, call);
         Ok(())
     }
 
     /// Bytes have come on the control connection.
-    pub fn receive(&mut self, bytes: &[u8], now: Duration, common: &mut Common<R>) {
-        self.heard(now, common);
+    pub fn receive(&mut self, bytes: &[u8], now: Duration, call: &mut Call<'_, R>) {
+        self.heard(now, call);
         let Some(connection) = self.connection.as_mut() else { return };
         let (mut input, mut taken) = (connection.take_input(bytes), 0);
         let result = loop {
@@ -145,7 +168,7 @@ impl<R: Clone> Session<R> {
             match Frame::decode(&input[taken..]) {
                 Ok(Some((frame, len))) => {
                     taken += len;
-                    if let Err(error) = self.on_frame(frame, now, common) {
+                    if let Err(error) = self.on_frame(frame, now, call) {
                         break Err(error);
                     }
                 }
@@ -158,14 +181,14 @@ impl<R: Clone> Session<R> {
             connection.keep_input(input);
         }
         if let Err(error) = result {
-            self.close(error, common);
+            self.close(error, call);
         }
     }
 
     /// Deals with the next frame.
-    fn on_frame(&mut self, frame: Frame, now: Duration, common: &mut Common<R>) -> Result<()> {
+    fn on_frame(&mut self, frame: Frame, now: Duration, call: &mut Call<'_, R>) -> Result<()> {
         let id = self.id;
-        let (transfers, notes, mut cx) = self.parts(common);
+        let (transfers, notes, mut cx) = self.parts(call);
         let cx = &mut cx;
         match frame {
             Frame::Beat => Ok(()),
@@ -204,30 +227,30 @@ impl<R: Clone> Session<R> {
     }
 
     /// Sends a frame, unless the connection is gone.
-    pub fn send(&mut self, frame: &Frame, common: &mut Common<R>) {
-        self.parts(common).2.send(frame);
+    pub fn send(&mut self, frame: &Frame, call: &mut Call<'_, R>) {
+        self.parts(call).2.send(frame);
     }
 
     /// Lets time pass: beats, deaths, deadlines. What was due first comes first.
-    pub fn tick(&mut self, now: Duration, common: &mut Common<R>) {
+    pub fn tick(&mut self, now: Duration, call: &mut Call<'_, R>) {
         while let Some(due) = self.due().filter(|due| *due <= now) {
             if self.connection.as_ref().is_some_and(|connection| connection.due() == due) {
                 let busy = self.transfers.len() > 0;
-                let beat = self.parts(common).2.beat(now, busy);
+                let beat = self.parts(call).2.beat(now, busy);
                 match beat {
                     Beat::On => {}
-                    Beat::Dead(error) => self.close(error, common),
+                    Beat::Dead(error) => self.close(error, call),
                     Beat::Spare => {
                         let text = "a second connection to the same peer was closed";
-                        self.close(Error::new(Code::PeerLost, text), common);
+                        self.close(Error::new(Code::PeerLost, text), call);
                     }
                 }
             } else {
-                let (transfers, notes, mut cx) = self.parts(common);
+                let (transfers, notes, mut cx) = self.parts(call);
                 transfers.tick(due, &mut cx);
                 notes.tick(due, &mut cx);
             }
-            self.settle(common);
+            self.settle(call);
         }
     }
 
@@ -235,28 +258,28 @@ impl<R: Clone> Session<R> {
     /// goes on another connection may come later: the session's transfers end at once, new ones go in another session,
     /// and this one ends with what its peer says within [`LAST_WORD`](crate::LAST_WORD), or else as lost. An error that
     /// is no end of a connection ends it at once.
-    pub fn channel_lost(&mut self, error: Error, now: Duration, common: &mut Common<R>) {
+    pub fn channel_lost(&mut self, error: Error, now: Duration, call: &mut Call<'_, R>) {
         if error.code != Code::PeerLost {
-            return self.close(error, common);
+            return self.close(error, call);
         }
         let Some(connection) = self.connection.as_mut() else { return };
         if connection.lose_channel(error.clone(), now) {
-            common.later(Effect::Avoid(self.id, connection.peer()));
+            call.later(Effect::Avoid(self.id, connection.peer()));
         }
-        let (transfers, _, mut cx) = self.parts(common);
+        let (transfers, _, mut cx) = self.parts(call);
         transfers.stop_each(&error, &mut cx);
     }
 
     /// Ends the session: its flows stop, and conclude once their work requests are done.
-    pub fn close(&mut self, error: Error, common: &mut Common<R>) {
-        self.parts(common).2.cut(error);
-        self.settle(common);
+    pub fn close(&mut self, error: Error, call: &mut Call<'_, R>) {
+        self.parts(call).2.cut(error);
+        self.settle(call);
     }
 
     /// Draws the consequences of a connection that was cut. To be called after whatever may have cut it.
-    pub fn settle(&mut self, common: &mut Common<R>) {
+    pub fn settle(&mut self, call: &mut Call<'_, R>) {
         let Some(error) = self.cut.take() else { return };
-        let (transfers, notes, mut cx) = self.parts(common);
+        let (transfers, notes, mut cx) = self.parts(call);
         transfers.stop_all(&error, &mut cx);
         notes.lose(&error, &mut cx);
         transfers.ask_for_fence(&mut cx);

@@ -2,7 +2,7 @@
 
 use crate::args::{self, Natural, maybe_seconds, seconds};
 use crate::buffers;
-use crate::content::{PyContent, content};
+use crate::content::PyContent;
 use crate::errors::OrRaise;
 use crate::events::{self, PyEvents};
 use crate::fork::Owned;
@@ -11,15 +11,16 @@ use crate::ids::positions as named;
 use crate::kept::Kept;
 use crate::layout::PyLayout;
 use crate::notice::{self, PyNotice};
-use crate::options;
+use crate::options as configured;
 use crate::process;
 use crate::region::{PyPageSet, PyRegion};
+use crate::requests::{self, Part, common, options, refuse};
 use crate::ticket::{PyTicket, ticket};
 use crate::transfer::PyTransfer;
 use crate::warm_up::{self, PyWarmUp};
 use kvik_core::{GrantId, Result, Right, Ticket};
 use kvik_engine::{Config, Engine, GrantOptions, PageSet, Transfer, TransferOptions};
-use pyo3::exceptions::{PyResourceWarning, PyTypeError};
+use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
@@ -75,7 +76,7 @@ impl PyEngine {
         listen: Option<&Bound<'_, PyAny>>,
         given: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyEngine> {
-        let config = options::config(py, listen, given)?;
+        let config = configured::config(py, listen, given)?;
         // Before the engine, so that what it logs at its start is delivered.
         py.import("kvik._logs")?.call_method0("start")?;
         let engine = py.detach(|| started(config)).or_raise(py)?;
@@ -383,23 +384,7 @@ impl PyEngine {
     fn explain<'py>(&self, py: Python<'py>, ticket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let (engine, ticket) = (self.0.get(py)?, crate::ticket::ticket(ticket)?);
         let found = py.detach(|| engine.explain(&ticket)).or_raise(py)?;
-        let told = PyDict::new(py);
-        told.set_item("transport", found.transport.name())?;
-        told.set_item("mechanism", found.mechanism)?;
-        let rejected_transports: Vec<String> =
-            found.rejected_transports.iter().map(ToString::to_string).collect();
-        told.set_item("rejected_transports", rejected_transports)?;
-        let mut probes = Vec::with_capacity(found.probes.len());
-        for (name, works, reason, detail) in found.probes {
-            let probe = PyDict::new(py);
-            probe.set_item("name", name)?;
-            probe.set_item("works", works)?;
-            probe.set_item("reason", reason)?;
-            probe.set_item("detail", detail)?;
-            probes.push(probe);
-        }
-        told.set_item("probes", probes)?;
-        Ok(told)
+        requests::explained(py, found)
     }
 
     /// Open all that the first transfer with a peer would wait for, so that no request pays for it.
@@ -574,63 +559,6 @@ fn begin(
     let (ticket, positions) = (ticket(given)?, positions.map(named).transpose()?);
     let transfer = py.detach(|| begin(inner, pages, &ticket, positions, options)).or_raise(py)?;
     Ok(PyTransfer::new(transfer, engine.clone().unbind(), Some(local.clone().unbind())))
-}
-
-/// Keyword arguments that there are not; of an earlier one, what is used instead.
-fn refuse(other: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
-    let Some(name) = other.and_then(|other| other.keys().iter().next()) else { return Ok(()) };
-    let name: String = name.extract()?;
-    Err(PyTypeError::new_err(match name.as_str() {
-        "remote" => {
-            "there is no remote=: pages are named by their position in the grant, and not by the owner's ids; use \
-             positions="
-                .to_owned()
-        }
-        name => format!("there is no keyword argument {name}="),
-    }))
-}
-
-/// Which part of the grant, and how it is seen.
-struct Part {
-    layers: Option<(u32, u32)>,
-    slices: Option<(u32, u32)>,
-    parts: Option<Natural>,
-}
-
-/// What every request to an owner has.
-fn common(
-    py: Python<'_>,
-    deadline: Option<f64>,
-    readers: Natural,
-    given: Option<&Bound<'_, PyContent>>,
-    tag: &str,
-) -> PyResult<TransferOptions> {
-    Ok(TransferOptions {
-        content: content(given),
-        deadline: maybe_seconds(py, "deadline", deadline)?,
-        readers: readers.within(py, "readers")?,
-        tag: tag.to_owned(),
-        ..TransferOptions::default()
-    })
-}
-
-fn options(
-    py: Python<'_>,
-    common: TransferOptions,
-    transport: Option<&str>,
-    verify: Option<&str>,
-    confirm: bool,
-    part: Part,
-) -> PyResult<TransferOptions> {
-    Ok(TransferOptions {
-        transport: transport.map(|name| args::transport(py, name)).transpose()?,
-        verify: verify.map(|name| args::verify(py, name)).transpose()?,
-        confirm: Some(confirm),
-        remote_layers: part.layers.map(|(from, to)| from..to),
-        remote_slices: part.slices.map(|(from, to)| from..to),
-        remote_parts: part.parts.map(|parts| parts.within(py, "remote_parts")).transpose()?,
-        ..common
-    })
 }
 
 /// An engine that runs, and that `kvik stat` and `kvik trace` can look at.

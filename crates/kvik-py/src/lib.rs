@@ -22,6 +22,7 @@ mod notice;
 mod options;
 mod process;
 mod region;
+mod requests;
 mod router;
 mod ticket;
 mod transfer;

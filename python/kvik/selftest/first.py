@@ -91,7 +91,7 @@ def _warm_up(part: Part, sides: Sides, op: Op, ticket: kvik.Ticket) -> str:
         raise CheckError("; ".join(pair.reason for pair in warmed.failed))
     again = sides.engine.warm_up(ticket).wait()
     if not again.did_nothing:
-        raise CheckError(f"a second one should find everything there, and made {', '.join(again.made)}")
+        raise CheckError(f"a second one should find everything there, and opened {', '.join(again.opened)}")
     pairs = f", {len(warmed.pairs)} pairs of NICs" if warmed.pairs else ""
     return f"{', '.join(warmed.transports)}{pairs} in {seconds_text(warmed.took_s)}"
 

@@ -4,10 +4,10 @@ use crate::{CHUNK, now};
 use kvik_core::{EngineId, GrantId, Incarnation, RegionId, Right, Use, View};
 use kvik_proto::{
     Check, ChunkHeader, Closed, Established, Event, Facts, Identity, Local, Node, Offer, Op, Open, Path,
-    Secret, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
+    Protocol, Secret, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
 };
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(600);
@@ -26,14 +26,16 @@ pub fn local(number: usize) -> Local {
     Local { identity: identity(number), secret: Secret::new(None), facts: Facts::default() }
 }
 
-/// The node under its lock, with what `kvik-engine` does around each call: the time, the events, the sessions that
-/// have something to send, and when the control thread must wake.
+/// One thread's calls of the protocol.
+type Calls<'a> = Node<Memory, &'a Protocol<Memory>>;
+
+/// The protocol, with what `kvik-engine` does around each call: the time, the events, the sessions that have something
+/// to send, and when the control thread must wake.
 pub struct Engine {
-    node: Mutex<Node<Memory>>,
+    protocol: Protocol<Memory>,
     view: View,
     memory: Memory,
     wakes_at: AtomicU64,
-    exposed: AtomicUsize,
     /// Transfers that have ended since somebody looked.
     ended: AtomicUsize,
     /// Something is to be sent on a control connection.
@@ -44,11 +46,10 @@ pub struct Engine {
 impl Engine {
     pub fn new(identity: Identity, view: &View) -> Engine {
         Engine {
-            node: Mutex::new(Node::new(identity, Timing::default(), now())),
+            protocol: Protocol::new(identity, Timing::default()),
             view: view.clone(),
             memory: Arc::default(),
             wakes_at: AtomicU64::new(0),
-            exposed: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
             output: AtomicBool::new(false),
             grants: AtomicU64::new(0),
@@ -56,24 +57,20 @@ impl Engine {
     }
 
     /// As the engine does it.
-    fn node<T>(&self, f: impl FnOnce(&mut Node<Memory>, Duration) -> T) -> T {
+    fn node<T>(&self, f: impl FnOnce(&mut Calls<'_>, Duration) -> T) -> T {
+        let now = now();
+        let mut node = Calls::on(&self.protocol, now);
+        let result = f(&mut node, now);
         let (mut events, mut unsent) = (Vec::new(), Vec::new());
-        let (result, timeout) = {
-            let mut node = self.node.lock().expect("the node");
-            let now = now();
-            node.note_time(now);
-            let result = f(&mut node, now);
-            while let Some(event) = node.next_event() {
-                events.push(event);
-            }
-            node.take_unsent(&mut unsent);
-            self.exposed.swap(node.exposed(), Ordering::AcqRel);
-            (result, node.next_timeout())
-        };
+        while let Some(event) = node.next_event() {
+            events.push(event);
+        }
+        node.take_unsent(&mut unsent);
         if !unsent.is_empty() {
             self.output.store(true, Ordering::Relaxed);
         }
         events.into_iter().for_each(|event| self.on_event(event));
+        let timeout = self.protocol.next_timeout();
         if timeout.is_some_and(|at| (at.as_nanos() as u64) < self.wakes_at.load(Ordering::SeqCst)) {
             self.wakes_at.store(0, Ordering::SeqCst);
         }
@@ -177,7 +174,7 @@ impl Engine {
     }
 
     pub fn take_output(&self, session: u64, into: &mut Vec<u8>) {
-        self.node.lock().expect("the node").take_output(session, into);
+        Calls::on(&self.protocol, Duration::ZERO).take_output(session, into);
     }
 
     pub fn receive(&self, session: u64, bytes: &[u8]) {

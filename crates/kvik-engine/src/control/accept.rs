@@ -1,10 +1,10 @@
 //! Strangers that come: over TCP, and over the UNIX socket.
 
-use super::conns::{Conn, Purpose};
+use super::Control;
+use super::conns::{Conn, MAX_STRANGERS};
 use super::greet::send_all;
-use super::secure::Fresh;
-use super::{Control, MAX_STRANGERS};
-use crate::dial::ATTEMPT;
+use crate::commands::{Fresh, Purpose};
+use crate::peers::ATTEMPT;
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Interest;
 use kvik_host::socket::TcpConn;
@@ -25,7 +25,7 @@ const REST: Duration = Duration::from_millis(100);
 impl Control {
     pub(super) fn accept(&mut self, token: u64) {
         for _ in 0..IN_ONE_GO {
-            let Some(Conn::Listener { listener, .. }) = self.conns.get(&token) else { return };
+            let Some(Conn::Listener { listener, .. }) = self.conns.get(token) else { return };
             let welcomed = match listener.accept() {
                 Ok(Some((conn, from))) => self.welcome(conn, from),
                 Ok(None) => return,
@@ -33,14 +33,14 @@ impl Control {
             };
             if let Err(error) = welcomed {
                 log::warn!("a connection could not be accepted: {error}");
-                return self.rest(token);
+                return self.conns.pause(token, Instant::now() + REST);
             }
         }
     }
 
     fn welcome(&mut self, conn: TcpConn, from: SocketAddr) -> Result<()> {
         let until = Instant::now() + ATTEMPT;
-        match (&self.inner.tls, &self.securing) {
+        match (&self.inner.base.setup.tls, &self.securing) {
             (Some(tls), Some(securing)) => {
                 let conn = Stream::tls(conn, TlsLink::server(tls, from)?);
                 securing.take(Fresh { conn, purpose: Purpose::Stranger, until });
@@ -52,13 +52,13 @@ impl Control {
 
     pub(super) fn accept_local(&mut self, token: u64) {
         for _ in 0..IN_ONE_GO {
-            let Some(Conn::Unix { listener, .. }) = self.conns.get(&token) else { return };
+            let Some(Conn::Unix { listener, .. }) = self.conns.get(token) else { return };
             let conn = match listener.accept() {
                 Ok(Some(conn)) => conn,
                 Ok(None) => return,
                 Err(error) => {
                     log::warn!("a local connection could not be accepted: {error}");
-                    return self.rest(token);
+                    return self.conns.pause(token, Instant::now() + REST);
                 }
             };
             if let Err(error) = conn.same_user() {
@@ -73,38 +73,14 @@ impl Control {
 
     /// Cuts the oldest stranger of a kind where there are as many as may be.
     pub(super) fn make_room(&mut self, most: usize, kind: impl Fn(&Conn) -> bool) {
-        let strangers = self.tokens(kind);
-        if strangers.len() < most {
-            return;
-        }
-        let oldest = strangers.into_iter().min_by_key(|token| self.conns.get(token).and_then(Conn::until));
-        let Some(oldest) = oldest else { return };
+        let Some(oldest) = self.conns.too_many(most, kind) else { return };
         let text =
             format!("more than {most} connections to this engine have not said who they are; try again");
         let error = Error::new(Code::MemoryCapReached, text);
-        if let Some(Conn::Shaking { conn, .. }) = self.conns.get_mut(&oldest) {
+        if let Some(Conn::Shaking { conn, .. }) = self.conns.get_mut(oldest) {
             // It is cut whether it hears why or not.
             let _ = send_all(conn, &refusal(&error));
         }
         self.fail(oldest, error);
-    }
-
-    /// A listener is left alone for a moment.
-    fn rest(&mut self, token: u64) {
-        let Some(mut conn) = self.remove(token) else { return };
-        if let Conn::Listener { paused_until, .. } | Conn::Unix { paused_until, .. } = &mut conn {
-            *paused_until = Some(Instant::now() + REST);
-        }
-        self.conns.insert(token, conn);
-    }
-
-    pub(super) fn listen_again(&mut self, token: u64) {
-        let Some(conn) = self.conns.get_mut(&token) else { return };
-        if let Conn::Listener { paused_until, .. } | Conn::Unix { paused_until, .. } = conn {
-            *paused_until = None;
-        }
-        if let Err(error) = conn.add_to(&self.epoll, token, Interest::READ) {
-            self.fail(token, from_host(Code::PeerLost, error));
-        }
     }
 }

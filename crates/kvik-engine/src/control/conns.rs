@@ -1,22 +1,33 @@
-//! What a connection of the control thread can be, and how each kind is served and leaves.
+//! What a connection of the control thread can be, and what wakes the thread for it.
 //!
 //! A descriptor is deleted from the epoll set before it is closed or handed to a data thread: whoever else holds
 //! it, a data thread or a forked child, would otherwise keep its events coming here.
+//!
+//! The thread looks at a connection when the epoll set names it, its time is over or its session asks; never at all of
+//! them.
 
-use super::Control;
 use crate::output::ControlConn;
-use kvik_core::{Code, Error};
+use kvik_core::{Code, Error, Result};
 use kvik_host::HostError;
-use kvik_host::event::{Epoll, Interest};
+use kvik_host::event::{Epoll, EventFd, Events, Interest};
 use kvik_host::socket::{TcpConn, TcpListener};
 use kvik_host::unix::{UnixConn, UnixListener};
 use kvik_proto::{Handshake, Identity};
 use kvik_transport::from_host;
 use kvik_transport::local::LocalLink;
 use kvik_transport::tcp::Stream;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Connections whose handshake is not over. A newcomer takes the place of the one that has been one for longest: an
+/// honest handshake takes a moment, so many that say nothing do not keep it out.
+pub(super) const MAX_STRANGERS: usize = 256;
+
+/// What is no connection, but wakes the thread.
+pub(super) const WAKER: u64 = 0;
 
 pub(super) enum Conn {
     Listener {
@@ -65,6 +76,8 @@ pub(super) enum Conn {
     Local {
         session: u64,
         link: Arc<LocalLink>,
+        /// It waits for room.
+        behind: bool,
     },
 }
 
@@ -75,26 +88,9 @@ pub(super) enum Why {
     Channel { session: u64, index: u16 },
 }
 
-/// What a connection over TCP is for.
-#[derive(Clone, Copy)]
-pub(crate) enum Purpose {
-    /// Whoever it is came by itself.
-    Stranger,
-    /// A session with a peer, which is dialled there.
-    Session(Identity, SocketAddr),
-    /// A data channel of a session.
-    Channel { session: u64, index: u16 },
-}
-
-impl Purpose {
-    pub fn is_stranger(&self) -> bool {
-        matches!(self, Purpose::Stranger)
-    }
-}
-
 impl Conn {
     /// When something must have happened with it.
-    pub fn until(&self) -> Option<Instant> {
+    fn until(&self) -> Option<Instant> {
         match self {
             Conn::Dialing { until, .. }
             | Conn::Shaking { until, .. }
@@ -106,29 +102,33 @@ impl Conn {
         }
     }
 
-    pub fn add_to(&self, epoll: &Epoll, token: u64, interest: Interest) -> Result<(), HostError> {
+    /// The session that it belongs to.
+    fn session(&self) -> Option<u64> {
         match self {
-            Conn::Listener { listener, .. } => epoll.add(listener, token, interest),
-            Conn::Unix { listener, .. } => epoll.add(listener, token, interest),
-            Conn::Dialing { conn, .. } => epoll.add(conn, token, interest),
-            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => epoll.add(conn, token, interest),
-            Conn::Control { conn, .. } => epoll.add(&conn.conn, token, interest),
-            Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => {
-                epoll.add(conn, token, interest)
-            }
-            Conn::Local { link, .. } => epoll.add(&**link, token, interest),
+            Conn::Control { session, .. }
+            | Conn::Joining { session, .. }
+            | Conn::LocalJoining { session, .. }
+            | Conn::Local { session, .. }
+            | Conn::Dialing { why: Why::Channel { session, .. }, .. } => Some(*session),
+            _ => None,
         }
     }
 
-    fn delete_from(&self, epoll: &Epoll) -> Result<(), HostError> {
+    fn set_pause(&mut self, until: Option<Instant>) {
+        if let Conn::Listener { paused_until, .. } | Conn::Unix { paused_until, .. } = self {
+            *paused_until = until;
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Conn::Listener { listener, .. } => epoll.delete(listener),
-            Conn::Unix { listener, .. } => epoll.delete(listener),
-            Conn::Dialing { conn, .. } => epoll.delete(conn),
-            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => epoll.delete(conn),
-            Conn::Control { conn, .. } => epoll.delete(&conn.conn),
-            Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => epoll.delete(conn),
-            Conn::Local { link, .. } => epoll.delete(&**link),
+            Conn::Listener { listener, .. } => listener.as_fd(),
+            Conn::Unix { listener, .. } => listener.as_fd(),
+            Conn::Dialing { conn, .. } => conn.as_fd(),
+            Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => conn.as_fd(),
+            Conn::Control { conn, .. } => conn.conn.as_fd(),
+            Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => conn.as_fd(),
+            Conn::Local { link, .. } => link.as_fd(),
         }
     }
 
@@ -155,123 +155,173 @@ fn note<E: std::fmt::Display>(cut: Result<(), E>) {
     }
 }
 
-impl Control {
-    pub(super) fn tokens(&self, which: impl Fn(&Conn) -> bool) -> Vec<u64> {
-        self.conns.iter().filter(|(_, conn)| which(conn)).map(|(token, _)| *token).collect()
+/// The connections, by tokens that are used once.
+pub(super) struct Conns {
+    epoll: Epoll,
+    all: HashMap<u64, Conn>,
+    last: u64,
+    /// Those with which something must have happened by then.
+    due: BTreeSet<(Instant, u64)>,
+    /// Those of sessions.
+    of: BTreeSet<(u64, u64)>,
+    /// Those to processes on this host.
+    local: BTreeSet<u64>,
+}
+
+impl Conns {
+    pub fn new(waker: &EventFd) -> Result<Conns> {
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let epoll = Epoll::new().map_err(fail)?;
+        epoll.add(waker, WAKER, Interest::READ).map_err(fail)?;
+        let (all, due) = (HashMap::new(), BTreeSet::new());
+        Ok(Conns { epoll, all, last: WAKER, due, of: BTreeSet::new(), local: BTreeSet::new() })
     }
 
-    pub(super) fn watch(&mut self, conn: Conn, interest: Interest) {
-        let token = self.token();
-        let added = conn.add_to(&self.epoll, token, interest);
-        self.conns.insert(token, conn);
-        if let Err(error) = added {
-            self.fail(token, from_host(Code::PeerLost, error));
+    /// Waits until one of them has something.
+    pub fn wait(&self, events: &mut Events, most: Duration) -> Result<(), HostError> {
+        self.epoll.wait(events, most)
+    }
+
+    /// Takes one in, also where it cannot be waited for, which is the error.
+    pub fn add(&mut self, conn: Conn, interest: Interest) -> (u64, Result<(), HostError>) {
+        self.last += 1;
+        let added = self.epoll.add(conn.fd(), self.last, interest);
+        self.put(self.last, conn);
+        (self.last, added)
+    }
+
+    fn put(&mut self, token: u64, conn: Conn) {
+        self.due.extend(conn.until().map(|until| (until, token)));
+        self.of.extend(conn.session().map(|session| (session, token)));
+        self.local.extend(matches!(conn, Conn::Local { .. }).then_some(token));
+        self.all.insert(token, conn);
+    }
+
+    /// Takes one out.
+    pub fn remove(&mut self, token: u64) -> Option<Conn> {
+        let conn = self.all.remove(&token)?;
+        if let Some(until) = conn.until() {
+            self.due.remove(&(until, token));
         }
-    }
-
-    /// Takes a connection out of the epoll set and the map.
-    pub(super) fn remove(&mut self, token: u64) -> Option<Conn> {
-        let conn = self.conns.remove(&token)?;
+        if let Some(session) = conn.session() {
+            self.of.remove(&(session, token));
+        }
+        self.local.remove(&token);
         // A paused listener is not in the set.
-        if let Err(error) = conn.delete_from(&self.epoll) {
+        if let Err(error) = self.epoll.delete(conn.fd()) {
             log::debug!("a connection could not be taken out of the epoll set: {error}");
         }
         Some(conn)
     }
 
-    pub(super) fn set_interest(&mut self, of: u64, interest: Interest) {
-        for (token, conn) in &self.conns {
-            if let Conn::Control { session, conn } = conn
-                && *session == of
-                && let Err(error) = self.epoll.modify(&conn.conn, *token, interest)
-            {
-                log::debug!("a control connection is gone: {error}");
+    pub fn get(&self, token: u64) -> Option<&Conn> {
+        self.all.get(&token)
+    }
+
+    /// Not for changing its session or time.
+    pub fn get_mut(&mut self, token: u64) -> Option<&mut Conn> {
+        self.all.get_mut(&token)
+    }
+
+    /// Those of a session.
+    pub fn of(&self, session: u64) -> Vec<u64> {
+        self.of.range((session, 0)..=(session, u64::MAX)).map(|(_, token)| *token).collect()
+    }
+
+    /// Those to processes on this host.
+    pub fn local(&self) -> Vec<u64> {
+        self.local.iter().copied().collect()
+    }
+
+    /// The control connection of a session.
+    pub fn control(&self, session: u64) -> Option<(u64, &Arc<ControlConn>)> {
+        self.of.range((session, 0)..=(session, u64::MAX)).find_map(|(_, token)| {
+            match self.all.get(token)? {
+                Conn::Control { conn, .. } => Some((*token, conn)),
+                _ => None,
+            }
+        })
+    }
+
+    /// When the time of the next one is over.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(until, _)| *until)
+    }
+
+    /// Those whose time is over.
+    pub fn late(&self, now: Instant) -> Vec<u64> {
+        self.due.iter().take_while(|(until, _)| *until <= now).map(|(_, token)| *token).collect()
+    }
+
+    /// The oldest stranger of a kind, where there are as many as may be.
+    pub fn too_many(&self, most: usize, kind: impl Fn(&Conn) -> bool) -> Option<u64> {
+        let mut strangers = self.due.iter().filter(|(_, token)| self.all.get(token).is_some_and(&kind));
+        let oldest = strangers.next()?.1;
+        (strangers.count() + 1 >= most).then_some(oldest)
+    }
+
+    /// Waits for other events of a session's control connection.
+    pub fn set_interest(&self, session: u64, interest: Interest) {
+        if let Some((token, conn)) = self.control(session)
+            && let Err(error) = self.epoll.modify(&conn.conn, token, interest)
+        {
+            log::debug!("a control connection is gone: {error}");
+        }
+    }
+
+    /// Sends what waits on a local link, and waits for room where there is none.
+    pub fn flush_local(&mut self, token: u64) -> Result<()> {
+        let Some(Conn::Local { link, behind, .. }) = self.all.get_mut(&token) else { return Ok(()) };
+        let before = std::mem::replace(behind, !link.flush()?);
+        let interest = if *behind { Interest::BOTH } else { Interest::READ };
+        match before == *behind {
+            true => Ok(()),
+            false => {
+                let waits = self.epoll.modify(&**link, token, interest);
+                waits.map_err(|error| from_host(Code::PeerLost, error))
             }
         }
     }
 
-    pub(super) fn serve(&mut self, token: u64, readable: bool, writable: bool) {
-        let result = match self.conns.get(&token) {
-            Some(Conn::Listener { .. }) => {
-                self.accept(token);
-                Ok(())
-            }
-            Some(Conn::Unix { .. }) => {
-                self.accept_local(token);
-                Ok(())
-            }
-            Some(Conn::Dialing { .. }) => self.connected(token),
-            Some(Conn::Shaking { .. }) => self.shake(token),
-            Some(Conn::Joining { .. }) => self.join_answer(token),
-            Some(Conn::Control { session, conn }) => {
-                let (session, conn) = (*session, conn.clone());
-                if writable {
-                    self.set_interest(session, Interest::READ);
-                    conn.has_room();
-                    self.inner.flush(session);
-                }
-                if readable { self.read_control(session, &conn) } else { Ok(()) }
-            }
-            Some(Conn::LocalJoining { .. }) => self.local_answer(token),
-            Some(Conn::LocalStranger { .. }) => self.local_join(token),
-            Some(Conn::Local { link, .. }) => {
-                let link = link.clone();
-                if writable {
-                    self.flush_local(token);
-                }
-                link.receive()
-            }
-            None => Ok(()),
-        };
-        if let Err(error) = result {
-            self.fail(token, error);
+    /// A listener is left alone until then.
+    pub fn pause(&mut self, token: u64, until: Instant) {
+        if let Some(mut conn) = self.remove(token) {
+            conn.set_pause(Some(until));
+            self.put(token, conn);
         }
     }
 
-    /// A connection did not come to what it was for, or broke.
-    pub(super) fn fail(&mut self, token: u64, error: Error) {
-        let Some(conn) = self.remove(token) else { return };
-        conn.cut();
-        match conn {
-            Conn::Dialing { why: Why::Session(owner), to, .. } => {
-                self.not_greeted(Purpose::Session(owner, to), error);
-            }
-            Conn::Dialing { why: Why::Channel { session, index }, .. } => {
-                self.not_greeted(Purpose::Channel { session, index }, error);
-            }
-            Conn::Joining { session, .. } => self.not_joined(session, &error),
-            Conn::Shaking { dialled: Some((owner, to)), .. } => {
-                self.not_greeted(Purpose::Session(owner, to), error);
-            }
-            Conn::Shaking { dialled: None, .. } => self.not_greeted(Purpose::Stranger, error),
-            Conn::Control { session, .. } => self.inner.node(|node, _| node.close_session(session, error)),
-            Conn::LocalJoining { session, .. } | Conn::Local { session, .. } => {
-                self.no_local_link(session, &error)
-            }
-            Conn::LocalStranger { .. } => {
-                self.inner.metrics.handshake_refused(error.code);
-                log::info!("a local connection was refused: {error}");
-            }
-            Conn::Listener { .. } | Conn::Unix { .. } => {
-                log::error!("an engine does not listen any more: {error}")
-            }
-        }
+    /// A listener's pause is over.
+    pub fn resume(&mut self, token: u64) -> Result<(), HostError> {
+        let Some(mut conn) = self.remove(token) else { return Ok(()) };
+        conn.set_pause(None);
+        let added = self.epoll.add(conn.fd(), token, Interest::READ);
+        self.put(token, conn);
+        added
     }
 
-    /// Nothing has come of a connection.
-    pub(super) fn not_greeted(&mut self, purpose: Purpose, error: Error) {
-        match purpose {
-            Purpose::Stranger => {
-                self.inner.metrics.handshake_refused(error.code);
-                log::info!("a connection was refused: {error}");
-            }
-            Purpose::Session(owner, to) => self.dial_next(owner, Some((to, error))),
-            Purpose::Channel { session, .. } => self.not_joined(session, &error),
-        }
+    /// Ends every one for every process that holds it: forked children too.
+    pub fn cut_all(&mut self) {
+        self.all.drain().for_each(|(_, conn)| conn.cut());
+        (self.due, self.of, self.local) = Default::default();
     }
+}
 
-    fn not_joined(&mut self, session: u64, error: &Error) {
-        let text = format!("a data channel could not be opened: {}", error.text);
-        self.end_session(session, Error::new(Code::PeerLost, text));
+/// A connection that breaks before it is one.
+pub(super) fn unreachable(error: Error) -> Error {
+    let code = if error.code == Code::PeerLost { Code::PeerUnreachable } else { error.code };
+    Error::new(code, error.text)
+}
+
+pub(super) fn hung_up(heard: bool) -> Error {
+    match heard {
+        false => Error::new(
+            Code::PeerNotKvik,
+            "the other side closed the connection without a word of kvik's protocol: check the address and port",
+        ),
+        true => Error::new(
+            Code::PeerUnreachable,
+            "the other engine closed the connection during the handshake: it ended, or its log says why",
+        ),
     }
 }

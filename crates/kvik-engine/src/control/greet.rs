@@ -1,7 +1,7 @@
 //! Handshakes, and channels that join a session.
 
 use super::Control;
-use super::conns::Conn;
+use super::conns::{Conn, hung_up, unreachable};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{Io, identity};
 use kvik_proto::{Greeting, Join, JoinKind, joined, read_joined, refusal};
@@ -15,8 +15,7 @@ const WELCOME: usize = 8;
 impl Control {
     /// Something has come on a connection whose handshake is not over.
     pub(super) fn shake(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::Shaking { conn, shake, input, heard, dialled, .. }) = self.conns.get_mut(&token)
-        else {
+        let Some(Conn::Shaking { conn, shake, input, heard, dialled, .. }) = self.conns.get_mut(token) else {
             return Ok(());
         };
         let mut bytes = [0; 4096];
@@ -39,7 +38,7 @@ impl Control {
         *heard = true;
         // Whoever was dialled is where the ticket says.
         if let (Ok(Some(Greeting::Control(claim))), None) = (&result, &dialled)
-            && let Err(error) = self.inner.check_claim(claim.peer.engine, conn)
+            && let Err(error) = self.inner.conns.check_claim(claim.peer.engine, &self.inner.peers, conn)
         {
             output = refusal(&error);
             result = Err(error);
@@ -47,7 +46,9 @@ impl Control {
         let sent = send_all(conn, &output);
         let Some(greeting) = result? else { return sent };
         sent?;
-        let Some(Conn::Shaking { conn, input, dialled, .. }) = self.remove(token) else { return Ok(()) };
+        let Some(Conn::Shaking { conn, input, dialled, .. }) = self.conns.remove(token) else {
+            return Ok(());
+        };
         match greeting {
             Greeting::Control(established) => self.start_session(established, conn, dialled, &input),
             Greeting::Join(join) => self.join(&join, conn),
@@ -58,17 +59,17 @@ impl Control {
     /// A connection asks to be a data channel of a session.
     fn join(&mut self, join: &Join, mut conn: Stream) {
         let admitted = match join.kind {
-            JoinKind::Data => self.inner.node(|node, now| node.join(join, now)),
+            JoinKind::Data => self.inner.base.node(|node, now| node.join(join, now)),
             JoinKind::Local => {
                 Err(Error::new(Code::ProtocolError, "a local link joins over the UNIX socket"))
             }
         };
-        let admitted = admitted.and_then(|()| self.inner.charge_channel(join.session));
+        let admitted = admitted.and_then(|()| self.inner.peers.charge_channel(join.session));
         let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
         match send_all(&mut conn, &answer).and(admitted) {
             Ok(()) => self.add_channel(join.session, conn),
             Err(error) => {
-                self.inner.metrics.handshake_refused(error.code);
+                self.inner.base.observers.metrics.handshake_refused(error.code);
                 log::info!("a channel did not join its session: {error}");
             }
         }
@@ -76,7 +77,7 @@ impl Control {
 
     /// The answer to this side's wish to join.
     pub(super) fn join_answer(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::Joining { conn, input, session, .. }) = self.conns.get_mut(&token) else {
+        let Some(Conn::Joining { conn, input, session, .. }) = self.conns.get_mut(token) else {
             return Ok(());
         };
         let session = *session;
@@ -91,8 +92,8 @@ impl Control {
             }
         }
         if read_joined(input)?.is_some() {
-            self.inner.charge_channel(session)?;
-            if let Some(Conn::Joining { conn, .. }) = self.remove(token) {
+            self.inner.peers.charge_channel(session)?;
+            if let Some(Conn::Joining { conn, .. }) = self.conns.remove(token) {
                 self.add_channel(session, conn);
             }
         }
@@ -100,27 +101,10 @@ impl Control {
     }
 
     fn add_channel(&mut self, session: u64, conn: Stream) {
-        self.inner.with_transports(|all| all.tcp.add(session, conn));
-        self.inner.advance_warm_ups(session);
-    }
-}
-
-/// A connection that breaks before it is one.
-pub(super) fn unreachable(error: Error) -> Error {
-    let code = if error.code == Code::PeerLost { Code::PeerUnreachable } else { error.code };
-    Error::new(code, error.text)
-}
-
-pub(super) fn hung_up(heard: bool) -> Error {
-    match heard {
-        false => Error::new(
-            Code::PeerNotKvik,
-            "the other side closed the connection without a word of kvik's protocol: check the address and port",
-        ),
-        true => Error::new(
-            Code::PeerUnreachable,
-            "the other engine closed the connection during the handshake: it ended, or its log says why",
-        ),
+        if let Some(tcp) = self.inner.base.transports.tcp() {
+            tcp.add(session, conn);
+        }
+        self.inner.transfers.advance_warm_ups(session);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Links to processes on this host: UNIX connections that join a session.
 
+use super::Control;
 use super::conns::Conn;
 use super::greet::nonce;
-use super::{Control, ControlCommand};
+use crate::commands::ControlCommand;
 use kvik_core::{Code, Error, Result};
 use kvik_host::Io;
 use kvik_host::event::Interest;
@@ -18,12 +19,14 @@ const CONNECT: Duration = Duration::from_millis(100);
 impl Control {
     /// Transfers of the session go without a local link.
     pub(super) fn no_local_link(&mut self, session: u64, error: &Error) {
-        self.inner.with_transports(|all| all.local.failed(session, error));
-        self.inner.launch_waiting(session);
+        if let Some(local) = self.inner.base.transports.local() {
+            local.failed(session, error);
+        }
+        self.inner.transfers.launch_waiting(session);
     }
 
     pub(super) fn dial_local(&mut self, session: u64, name: &str) {
-        let key = self.inner.node(|node, _| node.established(session).map(|session| session.key));
+        let key = self.inner.base.node(|node, _| node.established(session).map(|session| session.key));
         let Some(key) = key else { return };
         let joined = nonce().and_then(|nonce| {
             let fail = |error| from_host(Code::TransportUnavailable, error);
@@ -43,58 +46,54 @@ impl Control {
     }
 
     pub(super) fn local_answer(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::LocalJoining { conn, .. }) = self.conns.get(&token) else { return Ok(()) };
+        let Some(Conn::LocalJoining { conn, .. }) = self.conns.get(token) else { return Ok(()) };
         let Some(mut answer) = local_message(conn)? else { return Ok(()) };
         read_joined(&mut answer)?;
-        if let Some(Conn::LocalJoining { conn, session, .. }) = self.remove(token) {
+        if let Some(Conn::LocalJoining { conn, session, .. }) = self.conns.remove(token) {
             self.local_up(conn, session);
         }
         Ok(())
     }
 
     pub(super) fn local_join(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::LocalStranger { conn, .. }) = self.conns.get(&token) else { return Ok(()) };
+        let Some(Conn::LocalStranger { conn, .. }) = self.conns.get(token) else { return Ok(()) };
         let Some(mut message) = local_message(conn)? else { return Ok(()) };
-        let mut shake = Handshake::listen(self.inner.local(), nonce()?);
+        let mut shake = Handshake::listen(self.inner.base.local(), nonce()?);
         let Some(Greeting::Join(join)) = shake.receive(&mut message, &mut Vec::new())? else {
             return Err(Error::new(Code::ProtocolError, "a local connection did not ask to join a session"));
         };
         let admitted = match join.kind {
-            JoinKind::Local => self.inner.node(|node, now| node.join(&join, now)),
+            JoinKind::Local => self.inner.base.node(|node, now| node.join(&join, now)),
             JoinKind::Data => Err(Error::new(Code::ProtocolError, "a data channel joins over TCP")),
         };
         let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
         conn.send_with_fds(&answer, &[]).map_err(|error| from_host(Code::PeerLost, error))?;
         admitted?;
-        if let Some(Conn::LocalStranger { conn, .. }) = self.remove(token) {
+        if let Some(Conn::LocalStranger { conn, .. }) = self.conns.remove(token) {
             self.local_up(conn, join.session);
         }
         Ok(())
     }
 
     fn local_up(&mut self, conn: UnixConn, session: u64) {
-        let facts = self.inner.node(|node, _| node.established(session).map(|session| session.facts.clone()));
+        let facts =
+            self.inner.base.node(|node, _| node.established(session).map(|session| session.facts.clone()));
         let Some(facts) = facts else { return };
         let nonce = match nonce() {
             Ok(nonce) => nonce,
             Err(error) => return self.no_local_link(session, &error),
         };
-        let joined = self.inner.transports.get().and_then(|all| all.local.join(session, conn, &facts, nonce));
+        let joined =
+            self.inner.base.transports.local().and_then(|local| local.join(session, conn, &facts, nonce));
         let Some(link) = joined else { return };
         log::debug!(session = session; "local link is up");
-        self.watch(Conn::Local { session, link }, Interest::READ);
+        self.watch(Conn::Local { session, link, behind: false }, Interest::READ);
         self.execute(ControlCommand::FlushLocal);
-        self.inner.launch_waiting(session);
+        self.inner.transfers.launch_waiting(session);
     }
 
     pub(super) fn flush_local(&mut self, token: u64) {
-        let Some(Conn::Local { link, .. }) = self.conns.get(&token) else { return };
-        let link = link.clone();
-        let flushed = link.flush().and_then(|whole| {
-            let interest = if whole { Interest::READ } else { Interest::BOTH };
-            self.epoll.modify(&*link, token, interest).map_err(|error| from_host(Code::PeerLost, error))
-        });
-        if let Err(error) = flushed {
+        if let Err(error) = self.conns.flush_local(token) {
             self.fail(token, error);
         }
     }

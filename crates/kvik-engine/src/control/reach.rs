@@ -1,76 +1,50 @@
 //! Peers and data channels that are dialled.
 
-use super::conns::{Conn, Purpose, Why};
+use super::Control;
+use super::conns::{Conn, MAX_STRANGERS, Why};
 use super::greet::{nonce, send_all};
-use super::secure::{Fresh, MAX_UNDER_TLS, Secured};
-use super::{Control, MAX_STRANGERS};
-use crate::dial::{ATTEMPT, Dial};
-use crate::inner::lock;
+use super::secure::MAX_UNDER_TLS;
+use crate::commands::{Fresh, Purpose, Secured};
+use crate::peers::{ATTEMPT, Dial};
 use kvik_core::{Code, Error, Result, Ticket};
-use kvik_host::clock::boottime;
 use kvik_host::event::Interest;
 use kvik_host::socket::{TcpConn, TcpOptions};
 use kvik_proto::{Handshake, Identity, Join, JoinKind};
 use kvik_transport::from_host;
 use kvik_transport::tcp::Stream;
 use kvik_transport::tls::TlsLink;
-use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::time::Instant;
 
 impl Control {
     /// Sees to it that transfers which wait for a session with this peer get one, or hear why not.
     pub(super) fn dial(&mut self, owner: Identity, ticket: &Ticket) {
-        if let Some(session) = self.inner.node(|node, _| node.session_with(&owner)) {
-            return self.inner.launch_waiting(session);
+        if let Some(session) = self.inner.base.node(|node, _| node.session_with(&owner)) {
+            return self.inner.transfers.launch_waiting(session);
         }
-        let dial = match Dial::new(ticket, self.inner.host_tag()) {
+        let dial = match Dial::new(ticket, self.inner.base.setup.host_tag()) {
             Ok(dial) => dial,
-            Err(error) => return self.inner.fail_waiting(&owner, &error),
+            Err(error) => return self.inner.transfers.fail_waiting(&owner, &error),
         };
-        let mut tables = lock(&self.inner.tables);
-        match tables.dials.entry(owner) {
-            Entry::Occupied(mut in_flight) => in_flight.get_mut().also(dial),
-            Entry::Vacant(place) => {
-                place.insert(dial);
-                drop(tables);
-                self.dial_next(owner, None);
-            }
+        if self.inner.peers.dial(owner, dial) {
+            self.dial_next(owner, None);
         }
     }
 
     /// Dials the peers whose turn it is to be dialled again.
     pub(super) fn dial_again(&mut self) {
-        while let Some((peer, addresses)) = self.inner.peers.due(boottime()) {
-            let mut tables = lock(&self.inner.tables);
-            if let Entry::Vacant(place) = tables.dials.entry(peer) {
-                place.insert(Dial::in_background(addresses));
-                drop(tables);
-                self.dial_next(peer, None);
-            }
+        while let Some(peer) = self.inner.peers.dial_again() {
+            self.dial_next(peer, None);
         }
     }
 
     /// Tries the next address of a peer; the one before failed.
     pub(super) fn dial_next(&mut self, owner: Identity, mut failed: Option<(SocketAddr, Error)>) {
-        loop {
-            let mut tables = lock(&self.inner.tables);
-            let Some(dial) = tables.dials.get_mut(&owner) else { return };
-            if let Some((address, error)) = failed.take() {
-                dial.failed(address, error);
-            }
-            let Some(to) = dial.next() else {
-                let fresh = dial.for_the_joined();
-                let over = match fresh {
-                    Some(fresh) => tables.dials.insert(owner, fresh).filter(|_| false),
-                    None => tables.dials.remove(&owner),
-                };
-                drop(tables);
-                let Some(over) = over else { continue };
-                let error = self.inner.on_not_reached(owner, &over);
-                return self.inner.fail_waiting(&owner, &error);
+        while let Some(next) = self.inner.peers.next_address(owner, failed.take()) {
+            let to = match next {
+                Ok(to) => to,
+                Err(error) => return self.inner.transfers.fail_waiting(&owner, &error),
             };
-            drop(tables);
             match TcpConn::start_connect(to, &TcpOptions::default()) {
                 Ok(conn) => {
                     let (until, why) = (Instant::now() + ATTEMPT, Why::Session(owner));
@@ -82,9 +56,8 @@ impl Control {
     }
 
     pub(super) fn dial_channels(&mut self, session: u64) {
-        let address = lock(&self.inner.tables).links.get(&session).and_then(|link| link.address);
-        let Some(to) = address else { return };
-        for index in 0..self.inner.config.channels {
+        let Some(Some(to)) = self.inner.peers.address(session) else { return };
+        for index in 0..self.inner.base.setup.config.channels {
             match TcpConn::start_connect(to, &TcpOptions::default()) {
                 Ok(conn) => {
                     let (until, why) = (Instant::now() + ATTEMPT, Why::Channel { session, index });
@@ -93,7 +66,7 @@ impl Control {
                 Err(error) => {
                     let text = format!("a data channel could not be opened: {error}");
                     let error = Error::new(Code::PeerLost, text);
-                    return self.inner.node(|node, _| node.close_session(session, error));
+                    return self.inner.base.node(|node, _| node.close_session(session, error));
                 }
             }
         }
@@ -101,11 +74,11 @@ impl Control {
 
     /// A connection that was dialled is there, or is not.
     pub(super) fn connected(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::Dialing { conn, to, .. }) = self.conns.get(&token) else { return Ok(()) };
+        let Some(Conn::Dialing { conn, to, .. }) = self.conns.get(token) else { return Ok(()) };
         conn.connected(*to).map_err(|error| Error::new(Code::PeerUnreachable, error.to_string()))?;
-        let tls = self.inner.tls.clone();
+        let tls = self.inner.base.setup.tls.clone();
         let link = tls.map(|tls| TlsLink::client(&tls, *to)).transpose()?;
-        let Some(Conn::Dialing { conn, to, why, until }) = self.remove(token) else { return Ok(()) };
+        let Some(Conn::Dialing { conn, to, why, until }) = self.conns.remove(token) else { return Ok(()) };
         let purpose = match why {
             Why::Session(owner) => Purpose::Session(owner, to),
             Why::Channel { session, index } => Purpose::Channel { session, index },
@@ -137,17 +110,18 @@ impl Control {
             Purpose::Stranger => {
                 let most = if self.securing.is_some() { MAX_UNDER_TLS } else { MAX_STRANGERS };
                 self.make_room(most, |conn| matches!(conn, Conn::Shaking { dialled: None, .. }));
-                let shake = Box::new(Handshake::listen(self.inner.local(), nonce));
+                let shake = Box::new(Handshake::listen(self.inner.base.local(), nonce));
                 (Conn::Shaking { conn, shake, input, heard, dialled: None, until }, Ok(()))
             }
             Purpose::Session(owner, to) => {
-                let (shake, hello) = Handshake::open(self.inner.local(), nonce, Some(owner));
+                let (shake, hello) = Handshake::open(self.inner.base.local(), nonce, Some(owner));
                 let sent = send_all(&mut conn, &hello);
                 let (shake, dialled) = (Box::new(shake), Some((owner, to)));
                 (Conn::Shaking { conn, shake, input, heard, dialled, until }, sent)
             }
             Purpose::Channel { session, index } => {
-                let key = self.inner.node(|node, _| node.established(session).map(|session| session.key));
+                let key =
+                    self.inner.base.node(|node, _| node.established(session).map(|session| session.key));
                 let Some(key) = key else { return Ok(()) };
                 let join = Join::new(session, index, JoinKind::Data, &key, nonce);
                 // It is asked for this very TLS connection.
@@ -162,11 +136,9 @@ impl Control {
 
     /// Waits for the answer to a greeting, if it was sent.
     fn watch_sent(&mut self, conn: Conn, sent: Result<()>) {
-        let token = self.token();
-        let added = conn.add_to(&self.epoll, token, Interest::READ);
         // What came behind TLS's own handshake wakes nobody any more.
         let waits = matches!(&conn, Conn::Shaking { conn, .. } if conn.has_input());
-        self.conns.insert(token, conn);
+        let (token, added) = self.conns.add(conn, Interest::READ);
         if let Err(error) = sent.and(added.map_err(|error| from_host(Code::PeerUnreachable, error))) {
             self.fail(token, error);
         } else if waits {

@@ -7,16 +7,15 @@
 //! Strangers are bounded twice: so many wait for the thread, and so many are in flight. Where there are more, the one
 //! that came first is cut. All are bounded in time: by when the connection was accepted or dialled.
 
-use super::conns::Purpose;
-use super::greet::{hung_up, unreachable};
-use super::{ControlCommand, MAX_STRANGERS};
-use crate::inner::{Inner, lock};
+use super::conns::{MAX_STRANGERS, hung_up, unreachable};
+use crate::base::Base;
+use crate::commands::{ControlCommand, Fresh, Secured};
+use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
 use kvik_host::Io;
 use kvik_host::event::{Epoll, EventFd, Events, Interest};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_transport::from_host;
-use kvik_transport::tcp::Stream;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -32,22 +31,9 @@ const WAKE: u64 = 0;
 /// How long it sleeps when nothing is in flight; it is woken for anything new.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A connection that is to be under TLS.
-pub(crate) struct Fresh {
-    pub conn: Stream,
-    pub purpose: Purpose,
-    pub until: Instant,
-}
-
-/// A connection that has left the thread.
-pub(crate) struct Secured {
-    pub fresh: Fresh,
-    pub outcome: Result<()>,
-}
-
 /// The thread's other side.
 pub(super) struct Securing {
-    inner: Arc<Inner>,
+    base: Arc<Base>,
     inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
 }
@@ -67,8 +53,8 @@ impl Inbox {
 
 impl Securing {
     /// Starts the thread, for an engine with TLS.
-    pub fn start(inner: &Arc<Inner>, options: &ThreadOptions) -> Result<Option<Securing>> {
-        if inner.tls.is_none() {
+    pub fn start(base: &Arc<Base>, options: &ThreadOptions) -> Result<Option<Securing>> {
+        if base.setup.tls.is_none() {
             return Ok(None);
         }
         let fail = |error| from_host(Code::InvalidArgument, error);
@@ -76,14 +62,14 @@ impl Securing {
         let epoll = Epoll::new().map_err(fail)?;
         epoll.add(&inbox.waker, WAKE, Interest::READ).map_err(fail)?;
         let mut shaker = Shaker {
-            inner: inner.clone(),
+            base: base.clone(),
             inbox: inbox.clone(),
             epoll,
             in_flight: BTreeMap::new(),
             next: WAKE,
         };
         let thread = spawn_named("kvik-tls", options, move || shaker.run()).map_err(fail)?;
-        Ok(Some(Securing { inner: inner.clone(), inbox, thread: Some(thread) }))
+        Ok(Some(Securing { base: base.clone(), inbox, thread: Some(thread) }))
     }
 
     /// Hands a connection over.
@@ -97,7 +83,7 @@ impl Securing {
         };
         self.inbox.wake();
         if let Some(fresh) = dropped {
-            self.inner.command(ControlCommand::Secured(Box::new(Secured {
+            self.base.commands.tell(ControlCommand::Secured(Box::new(Secured {
                 fresh,
                 outcome: Err(too_many(MAX_WAITING)),
             })));
@@ -123,7 +109,7 @@ fn too_many(most: usize) -> Error {
 }
 
 struct Shaker {
-    inner: Arc<Inner>,
+    base: Arc<Base>,
     inbox: Arc<Inbox>,
     epoll: Epoll,
     /// In the order in which they came.
@@ -207,6 +193,6 @@ impl Shaker {
         if let Err(error) = self.epoll.delete(&fresh.conn) {
             log::debug!("a connection could not be taken out of the epoll set: {error}");
         }
-        self.inner.command(ControlCommand::Secured(Box::new(Secured { fresh, outcome })));
+        self.base.commands.tell(ControlCommand::Secured(Box::new(Secured { fresh, outcome })));
     }
 }

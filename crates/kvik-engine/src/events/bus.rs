@@ -1,7 +1,7 @@
 //! The queues.
 
-use super::{Event, Who};
-use crate::inner::lock;
+use super::event::{Event, Who};
+use crate::sync::lock;
 use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;
 use kvik_proto::Notification;
@@ -82,7 +82,7 @@ enum Next {
 }
 
 /// Session and number of notifications that everybody has taken.
-pub(super) type Taken = Vec<(u64, u64)>;
+pub(crate) type Taken = Vec<(u64, u64)>;
 
 /// The last reference to a notification was given up.
 fn settle(note: Arc<Note>, taken: &mut Taken) {
@@ -93,7 +93,7 @@ fn settle(note: Arc<Note>, taken: &mut Taken) {
 
 impl EventBus {
     /// A new user.
-    pub(super) fn join(&self) -> Result<(u64, Arc<EventFd>)> {
+    pub fn join(&self) -> Result<(u64, Arc<EventFd>)> {
         let waker = Arc::new(EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?);
         let mut state = lock(&self.state);
         state.last_user += 1;
@@ -178,7 +178,7 @@ impl EventBus {
     }
 
     /// The next event of a user, and what everybody has taken with it.
-    pub(super) fn take(&self, id: u64, timeout: Duration, busy: bool) -> (Option<Event>, Taken) {
+    pub fn take(&self, id: u64, timeout: Duration, busy: bool) -> (Option<Event>, Taken) {
         let until = Instant::now() + timeout.min(crate::config::MAX_DEADLINE);
         let mut state = lock(&self.state);
         if let Some(queue) = state.users.get_mut(&id)

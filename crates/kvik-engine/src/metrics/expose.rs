@@ -4,12 +4,15 @@ use super::peers::GONE;
 use super::table::*;
 use super::tables::{BOUNDS, Metrics, Moved, Role, Row, Tables, Times, op_name};
 use super::text::Text;
+use crate::base::Base;
 use crate::engine::Engine;
-use crate::inner::{Inner, lock};
-use crate::peers::PeerState;
+use crate::inner::Inner;
+use crate::observers::Observers;
+use crate::peers::{PeerState, Peers};
+use crate::transports::Transports;
 use kvik_core::EngineId;
 use kvik_proto::{Op, Reclaim, ReclaimCounts};
-use kvik_transport::{TransportId, WeakRegionMemory};
+use kvik_transport::TransportId;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::sync::atomic::Ordering;
@@ -19,20 +22,42 @@ impl Engine {
     /// What the engine has counted and what it holds, in the Prometheus text format (0.0.4). In a forked child there
     /// is nothing.
     pub fn metrics(&self) -> String {
-        let inner = self.inner();
-        match inner.check_fork() {
-            Ok(()) => inner.metrics_text(),
+        match self.inner().base.setup.check_fork() {
+            Ok(()) => metrics_text(self.inner()),
             Err(_) => String::new(),
         }
     }
 }
 
-/// What is looked at only when somebody asks.
-struct Now {
-    transfers: usize,
-    sessions: usize,
-    /// How many regions are registered, and their bytes.
-    regions: (usize, u64),
+/// See [`Engine::metrics`].
+pub(crate) fn metrics_text(inner: &Inner) -> String {
+    let mut text = Text::default();
+    let Base { setup, budget, observers, transports, .. } = &*inner.base;
+    let (engine, metrics, config) = (&setup.id(), &observers.metrics, &setup.config);
+    let ((regions, registered), held) = (inner.regions.held(), Held::of(&inner.base));
+    text.family(&INFO);
+    let version = env!("CARGO_PKG_VERSION");
+    text.sample(&INFO, &[engine, &config.name, &version, &config.transport.name()], 1);
+    text.single(&START, seconds(metrics.start));
+    metrics.tables(|tables| tables.transfers_text(&mut text, engine, &config.name));
+    text.single(&OPEN, inner.transfers.count());
+    metrics.tables(|tables| tables.times_text(&mut text));
+    metrics.tables(|tables| tables.refusals_text(&mut text));
+    grants_text(observers, &mut text, &held);
+    nics_text(transports, &mut text);
+    sessions_text(&inner.peers, observers, &mut text, &held);
+    text.single(&LATE_BEATS, held.late_beats);
+    text.single(&MEMORY_HELD, budget.used());
+    text.single(&MEMORY_CAP, config.memory_cap);
+    text.single(&REGISTERED, registered);
+    text.single(&REGIONS, regions);
+    metrics.threads_text(&mut text);
+    text.single(&TRACE_DROPPED, observers.program().map_or(0, |program| program.transfers_dropped()));
+    text.into_string()
+}
+
+/// What the protocol holds, which is looked at only when somebody asks.
+struct Held {
     grants: usize,
     quarantined: u64,
     reclaims: ReclaimCounts,
@@ -40,109 +65,69 @@ struct Now {
     in_flight: BTreeMap<EngineId, u64>,
 }
 
-impl Inner {
-    /// See [`Engine::metrics`].
-    pub fn metrics_text(&self) -> String {
-        let mut text = Text::default();
-        let now = self.look();
-        text.family(&INFO);
-        let engine = &self.local.identity.engine;
-        let version = env!("CARGO_PKG_VERSION");
-        text.sample(&INFO, &[engine, &self.config.name, &version, &self.config.transport.name()], 1);
-        text.single(&START, seconds(self.metrics.start));
-        self.metrics.tables(|tables| tables.transfers_text(&mut text, engine, &self.config.name));
-        text.single(&OPEN, now.transfers);
-        self.metrics.tables(|tables| tables.times_text(&mut text));
-        self.metrics.tables(|tables| tables.refusals_text(&mut text));
-        self.grants_text(&mut text, &now);
-        self.nics_text(&mut text);
-        self.sessions_text(&mut text, &now);
-        text.single(&LATE_BEATS, now.late_beats);
-        text.single(&MEMORY_HELD, self.budget.used());
-        text.single(&MEMORY_CAP, self.config.memory_cap);
-        text.single(&REGISTERED, now.regions.1);
-        text.single(&REGIONS, now.regions.0);
-        self.metrics.threads_text(&mut text);
-        text.single(&TRACE_DROPPED, self.observer.get().map_or(0, |observer| observer.transfers_dropped()));
-        text.into_string()
-    }
-
-    fn look(&self) -> Now {
-        let (grants, quarantined, reclaims, late_beats, in_flight) = self.node(|node, _| {
+impl Held {
+    fn of(base: &Base) -> Held {
+        base.node(|node, _| {
             let mut in_flight = BTreeMap::new();
             for session in node.sessions() {
                 if let Some(peer) = node.established(session).map(|session| session.peer.engine) {
                     *in_flight.entry(peer).or_default() += node.in_flight(session);
                 }
             }
-            (node.grants(), node.quarantined(), node.reclaims(), node.late_beats(), in_flight)
-        });
-        let tables = lock(&self.tables);
-        // Looked at under the lock and not kept: who closes a region takes it from the table of transfers first, and
-        // finds it free.
-        let held = tables.regions.values().filter_map(WeakRegionMemory::upgrade);
-        let regions = held.fold((0, 0), |(count, bytes), memory| (count + 1, bytes + memory.len() as u64));
-        Now {
-            transfers: tables.transfers.len(),
-            sessions: tables.links.len(),
-            regions,
-            grants,
-            quarantined,
-            reclaims,
-            late_beats,
-            in_flight,
-        }
+            let (grants, quarantined) = (node.grants(), node.quarantined());
+            Held { grants, quarantined, reclaims: node.reclaims(), late_beats: node.late_beats(), in_flight }
+        })
     }
+}
 
-    fn grants_text(&self, text: &mut Text, now: &Now) {
-        text.single(&GRANTS_GIVEN, self.counters.grants_given.load(Ordering::Relaxed));
-        text.single(&GRANTS_LIVE, now.grants);
-        let ended = self.metrics.tables(|tables| tables.grants_ended.clone());
-        counts(text, &GRANTS_ENDED, ended.iter().map(|(state, count)| (state.name(), *count)));
-        text.single(&QUARANTINED, now.quarantined);
-        text.family(&RECLAIMS);
-        for (of, counts) in [("grant", now.reclaims.grants), ("transfer", now.reclaims.transfers)] {
-            for (reclaim, count) in Reclaim::ALL.iter().zip(counts) {
-                text.sample(&RECLAIMS, &[&of, &reclaim.name()], count);
-            }
+fn grants_text(observers: &Observers, text: &mut Text, held: &Held) {
+    text.single(&GRANTS_GIVEN, observers.counters.grants_given.load(Ordering::Relaxed));
+    text.single(&GRANTS_LIVE, held.grants);
+    let ended = observers.metrics.tables(|tables| tables.grants_ended.clone());
+    counts(text, &GRANTS_ENDED, ended.iter().map(|(state, count)| (state.name(), *count)));
+    text.single(&QUARANTINED, held.quarantined);
+    text.family(&RECLAIMS);
+    for (of, counts) in [("grant", held.reclaims.grants), ("transfer", held.reclaims.transfers)] {
+        for (reclaim, count) in Reclaim::ALL.iter().zip(counts) {
+            text.sample(&RECLAIMS, &[&of, &reclaim.name()], count);
         }
     }
+}
 
-    fn nics_text(&self, text: &mut Text) {
-        let nics: Vec<_> = self.transports().iter().flat_map(|one| one.devices()).collect();
-        text.family(&NIC_BYTES);
-        for nic in &nics {
-            text.sample(&NIC_BYTES, &[&nic.name(), &"in"], nic.read());
-            text.sample(&NIC_BYTES, &[&nic.name(), &"out"], nic.written());
-        }
-        text.family(&NIC_FAILED);
-        nics.iter().for_each(|nic| text.sample(&NIC_FAILED, &[&nic.name()], nic.failed()));
-        text.family(&NIC_CONNECTIONS);
-        nics.iter().for_each(|nic| text.sample(&NIC_CONNECTIONS, &[&nic.name()], nic.connections()));
-        text.family(&NIC_CONNECTIONS_OPEN);
-        nics.iter()
-            .for_each(|nic| text.sample(&NIC_CONNECTIONS_OPEN, &[&nic.name()], nic.open_connections()));
-        text.family(&NIC_UP);
-        nics.iter().for_each(|nic| text.sample(&NIC_UP, &[&nic.name()], u8::from(nic.is_up())));
+fn nics_text(transports: &Transports, text: &mut Text) {
+    let nics: Vec<_> = transports.all().iter().flat_map(|one| one.devices()).collect();
+    text.family(&NIC_BYTES);
+    for nic in &nics {
+        text.sample(&NIC_BYTES, &[&nic.name(), &"in"], nic.read());
+        text.sample(&NIC_BYTES, &[&nic.name(), &"out"], nic.written());
     }
+    text.family(&NIC_FAILED);
+    nics.iter().for_each(|nic| text.sample(&NIC_FAILED, &[&nic.name()], nic.failed()));
+    text.family(&NIC_CONNECTIONS);
+    nics.iter().for_each(|nic| text.sample(&NIC_CONNECTIONS, &[&nic.name()], nic.connections()));
+    text.family(&NIC_CONNECTIONS_OPEN);
+    nics.iter().for_each(|nic| text.sample(&NIC_CONNECTIONS_OPEN, &[&nic.name()], nic.open_connections()));
+    text.family(&NIC_UP);
+    nics.iter().for_each(|nic| text.sample(&NIC_UP, &[&nic.name()], u8::from(nic.is_up())));
+}
 
-    fn sessions_text(&self, text: &mut Text, now: &Now) {
-        text.family(&IN_FLIGHT);
-        for (peer, bytes) in &now.in_flight {
-            let (id, name) = self.metrics.tables(|tables| tables.peer(peer));
-            text.sample(&IN_FLIGHT, &[&id, &name], bytes);
-        }
-        text.single(&SESSIONS, now.sessions);
-        text.single(&SESSIONS_OPENED, self.counters.sessions_opened.load(Ordering::Relaxed));
-        let (ended, again) = self.metrics.tables(|tables| (tables.sessions_ended.clone(), tables.reconnects));
-        counts(text, &SESSIONS_ENDED, ended.iter().map(|(code, count)| (code.name(), *count)));
-        let peers = self.peers();
-        text.family(&PEERS);
-        for state in PeerState::ALL {
-            text.sample(&PEERS, &[&state.name()], peers.iter().filter(|peer| peer.state == state).count());
-        }
-        text.single(&RECONNECTS, again);
+fn sessions_text(peers: &Peers, observers: &Observers, text: &mut Text, held: &Held) {
+    text.family(&IN_FLIGHT);
+    for (peer, bytes) in &held.in_flight {
+        let (id, name) = observers.metrics.tables(|tables| tables.peer(peer));
+        text.sample(&IN_FLIGHT, &[&id, &name], bytes);
     }
+    text.single(&SESSIONS, peers.sessions());
+    text.single(&SESSIONS_OPENED, observers.counters.sessions_opened.load(Ordering::Relaxed));
+    let (ended, again) =
+        observers.metrics.tables(|tables| (tables.sessions_ended.clone(), tables.reconnects));
+    counts(text, &SESSIONS_ENDED, ended.iter().map(|(code, count)| (code.name(), *count)));
+    let peers = peers.list();
+    text.family(&PEERS);
+    for state in PeerState::ALL {
+        text.sample(&PEERS, &[&state.name()], peers.iter().filter(|peer| peer.state == state).count());
+    }
+    text.single(&RECONNECTS, again);
 }
 
 impl Metrics {

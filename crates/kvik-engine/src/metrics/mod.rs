@@ -15,5 +15,6 @@ mod table;
 mod tables;
 mod text;
 
+pub(crate) use expose::metrics_text;
 pub use table::{Kind, METRICS, Metric};
 pub(crate) use tables::{Metrics, op_name};

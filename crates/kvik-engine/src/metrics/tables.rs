@@ -1,8 +1,9 @@
 //! The tables: rows of counts, under one lock that is held for as long as a row takes.
 
 use super::peers::{GONE, Peers};
-use crate::inner::{TransferEntry, lock};
-use crate::transfer::Report;
+use crate::report::Report;
+use crate::sync::lock;
+use crate::transfers::request::TransferEntry;
 use kvik_core::{Class, Code, EngineId, GrantState, Result};
 use kvik_host::cpu::ThreadTimes;
 use kvik_proto::{Op, Served};

@@ -159,6 +159,8 @@ macro_rules! table {
     };
 }
 
+pub(super) const NEWER: &str = "install NVIDIA's driver 470 or newer";
+
 /// A function that every driver which is new enough has.
 ///
 /// # Safety
@@ -170,7 +172,7 @@ unsafe fn needed<F: Copy>(library: &Library, name: &CStr) -> Result<F, LibraryEr
             "{} has no {}: it is no CUDA driver, or one from before CUDA 11.4; {}",
             library.path().display(),
             name.to_string_lossy(),
-            super::NEWER
+            NEWER
         ))
     })
 }

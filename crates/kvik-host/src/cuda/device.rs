@@ -1,10 +1,10 @@
 //! One GPU, and its primary context.
 
 use super::abi::{self, Code, Handle, Table};
-use super::stream::InUse;
 use super::{Cuda, CudaError};
 use crate::error::HostError;
 use crate::thread::{ThreadOptions, spawn_named};
+use std::any::Any;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::marker::PhantomData;
@@ -38,6 +38,9 @@ pub(super) struct Inner {
     /// What copies still use whose marks nobody asks any more, each with the event behind them.
     left: Mutex<Vec<(Event, Vec<InUse>)>>,
 }
+
+/// What a copy uses, which is held and not looked at.
+pub(super) type InUse = Arc<dyn Any + Send + Sync>;
 
 /// An event of the driver's.
 #[derive(Clone, Copy)]

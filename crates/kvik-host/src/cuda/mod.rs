@@ -88,7 +88,7 @@ pub use stream::{Mark, Stream};
 use crate::error::HostError;
 use crate::fork::ForkGuard;
 use crate::library::{self, Library, LibraryError, Wanted};
-use abi::{Code, Table};
+use abi::{Code, NEWER, Table};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -106,7 +106,6 @@ pub const LIBCUDA: Wanted = Wanted {
 
 /// The oldest interface that kvik takes: 11.4, of the driver 470.
 const OLDEST: i32 = 11040;
-const NEWER: &str = "install NVIDIA's driver 470 or newer";
 
 /// The one that this process has: the driver is one for all.
 static CUDA: OnceLock<Cuda> = OnceLock::new();

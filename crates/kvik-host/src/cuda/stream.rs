@@ -2,7 +2,7 @@
 
 use super::abi::{self, Addr, Code, Handle};
 use super::batch::{Batch, Direction};
-use super::device::{Current, Event, Inner};
+use super::device::{Current, Event, InUse, Inner};
 use super::rows::Rows;
 use super::{CudaError, Device, GpuMemory, Pinned};
 use crate::error::HostError;
@@ -15,13 +15,6 @@ use std::time::{Duration, Instant};
 
 /// How often a wait looks by itself whether its mark is done or lost: nothing but a guard, the driver tells.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// What a copy uses.
-#[derive(Clone, Debug)]
-pub(super) enum InUse {
-    Gpu(#[allow(dead_code, reason = "held, not read")] Arc<GpuMemory>),
-    Pinned(#[allow(dead_code, reason = "held, not read")] Arc<Pinned>),
-}
 
 /// Copies that one thread of kvik has in flight on one device, in order. It waits for no other stream.
 pub struct Stream {
@@ -231,8 +224,8 @@ impl Stream {
             into.writable_at(*at, *len)?;
             from.check(*offset, *len)?;
         }
-        self.hold(InUse::Gpu(into.clone()));
-        self.hold(InUse::Gpu(from.clone()));
+        self.hold(into.clone());
+        self.hold(from.clone());
         let device = &self.device.0;
         let _current = device.enter()?;
         let (there, here) = (&into.device.0, &from.device.0);
@@ -368,19 +361,14 @@ impl Stream {
     }
 
     fn hold_both(&mut self, memory: &Arc<GpuMemory>, pinned: &Arc<Pinned>) {
-        self.hold(InUse::Gpu(memory.clone()));
-        self.hold(InUse::Pinned(pinned.clone()));
+        self.hold(memory.clone());
+        self.hold(pinned.clone());
     }
 
     /// Keeps what a copy uses, once.
     fn hold(&mut self, used: InUse) {
-        let is = |held: &InUse| match (held, &used) {
-            (InUse::Gpu(held), InUse::Gpu(used)) => Arc::ptr_eq(held, used),
-            (InUse::Pinned(held), InUse::Pinned(used)) => Arc::ptr_eq(held, used),
-            _ => false,
-        };
         // The last one first: most copies use what the one before does.
-        if !self.held.iter().rev().any(is) {
+        if !self.held.iter().rev().any(|held| Arc::ptr_eq(held, &used)) {
             self.held.push(used);
         }
     }

@@ -1,13 +1,12 @@
 //! An open device.
 
-use super::abi::{Fid, FidDomain, FidFabric};
+use super::abi::{self, Fid, FidDomain, FidEp, FidFabric};
 use super::nic::Description;
-use super::{Fabric, FabricError, Nic, endpoint};
+use super::{Fabric, FabricError, Nic};
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// An object of libfabric, closed with the value.
@@ -65,29 +64,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the NIC: for memory of GPUs too, where it can know such memory as kvik needs it.
-    ///
-    /// # Errors
-    /// libfabric's own, by the step that failed.
-    pub fn open(nic: &Arc<Nic>) -> Result<Rc<Device>, FabricError> {
-        let why = match &nic.gpus {
-            Ok(description) => match Device::open_for_gpus(nic, description) {
-                Ok(device) => return Ok(Rc::new(device)),
-                Err(error) => error.text,
-            },
-            Err(why) => why.clone(),
-        };
-        Device::open_as(nic, &nic.plain, Err(why)).map(Rc::new)
-    }
-
-    /// What a provider promises of copies by CUDA it says only of an endpoint.
-    fn open_for_gpus(nic: &Arc<Nic>, description: &Description) -> Result<Device, FabricError> {
-        let device = Device::open_as(nic, description, Ok(()))?;
-        endpoint::make(&device)?;
-        Ok(device)
-    }
-
-    fn open_as(
+    pub(super) fn open_as(
         nic: &Arc<Nic>,
         description: &Description,
         gpus: Result<(), String>,
@@ -141,5 +118,21 @@ impl Device {
         let key = self.next_key.get();
         self.next_key.set(key + 1);
         key
+    }
+}
+
+/// Switches off an option of an endpoint that is not enabled yet: 0, or a negative number of an error.
+pub(super) fn forbid(ep: &Object<FidEp>, option: c_int) -> c_int {
+    let permitted = false;
+    // SAFETY: an open endpoint, whose table begins with what every version of the library has; the value is a C `bool`,
+    // and is read during the call.
+    unsafe {
+        ((*(*ep.as_ptr()).ops).setopt)(
+            ep.fid(),
+            abi::FI_OPT_ENDPOINT,
+            option,
+            (&raw const permitted).cast(),
+            size_of_val(&permitted),
+        )
     }
 }

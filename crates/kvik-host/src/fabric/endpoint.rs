@@ -2,6 +2,7 @@
 
 use super::abi::{self, CqEntry, CqError, FidAv, FidCq, FidDomain, FidEp};
 use super::device::{Device, Object};
+use super::nic::{Description, Nic};
 use super::{Fabric, FabricError, Registration};
 use crate::HostError;
 use crate::event::{Epoll, Interest};
@@ -11,6 +12,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Peers that an address vector is made for; it grows beyond.
 const PEERS: usize = 64;
@@ -358,6 +360,30 @@ impl Drop for Endpoint {
     }
 }
 
+impl Device {
+    /// Opens the NIC: for memory of GPUs too, where it can know such memory as kvik needs it.
+    ///
+    /// # Errors
+    /// libfabric's own, by the step that failed.
+    pub fn open(nic: &Arc<Nic>) -> Result<Rc<Device>, FabricError> {
+        let why = match &nic.gpus {
+            Ok(description) => match Device::open_for_gpus(nic, description) {
+                Ok(device) => return Ok(Rc::new(device)),
+                Err(error) => error.text,
+            },
+            Err(why) => why.clone(),
+        };
+        Device::open_as(nic, &nic.plain, Err(why)).map(Rc::new)
+    }
+
+    /// What a provider promises of copies by CUDA it says only of an endpoint.
+    fn open_for_gpus(nic: &Arc<Nic>, description: &Description) -> Result<Device, FabricError> {
+        let device = Device::open_as(nic, description, Ok(()))?;
+        make(&device)?;
+        Ok(device)
+    }
+}
+
 /// An endpoint that is not enabled, and is told what it must not do.
 ///
 /// # Errors
@@ -378,22 +404,6 @@ pub(super) fn make(device: &Device) -> Result<Object<FidEp>, FabricError> {
         super::gpus::forbid_copies(lib, &ep)?;
     }
     Ok(ep)
-}
-
-/// Switches off an option of an endpoint that is not enabled yet: 0, or a negative number of an error.
-pub(super) fn forbid(ep: &Object<FidEp>, option: c_int) -> c_int {
-    let permitted = false;
-    // SAFETY: an open endpoint, whose table begins with what every version of the library has; the value is a C `bool`,
-    // and is read during the call.
-    unsafe {
-        ((*(*ep.as_ptr()).ops).setopt)(
-            ep.fid(),
-            abi::FI_OPT_ENDPOINT,
-            option,
-            (&raw const permitted).cast(),
-            size_of_val(&permitted),
-        )
-    }
 }
 
 /// A queue with room for everything that may be in flight, with a descriptor where the provider has one.

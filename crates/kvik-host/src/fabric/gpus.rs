@@ -6,8 +6,7 @@
 //! endpoint may do it, and a NIC whose endpoints cannot be told so knows no GPU.
 
 use super::abi::{self, FidEp};
-use super::device::Object;
-use super::endpoint::forbid;
+use super::device::{Object, forbid};
 use super::{Fabric, FabricError};
 use std::ffi::c_int;
 

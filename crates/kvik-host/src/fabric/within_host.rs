@@ -5,8 +5,7 @@
 //! with libfabric 1.17), so a transfer could not be stopped at its end.
 
 use super::abi::{self, FidEp};
-use super::device::Object;
-use super::endpoint::forbid;
+use super::device::{Object, forbid};
 use super::{Fabric, FabricError};
 use std::ffi::OsStr;
 

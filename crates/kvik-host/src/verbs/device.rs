@@ -1,11 +1,9 @@
 //! An open port: its completion queue, which all its queue pairs share.
 
 use super::abi::{CompChannel, Context, Cq, Pd, Wc};
-use super::complete::Completion;
-use super::event::set_flags;
 use super::gid::{self, Gid};
 use super::port::{self, DeviceList, Port};
-use super::ring::Ring;
+use super::ring::{Completion, Ring};
 use super::{Object, Verbs, VerbsError, errno, number};
 use crate::HostError;
 use crate::event::{Epoll, Interest};
@@ -319,4 +317,17 @@ impl Parts {
             Ok(Parts { cq, channel, pd, places })
         }
     }
+}
+
+/// Makes reads of a library's descriptor return at once where there is nothing, and keeps it from programs
+/// that this one starts.
+fn set_flags(fd: i32) -> Result<(), i32> {
+    // SAFETY: plain calls on a descriptor of the caller.
+    let failed = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags < 0
+            || libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
+            || libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) < 0
+    };
+    if failed { Err(errno()) } else { Ok(()) }
 }

@@ -3,7 +3,7 @@
 use super::abi::{self, AsyncEvent};
 use super::device::Device;
 use super::ring::QueueId;
-use super::{VerbsError, errno, number};
+use super::{VerbsError, number};
 use crate::HostError;
 use crate::event::{Epoll, Interest};
 use std::os::fd::BorrowedFd;
@@ -116,17 +116,4 @@ impl Device {
         ring.fail_and_remember();
         Some(ring.id())
     }
-}
-
-/// Makes reads of a library's descriptor return at once where there is nothing, and keeps it from programs
-/// that this one starts.
-pub(super) fn set_flags(fd: i32) -> Result<(), i32> {
-    // SAFETY: plain calls on a descriptor of the caller.
-    let failed = unsafe {
-        let flags = libc::fcntl(fd, libc::F_GETFL);
-        flags < 0
-            || libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
-            || libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) < 0
-    };
-    if failed { Err(errno()) } else { Ok(()) }
 }

@@ -32,14 +32,13 @@ mod ring_tests;
 pub use crate::error::VerbsError;
 pub use crate::rma::{Posted, RmaOp};
 pub use address::{AddressError, QueueAddress};
-pub use complete::{Completion, RequestError};
 pub use device::Device;
 pub use event::Event;
 pub use gid::{Family, Gid, GidKind};
 pub use port::{Found, Link, Port, PortState, rank};
 pub use queue::{Queue, QueueOptions};
 pub use registration::{Access, Registration};
-pub use ring::{Piece, QueueId, Rma};
+pub use ring::{Completion, Piece, QueueId, RequestError, Rma};
 
 use crate::library::{Library, LibraryError, Wanted};
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -2,11 +2,10 @@
 
 use super::abi::{self, AhAttr, GlobalRoute, Qp, QpAttr, QpCap, QpInitAttr};
 use super::address::{AddressError, QueueAddress};
-use super::complete::Completion;
 use super::device::Device;
 use super::gid::ip_of;
 use super::port::Link;
-use super::ring::{QueueId, Ring, Rma, Stage};
+use super::ring::{Completion, QueueId, Ring, Rma, Stage};
 use super::{Object, Posted, VerbsError, number};
 use crate::HostError;
 use std::cell::RefCell;

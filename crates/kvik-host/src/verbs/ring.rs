@@ -18,6 +18,61 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueId(pub(super) u32);
 
+/// Something has come back from a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Completion {
+    /// A request has ended: its memory is not touched any more by it.
+    Request {
+        /// Where it was posted.
+        queue: QueueId,
+        /// As it was posted.
+        token: u64,
+        /// Whether the bytes were moved.
+        result: Result<(), RequestError>,
+    },
+    /// All bytes of a peer's write lie here, and of those before it.
+    Immediate {
+        /// By which it came.
+        queue: QueueId,
+        /// The peer's number.
+        value: u32,
+    },
+    /// A queue pair that has failed has no request in flight any more, and touches no memory: see
+    /// [`super::Queue::is_drained`].
+    Drained {
+        /// Which.
+        queue: QueueId,
+    },
+}
+
+/// Why a request did not move its bytes, or may not have moved them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("RDMA {op} of {len} bytes at {remote:#x} of the peer, by {place}: {text}")]
+pub struct RequestError {
+    /// `read` or `write`.
+    pub op: &'static str,
+    /// Bytes of the request.
+    pub len: u64,
+    /// Where they lie there.
+    pub remote: u64,
+    /// The device and the port.
+    pub place: String,
+    /// The status of the completion, by the library's numbers (`enum ibv_wc_status`).
+    pub status: i32,
+    /// The device's own number for it.
+    pub vendor: u32,
+    /// The status in words, and what it means.
+    pub text: String,
+}
+
+impl RequestError {
+    /// Whether it never had its turn, since the queue pair had failed: what failed is another, or the peer,
+    /// or was [`super::Queue::fail`].
+    pub fn is_flushed(&self) -> bool {
+        self.status == abi::WC_WR_FLUSH_ERR
+    }
+}
+
 /// A run of bytes of this process.
 #[derive(Clone, Copy)]
 pub struct Piece<'a> {

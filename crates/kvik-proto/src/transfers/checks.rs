@@ -106,10 +106,11 @@ impl<R: Clone> Transfers<R> {
     /// The flow has something to sum, and takes its turn.
     pub(super) fn queue_sums(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else { return };
+        let class = flow.class;
         if !std::mem::replace(&mut flow.checks.queued, true) {
-            self.turns.copying.push(flow.class, transfer);
+            self.turns.copying.push(class, transfer);
         }
-        cx.want_copy(flow.class);
+        self.want_copy(class, cx);
     }
 
     /// A part was summed here. The initiator asks the owner, the owner compares.

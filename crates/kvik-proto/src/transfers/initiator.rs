@@ -2,13 +2,15 @@
 
 use super::Transfers;
 use super::checks::{Check, Checks};
+use super::count_readers;
 use super::onesided::no_one_sided;
 use crate::connection::Context;
 use crate::flow::{Chunking, CopyFrom, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
+use crate::offer::{Given, Request};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
-use kvik_core::{Class, Code, ContentClaim, Error, GrantId, Order, RegionId, Result, View};
+use kvik_core::{Class, Code, ContentClaim, Error, GrantId, RegionId, Result, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -125,6 +127,34 @@ impl<R: Clone> Open<R> {
     }
 }
 
+impl<R: Clone> Open<R> {
+    /// A flow within the engine, all of it checked.
+    fn own_flow(&self, key: FlowKey, given: &Given<R>, cx: &mut Context<'_, R>) -> Result<Flow<R>> {
+        let mut flow = self.flow(key, Role::Both { grant: self.grant }, Work::Copy);
+        let Some(side) = &self.side else {
+            if self.op == Op::Extend {
+                cx.call().extend_grant(self.grant, self.extend)?;
+            }
+            return Ok(flow);
+        };
+        let offer = given.offer();
+        let granted = given.select(&self.select, side.view.order())?;
+        side.view.shape().check_same_stream(&granted.shape())?;
+        let mine = (side.region.clone(), Arc::new(side.view.clone()));
+        let granted = (offer.region.clone(), Arc::new(granted));
+        let (from, to) = if self.op == Op::Read { (granted, mine) } else { (mine, granted) };
+        to.1.check_distinct()?;
+        if side.region_id == offer.region_id && to.1.overlaps(&from.1) {
+            return Err(Error::new(
+                Code::DuplicatePage,
+                "source and destination share bytes: what is read would depend on what is already written",
+            ));
+        }
+        (flow.source, flow.memory) = (Some(CopyFrom::Own(from.0, from.1)), Some(to));
+        Ok(flow)
+    }
+}
+
 impl<R: Clone> Transfers<R> {
     /// Begins a transfer with the peer of a session. `Finished` tells its end.
     ///
@@ -200,31 +230,24 @@ impl<R: Clone> Transfers<R> {
     /// `ShapeMismatch`, `InvalidArgument` or `DuplicatePage`.
     pub fn begin_own(&mut self, open: Open<R>, cx: &mut Context<'_, R>) -> Result<FlowKey> {
         open.check_side()?;
-        let (grants, claim) = (cx.common().grants(), open.content.as_ref());
-        let offer = grants.admit(open.grant, open.op, &open.layout, &open.select, claim, open.confirm)?;
-        let (region, offer_region) = (offer.region.clone(), offer.region_id);
         let key = self.key(self.next);
-        self.next += 1;
-        let mut flow = open.flow(key, Role::Both { grant: open.grant }, Work::Copy);
-        if let Some(side) = &open.side {
-            let order: Order = side.view.order();
-            let granted = cx.common().grants().select(open.grant, &open.select, order)?;
-            side.view.shape().check_same_stream(&granted.shape())?;
-            let (mine, granted): ((R, Arc<View>), _) =
-                ((side.region.clone(), Arc::new(side.view.clone())), (region, Arc::new(granted)));
-            let (from, to) = if open.op == Op::Read { (granted, mine) } else { (mine, granted) };
-            to.1.check_distinct()?;
-            if side.region_id == offer_region && to.1.overlaps(&from.1) {
-                return Err(Error::new(
-                    Code::DuplicatePage,
-                    "source and destination share bytes: what is read would depend on what is already written",
-                ));
+        let asked = Request {
+            op: open.op,
+            layout: &open.layout,
+            select: &open.select,
+            claim: open.content.as_ref(),
+            confirm: open.confirm,
+        };
+        let given = cx.call().grants().admit(open.grant, &asked, key)?;
+        let flow = match open.own_flow(key, &given, cx) {
+            Ok(flow) => flow,
+            Err(error) => {
+                cx.call().refuse_grant(open.grant, key);
+                return Err(error);
             }
-            (flow.source, flow.memory) = (Some(CopyFrom::Own(from.0, from.1)), Some(to));
-        } else if open.op == Op::Extend {
-            cx.common().grants_mut().extend(open.grant, open.extend)?;
-        }
-        cx.common().grants_mut().attach(open.grant, key, open.readers);
+        };
+        self.next += 1;
+        count_readers(open.grant, &given, open.readers, cx);
         if flow.source.is_some() {
             self.queue_copy(key.1, cx);
         }

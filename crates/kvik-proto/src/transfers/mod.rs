@@ -3,7 +3,7 @@
 //! Invariants:
 //! - a flow is stopped, and concluded, here and nowhere else: whoever ends a grant or a session asks for that;
 //! - a flow with a grant is attached to it from before its first work request until after its last: so no page is free
-//!   while an work request is pinned, whenever the end of the grant is heard of here;
+//!   while a work request is pinned, whenever the end of the grant is heard of here;
 //! - the peer is charged for what it makes this side hold, and for no longer than it is held.
 
 mod checks;
@@ -27,8 +27,9 @@ use crate::connection::Context;
 use crate::event::Event;
 use crate::flow::{Flow, Role, Work};
 use crate::frame::{Begin, Frame};
+use crate::offer::Given;
 use crate::reclaim::Reclaim;
-use kvik_core::{Class, Code, Error, Result};
+use kvik_core::{Class, Code, Error, GrantId, Result, Use};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 use turns::Turns;
@@ -240,7 +241,9 @@ impl<R: Clone> Transfers<R> {
     fn conclude(&mut self, transfer: u64, outcome: Result<()>, cx: &mut Context<'_, R>) {
         let Some(flow) = self.remove(transfer) else { return };
         let key = flow.key;
-        cx.common().counts.exposed -= usize::from(matches!(flow.work, Work::Expose(_)));
+        if matches!(flow.work, Work::Expose(_)) {
+            cx.call().expose(false);
+        }
         if let Some(slot) = flow.slot {
             cx.tell(Event::Raise(slot));
         }
@@ -258,29 +261,35 @@ impl<R: Clone> Transfers<R> {
         match flow.role {
             Role::Initiator => {
                 if outcome.is_err() {
-                    cx.common().counts.reclaims.transfers[reclaim as usize] += 1;
+                    cx.call().common.counts.note_reclaim(reclaim);
                 }
                 work::report(&flow, outcome, cx);
             }
             Role::Parked { grant } => {
                 served::note_unserved(&flow, &outcome, cx);
                 self.parked.remove(&transfer);
-                cx.common().grants_mut().forget_parked(grant, key);
+                cx.call().grants().forget_parked(grant, key);
             }
             Role::Owner { grant, reader } => {
                 served::note_served(&flow, reader, &outcome, cx);
                 let confirms = outcome.is_ok() && flow.confirm;
-                let consumed = confirms && cx.common().grants_mut().confirm(grant, reader);
-                cx.common().leave_grant(grant, key, consumed, reclaim);
+                cx.call().leave_grant(grant, key, confirms.then_some(reader), reclaim);
             }
             Role::Both { grant } => {
-                let reader = cx.common().identity().engine;
+                let reader = cx.call().identity().engine;
                 let confirms = outcome.is_ok() && flow.confirm;
-                let consumed = confirms && cx.common().grants_mut().confirm(grant, reader);
-                cx.common().leave_grant(grant, key, consumed, reclaim);
+                cx.call().leave_grant(grant, key, confirms.then_some(reader), reclaim);
                 work::report(&flow, outcome, cx);
             }
         }
+    }
+}
+
+/// A request is served that says how many readers its grant is for: where it knows of more than the owner said, the
+/// grant waits for them.
+fn count_readers<R: Clone>(grant: GrantId, given: &Given<R>, readers: u16, cx: &mut Context<'_, R>) {
+    if matches!(given.offer().uses, Use::Once(known) if known < readers.into()) {
+        cx.call().grants().count_readers(grant, readers);
     }
 }
 

@@ -72,7 +72,7 @@ impl<R: Clone> Transfers<R> {
     /// that is silent. The initiator's NIC stops at once, and asks the owner's to vouch for that; its user waits for
     /// the end of what is over already, so a quarter of that time has to do.
     pub(super) fn tell_to_stop(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
-        let (clock, dead_after) = (cx.clock(), cx.common().timing().dead_after);
+        let (clock, dead_after) = (cx.clock(), cx.call().timing().dead_after);
         let Some(flow) = self.flows.get_mut(&transfer) else { return };
         let owner = matches!(flow.work, Work::Expose(_));
         let patience = clock + if owner { dead_after } else { dead_after / 4 };

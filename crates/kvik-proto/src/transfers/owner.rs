@@ -2,11 +2,12 @@
 
 use super::checks::Checks;
 use super::onesided::no_one_sided;
-use super::{Transfers, served};
+use super::{Transfers, count_readers, served};
 use crate::FlowKey;
 use crate::connection::Context;
 use crate::flow::{Chunking, CopyFrom, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
+use crate::offer::{Given, Request};
 use crate::pages::{PageList, check_page_count};
 use kvik_core::{Code, Error, Result};
 use std::sync::Arc;
@@ -48,9 +49,10 @@ impl<R: Clone> Transfers<R> {
             refuse(key, asked(&begin), error, cx);
             return Ok(());
         }
-        match cx.common().grants().state(begin.grant) {
-            None => self.park(key, begin, now, cx),
-            Some(_) => self.serve(key, begin, now, cx),
+        let known = cx.call().grants().state(begin.grant).is_some();
+        match known {
+            true => self.serve(key, begin, now, cx),
+            false => self.park(key, begin, now, cx),
         }
         Ok(())
     }
@@ -67,9 +69,12 @@ impl<R: Clone> Transfers<R> {
         if let Err(error) = self.check_held(&flow) {
             return refuse(key, asked(&begin), error, cx);
         }
+        // The grant may have come since it was looked for.
+        if !cx.call().grants().park(grant, key) {
+            return self.serve(key, begin, now, cx);
+        }
         self.enter(flow);
         self.parked.insert(key.1, begin);
-        cx.common().grants_mut().park(grant, key);
     }
 
     /// The grant that a request waited for is here.
@@ -81,15 +86,33 @@ impl<R: Clone> Transfers<R> {
 
     /// Serves a request whose grant is live, or refuses it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
-        let (grant, asked, readers) = (begin.grant, asked(&begin), begin.readers);
-        match self.owner_flow(key, begin, now, cx) {
-            Err(error) => refuse(key, asked, error, cx),
+        let (grant, op, path, readers) = (begin.grant, begin.op, begin.path, begin.readers);
+        let kind = asked(&begin);
+        let asked = Request {
+            op,
+            layout: &begin.layout,
+            select: &begin.select,
+            claim: begin.content.as_ref(),
+            confirm: begin.confirm,
+        };
+        let admitted = cx.call().grants().admit(grant, &asked, key);
+        let given = match admitted {
+            Ok(given) => given,
+            Err(error) => return refuse(key, kind, error, cx),
+        };
+        match self.owner_flow(key, begin, &given, now, cx) {
+            Err(error) => {
+                cx.call().refuse_grant(grant, key);
+                refuse(key, kind, error, cx);
+            }
             Ok((flow, accept)) => {
                 let (work, flow_moves) = (flow.work, flow.memory.is_some());
-                cx.common().grants_mut().attach(grant, key, readers);
-                cx.common().counts.exposed += usize::from(matches!(work, Work::Expose(_)));
+                count_readers(grant, &given, readers, cx);
+                if matches!(work, Work::Expose(_)) {
+                    cx.call().expose(true);
+                }
                 self.enter(flow);
-                if (asked.0, asked.1) == (Op::Write, Path::Channels) || accept.is_some() {
+                if (op, path) == (Op::Write, Path::Channels) || accept.is_some() {
                     let source = accept.map(|source| Box::new(source.travelling()));
                     cx.send(&Frame::Accept { transfer: key.1, source });
                 }
@@ -108,15 +131,12 @@ impl<R: Clone> Transfers<R> {
         &self,
         key: FlowKey,
         begin: Begin,
+        given: &Given<R>,
         now: Duration,
         cx: &mut Context<'_, R>,
     ) -> Result<(Flow<R>, Option<Source>)> {
-        let (grants, claim) = (cx.common().grants(), begin.content.as_ref());
-        let offer =
-            grants.admit(begin.grant, begin.op, &begin.layout, &begin.select, claim, begin.confirm)?;
-        let (region, region_id, slot, generation) =
-            (offer.region.clone(), offer.region_id, offer.slot, offer.generation);
-        let (keys, closed) = (offer.keys.clone(), offer.closed.clone());
+        let offer = given.offer();
+        let (region_id, slot, generation) = (offer.region_id, offer.slot, offer.generation);
         let reader = cx.reader().ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
             role: Role::Owner { grant: begin.grant, reader },
@@ -127,7 +147,7 @@ impl<R: Clone> Transfers<R> {
         };
         let Some(shape) = begin.shape else {
             if begin.op == Op::Extend {
-                cx.common().grants_mut().extend(begin.grant, begin.time)?;
+                cx.call().extend_grant(begin.grant, begin.time)?;
             }
             if matches!(begin.op, Op::Read | Op::Write) {
                 return Err(Error::new(Code::ProtocolError, "a transfer without a shape"));
@@ -136,12 +156,12 @@ impl<R: Clone> Transfers<R> {
             flow.work = Work::Copy;
             return Ok((flow, None));
         };
-        closed.check(begin.path)?;
+        offer.closed.check(begin.path)?;
         // The peer is charged for its lists before a few bytes of them become many.
-        flow.held = cx.common().grants().unfolded(begin.grant, &begin.select)?
-            + begin.source.as_ref().map_or(0, |source| source.view.unfolded());
+        flow.held =
+            given.unfolded(&begin.select)? + begin.source.as_ref().map_or(0, |source| source.view.unfolded());
         self.check_held(&flow)?;
-        let view = cx.common().grants().select(begin.grant, &begin.select, shape.order)?;
+        let view = given.select(&begin.select, shape.order)?;
         check_page_count(&view)?;
         // "Here" is where the error is read: at the initiator.
         shape.check_same_stream(&view.shape())?;
@@ -176,6 +196,7 @@ impl<R: Clone> Transfers<R> {
                 if begin.op == Op::Write {
                     view.check_distinct()?;
                 }
+                let keys = offer.keys.clone();
                 accept = Some(Source { region: region_id, view: view.clone(), slot, generation, keys });
                 flow.work = Work::Expose(Reach::Open);
             }
@@ -183,7 +204,7 @@ impl<R: Clone> Transfers<R> {
                 return Err(Error::new(Code::ProtocolError, "a confirmation with a shape"));
             }
         }
-        flow.memory = Some((region, Arc::new(view)));
+        flow.memory = Some((offer.region.clone(), Arc::new(view)));
         Ok((flow, accept))
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct Turns {
     pub sending: ClassQueue<u64>,
     pub copying: ClassQueue<u64>,
     pub posting: ClassQueue<u64>,
+    /// The session is among those that have something of each class to copy.
+    in_copy_queue: [bool; 2],
     /// Bytes of chunks that the channels have in flight, by class.
     in_flight: [u64; 2],
     /// They are all that the window allows, and somebody wanted more.
@@ -43,6 +45,17 @@ impl Turns {
 
     pub fn wants_to_send(&self) -> bool {
         !self.sending.is_empty()
+    }
+
+    /// The session has something to copy: true when it is not in the queue of such sessions, which it enters now.
+    pub fn enter_copy_queue(&mut self, class: Class) -> bool {
+        !std::mem::replace(&mut self.in_copy_queue[class as usize], true)
+    }
+
+    /// The session has had its turn to copy: true when it has more, and enters the queue again.
+    pub fn leave_copy_queue(&mut self, class: Class) -> bool {
+        self.in_copy_queue[class as usize] = self.copying.waits(class);
+        self.in_copy_queue[class as usize]
     }
 
     pub fn wants_to_post(&self) -> bool {

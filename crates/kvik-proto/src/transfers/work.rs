@@ -134,7 +134,7 @@ impl<R: Clone> Transfers<R> {
         for class in Turns::order(&self.turns.sending, claim) {
             while let Some(transfer) = self.turns.sending.pop(class) {
                 let Some(flow) = self.flows.get_mut(&transfer) else { continue };
-                if !self.turns.has_room(class, flow.ahead(), cx.common().window()) {
+                if !self.turns.has_room(class, flow.ahead(), cx.call().common.window()) {
                     self.turns.sending.put_back(class, transfer);
                     break;
                 }
@@ -185,8 +185,22 @@ impl<R: Clone> Transfers<R> {
         Ok(request(flow, part, WorkKind::Place, now))
     }
 
-    /// The next part to copy or to sum, of any transfer of a class. They take turns.
-    pub fn next_copy(&mut self, class: Class, now: Duration) -> Option<WorkRequest<R>> {
+    /// It is the session's turn: the next part to copy or to sum, of any transfer of a class. They take turns, and so
+    /// does the session again while it has more.
+    pub fn next_copy(
+        &mut self,
+        class: Class,
+        now: Duration,
+        cx: &mut Context<'_, R>,
+    ) -> Option<WorkRequest<R>> {
+        let next = self.claim_copy(class, now);
+        let bytes = next.as_ref().map_or(0, |request| request.part.end - request.part.start);
+        let more = self.turns.leave_copy_queue(class);
+        cx.call().common.copied(class, bytes, more.then_some(self.session));
+        next
+    }
+
+    fn claim_copy(&mut self, class: Class, now: Duration) -> Option<WorkRequest<R>> {
         while let Some(transfer) = self.turns.copying.pop(class) {
             let Some(flow) = self.flows.get_mut(&transfer) else { continue };
             let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
@@ -277,7 +291,15 @@ impl<R: Clone> Transfers<R> {
     pub(super) fn queue_copy(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         let class = self.class_of(transfer);
         self.turns.copying.push(class, transfer);
-        cx.want_copy(class);
+        self.want_copy(class, cx);
+    }
+
+    /// The session has something to copy or to sum, and takes its turn among the sessions.
+    pub(super) fn want_copy(&mut self, class: Class, cx: &mut Context<'_, R>) {
+        if self.turns.enter_copy_queue(class) {
+            cx.call().common.queue_copy(class, self.session);
+        }
+        cx.tell(Event::Copy);
     }
 }
 
@@ -286,7 +308,7 @@ pub(super) fn name_peer<R: Clone>(own: bool, error: Error, cx: &mut Context<'_, 
     if error.code != Code::ChecksumMismatch {
         return error;
     }
-    let engine = cx.common().identity().engine;
+    let engine = cx.call().identity().engine;
     let text = match own {
         true => format!("{} (found by this engine within itself)", error.text),
         false => {

@@ -201,7 +201,7 @@ fn a_prefix_is_claimed_by_its_own_link() {
     s.world.assert_quiet();
 }
 
-/// What a chain says it says of a work request: pages that are left out, repeated or turned are not what was claimed.
+/// What a chain says it says of an order: pages that are left out, repeated or turned are not what was claimed.
 #[test]
 fn positions_of_a_grant_with_content_are_one_range() {
     for path in PATHS {

@@ -73,6 +73,7 @@ fn what_a_stopped_transfer_had_in_flight_counts_until_it_is_done() {
     let (mut world, session) = sending(2 * CHUNK);
     let requests = [next(&mut world, session).unwrap(), next(&mut world, session).unwrap()];
     world.peers[1].node.end_all_grants();
+    world.pump(1);
     assert_eq!(world.peers[1].node.in_flight(session), 2 * CHUNK);
     for request in requests {
         world.peers[1].node.work_done(request.id, WorkOutcome::Void);

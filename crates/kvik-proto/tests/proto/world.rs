@@ -473,7 +473,7 @@ impl World {
             Event::Ending(id, pages) => assert!(pages > 0 && self.peers[at].grants.contains_key(&id)),
             Event::Fence(session) => self.peers[at].asked_to_fence.push(session),
             Event::Send(_) | Event::Stop(_) | Event::NoteRoom(_) | Event::Post(_) | Event::NicsMoved(_) => {}
-            Event::Reach(..) | Event::Reached(..) => {}
+            Event::Reach(..) | Event::Reached(..) | Event::Exposed => {}
         }
     }
 

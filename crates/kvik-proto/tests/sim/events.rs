@@ -61,7 +61,7 @@ impl World {
             Event::Reach(session, call) => self.on_reach(at, session, &call),
             Event::Reached(session, answer) => self.on_reached(at, session, answer.from),
             Event::Served(_) | Event::Stop(_) | Event::Ending(..) | Event::NicsMoved(_) => {}
-            Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) => {}
+            Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) | Event::Exposed => {}
             Event::Notified(note) => self.on_notified(at, note),
             Event::NoteEnded { session, number, outcome } => self.on_note_ended(at, session, number, outcome),
             Event::NoteRoom(session) => self.on_note_room(at, session),

@@ -90,7 +90,7 @@ impl Host {
             if let Some(rma) = self.rma.get() {
                 rma.expose(node.exposed());
             }
-            // Under the lock, so that frames keep their work request.
+            // Under the lock, so that frames keep their order.
             if let Some(peer) = self.peer.get().and_then(Weak::upgrade).filter(|_| !output.is_empty()) {
                 self.frames[0].fetch_add(output.len(), Ordering::AcqRel);
                 peer.inbox.lock().unwrap().extend_from_slice(&output);

@@ -11,14 +11,11 @@
 //!
 //! Peers without a session are forgotten beyond [`MOST_GONE`], those that were lost first before the others.
 
-use crate::engine::Engine;
-use crate::events::{Event, Who};
-use crate::inner::{Inner, lock};
-use crate::transports::Transports;
+use super::peer::{Peer, PeerState};
+use crate::events::Who;
+use crate::sync::lock;
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
-use kvik_host::clock::boottime;
 use kvik_proto::Identity;
-use kvik_transport::TransportId;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -28,65 +25,6 @@ const FIRST: Duration = Duration::from_millis(100);
 const SLOWEST: Duration = Duration::from_secs(5);
 const AS_LONG: Duration = Duration::from_secs(60);
 const MOST_GONE: usize = 256;
-
-/// How a peer stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PeerState {
-    /// It is being reached for the first time.
-    Connecting,
-    /// There is a session, and the peer is heard.
-    Up,
-    /// There is a session, and nothing was heard for half of the time after which the peer is dead.
-    Suspect,
-    /// The session is ending in order: by the peer's goodbye, or because this engine closes.
-    Draining,
-    /// There is no session any more.
-    Dead,
-}
-
-impl PeerState {
-    /// Every state.
-    pub const ALL: [PeerState; 5] =
-        [PeerState::Connecting, PeerState::Up, PeerState::Suspect, PeerState::Draining, PeerState::Dead];
-
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            PeerState::Connecting => "connecting",
-            PeerState::Up => "up",
-            PeerState::Suspect => "suspect",
-            PeerState::Draining => "draining",
-            PeerState::Dead => "dead",
-        }
-    }
-}
-
-/// A peer, as it stands now.
-#[derive(Debug, Clone)]
-pub struct Peer {
-    /// Its id.
-    pub engine: EngineId,
-    /// Its start.
-    pub incarnation: Incarnation,
-    /// What it calls itself; empty when it does not, or was not met yet.
-    pub name: String,
-    /// Where this side reached it; none when it came by itself.
-    pub address: Option<SocketAddr>,
-    /// How it stands.
-    pub state: PeerState,
-    /// Since something was heard from it; of a dead one, since its session ended. None when it was never met.
-    pub silent: Option<Duration>,
-    /// What transfers with it can go over.
-    pub transports: Vec<TransportId>,
-    /// Data channels that have joined.
-    pub channels: u16,
-    /// Transfers with it that are open, of either side.
-    pub transfers: usize,
-    /// It was lost, and is dialled again in the background.
-    pub reconnecting: bool,
-    /// Why it is dead; empty when it is not.
-    pub reason: String,
-}
 
 /// See the module's text.
 #[derive(Default)]
@@ -206,7 +144,7 @@ impl PeerTable {
     }
 
     /// A session has ended: true when it was the peer's last one. With `again` the peer is dialled again.
-    fn ended(&self, peer: Identity, session: u64, error: &Error, again: bool, now: Duration) -> bool {
+    pub fn ended(&self, peer: Identity, session: u64, error: &Error, again: bool, now: Duration) -> bool {
         let mut known = lock(&self.known);
         known.clock += 1;
         let clock = known.clock;
@@ -227,13 +165,13 @@ impl PeerTable {
     }
 
     /// Notes that a peer is silent, or was heard again: true when that is news.
-    fn suspect(&self, peer: &Identity, suspect: bool) -> bool {
+    pub fn suspect(&self, peer: &Identity, suspect: bool) -> bool {
         let mut known = lock(&self.known);
         let Some(entry) = known.peers.get_mut(peer) else { return false };
         std::mem::replace(&mut entry.suspect, suspect) != suspect
     }
 
-    fn goodbye(&self, peer: &Identity) {
+    pub fn goodbye(&self, peer: &Identity) {
         if let Some(entry) = lock(&self.known).peers.get_mut(peer) {
             entry.goodbye = true;
         }
@@ -306,154 +244,36 @@ impl PeerTable {
     }
 }
 
-impl Inner {
-    /// The user hears of a session's life.
-    pub(crate) fn on_life(&self, session: u64, event: &kvik_proto::Event) {
-        use kvik_proto::Event as Proto;
-        let Some(peer) = lock(&self.tables).links.get(&session).map(|link| link.peer) else { return };
-        match event {
-            Proto::Silent(_) if self.peers.suspect(&peer, true) => {
-                log::info!(engine:% = self.local.identity.engine, peer:% = peer.engine; "the peer is silent");
-                self.events.publish(Event::PeerSuspect(self.peers.who(&peer)));
-            }
-            Proto::Heard(_) if self.peers.suspect(&peer, false) => {
-                self.events.publish(Event::PeerUp(self.peers.who(&peer), "heard again"));
-            }
-            Proto::Goodbye(_) => self.peers.goodbye(&peer),
-            _ => {}
-        }
+impl PeerTable {
+    /// Those that are not among these, and the last session of each.
+    pub fn others(&self, these: &HashSet<Identity>) -> Vec<(Identity, u64)> {
+        let known = lock(&self.known);
+        let others = known.peers.iter().filter(|(peer, _)| !these.contains(peer));
+        others.map(|(peer, entry)| (*peer, entry.last_session)).collect()
     }
 
-    /// A session has begun.
-    pub(crate) fn on_peer_come(
-        &self,
-        session: u64,
-        peer: Identity,
-        name: &str,
-        at: Option<(SocketAddr, Vec<SocketAddr>)>,
-    ) {
-        if self.peers.begun(peer, session, name, at, boottime()) {
-            self.events.publish(Event::PeerUp(self.peers.who(&peer), "connected"));
-        }
-    }
-
-    /// A session has ended.
-    pub(crate) fn on_peer_gone(&self, session: u64, peer: Identity, dialled: bool, error: &Error) {
-        let again = dialled && error.code == Code::PeerLost && !self.is_closed();
-        if self.peers.ended(peer, session, error, again, boottime()) && !self.is_closed() {
-            self.events.publish(Event::PeerLost(self.peers.who(&peer), error.clone()));
-        }
-        self.events.forget(session);
-        self.notes.note_move();
-        if let Some(at) = self.peers.next_redial() {
-            self.wake_by(at);
-        }
-    }
-
-    /// Dialling has come to nothing: the error for those who waited.
-    pub(crate) fn on_not_reached(&self, peer: Identity, dial: &crate::dial::Dial) -> Error {
-        let error = dial.error(&peer);
-        let (restarted, news) = self.peers.not_reached(peer, &error, |at| dial.found_at(at), boottime());
-        if let Some(error) = &restarted
-            && news
-        {
-            log::info!(engine:% = self.local.identity.engine, peer:% = peer.engine; "{error}");
-            self.events.publish(Event::PeerRestarted(self.peers.who(&peer), error.clone()));
-        }
-        self.notes.note_move();
-        restarted.unwrap_or(error)
-    }
-
-    /// Every peer that is known.
-    pub(crate) fn peers(&self) -> Vec<Peer> {
-        let now = boottime();
-        let (states, gone) = self.node(|node, now| {
-            let states = node.session_states(now);
-            let here: HashSet<Identity> = states.iter().map(|state| state.peer).collect();
-            let known = lock(&self.peers.known);
-            // Of one whose session has just ended, the peer table may not know yet.
-            let gone = known.peers.iter().filter(|(peer, _)| !here.contains(peer));
-            let gone: HashMap<Identity, usize> =
-                gone.map(|(peer, entry)| (*peer, node.transfers_in(entry.last_session))).collect();
-            (states, gone)
-        });
-        let tables = lock(&self.tables);
-        let known = lock(&self.peers.known);
-        let mut peers: HashMap<Identity, Peer> = HashMap::new();
-        for state in states {
-            let one = match (self.is_closed() || state.leaving, state.suspect) {
-                (true, _) => PeerState::Draining,
-                (_, true) => PeerState::Suspect,
-                _ => PeerState::Up,
-            };
-            let silent = Some(state.silent);
-            let first = || Peer { state: one, silent, ..known.peer(&state.peer, now) };
-            let peer = peers.entry(state.peer).or_insert_with(first);
-            (peer.state, peer.silent) = (peer.state.min(one), peer.silent.min(silent));
-            peer.transfers += state.transfers;
-            if tables.links.contains_key(&state.session) {
-                self.with_transports(|all| peer.add(all, state.session));
-            }
-        }
-        for identity in tables.dials.keys() {
-            peers.entry(*identity).or_insert_with(|| known.peer(identity, now));
-        }
-        for (identity, transfers) in gone {
-            let peer = peers.entry(identity).or_insert_with(|| known.peer(&identity, now));
-            if peer.state == PeerState::Dead {
-                peer.transfers = transfers;
-                let goodbye = known.peers.get(&identity).is_some_and(|entry| entry.goodbye);
-                peer.state = if goodbye && transfers > 0 { PeerState::Draining } else { PeerState::Dead };
-            }
-        }
-        let mut peers: Vec<Peer> = peers.into_values().collect();
-        peers.sort_by_key(|peer| (peer.state, peer.engine));
-        peers
-    }
-}
-
-impl Peer {
-    /// One of its sessions.
-    fn add(&mut self, over: &Transports, session: u64) {
-        self.channels += over.tcp.joined(session);
-        for transport in over.reaching(session) {
-            if !self.transports.contains(&transport) {
-                self.transports.push(transport);
-            }
-        }
-    }
-}
-
-impl Known {
-    /// A peer without a session.
-    fn peer(&self, identity: &Identity, now: Duration) -> Peer {
-        let entry = self.peers.get(identity);
+    /// A peer without a session, with so many transfers that are still open.
+    pub fn peer(&self, identity: &Identity, transfers: usize, now: Duration) -> Peer {
+        let known = lock(&self.known);
+        let entry = known.peers.get(identity);
+        let lost = entry.and_then(|entry| Some((entry, entry.lost.as_ref()?)));
+        let state = match entry {
+            None => PeerState::Connecting,
+            Some(entry) if entry.goodbye && transfers > 0 => PeerState::Draining,
+            Some(_) => PeerState::Dead,
+        };
         Peer {
             engine: identity.engine,
             incarnation: identity.incarnation,
             name: entry.map_or_else(String::new, |entry| entry.name.clone()),
             address: entry.and_then(|entry| entry.reached),
-            state: if entry.is_some() { PeerState::Dead } else { PeerState::Connecting },
-            silent: entry.filter(|entry| entry.lost.is_some()).map(|entry| now.saturating_sub(entry.lost_at)),
+            state,
+            silent: lost.map(|(entry, _)| now.saturating_sub(entry.lost_at)),
             transports: Vec::new(),
             channels: 0,
-            transfers: 0,
+            transfers,
             reconnecting: entry.is_some_and(|entry| entry.redial.is_some()),
-            reason: entry
-                .and_then(|entry| entry.lost.as_ref())
-                .map_or_else(String::new, |lost| lost.text.clone()),
-        }
-    }
-}
-
-impl Engine {
-    /// Every peer that is known: those with a session, those that are being reached, and the last of those that were
-    /// lost (256 at most). In a forked child there is none.
-    pub fn peers(&self) -> Vec<Peer> {
-        let inner = self.inner();
-        match inner.check_fork() {
-            Ok(()) => inner.peers(),
-            Err(_) => Vec::new(),
+            reason: lost.map_or_else(String::new, |(_, lost)| lost.text.clone()),
         }
     }
 }

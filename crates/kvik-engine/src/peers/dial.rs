@@ -1,6 +1,5 @@
 //! Reaching a peer: one address of a ticket after the other.
 
-use crate::inner::{Inner, lock};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_proto::Identity;
 use std::collections::VecDeque;
@@ -127,25 +126,6 @@ impl Dial {
                     owner.engine,
                     self.story()
                 ),
-            ),
-        }
-    }
-}
-
-impl Inner {
-    /// Why a transfer that waited for a session until its deadline did so.
-    pub fn why_waited(&self, owner: &Identity) -> Error {
-        match lock(&self.tables).dials.get(owner) {
-            Some(dial) => {
-                let error = dial.error(owner);
-                Error::new(
-                    error.code,
-                    format!("the deadline passed before the peer answered: {}", error.text),
-                )
-            }
-            None => Error::new(
-                Code::DeadlineExceeded,
-                format!("the deadline passed before the transfer with engine {} could begin", owner.engine),
             ),
         }
     }

@@ -4,32 +4,33 @@
 //! memory. One that has not begun is ended here, and taken out of the table of transfers in the same moment in which it
 //! is seen that it has not, so that it cannot begin afterwards.
 
+use super::Transfers;
+use super::request::{TransferEntry, TransferRequest};
 use crate::config::Preference;
 use crate::events::Event;
-use crate::inner::{Inner, TransferEntry, lock};
-use crate::launch::TransferRequest;
+use crate::report::Report;
 use crate::select::{Reason, Rejected};
-use crate::transfer::Report;
+use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
 use kvik_proto::{Check, Finished, Path};
 use kvik_transport::TransportId;
 use std::time::Duration;
 
-impl Inner {
+impl Transfers {
     /// Ends a transfer that has not begun; one that has is the node's to end.
     pub fn give_up(&self, id: u64, error: Error) {
         self.finish_unbegun(id, Err(error));
     }
 
-    pub(crate) fn finish_unbegun(&self, id: u64, outcome: Result<()>) {
+    pub(super) fn finish_unbegun(&self, id: u64, outcome: Result<()>) {
         let entry = {
-            let mut tables = lock(&self.tables);
-            if tables.transfers.get(&id).is_none_or(|entry| entry.key.is_some()) {
+            let mut table = lock(&self.table);
+            if table.entries.get(&id).is_none_or(|entry| entry.key.is_some()) {
                 return;
             }
-            tables.waiting.remove(&id);
-            tables.transfers.remove(&id)
+            table.set_waiting(id, false);
+            table.entries.remove(&id)
         };
         if let Some(entry) = entry {
             self.finish(id, entry, None, outcome);
@@ -38,9 +39,9 @@ impl Inner {
 
     /// Ends a transfer, begun or not.
     pub fn cancel(&self, id: u64, error: Error) {
-        self.node(|node, _| {
-            let mut tables = lock(&self.tables);
-            let Some(entry) = tables.transfers.get_mut(&id) else { return };
+        self.base.node(|node, _| {
+            let mut table = lock(&self.table);
+            let Some(entry) = table.entries.get_mut(&id) else { return };
             // Should the node end it in a way after which it would go over another transport, it does not.
             entry.stopped.get_or_insert_with(|| error.clone());
             if let Some(key) = entry.key {
@@ -52,7 +53,7 @@ impl Inner {
 
     /// Ends a transfer that nothing works on any more: the threads of a closed engine have gone.
     pub fn abandon(&self, id: u64, error: Error) {
-        let entry = lock(&self.tables).transfers.remove(&id);
+        let entry = lock(&self.table).entries.remove(&id);
         if let Some(entry) = entry {
             self.finish(id, entry, None, Err(error));
         }
@@ -60,7 +61,7 @@ impl Inner {
 
     /// The node says that a transfer has ended.
     pub fn on_finished(&self, finished: Finished) {
-        let Some(id) = lock(&self.tables).by_key.remove(&finished.key) else { return };
+        let Some(id) = lock(&self.table).by_key.remove(&finished.key) else { return };
         let mut outcome = finished.outcome.clone();
         if let Err(error) = &mut outcome
             && error.code == Code::TransportUnavailable
@@ -71,7 +72,7 @@ impl Inner {
                 Err(None) => {}
             }
         }
-        let entry = lock(&self.tables).transfers.remove(&id);
+        let entry = lock(&self.table).entries.remove(&id);
         if let Some(entry) = entry {
             self.finish(id, entry, Some(finished), outcome);
         }
@@ -81,8 +82,8 @@ impl Inner {
     /// before anything had moved; after a copy within the host, whose destination is this side's own, in any case.
     /// Other transfers are not concerned: what one region refuses, another may allow.
     fn fall_back(&self, id: u64, finished: &Finished, error: &Error) -> Result<(), Option<Error>> {
-        let mut tables = lock(&self.tables);
-        let entry = tables.transfers.get_mut(&id).ok_or(None)?;
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&id).ok_or(None)?;
         if let Some(stopped) = &entry.stopped {
             return Err(Some(stopped.clone()));
         }
@@ -106,8 +107,8 @@ impl Inner {
         (entry.key, entry.fence) = (None, None);
         // It had begun: should its session be gone too, it is lost as any other.
         entry.retries = 0;
-        let (peer, reason) = (self.peers.who(&owner), error.text.clone());
-        self.events.publish(Event::TransportChanged { peer, from, to, reason });
+        let (peer, reason) = (self.peers.table.who(&owner), error.text.clone());
+        self.base.observers.events.publish(Event::TransportChanged { peer, from, to, reason });
         Ok(())
     }
 
@@ -118,7 +119,7 @@ impl Inner {
             Ok(()) => Ok(self.report(&entry, finished)),
             Err(error) => Err(error.about_peer(ticket.engine).about_grant(ticket.grant)),
         };
-        let own = self.local.identity.engine;
+        let own = self.base.setup.id();
         match &outcome {
             Ok(report) => {
                 log::debug!(engine:% = own, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer done: {} bytes over {}", report.bytes, report.transport);
@@ -127,14 +128,12 @@ impl Inner {
                 log::info!(engine:% = own, transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "transfer failed: {error}");
             }
         }
-        self.metrics.transfer_ended(&entry, bytes, &outcome);
-        self.tell_observer(&entry, bytes, &outcome);
+        self.base.observers.transfer_ended(&entry, bytes, &outcome);
         let end = entry.end.clone();
         // The memory that the record holds is let go of before anybody hears of the end.
         drop(entry);
-        self.count_end(&outcome);
         end.set(outcome);
-        self.note_progress();
+        self.base.progress.note();
     }
 
     fn report(&self, entry: &TransferEntry, finished: Option<Finished>) -> Report {

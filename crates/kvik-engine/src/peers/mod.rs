@@ -1,0 +1,351 @@
+//! Who is there: sessions as the engine sees them, and peers that are being reached.
+//!
+//! - [`peer`]: a peer, for whoever asks;
+//! - [`table`]: all peers that the engine has met, and when one that was lost is dialled again;
+//! - [`dial`]: reaching one, address by address.
+
+mod dial;
+mod peer;
+mod table;
+
+use crate::base::Base;
+use crate::budget::Lease;
+use crate::commands::ControlCommand;
+use crate::events::Event;
+use crate::sync::lock;
+pub(crate) use dial::{ATTEMPT, Dial};
+use kvik_core::{Code, EngineId, Error, Result};
+use kvik_host::clock::boottime;
+use kvik_proto::{Event as Proto, Identity, Notification};
+use kvik_transport::tls::{TLS_CONTROL_BYTES, TLS_DATA_BYTES};
+pub use peer::{Peer, PeerState};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use table::PeerTable;
+
+/// What a session is charged from its start: its part of the tables, and buffers as they are without load.
+const SESSION_BYTES: u64 = 128 << 10;
+/// What a data channel is charged: both directions' trailers, and the checksums of what was placed.
+const CHANNEL_BYTES: u64 = 32 << 10;
+
+/// See the module's text.
+pub(crate) struct Peers {
+    base: Arc<Base>,
+    pub table: PeerTable,
+    here: Mutex<Here>,
+    /// What becomes of a peer is told in the order in which it happens.
+    telling: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Here {
+    links: HashMap<u64, Link>,
+    dials: HashMap<Identity, Dial>,
+}
+
+/// A session as the engine sees it.
+struct Link {
+    peer: Identity,
+    /// Where this side found the peer, if it opened the session.
+    address: Option<SocketAddr>,
+    /// It was warmed, or is being so.
+    warm: bool,
+    lease: Lease,
+    /// The part of the lease that stays to the session's end.
+    kept: u64,
+}
+
+impl Peers {
+    pub fn new(base: Arc<Base>) -> Peers {
+        Peers { base, table: PeerTable::default(), here: Mutex::default(), telling: Mutex::default() }
+    }
+
+    // ---- sessions ----
+
+    /// How many sessions there are.
+    pub fn sessions(&self) -> usize {
+        lock(&self.here).links.len()
+    }
+
+    /// Whether a session is there.
+    pub fn has(&self, session: u64) -> bool {
+        lock(&self.here).links.contains_key(&session)
+    }
+
+    /// The peer of a session.
+    pub fn of(&self, session: u64) -> Option<Identity> {
+        lock(&self.here).links.get(&session).map(|link| link.peer)
+    }
+
+    /// Where this side found the peer of a session, if it opened the session; outside none if it is not there.
+    pub fn address(&self, session: u64) -> Option<Option<SocketAddr>> {
+        lock(&self.here).links.get(&session).map(|link| link.address)
+    }
+
+    /// The sessions with any start of an engine.
+    pub fn sessions_of(&self, engine: EngineId) -> Vec<u64> {
+        let here = lock(&self.here);
+        here.links.iter().filter(|(_, link)| link.peer.engine == engine).map(|(id, _)| *id).collect()
+    }
+
+    /// Marks a session that is being warmed; false when it is not there.
+    pub fn set_warm(&self, session: u64) -> bool {
+        lock(&self.here).links.get_mut(&session).map(|link| link.warm = true).is_some()
+    }
+
+    /// Whether a session with the same peer is being warmed.
+    pub fn is_warm_beside(&self, session: u64) -> bool {
+        let here = lock(&self.here);
+        let peer = here.links.get(&session).map(|link| link.peer);
+        here.links.values().any(|link| link.warm && Some(link.peer) == peer)
+    }
+
+    /// What a session is charged to its end.
+    ///
+    /// # Errors
+    /// `MemoryCapReached`.
+    pub fn charge_session(&self) -> Result<Lease> {
+        let tls = if self.base.setup.tls.is_some() { TLS_CONTROL_BYTES } else { 0 };
+        self.base.budget.take(SESSION_BYTES + tls, "a session")
+    }
+
+    /// Charges a session for one data channel more, which it keeps to its end.
+    ///
+    /// # Errors
+    /// `MemoryCapReached`.
+    pub fn charge_channel(&self, session: u64) -> Result<()> {
+        let more = CHANNEL_BYTES + if self.base.setup.tls.is_some() { TLS_DATA_BYTES } else { 0 };
+        let mut here = lock(&self.here);
+        let Some(link) = here.links.get_mut(&session) else { return Ok(()) };
+        let bytes = link.lease.bytes() + more;
+        self.base.budget.resize(&mut link.lease, bytes, "a data channel")?;
+        link.kept += more;
+        Ok(())
+    }
+
+    /// Charges a session for what its peer makes this process hold now.
+    ///
+    /// # Errors
+    /// `MemoryCapReached`: the session must end, since nothing else makes the peer's requests smaller.
+    pub fn charge_peer(&self, session: u64, held: u64) -> Result<()> {
+        let mut here = lock(&self.here);
+        let Some(link) = here.links.get_mut(&session) else { return Ok(()) };
+        let bytes = (link.kept - SESSION_BYTES) + held.max(SESSION_BYTES);
+        self.base.budget.resize(&mut link.lease, bytes, "what a peer has sent and asked for")
+    }
+
+    /// A session begins. Gives where its peer was found, and all addresses that are known of it, where this side
+    /// dialled it.
+    pub fn begin(
+        &self,
+        session: u64,
+        peer: Identity,
+        dialled: Option<(Identity, SocketAddr)>,
+        lease: Lease,
+    ) -> Option<(SocketAddr, Vec<SocketAddr>)> {
+        let mut here = lock(&self.here);
+        let (address, kept) = (dialled.map(|(_, at)| at), lease.bytes());
+        here.links.insert(session, Link { peer, address, warm: false, lease, kept });
+        self.base.observers.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
+        let (owner, at) = dialled?;
+        Some((at, here.dials.remove(&owner).map_or_else(|| vec![at], |dial| dial.known().to_vec())))
+    }
+
+    /// A session begins by this: its peer is up. In one step: whoever hears that the peer is up sees it among the
+    /// peers, and never after its end.
+    pub fn begun(
+        &self,
+        session: u64,
+        peer: Identity,
+        name: &str,
+        at: Option<(SocketAddr, Vec<SocketAddr>)>,
+        begin: impl FnOnce(),
+    ) {
+        let _telling = lock(&self.telling);
+        begin();
+        if self.table.begun(peer, session, name, at, boottime()) {
+            self.base.observers.events.publish(Event::PeerUp(self.table.who(&peer), "connected"));
+        }
+    }
+
+    /// A session has ended; with whom.
+    pub fn end(&self, session: u64, error: &Error) -> Option<Identity> {
+        let Base { setup, commands, transports, observers, .. } = &*self.base;
+        // First of all: from here on nothing begins on it.
+        let link = lock(&self.here).links.remove(&session);
+        transports.all().iter().for_each(|one| one.end_session(session));
+        commands.tell(ControlCommand::Forget(session));
+        observers.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
+        let name = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
+        log::info!(engine:% = setup.id(), peer:% = name; "session {session} ended: {error}");
+        let Link { peer, address, .. } = link?;
+        observers.metrics.session_ended(peer.engine, error.code);
+        let again = address.is_some() && error.code == Code::PeerLost && !setup.is_closed();
+        let telling = lock(&self.telling);
+        if self.table.ended(peer, session, error, again, boottime()) && !setup.is_closed() {
+            observers.events.publish(Event::PeerLost(self.table.who(&peer), error.clone()));
+        }
+        drop(telling);
+        observers.events.forget(session);
+        observers.notices.moved.note();
+        if let Some(at) = self.table.next_redial() {
+            commands.wake_by(at);
+        }
+        Some(peer)
+    }
+
+    /// The user hears of a session's life.
+    pub fn on_life(&self, session: u64, event: &Proto) {
+        let Some(peer) = self.of(session) else { return };
+        if let Proto::Goodbye(_) = event {
+            return self.table.goodbye(&peer);
+        }
+        // Silence and its end may be heard of by two threads: what holds now is told.
+        let _telling = lock(&self.telling);
+        let (events, suspect) =
+            (&self.base.observers.events, self.base.node(|node, _| node.is_suspect(session)));
+        match self.table.suspect(&peer, suspect) {
+            true if suspect => {
+                log::info!(engine:% = self.base.setup.id(), peer:% = peer.engine; "the peer is silent");
+                events.publish(Event::PeerSuspect(self.table.who(&peer)));
+            }
+            true => events.publish(Event::PeerUp(self.table.who(&peer), "heard again")),
+            false => {}
+        }
+    }
+
+    /// A notification has come.
+    pub fn on_notified(&self, note: Notification) {
+        let (session, events) = (note.session, &self.base.observers.events);
+        events.notified(self.table.who(&note.peer), note);
+        // Should its session have ended meanwhile, nobody would take it back any more.
+        if !self.has(session) {
+            events.forget(session);
+        }
+    }
+
+    // ---- reaching ----
+
+    /// Whether a peer is being reached.
+    pub fn is_dialled(&self, owner: &Identity) -> bool {
+        lock(&self.here).dials.contains_key(owner)
+    }
+
+    /// What reaching a peer has come to so far; none when it is not being reached.
+    pub fn dial_error(&self, owner: &Identity) -> Option<Error> {
+        lock(&self.here).dials.get(owner).map(|dial| dial.error(owner))
+    }
+
+    /// A peer is to be reached: true when nobody is at it, and the caller begins.
+    pub fn dial(&self, owner: Identity, dial: Dial) -> bool {
+        match lock(&self.here).dials.entry(owner) {
+            Entry::Occupied(mut under_way) => {
+                under_way.get_mut().also(dial);
+                false
+            }
+            Entry::Vacant(place) => {
+                place.insert(dial);
+                true
+            }
+        }
+    }
+
+    /// A peer whose turn it is to be dialled again, and that is not being reached: the caller begins.
+    pub fn dial_again(&self) -> Option<Identity> {
+        loop {
+            let (peer, addresses) = self.table.due(boottime())?;
+            if let Entry::Vacant(place) = lock(&self.here).dials.entry(peer) {
+                place.insert(Dial::in_background(addresses));
+                return Some(peer);
+            }
+        }
+    }
+
+    /// The next address of a peer, after one that failed; inside the error when there is none any more, outside
+    /// nothing when it is not being reached.
+    pub fn next_address(
+        &self,
+        owner: Identity,
+        failed: Option<(SocketAddr, Error)>,
+    ) -> Option<Result<SocketAddr>> {
+        let over = {
+            let dials = &mut lock(&self.here).dials;
+            let dial = dials.get_mut(&owner)?;
+            if let Some((address, error)) = failed {
+                dial.failed(address, error);
+            }
+            loop {
+                match (dial.next(), dial.for_the_joined()) {
+                    (Some(to), _) => return Some(Ok(to)),
+                    (None, Some(fresh)) => *dial = fresh,
+                    (None, None) => break dials.remove(&owner)?,
+                }
+            }
+        };
+        Some(Err(self.not_reached(owner, &over)))
+    }
+
+    /// A peer was reached, and cannot be taken in: the error for those who wait.
+    pub fn not_taken_in(&self, owner: Identity, at: SocketAddr, error: Error) -> Error {
+        let dial = lock(&self.here).dials.remove(&owner);
+        let mut dial = dial.unwrap_or_else(|| Dial::again(vec![at]));
+        dial.failed(at, error);
+        self.not_reached(owner, &dial)
+    }
+
+    /// Dialling has come to nothing: the error for those who waited.
+    fn not_reached(&self, peer: Identity, dial: &Dial) -> Error {
+        let error = dial.error(&peer);
+        let (restarted, news) = self.table.not_reached(peer, &error, |at| dial.found_at(at), boottime());
+        if let Some(error) = &restarted
+            && news
+        {
+            log::info!(engine:% = self.base.setup.id(), peer:% = peer.engine; "{error}");
+            self.base.observers.events.publish(Event::PeerRestarted(self.table.who(&peer), error.clone()));
+        }
+        self.base.observers.notices.moved.note();
+        restarted.unwrap_or(error)
+    }
+
+    // ---- for whoever asks ----
+
+    /// Every peer that is known.
+    pub fn list(&self) -> Vec<Peer> {
+        let (now, closed) = (boottime(), self.base.setup.is_closed());
+        let (states, gone) = self.base.node(|node, now| {
+            let _telling = lock(&self.telling);
+            let states = node.session_states(now);
+            let here: HashSet<Identity> = states.iter().map(|state| state.peer).collect();
+            // Of one whose session has just ended, the peer table may not know yet.
+            let gone = self.table.others(&here).into_iter();
+            let gone: Vec<_> = gone.map(|(peer, session)| (peer, node.transfers_in(session))).collect();
+            (states, gone)
+        });
+        let mut peers: HashMap<Identity, Peer> = HashMap::new();
+        for state in states {
+            let one = match (closed || state.leaving, state.suspect) {
+                (true, _) => PeerState::Draining,
+                (_, true) => PeerState::Suspect,
+                _ => PeerState::Up,
+            };
+            let silent = Some(state.silent);
+            let first = || Peer { state: one, silent, ..self.table.peer(&state.peer, 0, now) };
+            let peer = peers.entry(state.peer).or_insert_with(first);
+            (peer.state, peer.silent) = (peer.state.min(one), peer.silent.min(silent));
+            peer.transfers += state.transfers;
+            if self.has(state.session) {
+                peer.add(&self.base.transports, state.session);
+            }
+        }
+        let dialled: Vec<Identity> = lock(&self.here).dials.keys().copied().collect();
+        for (identity, transfers) in gone.into_iter().chain(dialled.into_iter().map(|peer| (peer, 0))) {
+            peers.entry(identity).or_insert_with(|| self.table.peer(&identity, transfers, now));
+        }
+        let mut peers: Vec<Peer> = peers.into_values().collect();
+        peers.sort_by_key(|peer| (peer.state, peer.engine));
+        peers
+    }
+}

@@ -1,0 +1,129 @@
+//! The transfers that this side began.
+//!
+//! - [`request`]: what a transfer is to do, and how far it is;
+//! - [`launch`]: where transfers wait, and over what they go;
+//! - [`warming`]: those that only make ready;
+//! - [`outcome`]: how they end, and what is reported of them.
+
+mod launch;
+mod outcome;
+pub(crate) mod request;
+mod warming;
+
+use crate::base::Base;
+use crate::peers::Peers;
+use crate::sync::lock;
+use kvik_core::{Code, Error, RegionId, Result};
+use kvik_host::clock::boottime;
+use kvik_proto::{FlowKey, Identity};
+use request::TransferEntry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// See the module's text.
+pub(crate) struct Transfers {
+    base: Arc<Base>,
+    peers: Arc<Peers>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<u64, TransferEntry>,
+    by_key: HashMap<FlowKey, u64>,
+    /// Those that wait for a session, or for something of one, by their deadlines.
+    waiting: BTreeSet<(Duration, u64)>,
+    last: u64,
+}
+
+impl Table {
+    fn set_waiting(&mut self, id: u64, waits: bool) {
+        let Some(entry) = self.entries.get(&id) else { return };
+        let key = (entry.request.deadline, id);
+        match waits {
+            true => drop(self.waiting.insert(key)),
+            false => drop(self.waiting.remove(&key)),
+        }
+    }
+
+    fn waiting_for(&self, owner: &Identity) -> Vec<u64> {
+        let of_peer = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.request.owner() == *owner);
+        self.waiting.iter().map(|(_, id)| *id).filter(of_peer).collect()
+    }
+}
+
+impl Transfers {
+    pub fn new(base: Arc<Base>, peers: Arc<Peers>) -> Transfers {
+        Transfers { base, peers, table: Mutex::default() }
+    }
+
+    /// # Errors
+    /// `EngineForked`.
+    pub fn check_fork(&self) -> Result<()> {
+        self.base.setup.check_fork()
+    }
+
+    /// Takes a transfer in. Its memory is in use from now on.
+    pub fn add(&self, entry: TransferEntry) -> u64 {
+        let mut table = lock(&self.table);
+        table.last += 1;
+        let id = table.last;
+        table.entries.insert(id, entry);
+        id
+    }
+
+    /// Those that have not ended.
+    pub fn open(&self) -> Vec<u64> {
+        lock(&self.table).entries.keys().copied().collect()
+    }
+
+    /// How many have not ended.
+    pub fn count(&self) -> usize {
+        lock(&self.table).entries.len()
+    }
+
+    /// Those that use a region, in words.
+    pub fn using(&self, region: RegionId) -> Vec<String> {
+        let table = lock(&self.table);
+        let uses = table.entries.values().map(|entry| &entry.request);
+        let uses = uses.filter(|request| request.memory.as_ref().is_some_and(|(_, id, _)| *id == region));
+        uses.map(|request| {
+            format!("with engine {} over grant {}", request.ticket.engine, request.ticket.grant)
+        })
+        .collect()
+    }
+
+    /// When the next one has waited in vain.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        lock(&self.table).waiting.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Ends those that have waited until their deadlines.
+    pub fn end_late(&self) {
+        let now = boottime();
+        let late: Vec<(u64, Identity)> = {
+            let table = lock(&self.table);
+            let late = table.waiting.iter().take_while(|(deadline, _)| *deadline <= now);
+            late.filter_map(|(_, id)| Some((*id, table.entries.get(id)?.request.owner()))).collect()
+        };
+        for (id, owner) in late {
+            if !self.warm_up_is_late(id) {
+                self.give_up(id, self.why_waited(&owner));
+            }
+        }
+    }
+
+    /// Why a transfer that waited for a session until its deadline did so.
+    fn why_waited(&self, owner: &Identity) -> Error {
+        match self.peers.dial_error(owner) {
+            Some(Error { code, text, .. }) => {
+                Error::new(code, format!("the deadline passed before the peer answered: {text}"))
+            }
+            None => Error::new(
+                Code::DeadlineExceeded,
+                format!("the deadline passed before the transfer with engine {} could begin", owner.engine),
+            ),
+        }
+    }
+}
