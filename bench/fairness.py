@@ -1,15 +1,16 @@
-"""What bulk costs a handover beside it, what handovers leave bulk, and what two equal peers get of each other.
+"""What bulk costs a handover beside it, what handovers leave bulk, and what two equal peers get.
 
-    python bench/fairness.py [--rounds 7] [--handovers 40] [--over tcp,local,efa] [--ops write,read] [--seconds 1.5]
+    python bench/fairness.py [--rounds 7] [--handovers 40] [--over tcp,local,efa] [--ops write,read]
 
-Five processes: a hub, two peers of it, and an unrelated pair. Each turn keeps two transfers of 64 MiB of bulk under
-way: from the hub to the first peer, or between the unrelated two. Beside it the hub makes handovers of 4 MiB, one
-after another, with the same peer or with the other one. Turns rotate, and another one is first in each round. Then
-handovers saturate (four at a time) beside bulk with the same peer and with the other one, and both peers get the same.
-`write` has the hub's memory as the source, `read` as the destination. Over `efa` the library is the stand-in of the
-tests, built here, and the unrelated pair has a device of its own. Prints p50 and p99 of all rounds, with their ratios
-to the same handover beside unrelated bulk, and shares of bytes. Status 1 where a bound is missed: p50 at most 2 times,
-p99 at most 4 times, bulk at least a tenth, equal peers from 0.8 to 1.25.
+Five processes: a hub, two peers of it, and an unrelated pair. Each turn keeps two transfers of 64 MiB of
+bulk under way: from the hub to the first peer, or between the unrelated two. Beside it the hub makes
+handovers of 4 MiB, one after another, with the same peer or with the other one. Turns rotate, and another
+one is first in each round. Then handovers saturate (four at a time) beside bulk with the same peer and
+with the other one, and both peers get the same. `write` has the hub's memory as the source, `read` as the
+destination. Over `efa` the library is the stand-in of the tests, built here, and the unrelated pair has a
+device of its own. Prints p50 and p99 of all rounds, with their ratios to the same handover beside
+unrelated bulk, and shares of bytes. Status 1 where a bound is missed: p50 at most 2 times, p99 at most 4
+times, bulk at least a tenth, equal peers from 0.8 to 1.25.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Side:
 
     def __init__(self, over: str, library: str) -> None:
         nics: dict[str, Any] = {"nics": "efa", "nic_library": library} if over == "efa" else {}
-        self.engine = kvik.Engine(transport="nics" if over == "efa" else over, **nics)
+        named: dict[str, kvik.TransportName] = {"tcp": "tcp", "local": "local", "efa": "nics"}
+        self.engine = kvik.Engine(transport=named[over], **nics)
         self.layout = kvik.Layout((BULK + HANDOVER) // PAGE, PAGE)
         self.region = self.engine.allocate(self.layout.nbytes)
         np.frombuffer(memoryview(self.region), dtype=np.uint8)[:] = 1
@@ -144,22 +146,22 @@ class Process:
         self.process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        if self.process.stdin is None or self.process.stdout is None:
+            raise SystemExit("a process has no pipes")
+        self.to, self.answers = self.process.stdin, self.process.stdout
 
     def say(self, name: str, *given: Any) -> Any:
         """Has it do something, and waits for the answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([name, given[0] if name == "know" else given]) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        self.to.write(json.dumps([name, given[0] if name == "know" else given]) + "\n")
+        self.to.flush()
+        line = self.answers.readline()
         if not line:
             raise SystemExit(f"a process has ended: {self.process.wait()}")
         return json.loads(line)
 
     def end(self) -> None:
         """Ends it."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.to.close()
         self.process.wait(LIMIT)
 
 
@@ -171,16 +173,14 @@ class Scene:
         ours, theirs = f"{folder}/a", f"{folder}/b"
         for path in (ours, theirs):
             Path(path).mkdir()
-        self.of = {
-            name: Process(over, library, ours if name in names[:3] else theirs) for name in names
-        }
+        self.of = {name: Process(over, library, ours if name in names[:3] else theirs) for name in names}
         tickets = {name: self.of[name].say("grants") for name in ("same", "other", "far")}
         self.hub, self.near = self.of["hub"], self.of["near"]
         for process in (self.hub, self.near):
             process.say("know", tickets)
 
     def latency(self, op: str, bulk: str, peer: str, count: int) -> list[float]:
-        """Seconds of handovers with a peer, beside bulk of the hub with the first peer, or of the unrelated."""
+        """Seconds of handovers with a peer, beside bulk of the hub, or of the unrelated."""
         source, to = (self.near, "far") if bulk == "unrelated" else (self.hub, "same")
         self.hub.say("time", op, peer, 2)
         source.say("keep", "bulk", op, to, "bulk", BULK)
@@ -215,16 +215,16 @@ def measure(scene: Scene, over: str, op: str, args: argparse.Namespace) -> dict[
         for turn in TURNS[number % 4 :] + TURNS[: number % 4]:
             times[turn] += scene.latency(op, *turn, args.handovers)
         for name, peer in (("bulk, same peer", "same"), ("bulk, other peer", "other")):
-            handovers, bulk = ("same", "handover", 4 * SMALL), (peer, "bulk", SMALL)
-            got = scene.shares(op, {"handover": handovers, "bulk": bulk}, args.seconds)
+            of = {"handover": ("same", "handover", 4 * SMALL), "bulk": (peer, "bulk", SMALL)}
+            got = scene.shares(op, of, args.seconds)
             shares[name].append(got["bulk"] / max(1, sum(got.values())))
         equal = {peer: (peer, "handover", SMALL) for peer in ("same", "other")}
         got = scene.shares(op, equal, args.seconds)
         shares["equal peers"].append(got["same"] / max(1, got["other"]))
     result: dict[str, Any] = {"over": over, "op": op, "times": {}, "shares": {}}
-    for (bulk, peer), of in times.items():
-        p50, p99 = np.quantile(of, [0.5, 0.99])
-        result["times"][f"{peer} peer, bulk {bulk}"] = {"p50": p50, "p99": p99, "n": len(of)}
+    for (bulk, peer), taken in times.items():
+        p50, p99 = np.quantile(taken, [0.5, 0.99])
+        result["times"][f"{peer} peer, bulk {bulk}"] = {"p50": p50, "p99": p99, "n": len(taken)}
     for name, values in shares.items():
         low, middle, high = np.quantile(values, [0, 0.5, 1])
         result["shares"][name] = {"median": middle, "least": low, "most": high}
@@ -240,10 +240,9 @@ def report(result: dict[str, Any]) -> int:
         for name, most in BOUNDS.items():
             ratio = beside[name] / alone[name]
             missed += ratio > most
-            words.append(
-                f"{name} {1e3 * beside[name]:6.2f} ms, {1e3 * alone[name]:6.2f} beside unrelated: {ratio:4.2f}"
-                f"{' MISSED' if ratio > most else ''}"
-            )
+            missed_here = " MISSED" if ratio > most else ""
+            both = f"{1e3 * beside[name]:6.2f} ms, {1e3 * alone[name]:6.2f} beside unrelated"
+            words.append(f"{name} {both}: {ratio:4.2f}{missed_here}")
         print(f"{over:5} {op:5} handover, {peer:5} peer  {'   '.join(words)}   n={beside['n']}")
     for name, of in result["shares"].items():
         low, high = (0.8, 1.25) if name == "equal peers" else (0.1, 1.0)
