@@ -75,6 +75,12 @@ def test_an_unknown_transport_of_a_transfer(pair: Two) -> None:
         pair.read(ticket, transport="efa")
 
 
+def test_an_unknown_class_of_a_transfer(pair: Two) -> None:
+    ticket = pair.there.grant(pair.source.of()).ticket
+    with refused(kvik.InvalidArgument, '"handover" or "bulk"'):
+        pair.read(ticket, traffic_class="background")
+
+
 def test_an_unknown_option() -> None:
     with refused(kvik.InvalidArgument, "did you mean channels"):
         kvik.Engine(chanels=4)  # type: ignore[call-arg]

@@ -1,5 +1,6 @@
 """What an engine counts: in the right format, right on both sides, and as it is documented."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -75,6 +76,24 @@ def test_both_sides_count_bytes_in_their_direction(transport: kvik.TransportName
         assert 0 < times <= value(here, "kvik_transfer_seconds_sum", op="read", transport=transport)
         assert value(here, "kvik_transfer_pages_total", op="read") == read.pages
         assert value(here, "kvik_transfer_extents_total", op="write") == written.extents
+
+
+@pytest.mark.parametrize("transport", ["tcp", "local"])
+def test_both_sides_count_by_class(transport: kvik.TransportName) -> None:
+    with engines() as start:
+        here, there = start(), start()
+        target, grant = empty(here), there.grant(owned(there).of(), use="many")
+        classes: list[kvik.TrafficClassName] = ["bulk", "handover", "bulk"]
+        for one in classes:
+            read = here.read(target.of(), grant.ticket, transport=transport, traffic_class=one).wait(LIMIT)
+        for engine, direction in ((here, "in"), (there, "out")):
+            for traffic_class, count in (("bulk", 2), ("handover", 1)):
+                of_class = {"class": traffic_class, "transport": transport}
+                ended = functools.partial(value, engine, "kvik_transfers_total", **of_class)
+                assert until(lambda ended=ended, count=count: ended() == count)
+                moved = value(engine, "kvik_transfer_bytes_total", direction=direction, **of_class)
+                assert moved == count * read.bytes
+        assert value(here, "kvik_transfer_seconds_count", **{"class": "bulk"}) == 2
 
 
 def test_refusals_are_counted_by_their_cause() -> None:

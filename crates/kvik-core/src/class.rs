@@ -84,6 +84,11 @@ impl<T: PartialEq> ClassQueue<T> {
         self.waiting[class as usize].pop_front()
     }
 
+    /// How many of a class wait.
+    pub fn len(&self, class: Class) -> usize {
+        self.waiting[class as usize].len()
+    }
+
     /// Whether something of a class waits.
     pub fn waits(&self, class: Class) -> bool {
         !self.waiting[class as usize].is_empty()

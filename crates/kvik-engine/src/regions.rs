@@ -81,13 +81,12 @@ impl Regions {
         // Under the lock, so that a region which is closed meanwhile is not held by this.
         let (table, mut seen) = (lock(&self.table), Vec::new());
         for held in table.shown.values().filter_map(WeakRegionMemory::upgrade) {
-            let RegionMemory::Gpu(memory) = &held else { continue };
-            let device = memory.device().ordinal();
+            let Some(device) = held.device().map(|device| device.ordinal()) else { continue };
             if seen.contains(&device) {
                 continue;
             }
             seen.push(device);
-            if let Err(error) = memory.flush_writes() {
+            if let Err(error) = held.flush_writes() {
                 log::error!("GPU {device} may not see what a peer's NIC has written: {error}");
             }
         }

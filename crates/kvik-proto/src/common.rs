@@ -114,14 +114,10 @@ impl<R> Common<R> {
         lock(&self.copying).push(class, session);
     }
 
-    /// In which order classes are served now where copies and sums are made.
-    pub fn turn_to_copy(&self) -> [Class; 2] {
-        lock(&self.copying).turn()
-    }
-
-    /// The session whose turn it is to copy or to sum; it is in the queue no longer.
-    pub fn next_to_copy(&self, class: Class) -> Option<u64> {
-        lock(&self.copying).pop(class)
+    /// The session whose turn it is to copy or to sum, and of which class; it is in the queue no longer.
+    pub fn next_to_copy(&self) -> Option<(Class, u64)> {
+        let mut copying = lock(&self.copying);
+        copying.turn().into_iter().find_map(|class| Some((class, copying.pop(class)?)))
     }
 
     /// A session has had its turn, for so many bytes; it has `more`, and waits for the next one.

@@ -305,12 +305,10 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// The next part to copy or to sum, of any transfer. Sessions take turns, and their transfers.
     pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
         self.expire(now);
-        for class in self.protocol.common.turn_to_copy() {
-            while let Some(id) = self.protocol.common.next_to_copy(class) {
-                let next = self.with_transfers(id, |transfers, cx| transfers.next_copy(class, now, cx));
-                if let Some(Some(request)) = next {
-                    return Some(request);
-                }
+        while let Some((class, id)) = self.protocol.common.next_to_copy() {
+            let next = self.with_transfers(id, |transfers, cx| transfers.next_copy(class, now, cx));
+            if let Some(Some(request)) = next {
+                return Some(request);
             }
         }
         None

@@ -8,10 +8,12 @@
 //!
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
+use crate::basics::{lock, stopped};
 use crate::gpu::{Broken, GpuCopier, Readable, Stuck};
-use crate::local::{Links, LocalLink, PeerRegion, link_broke, lock, stopped};
+use crate::local::{Links, LocalLink, PeerRegion, link_broke};
+use crate::services::finish;
 use crate::sums::{Bytes, Checksummer, PIECE};
-use crate::{Queue, RegionMemory, WorkSource, finish, from_host};
+use crate::{Queue, RegionMemory, WorkSource, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
 use kvik_host::cuda::GpuMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};

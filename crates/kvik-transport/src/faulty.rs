@@ -8,7 +8,7 @@
 //!
 //! Work requests are counted from 0 in the sequence in which they are given, over all threads of the engine.
 
-use crate::local::lock;
+use crate::basics::lock;
 use crate::{Placement, Queue, RegionMemory, Services, SessionEvents, WorkSource};
 use kvik_core::{Code, Error, Result};
 use kvik_proto::{ChunkHeader, Claim, WorkId, WorkOutcome, WorkRequest};

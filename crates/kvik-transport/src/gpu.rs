@@ -7,8 +7,8 @@
 //! A copy that was begun cannot be stopped. Where its stream does not get to it although its transfer has ended, the
 //! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the GPU is through with it.
 
+use crate::basics::stopped;
 use crate::copy::mismatch;
-use crate::local::stopped;
 use crate::sums::Checksummer;
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};

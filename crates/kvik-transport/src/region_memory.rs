@@ -119,6 +119,19 @@ impl RegionMemory {
         copied.map_err(|error| from_host(Code::BufferInvalid, error))
     }
 
+    /// Has the GPU that it lies on see what NICs have written there so far, all over it. The processor sees it anyway.
+    ///
+    /// # Errors
+    /// `DeviceFailed`.
+    pub fn flush_writes(&self) -> Result<()> {
+        match self {
+            RegionMemory::Host(_) => Ok(()),
+            RegionMemory::Gpu(memory) => {
+                memory.flush_writes().map_err(|error| from_host(Code::DeviceFailed, error))
+            }
+        }
+    }
+
     /// The memory, for who reaches no other kind: `who` says who that is.
     ///
     /// # Errors

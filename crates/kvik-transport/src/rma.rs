@@ -1,7 +1,7 @@
 //! One-sided operations of NICs as a transport, whatever library speaks to them: which peers they reach, and which
 //! memory they know.
 
-use crate::local::lock;
+use crate::basics::lock;
 use crate::nics::{NicOptions, NicPool, NicStats};
 use crate::pace::Pace;
 use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, Transport, TransportId};

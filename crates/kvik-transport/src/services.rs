@@ -2,7 +2,9 @@
 
 use crate::{Queue, RegionMemory};
 use kvik_core::{Error, Result};
-use kvik_proto::{ChunkHeader, Claim, NicAnswer, NicCall, Nics, WorkId, WorkOutcome, WorkRequest};
+use kvik_proto::{
+    ChunkHeader, Claim, CopyFrom, NicAnswer, NicCall, Nics, WorkId, WorkKind, WorkOutcome, WorkRequest,
+};
 use std::sync::Arc;
 
 /// Where work comes from, and where its end is told.
@@ -83,4 +85,26 @@ impl Services {
     pub fn of<T: WorkSource + Placement + SessionEvents + RmaPeers>(all: &Arc<T>) -> Services {
         Services { work: all.clone(), placement: all.clone(), sessions: all.clone(), rma: all.clone() }
     }
+}
+
+/// Reports a work request's end, after it has let go of its memory.
+pub(crate) fn finish(work: &dyn WorkSource, request: WorkRequest<RegionMemory>, mut outcome: WorkOutcome) {
+    if let WorkOutcome::Done { extents, .. } = &mut outcome {
+        *extents = extents.saturating_sub(goes_on(&request).into());
+    }
+    let id = request.id;
+    drop(request);
+    work.done(id, outcome);
+}
+
+/// Whether a work request's first run goes on where that of the chunk before it ended: two chunks of one run are no two
+/// extents.
+fn goes_on(request: &WorkRequest<RegionMemory>) -> bool {
+    let at = request.part.start;
+    let source = match &request.kind {
+        WorkKind::Copy(CopyFrom::Own(_, view)) => Some(&**view),
+        WorkKind::Copy(CopyFrom::Peer(source)) => Some(&source.view),
+        WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) | WorkKind::Sum => None,
+    };
+    request.view.joins_at(at) && source.is_none_or(|view| view.joins_at(at))
 }

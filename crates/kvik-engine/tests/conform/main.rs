@@ -18,6 +18,7 @@ macro_rules! tests {
     };
 }
 
+mod classes;
 #[path = "../engine/common.rs"]
 #[allow(dead_code)]
 mod common;

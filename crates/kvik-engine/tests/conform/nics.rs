@@ -1,10 +1,11 @@
 //! What goes wrong in a NIC: a transfer ends well all the same, or with an error that says why, and the next one works.
 
 use crate::common::*;
-use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, whole};
+use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, Verify};
+use kvik_transport::faulty::Faults;
 use std::time::{Duration, Instant};
 
 /// A kind of NIC, by its stand-in, and what it says.
@@ -19,6 +20,8 @@ pub struct Nic {
     says_blind: &'static str,
     /// Operations that may fail, one after the other, before a transfer does.
     pub failures: u64,
+    /// Nothing on a connection passes what is stuck there.
+    in_order: bool,
 }
 
 pub const EFA: &Nic = &Nic {
@@ -30,6 +33,7 @@ pub const EFA: &Nic = &Nic {
     says_down: ["device is down", "Network is down"],
     says_blind: "reading completions",
     failures: 3,
+    in_order: false,
 };
 
 /// Whatever fails on a queue pair ends it, and what is behind it comes back with it.
@@ -42,10 +46,15 @@ pub const ROCE: &Nic = &Nic {
     says_down: ["has lost its link", "has lost its link"],
     says_blind: "taking the completions",
     failures: 1,
+    in_order: true,
 };
 
 const PAGE: u64 = 16 << 10;
 const PAGES: u32 = 256;
+/// Bytes of a work request of a large transfer.
+const CHUNK: u64 = 512 << 10;
+/// Work requests that one peer has in flight on a NIC, at most.
+const MOST: u64 = 16;
 
 /// Runs with two engines that have moved something already.
 fn with(nic: &'static Nic, name: &str, check: fn(&Pair, Control, &Nic)) {
@@ -73,6 +82,15 @@ fn scattered_within(pair: &Pair, op: Op, deadline: Duration) -> Result<(), kvik_
         check(from, &ids, to, &ids);
     }
     ended.map(drop)
+}
+
+/// A small transfer with another owner goes through.
+fn beside(pair: &Pair, third: &Engine, op: Op) {
+    let there = pair.kind.granted_region(third, 8 * PAGE, 1);
+    let here = pair.kind.region(&pair.other, 8 * PAGE, 0x5A);
+    let grant = third.grant(&whole(&there, PAGE), options(op)).unwrap();
+    pair.run(op, &whole(&here, PAGE), &grant, Verify::Off).unwrap();
+    assert!(bytes(&there) == bytes(&here), "{op:?}");
 }
 
 macro_rules! checks {
@@ -193,6 +211,48 @@ checks! {
         let grant = pair.grant(Op::Write, &whole(&there, PAGE));
         pair.run(Op::Write, &whole(&here, PAGE), &grant, Verify::Off).unwrap();
     }
+    fn a_peer_that_keeps_the_nic_busy_takes_turns_with_others(pair, control, nic) {
+        let third = pair.kind.engine(&Faults::new(3), None);
+        for op in OPS {
+            beside(pair, &third, op);
+            // A quarter of a second a chunk.
+            control.say("delay micros=4000");
+            let (there, here) = pair.regions(160, CHUNK);
+            let grant = pair.grant(op, &whole(&there, CHUNK));
+            let way = if op == Op::Read { "in" } else { "out" };
+            let name = format!("kvik_nic_bytes_total{{nic=\"{}\",direction=\"{way}\"}}", nic.names[0]);
+            let before = metric(&pair.other, &name);
+            let busy = pair.begin(op, &whole(&here, CHUNK), &grant, PATIENCE);
+            wait_until("it to move", || metric(&pair.other, &name) > before);
+            beside(pair, &third, op);
+            let moved = metric(&pair.other, &name) - before;
+            control.say("clear");
+            busy.wait(Some(PATIENCE)).unwrap();
+            // Sessions that go one after the other leave nothing but what is in flight.
+            assert!(moved < (there.bytes() / 2) as f64, "{op:?}: {moved} bytes were moved first");
+            assert!(bytes(&there) == bytes(&here), "{op:?}");
+        }
+    }
+    fn a_peer_that_is_stuck_leaves_room_for_others(pair, control, nic) {
+        let third = pair.kind.engine(&Faults::new(3), None);
+        for op in OPS {
+            // Of the chunks that one peer may have in flight, all or the first.
+            let stuck = if nic.in_order { 1 } else { MOST };
+            control.say(&format!("stick count={stuck}"));
+            let (there, here) = pair.regions(64, CHUNK);
+            let grant = pair.grant(op, &whole(&there, CHUNK));
+            let transfer = pair.begin(op, &whole(&here, CHUNK), &grant, PATIENCE);
+            wait_until("all of them to be in flight", || {
+                let counts = control.counts();
+                (counts["stuck"], counts["in_flight"]) == (stuck, MOST)
+            });
+            (0..3).for_each(|_| beside(pair, &third, op));
+            assert!(!transfer.is_done());
+            assert_eq!(control.counts()["stuck"], stuck, "{op:?}");
+            transfer.cancel();
+            assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::Cancelled);
+        }
+    }
     fn a_post_that_is_refused_ends_its_queue_pair_and_is_posted_again(pair, control, _) {
         for op in OPS {
             control.say("again count=1");
@@ -221,6 +281,8 @@ tests! {
     an_operation_that_outlives_its_transfer_is_stopped_long_before_its_session_would_be
     an_operation_that_never_ends_beside_one_that_failed_costs_its_transfer_time_only
     a_stuck_operation_costs_other_transfers_nothing
+    a_peer_that_keeps_the_nic_busy_takes_turns_with_others
+    a_peer_that_is_stuck_leaves_room_for_others
 }
 
 /// The same over verbs. Nothing passes what is stuck on its queue pair, so that is for its own transfer to end.
@@ -236,6 +298,8 @@ mod roce {
         an_operation_that_outlives_its_transfer_is_stopped_long_before_its_session_would_be
         a_post_that_is_refused_ends_its_queue_pair_and_is_posted_again
         a_completion_that_never_comes_ends_with_its_transfer
+        a_peer_that_keeps_the_nic_busy_takes_turns_with_others
+        a_peer_that_is_stuck_leaves_room_for_others
     }
 
     #[test]

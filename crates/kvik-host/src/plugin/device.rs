@@ -204,6 +204,11 @@ impl PluginDevice {
         (self.limits.pieces as usize).min(abi::PIECES)
     }
 
+    /// Operations in flight, at most.
+    pub fn depth(&self) -> usize {
+        self.limits.depth as usize
+    }
+
     /// The address by which peers reach it.
     pub fn address(&self) -> &[u8] {
         &self.address

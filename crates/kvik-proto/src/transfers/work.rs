@@ -125,25 +125,24 @@ impl<R: Clone> Transfers<R> {
                 if flow.has_more() {
                     self.turns.sending.push(class, transfer);
                 }
+                let was = self.turns.sending.turn();
                 self.turns.sending.took(class, len);
                 let sums = flow.chunking.sums_of(&part);
                 let (session, position, len) = (self.session, part.start, len as u32);
                 let header = ChunkHeader { session, transfer, position, len, sums };
                 let request = request(flow, part, WorkKind::Send(header), cx.clock());
-                self.note_turn_of_bulk(class, cx);
+                self.note_turn_of_bulk(was, class, cx);
                 return request;
             }
         }
         None
     }
 
-    /// Channels that take only bulk while it waits had nothing to do while a handover did: it may be their turn now.
-    fn note_turn_of_bulk(&self, class: Class, cx: &mut Context<'_, R>) {
+    /// Channels that take only bulk while it waits had nothing to do while a handover did: their turn may have come.
+    fn note_turn_of_bulk(&self, was: [Class; 2], class: Class, cx: &mut Context<'_, R>) {
         let sending = &self.turns.sending;
-        if class == Class::Handover
-            && sending.waits(Class::Bulk)
-            && (sending.turn()[0] == Class::Bulk || !sending.waits(Class::Handover))
-        {
+        let turn = sending.turn() != was || !sending.waits(Class::Handover);
+        if class == Class::Handover && sending.waits(Class::Bulk) && turn {
             cx.tell(Event::Send(self.session));
         }
     }

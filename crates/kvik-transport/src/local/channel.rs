@@ -19,7 +19,7 @@
 //! A peer that was built before regions on GPUs could be shown takes the last four for nonsense, so they are for peers
 //! that have said in their hello that they understand them.
 
-use super::lock;
+use crate::basics::lock;
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::cuda::{GpuMemory, IpcHandle};
@@ -30,6 +30,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+/// More regions than this a peer does not show.
+pub(super) const MAX_REGIONS: usize = 4096;
 /// Bytes of a message, and of one with a GPU's handle.
 pub(super) const MESSAGE: usize = 64;
 pub(super) const LONG: usize = 128;
@@ -47,7 +49,7 @@ pub(super) const CLOSED: u8 = 7;
 pub(super) const GPUS: u32 = 1;
 
 /// Who shows regions on GPUs reads what the other says of them; of one that does not, none is opened any more.
-const MOST_WAITING: usize = 4 * super::MAX_REGIONS;
+const MOST_WAITING: usize = 4 * MAX_REGIONS;
 
 /// What waits to be sent, and what was sent and must stay.
 pub(super) struct LocalChannel {
@@ -299,6 +301,14 @@ impl Message {
     }
 }
 
+/// The error for a transfer whose local link is over before the transfer is.
+pub(crate) fn link_broke() -> Error {
+    Error::new(
+        Code::PeerLost,
+        "the local link to the peer broke under the transfer: it ended, or closed it; a new transfer connects again",
+    )
+}
+
 /// The handle in a message of kind [`SHARE_GPU`].
 pub(super) fn handle_in(bytes: &[u8; LONG]) -> IpcHandle {
     let mut handle = [0; IpcHandle::LEN];
@@ -330,7 +340,7 @@ impl Lease {
         if self.asked.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let channel = self.channel.upgrade().ok_or_else(super::link_broke)?;
+        let channel = self.channel.upgrade().ok_or_else(link_broke)?;
         channel.ask(self.region, self.showing).inspect_err(|_| self.asked.store(false, Ordering::Release))
     }
 

@@ -4,8 +4,9 @@
 //! where this process has none. The control thread, which hears of it, asks the driver for nothing. Before, the peer is
 //! asked to hold it: memory must not be freed while somebody has it open.
 
+use super::LocalLink;
 use super::channel::Lease;
-use super::{LocalLink, lock};
+use crate::basics::lock;
 use crate::from_host;
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::HostError;

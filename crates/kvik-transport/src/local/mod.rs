@@ -22,10 +22,12 @@ pub use transport::{LOCAL_LINK, Local, LocalConfig};
 pub use gpu::PeerGpuRegion;
 pub use populate::{Populated, Populator};
 
+use crate::basics::{lock, stopped};
 use crate::{RegionMemory, from_host};
+pub(crate) use channel::link_broke;
 use channel::{
-    CLOSED, GPUS, HELD, HELLO, LONG, Lease, LocalChannel, MESSAGE, OPENS, SHARE, SHARE_GPU, UNSHARE,
-    handle_in,
+    CLOSED, GPUS, HELD, HELLO, LONG, Lease, LocalChannel, MAX_REGIONS, MESSAGE, OPENS, SHARE, SHARE_GPU,
+    UNSHARE, handle_in,
 };
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::cuda::IpcHandle;
@@ -33,16 +35,14 @@ use kvik_host::unix::UnixConn;
 use kvik_host::{FenceTable, Io, PeerFence, PeerMemory, ProcessMemory};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a copy waits for a region that was announced on the control connection and is still on its way here.
 const ARRIVAL: Duration = Duration::from_secs(1);
 /// How often a copy that waits for a region looks whether it must stop.
 const LOOK: Duration = Duration::from_millis(5);
-/// More regions than this a peer does not show.
-const MAX_REGIONS: usize = 4096;
 
 /// Readable memory of the peer.
 #[derive(Debug)]
@@ -339,21 +339,4 @@ impl AsFd for LocalLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.conn.as_fd()
     }
-}
-
-/// The error for a transfer whose local link is over before the transfer is.
-pub(crate) fn link_broke() -> Error {
-    Error::new(
-        Code::PeerLost,
-        "the local link to the peer broke under the transfer: it ended, or closed it; a new transfer connects again",
-    )
-}
-
-/// Whether a stop was asked for.
-pub(crate) fn stopped(flag: &AtomicBool) -> bool {
-    flag.load(Ordering::Acquire)
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,7 +8,8 @@
 //! Page tables are memory of this process that a peer causes: they are made for at most [`MOST`] bytes of all peers'
 //! regions together, a 512th of which they take.
 
-use super::{PeerRegion, lock};
+use super::PeerRegion;
+use crate::basics::lock;
 use crate::from_host;
 use kvik_core::{Code, Result};
 use kvik_host::PeerMemory;

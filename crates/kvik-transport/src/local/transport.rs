@@ -1,6 +1,7 @@
 //! Memory of other processes on the host as a transport: which sessions have a local channel, and what they are shown.
 
-use super::{LocalLink, Populator, lock};
+use super::{LocalLink, Populator};
+use crate::basics::lock;
 use crate::copy::CopyPool;
 use crate::pace::Pace;
 use crate::{

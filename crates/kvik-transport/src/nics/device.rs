@@ -14,8 +14,10 @@ pub(crate) trait RmaDevice: Sized {
     /// The connection to a peer's NIC.
     type Conn: Copy;
 
-    /// Bytes of an operation, at most.
+    /// Bytes of an operation, at most; at most [`LONGEST`].
     fn longest(&self) -> u64;
+    /// Operations in flight over all connections; None where each has a queue of its own.
+    fn depth(&self) -> Option<usize>;
     /// Runs of memory here that one operation takes; at most [`PIECES`].
     fn pieces(&self) -> usize;
     /// Whether anybody but this many NICs holds the memory.
@@ -94,6 +96,9 @@ pub(crate) trait RmaDevice: Sized {
     /// The session is over, and nothing that was posted for it on either side is in flight.
     fn forget(&mut self, session: u64);
 }
+
+/// Bytes of any operation, at most: a NIC is as fast with this as with more, and sessions take turns.
+pub(crate) const LONGEST: u64 = 1 << 20;
 
 /// Runs of memory here that any operation takes, at most.
 pub(crate) const PIECES: usize = 8;

@@ -2,13 +2,16 @@
 
 use super::device::Run;
 use super::stats::NicStats;
-use crate::gpu::failed;
-use crate::local::stopped;
-use crate::{RegionMemory, WorkSource, finish};
-use kvik_core::{Error, Extent, Extents, Result};
+use crate::basics::stopped;
+use crate::services::finish;
+use crate::{RegionMemory, WorkSource};
+use kvik_core::{Class, Error, Extent, Extents};
 use kvik_proto::{Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// How long an operation may take to end after its transfer has.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
 pub(super) struct InFlight {
     pub request: WorkRequest<RegionMemory>,
@@ -17,7 +20,7 @@ pub(super) struct InFlight {
     /// Position in the stream up to which operations were posted.
     at: u64,
     /// Operations in flight.
-    pub out: u32,
+    pub out: usize,
     extents: u64,
     /// It has failed.
     error: Option<Error>,
@@ -49,6 +52,10 @@ impl InFlight {
         })
     }
 
+    pub fn class(&self) -> Class {
+        self.request.id.class()
+    }
+
     pub fn session(&self) -> u64 {
         self.request.id.session()
     }
@@ -73,11 +80,13 @@ impl InFlight {
         Some(first.left)
     }
 
-    /// An operation of these runs was posted.
-    pub fn posted(&mut self, pieces: &[Run]) {
-        self.at += pieces.iter().map(|run| run.len as u64).sum::<u64>();
+    /// An operation of these runs was posted: their bytes.
+    pub fn posted(&mut self, pieces: &[Run]) -> u64 {
+        let bytes = pieces.iter().map(|run| run.len as u64).sum();
+        self.at += bytes;
         self.out += 1;
         self.extents += pieces.len() as u64;
+        bytes
     }
 
     /// An operation has ended, or was stopped.
@@ -97,12 +106,12 @@ impl InFlight {
         self.error.is_some() || stopped(&self.request.stop)
     }
 
-    /// Whether it was left and waits in vain for so long for its operations to end.
-    pub fn is_stuck(&mut self, patience: Duration) -> bool {
+    /// Whether it was left, and has waited in vain for its operations to end.
+    pub fn is_stuck(&mut self) -> bool {
         if self.out == 0 || !self.is_left() {
             return false;
         }
-        self.left_since.get_or_insert_with(Instant::now).elapsed() > patience
+        self.left_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
     }
 
     /// What is in flight cannot be stopped: who waits for its transfer is told, once.
@@ -117,11 +126,12 @@ impl InFlight {
         self.out == 0 && self.doubt.is_none() && (self.is_left() || self.at >= self.request.part.end)
     }
 
-    /// Its operations were stopped here; on the way there may still be something of them.
-    pub fn stop(&mut self, error: &Error) {
-        if std::mem::take(&mut self.out) > 0 {
+    /// Its operations were stopped here, so many; on the way there may still be something of them.
+    pub fn stop(&mut self, error: &Error) -> usize {
+        if self.out > 0 {
             self.doubt.get_or_insert(error.clone());
         }
+        std::mem::take(&mut self.out)
     }
 
     /// The connection has mended: nothing that was posted can land any more. It begins again, which does no harm, since
@@ -139,7 +149,9 @@ impl InFlight {
             Some(error) => WorkOutcome::Failed(error),
             None if all => {
                 stats.moved(self.op, self.request.part.end - self.request.part.start);
-                match make_seen(&self.request.region, self.op) {
+                // Before anybody hears that it is there.
+                let seen = if self.op == Op::Read { self.request.region.flush_writes() } else { Ok(()) };
+                match seen {
                     Ok(()) => WorkOutcome::Done { extents: self.extents, verify: Duration::ZERO },
                     Err(error) => WorkOutcome::Failed(error),
                 }
@@ -152,13 +164,5 @@ impl InFlight {
     /// Gives it to another NIC. Nothing that was posted can land any more.
     pub fn give_back(self, work: &dyn WorkSource) {
         finish(work, self.request, WorkOutcome::Back);
-    }
-}
-
-/// Sees to it that a GPU sees what a NIC has read into its memory.
-fn make_seen(region: &RegionMemory, op: Op) -> Result<()> {
-    match (region, op) {
-        (RegionMemory::Gpu(memory), Op::Read) => memory.flush_writes().map_err(failed),
-        _ => Ok(()),
     }
 }

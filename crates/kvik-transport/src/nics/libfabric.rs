@@ -5,7 +5,7 @@
 //! one of them must be cut off.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, Operation, Posted, RmaDevice, goes_on};
+use super::device::{CancelScope, Done, LONGEST, Operation, Posted, RmaDevice, goes_on};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -16,8 +16,6 @@ use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
-const LONGEST: u64 = 1 << 20;
 /// How many of its addresses a NIC does not take again: where the lowest free one is given out, as many endpoints are
 /// opened to find another.
 const ADDRESSES: usize = 64;
@@ -181,6 +179,10 @@ impl RmaDevice for FabricRmaDevice {
 
     fn longest(&self) -> u64 {
         (self.nic.longest() as u64).clamp(1, LONGEST)
+    }
+
+    fn depth(&self) -> Option<usize> {
+        Some(self.depth.min(self.nic.depth()))
     }
 
     /// EFA takes one, and so do several others.

@@ -3,19 +3,27 @@
 //! - [`NicOptions`]: which NICs, and what speaks to them;
 //! - [`NicPool`]: their threads;
 //! - `device`: what a thread needs of a NIC; `libfabric`, `verbs` and `plugin` have it;
-//! - `worker`: the thread: what it is told, and when it sleeps;
-//! - `posting`: the work requests that it has in flight;
-//! - `connections`: its connections to peers: how they open, mend and close;
-//! - `warm_up`: connections that are opened before anything moves over them.
+//! - `worker`: the thread: what it is told (`inbox`), and when it sleeps;
+//! - `posting`: the work requests that it has in flight (`requests`), each session's in its turn (`turns`);
+//! - `connections`: its connections to `peers`: how they open, mend and close;
+//! - `warm_up`: connections that are opened before anything moves over them (`probes`);
+//! - `memories`: the memory that it knows; `told`: what all NICs of the engine share.
 
 mod connections;
 mod device;
 mod in_flight;
+mod inbox;
 mod libfabric;
+mod memories;
 mod options;
+mod peers;
 mod plugin;
 mod posting;
+mod probes;
+mod requests;
 mod stats;
+mod told;
+mod turns;
 mod verbs;
 mod warm_up;
 mod worker;
@@ -23,19 +31,18 @@ mod worker;
 pub use options::{NicKind, NicOptions};
 pub use stats::NicStats;
 
-use crate::local::lock;
+use crate::basics::lock;
 use crate::{RegionMemory, Services, TransportId, from_host};
+use inbox::{Command, Fence, Inbox};
 use kvik_core::{Code, Error, Result};
-use kvik_host::event::EventFd;
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use kvik_proto::{NicAnswer, NicCall, NicCallKind, NicKey, Nics};
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use worker::Place;
+use told::{Told, Unreachable};
+use worker::{Place, Worker};
 
 /// How long a thread may take to answer before its caller goes on without: far longer than any driver takes to forget
 /// memory.
@@ -48,197 +55,12 @@ const OPEN: Duration = Duration::from_secs(60);
 pub(crate) struct NicPool {
     workers: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Threads that have opened their NICs wait here for somebody to serve.
+    waiting: Mutex<Vec<SyncSender<Arc<Services>>>>,
     told: Arc<Told>,
     transport: TransportId,
     mechanism: String,
     stats: Vec<Arc<NicStats>>,
-}
-
-/// What a thread is told.
-pub(crate) enum Command {
-    /// Work requests come from here.
-    Serve(Arc<Services>),
-    /// The session may have something to post.
-    Post(u64),
-    /// A transfer must stop: look at the work requests in flight.
-    Halt,
-    /// Peers may reach this engine's memory: they need the thread's help.
-    Expose,
-    /// The session's peer has other addresses now.
-    Find(u64),
-    /// A NIC of the session's peer wants a connection to this one.
-    Called(u64, NicCall),
-    /// The session's peer has answered this one.
-    Answered(u64, NicAnswer),
-    /// The connection to the session's peer is to be open, before this time is over.
-    WarmUp(u64, Instant),
-    /// The session is over.
-    Forget(u64),
-    /// The session is over, and its peer may still reach memory here.
-    Fence(Arc<Fence>),
-    /// The NIC must know this memory.
-    Register(RegionMemory, SyncSender<Result<NicKey>>),
-    /// It need not know it any more.
-    Unregister(usize, SyncSender<()>),
-    /// It must know it again, as before.
-    Keep(usize),
-    /// End.
-    Stop,
-}
-
-/// Threads that have not yet cut the path of a session's peer.
-pub(crate) struct Fence {
-    session: u64,
-    left: AtomicUsize,
-}
-
-impl Fence {
-    /// This thread has: true for the last one.
-    fn is_done(&self) -> bool {
-        self.left.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-}
-
-/// What waits for a thread.
-pub(crate) struct Inbox {
-    waiting: Mutex<Waiting>,
-    waker: EventFd,
-}
-
-#[derive(Default)]
-struct Waiting {
-    commands: Vec<Command>,
-    /// Sessions that have a `Post` among the commands already, and whether `Halt` and `Expose` are there.
-    posts: HashSet<u64>,
-    told: [bool; 2],
-    /// Where what is said again and again is among the commands: a later word of its kind takes its place, so that a
-    /// peer can fill nothing.
-    words: HashMap<(u64, Word), usize>,
-}
-
-/// What is said to a NIC again and again, of which the last counts.
-#[derive(PartialEq, Eq, Hash)]
-enum Word {
-    /// One of the peer's NICs calls.
-    Call(u8, NicCallKind),
-    /// The peer answers.
-    Answer(NicCallKind),
-    /// The engine wants it warmed up.
-    WarmUp,
-}
-
-impl Waiting {
-    /// Whether it is news, and not said among what waits already.
-    fn is_news(&mut self, command: &Command) -> bool {
-        match command {
-            Command::Post(session) => self.posts.insert(*session),
-            Command::Halt => !std::mem::replace(&mut self.told[0], true),
-            Command::Expose => !std::mem::replace(&mut self.told[1], true),
-            _ => true,
-        }
-    }
-
-    fn put(&mut self, command: Command) {
-        let word = match &command {
-            Command::Called(session, call) => Some((*session, Word::Call(call.from, call.kind))),
-            Command::Answered(session, answer) => Some((*session, Word::Answer(answer.kind))),
-            Command::WarmUp(session, _) => Some((*session, Word::WarmUp)),
-            _ => None,
-        };
-        let next = self.commands.len();
-        let at = word.map_or(next, |word| *self.words.entry(word).or_insert(next));
-        match (self.commands.get_mut(at), command) {
-            (Some(Command::WarmUp(_, earlier)), Command::WarmUp(_, until)) => *earlier = until.max(*earlier),
-            (Some(earlier), command) => *earlier = command,
-            (None, command) => self.commands.push(command),
-        }
-    }
-}
-
-impl Inbox {
-    fn put(&self, command: Command) {
-        let mut waiting = lock(&self.waiting);
-        let first = waiting.commands.is_empty();
-        if waiting.is_news(&command) {
-            waiting.put(command);
-        }
-        drop(waiting);
-        if first && let Err(error) = self.waker.signal() {
-            log::error!("a NIC's thread cannot be woken: {error}");
-        }
-    }
-
-    fn take(&self, into: &mut Vec<Command>) {
-        let mut waiting = lock(&self.waiting);
-        waiting.posts.clear();
-        waiting.words.clear();
-        waiting.told = [false; 2];
-        std::mem::swap(&mut waiting.commands, into);
-    }
-}
-
-/// What an engine's NICs share.
-#[derive(Default)]
-pub(crate) struct Told {
-    /// What peers are told of them.
-    nics: Mutex<Nics>,
-    /// Transfers for which peers may reach memory here.
-    exposed: AtomicUsize,
-}
-
-impl Told {
-    /// A NIC is reached at another address from now on: what peers are told.
-    fn moved(&self, number: usize, address: Vec<u8>) -> Nics {
-        let mut nics = lock(&self.nics);
-        if let Some(known) = nics.addresses.get_mut(number) {
-            *known = address;
-        }
-        nics.clone()
-    }
-
-    /// Whether peers may reach memory here now: a NIC's thread looks after that.
-    fn is_exposed(&self) -> bool {
-        self.exposed.load(Ordering::Acquire) > 0
-    }
-}
-
-/// Which NICs cannot reach a session's peer for the time being.
-pub(crate) struct Unreachable {
-    nics: usize,
-    sessions: Mutex<HashMap<u64, u32>>,
-}
-
-impl Unreachable {
-    fn new(nics: usize) -> Unreachable {
-        Unreachable { nics, sessions: Mutex::default() }
-    }
-
-    /// This NIC cannot: whether another may still.
-    fn mark(&self, session: u64, nic: usize) -> bool {
-        let mut sessions = lock(&self.sessions);
-        let unreachable = sessions.entry(session).or_default();
-        *unreachable |= 1 << nic;
-        (unreachable.count_ones() as usize) < self.nics
-    }
-
-    /// It may try all of them again.
-    fn clear_nic(&self, nic: usize) {
-        lock(&self.sessions).retain(|_, unreachable| {
-            *unreachable &= !(1 << nic);
-            *unreachable != 0
-        });
-    }
-
-    /// It may try again, or need not any more.
-    fn clear(&self, session: u64, nic: usize) {
-        let mut sessions = lock(&self.sessions);
-        if let Some(unreachable) = sessions.get_mut(&session) {
-            *unreachable &= !(1 << nic);
-            if *unreachable == 0 {
-                sessions.remove(&session);
-            }
-        }
-    }
 }
 
 /// What a thread said, which may have ended instead, or may be stuck in the NIC's driver.
@@ -293,6 +115,7 @@ impl NicPool {
         let mut pool = NicPool {
             workers: Vec::new(),
             threads: Mutex::default(),
+            waiting: Mutex::default(),
             told: Arc::default(),
             transport: options.kind.transport(),
             mechanism: options.kind.mechanism().unwrap_or_default(),
@@ -327,7 +150,7 @@ impl NicPool {
             let text = "the NICs have longer addresses than a greeting has room for: name fewer of them";
             return Err(Error::new(Code::TransportUnavailable, text));
         }
-        *lock(&pool.told.nics) = nics;
+        pool.told.set(nics);
         Ok(pool)
     }
 
@@ -340,13 +163,12 @@ impl NicPool {
         open: impl Fn(N) -> Result<C> + Clone + Send + 'static,
     ) -> Result<Vec<Vec<u8>>> {
         let nics = named(options, nics)?;
-        let unreachable = Arc::new(Unreachable::new(nics.len()));
+        let unreachable = Unreachable::new(nics.len());
         let mut opening = Vec::new();
         for (number, (name, nic)) in nics.into_iter().enumerate() {
-            let waker = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
-            let inbox = Arc::new(Inbox { waiting: Mutex::default(), waker });
+            let inbox = Inbox::new()?;
             let stats = Arc::new(NicStats::new(name));
-            let (tell, opened) = sync_channel(1);
+            let ((tell, opened), (serve, begin)) = (sync_channel(1), sync_channel(1));
             let place = Place {
                 number,
                 inbox: inbox.clone(),
@@ -356,16 +178,19 @@ impl NicPool {
             };
             let open = open.clone();
             let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
-                let worker = open(nic).and_then(|device| worker::Worker::new(device, place));
-                match worker {
-                    Ok((mut worker, address)) => {
+                match open(nic).and_then(|device| Worker::open(device, place)) {
+                    Ok((address, serve)) => {
                         let _ = tell.send(Ok(address));
-                        worker.run();
+                        // Nobody is there when the pool ends before.
+                        if let Ok(services) = begin.recv() {
+                            serve(services).run();
+                        }
                     }
                     Err(error) => drop(tell.send(Err(error))),
                 }
             });
             lock(&self.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
+            lock(&self.waiting).push(serve);
             self.workers.push(inbox);
             self.stats.push(stats);
             opening.push(opened);
@@ -382,14 +207,17 @@ impl NicPool {
         opened
     }
 
-    /// Begins to serve work requests.
+    /// Begins to serve work requests, and to do what it is told.
     pub fn serve(&self, services: &Arc<Services>) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Serve(services.clone())));
+        for thread in lock(&self.waiting).drain(..) {
+            // One that has ended has said why.
+            let _ = thread.send(services.clone());
+        }
     }
 
     /// What peers are told.
     pub fn nics(&self) -> Nics {
-        lock(&self.told.nics).clone()
+        self.told.nics()
     }
 
     /// What reports call the mechanism.
@@ -504,10 +332,9 @@ impl NicPool {
 
     /// For so many transfers peers may reach this engine's memory now.
     pub fn expose(&self, transfers: usize) {
-        if self.told.exposed.swap(transfers, Ordering::AcqRel) > 0 || transfers == 0 {
-            return;
+        if self.told.expose(transfers) {
+            self.workers.iter().for_each(|worker| worker.put(Command::Expose));
         }
-        self.workers.iter().for_each(|worker| worker.put(Command::Expose));
     }
 
     /// The session is over.
@@ -517,12 +344,13 @@ impl NicPool {
 
     /// Cuts the path of a session's peer, and tells when no NIC can touch memory for it any more.
     pub fn fence(&self, session: u64) {
-        let fence = Arc::new(Fence { session, left: AtomicUsize::new(self.workers.len()) });
+        let fence = Fence::new(session, self.workers.len());
         self.workers.iter().for_each(|worker| worker.put(Command::Fence(fence.clone())));
     }
 
     /// Closes the NICs and ends the threads.
     pub fn stop(&self) {
+        lock(&self.waiting).clear();
         self.workers.iter().for_each(|worker| worker.put(Command::Stop));
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {

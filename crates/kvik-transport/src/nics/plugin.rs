@@ -4,7 +4,7 @@
 //! changes, for all of them: who had a connection takes the new address, and posts again what it had in flight.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, Operation, PIECES, Posted, RmaDevice};
+use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -14,9 +14,6 @@ use kvik_proto::{NicKey, Op};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
-const LONGEST: u64 = 1 << 20;
 
 /// See the module's text.
 pub(super) struct PluginRmaDevice {
@@ -92,6 +89,10 @@ impl RmaDevice for PluginRmaDevice {
 
     fn longest(&self) -> u64 {
         self.device.longest().clamp(1, LONGEST)
+    }
+
+    fn depth(&self) -> Option<usize> {
+        Some(self.device.depth())
     }
 
     fn pieces(&self) -> usize {

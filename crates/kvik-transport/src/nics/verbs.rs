@@ -5,7 +5,7 @@
 //! was posted by closing the initiator, what a peer may still send by closing its target. Other peers notice nothing.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, Operation, PIECES, Posted, RmaDevice, goes_on};
+use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, goes_on};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -19,8 +19,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of an operation: a NIC is as fast with this as with more, and transfers take turns.
-const LONGEST: u64 = 1 << 20;
 /// How often a busy thread looks for events of the device; one that sleeps is woken by them.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -178,6 +176,10 @@ impl RmaDevice for VerbsRmaDevice {
 
     fn longest(&self) -> u64 {
         u64::from(self.device.port().longest).clamp(1, LONGEST)
+    }
+
+    fn depth(&self) -> Option<usize> {
+        None
     }
 
     fn pieces(&self) -> usize {

@@ -1,24 +1,22 @@
 //! A NIC's thread: what it is told, and when it sleeps.
 
-use super::connections::Peer;
 use super::device::{Done, RmaDevice, Run};
-use super::in_flight::InFlight;
+use super::inbox::{Command, Fence, Inbox};
+use super::memories::Memories;
+use super::peers::Peers;
+use super::probes::Probes;
+use super::requests::Requests;
 use super::stats::NicStats;
-use super::warm_up::Probe;
-use super::{Command, Fence, Inbox, Told, Unreachable};
-use crate::{RegionMemory, Services, from_host};
-use kvik_core::{Class, ClassQueue, Code, Error, Result};
+use super::told::{Told, Unreachable};
+use crate::{Services, from_host};
+use kvik_core::{Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
-use kvik_proto::NicKey;
-use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const WAKER: u64 = 0;
 const QUEUE: u64 = 1;
-/// Work requests in flight: enough small chunks to fill a queue, few enough that transfers take turns.
-const MAX_REQUESTS: usize = 16;
 /// How long the thread sleeps at most while something is in flight: stops are looked at.
 const STOP_POLL: Duration = Duration::from_millis(10);
 /// An idle thread wakes this rarely; everything that matters wakes it at once.
@@ -41,80 +39,53 @@ pub(super) struct Place {
 pub(super) struct Worker<C: RmaDevice> {
     inbox: Arc<Inbox>,
     pub number: usize,
-    pub unreachable: Arc<Unreachable>,
     pub stats: Arc<NicStats>,
     /// What all NICs of the engine share with it.
     pub told: Arc<Told>,
     epoll: Rc<Epoll>,
-    pub services: Option<Arc<Services>>,
-    // What follows is in the order in which it is let go of: what the device made before the device.
-    pub known: HashMap<usize, C::Known>,
-    /// Memory that is let go of when nobody else holds it.
-    leaving: HashMap<usize, C::Known>,
-    /// What peers' NICs read to see that they reach this one, once one has asked for it.
-    pub page: Option<(C::Known, NicKey)>,
+    pub services: Arc<Services>,
+    // In the order in which they are let go of: what the device made before the device.
+    pub memories: Memories<C>,
     pub device: C,
     /// The device tells by a descriptor when to poll.
     waits: bool,
-    /// Why the NIC cannot be used now.
-    pub down: Option<Error>,
-    /// Why it never can again: what has ended cannot be learnt of it.
+    /// Why the NIC never can be used again: what has ended cannot be learnt of it.
     pub broken: Option<Error>,
-    pub peers: HashMap<u64, Peer<C::Conn>>,
-    /// Sessions whose peer cannot be reached as it was.
-    pub degraded: BTreeSet<u64>,
-    /// Sessions that may have something to post, by class.
-    pub wants: ClassQueue<u64>,
-    /// Connections that are to be warmed up, by session.
-    pub probes: HashMap<u64, Probe>,
-    /// The number of the next operation that is no work request's.
-    pub next_probe: u64,
-    /// Until when peers' NICs may read the page.
-    pub probed_until: Option<Instant>,
-    pub requests: Vec<Option<InFlight>>,
-    /// Work requests with something left to post.
-    pub turns: VecDeque<usize>,
+    pub peers: Peers<C::Conn>,
+    pub requests: Requests,
+    pub probes: Probes,
     pub done: Vec<Done>,
     /// The runs of the next operation, kept for their room.
     pub pieces: Vec<Run>,
 }
 
 impl<C: RmaDevice> Worker<C> {
-    /// The thread's state, and the address that peers reach its NIC by.
-    pub fn new(mut device: C, place: Place) -> Result<(Self, Vec<u8>)> {
+    /// The address that peers reach its NIC by, and what makes the thread's state when it is to serve.
+    pub fn open(mut device: C, place: Place) -> Result<(Vec<u8>, impl FnOnce(Arc<Services>) -> Self)> {
         let Place { number, inbox, unreachable, stats, told } = place;
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Rc::new(Epoll::new().map_err(fail)?);
-        epoll.add(&inbox.waker, WAKER, Interest::READ).map_err(fail)?;
+        epoll.add(inbox.waker(), WAKER, Interest::READ).map_err(fail)?;
         let address = device.address()?;
         let waits = device.watch(&epoll, QUEUE)?;
-        let worker = Worker {
+        let serve = move |services| Worker {
+            requests: Requests::new(device.depth()),
+            peers: Peers::new(number, stats.clone(), unreachable),
             inbox,
             number,
-            unreachable,
             stats,
             told,
             epoll,
-            services: None,
-            known: HashMap::new(),
-            leaving: HashMap::new(),
-            page: None,
+            services,
+            memories: Memories::new(),
             device,
             waits,
-            down: None,
             broken: None,
-            peers: HashMap::new(),
-            degraded: BTreeSet::new(),
-            wants: ClassQueue::default(),
-            probes: HashMap::new(),
-            next_probe: 0,
-            probed_until: None,
-            requests: (0..MAX_REQUESTS).map(|_| None).collect(),
-            turns: VecDeque::new(),
+            probes: Probes::default(),
             done: Vec::new(),
             pieces: Vec::new(),
         };
-        Ok((worker, address))
+        Ok((address, serve))
     }
 
     pub fn run(&mut self) {
@@ -127,9 +98,6 @@ impl<C: RmaDevice> Worker<C> {
                 return self.end();
             }
             if events.iter().any(|event| event.token == WAKER) {
-                if let Err(error) = self.inbox.waker.drain() {
-                    log::error!("a NIC's thread cannot read its waker: {error}");
-                }
                 self.inbox.take(&mut commands);
                 for command in commands.drain(..) {
                     if matches!(command, Command::Stop) {
@@ -145,36 +113,31 @@ impl<C: RmaDevice> Worker<C> {
 
     /// How long the thread may sleep now.
     fn wait(&mut self, idle: u32) -> Duration {
-        let busy = self.requests.iter().any(Option::is_some)
-            || !self.leaving.is_empty()
-            || !self.degraded.is_empty()
-            || self.is_warming_up()
+        let busy = !self.requests.is_empty()
+            || self.memories.is_leaving()
+            || !self.peers.degraded().is_empty()
+            || self.probes.is_busy()
             || self.told.is_exposed();
         match (busy, self.waits) {
             (_, true) if self.broken.is_none() && !self.device.may_wait() => Duration::ZERO,
             (true, true) => STOP_POLL,
             (true, false) if idle < SPINS => Duration::ZERO,
             (true, false) => SPIN_PAUSE,
-            (false, _) => self.soonest_opening().unwrap_or(IDLE_WAIT),
+            (false, _) => self.peers.soonest_opening().unwrap_or(IDLE_WAIT),
         }
     }
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Serve(services) => self.services = Some(services),
-            Command::Post(session) => {
-                Class::ALL.into_iter().for_each(|class| self.wants.push_once(class, session));
-            }
+            Command::Post(session) => self.requests.turns().wait(session),
             Command::Register(memory, answer) => {
-                let known = self.register(memory);
-                let _ = answer.send(known);
+                let _ = answer.send(self.memories.register(&mut self.device, memory));
             }
             Command::Unregister(name, answer) => {
-                self.leaving.extend(self.known.remove_entry(&name));
-                self.let_go();
+                self.memories.withdraw(name, self.peers.nics_here());
                 let _ = answer.send(());
             }
-            Command::Keep(name) => self.known.extend(self.leaving.remove_entry(&name)),
+            Command::Keep(name) => self.memories.keep(name),
             Command::Find(session) => self.find(session),
             Command::Called(session, call) => self.called(session, call),
             Command::Answered(session, answer) => self.answered(session, answer),
@@ -186,82 +149,62 @@ impl<C: RmaDevice> Worker<C> {
         }
     }
 
-    fn register(&mut self, memory: RegionMemory) -> Result<NicKey> {
-        let name = memory.name();
-        let (known, key) = self.device.register(memory)?;
-        self.known.insert(name, known);
-        Ok(key)
-    }
-
-    /// Lets go of memory that only NICs hold.
-    fn let_go(&mut self) {
-        let nics = self.unreachable.nics;
-        self.leaving.retain(|_, known| C::is_held(known, nics));
-    }
-
     /// One turn: takes what has ended, and posts what there is room for. Whether anything moved.
     fn progress(&mut self) -> bool {
-        if !self.leaving.is_empty() {
-            self.let_go();
-        }
-        let Some(services) = self.services.clone() else { return false };
+        self.memories.let_go(self.peers.nics_here());
         let mut moved = self.take_completions();
-        self.look_at_port();
-        self.reconnect(&services);
-        self.progress_probes(&services);
-        self.report(&services);
-        moved |= self.take_work(&services);
-        moved |= self.post(&services);
+        self.peers.set_down(self.broken.clone().or_else(|| self.device.down()));
+        self.reconnect();
+        self.progress_probes();
+        self.report();
+        moved |= self.take_work();
+        moved |= self.post();
         // What could not be posted at all is over at once.
-        self.report(&services);
+        self.report();
         moved
     }
 
     /// Nothing of the session's peer may land here any more.
     fn fence(&mut self, fence: &Fence) {
-        let session = fence.session;
+        let session = fence.session();
         self.abandon(session, "the session has ended");
-        let cut = self.device.fence(session);
-        match (cut, self.services.clone()) {
-            (Ok(moved), Some(services)) => {
+        match self.device.fence(session) {
+            Ok(moved) => {
                 // First: what all peers need next takes its time.
                 if fence.is_done() {
-                    services.sessions.fenced(session);
+                    self.services.sessions.fenced(session);
                 }
                 if moved {
-                    self.tell_address(&services);
+                    self.tell_address();
                 }
             }
             // Then pages stay in quarantine, and nobody takes them for free.
-            (Err(error), _) => log::error!("a NIC cannot cut off a peer: {error}"),
-            (Ok(_), None) => {}
+            Err(error) => log::error!("a NIC cannot cut off a peer: {error}"),
         }
-        self.close_conn(session);
-        self.peers.remove(&session);
-        self.degraded.remove(&session);
-        self.probes.remove(&session);
-        self.device.forget(session);
+        self.probes.remove(session);
+        self.forget_peer(session);
     }
 
     pub fn forget(&mut self, session: u64) {
-        Class::ALL.iter().for_each(|class| self.wants.remove(*class, &session));
-        self.degraded.remove(&session);
-        self.unreachable.clear(session, self.number);
-        self.end_probe(session);
+        self.requests.turns().forget(session);
+        self.peers.leave(session);
+        self.probes.end(session);
         // Operations that are in flight name it still: it goes with them, by a fence, or with its probe.
         if self.in_flight(session) == 0 {
-            self.close_conn(session);
-            self.peers.remove(&session);
-            self.device.forget(session);
+            self.forget_peer(session);
         }
     }
 
+    fn forget_peer(&mut self, session: u64) {
+        self.close_conn(session);
+        self.peers.remove(session);
+        self.device.forget(session);
+    }
+
     fn end(&mut self) {
-        let sessions: Vec<u64> = self.requests.iter().flatten().map(InFlight::session).collect();
-        for session in sessions {
+        for session in self.requests.sessions() {
             self.abandon(session, "the engine was closed");
         }
-        self.services = None;
     }
 
     /// Fails a session's work requests, and stops what was posted for them. Nobody is left to vouch for what is on the
@@ -270,8 +213,6 @@ impl<C: RmaDevice> Worker<C> {
         if self.in_flight(session) > 0 {
             self.cut(session);
         }
-        if let Some(services) = self.services.clone() {
-            self.reassign(&services, session, false, &Error::new(Code::PeerLost, why));
-        }
+        self.reassign(session, false, &Error::new(Code::PeerLost, why));
     }
 }

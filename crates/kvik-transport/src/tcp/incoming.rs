@@ -4,12 +4,12 @@
 //! it takes a piece of the payload, which is summed at once, while it is in the cache. Pages of a GPU are received into
 //! page-locked memory piece by piece; one goes on to the GPU while the next is received.
 
+use crate::basics::stopped;
 use crate::copy::mismatch;
-use crate::local::stopped;
 use crate::sums::{PIECE, Running};
 use crate::tcp::outgoing::Tools;
 use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
-use crate::tcp::{CHANNEL, Stream};
+use crate::tcp::stream::{CHANNEL, Stream};
 use crate::{RegionMemory, Services, WorkSource, from_host};
 use kvik_core::{Class, Code, Error, Result};
 use kvik_host::cuda::GpuMemory;

@@ -15,7 +15,7 @@ mod worker;
 pub use stream::Stream;
 pub use transport::{Tcp, TcpConfig};
 
-use crate::local::lock;
+use crate::basics::lock;
 use crate::{Services, from_host};
 use kvik_core::{Class, Code, Result};
 use kvik_host::event::EventFd;
@@ -25,9 +25,6 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-
-/// Who asks for memory here.
-const CHANNEL: &str = "a TCP channel";
 
 /// The threads that serve an engine's TCP channels.
 pub(crate) struct TcpPool {

@@ -4,11 +4,12 @@
 //! finds it in the cache, and the other side receives one piece while the next is summed. Pages of a GPU go piece by
 //! piece too: one is fetched while the one before is sent.
 
-use crate::local::stopped;
+use crate::basics::stopped;
+use crate::services::finish;
 use crate::sums::{Checksummer, Running, SENT};
 use crate::tcp::staged::{Copies, HALF, Stagings, half_of, piece_end, place};
-use crate::tcp::{CHANNEL, Stream};
-use crate::{Queue, RegionMemory, WorkSource, finish, from_host};
+use crate::tcp::stream::{CHANNEL, Stream};
+use crate::{Queue, RegionMemory, WorkSource, from_host};
 use kvik_core::{Class, Code, Error, Result};
 use kvik_host::{Io, RunBuffer, SendBatch, SendRun};
 use kvik_proto::{

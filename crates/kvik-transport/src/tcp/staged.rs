@@ -10,9 +10,10 @@
 //! cannot be stopped: where it does not get there, whoever waits for the transfer is told so by name, and the memory
 //! stays held until it does.
 
+use crate::basics::stopped;
 use crate::gpu::{PATIENCE, failed, stuck};
-use crate::local::stopped;
-use crate::{RegionMemory, WorkSource, finish, from_host};
+use crate::services::finish;
+use crate::{RegionMemory, WorkSource, from_host};
 use kvik_core::{Code, Error, Result, View};
 use kvik_host::cuda::{GpuMemory, Mark, Pinned, Stream};
 use kvik_host::event::EventFd;

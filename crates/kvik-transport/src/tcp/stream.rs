@@ -13,6 +13,9 @@ use kvik_proto::Binding;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+/// Who asks for memory here.
+pub(super) const CHANNEL: &str = "a TCP channel";
+
 /// How long nobody may acknowledge what a channel sends. A firewall that forgets idle connections, or a path of which
 /// a part has died, can swallow a channel while the session's control connection lives: without an end of their own,
 /// such channels would cost every transfer its deadline. It is longer than the pauses of a crowded link.

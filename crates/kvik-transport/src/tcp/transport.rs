@@ -1,7 +1,7 @@
 //! TCP channels as a transport: which sessions have channels, and how many.
 
 use super::{Place, Stream, TcpPool};
-use crate::local::lock;
+use crate::basics::lock;
 use crate::pace::Pace;
 use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, SessionEvents, Transport, TransportId};
 use kvik_core::{RegionId, Result};

@@ -144,18 +144,9 @@ impl TlsLink {
     pub fn shake(&mut self, conn: &TcpConn) -> Result<Io> {
         let mut reads = 0;
         while self.tls.is_handshaking() {
-            if self.from < self.to {
-                self.decrypt(conn)?;
-                continue;
-            }
             self.flush(conn)?;
-            if reads == 2 {
-                return Ok(Io::Blocked);
-            }
-            reads += 1;
-            match self.fill(conn)? {
-                Io::Done(_) => {}
-                other => return Ok(other),
+            if let Some(nothing) = self.take_some(conn, &mut reads)? {
+                return Ok(nothing);
             }
         }
         Ok(if self.flush(conn)? { Io::Done(0) } else { Io::Blocked })
@@ -229,22 +220,28 @@ impl TlsLink {
             if full {
                 return Ok(Io::Done(total));
             }
-            if self.from < self.to {
-                self.decrypt(conn)?;
-                continue;
-            }
-            if total > 0 {
+            if total > 0 && self.from == self.to {
                 return Ok(Io::Done(total));
             }
-            if reads == 2 {
-                return Ok(Io::Blocked);
-            }
-            reads += 1;
-            match self.fill(conn)? {
-                Io::Done(_) => {}
-                other => return Ok(other),
+            if let Some(nothing) = self.take_some(conn, &mut reads)? {
+                return Ok(nothing);
             }
         }
+    }
+
+    /// Gives rustls some of what has come, and reads the socket where that is nothing, twice at most: why there is
+    /// nothing more.
+    fn take_some(&mut self, conn: &TcpConn, reads: &mut u32) -> Result<Option<Io>> {
+        if self.from < self.to {
+            self.decrypt(conn)?;
+            return Ok(None);
+        }
+        if *reads == 2 {
+            return Ok(Some(Io::Blocked));
+        }
+        *reads += 1;
+        let read = self.fill(conn)?;
+        Ok(if matches!(read, Io::Done(_)) { None } else { Some(read) })
     }
 
     /// Fills the stage, which is empty, from the socket.

@@ -1,0 +1,166 @@
+//! Handovers go before bulk, and peers share: by what has ended when something else ends, not by any clock.
+//!
+//! Whoever gives out the work is held until all transfers wait; what happens then is the order of the queues.
+
+use crate::common::PATIENCE;
+use crate::pair::{Kind, OPS, Op, Pair, metric, whole};
+use crate::{EFA, ROCE, Standin, VERBS};
+use kvik_core::Class;
+use kvik_engine::{Engine, Grant, PageSet, Region, Transfer, TransferOptions, Verify};
+use kvik_transport::faulty::Faults;
+use std::sync::Arc;
+
+const PAGE: u64 = 64 << 10;
+const MIB: u32 = (1 << 20) / PAGE as u32;
+
+fn of(class: Class) -> TransferOptions {
+    let (deadline, verify) = (Some(PATIENCE), Some(Verify::Off));
+    TransferOptions { class, deadline, verify, ..Default::default() }
+}
+
+/// The faults of the side that gives out chunks: who sends them, copies them, or posts them.
+fn claimer(pair: &Pair, op: Op) -> &Arc<Faults> {
+    match (pair.kind.transport, op) {
+        ("tcp", Op::Read) => &pair.theirs,
+        ("tcp", Op::Write) => &pair.ours,
+        _ => pair.mover(op),
+    }
+}
+
+/// Page sets of both sides, of so many MiB.
+struct Sets {
+    mine: PageSet,
+    grant: Grant,
+    _regions: (Region, Region),
+}
+
+fn sets(pair: &Pair, op: Op, mib: u32) -> Sets {
+    let (there, here) = pair.regions(mib * MIB, PAGE);
+    let (mine, grant) = (whole(&here, PAGE), pair.grant(op, &whole(&there, PAGE)));
+    Sets { mine, grant, _regions: (there, here) }
+}
+
+/// One small transfer takes the way first, so that all is open, and one more is held in it.
+fn hold(pair: &Pair, op: Op) -> (Transfer, Sets) {
+    let small = sets(pair, op, 1);
+    pair.begin_with(op, &small.mine, &small.grant, of(Class::Handover)).wait(Some(PATIENCE)).unwrap();
+    let faults = claimer(pair, op);
+    faults.hold_from(faults.given());
+    let held = pair.begin_with(op, &small.mine, &small.grant, of(Class::Bulk));
+    assert!(faults.wait_held(1, PATIENCE), "nothing was ever in flight");
+    (held, small)
+}
+
+fn done(transfers: &[Transfer]) -> usize {
+    transfers.iter().filter(|transfer| transfer.is_done()).count()
+}
+
+fn end(transfers: Vec<Transfer>) {
+    for transfer in transfers {
+        transfer.wait(Some(PATIENCE)).unwrap();
+    }
+}
+
+/// Sixteen transfers of bulk wait already when a handover comes that is as large as all of them.
+pub fn a_handover_goes_before_the_bulk_that_came_first(kind: &'static Kind) {
+    for op in OPS {
+        let pair = Pair::new(kind);
+        let (small, large) = (sets(&pair, op, 2), sets(&pair, op, 32));
+        let (held, _small) = hold(&pair, op);
+        let bulk: Vec<Transfer> =
+            (0..16).map(|_| pair.begin_with(op, &small.mine, &small.grant, of(Class::Bulk))).collect();
+        let handover = pair.begin_with(op, &large.mine, &large.grant, of(Class::Handover));
+        // A question has its answer: the owner has all requests.
+        pair.other.extend(large.grant.ticket(), PATIENCE, of(Class::Handover)).unwrap().wait(None).unwrap();
+        claimer(&pair, op).release();
+        handover.wait(Some(PATIENCE)).unwrap();
+        let before = done(&bulk);
+        assert!(before <= 4, "{op:?}: {before} of 16 transfers of bulk went before it");
+        end(bulk);
+        held.wait(Some(PATIENCE)).unwrap();
+        for (class, bytes) in [(Class::Handover, 33u64 << 20), (Class::Bulk, 33 << 20)] {
+            for engine in [&pair.owner, &pair.other] {
+                let moved = bytes_of(engine, class);
+                assert_eq!(moved, bytes as f64, "{op:?}: counted as {class}");
+            }
+        }
+    }
+}
+
+fn bytes_of(engine: &Engine, class: Class) -> f64 {
+    let name = "kvik_transfer_bytes_total";
+    let directions = ["in", "out"].into_iter();
+    let roles = directions.flat_map(|way| ["initiator", "owner"].map(|role| (way, role)));
+    let series = |(way, role)| format!("{name}{{role=\"{role}\",direction=\"{way}\",class=\"{class}\"");
+    roles.map(|of| metric(engine, &series(of))).sum()
+}
+
+/// Sixteen large handovers saturate, and one transfer of bulk comes last.
+pub fn bulk_is_not_starved(kind: &'static Kind) {
+    for op in OPS {
+        let pair = Pair::new(kind);
+        let (large, small) = (sets(&pair, op, 8), sets(&pair, op, 4));
+        let (held, _small) = hold(&pair, op);
+        let handovers: Vec<Transfer> =
+            (0..16).map(|_| pair.begin_with(op, &large.mine, &large.grant, of(Class::Handover))).collect();
+        let bulk = pair.begin_with(op, &small.mine, &small.grant, of(Class::Bulk));
+        pair.other.extend(small.grant.ticket(), PATIENCE, of(Class::Handover)).unwrap().wait(None).unwrap();
+        claimer(&pair, op).release();
+        bulk.wait(Some(PATIENCE)).unwrap();
+        // Its ninth is there after 36 MiB of 128, when none of those that share the rest is through.
+        let before = done(&handovers);
+        assert!(before <= 8, "{op:?}: {before} of 16 handovers went before it");
+        end(handovers);
+        held.wait(Some(PATIENCE)).unwrap();
+    }
+}
+
+/// Two peers read from one owner, one of them with four times as many transfers open.
+pub fn peers_share(kind: &'static Kind) {
+    let pair = Pair::new(kind);
+    let third = kind.engine(&Faults::new(7), None);
+    let region = kind.region(&third, u64::from(4 * MIB) * PAGE, 9);
+    let (first, second) = (sets(&pair, Op::Read, 4), whole(&region, PAGE));
+    let read =
+        |who: &Engine, set: &PageSet| who.read(set, first.grant.ticket(), None, of(Class::Handover)).unwrap();
+    read(&third, &second).wait(Some(PATIENCE)).unwrap();
+    let (held, _small) = hold(&pair, Op::Read);
+    let many: Vec<Transfer> = (0..32).map(|_| read(&pair.other, &first.mine)).collect();
+    let few: Vec<Transfer> = (0..8).map(|_| read(&third, &second)).collect();
+    for who in [&pair.other, &third] {
+        who.extend(first.grant.ticket(), PATIENCE, of(Class::Handover)).unwrap().wait(None).unwrap();
+    }
+    claimer(&pair, Op::Read).release();
+    end(few);
+    // It has had 32 MiB, and so has the other one, of 128: a quarter of each, or the first ones.
+    let before = done(&many);
+    assert!(before <= 16, "{before} of 32 transfers of the one with more went before");
+    end(many);
+    held.wait(Some(PATIENCE)).unwrap();
+}
+
+macro_rules! over {
+    ($($name:ident: $kind:expr, [$($check:ident)*];)*) => {
+        $(mod $name {
+            use super::*;
+            static KIND: Kind = $kind;
+            $(#[test]
+            fn $check() {
+                KIND.place(concat!(module_path!(), "::", stringify!($check)), |_| super::$check(&KIND));
+            })*
+        })*
+    };
+}
+
+over! {
+    tcp: Kind { transport: "tcp", mechanism: "channel", ..Kind::NEW },
+        [a_handover_goes_before_the_bulk_that_came_first bulk_is_not_starved peers_share];
+    memfd: Kind { transport: "local", mechanism: "memfd", ..Kind::NEW },
+        [a_handover_goes_before_the_bulk_that_came_first bulk_is_not_starved];
+    libfabric_standin: Kind { standin: Some(Standin::NEW), ..EFA },
+        [a_handover_goes_before_the_bulk_that_came_first bulk_is_not_starved];
+    verbs_standin: Kind { standin: Some(ROCE), ..VERBS },
+        [a_handover_goes_before_the_bulk_that_came_first bulk_is_not_starved];
+    plugin: Kind { transport: "plugin", mechanism: "sample", nics: "plugin", sample: true, ..Kind::NEW },
+        [a_handover_goes_before_the_bulk_that_came_first bulk_is_not_starved];
+}

@@ -1,0 +1,158 @@
+//! What a NIC's thread is told.
+
+use crate::basics::lock;
+use crate::{RegionMemory, from_host};
+use kvik_core::{Code, Result};
+use kvik_host::event::EventFd;
+use kvik_proto::{NicAnswer, NicCall, NicCallKind, NicKey};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// What a thread is told.
+pub(super) enum Command {
+    /// The session may have something to post.
+    Post(u64),
+    /// A transfer must stop: look at the work requests in flight.
+    Halt,
+    /// Peers may reach this engine's memory: they need the thread's help.
+    Expose,
+    /// The session's peer has other addresses now.
+    Find(u64),
+    /// A NIC of the session's peer wants a connection to this one.
+    Called(u64, NicCall),
+    /// The session's peer has answered this one.
+    Answered(u64, NicAnswer),
+    /// The connection to the session's peer is to be open, before this time is over.
+    WarmUp(u64, Instant),
+    /// The session is over.
+    Forget(u64),
+    /// The session is over, and its peer may still reach memory here.
+    Fence(Arc<Fence>),
+    /// The NIC must know this memory.
+    Register(RegionMemory, SyncSender<Result<NicKey>>),
+    /// It need not know it any more.
+    Unregister(usize, SyncSender<()>),
+    /// It must know it again, as before.
+    Keep(usize),
+    /// End.
+    Stop,
+}
+
+/// Threads that have not yet cut the path of a session's peer.
+pub(super) struct Fence {
+    session: u64,
+    left: AtomicUsize,
+}
+
+impl Fence {
+    /// That so many threads have to cut.
+    pub fn new(session: u64, threads: usize) -> Arc<Fence> {
+        Arc::new(Fence { session, left: AtomicUsize::new(threads) })
+    }
+
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
+    /// This thread has: true for the last one.
+    pub fn is_done(&self) -> bool {
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// What waits for a thread.
+pub(super) struct Inbox {
+    waiting: Mutex<Waiting>,
+    waker: EventFd,
+}
+
+#[derive(Default)]
+struct Waiting {
+    commands: Vec<Command>,
+    /// Sessions that have a `Post` among the commands already, and whether `Halt` and `Expose` are there.
+    posts: HashSet<u64>,
+    told: [bool; 2],
+    /// Where what is said again and again is among the commands: a later word of its kind takes its place, so that a
+    /// peer can fill nothing.
+    words: HashMap<(u64, Word), usize>,
+}
+
+/// What is said to a NIC again and again, of which the last counts.
+#[derive(PartialEq, Eq, Hash)]
+enum Word {
+    /// One of the peer's NICs calls.
+    Call(u8, NicCallKind),
+    /// The peer answers.
+    Answer(NicCallKind),
+    /// The engine wants it warmed up.
+    WarmUp,
+}
+
+impl Waiting {
+    /// Whether it is news, and not said among what waits already.
+    fn is_news(&mut self, command: &Command) -> bool {
+        match command {
+            Command::Post(session) => self.posts.insert(*session),
+            Command::Halt => !std::mem::replace(&mut self.told[0], true),
+            Command::Expose => !std::mem::replace(&mut self.told[1], true),
+            _ => true,
+        }
+    }
+
+    fn put(&mut self, command: Command) {
+        let word = match &command {
+            Command::Called(session, call) => Some((*session, Word::Call(call.from, call.kind))),
+            Command::Answered(session, answer) => Some((*session, Word::Answer(answer.kind))),
+            Command::WarmUp(session, _) => Some((*session, Word::WarmUp)),
+            _ => None,
+        };
+        let next = self.commands.len();
+        let at = word.map_or(next, |word| *self.words.entry(word).or_insert(next));
+        match (self.commands.get_mut(at), command) {
+            (Some(Command::WarmUp(_, earlier)), Command::WarmUp(_, until)) => *earlier = until.max(*earlier),
+            (Some(earlier), command) => *earlier = command,
+            (None, command) => self.commands.push(command),
+        }
+    }
+}
+
+impl Inbox {
+    /// # Errors
+    /// The kernel's: it has no descriptor to spare.
+    pub fn new() -> Result<Arc<Inbox>> {
+        let waker = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
+        Ok(Arc::new(Inbox { waiting: Mutex::default(), waker }))
+    }
+
+    /// What can be read when something waits.
+    pub fn waker(&self) -> &EventFd {
+        &self.waker
+    }
+
+    pub fn put(&self, command: Command) {
+        let mut waiting = lock(&self.waiting);
+        let first = waiting.commands.is_empty();
+        if waiting.is_news(&command) {
+            waiting.put(command);
+        }
+        drop(waiting);
+        if first && let Err(error) = self.waker.signal() {
+            log::error!("a NIC's thread cannot be woken: {error}");
+        }
+    }
+
+    /// Takes all that waits.
+    pub fn take(&self, into: &mut Vec<Command>) {
+        if let Err(error) = self.waker.drain() {
+            log::error!("a NIC's thread cannot read its waker: {error}");
+        }
+        let mut waiting = lock(&self.waiting);
+        waiting.posts.clear();
+        waiting.words.clear();
+        waiting.told = [false; 2];
+        std::mem::swap(&mut waiting.commands, into);
+    }
+}
