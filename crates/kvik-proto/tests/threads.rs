@@ -113,9 +113,9 @@ impl Owner {
         owner.call(NOW, |node| node.add_session(ours, NOW));
         let mut peer = Node::new(identity(1), Timing::default(), NOW);
         peer.add_session(theirs, NOW);
-        peer.begin(session, open(Op::Read), NOW).unwrap();
+        peer.session(session).begin(open(Op::Read), NOW).unwrap();
         let mut bytes = Vec::new();
-        peer.take_output(session, &mut bytes);
+        peer.session(session).take_output(&mut bytes);
         (owner, Asked(bytes))
     }
 
