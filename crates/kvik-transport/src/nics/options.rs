@@ -24,7 +24,7 @@ pub struct NicOptions {
     pub library: Option<PathBuf>,
     /// The address of the interface, for providers that have addresses of the internet.
     pub source: Option<IpAddr>,
-    /// Operations in flight on a NIC, beside the NIC's own bound. Default 256.
+    /// Operations in flight on a NIC, beside the NIC's own bound; one peer has half of them at most. Default 256.
     pub depth: usize,
 }
 
