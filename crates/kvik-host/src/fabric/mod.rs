@@ -8,7 +8,7 @@
 //! A device and all that comes of it are one thread's: libfabric is told so (`FI_THREAD_DOMAIN`), and the types are
 //! neither `Send` nor `Sync`.
 //!
-//! Nothing here waits. Providers differ in whether a file descriptor tells of completions ([`Endpoint::wait_fd`]), and
+//! Nothing here waits. Providers differ in whether a file descriptor tells of completions ([`Endpoint::watch`]), and
 //! many move bytes only while somebody polls, on both sides: when to poll is for the caller.
 
 mod abi;
