@@ -5,8 +5,8 @@ A patch lies in `tests/mutants/NAME.patch`. Its first line says what it breaks a
     A grant is served after its expiry. Caught by: kvik-proto/proto grants::expiry; python tests/x.py::test_y
 
 A test is `CRATE/TARGET NAME` (a Rust test by its full name; the target `lib` is the crate itself, and
-`threads` is built with loom's locks) or `python ID`. Each patch is applied to a copy of the tree, and every test that it names has to pass before and
-to fail after it.
+`threads` is built with loom's locks) or `python ID`. Each patch is applied to a copy of the tree, and every
+test that it names has to pass before and to fail after it.
 """
 
 import os

@@ -72,7 +72,8 @@ def rust(context: Context, small: bool = False) -> None:
     with beside("rust-sim", [*tests, "--test", "sim", "--", "--nocapture"], env | sim, context.deadline):
         context.run(tests, env | {"KVIK_SCHEDULES": "1"})
         # In place of the protocol's own locks are loom's.
-        context.run(["cargo", "test", "--locked", "-p", "kvik-proto", "--features", "loom", "--test", "threads"], env)
+        proto = ["cargo", "test", "--locked", "-p", "kvik-proto"]
+        context.run([*proto, "--features", "loom", "--test", "threads"], env)
     # Built with the tests. Cargo would build all crates again, with the features of one package alone.
     context.run([target_dir(context) / "debug" / "examples" / "transfer"], env)
 
