@@ -78,6 +78,11 @@ def test_both_sides_count_bytes_in_their_direction(transport: kvik.TransportName
         assert value(here, "kvik_transfer_extents_total", op="write") == written.extents
 
 
+def counts(engine: kvik.Engine, family: str, count: float, **labels: str) -> bool:
+    """Whether a family's samples with these labels come to so many."""
+    return value(engine, family, **labels) == count
+
+
 @pytest.mark.parametrize("transport", ["tcp", "local"])
 def test_both_sides_count_by_class(transport: kvik.TransportName) -> None:
     with engines() as start:
@@ -89,8 +94,7 @@ def test_both_sides_count_by_class(transport: kvik.TransportName) -> None:
         for engine, direction in ((here, "in"), (there, "out")):
             for traffic_class, count in (("bulk", 2), ("handover", 1)):
                 of_class = {"class": traffic_class, "transport": transport}
-                ended = functools.partial(value, engine, "kvik_transfers_total", **of_class)
-                assert until(lambda ended=ended, count=count: ended() == count)
+                assert until(functools.partial(counts, engine, "kvik_transfers_total", count, **of_class))
                 moved = value(engine, "kvik_transfer_bytes_total", direction=direction, **of_class)
                 assert moved == count * read.bytes
         assert value(here, "kvik_transfer_seconds_count", **{"class": "bulk"}) == 2
