@@ -282,6 +282,7 @@ def main() -> int:
             library, place = "", Path(folder) / over
             place.mkdir()
             if over == "efa":
+                Path(folder, "lib").mkdir()
                 subprocess.run(["make", "-s", "-C", STANDIN, f"OUT={folder}/lib"], check=True)
                 library = f"{folder}/lib/libfabric.so.1"
             scene = Scene(over, library, str(place))

@@ -55,8 +55,10 @@ fn hold(pair: &Pair, op: Op) -> (Transfer, Sets) {
 /// A transfer, and when it was begun.
 struct Begun(Transfer, Instant);
 
-fn begun(transfer: Transfer) -> Begun {
-    Begun(transfer, Instant::now())
+fn begun(begin: impl FnOnce() -> Transfer) -> Begun {
+    // Its total counts from the call: many ends may be told within a moment, in their order.
+    let at = Instant::now();
+    Begun(begin(), at)
 }
 
 impl Begun {
@@ -78,7 +80,7 @@ pub fn a_handover_goes_before_the_bulk_that_came_first(kind: &'static Kind) {
         let pair = Pair::new(kind);
         let (small, large) = (sets(&pair, op, 2), sets(&pair, op, 32));
         let (held, _small) = hold(&pair, op);
-        let begin = |sets: &Sets, class| begun(pair.begin_with(op, &sets.mine, &sets.grant, of(class)));
+        let begin = |sets: &Sets, class| begun(|| pair.begin_with(op, &sets.mine, &sets.grant, of(class)));
         let bulk: Vec<Begun> = (0..16).map(|_| begin(&small, Class::Bulk)).collect();
         let handover = begin(&large, Class::Handover);
         // A question has its answer: the owner has all requests.
@@ -111,7 +113,7 @@ pub fn bulk_is_not_starved(kind: &'static Kind) {
         let pair = Pair::new(kind);
         let (large, small) = (sets(&pair, op, 8), sets(&pair, op, 4));
         let (held, _small) = hold(&pair, op);
-        let begin = |sets: &Sets, class| begun(pair.begin_with(op, &sets.mine, &sets.grant, of(class)));
+        let begin = |sets: &Sets, class| begun(|| pair.begin_with(op, &sets.mine, &sets.grant, of(class)));
         let handovers: Vec<Begun> = (0..16).map(|_| begin(&large, Class::Handover)).collect();
         let bulk = begin(&small, Class::Bulk);
         pair.other.extend(small.grant.ticket(), PATIENCE, of(Class::Handover)).unwrap().wait(None).unwrap();
@@ -130,7 +132,7 @@ pub fn peers_share(kind: &'static Kind) {
     let region = kind.region(&third, u64::from(4 * MIB) * PAGE, 9);
     let (first, second) = (sets(&pair, Op::Read, 4), whole(&region, PAGE));
     let read = |who: &Engine, set: &PageSet| {
-        begun(who.read(set, first.grant.ticket(), None, of(Class::Handover)).unwrap())
+        begun(|| who.read(set, first.grant.ticket(), None, of(Class::Handover)).unwrap())
     };
     read(&third, &second).ended();
     let (held, _small) = hold(&pair, Op::Read);
