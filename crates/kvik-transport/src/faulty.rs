@@ -10,7 +10,7 @@
 
 use crate::basics::lock;
 use crate::{Placement, Queue, RegionMemory, Services, SessionEvents, WorkSource};
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Class, Code, Error, Result};
 use kvik_proto::{ChunkHeader, Claim, WorkId, WorkOutcome, WorkRequest};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ pub struct Faults {
 struct State {
     random: u64,
     given: u64,
+    order: Vec<(u64, Class)>,
     held: u64,
     hold_from: Option<u64>,
     delays: Option<(u32, Duration)>,
@@ -119,6 +120,11 @@ impl Faults {
         lock(&self.state).given
     }
 
+    /// Of those, which session and class each was of, in the order in which they were given.
+    pub fn order(&self) -> Vec<(u64, Class)> {
+        lock(&self.state).order.clone()
+    }
+
     fn wait(&self, patience: Duration, done: impl Fn(&State) -> bool) -> bool {
         let until = Instant::now() + patience;
         let mut state = lock(&self.state);
@@ -133,10 +139,12 @@ impl Faults {
     }
 
     /// A work request is about to be given: what happens to it and its thread first. Gives its number.
-    fn meet(&self, sessions: &dyn SessionEvents, session: u64) -> u64 {
+    fn meet(&self, sessions: &dyn SessionEvents, id: WorkId) -> u64 {
+        let session = id.session();
         let mut state = lock(&self.state);
         let number = state.given;
         state.given += 1;
+        state.order.push((session, id.class()));
         let delay = state.draw_delay();
         let lost = state.lose_at.take_if(|at| *at == number).is_some();
         if state.hold_from.is_some_and(|from| number >= from) {
@@ -185,7 +193,7 @@ struct Faulty {
 impl WorkSource for Faulty {
     fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
         let request = self.behind.work.claim(queue, claim)?;
-        self.faults.meet(&*self.behind.sessions, request.id.session());
+        self.faults.meet(&*self.behind.sessions, request.id);
         Some(request)
     }
 
@@ -202,7 +210,7 @@ impl WorkSource for Faulty {
 impl Placement for Faulty {
     fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
         let Some(request) = self.behind.placement.place(session, header)? else { return Ok(None) };
-        let number = self.faults.meet(&*self.behind.sessions, session);
+        let number = self.faults.meet(&*self.behind.sessions, request.id);
         if self.faults.repeats(number)
             && let Err(error) = self.behind.placement.place(session, header).map(drop)
         {

@@ -1,4 +1,4 @@
-//! Handovers go before bulk, and peers share: by what has ended when something else ends, not by any clock.
+//! Handovers go before bulk, and peers share: by the order in which work is given out, not by any clock.
 //!
 //! Whoever gives out the work is held until all transfers wait; what happens then is the order of the queues.
 
@@ -9,7 +9,6 @@ use kvik_core::Class;
 use kvik_engine::{Engine, Grant, PageSet, Region, Transfer, TransferOptions, Verify};
 use kvik_transport::faulty::Faults;
 use std::sync::Arc;
-use std::time::Instant;
 
 const PAGE: u64 = 64 << 10;
 const MIB: u32 = (1 << 20) / PAGE as u32;
@@ -52,26 +51,25 @@ fn hold(pair: &Pair, op: Op) -> (Transfer, Sets) {
     (held, small)
 }
 
-/// A transfer, and when it was begun.
-struct Begun(Transfer, Instant);
-
-fn begun(begin: impl FnOnce() -> Transfer) -> Begun {
-    // Its total counts from the call: many ends may be told within a moment, in their order.
-    let at = Instant::now();
-    Begun(begin(), at)
-}
-
-impl Begun {
-    /// When it ended, by the engine's own account: whoever waits may be woken much later.
-    fn ended(&self) -> Instant {
-        self.1 + self.0.wait(Some(PATIENCE)).unwrap().total
+fn end(transfers: impl IntoIterator<Item = Transfer>) {
+    for transfer in transfers {
+        transfer.wait(Some(PATIENCE)).unwrap();
     }
 }
 
-/// How many of them ended before another one did.
-fn before(transfers: &[Begun], other: &Begun) -> usize {
-    let ended = other.ended();
-    transfers.iter().filter(|transfer| transfer.ended() < ended).count()
+/// How many chunks that are `others` were given out before the last that is `these`, and how many there are of each.
+fn before(
+    order: &[(u64, Class)],
+    others: impl Fn(&(u64, Class)) -> bool,
+    these: impl Fn(&(u64, Class)) -> bool,
+) -> (usize, usize) {
+    let last = order.iter().rposition(these).unwrap();
+    let count = |order: &[(u64, Class)]| order.iter().filter(|one| others(one)).count();
+    (count(&order[..last]), count(order))
+}
+
+fn is(class: Class) -> impl Fn(&(u64, Class)) -> bool {
+    move |(_, of)| *of == class
 }
 
 /// Sixteen transfers of bulk wait already when a handover comes that is as large as all of them.
@@ -80,15 +78,16 @@ pub fn a_handover_goes_before_the_bulk_that_came_first(kind: &'static Kind) {
         let pair = Pair::new(kind);
         let (small, large) = (sets(&pair, op, 2), sets(&pair, op, 32));
         let (held, _small) = hold(&pair, op);
-        let begin = |sets: &Sets, class| begun(|| pair.begin_with(op, &sets.mine, &sets.grant, of(class)));
-        let bulk: Vec<Begun> = (0..16).map(|_| begin(&small, Class::Bulk)).collect();
+        let begin = |sets: &Sets, class| pair.begin_with(op, &sets.mine, &sets.grant, of(class));
+        let bulk: Vec<Transfer> = (0..16).map(|_| begin(&small, Class::Bulk)).collect();
         let handover = begin(&large, Class::Handover);
         // A question has its answer: the owner has all requests.
         pair.other.extend(large.grant.ticket(), PATIENCE, of(Class::Handover)).unwrap().wait(None).unwrap();
         claimer(&pair, op).release();
-        let before = before(&bulk, &handover);
-        assert!(before <= 4, "{op:?}: {before} of 16 transfers of bulk went before it");
-        held.wait(Some(PATIENCE)).unwrap();
+        end(bulk.into_iter().chain([handover, held]));
+        let order = claimer(&pair, op).order();
+        let (before, all) = before(&order, is(Class::Bulk), is(Class::Handover));
+        assert!(before * 3 <= all, "{op:?}: {before} of {all} chunks of bulk went before it");
         for (class, bytes) in [(Class::Handover, 33u64 << 20), (Class::Bulk, 33 << 20)] {
             for engine in [&pair.owner, &pair.other] {
                 // The owner may hear last that all is through.
@@ -113,15 +112,16 @@ pub fn bulk_is_not_starved(kind: &'static Kind) {
         let pair = Pair::new(kind);
         let (large, small) = (sets(&pair, op, 8), sets(&pair, op, 4));
         let (held, _small) = hold(&pair, op);
-        let begin = |sets: &Sets, class| begun(|| pair.begin_with(op, &sets.mine, &sets.grant, of(class)));
-        let handovers: Vec<Begun> = (0..16).map(|_| begin(&large, Class::Handover)).collect();
+        let begin = |sets: &Sets, class| pair.begin_with(op, &sets.mine, &sets.grant, of(class));
+        let handovers: Vec<Transfer> = (0..16).map(|_| begin(&large, Class::Handover)).collect();
         let bulk = begin(&small, Class::Bulk);
         pair.other.extend(small.grant.ticket(), PATIENCE, of(Class::Handover)).unwrap().wait(None).unwrap();
         claimer(&pair, op).release();
-        // Its ninth is there after 36 MiB of 128, when none of those that share the rest is through.
-        let before = before(&handovers, &bulk);
-        assert!(before <= 8, "{op:?}: {before} of 16 handovers went before it");
-        held.wait(Some(PATIENCE)).unwrap();
+        end(handovers.into_iter().chain([bulk, held]));
+        // A ninth of the bytes is 4 MiB after 36 of 132.
+        let order = claimer(&pair, op).order();
+        let (before, all) = before(&order, is(Class::Handover), is(Class::Bulk));
+        assert!(before * 2 <= all, "{op:?}: {before} of {all} chunks of handovers went before it");
     }
 }
 
@@ -131,22 +131,22 @@ pub fn peers_share(kind: &'static Kind) {
     let third = kind.engine(&Faults::new(7), None);
     let region = kind.region(&third, u64::from(4 * MIB) * PAGE, 9);
     let (first, second) = (sets(&pair, Op::Read, 4), whole(&region, PAGE));
-    let read = |who: &Engine, set: &PageSet| {
-        begun(|| who.read(set, first.grant.ticket(), None, of(Class::Handover)).unwrap())
-    };
-    read(&third, &second).ended();
+    let read =
+        |who: &Engine, set: &PageSet| who.read(set, first.grant.ticket(), None, of(Class::Handover)).unwrap();
+    end([read(&third, &second)]);
+    let session = claimer(&pair, Op::Read).order()[0].0;
     let (held, _small) = hold(&pair, Op::Read);
-    let many: Vec<Begun> = (0..32).map(|_| read(&pair.other, &first.mine)).collect();
-    let few: Vec<Begun> = (0..8).map(|_| read(&third, &second)).collect();
+    let many: Vec<Transfer> = (0..32).map(|_| read(&pair.other, &first.mine)).collect();
+    let few: Vec<Transfer> = (0..8).map(|_| read(&third, &second)).collect();
     for who in [&pair.other, &third] {
         who.extend(first.grant.ticket(), PATIENCE, of(Class::Handover)).unwrap().wait(None).unwrap();
     }
     claimer(&pair, Op::Read).release();
-    let last = few.iter().max_by_key(|one| one.ended()).unwrap();
-    // It has had 32 MiB by then, and so has the other one, of 128.
-    let before = before(&many, last);
-    assert!(before <= 16, "{before} of 32 transfers of the one with more went before");
-    held.wait(Some(PATIENCE)).unwrap();
+    end(few.into_iter().chain(many).chain([held]));
+    // The one with less has had its 32 MiB when the other one has had as much, of 128.
+    let order = claimer(&pair, Op::Read).order();
+    let (before, all) = before(&order, |(of, _)| *of != session, |(of, _)| *of == session);
+    assert!(before * 2 <= all, "{before} of {all} chunks of the one with more went before");
 }
 
 macro_rules! over {
