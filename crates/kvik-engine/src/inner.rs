@@ -4,6 +4,7 @@
 //! Each part has a lock of its own. Whoever takes a second one takes it in this order: a control connection's output,
 //! what peers' lives are told under, transfers, peers, what waits for notifications' ends, those of the protocol; and
 //! one of any other part last (the table of peers that were met, regions, grants, events, metrics, commands).
+//! `docs/architecture.md` has every lock, and the few pairs of those that come last.
 
 use crate::base::Base;
 use crate::commands::ControlCommand;

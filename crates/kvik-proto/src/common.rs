@@ -6,8 +6,8 @@
 //! the flows of other sessions are told to stop.
 //!
 //! The table of grants has a lock of its own, always taken inside a session's and never around one. The end of a grant
-//! has an order: it is marked, so that nothing joins it; its fence is raised; its flows are told to stop; and only then
-//! may the last flow that leaves, or the end itself, say that its pages are free.
+//! has an order: it is marked, so that nothing joins it; then its fence is raised and its flows are told to stop; and
+//! only when both is done may the last flow that leaves, or the end itself, say that its pages are free.
 
 use crate::FlowKey;
 use crate::event::{Event, Timing, WINDOW};
