@@ -8,7 +8,7 @@ use kvik_proto::Identity;
 use kvik_transport::from_host;
 use kvik_transport::tcp::Stream;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,7 @@ impl Commands {
 
     /// The control thread is awake at this time, at the latest.
     pub fn wake_by(&self, at: Duration) {
-        if (at.as_nanos() as u64) < self.wakes_at.load(Ordering::SeqCst) {
+        if (at.as_nanos() as u64) < self.wakes_at.load(Ordering::Acquire) {
             self.wake();
         }
     }
@@ -114,11 +114,13 @@ impl Commands {
     /// How long the control thread sleeps now.
     ///
     /// While `soonest` is asked what is due, every [`Commands::wake_by`] wakes it: whatever is set meanwhile either
-    /// is seen there or wakes the thread at once.
+    /// is seen there or wakes the thread at once. That takes a fence on both sides: here, and in the protocol between a
+    /// time that is set and the call of [`Commands::wake_by`].
     pub fn sleep_until(&self, soonest: impl FnOnce() -> Option<Duration>) -> Duration {
-        self.wakes_at.store(u64::MAX, Ordering::SeqCst);
+        self.wakes_at.store(u64::MAX, Ordering::Release);
+        fence(Ordering::SeqCst);
         let soonest = soonest().unwrap_or(Duration::from_secs(u32::MAX.into()));
-        self.wakes_at.store(soonest.as_nanos() as u64, Ordering::SeqCst);
+        self.wakes_at.store(soonest.as_nanos() as u64, Ordering::Release);
         soonest.saturating_sub(boottime())
     }
 }

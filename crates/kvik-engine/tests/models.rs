@@ -3,7 +3,7 @@
 //! Models, with the operations and orderings of the code that each names: the code itself waits in epoll, for an
 //! eventfd that loom does not know.
 
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
@@ -32,7 +32,7 @@ struct Sleeper {
 impl Sleeper {
     /// `Commands::wake_by`, by whoever has just made something due at `at`.
     fn wake_by(&self, at: u64) {
-        if at < self.wakes_at.load(Ordering::SeqCst) {
+        if at < self.wakes_at.load(Ordering::Acquire) {
             self.waker.wake();
         }
     }
@@ -40,10 +40,11 @@ impl Sleeper {
     /// `Commands::sleep_until`; `announced` is whether it first says that it is about to look.
     fn sleep_until(&self, announced: bool) -> u64 {
         if announced {
-            self.wakes_at.store(u64::MAX, Ordering::SeqCst);
+            self.wakes_at.store(u64::MAX, Ordering::Release);
+            fence(Ordering::SeqCst);
         }
-        let soonest = self.due.load(Ordering::SeqCst);
-        self.wakes_at.store(soonest, Ordering::SeqCst);
+        let soonest = self.due.load(Ordering::Acquire);
+        self.wakes_at.store(soonest, Ordering::Release);
         soonest
     }
 }
@@ -56,13 +57,15 @@ fn sleep_while_it_becomes_due(announced: bool) {
         let waker = thread::spawn({
             let sleeper = sleeper.clone();
             move || {
-                sleeper.due.store(70, Ordering::SeqCst);
+                // `Soonest::set`.
+                sleeper.due.store(70, Ordering::Release);
+                fence(Ordering::SeqCst);
                 sleeper.wake_by(70);
             }
         });
         let until = sleeper.sleep_until(announced);
         waker.join().unwrap();
-        let due = sleeper.due.load(Ordering::SeqCst);
+        let due = sleeper.due.load(Ordering::Acquire);
         assert!(until <= due || sleeper.waker.hear(), "asleep until {until}, due at {due}");
     });
 }
