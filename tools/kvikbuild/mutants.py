@@ -27,7 +27,7 @@ from kvikbuild.stage import Context, StageError
 PATCHES = ROOT / "tests" / "mutants"
 HEAD = re.compile(r"(?P<breaks>.+\.) Caught by: (?P<tests>.+)")
 LIMIT = 900  # seconds that one test may take; one that hangs has noticed too
-SCHEDULES = "125000"  # of the simulator, as in `make test`: the first that fails ends the run
+SCHEDULES = "200000"  # of the simulator, as in `make test`: the first that fails ends the run
 
 
 @dataclass(frozen=True)

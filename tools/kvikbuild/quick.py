@@ -5,7 +5,7 @@ namespaces or serving engines, and most of the simulator's schedules. `make test
 """
 
 SCHEDULES = "3000"  # of the simulator
-ALL_SCHEDULES = "125000"  # that `make test` runs
+ALL_SCHEDULES = "200000"  # that `make test` runs
 
 # Of all crates at once: cargo would build them again, with the features of one package alone. Unit tests of
 # every crate, and all tests of those crates that start no process and ask no kernel.
