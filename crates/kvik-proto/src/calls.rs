@@ -97,11 +97,11 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> SessionCalls<'_, R, S> {
         placed.unwrap_or(Ok(None))
     }
 
-    /// Sends a notification: its number in the session. Its end comes as [`Event::NoteEnded`].
+    /// Sends a notification: its number in the session. Its end comes as [`crate::Event::NoteEnded`].
     ///
     /// # Errors
-    /// `NotificationsFull` while the window is; [`Event::NoteRoom`] says when to try again. `InvalidArgument` for
-    /// more than [`crate::MAX_NOTIFICATION`] bytes; `PeerLost` when the session is over.
+    /// `NotificationsFull` while the window is; [`crate::Event::NoteRoom`] says when to try again. `InvalidArgument`
+    /// for more than [`crate::MAX_NOTIFICATION`] bytes; `PeerLost` when the session is over.
     pub fn notify(&mut self, payload: &Arc<[u8]>, deadline: Duration) -> Result<u64> {
         check_payload(payload)?;
         let sent = self.node.with(self.id, |session, call| {
@@ -130,17 +130,18 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> SessionCalls<'_, R, S> {
     }
 
     /// A NIC of this engine wants a connection to one of the session's peer, and that nothing which it posted before
-    /// can land there any more: [`Event::Reached`] follows, or the session ends.
+    /// can land there any more: [`crate::Event::Reached`] follows, or the session ends.
     pub fn reach(&mut self, call: NicCall) {
         self.node.send(self.id, &Frame::Reach(call));
     }
 
-    /// [`Event::Reach`] was done.
+    /// [`crate::Event::Reach`] was done.
     pub fn answer_reach(&mut self, answer: NicAnswer) {
         self.node.send(self.id, &Frame::Reached(answer));
     }
 
-    /// No NIC can touch memory for this session any more: [`Event::Fence`] was done. Not taken of a live session.
+    /// No NIC can touch memory for this session any more: [`crate::Event::Fence`] was done. Not taken of a live
+    /// session.
     pub fn fenced(&mut self) {
         self.node.with_transfers(self.id, Transfers::fenced);
     }

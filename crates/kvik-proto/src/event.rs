@@ -77,12 +77,12 @@ pub enum Event {
     /// The NICs of the session's peer have other addresses now.
     NicsMoved(u64),
     /// A NIC of the session's peer wants a connection to a NIC here: what it could reach by the connection that it had
-    /// must be cut first; then [`crate::Node::answer_reach`].
+    /// must be cut first; then [`crate::SessionCalls::answer_reach`].
     Reach(u64, NicCall),
-    /// The peer has answered what [`crate::Node::reach`] asked.
+    /// The peer has answered what [`crate::SessionCalls::reach`] asked.
     Reached(u64, NicAnswer),
     /// The session is over and a NIC may still touch memory for it: the path must be cut (queue pair drained,
-    /// endpoint closed), its posted work requests be reported, and then [`crate::Node::fenced`] be called.
+    /// endpoint closed), its posted work requests be reported, and then [`crate::SessionCalls::fenced`] be called.
     Fence(u64),
 }
 
@@ -124,7 +124,7 @@ pub struct Served {
     pub bytes: u64,
 }
 
-/// A notification that has come. It is acknowledged by [`crate::Node::note_taken`].
+/// A notification that has come. It is acknowledged by [`crate::SessionCalls::note_taken`].
 #[derive(Debug, Clone)]
 pub struct Notification {
     /// On which session.

@@ -144,7 +144,7 @@ impl<R: Clone> Protocol<R> {
         self.common.counts.exposed() as usize
     }
 
-    /// When [`Node::tick`] wants to be called again.
+    /// When [`crate::Node::tick`] wants to be called again.
     pub fn next_timeout(&self) -> Option<Duration> {
         self.dues.soonest().into_iter().chain(self.common.next_expiry()).min()
     }

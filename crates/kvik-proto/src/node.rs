@@ -2,8 +2,9 @@
 //!
 //! [`Protocol`] is what all threads of an engine share: each session is under a lock of its own, and so is the table of
 //! grants. A [`Node`] is one thread's way into it. Every call takes the time (`now`, since boot) and may leave bytes to
-//! send ([`Node::take_output`]) and events ([`Node::next_event`]). Whoever makes a call drains its events afterwards,
-//! with no lock of its own; what the call asks of other sessions happens then, one session at a time.
+//! send ([`crate::SessionCalls::take_output`]) and events ([`Node::next_event`]). Whoever makes a call drains its
+//! events afterwards, with no lock of its own; what the call asks of other sessions happens then, one session at a
+//! time.
 //!
 //! Locks, always in this order: the directory of sessions for new transfers, a session, and then one of those that are
 //! held for a few lines: the table of grants, the queue of sessions that copy, the times, the map of sessions.

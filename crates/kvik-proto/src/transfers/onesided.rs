@@ -4,7 +4,7 @@
 //! after the session has died. So its pages are its own again at the first step of reclaiming that succeeds:
 //! 1. the initiator has answered. It ends a transfer, or answers an end, only when each of its posted operations
 //!    was delivered or never left;
-//! 2. the path was cut: [`crate::Event::Fence`] asks for it, [`crate::Node::fenced`] tells that it is done. An
+//! 2. the path was cut: [`crate::Event::Fence`] asks for it, [`crate::SessionCalls::fenced`] tells that it is done. An
 //!    operation that was posted and did not complete can vouch for nothing, not even after the initiator has cut its
 //!    own side (what is on the wire still lands): so it ends the session, and with it both sides cut;
 //! 3. else they stay in quarantine: the flow stays, and the grant waits for it.

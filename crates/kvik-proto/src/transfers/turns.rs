@@ -1,5 +1,5 @@
-//! Whose turn it is to send, to copy or to post: handovers go before bulk, and transfers of a class take turns, chunk by
-//! chunk.
+//! Whose turn it is to send, to copy or to post: handovers go before bulk, and transfers of a class take turns, chunk
+//! by chunk.
 
 use kvik_core::{Class, ClassQueue};
 
