@@ -89,6 +89,16 @@ impl<T: PartialEq> ClassQueue<T> {
         self.waiting[class as usize].len()
     }
 
+    /// The next one of a class, which waits again behind all others of it.
+    pub fn rotate(&mut self, class: Class) -> Option<T>
+    where
+        T: Copy,
+    {
+        let item = self.pop(class)?;
+        self.push(class, item);
+        Some(item)
+    }
+
     /// Whether something of a class waits.
     pub fn waits(&self, class: Class) -> bool {
         !self.waiting[class as usize].is_empty()

@@ -114,17 +114,19 @@ impl<R> Common<R> {
         lock(&self.copying).push(class, session);
     }
 
-    /// The session whose turn it is to copy or to sum, and of which class; it is in the queue no longer.
+    /// The session whose turn it is to copy or to sum, and of which class. It stays in the queue, so that other threads
+    /// find it while one takes its work.
     pub fn next_to_copy(&self) -> Option<(Class, u64)> {
         let mut copying = lock(&self.copying);
-        copying.turn().into_iter().find_map(|class| Some((class, copying.pop(class)?)))
+        copying.turn().into_iter().find_map(|class| Some((class, copying.rotate(class)?)))
     }
 
-    /// A session has had its turn, for so many bytes; it has `more`, and waits for the next one.
-    pub fn copied(&self, class: Class, bytes: u64, more: Option<u64>) {
+    /// So many bytes of a session were given out to be copied or summed; `over`: it has no more of the class, and leaves
+    /// the queue.
+    pub fn copied(&self, class: Class, session: u64, bytes: u64, over: bool) {
         let mut copying = lock(&self.copying);
-        if let Some(session) = more {
-            copying.push(class, session);
+        if over {
+            copying.remove(class, &session);
         }
         if bytes > 0 {
             copying.took(class, bytes);

@@ -307,9 +307,10 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     pub fn next_copy(&mut self, now: Duration) -> Option<WorkRequest<R>> {
         self.expire(now);
         while let Some((class, id)) = self.protocol.common.next_to_copy() {
-            let next = self.with_transfers(id, |transfers, cx| transfers.next_copy(class, now, cx));
-            if let Some(Some(request)) = next {
-                return Some(request);
+            match self.with_transfers(id, |transfers, cx| transfers.next_copy(class, now, cx)) {
+                Some(Some(request)) => return Some(request),
+                Some(None) => {}
+                None => self.protocol.common.copied(class, id, 0, true),
             }
         }
         None

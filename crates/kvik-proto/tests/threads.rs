@@ -271,6 +271,24 @@ fn a_request_that_comes_with_its_grant_does_not_wait_for_it_in_vain() {
 }
 
 #[test]
+fn two_threads_that_copy_both_find_what_two_copies_leave() {
+    model(3, || {
+        let (owner, _) = Owner::new();
+        owner.grant();
+        for _ in 0..2 {
+            let mut open = open(Op::Read);
+            let side = open.side.as_mut().unwrap();
+            (side.region, side.region_id) = (2, RegionId(2));
+            owner.call(NOW, |node| node.begin_own(open, NOW)).unwrap();
+        }
+        // Whoever finds nothing sleeps until something begins: one would do the work of two.
+        let take =
+            |owner: &Owner| assert!(owner.call(NOW, |node| node.next_copy(NOW)).is_some(), "nothing found");
+        both(&owner, take, take);
+    });
+}
+
+#[test]
 fn a_copy_that_begins_while_another_is_taken_is_taken_next() {
     model(3, || {
         let (owner, _) = Owner::new();

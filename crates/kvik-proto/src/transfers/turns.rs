@@ -53,11 +53,11 @@ impl Turns {
         !std::mem::replace(&mut self.in_copy_queue[class as usize], true)
     }
 
-    /// The session has had its turn to copy: true when it has more of the class, and enters the queue again.
+    /// The session has had its turn to copy: true when it has no more of the class, and leaves the queue.
     pub fn leave_copy_queue(&mut self, class: Class) -> bool {
         let more = self.copying.waits(class);
         self.in_copy_queue[class as usize] = more;
-        more
+        !more
     }
 
     pub fn wants_to_post(&self) -> bool {

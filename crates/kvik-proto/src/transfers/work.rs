@@ -165,8 +165,8 @@ impl<R: Clone> Transfers<R> {
         Ok(request(flow, part, WorkKind::Place, now))
     }
 
-    /// It is the session's turn: the next part to copy or to sum, of any transfer of a class. They take turns, and so
-    /// does the session again while it has more.
+    /// It is the session's turn: the next part to copy or to sum, of any transfer of a class. They take turns, and the
+    /// session leaves the queue of those that have something when it has no more.
     pub fn next_copy(
         &mut self,
         class: Class,
@@ -175,8 +175,8 @@ impl<R: Clone> Transfers<R> {
     ) -> Option<WorkRequest<R>> {
         let next = self.claim_copy(class, now);
         let bytes = next.as_ref().map_or(0, |request| request.part.end - request.part.start);
-        let more = self.turns.leave_copy_queue(class).then_some(self.session);
-        cx.call().common.copied(class, bytes, more);
+        let over = self.turns.leave_copy_queue(class);
+        cx.call().common.copied(class, self.session, bytes, over);
         next
     }
 
