@@ -22,12 +22,17 @@ use std::time::Duration;
 
 /// What a call of a session makes happen beyond it.
 pub(crate) enum Effect {
-    /// A grant is over: these flows take no further part in it.
-    Stop(GrantId, GrantState, Vec<FlowKey>),
-    /// They were told, and the grant's fence is up.
+    /// The flows of a grant that is over were told, and its fence is up.
     Stopped(GrantId),
     /// A session is over, or soon will be: new transfers with this peer go over another one.
     Avoid(u64, Identity),
+}
+
+/// A grant is over: these flows take no further part in it.
+pub(crate) struct Stop {
+    pub grant: GrantId,
+    pub state: GrantState,
+    pub flows: Vec<FlowKey>,
 }
 
 /// Numbers that are read from outside.
@@ -139,6 +144,7 @@ impl<R> Common<R> {
 pub(crate) struct Output {
     /// The latest time that was heard of.
     clock: Duration,
+    stops: VecDeque<Stop>,
     events: VecDeque<Event>,
     effects: VecDeque<Effect>,
     unsent: Vec<u64>,
@@ -157,13 +163,9 @@ impl Output {
         self.effects.pop_front()
     }
 
-    /// The flows of a grant that is over, which may be told at once: before any event.
-    pub fn next_stop(&mut self) -> Option<(GrantId, GrantState, Vec<FlowKey>)> {
-        let stop = self.effects.iter_mut().find(|effect| matches!(effect, Effect::Stop(..)))?;
-        let Effect::Stop(grant, state, flows) = stop else { return None };
-        let (grant, state, flows) = (*grant, *state, std::mem::take(flows));
-        *stop = Effect::Stopped(grant);
-        Some((grant, state, flows))
+    /// Flows to stop, which may be done at once: before any event, and any effect.
+    pub fn next_stop(&mut self) -> Option<Stop> {
+        self.stops.pop_front()
     }
 
     pub fn take_unsent(&mut self, into: &mut Vec<u64>) {
@@ -248,7 +250,8 @@ impl<'a, R: Clone> Call<'a, R> {
         let Some((flows, slot)) = grants.end(id, state) else { return };
         self.common.next_expiry.set(grants.next_due());
         self.tell(Event::Raise(slot));
-        self.later(Effect::Stop(id, state, flows));
+        self.output.stops.push_back(Stop { grant: id, state, flows });
+        self.later(Effect::Stopped(id));
     }
 
     /// The fence of a grant that is over is up, and its flows were told to stop: whether its pages are the owner's now.

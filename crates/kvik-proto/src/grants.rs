@@ -81,18 +81,25 @@ impl<R: Clone> Grants<R> {
         Ok(())
     }
 
-    /// A flow takes part in a live grant, if it may have what it asks for.
+    /// A flow takes part in a live grant, if it may have what it asks for; none where the grant is not known.
     ///
     /// # Errors
-    /// The way the grant ended, `GrantUnknown`; of [`Given::check`].
-    pub fn admit(&mut self, id: GrantId, asked: &Request<'_>, flow: FlowKey) -> Result<Arc<Given<R>>> {
-        let Some(entry) = self.entries.get_mut(&id) else { return Err(self.why_gone(id)) };
+    /// The way the grant ended; of [`Given::check`].
+    pub fn admit(
+        &mut self,
+        id: GrantId,
+        asked: &Request<'_>,
+        flow: FlowKey,
+    ) -> Result<Option<Arc<Given<R>>>> {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return self.marks.get(&id).map_or(Ok(None), |state| Err(ended(id, *state)));
+        };
         if let Some(ending) = &entry.ending {
             return Err(ended(id, ending.state));
         }
         entry.given.check(asked)?;
         entry.flows.insert(flow);
-        Ok(entry.given.clone())
+        Ok(Some(entry.given.clone()))
     }
 
     /// A request that takes part says how many readers the grant is for.
@@ -259,14 +266,16 @@ impl<R: Clone> Grants<R> {
     fn why_gone(&self, id: GrantId) -> Error {
         match self.marks.get(&id) {
             Some(state) => ended(id, *state),
-            None => Error::new(
-                Code::GrantUnknown,
-                format!(
-                    "the owner does not know grant {id}: it never gave it, or forgot it long after its end"
-                ),
-            ),
+            None => unknown(id),
         }
     }
+}
+
+/// The error for a request on a grant that is neither there nor remembered.
+pub(crate) fn unknown(id: GrantId) -> Error {
+    let text =
+        format!("the owner does not know grant {id}: it never gave it, or forgot it long after its end");
+    Error::new(Code::GrantUnknown, text)
 }
 
 /// The error for a request on a grant that ended this way.

@@ -9,7 +9,7 @@
 //! Locks, always in this order: the directory of sessions for new transfers, a session, and then one of those that are
 //! held for a few lines: the table of grants, the queue of sessions that copy, the times, the map of sessions.
 
-use crate::common::{Call, Common, Effect, Output};
+use crate::common::{Call, Common, Effect, Output, Stop};
 use crate::connection::{Connection, Context};
 use crate::dues::Dues;
 use crate::event::{Event, Timing};
@@ -177,7 +177,6 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     fn carry_out(&mut self) -> Option<()> {
         self.stop_flows();
         match self.output.next_effect()? {
-            Effect::Stop(..) => {}
             Effect::Stopped(grant) => {
                 let waits = self.held.iter().flatten().any(|(held, _, _)| *held == grant);
                 if !waits {
@@ -191,7 +190,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// Tells the flows of grants that are over.
     fn stop_flows(&mut self) {
-        while let Some((grant, state, flows)) = self.output.next_stop() {
+        while let Some(Stop { grant, state, flows }) = self.output.next_stop() {
             match &mut self.held {
                 Some(held) => held.extend(flows.into_iter().map(|key| (grant, state, key))),
                 None => flows.into_iter().for_each(|key| self.stop(grant, state, key)),

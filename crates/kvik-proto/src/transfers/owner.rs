@@ -45,11 +45,7 @@ impl<R: Clone> Transfers<R> {
             refuse(key, asked(&begin), error, cx);
             return Ok(());
         }
-        let known = cx.call().grants().state(begin.grant).is_some();
-        match known {
-            true => self.serve(key, begin, now, cx),
-            false => self.park(key, begin, now, cx),
-        }
+        self.serve(key, begin, now, cx);
         Ok(())
     }
 
@@ -80,7 +76,7 @@ impl<R: Clone> Transfers<R> {
         self.serve((self.session, transfer), begin, now, cx);
     }
 
-    /// Serves a request whose grant is live, or refuses it.
+    /// Serves a request whose grant is live, or refuses it; one whose grant is not known waits for it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
         let (grant, asked, readers) = (begin.grant, asked(&begin), begin.readers);
         let request = Request {
@@ -92,7 +88,8 @@ impl<R: Clone> Transfers<R> {
         };
         let admitted = cx.call().grants().admit(grant, &request, key);
         let given = match admitted {
-            Ok(given) => given,
+            Ok(Some(given)) => given,
+            Ok(None) => return self.park(key, begin, now, cx),
             Err(error) => return refuse(key, asked, error, cx),
         };
         match self.owner_flow(key, begin, &given, now, cx) {
