@@ -29,7 +29,7 @@ def greeting(kind: int, body: bytes) -> bytes:
 
 def hello() -> bytes:
     """The first message of an engine without a secret, under a name of its own."""
-    return greeting(HELLO, struct.pack("<HHB", 2, 2, 0) + os.urandom(24) + os.urandom(32) + b"\0")
+    return greeting(HELLO, struct.pack("<HHB", 3, 3, 0) + os.urandom(24) + os.urandom(32) + b"\0")
 
 
 def frame(kind: int, body: bytes = b"") -> bytes:

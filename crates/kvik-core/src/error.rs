@@ -160,6 +160,10 @@ codes! {
     41 DeviceFailed "device_failed" "A GPU or its driver refused something, or failed.";
     42 ContentMismatch "content_mismatch" "The grant holds other content than the request states.";
     43 ContentRequired "content_required" "The grant says what it holds, and the request does not say what it expects.";
+    44 StorageFailed "storage_failed" "The store's disk refused something, or failed.";
+    45 StorageFull "storage_full" "The store's disk, or its part of it, has no room left.";
+    46 NamespaceUnknown "namespace_unknown" "The store does not know the namespace: it was not opened there since the store began.";
+    47 StoreUnavailable "store_unavailable" "The store did not answer lately; it is not asked again before it does.";
 }
 
 impl fmt::Display for Code {

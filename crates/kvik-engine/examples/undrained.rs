@@ -8,11 +8,15 @@
 //! of the ratio of adjacent rounds, the most that was in flight to the stuck peer, what the kernel held for it, and
 //! the process's resident memory at the first and the last round.
 
+#[path = "../../../tests/standins/faulty.rs"]
+#[allow(dead_code)]
+mod faulty;
+
+use faulty::Faults;
 use kvik_core::{Layout, Use};
 use kvik_engine::{
     Config, Engine, Grant, GrantOptions, PageSet, Preference, Region, Transfer, TransferOptions,
 };
-use kvik_transport::faulty::Faults;
 use std::sync::Arc;
 use std::thread::scope;
 use std::time::{Duration, Instant};
@@ -83,7 +87,8 @@ struct Stuck {
 impl Stuck {
     fn start(grant: &Grant) -> Stuck {
         let faults = Faults::new(1);
-        let config = Config { transport: Preference::Tcp, faults: Some(faults.clone()), ..Config::default() };
+        let config =
+            Config { transport: Preference::Tcp, between: Some(faults.between()), ..Config::default() };
         let engine = Engine::start(config).expect("an engine");
         let (_, set) = region(&engine);
         faults.hold_from(0);

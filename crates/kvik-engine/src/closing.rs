@@ -46,8 +46,10 @@ impl Handle {
             base.node(|node, _| node.session(session).close(closed()));
         }
         base.commands.tell(ControlCommand::Stop);
+        inner.peers.close(&closed());
         let ended = self.end_threads(began + timeout.clamp(LAST_WORDS, MAX_DEADLINE));
         base.observers.notices.moved.note();
+        base.observers.inboxes.close();
         base.observers.events.close(Instant::now() + timeout.min(LAST_EVENT));
         ended
     }

@@ -1,6 +1,7 @@
 //! What the control thread is told, and what wakes it.
 
-use crate::sync::lock;
+use crate::peers::Target;
+use crate::sync::{lock, signal};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 pub(crate) enum ControlCommand {
     /// Reach a peer.
     Dial(Identity, Arc<Ticket>),
+    /// Reach whoever listens at an address.
+    Meet(SocketAddr),
     /// Open the data channels of a session that this side opened.
     OpenChannels(u64),
     /// Tell when the control connection of the session has room.
@@ -37,8 +40,8 @@ pub(crate) enum ControlCommand {
 pub(crate) enum Purpose {
     /// Whoever it is came by itself.
     Stranger,
-    /// A session with a peer, which is dialled there.
-    Session(Identity, SocketAddr),
+    /// A session with whom is dialled there.
+    Session(Target, SocketAddr),
     /// A data channel of a session.
     Channel { session: u64, index: u16 },
 }
@@ -99,9 +102,7 @@ impl Commands {
     }
 
     fn wake(&self) {
-        if let Err(error) = self.waker.signal() {
-            log::error!("the control thread cannot be woken: {error}");
-        }
+        signal(&self.waker, "the control thread");
     }
 
     /// The control thread is awake at this time, at the latest.

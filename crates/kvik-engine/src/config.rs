@@ -3,8 +3,8 @@
 use kvik_core::{Code, Error, MAX_TICKET_ADDRESSES, Result};
 use kvik_host::addr::{interface_addresses, is_routable_off_host};
 use kvik_proto::Check;
+use kvik_transport::Services;
 use kvik_transport::TransportId;
-use kvik_transport::faulty::Faults;
 use kvik_transport::nics::NicOptions;
 use kvik_transport::tls::TlsFiles;
 use std::collections::HashSet;
@@ -27,6 +27,8 @@ pub enum Preference {
 }
 
 impl Preference {
+    const ALL: [Preference; 4] = [Preference::Auto, Preference::Tcp, Preference::Local, Preference::Nics];
+
     /// Whether it lets a transfer take this transport.
     pub(crate) fn allows(self, transport: TransportId) -> bool {
         match self {
@@ -59,18 +61,11 @@ impl Preference {
 impl std::str::FromStr for Preference {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Preference::Auto),
-            "tcp" => Ok(Preference::Tcp),
-            "local" => Ok(Preference::Local),
-            "nics" => Ok(Preference::Nics),
-            other => Err(Error::new(
-                Code::UnknownTransport,
-                format!(
-                    "there is no transport {other:?}; this kvik has \"auto\", \"tcp\", \"local\" and \"nics\""
-                ),
-            )),
-        }
+        Preference::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| {
+            let choices = "\"auto\", \"tcp\", \"local\" or \"nics\"";
+            let text = format!("there is no transport {text:?}: choose {choices}");
+            Error::new(Code::UnknownTransport, text)
+        })
     }
 }
 
@@ -89,6 +84,18 @@ pub enum Verify {
 }
 
 impl Verify {
+    const ALL: [Verify; 4] = [Verify::Auto, Verify::Off, Verify::Sample, Verify::Full];
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verify::Auto => "auto",
+            Verify::Off => "off",
+            Verify::Sample => "sample",
+            Verify::Full => "full",
+        }
+    }
+
     /// Whether checksums are wanted on a network (or else within the host), where a processor handles the bytes.
     pub(crate) fn sums(self, network: bool) -> bool {
         match self {
@@ -111,16 +118,10 @@ impl Verify {
 impl std::str::FromStr for Verify {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Verify::Auto),
-            "off" => Ok(Verify::Off),
-            "sample" => Ok(Verify::Sample),
-            "full" => Ok(Verify::Full),
-            other => Err(Error::new(
-                Code::InvalidArgument,
-                format!("verify is \"auto\", \"off\", \"sample\" or \"full\", not {other:?}"),
-            )),
-        }
+        Verify::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| {
+            let choices = "\"auto\", \"off\", \"sample\" or \"full\"";
+            Error::new(Code::InvalidArgument, format!("verify={text:?} is unknown: choose {choices}"))
+        })
     }
 }
 
@@ -172,9 +173,9 @@ pub struct Config {
     pub numa_node: Option<u32>,
     /// What it is called in logs.
     pub name: String,
-    /// What goes wrong between the engine and its transports: for tests.
+    /// What stands between the engine and its transports: for tests.
     #[doc(hidden)]
-    pub faults: Option<Arc<Faults>>,
+    pub between: Option<Arc<dyn Fn(Services) -> Services + Send + Sync>>,
 }
 
 impl Default for Config {
@@ -195,7 +196,7 @@ impl Default for Config {
             cpus: None,
             numa_node: None,
             name: String::new(),
-            faults: None,
+            between: None,
         }
     }
 }

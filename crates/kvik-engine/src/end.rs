@@ -1,11 +1,12 @@
 //! Where the outcome of something in flight appears.
 
 use crate::config::MAX_DEADLINE;
+use crate::sync::{lock, signal};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::EventFd;
 use kvik_transport::from_host;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An outcome that comes once, for any number of those who wait for it.
@@ -26,20 +27,12 @@ impl<T> Default for End<T> {
 }
 
 impl<T: Clone> End<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the outcome, once, and wakes everybody.
     pub fn set(&self, outcome: Result<T>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.outcome.is_none() {
             state.outcome = Some(outcome);
-            for watcher in state.watchers.drain(..) {
-                if let Err(error) = watcher.signal() {
-                    log::error!("a waiter cannot be woken: {error}");
-                }
-            }
+            state.watchers.drain(..).for_each(|watcher| signal(&watcher, "a waiter"));
         }
         drop(state);
         self.arrived.notify_all();
@@ -47,11 +40,11 @@ impl<T: Clone> End<T> {
 
     /// The outcome, if it is there.
     pub fn outcome(&self) -> Option<Result<T>> {
-        self.lock().outcome.clone()
+        lock(&self.state).outcome.clone()
     }
 
     pub fn is_there(&self) -> bool {
-        self.lock().outcome.is_some()
+        lock(&self.state).outcome.is_some()
     }
 
     /// Waits for the outcome.
@@ -60,7 +53,7 @@ impl<T: Clone> End<T> {
     /// What it says; `WaitTimeout` with this text when `timeout` passes first.
     pub fn wait(&self, timeout: Option<Duration>, late: &str) -> Result<T> {
         let until = timeout.map(|timeout| Instant::now() + timeout.min(MAX_DEADLINE));
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if let Some(outcome) = &state.outcome {
                 return outcome.clone();
@@ -85,7 +78,7 @@ impl<T: Clone> End<T> {
     pub fn fd(self: &Arc<Self>) -> Result<OwnedFd> {
         let event = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
         let fd = duplicate(&event)?;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match state.outcome {
             Some(_) => event.signal().map_err(|error| from_host(Code::InvalidArgument, error))?,
             None => state.watchers.push(event),

@@ -163,7 +163,7 @@ impl Engine {
         let (inner, base) = (self.inner(), &self.inner().base);
         base.setup.check()?;
         options.check()?;
-        self.check_own(pages)?;
+        check_own(self, pages)?;
         let memory = pages.region.memory()?;
         if options.right == Right::Write {
             pages.view.check_distinct()?;
@@ -272,7 +272,7 @@ impl Engine {
         options: TransferOptions,
     ) -> Result<Transfer> {
         self.inner().base.setup.check()?;
-        self.check_own(local)?;
+        check_own(self, local)?;
         check_right(op, ticket)?;
         let began = boottime();
         let memory = local.region.memory()?;
@@ -346,11 +346,6 @@ impl Engine {
         })
     }
 
-    /// Sees to it that there is a session with the ticket's owner.
-    pub(crate) fn reach(&self, ticket: &Ticket, options: &TransferOptions) -> Result<Transfer> {
-        self.begin(self.request(ticket, options)?, boottime())
-    }
-
     /// How long something may take.
     ///
     /// # Errors
@@ -366,8 +361,9 @@ impl Engine {
     }
 
     pub(crate) fn request(&self, ticket: &Ticket, options: &TransferOptions) -> Result<TransferRequest> {
-        if options.readers == 0 || options.readers > MAX_READERS {
-            let text = format!("readers is from 1 to {MAX_READERS}, not {}", options.readers);
+        let readers = options.readers.unwrap_or(1);
+        if readers == 0 || readers > MAX_READERS {
+            let text = format!("readers is from 1 to {MAX_READERS}, not {readers}");
             return Err(Error::new(Code::InvalidArgument, text));
         }
         let config = &self.inner().base.setup.config;
@@ -382,7 +378,7 @@ impl Engine {
             select: Select::default(),
             content: None,
             confirm: options.confirm.unwrap_or(true),
-            readers: options.readers,
+            readers,
             tag: Tag::new(&options.tag),
             extend: Duration::ZERO,
             deadline: boottime() + time,
@@ -437,16 +433,6 @@ impl Engine {
         Ok(Transfer { transfers: transfers.clone(), id, end })
     }
 
-    fn check_own(&self, pages: &PageSet) -> Result<()> {
-        match Arc::ptr_eq(&pages.region.inner.engine, self.inner()) {
-            true => Ok(()),
-            false => Err(Error::new(
-                Code::InvalidArgument,
-                "the page set is of a region of another engine: take pages of a region that this engine registered",
-            )),
-        }
-    }
-
     /// What has happened since the start: names and counts. In a forked child there are none.
     pub fn stats(&self) -> Vec<(&'static str, u64)> {
         let inner = self.inner();
@@ -491,6 +477,16 @@ impl Engine {
     /// go of as soon as the thread goes on, and only then its transfers are reported to have ended.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         self.handle.close(timeout)
+    }
+}
+
+fn check_own(engine: &Engine, pages: &PageSet) -> Result<()> {
+    match Arc::ptr_eq(&pages.region.inner.engine, engine.inner()) {
+        true => Ok(()),
+        false => Err(Error::new(
+            Code::InvalidArgument,
+            "the page set is of a region of another engine: take pages of a region that this engine registered",
+        )),
     }
 }
 

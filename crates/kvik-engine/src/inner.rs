@@ -17,10 +17,11 @@ use crate::setup::Setup;
 use crate::transfers::Transfers;
 use kvik_core::{Error, Result};
 use kvik_proto::{
-    ChunkHeader, Claim, Event, NicAnswer, NicCall, Nics, Op, Path, Served, WorkId, WorkOutcome, WorkRequest,
+    Batch, ChunkHeader, Claim, Event, NicAnswer, NicCall, Nics, Op, Path, Served, WorkId, WorkOutcome,
+    WorkRequest,
 };
 use kvik_transport::{
-    Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, Transport, WorkSource,
+    Ended, Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, Transport, WorkSource,
 };
 use std::sync::Arc;
 
@@ -115,8 +116,8 @@ impl Carrier for Inner {
                 self.peers.on_life(session, &event);
             }
             Event::Notified(note) => self.peers.on_notified(note),
-            Event::NoteEnded { session, number, outcome } => {
-                observers.notices.ended(session, number, outcome);
+            Event::NoteEnded { session, topic, number, outcome } => {
+                observers.notices.ended(session, topic, number, outcome);
             }
             Event::NoteRoom(_) => observers.notices.moved.note(),
         }
@@ -131,8 +132,24 @@ impl WorkSource for Inner {
             Queue::Post(session) => node.session(session).next_of(Path::OneSided, claim, now),
         })
     }
+    fn claim_batch(
+        &self,
+        queue: Queue,
+        claim: Claim,
+        most: Batch,
+        into: &mut Vec<WorkRequest<RegionMemory>>,
+    ) {
+        self.base.node(|node, now| match queue {
+            Queue::Send(session) => node.session(session).next_batch(Path::Channels, claim, most, now, into),
+            Queue::Copy => into.extend(node.next_copy(now)),
+            Queue::Post(session) => node.session(session).next_batch(Path::OneSided, claim, most, now, into),
+        });
+    }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
         self.base.node(|node, _| node.work_done(id, outcome));
+    }
+    fn batch_done(&self, ended: &mut Vec<Ended>) {
+        self.base.node(|node, _| node.batch_done(ended));
     }
     fn stuck(&self, id: WorkId, error: Error) {
         self.base.node(|node, _| node.work_stuck(id, error));

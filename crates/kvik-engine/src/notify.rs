@@ -12,7 +12,7 @@ use crate::sync::lock;
 use crate::transfer::Transfer;
 use kvik_core::{Code, EngineId, Error, Result, Ticket};
 use kvik_host::clock::boottime;
-use kvik_proto::{Identity, check_payload};
+use kvik_proto::{Identity, Topic, check_payload};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl Notice {
         self.end.outcome()
     }
 
-    /// Waits until the peer's program has taken it; with `None` as long as its deadline takes.
+    /// Waits until the peer's program, or its library, has taken it; with `None` as long as its deadline takes.
     ///
     /// # Errors
     /// `DeadlineExceeded` when it was not taken by its deadline, `PeerLost` when the session ended first: it may have
@@ -79,6 +79,7 @@ impl Notice {
 /// A notification that waits for its place in the peer's window.
 pub struct Notifying {
     engine: Engine,
+    topic: Topic,
     to: To,
     payload: Arc<[u8]>,
     deadline: Duration,
@@ -98,47 +99,66 @@ impl Engine {
     /// more than 64 KiB, a bad deadline or this engine itself; `PeerUnreachable`, `PeerRestarted` and what else
     /// connecting can say.
     pub fn notify(&self, to: impl Into<To>, payload: &[u8], deadline: Option<Duration>) -> Result<Notice> {
-        let notifying = self.begin_notify(to, payload, deadline)?;
+        self.notify_on(0, to, payload, deadline)
+    }
+
+    /// As [`Engine::notify`], of a topic: for a library of the peer's process, which has an
+    /// [`inbox`](Engine::inbox) for it. Where nobody has, the notification is acknowledged and dropped there.
+    ///
+    /// Each topic has an order and a window of its own: what is not taken of one holds up no other one.
+    ///
+    /// # Errors
+    /// As for [`Engine::notify`].
+    pub fn notify_on(
+        &self,
+        topic: Topic,
+        to: impl Into<To>,
+        payload: &[u8],
+        deadline: Option<Duration>,
+    ) -> Result<Notice> {
+        let notifying = Notifying::begin(self, topic, to, payload, deadline)?;
         loop {
             if let Some(notice) = notifying.wait(MAX_DEADLINE)? {
                 return Ok(notice);
             }
         }
     }
+}
 
-    /// As [`Engine::notify`], for a caller that waits in steps.
+impl Notifying {
+    /// As [`Engine::notify_on`], for a caller that waits in steps.
     ///
     /// # Errors
     /// What can be seen at once.
-    pub fn begin_notify(
-        &self,
+    pub fn begin(
+        engine: &Engine,
+        topic: Topic,
         to: impl Into<To>,
         payload: &[u8],
         deadline: Option<Duration>,
     ) -> Result<Notifying> {
-        self.inner().base.setup.check()?;
+        engine.inner().base.setup.check()?;
         check_payload(payload)?;
         let to = to.into();
-        let engine = match &to {
+        let whom = match &to {
             To::Ticket(ticket) => ticket.engine,
             To::Peer(peer) => *peer,
         };
-        if engine == self.id() {
+        if whom == engine.id() {
             let text = "a notification is for another engine: this one is the caller's own";
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        let time = self.time(deadline)?;
+        let time = engine.time(deadline)?;
         Ok(Notifying {
-            engine: self.clone(),
+            engine: engine.clone(),
+            topic,
             to,
             payload: payload.into(),
             deadline: boottime() + time,
             connecting: Mutex::default(),
         })
     }
-}
 
-impl Notifying {
     /// Goes on for at most so long; `None` when it must go on after that.
     ///
     /// # Errors
@@ -179,7 +199,8 @@ impl Notifying {
                 Some(peer) => peer,
                 None => {
                     let text = format!(
-                        "engine {engine} is not connected to this one: notify it by one of its tickets"
+                        "engine {engine} is not connected to this one: meet it at its address, or notify it by one of \
+                         its tickets"
                     );
                     return Err(Error::new(Code::PeerUnreachable, text).about_peer(*engine));
                 }
@@ -188,8 +209,8 @@ impl Notifying {
         let end = Arc::new(End::default());
         let sent = inner.base.node(|node, _| {
             let session = node.session_with(&peer)?;
-            let send = || node.session(session).notify(&self.payload, self.deadline);
-            Some(inner.base.observers.notices.begin(session, end.clone(), send))
+            let send = || node.session(session).notify(self.topic, &self.payload, self.deadline);
+            Some(inner.base.observers.notices.begin(session, self.topic, end.clone(), send))
         });
         if sent.is_some() {
             *lock(&self.connecting) = None;
@@ -216,7 +237,8 @@ impl Notifying {
                 false => Err(Error::new(
                     Code::PeerLost,
                     format!(
-                        "the connection to engine {} is gone: notify it by one of its tickets",
+                        "the connection to engine {} is gone: meet it at its address, or notify it by one of its \
+                         tickets",
                         peer.engine
                     ),
                 )),
@@ -234,7 +256,8 @@ impl Notifying {
                 return Ok(late());
             }
             let options = TransferOptions { deadline: Some(left), ..TransferOptions::default() };
-            *connecting = Some(self.engine.reach(ticket, &options)?);
+            let request = self.engine.request(ticket, &options)?;
+            *connecting = Some(self.engine.begin(request, boottime())?);
         }
         Ok(late())
     }

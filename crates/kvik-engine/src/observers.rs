@@ -2,12 +2,13 @@
 
 use crate::end::End;
 use crate::events::EventBus;
+use crate::inbox::Inboxes;
 use crate::metrics::{Metrics, op_name};
 use crate::report::Report;
 use crate::sync::{Progress, lock};
 use crate::transfers::request::TransferEntry;
 use kvik_core::{Class, Code, EngineId, Error, Result, View};
-use kvik_proto::{Path, Select};
+use kvik_proto::{Path, Select, Topic};
 use kvik_transport::TransportId;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,6 +58,7 @@ pub struct Ended {
 /// See the module's text.
 pub(crate) struct Observers {
     pub events: EventBus,
+    pub inboxes: Inboxes,
     pub notices: Notices,
     pub metrics: Metrics,
     pub counters: Counters,
@@ -74,8 +76,8 @@ pub(crate) struct Counters {
     pub sessions_lost: AtomicU64,
 }
 
-/// By session and number.
-type Ends = HashMap<(u64, u64), Arc<End<()>>>;
+/// By session, topic and number.
+type Ends = HashMap<(u64, Topic, u64), Arc<End<()>>>;
 
 /// Notifications to peers: the ends of those that are in a window.
 #[derive(Default)]
@@ -87,14 +89,20 @@ pub(crate) struct Notices {
 
 impl Notices {
     /// Sends a notification by `send`, which gives its number. Its end finds it, however soon that comes.
-    pub fn begin(&self, session: u64, end: Arc<End<()>>, send: impl FnOnce() -> Result<u64>) -> Result<()> {
+    pub fn begin(
+        &self,
+        session: u64,
+        topic: Topic,
+        end: Arc<End<()>>,
+        send: impl FnOnce() -> Result<u64>,
+    ) -> Result<()> {
         let mut ends = lock(&self.ends);
-        ends.insert((session, send()?), end);
+        ends.insert((session, topic, send()?), end);
         Ok(())
     }
 
-    pub fn ended(&self, session: u64, number: u64, outcome: Result<()>) {
-        let end = lock(&self.ends).remove(&(session, number));
+    pub fn ended(&self, session: u64, topic: Topic, number: u64, outcome: Result<()>) {
+        let end = lock(&self.ends).remove(&(session, topic, number));
         if let Some(end) = end {
             end.set(outcome);
         }
@@ -105,6 +113,7 @@ impl Observers {
     pub fn new() -> Observers {
         Observers {
             events: EventBus::default(),
+            inboxes: Inboxes::default(),
             notices: Notices::default(),
             metrics: Metrics::new(),
             counters: Counters::default(),

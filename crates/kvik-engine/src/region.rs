@@ -5,7 +5,7 @@ use crate::grant::describe;
 use crate::inner::Inner;
 use crate::sync::lock;
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
-use kvik_transport::{RegionMemory, WeakRegionMemory};
+use kvik_transport::{RegionMemory, WeakRegionMemory, page_sums};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl Region {
             addr: memory.addr(),
             bytes: memory.len() as u64,
             is_shared: memory.fd().is_some(),
-            device: memory.device().map(|device| device.ordinal()),
+            device: memory.device().map(|device| device.number()),
             weak: memory.downgrade(),
             memory: Mutex::new(Some(memory)),
         };
@@ -241,6 +241,40 @@ impl PageSet {
         let (layers, slices) = (layers.unwrap_or(0..layout.layers()), slices.unwrap_or(0..layout.slices()));
         let view = View::of_parts(layout, parts, ids, layers, slices, Order::LayerFirst)?;
         Ok(PageSet { region: region.clone(), view })
+    }
+
+    /// Some of its pages, by their places in it.
+    ///
+    /// # Errors
+    /// `PageOutOfRange` for a place that it does not have; `InvalidArgument` for none.
+    pub fn select(&self, places: impl IntoIterator<Item = usize>) -> Result<PageSet> {
+        let pages = self.view.pages();
+        let page = |place: usize| {
+            pages.get(place).copied().ok_or_else(|| {
+                let text = format!("the page set has {} pages, and none at place {place}", pages.len());
+                Error::new(Code::PageOutOfRange, text).about_region(self.region.id())
+            })
+        };
+        let ids: Result<Vec<u32>> = places.into_iter().map(page).collect();
+        let (layers, slices) = (self.view.layers(), self.view.slices());
+        let (layout, order) = (self.view.layout().clone(), self.view.order());
+        let view = View::of_parts(layout, self.view.parts(), ids?.into(), layers, slices, order)?;
+        Ok(PageSet { region: self.region.clone(), view })
+    }
+
+    /// The checksums (XXH3 with 64 bits) of its pages as they are now, page by page: for each `layers` layers of a
+    /// page one, over its bytes in the order of layers and slices.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 layers, `RegionClosed`.
+    pub fn sums(&self, layers: u32) -> Result<Vec<u64>> {
+        page_sums(&self.region.memory()?, &self.view, layers)
+    }
+
+    /// Its layers, and of each page of a layer the slices and the bytes of one.
+    pub fn shape(&self) -> (u32, u32, u64) {
+        let shape = self.view.shape();
+        (shape.layers, (shape.row_bytes / shape.run_bytes) as u32, shape.run_bytes)
     }
 
     /// The region.

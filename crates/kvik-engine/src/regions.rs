@@ -81,7 +81,7 @@ impl Regions {
         // Under the lock, so that a region which is closed meanwhile is not held by this.
         let (table, mut seen) = (lock(&self.table), Vec::new());
         for held in table.shown.values().filter_map(WeakRegionMemory::upgrade) {
-            let Some(device) = held.device().map(|device| device.ordinal()) else { continue };
+            let Some(device) = held.device().map(|device| device.number()) else { continue };
             if seen.contains(&device) {
                 continue;
             }

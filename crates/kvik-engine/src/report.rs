@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// What can be chosen for one transfer; what is not chosen is the engine's, or the grant's.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct TransferOptions {
     /// When it must have ended, from now.
     pub deadline: Option<Duration>,
-    /// What it is for: handovers go before bulk, which keeps a tenth while both wait.
+    /// What it is for: handovers, the default, go before bulk, which keeps a tenth while both wait.
     pub class: Class,
     /// Over which transport.
     pub transport: Option<Preference>,
@@ -35,27 +35,9 @@ pub struct TransferOptions {
     /// How many engines use the grant together, this one included: a `once` grant is consumed when so many, or as
     /// many as the owner said where that is more, have confirmed. From 1 to 4096; the largest that any of them
     /// declares is what counts. Default: 1.
-    pub readers: u16,
+    pub readers: Option<u16>,
     /// A request id for this side's log lines; it is never sent.
     pub tag: String,
-}
-
-impl Default for TransferOptions {
-    fn default() -> Self {
-        TransferOptions {
-            deadline: None,
-            class: Class::Handover,
-            transport: None,
-            verify: None,
-            confirm: None,
-            remote_layers: None,
-            remote_slices: None,
-            remote_parts: None,
-            content: None,
-            readers: 1,
-            tag: String::new(),
-        }
-    }
 }
 
 /// What a transfer that succeeded did.

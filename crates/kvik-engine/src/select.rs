@@ -115,7 +115,7 @@ mod tests {
 
     fn ready(micros: u64) -> Answer {
         let total = Duration::from_micros(micros);
-        Answer::Ready(Some(Estimate { start: total, total, bytes_per_second: 1.0, samples: 1 }))
+        Answer::Ready(Some(Estimate { start: total, total, bytes_per_second: 1.0, queued: 0, samples: 1 }))
     }
 
     fn no(why: &str) -> Answer {

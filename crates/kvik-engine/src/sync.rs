@@ -1,10 +1,18 @@
 //! What several parts use between threads.
 
+use kvik_host::event::EventFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Wakes who waits for an event.
+pub(crate) fn signal(event: &EventFd, who: &str) {
+    if let Err(error) = event.signal() {
+        log::error!("{who} cannot be woken: {error}");
+    }
 }
 
 /// Counts something that happens, for those who wait for it.

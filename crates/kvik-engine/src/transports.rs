@@ -41,8 +41,8 @@ impl Transports {
         options: &ThreadOptions,
     ) -> Result<()> {
         let config = &setup.config;
-        let services = match &config.faults {
-            Some(faults) => faults.stand_before(services),
+        let services = match &config.between {
+            Some(between) => between(services),
             None => services,
         };
         // Who listens on one address means the network that it belongs to.

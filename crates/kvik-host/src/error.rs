@@ -230,6 +230,11 @@ pub enum HostError {
 }
 
 impl HostError {
+    /// Whether a device is lost to this process, with what lay in its memory: nothing of it is in flight any more.
+    pub fn is_device_lost(&self) -> bool {
+        matches!(self, HostError::Cuda(error) if error.is_lost())
+    }
+
     /// A refusal of the kernel, with what was being done.
     pub(crate) fn os(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
         HostError::Os { what: what.into(), source: source.into() }

@@ -22,8 +22,9 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::cpu::lock;
 use crate::error::HostError;
 use crate::fork::ForkGuard;
 use crate::mapping::Mapping;
@@ -88,7 +89,7 @@ impl FenceTable {
     /// Takes a free slot, the one that has been free for longest. Dropping it raises its generation and frees it.
     pub fn slot(self: &Arc<Self>) -> Result<FenceSlot, HostError> {
         self.owned()?;
-        let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let index = lock(&self.free).pop_front();
         let index = index.ok_or(HostError::FenceFull { slots: self.cells.slots })?;
         Ok(FenceSlot { table: Arc::clone(self), index })
     }
@@ -143,7 +144,7 @@ impl Drop for FenceSlot {
     fn drop(&mut self) {
         // In a forked child this does nothing, and the slot stays taken there: it is the parent's.
         if self.table.raise(self.index).is_ok() {
-            self.table.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.index);
+            lock(&self.table.free).push_back(self.index);
         }
     }
 }

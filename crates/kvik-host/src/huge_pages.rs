@@ -101,37 +101,3 @@ fn mode(file: &str) -> String {
         .unwrap_or_default()
         .to_string()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn facts(total: usize, available: usize) -> HugePageFacts {
-        HugePageFacts { pools: vec![Pool { page_size: 2 << 20, total, available }], ..Default::default() }
-    }
-
-    #[test]
-    fn no_pool_says_what_to_set() {
-        assert!(facts(0, 0).choose(64 << 20).unwrap_err().contains("vm.nr_hugepages"));
-        assert!(HugePageFacts::default().choose(64 << 20).unwrap_err().contains("vm.nr_hugepages"));
-    }
-
-    #[test]
-    fn a_pool_with_room_is_chosen_and_a_full_one_is_not() {
-        assert_eq!(facts(40, 32).choose(64 << 20).unwrap().page_size, 2 << 20);
-        let why = facts(40, 31).choose(64 << 20).unwrap_err();
-        assert!(why.contains("32 pages") && why.contains("31 are free"), "{why}");
-    }
-
-    #[test]
-    fn little_memory_is_not_rounded_up_to_a_huge_page() {
-        assert!(facts(40, 40).choose(3 << 20).unwrap_err().contains("too few"));
-        assert!(facts(40, 40).choose(4 << 20).is_ok(), "a whole number of pages wastes nothing");
-    }
-
-    #[test]
-    fn this_machine_can_be_read() {
-        let facts = HugePageFacts::read();
-        assert!(facts.pools.is_sorted_by(|a, b| a.page_size > b.page_size));
-    }
-}

@@ -90,38 +90,3 @@ fn namespace(kind: &str) -> Result<u64, HostError> {
     let path = format!("/proc/self/ns/{kind}");
     fs::metadata(&path).map(|m| m.ino()).map_err(|e| HostError::os(format!("looking at {path}"), e))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_process_is_local_to_itself() {
-        let facts = HostFacts::read().unwrap();
-        assert_eq!(facts, HostFacts::read().unwrap());
-        assert_ne!(facts.boot_id, [0; 16]);
-        assert_eq!(facts.why_not_local(&facts), None);
-        assert_eq!(facts.why_not_process_vm(&facts), None);
-    }
-
-    #[test]
-    fn each_difference_has_its_own_reason() {
-        let own = HostFacts::read().unwrap();
-        let differ = |change: fn(&mut HostFacts)| {
-            let mut peer = own.clone();
-            change(&mut peer);
-            peer
-        };
-        let reasons = [
-            own.why_not_local(&differ(|p| p.boot_id[3] ^= 1)),
-            own.why_not_local(&differ(|p| p.net_namespace += 1)),
-            own.why_not_local(&differ(|p| p.user_namespace += 1)),
-            own.why_not_local(&differ(|p| p.uid += 1)),
-            own.why_not_process_vm(&differ(|p| p.pid_namespace += 1)),
-        ];
-        for (i, reason) in reasons.iter().enumerate() {
-            assert!(reason.is_some() && !reasons[..i].contains(reason), "{reasons:?}");
-        }
-        assert_eq!(own.why_not_local(&differ(|p| p.pid_namespace += 1)), None);
-    }
-}

@@ -9,9 +9,11 @@
 //! * memory: [`memory`] (registered memory of this process), [`peer_memory`] (a peer's, mapped read-only),
 //!   [`runs`] (contiguous runs of it, handed to the kernel), [`process_vm`] (reading a peer that shares no
 //!   mapping), [`fence`] (the shared table that says whether what was read still counted);
-//! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd);
+//! * descriptors: [`socket`] (TCP), [`unix`] (messages with descriptors on one host), [`event`] (epoll, eventfd),
+//!   [`file`](mod@file) (files, straight from and to registered memory);
 //! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric), [`verbs`] (libibverbs),
-//!   [`plugin`] (whatever speaks the C interface of `include/kvik/nic.h`), [`cuda`] (memory of GPUs);
+//!   [`plugin`] (whatever speaks the C interface of `include/kvik/nic.h`), [`cuda`] (memory of GPUs), which transports
+//!   see as one kind of [`device`];
 //! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`];
 //! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
 //!   here, in words).
@@ -23,9 +25,11 @@ pub mod addr;
 pub mod clock;
 pub mod cpu;
 pub mod cuda;
+pub mod device;
 pub mod event;
 pub mod fabric;
 pub mod fence;
+pub mod file;
 pub mod fork;
 pub mod huge_pages;
 pub mod identity;

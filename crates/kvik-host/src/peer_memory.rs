@@ -4,19 +4,19 @@
 //! reader alive, and have exactly the size that was announced; each failure has its own error. Whether bytes
 //! read from it still count is for the [fence](crate::fence) to say.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::error::HostError;
 use crate::mapping::Mapping;
 use crate::memory::Memory;
-use crate::runs::SendRun;
 use crate::sealed;
-use crate::span::Span;
 
-/// Memory of another process on this host, readable and never writable here.
+/// Memory of another process on this host, readable and never writable here: all that [`Memory`] can do but write.
 #[derive(Debug)]
 pub struct PeerMemory {
-    span: Span,
+    memory: Memory,
+    // After the memory, which lies in it.
     mapping: Mapping,
 }
 
@@ -37,7 +37,10 @@ impl PeerMemory {
         let mapping = Mapping::shared(fd.as_fd(), file_len, false)?;
         // Only a wish: without it the copy takes more page faults and is as right.
         let _ = mapping.advise_huge();
-        Ok(PeerMemory { span: mapping.span(expected_len)?, mapping })
+        // SAFETY: mapped for at least `expected_len` bytes until the mapping is dropped, which is after the memory. It is
+        // mapped for reading, and its bytes have no Rust reference: they are another process's.
+        let memory = unsafe { Memory::foreign_read_only(mapping.base(), expected_len, Box::new(())) };
+        Ok(PeerMemory { memory, mapping })
     }
 
     /// Makes page-table entries for the pages of a range that lie in memory already, so that no copy pays for them one by
@@ -52,26 +55,6 @@ impl PeerMemory {
         self.mapping.populate(offset, PeerMemory::STEP, seen)
     }
 
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.span.len()
-    }
-
-    /// Whether there are no bytes; never so for a mapping that was made.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether `len` bytes at `offset` lie inside.
-    pub fn check(&self, offset: usize, len: usize) -> Result<(), HostError> {
-        self.span.at(offset, len).map(|_| ())
-    }
-
-    /// Copies from `offset` into `into`.
-    pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), HostError> {
-        self.span.copy_out(offset, into)
-    }
-
     /// Copies `len` bytes at `offset` into memory of this process.
     pub fn copy_into(
         &self,
@@ -80,17 +63,15 @@ impl PeerMemory {
         dst_off: usize,
         len: usize,
     ) -> Result<(), HostError> {
-        dst.writable_span()?.copy_from(dst_off, &self.span, offset, len)
+        Memory::copy_between(dst, dst_off, self, offset, len)
     }
 
-    /// The checksum (XXH3, 64 bits) of a range, in one pass; `None` where it takes [`Self::for_each_chunk`]: short
-    /// ranges, and processors without wide vectors. Meanwhile `len` bytes at `next`, which are moved next, come into
-    /// the cache: a hint, which is right at any offset.
+    /// As [`Memory::sum`].
     pub fn sum(&self, offset: usize, len: usize, next: Option<usize>) -> Result<Option<u64>, HostError> {
-        self.span.sum(offset, len, next)
+        self.memory.sum(offset, len, next)
     }
 
-    /// Copies a range out through `scratch` in pieces of at most 16 KiB and hands each to `f`, for checksums.
+    /// As [`Memory::for_each_chunk`].
     pub fn for_each_chunk(
         &self,
         offset: usize,
@@ -98,13 +79,14 @@ impl PeerMemory {
         scratch: &mut [u8],
         f: impl FnMut(&[u8]),
     ) -> Result<(), HostError> {
-        self.span.for_each_chunk(offset, len, scratch, f)
+        self.memory.for_each_chunk(offset, len, scratch, f)
     }
+}
 
-    /// A range to send from, without copying it first.
-    pub fn send_run(&self, offset: usize, len: usize) -> Result<SendRun<'_>, HostError> {
-        let base = self.span.at(offset, len)?;
-        // SAFETY: readable for `len` bytes while `self`, which the run borrows, lives.
-        Ok(unsafe { SendRun::from_raw(base, len) })
+impl Deref for PeerMemory {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.memory
     }
 }

@@ -32,6 +32,8 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
+use rustix::io::{Errno, retry_on_intr};
+
 use crate::error::HostError;
 
 /// The most runs that one system call takes (the kernel's `UIO_MAXIOV`).
@@ -46,6 +48,17 @@ pub enum Io<T = usize> {
     Blocked,
     /// The other end has said, in order, that nothing more comes.
     Closed,
+}
+
+impl Io {
+    /// How a call on a connection ended that moves bytes.
+    pub(crate) fn of(what: &str, moved: Result<usize, Errno>) -> Result<Io, HostError> {
+        match moved {
+            Ok(moved) => Ok(Io::Done(moved)),
+            Err(Errno::AGAIN) => Ok(Io::Blocked),
+            Err(error) => Err(HostError::connection(what, error)),
+        }
+    }
 }
 
 /// Bytes to send from.
@@ -198,7 +211,7 @@ impl Queue<'_> {
 /// Runs to send, in order.
 #[derive(Debug)]
 pub struct SendBatch<'b, 'm> {
-    queue: Queue<'b>,
+    pub(crate) queue: Queue<'b>,
     lives: PhantomData<&'m [u8]>,
 }
 
@@ -258,13 +271,10 @@ impl<'m> SendBatch<'_, 'm> {
             // SAFETY: the header points at runs whose memory is borrowed by this batch for longer than the call.
             unsafe { libc::sendmsg(fd, &header, libc::MSG_NOSIGNAL) }
         })?;
-        Ok(match sent {
-            None => Io::Blocked,
-            Some(moved) => {
-                self.queue.advance(moved);
-                Io::Done(moved)
-            }
-        })
+        if let Io::Done(moved) = sent {
+            self.queue.advance(moved);
+        }
+        Ok(sent)
     }
 }
 
@@ -312,14 +322,12 @@ impl<'m> RecvBatch<'_, 'm> {
             // SAFETY: the header points at runs whose memory is borrowed by this batch for longer than the call.
             unsafe { libc::recvmsg(fd, &mut header, 0) }
         })?;
-        Ok(match received {
-            None => Io::Blocked,
-            Some(0) => Io::Closed,
-            Some(moved) => {
-                self.queue.advance(moved);
-                Io::Done(moved)
-            }
-        })
+        match received {
+            Io::Done(0) => return Ok(Io::Closed),
+            Io::Done(moved) => self.queue.advance(moved),
+            _ => {}
+        }
+        Ok(received)
     }
 }
 
@@ -340,20 +348,15 @@ impl RemoteBatch<'_> {
     }
 }
 
-/// Calls until not interrupted; `None` if it would block. A blocking socket whose timeout ran out also gives
-/// `None`, because the kernel does not tell the two apart.
-fn retry(what: &str, mut call: impl FnMut() -> isize) -> Result<Option<usize>, HostError> {
-    loop {
-        if let Ok(moved) = usize::try_from(call()) {
-            return Ok(Some(moved));
-        }
-        let error = std::io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => continue,
-            Some(libc::EAGAIN) => return Ok(None),
-            _ => return Err(HostError::connection(what, error)),
-        }
-    }
+/// Calls until not interrupted. A blocking socket whose timeout ran out also gives [`Io::Blocked`], because the kernel
+/// does not tell the two apart.
+fn retry(what: &str, mut call: impl FnMut() -> isize) -> Result<Io, HostError> {
+    let moved = retry_on_intr(|| {
+        // Negative only after a failure, which the kernel has said more of.
+        usize::try_from(call())
+            .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    });
+    Io::of(what, moved)
 }
 
 #[cfg(test)]

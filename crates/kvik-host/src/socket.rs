@@ -67,10 +67,7 @@ impl TcpListener {
     /// Stops listening now, for every process that holds the socket: a forked child would otherwise keep the port
     /// taken, and connections waiting for somebody who is not there.
     pub fn stop(&self) -> Result<(), HostError> {
-        match rustix::net::shutdown(&self.fd, Shutdown::Both) {
-            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
-            Err(e) => Err(HostError::os("stopping to listen", e)),
-        }
+        shutdown(&self.fd, "stopping to listen")
     }
 
     /// A connection that waits to be accepted, if any, and where it comes from.
@@ -142,21 +139,15 @@ impl TcpConn {
 
     /// Sends some of `bytes`. Never raises SIGPIPE.
     pub fn send(&self, bytes: &[u8]) -> Result<Io, HostError> {
-        match retry_on_intr(|| rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL)) {
-            Ok(moved) => Ok(Io::Done(moved)),
-            Err(Errno::AGAIN) => Ok(Io::Blocked),
-            Err(e) => Err(HostError::connection("sending", e)),
-        }
+        let sent = retry_on_intr(|| rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL));
+        Io::of("sending", sent)
     }
 
     /// Sends some of `parts`, one after the other, in one call. Never raises SIGPIPE.
     pub fn send_parts(&self, parts: &[IoSlice<'_>]) -> Result<Io, HostError> {
         let mut control = SendAncillaryBuffer::default();
-        match retry_on_intr(|| rustix::net::sendmsg(&self.fd, parts, &mut control, SendFlags::NOSIGNAL)) {
-            Ok(moved) => Ok(Io::Done(moved)),
-            Err(Errno::AGAIN) => Ok(Io::Blocked),
-            Err(e) => Err(HostError::connection("sending", e)),
-        }
+        let sent = retry_on_intr(|| rustix::net::sendmsg(&self.fd, parts, &mut control, SendFlags::NOSIGNAL));
+        Io::of("sending", sent)
     }
 
     /// Receives what is there, up to the length of `into`, which is not zero.
@@ -166,9 +157,7 @@ impl TcpConn {
         }
         match retry_on_intr(|| rustix::net::recv(&self.fd, &mut *into, RecvFlags::empty())) {
             Ok((0, _)) => Ok(Io::Closed),
-            Ok((moved, _)) => Ok(Io::Done(moved)),
-            Err(Errno::AGAIN) => Ok(Io::Blocked),
-            Err(e) => Err(HostError::connection("receiving", e)),
+            came => Io::of("receiving", came.map(|(moved, _)| moved)),
         }
     }
 
@@ -183,18 +172,7 @@ impl TcpConn {
     /// Ends both directions now, for every process that holds the socket. A connection that is already gone is
     /// no error.
     pub fn shutdown_both(&self) -> Result<(), HostError> {
-        match rustix::net::shutdown(&self.fd, Shutdown::Both) {
-            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
-            Err(e) => Err(HostError::os("cutting a connection", e)),
-        }
-    }
-
-    /// Says that nothing more will be sent; the other end reads what is in flight, and then the end.
-    pub fn shutdown_send(&self) -> Result<(), HostError> {
-        match rustix::net::shutdown(&self.fd, Shutdown::Write) {
-            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
-            Err(e) => Err(HostError::os("ending the sending half of a connection", e)),
-        }
+        shutdown(&self.fd, "cutting a connection")
     }
 }
 
@@ -229,6 +207,14 @@ fn set_buffers(fd: &OwnedFd, options: &TcpOptions) -> Result<(), HostError> {
             .map_err(|e| HostError::os(format!("setting a receive buffer of {bytes} bytes"), e))?;
     }
     Ok(())
+}
+
+/// Ends both directions of a socket; one that is not connected is no error.
+fn shutdown(fd: &OwnedFd, what: &str) -> Result<(), HostError> {
+    match rustix::net::shutdown(fd, Shutdown::Both) {
+        Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+        Err(e) => Err(HostError::os(what, e)),
+    }
 }
 
 fn set_up(fd: &OwnedFd) -> Result<(), HostError> {

@@ -163,11 +163,7 @@ impl UnixConn {
         let sent = rustix::io::retry_on_intr(|| {
             rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
         });
-        match sent {
-            Ok(moved) => Ok(Io::Done(moved)),
-            Err(Errno::AGAIN) => Ok(Io::Blocked),
-            Err(e) => Err(HostError::connection("sending on a UNIX socket", e)),
-        }
+        Io::of("sending on a UNIX socket", sent)
     }
 
     /// Receives one message with at most `max_fds` descriptors, if one is there. A message that is longer than

@@ -201,7 +201,7 @@ fn edges_are_told_once_and_levels_until_dealt_with() {
 #[test]
 fn a_half_closed_connection_wakes_readers_only() {
     let (client, server) = pair();
-    client.shutdown_send().unwrap();
+    rustix::net::shutdown(&client, rustix::net::Shutdown::Write).unwrap();
     assert!(wait_ready(&server, Interest::READ, BOUND).unwrap());
     let (epoll, mut events) = (Epoll::new().unwrap(), Events::new(4));
     epoll.add(&server, 1, Interest::default()).unwrap();

@@ -2,10 +2,9 @@
 
 use crate::lines::Writer;
 use crate::observed::{Observed, PROTOCOL};
-use kvik_core::{Code, Error, Result};
+use kvik_host::Io;
 use kvik_host::clock::boottime;
 use kvik_host::unix::UnixConn;
-use kvik_host::{HostError, Io};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -40,12 +39,12 @@ enum Asked {
 }
 
 /// What becomes of a connection.
-#[derive(PartialEq, Eq)]
 pub(crate) enum Next {
     /// It has more to ask.
     Wait,
     /// It has more to read than the socket holds.
     Full,
+    /// It has had all that it asked for, or has left.
     Over,
 }
 
@@ -63,26 +62,20 @@ impl Client {
         matches!(self.asked, Asked::Recording(_))
     }
 
-    /// Takes a request, if there is one. `recorded_by` is who records already.
-    ///
-    /// # Errors
-    /// The connection is over.
-    pub fn receive(&mut self, observed: &Observed, recorded_by: Option<u32>) -> Result<()> {
+    /// Takes a request, if there is one; false when the connection is over. `recorded_by` is who records already.
+    pub fn receive(&mut self, observed: &Observed, recorded_by: Option<u32>) -> bool {
         let mut bytes = [0; REQUEST];
-        match self.conn.recv_with_fds(&mut bytes, 0).map_err(|error| left(&error))? {
-            Io::Done(message) => self.ask(&bytes[..message.len], observed, recorded_by),
-            Io::Blocked => Ok(()),
-            Io::Closed => Err(Error::new(Code::PeerLost, "the client has left")),
+        match self.conn.recv_with_fds(&mut bytes, 0) {
+            Ok(Io::Done(message)) => self.ask(&bytes[..message.len], observed, recorded_by),
+            Ok(Io::Blocked) => true,
+            Ok(Io::Closed) | Err(_) => false,
         }
     }
 
-    fn ask(&mut self, request: &[u8], observed: &Observed, recorded_by: Option<u32>) -> Result<()> {
+    fn ask(&mut self, request: &[u8], observed: &Observed, recorded_by: Option<u32>) -> bool {
         let what = request.strip_prefix(PROTOCOL.as_bytes()).and_then(|rest| rest.strip_prefix(b" "));
         match (&self.asked, what) {
-            (Asked::Recording(_), _) => {
-                self.end_recording(observed);
-                return Ok(());
-            }
+            (Asked::Recording(_), _) => self.end_recording(observed),
             (Asked::Nothing, Some(b"snapshot")) => {
                 self.out.push_back(observed.about());
                 self.send(observed.engine.metrics().unwrap_or_default().as_bytes());
@@ -98,9 +91,10 @@ impl Client {
                 "this engine (kvik {}) answers {PROTOCOL} requests: snapshot, trace; use the kvik command of its version",
                 env!("CARGO_PKG_VERSION")
             )),
-            _ => return Err(Error::new(Code::ProtocolError, "a second request on one connection")),
+            // A second request on one connection.
+            _ => return false,
         }
-        Ok(())
+        true
     }
 
     fn refuse(&mut self, why: &str) {
@@ -166,33 +160,25 @@ impl Client {
     }
 
     /// Sends what the socket takes.
-    ///
-    /// # Errors
-    /// The connection is over.
-    pub fn flush(&mut self) -> Result<Next> {
+    pub fn flush(&mut self) -> Next {
         while let Some(message) = self.out.front() {
-            let sent = self.conn.send_with_fds(message, &[]);
-            match sent.map_err(|error| left(&error))? {
-                Io::Done(_) => {
+            match self.conn.send_with_fds(message, &[]) {
+                Ok(Io::Done(_)) => {
                     self.out.pop_front();
                     self.until = Some(Instant::now() + READING);
                 }
-                Io::Blocked => return Ok(Next::Full),
-                Io::Closed => return Err(Error::new(Code::PeerLost, "the client has left")),
+                Ok(Io::Blocked) => return Next::Full,
+                Ok(Io::Closed) | Err(_) => return Next::Over,
             }
         }
         match self.asked {
-            Asked::Nothing => Ok(Next::Wait),
+            Asked::Nothing => Next::Wait,
             Asked::Recording(_) => {
                 // It has read everything: it may wait for the next transfer as long as it likes.
                 self.until = None;
-                Ok(Next::Wait)
+                Next::Wait
             }
-            Asked::Snapshot | Asked::Ended => Ok(Next::Over),
+            Asked::Snapshot | Asked::Ended => Next::Over,
         }
     }
-}
-
-fn left(error: &HostError) -> Error {
-    Error::new(Code::PeerLost, error.to_string())
 }

@@ -111,15 +111,14 @@ impl Server {
     fn serve(&mut self, token: u64, readable: bool) {
         let recorded_by = self.clients.values().find(|client| client.records()).map(|client| client.pid);
         let Some(client) = self.clients.get_mut(&token) else { return };
-        let received = if readable { client.receive(&self.observed, recorded_by) } else { Ok(()) };
-        let next = received.and_then(|()| {
-            client.feed(&self.observed);
-            client.flush()
-        });
-        let interest = match next {
-            Ok(Next::Wait) => Interest::READ,
-            Ok(Next::Full) => Interest::BOTH,
-            Ok(Next::Over) | Err(_) => return self.drop_client(token),
+        if readable && !client.receive(&self.observed, recorded_by) {
+            return self.drop_client(token);
+        }
+        client.feed(&self.observed);
+        let interest = match client.flush() {
+            Next::Wait => Interest::READ,
+            Next::Full => Interest::BOTH,
+            Next::Over => return self.drop_client(token),
         };
         if let Err(error) = self.epoll.modify(&client.conn, token, interest) {
             log::debug!("a connection of kvik stat is gone: {error}");

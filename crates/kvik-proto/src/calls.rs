@@ -2,12 +2,11 @@
 
 use crate::FlowKey;
 use crate::channel::ChunkHeader;
-use crate::connection::Connection;
-use crate::frame::{Frame, Path};
+use crate::frame::{Frame, Path, Topic};
 use crate::nics::{NicAnswer, NicCall, Nics};
 use crate::node::{Node, Protocol};
 use crate::notify::check_payload;
-use crate::transfers::{Claim, Open, Transfers, WorkRequest, lost};
+use crate::transfers::{Batch, Claim, Open, Transfers, WorkRequest, lost};
 use kvik_core::{Code, Error, Result};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -80,6 +79,31 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> SessionCalls<'_, R, S> {
         })?
     }
 
+    /// Several of them at once, in the order in which one after the other would be given. Each is given: whoever has
+    /// not begun one when its transfer must stop reports it `Void`.
+    pub fn next_batch(
+        &mut self,
+        path: Path,
+        claim: Claim,
+        most: Batch,
+        now: Duration,
+        into: &mut Vec<WorkRequest<R>>,
+    ) {
+        self.node.expire(now);
+        self.node.with_transfers(self.id, |transfers, cx| {
+            let (mut given, mut bytes) = (0, 0);
+            while given < most.requests && bytes < most.bytes {
+                let next = match path {
+                    Path::OneSided => transfers.next_post(claim, cx),
+                    Path::Channels | Path::Memory => transfers.next_send(claim, cx),
+                };
+                let Some(request) = next else { return };
+                (given, bytes) = (given + 1, bytes + request.part.end - request.part.start);
+                into.push(request);
+            }
+        });
+    }
+
     /// What to do with a chunk that a channel of the session announces: `None` means that it must be thrown away,
     /// since its transfer has ended.
     ///
@@ -97,31 +121,26 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> SessionCalls<'_, R, S> {
         placed.unwrap_or(Ok(None))
     }
 
-    /// Sends a notification: its number in the session. Its end comes as [`crate::Event::NoteEnded`].
+    /// Sends a notification: its number in the session, among those of its topic. Its end comes as [`crate::Event::NoteEnded`].
     ///
     /// # Errors
     /// `NotificationsFull` while the window is; [`crate::Event::NoteRoom`] says when to try again. `InvalidArgument`
     /// for more than [`crate::MAX_NOTIFICATION`] bytes; `PeerLost` when the session is over.
-    pub fn notify(&mut self, payload: &Arc<[u8]>, deadline: Duration) -> Result<u64> {
+    pub fn notify(&mut self, topic: Topic, payload: &Arc<[u8]>, deadline: Duration) -> Result<u64> {
         check_payload(payload)?;
         let sent = self.node.with(self.id, |session, call| {
             let (_, notes, mut cx) = session.parts(call);
-            notes.send(payload, deadline, &mut cx)
+            notes.send(topic, payload, deadline, &mut cx)
         });
         sent.unwrap_or_else(|| Err(crate::notify::lost()))
     }
 
     /// The consumer has taken a notification. Those of a session that is over are nobody's any more.
-    pub fn note_taken(&mut self, number: u64) {
+    pub fn note_taken(&mut self, topic: Topic, number: u64) {
         self.node.with(self.id, |session, call| {
             let (_, notes, mut cx) = session.parts(call);
-            notes.taken(number, &mut cx);
+            notes.taken(topic, number, &mut cx);
         });
-    }
-
-    /// The engine has a one-sided link to the session's peer, for as long as the session lives.
-    pub fn add_one_sided(&mut self) {
-        self.node.with_connection(self.id, Connection::add_one_sided);
     }
 
     /// As [`Node::tell_nics`], for one session.

@@ -45,7 +45,6 @@ pub(crate) struct Connection {
     last_out: Duration,
     joined: HashSet<(JoinKind, u16)>,
     /// There is a one-sided link to the peer.
-    one_sided: bool,
     /// Transfers whose `End` was sent and not yet answered.
     closing: BTreeSet<u64>,
     /// When beats, deaths and spare connections are looked at next.
@@ -78,7 +77,6 @@ impl Connection {
             last_in: now,
             last_out: now,
             joined: HashSet::new(),
-            one_sided: false,
             closing: BTreeSet::new(),
             due: now + heartbeat,
             preferred: false,
@@ -211,18 +209,14 @@ impl Connection {
 
     // ---- NICs ----
 
-    pub fn add_one_sided(&mut self) {
-        self.one_sided = true;
-    }
-
     pub fn has_one_sided(&self) -> bool {
-        self.one_sided
+        self.established.one_sided
     }
 
     /// The peer's NICs are reached at other addresses now.
     pub fn move_nics(&mut self, nics: Nics) -> Result<()> {
         let known = &self.established.facts.nics;
-        if !self.one_sided || known.provider != nics.provider {
+        if !self.has_one_sided() || known.provider != nics.provider {
             let text = "the peer told of NICs that this engine does not use";
             return Err(Error::new(Code::ProtocolError, text));
         }

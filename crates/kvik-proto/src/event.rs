@@ -1,7 +1,7 @@
 //! What a node says to the engine around it, and the times that it goes by.
 
 use crate::FlowKey;
-use crate::frame::{Op, Path};
+use crate::frame::{Op, Path, Topic};
 use crate::handshake::Identity;
 use crate::nics::{NicAnswer, NicCall};
 use kvik_core::{Class, Code, EngineId, Error, GrantId, GrantState, RegionId, Result};
@@ -65,12 +65,14 @@ pub enum Event {
     NoteEnded {
         /// On which session.
         session: u64,
+        /// Of which topic.
+        topic: Topic,
         /// Its number.
         number: u64,
         /// Acknowledged, or why not.
         outcome: Result<()>,
     },
-    /// The window of notifications has room again.
+    /// The window of a topic of notifications has room again.
     NoteRoom(u64),
     /// There may be something to post on the session's one-sided link.
     Post(u64),
@@ -131,7 +133,9 @@ pub struct Notification {
     pub session: u64,
     /// From whom.
     pub peer: Identity,
-    /// Its number in the session.
+    /// What it is about; 0 for the program's own.
+    pub topic: Topic,
+    /// Its number in the session, among those of its topic.
     pub number: u64,
     /// What it says.
     pub payload: Arc<[u8]>,

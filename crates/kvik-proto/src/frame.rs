@@ -20,6 +20,9 @@ use std::time::Duration;
 /// wait for it: so much takes half a millisecond on a link of 1 Gbit/s. What is larger belongs into pages.
 pub const MAX_NOTIFICATION: usize = 64 << 10;
 
+/// What a notification is about: 0 for the program's own, others for libraries.
+pub type Topic = u8;
+
 /// Bytes of a frame's header.
 pub const FRAME_HEADER: usize = 20;
 /// A longer frame is refused: room for [`crate::MAX_PAGES`] page ids twice over.
@@ -174,9 +177,11 @@ pub enum Frame {
     OpenChannels,
     /// The sender closes the session in order.
     Goodbye,
-    /// Something for the peer's program.
+    /// Something for the peer's program, or for a library of its process.
     Notify {
-        /// Its number, from 1 without gaps in each direction of a session.
+        /// What it is about; 0 for the program's own.
+        topic: Topic,
+        /// Its number, from 1 without gaps in each direction of a topic of a session.
         number: u64,
         /// At most [`crate::MAX_NOTIFICATION`] bytes.
         payload: Arc<[u8]>,
@@ -203,8 +208,10 @@ pub enum Frame {
         /// Where the part begins.
         at: u64,
     },
-    /// The program has taken all notifications up to this one.
+    /// All notifications of a topic up to this one were taken.
     Noted {
+        /// Which topic.
+        topic: Topic,
         /// The number of the latest.
         upto: u64,
     },
@@ -233,11 +240,11 @@ impl Frame {
             Frame::Ended { transfer } => {
                 w.u64(*transfer);
             }
-            Frame::Notify { number, payload } => {
-                w.u64(*number).u32(payload.len() as u32).bytes(payload);
+            Frame::Notify { topic, number, payload } => {
+                w.u8(*topic).u64(*number).u32(payload.len() as u32).bytes(payload);
             }
-            Frame::Noted { upto } => {
-                w.u64(*upto);
+            Frame::Noted { topic, upto } => {
+                w.u8(*topic).u64(*upto);
             }
             Frame::Nics(nics) => nics.encode(&mut w),
             Frame::Reach(call) => call.encode(&mut w),
@@ -353,8 +360,8 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         }
         5 => Frame::Ended { transfer: r.u64()? },
         6 => Frame::OpenChannels,
-        8 => Frame::Notify { number: r.u64()?, payload: decode_payload(&mut r)? },
-        9 => Frame::Noted { upto: r.u64()? },
+        8 => Frame::Notify { topic: r.u8()?, number: r.u64()?, payload: decode_payload(&mut r)? },
+        9 => Frame::Noted { topic: r.u8()?, upto: r.u64()? },
         10 => Frame::Nics(Nics::decode(&mut r)?),
         11 => Frame::Reach(NicCall::decode(&mut r)?),
         12 => Frame::Reached(NicAnswer::decode(&mut r)?),

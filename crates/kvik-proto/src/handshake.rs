@@ -23,7 +23,7 @@ use crate::wire::{Reader, Writer};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 
 /// The protocol versions that this crate speaks, oldest and newest.
-pub const VERSIONS: (u16, u16) = (2, 2);
+pub const VERSIONS: (u16, u16) = (3, 3);
 const MAGIC: [u8; 4] = *b"kvik";
 const HEADER: usize = 8;
 const MAX_BODY: usize = 2048;
@@ -112,6 +112,9 @@ pub struct Established {
     pub facts: Facts,
     /// Whether this side opened the connection.
     pub opener: bool,
+    /// Whether the engine has a one-sided link to the peer. A handshake cannot know: who adds the session says so
+    /// first, since other threads begin transfers on it from its first moment.
+    pub one_sided: bool,
 }
 
 /// The key of a session; never shown.
@@ -288,6 +291,14 @@ impl Handshake {
         Handshake { local, nonce, binding: None, state: State::First }
     }
 
+    /// Who has answered the opener, with the proof of the secret; the opener itself may not be known to it yet.
+    pub fn answered(&self) -> Option<Identity> {
+        match &self.state {
+            State::Ready { peer, .. } => Some(*peer),
+            _ => None,
+        }
+    }
+
     /// Ties the handshake to the TLS connection that it runs on; before anything is received.
     pub fn bind(&mut self, binding: Binding) {
         self.binding = Some(binding);
@@ -356,8 +367,8 @@ impl Handshake {
         check_same_demand(self.local.secret.is_set(), secret)?;
         if peer.engine == self.local.identity.engine {
             return Err(Error::new(
-                Code::ProtocolError,
-                "an engine connected to itself; its own tickets need no connection",
+                Code::InvalidArgument,
+                "an engine connected to itself: its own tickets need no connection, and it is its own peer nowhere",
             ));
         }
         let mut w = Writer::default();
@@ -439,6 +450,7 @@ impl Handshake {
             peer,
             facts,
             opener,
+            one_sided: false,
         }
     }
 }

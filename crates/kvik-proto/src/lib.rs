@@ -47,7 +47,7 @@ pub use connection::{LAST_WORD, MAX_CHANNELS};
 pub use event::{Event, Finished, Notification, Served, Timing, WINDOW};
 pub use flow::CopyFrom;
 pub use frame::{
-    Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_NOTIFICATION, MAX_READERS, Op, Path, Select, Source,
+    Begin, FRAME_HEADER, Frame, MAX_FRAME, MAX_NOTIFICATION, MAX_READERS, Op, Path, Select, Source, Topic,
     TravellingSource, frame_header,
 };
 
@@ -64,7 +64,7 @@ pub use offer::{Closed, Offer};
 pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
 pub use reclaim::{Reclaim, ReclaimCounts};
-pub use transfers::{Claim, Open, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
+pub use transfers::{Batch, Claim, Open, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 /// A transfer: its session's number and its own within the session.
 pub type FlowKey = (u64, u64);

@@ -34,6 +34,12 @@ impl<R: Clone> Protocol<R> {
         self.look(session, |session| session.transfers().flows().len()).unwrap_or_default()
     }
 
+    /// Bytes that the open transfers of a session have still to move, those of either side, by what is known here: of
+    /// what the peer copies, or its NIC moves, nothing counts as moved before the end.
+    pub fn bytes_left(&self, session: u64) -> u64 {
+        self.look(session, |session| session.transfers().flows().bytes_left()).unwrap_or_default()
+    }
+
     /// Bytes that are held here because of a session: what its peer sent and asked for, and what it leaves unread.
     pub fn held_for(&self, session: u64) -> u64 {
         self.look(session, Session::held).unwrap_or_default()

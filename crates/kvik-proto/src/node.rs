@@ -320,6 +320,22 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
         self.with_transfers(id.session(), |transfers, cx| transfers.done(id, outcome, cx));
     }
 
+    /// The same of several, which are taken out. Those of one session that follow each other are told in one turn of it.
+    pub fn batch_done(&mut self, ended: &mut Vec<(WorkId, WorkOutcome)>) {
+        let mut ended = ended.drain(..).peekable();
+        while let Some((id, outcome)) = ended.next() {
+            self.with_transfers(id.session(), |transfers, cx| {
+                transfers.done(id, outcome, cx);
+                // What cuts a session has its consequences before anything else of it is looked at.
+                while cx.is_live()
+                    && let Some((id, outcome)) = ended.next_if(|(next, _)| next.session() == id.session())
+                {
+                    transfers.done(id, outcome, cx);
+                }
+            });
+        }
+    }
+
     /// A work request that must stop cannot be left for a long time: a device touches its memory, and cannot be
     /// stopped. Who began the transfer hears of its end now, and why the pages are not free. The flow stays, and a
     /// grant that it is of, until the work request is done. A NIC's work request ends the session, too: the owner cuts

@@ -205,8 +205,8 @@ impl<R: Clone> Session<R> {
                 cx.tell(Event::OpenChannels(id));
                 Ok(())
             }
-            Frame::Notify { number, payload } => notes.on_notify(number, payload, cx),
-            Frame::Noted { upto } => notes.on_noted(upto, cx),
+            Frame::Notify { topic, number, payload } => notes.on_notify(topic, number, payload, cx),
+            Frame::Noted { topic, upto } => notes.on_noted(topic, upto, cx),
             Frame::Nics(nics) => {
                 if let Some(connection) = cx.connection() {
                     connection.move_nics(nics)?;

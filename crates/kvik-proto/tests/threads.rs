@@ -8,8 +8,8 @@ use kvik_core::{
     Class, Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Order, RegionId, Right, Use, View,
 };
 use kvik_proto::{
-    Check, Claim, Closed, Established, Event, Facts, Greeting, Handshake, Identity, Local, Node, Offer, Op,
-    Open, Path, Protocol, Secret, Select, Side, Timing, WorkOutcome, WorkRequest,
+    Batch, Check, Claim, Closed, Established, Event, Facts, Greeting, Handshake, Identity, Local, Node,
+    Offer, Op, Open, Path, Protocol, Secret, Select, Side, Timing, WorkOutcome, WorkRequest,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -63,8 +63,8 @@ fn view(pages: u32) -> View {
     View::new(layout, (0..pages).collect::<Vec<_>>().into(), 0..1, 0..1, Order::PageFirst).unwrap()
 }
 
-fn open(op: Op) -> Open<u8> {
-    let view = view(1);
+fn open(op: Op, pages: u32) -> Open<u8> {
+    let view = view(pages);
     let layout = view.layout().digest();
     Open {
         class: Class::Handover,
@@ -100,7 +100,8 @@ struct Owner {
 struct Asked(Vec<u8>);
 
 impl Owner {
-    fn new() -> (Arc<Owner>, Asked) {
+    /// And a peer that asks for so many pages.
+    fn new(pages: u32) -> (Arc<Owner>, Asked) {
         let (theirs, ours) = shake();
         let session = ours.session;
         let owner = Arc::new(Owner {
@@ -113,16 +114,16 @@ impl Owner {
         owner.call(NOW, |node| node.add_session(ours, NOW));
         let mut peer = Node::new(identity(1), Timing::default(), NOW);
         peer.add_session(theirs, NOW);
-        peer.session(session).begin(open(Op::Read), NOW).unwrap();
+        peer.session(session).begin(open(Op::Read, pages), NOW).unwrap();
         let mut bytes = Vec::new();
         peer.session(session).take_output(&mut bytes);
         (owner, Asked(bytes))
     }
 
     /// With the grant, and the peer's request served.
-    fn serving() -> Arc<Owner> {
-        let (owner, asked) = Owner::new();
-        owner.grant();
+    fn serving(pages: u32) -> Arc<Owner> {
+        let (owner, asked) = Owner::new(pages);
+        owner.grant(pages);
         owner.receive(&asked);
         owner
     }
@@ -144,8 +145,8 @@ impl Owner {
         result
     }
 
-    fn grant(&self) {
-        let view = view(1);
+    fn grant(&self, pages: u32) {
+        let view = view(pages);
         let offer = Offer {
             region: 1,
             region_id: RegionId(1),
@@ -181,6 +182,24 @@ impl Owner {
         true
     }
 
+    /// The same with several pieces of work at once.
+    fn work_on_several(&self) {
+        let (most, mut given) = (Batch { requests: 4, bytes: u64::MAX }, Vec::new());
+        self.call(NOW, |node| {
+            node.session(self.session).next_batch(Path::Channels, Claim::Next, most, NOW, &mut given);
+        });
+        for request in &given {
+            assert!(!self.free.load(Ordering::SeqCst), "pages are free while work requests touch them");
+            // What must stop is not begun.
+            if !request.stop.load(Ordering::Acquire) {
+                thread::yield_now();
+                assert!(!self.free.load(Ordering::SeqCst), "pages are free while work requests touch them");
+            }
+        }
+        let mut ended = given.iter().map(|request| (request.id, WorkOutcome::Void)).collect();
+        self.call(NOW, |node| node.batch_done(&mut ended));
+    }
+
     fn revoke(&self) {
         self.call(NOW, |node| node.grants().end(GRANT, GrantState::Revoked));
     }
@@ -208,8 +227,17 @@ fn both(owner: &Arc<Owner>, one: impl FnOnce(&Owner) + 'static, other: impl FnOn
 #[test]
 fn a_revoked_grant_is_free_once_when_its_work_has_ended() {
     model(3, || {
-        let owner = Owner::serving();
+        let owner = Owner::serving(1);
         both(&owner, Owner::revoke, |owner| drop(owner.work(NOW)));
+        owner.is_over();
+    });
+}
+
+#[test]
+fn a_revoked_grant_is_free_once_when_all_that_was_claimed_at_once_has_ended() {
+    model(3, || {
+        let owner = Owner::serving(3);
+        both(&owner, Owner::revoke, Owner::work_on_several);
         owner.is_over();
     });
 }
@@ -217,7 +245,7 @@ fn a_revoked_grant_is_free_once_when_its_work_has_ended() {
 #[test]
 fn a_grant_that_expires_under_a_claim_is_as_one_that_is_revoked() {
     model(3, || {
-        let owner = Owner::serving();
+        let owner = Owner::serving(1);
         both(&owner, |owner| owner.call(LATER, |node| node.tick(LATER)), |owner| drop(owner.work(NOW)));
         owner.is_over();
     });
@@ -226,7 +254,7 @@ fn a_grant_that_expires_under_a_claim_is_as_one_that_is_revoked() {
 #[test]
 fn nobody_claims_from_a_grant_whose_time_is_over() {
     model(3, || {
-        let owner = Owner::serving();
+        let owner = Owner::serving(1);
         both(&owner, |owner| drop(owner.work(NOW)), |owner| assert!(!owner.work(LATER)));
         assert!(!owner.work(NOW));
         owner.is_over();
@@ -236,7 +264,7 @@ fn nobody_claims_from_a_grant_whose_time_is_over() {
 #[test]
 fn the_death_of_a_peer_beside_a_revocation_and_work_leaves_nothing_open() {
     model(2, || {
-        let owner = Owner::serving();
+        let owner = Owner::serving(1);
         let dead = |owner: &Owner| {
             let error = Error::new(Code::PeerLost, "the peer is dead");
             owner.call(NOW, |node| node.session(owner.session).close(error));
@@ -250,8 +278,8 @@ fn the_death_of_a_peer_beside_a_revocation_and_work_leaves_nothing_open() {
 #[test]
 fn a_request_that_comes_beside_a_revocation_is_refused_or_stopped() {
     model(3, || {
-        let (owner, asked) = Owner::new();
-        owner.grant();
+        let (owner, asked) = Owner::new(1);
+        owner.grant(1);
         let request = move |owner: &Owner| {
             owner.receive(&asked);
             owner.work(NOW);
@@ -264,8 +292,8 @@ fn a_request_that_comes_beside_a_revocation_is_refused_or_stopped() {
 #[test]
 fn a_request_that_comes_with_its_grant_does_not_wait_for_it_in_vain() {
     model(3, || {
-        let (owner, asked) = Owner::new();
-        both(&owner, move |owner| owner.receive(&asked), Owner::grant);
+        let (owner, asked) = Owner::new(1);
+        both(&owner, move |owner| owner.receive(&asked), |owner| owner.grant(1));
         assert!(owner.work(NOW), "the request waits for a grant that is there");
     });
 }
@@ -273,10 +301,10 @@ fn a_request_that_comes_with_its_grant_does_not_wait_for_it_in_vain() {
 #[test]
 fn two_threads_that_copy_both_find_what_two_copies_leave() {
     model(3, || {
-        let (owner, _) = Owner::new();
-        owner.grant();
+        let (owner, _) = Owner::new(1);
+        owner.grant(1);
         for _ in 0..2 {
-            let mut open = open(Op::Read);
+            let mut open = open(Op::Read, 1);
             let side = open.side.as_mut().unwrap();
             (side.region, side.region_id) = (2, RegionId(2));
             owner.call(NOW, |node| node.begin_own(open, NOW)).unwrap();
@@ -291,11 +319,11 @@ fn two_threads_that_copy_both_find_what_two_copies_leave() {
 #[test]
 fn a_copy_that_begins_while_another_is_taken_is_taken_next() {
     model(3, || {
-        let (owner, _) = Owner::new();
-        owner.grant();
+        let (owner, _) = Owner::new(1);
+        owner.grant(1);
         // Other memory: what is read does not lie where it is read from.
         let begin = |owner: &Owner| {
-            let mut open = open(Op::Read);
+            let mut open = open(Op::Read, 1);
             let side = open.side.as_mut().unwrap();
             (side.region, side.region_id) = (2, RegionId(2));
             owner.call(NOW, |node| node.begin_own(open, NOW)).unwrap();

@@ -6,11 +6,13 @@
 
 use std::fmt;
 
+use http::StatusCode;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::metrics::Recompute;
+use crate::reply::Reply;
 
 /// Which of the two generation endpoints a body is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,44 +35,27 @@ pub(crate) struct RequestBody<'a> {
     entries: Vec<(String, &'a RawValue)>,
 }
 
-/// Why a body was refused before any engine saw it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum BodyError {
-    NotJson(String),
-    NotObject,
-    NoPrompt(&'static str),
-    OwnParams,
-}
-
-impl fmt::Display for BodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotJson(why) => write!(f, "the request body is not valid JSON: {why}"),
-            Self::NotObject => f.write_str("the request body is JSON, but not an object"),
-            Self::NoPrompt(key) => write!(f, "the request body has no `{key}`"),
-            Self::OwnParams => {
-                write!(f, "`{PARAMS}` is set by this router; send the request without it")
-            }
-        }
-    }
-}
-
 impl<'a> RequestBody<'a> {
     /// Reads a body. Its values are checked to be JSON; nothing is copied.
-    pub(crate) fn parse(bytes: &'a [u8], kind: Kind) -> Result<Self, BodyError> {
+    pub(crate) fn parse(bytes: &'a [u8], kind: Kind) -> Result<Self, Reply> {
+        let not_json = |e: serde_json::Error| {
+            let message = format!("the request body is not valid JSON: {e}");
+            Reply::refused(StatusCode::BAD_REQUEST, "invalid_json", message)
+        };
         if bytes.iter().find(|b| !b.is_ascii_whitespace()).is_some_and(|b| *b != b'{') {
-            return match serde_json::from_slice::<&RawValue>(bytes) {
-                Ok(_) => Err(BodyError::NotObject),
-                Err(e) => Err(BodyError::NotJson(e.to_string())),
-            };
+            serde_json::from_slice::<&RawValue>(bytes).map_err(not_json)?;
+            let message = "the request body is JSON, but not an object";
+            return Err(Reply::refused(StatusCode::BAD_REQUEST, "not_an_object", message));
         }
-        let body: Self = serde_json::from_slice(bytes).map_err(|e| BodyError::NotJson(e.to_string()))?;
+        let body: Self = serde_json::from_slice(bytes).map_err(not_json)?;
         let prompt = kind.prompt_key();
         if body.get(prompt).is_none() && !(kind == Kind::Completion && body.get("prompt_embeds").is_some()) {
-            return Err(BodyError::NoPrompt(prompt));
+            let message = format!("the request body has no `{prompt}`");
+            return Err(Reply::refused(StatusCode::BAD_REQUEST, "missing_prompt", message));
         }
         if body.get(PARAMS).is_some() {
-            return Err(BodyError::OwnParams);
+            let message = format!("`{PARAMS}` is set by this router; send the request without it");
+            return Err(Reply::refused(StatusCode::BAD_REQUEST, "reserved_field", message));
         }
         Ok(body)
     }
@@ -297,15 +282,18 @@ mod tests {
 
     #[test]
     fn wrong_bodies_are_refused_with_the_reason() {
-        let refused = |text: &[u8]| RequestBody::parse(text, Kind::Completion).err().unwrap();
-        assert!(matches!(refused(b""), BodyError::NotJson(_)));
-        assert!(matches!(refused(b"{\"prompt\":"), BodyError::NotJson(_)));
-        assert!(matches!(refused(b"{\"prompt\":\"\xff\"}"), BodyError::NotJson(_)));
-        assert!(matches!(refused(b"prompt=x"), BodyError::NotJson(_)));
-        assert_eq!(refused(b" [1]"), BodyError::NotObject);
-        assert_eq!(refused(b"{\"prompt\":null}"), BodyError::NoPrompt("prompt"));
+        let refused = |text: &[u8]| {
+            let reply = RequestBody::parse(text, Kind::Completion).err().unwrap();
+            (reply.code, reply.message)
+        };
+        for wrong in [&b""[..], b"{\"prompt\":", b"{\"prompt\":\"\xff\"}", b"prompt=x"] {
+            assert_eq!(refused(wrong).0, "invalid_json");
+        }
+        assert_eq!(refused(b" [1]").0, "not_an_object");
+        let (code, message) = refused(b"{\"prompt\":null}");
+        assert!(code == "missing_prompt" && message.contains("`prompt`"), "{message}");
         let own = br#"{"prompt":"x","kv_transfer_params":{"remote_host":"elsewhere"}}"#;
-        assert_eq!(refused(own), BodyError::OwnParams);
+        assert_eq!(refused(own).0, "reserved_field");
     }
 
     #[test]

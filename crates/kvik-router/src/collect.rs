@@ -1,4 +1,4 @@
-//! Reading a whole body, with a bound on its size and on every silence within it.
+//! Reading a body, whole or its next bytes, with a bound on its size and on every silence within it.
 
 use std::time::Duration;
 
@@ -30,15 +30,26 @@ where
         return Err(CollectError::TooLarge);
     }
     let mut all = BytesMut::with_capacity(announced.min(FIRST_RESERVE) as usize);
+    while let Some(data) = next_piece(&mut body, silence).await? {
+        if all.len() + data.len() > limit {
+            return Err(CollectError::TooLarge);
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(all.freeze())
+}
+
+/// The next bytes of `body`, at least one; none at its end.
+pub(crate) async fn next_piece<B>(body: &mut B, silence: Duration) -> Result<Option<Bytes>, CollectError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
     loop {
         let frame = tokio::time::timeout(silence, body.frame()).await.map_err(|_| CollectError::Silent)?;
-        let Some(frame) = frame else { return Ok(all.freeze()) };
-        let frame = frame.map_err(|_| CollectError::Broken)?;
-        if let Ok(data) = frame.into_data() {
-            if all.len() + data.len() > limit {
-                return Err(CollectError::TooLarge);
-            }
-            all.extend_from_slice(&data);
+        let Some(frame) = frame else { return Ok(None) };
+        match frame.map_err(|_| CollectError::Broken)?.into_data() {
+            Ok(data) if !data.is_empty() => return Ok(Some(data)),
+            _ => {}
         }
     }
 }

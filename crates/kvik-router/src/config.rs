@@ -1,7 +1,6 @@
 //! What the router is told, and what it refuses to start with.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -115,7 +114,7 @@ impl FromStr for EngineUrl {
     type Err = RouterError;
 
     fn from_str(text: &str) -> Result<Self, RouterError> {
-        let refuse = |why: &str| RouterError::Url { url: text.into(), why: why.into() };
+        let refuse = |why: &str| RouterError::Config(format!("engine URL {text:?} cannot be used: {why}"));
         let uri: Uri = text.parse().map_err(|_| refuse("it is not a URL; write http://HOST:PORT"))?;
         match uri.scheme_str() {
             Some("http") => {}
@@ -145,36 +144,12 @@ impl fmt::Display for EngineUrl {
 /// Why a router did not start, or stopped by itself.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RouterError {
-    /// A setting that cannot work.
+    /// A setting or an engine's address that cannot work.
     #[error("{0}")]
     Config(String),
-    /// An engine address that is not one.
-    #[error("engine URL {url:?} cannot be used: {why}")]
-    Url {
-        /// The address as given.
-        url: String,
-        /// What is wrong with it, and what to write.
-        why: String,
-    },
-    /// The listening socket could not be opened.
-    #[error("cannot listen on {at}: {why}")]
-    Listen {
-        /// Host and port as given.
-        at: String,
-        /// The reason the system gave.
-        why: String,
-    },
-    /// The system refused threads or other means to run.
-    #[error("cannot start the router's threads: {0}")]
-    Threads(String),
-    /// The router ended although nobody stopped it.
-    #[error("the router on {addr} ended by itself: {why}")]
-    Ended {
-        /// Where it listened.
-        addr: SocketAddr,
-        /// The reason.
-        why: String,
-    },
+    /// The socket could not be opened, the system refused threads, or the router ended although nobody stopped it.
+    #[error("{0}")]
+    Failed(String),
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::config::EngineUrl;
 use crate::metrics::{Endpoint, Outcome, Phase, Stage};
 use crate::release::{self, GrantedKv};
-use crate::service::Shared;
+use crate::shared::Shared;
 use crate::timing::Timing;
 
 /// A request in progress.

@@ -1,26 +1,25 @@
 //! The two steps of the pull protocol: prefill computes and keeps, decode fetches and answers.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, Response};
-use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::body::{Kind, RequestBody};
-use crate::collect::{CollectError, collect};
+use crate::collect::{CollectError, collect, next_piece};
 use crate::exchange::Exchange;
 use crate::headers::for_engine;
 use crate::metrics::{FailureKind, Outcome, Recompute, Role, Stage};
-use crate::pool::{Engine, Seen};
+use crate::pool::Engine;
 use crate::release::GrantedKv;
 use crate::reply::Reply;
-use crate::service::Shared;
-use crate::upstream::{Attached, Attempt, Call, Failure};
+use crate::shared::Shared;
+use crate::upstream::{Attached, Call, Failure};
 
 /// Largest prefill answer: one token, and params that may list a hundred thousand pages.
 const MOST_PREFILL_ANSWER: usize = 16 << 20;
@@ -86,9 +85,9 @@ async fn prefill(
     exchange.stage = Stage::Prefill;
     exchange.timing.routed();
     let began = Instant::now();
-    let (engine, response, outcome) = ask(exchange, Role::Prefill, &call, &Attached::default()).await?;
-    if outcome == Outcome::Refused {
-        return Ok(Prefilled::Refused(Answer::passed_on(response, engine, outcome)));
+    let (engine, response) = ask(exchange, Role::Prefill, &call, &Attached::default()).await?;
+    if !response.status().is_success() {
+        return Ok(Prefilled::Refused(Answer::passed_on(response, engine)));
     }
     let silence = exchange.shared.upstream.silence(Role::Prefill);
     let answer = collect(response.into_body(), MOST_PREFILL_ANSWER, silence).await;
@@ -131,10 +130,10 @@ async fn decode(
     exchange.stage = Stage::Decode;
     exchange.timing.decode_begins();
     let call = Call { method: Method::POST, path, headers, body };
-    let (engine, response, outcome) = ask(exchange, Role::Decode, &call, &attached).await?;
+    let (engine, response) = ask(exchange, Role::Decode, &call, &attached).await?;
     exchange.granted = None;
-    if outcome == Outcome::Refused {
-        return Ok(Answer::passed_on(response, engine, outcome));
+    if !response.status().is_success() {
+        return Ok(Answer::passed_on(response, engine));
     }
     let silence = exchange.shared.upstream.silence(Role::Decode);
     let begun = begin_answer(exchange, response, &engine, silence).await;
@@ -148,7 +147,7 @@ async fn begin_answer(
     exchange: &mut Exchange,
     response: Response<Incoming>,
     engine: &Arc<Engine>,
-    silence: std::time::Duration,
+    silence: Duration,
 ) -> Result<Answer, CollectError> {
     let (head, mut body) = response.into_parts();
     let size = body.size_hint().exact();
@@ -157,7 +156,7 @@ async fn begin_answer(
         exchange.timing.decoded();
         (whole, None)
     } else {
-        let first = first_bytes(&mut body, silence).await?;
+        let first = next_piece(&mut body, silence).await?.unwrap_or_default();
         if is_stream(&head.headers) {
             exchange.timing.first_token();
         }
@@ -165,17 +164,6 @@ async fn begin_answer(
     };
     exchange.timing.reported(&head.headers, &first);
     Ok(Answer { head, first, rest, outcome: Outcome::Ok })
-}
-
-async fn first_bytes(body: &mut Incoming, silence: std::time::Duration) -> Result<Bytes, CollectError> {
-    loop {
-        let frame = tokio::time::timeout(silence, body.frame()).await.map_err(|_| CollectError::Silent)?;
-        let Some(frame) = frame else { return Ok(Bytes::new()) };
-        match frame.map_err(|_| CollectError::Broken)?.into_data() {
-            Ok(data) if !data.is_empty() => return Ok(data),
-            _ => {}
-        }
-    }
 }
 
 fn is_stream(headers: &HeaderMap) -> bool {
@@ -189,7 +177,7 @@ pub(crate) async fn ask(
     role: Role,
     call: &Call,
     attached: &Attached,
-) -> Result<(Arc<Engine>, Response<Incoming>, Outcome), Reply> {
+) -> Result<(Arc<Engine>, Response<Incoming>), Reply> {
     let shared = exchange.shared.clone();
     let pool = shared.pool(role);
     let mut last = None;
@@ -200,9 +188,8 @@ pub(crate) async fn ask(
         }
         let stale = || shared.metrics.stale_connection(role);
         match shared.upstream.send(engine, call, attached, stale).await {
-            Attempt::Answered(response) => return Ok((engine.clone(), response, Outcome::Ok)),
-            Attempt::Refused(response) => return Ok((engine.clone(), response, Outcome::Refused)),
-            Attempt::Failed(failure) => {
+            Ok(response) => return Ok((engine.clone(), response)),
+            Err(failure) => {
                 report(&shared, &exchange.id, &failure);
                 let try_next = failure.nothing_sent();
                 last = Some(failure);
@@ -222,7 +209,7 @@ fn report(shared: &Shared, id: &str, failure: &Failure) {
 
 /// An engine that answered, and then failed within its answer.
 fn failed(shared: &Shared, engine: &Engine, (kind, detail): (FailureKind, String)) -> Reply {
-    engine.note(Seen::Failed(kind));
+    engine.note(Err(kind));
     shared.metrics.upstream_error(engine.role, kind);
     Reply::engine_failed(&Failure::new(engine, kind, detail))
 }
@@ -239,7 +226,8 @@ fn broken(error: CollectError) -> (FailureKind, String) {
 
 impl Answer {
     /// An answer that goes to the client as it is.
-    pub(crate) fn passed_on(response: Response<Incoming>, engine: Arc<Engine>, outcome: Outcome) -> Self {
+    pub(crate) fn passed_on(response: Response<Incoming>, engine: Arc<Engine>) -> Self {
+        let outcome = if response.status().is_success() { Outcome::Ok } else { Outcome::Refused };
         let (head, body) = response.into_parts();
         Self { head, first: Bytes::new(), rest: Some((body, engine)), outcome }
     }

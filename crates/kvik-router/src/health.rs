@@ -14,10 +14,10 @@ use http::{HeaderMap, Method, Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::metrics::FailureKind;
-use crate::pool::{Engine, Pool, Seen};
+use crate::pool::{Engine, Pool};
 use crate::reply::json_response;
-use crate::service::Shared;
-use crate::upstream::{Attached, Attempt, Call};
+use crate::shared::Shared;
+use crate::upstream::{Attached, Call};
 
 /// An answer older than this is no news.
 const FRESH: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ async fn is_up(shared: &Shared, pool: &Pool) -> bool {
 }
 
 fn answered_lately(engine: &Engine) -> bool {
-    engine.last().is_some_and(|(seen, when)| seen == Seen::Answered && when.elapsed() < FRESH)
+    engine.last().is_some_and(|(seen, when)| seen.is_ok() && when.elapsed() < FRESH)
 }
 
 /// Asks one engine; any answer but a 5xx says that it is there.
@@ -51,14 +51,11 @@ async fn ask(shared: &Shared, engine: &Engine) -> bool {
     let call =
         Call { method: Method::GET, path: "/health".into(), headers: HeaderMap::new(), body: Bytes::new() };
     let attached = Attached::default();
-    match tokio::time::timeout(CHECK, shared.upstream.send(engine, &call, &attached, || {})).await {
-        Ok(Attempt::Answered(_) | Attempt::Refused(_)) => true,
-        Ok(Attempt::Failed(_)) => false,
-        Err(_) => {
-            engine.note(Seen::Failed(FailureKind::Timeout));
-            false
-        }
+    let asked = tokio::time::timeout(CHECK, shared.upstream.send(engine, &call, &attached, || {})).await;
+    if asked.is_err() {
+        engine.note(Err(FailureKind::Timeout));
     }
+    matches!(asked, Ok(Ok(_)))
 }
 
 fn role_report(pool: &Pool, up: bool) -> Value {
@@ -69,8 +66,8 @@ fn role_report(pool: &Pool, up: bool) -> Value {
 fn engine_report(engine: &Engine) -> Value {
     let (last, ago) = match engine.last() {
         None => ("none", None),
-        Some((Seen::Answered, when)) => ("answered", Some(when)),
-        Some((Seen::Failed(kind), when)) => (kind.name(), Some(when)),
+        Some((Ok(()), when)) => ("answered", Some(when)),
+        Some((Err(kind), when)) => (kind.name(), Some(when)),
     };
     let ago = ago.map(|when| when.elapsed().as_secs_f64());
     json!({"url": engine.url.to_string(), "last": last, "seconds_ago": ago})

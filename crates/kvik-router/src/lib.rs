@@ -11,8 +11,8 @@
 //!    client that leaves, and that gives back KV which no decode engine will ever fetch.
 //! 3. [`body`] turns the client's body into the one for prefill and the one for decode, changing single keys
 //!    and leaving every other byte alone.
-//! 4. [`handover`] runs the two steps; [`pool`] picks engines; [`upstream`] sends, and says in one typed
-//!    `Attempt` what came of it.
+//! 4. [`handover`] runs the two steps; [`pool`] picks engines; [`upstream`] sends, and says what
+//!    came of it.
 //! 5. [`relay`] passes the answer on, chunk by chunk, and [`timing`] says where the time went.
 //!
 //! What the router promises: the decode engine sees the client's body plus `kv_transfer_params` and nothing
@@ -39,6 +39,7 @@ mod reply;
 mod running;
 mod server;
 mod service;
+mod shared;
 mod timing;
 mod upstream;
 

@@ -21,14 +21,9 @@ pub(crate) struct Engine {
     last: Mutex<Option<(Seen, Instant)>>,
 }
 
-/// What came of the last request to an engine, as far as it tells whether the engine is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// It answered, with success or a refusal.
-    Answered,
-    /// It did not, or said that it cannot serve.
-    Failed(FailureKind),
-}
+/// What came of a request to an engine, as far as it tells whether the engine is there: an answer, with success or a
+/// refusal; or none, or that it cannot serve.
+pub(crate) type Seen = Result<(), FailureKind>;
 
 impl Pool {
     pub(crate) fn new(role: Role, urls: &[EngineUrl]) -> Self {

@@ -20,7 +20,7 @@ use crate::exchange::{Exchange, IN_HEADER, IN_TRAILER};
 use crate::handover::Answer;
 use crate::headers::for_client;
 use crate::metrics::{FailureKind, Outcome, Stage};
-use crate::pool::{Engine, Seen};
+use crate::pool::Engine;
 use crate::timing::SERVER_TIMING;
 
 /// The response to the client, which takes the exchange along until its last byte.
@@ -84,7 +84,7 @@ impl Relay {
         let mut exchange = self.exchange.take()?;
         let (role, url) = (self.engine.role.name(), &self.engine.url);
         log::warn!(request:% = exchange.id; "request {}: {role} engine {url} broke off its answer: {why}", exchange.id);
-        self.engine.note(Seen::Failed(kind));
+        self.engine.note(Err(kind));
         exchange.shared.metrics.upstream_error(self.engine.role, kind);
         exchange.finish(Outcome::Cut);
         Some(Err(io::Error::other(why)))

@@ -16,11 +16,8 @@ use hyper::body::Incoming;
 
 use crate::headers::put_id;
 use crate::metrics::ReleaseOutcome;
-use crate::service::Shared;
-use crate::upstream::{Attached, Attempt, Call};
-
-/// Most releases at work at once: under a wave of leaving clients the decode engines have better to do.
-pub(crate) const MOST_AT_ONCE: usize = 64;
+use crate::shared::{MOST_RELEASES, Shared};
+use crate::upstream::{Attached, Call};
 
 /// KV that waits on a prefill engine, and the request that would fetch it.
 pub(crate) struct GrantedKv {
@@ -35,7 +32,7 @@ pub(crate) struct GrantedKv {
 /// Starts giving back, in the background and within bounds.
 pub(crate) fn start(shared: &Arc<Shared>, granted: GrantedKv, id: &str) {
     let Ok(place) = shared.releases.clone().try_acquire_owned() else {
-        log::warn!(request:% = id; "request {id}: its KV is left to expire, {MOST_AT_ONCE} releases are at work");
+        log::warn!(request:% = id; "request {id}: its KV is left to expire, {MOST_RELEASES} releases are at work");
         shared.metrics.release(ReleaseOutcome::Skipped);
         return;
     };
@@ -75,11 +72,11 @@ async fn give_back(shared: &Shared, granted: GrantedKv, id: &str) -> Result<(), 
     for engine in shared.decode.pick() {
         let stale = || shared.metrics.stale_connection(engine.role);
         match shared.upstream.send(engine, &call, &Attached::default(), stale).await {
-            Attempt::Answered(response) => return first_bytes(response.into_body()).await,
-            Attempt::Refused(response) => {
-                return Err(format!("{} answered {}", engine.url, response.status()));
+            Ok(response) if response.status().is_success() => {
+                return first_bytes(response.into_body()).await;
             }
-            Attempt::Failed(failure) => {
+            Ok(response) => return Err(format!("{} answered {}", engine.url, response.status())),
+            Err(failure) => {
                 failed = format!("{} failed: {}", failure.url, failure.detail);
                 if !failure.nothing_sent() {
                     break;

@@ -10,6 +10,7 @@ use crate::metrics::{FailureKind, Outcome, Role};
 use crate::upstream::Failure;
 
 /// An error answer, and how the request is counted that gets it.
+#[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) outcome: Outcome,

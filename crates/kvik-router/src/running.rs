@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::config::{RouterConfig, RouterError};
 use crate::server::{self, Stop};
-use crate::service::Shared;
+use crate::shared::Shared;
 
 /// After draining, tasks get this long to notice that they are over.
 const LAST_TASKS: Duration = Duration::from_secs(1);
@@ -48,16 +48,18 @@ impl RunningRouter {
     pub fn start(config: RouterConfig) -> Result<Self, RouterError> {
         config.check()?;
         let at = format!("{}:{}", config.host, config.port);
-        let cannot = |e: std::io::Error| RouterError::Listen { at: at.clone(), why: e.to_string() };
+        let cannot = |e: std::io::Error| RouterError::Failed(format!("cannot listen on {at}: {e}"));
         let listener = TcpListener::bind((config.host.as_str(), config.port)).map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;
         let addr = listener.local_addr().map_err(cannot)?;
+        let no_threads =
+            |e: std::io::Error| RouterError::Failed(format!("cannot start the router's threads: {e}"));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .thread_name_fn(thread_name)
             .on_thread_start(block_signals)
             .build()
-            .map_err(|e| RouterError::Threads(e.to_string()))?;
+            .map_err(no_threads)?;
         let (stop, stopped) = watch::channel(Stop::Run);
         let ended = Arc::new(Ended::default());
         let teller = Teller { ended: ended.clone(), addr };
@@ -69,7 +71,7 @@ impl RunningRouter {
                 runtime.shutdown_timeout(LAST_TASKS);
                 teller.tell(result);
             })
-            .map_err(|e| RouterError::Threads(e.to_string()))?;
+            .map_err(no_threads)?;
         Ok(Self { addr, stop, ended })
     }
 
@@ -148,7 +150,9 @@ struct Teller {
 
 impl Teller {
     fn tell(&self, result: Result<(), String>) {
-        let result = result.map_err(|why| RouterError::Ended { addr: self.addr, why });
+        let by_itself =
+            |why| RouterError::Failed(format!("the router on {} ended by itself: {why}", self.addr));
+        let result = result.map_err(by_itself);
         let mut slot = self.ended.result.lock().unwrap_or_else(PoisonError::into_inner);
         slot.get_or_insert(result);
         self.ended.changed.notify_all();

@@ -10,7 +10,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::service::{Shared, app};
+use crate::service::app;
+use crate::shared::Shared;
 
 /// How far a router has been told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

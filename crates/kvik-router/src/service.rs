@@ -1,4 +1,4 @@
-//! The paths of the router, and what its handlers share.
+//! The paths of the router, and their handlers.
 
 use std::sync::Arc;
 
@@ -8,62 +8,19 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Response, StatusCode, Uri};
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
-use tokio_util::task::TaskTracker;
 
-use crate::body::{BodyError, Kind, RequestBody};
+use crate::body::{Kind, RequestBody};
 use crate::collect::{CollectError, collect};
 use crate::config::RouterConfig;
 use crate::exchange::Exchange;
 use crate::handover::{self, Answer, ClientRequest};
 use crate::headers::{for_engine, request_id};
 use crate::health;
-use crate::metrics::{Endpoint, Metrics, Role, Stage};
-use crate::pool::Pool;
+use crate::metrics::{Endpoint, Role, Stage};
 use crate::relay::{respond, takes_trailers};
-use crate::release;
 use crate::reply::{Reply, json_response};
-use crate::upstream::{Attached, Call, Upstream};
-
-/// What all handlers of one router share.
-pub(crate) struct Shared {
-    pub(crate) config: RouterConfig,
-    pub(crate) prefill: Pool,
-    pub(crate) decode: Pool,
-    pub(crate) upstream: Upstream,
-    pub(crate) metrics: Metrics,
-    /// One place a request in progress.
-    pub(crate) places: Arc<Semaphore>,
-    /// One place a release at work.
-    pub(crate) releases: Arc<Semaphore>,
-    /// Work that outlives its request.
-    pub(crate) tasks: TaskTracker,
-    pub(crate) handle: Handle,
-}
-
-impl Shared {
-    pub(crate) fn new(config: RouterConfig, handle: Handle) -> Self {
-        Self {
-            prefill: Pool::new(Role::Prefill, &config.prefill),
-            decode: Pool::new(Role::Decode, &config.decode),
-            upstream: Upstream::new(&config),
-            metrics: Metrics::new(),
-            places: Arc::new(Semaphore::new(config.max_inflight)),
-            releases: Arc::new(Semaphore::new(release::MOST_AT_ONCE)),
-            tasks: TaskTracker::new(),
-            handle,
-            config,
-        }
-    }
-
-    pub(crate) fn pool(&self, role: Role) -> &Pool {
-        match role {
-            Role::Prefill => &self.prefill,
-            Role::Decode => &self.decode,
-        }
-    }
-}
+use crate::shared::Shared;
+use crate::upstream::{Attached, Call};
 
 const PATHS: &str =
     "POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health, GET /metrics";
@@ -107,7 +64,7 @@ async fn generate(shared: Arc<Shared>, request: Request, kind: Kind, endpoint: E
 async fn run(exchange: &mut Exchange, request: Request, kind: Kind) -> Result<Answer, Reply> {
     let (head, body) = request.into_parts();
     let bytes = read_body(&exchange.shared.config, body).await?;
-    let parsed = RequestBody::parse(&bytes, kind).map_err(|e| wrong_body(&e))?;
+    let parsed = RequestBody::parse(&bytes, kind)?;
     let request = ClientRequest { kind, path: path_of(&head.uri), headers: head.headers, body: parsed };
     handover::serve(exchange, &request).await
 }
@@ -128,16 +85,6 @@ async fn read_body(config: &RouterConfig, body: Body) -> Result<Bytes, Reply> {
     })
 }
 
-fn wrong_body(error: &BodyError) -> Reply {
-    let code = match error {
-        BodyError::NotJson(_) => "invalid_json",
-        BodyError::NotObject => "not_an_object",
-        BodyError::NoPrompt(_) => "missing_prompt",
-        BodyError::OwnParams => "reserved_field",
-    };
-    Reply::refused(StatusCode::BAD_REQUEST, code, error.to_string())
-}
-
 fn path_of(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| uri.path().to_owned(), |path| path.as_str().to_owned())
 }
@@ -151,9 +98,7 @@ async fn models(State(shared): State<Arc<Shared>>, request: Request) -> Response
     let call = Call { method: Method::GET, path: path_of(request.uri()), headers, body: Bytes::new() };
     exchange.stage = Stage::Decode;
     match handover::ask(&mut exchange, Role::Decode, &call, &Attached::default()).await {
-        Ok((engine, response, outcome)) => {
-            respond(exchange, Answer::passed_on(response, engine, outcome), false)
-        }
+        Ok((engine, response)) => respond(exchange, Answer::passed_on(response, engine), false),
         Err(reply) => {
             exchange.finish(reply.outcome);
             reply.into_response(&id)

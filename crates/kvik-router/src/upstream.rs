@@ -1,4 +1,4 @@
-//! Sending one request to one engine, and saying in one type what came of it.
+//! Sending one request to one engine, and saying what came of it.
 
 use std::error::Error as _;
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use crate::config::{EngineUrl, RouterConfig};
 use crate::connector::{Answered, MarkingConnector};
 use crate::metrics::{FailureKind, Role};
-use crate::pool::{Engine, Seen};
+use crate::pool::Engine;
 
 /// Idle connections are dropped before the engine drops them: common engine servers do so after five seconds.
 const IDLE: Duration = Duration::from_secs(4);
@@ -25,16 +25,6 @@ const IDLE_PER_ENGINE: usize = 256;
 /// probes meanwhile; one that has not acknowledged anything for a minute is gone.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 const HOST_GONE: Duration = Duration::from_secs(60);
-
-/// What came of one request to one engine.
-pub(crate) enum Attempt {
-    /// A success; its body is yet to be read.
-    Answered(Response<Incoming>),
-    /// A 4xx: the request is at fault, another engine would say the same.
-    Refused(Response<Incoming>),
-    /// No answer, or a 5xx.
-    Failed(Failure),
-}
 
 /// How an engine failed.
 #[derive(Debug, Clone)]
@@ -110,7 +100,8 @@ impl Upstream {
         }
     }
 
-    /// Sends `call` and waits for the head of the answer. Dropping the future takes the request back: its
+    /// Sends `call` and waits for the head of the answer: a success, whose body is yet to be read, or a 4xx, with which
+    /// the request is at fault and another engine would say the same. No answer and any other is a failure. Dropping the future takes the request back: its
     /// connection is closed, which is how engines learn that nobody wants the answer.
     ///
     /// `on_stale` is told when the request is sent a second time, because the first went to an idle connection
@@ -121,29 +112,22 @@ impl Upstream {
         call: &Call,
         attached: &Attached,
         on_stale: impl Fn(),
-    ) -> Attempt {
+    ) -> Result<Response<Incoming>, Failure> {
         let silence = self.silence(engine.role);
         let sent = tokio::time::timeout(silence, self.send_fresh(engine, call, attached, on_stale)).await;
-        let response = match sent {
-            Ok(Ok(response)) => response,
-            Ok(Err(failure)) => {
-                engine.note(Seen::Failed(failure.kind));
-                return Attempt::Failed(failure);
+        let answered = sent.unwrap_or_else(|_| {
+            let detail = format!("no answer within {} s", silence.as_secs_f64());
+            Err(Failure::new(engine, FailureKind::Timeout, detail))
+        });
+        let answered = answered.and_then(|response| match response.status() {
+            status if status.is_success() || status.is_client_error() => Ok(response),
+            status => {
+                let kind = if status.is_server_error() { FailureKind::Status } else { FailureKind::Protocol };
+                Err(Failure::new(engine, kind, format!("it answered {status}")))
             }
-            Err(_) => {
-                engine.note(Seen::Failed(FailureKind::Timeout));
-                let detail = format!("no answer within {} s", silence.as_secs_f64());
-                return Attempt::Failed(Failure::new(engine, FailureKind::Timeout, detail));
-            }
-        };
-        let status = response.status();
-        if !status.is_success() && !status.is_client_error() {
-            let kind = if status.is_server_error() { FailureKind::Status } else { FailureKind::Protocol };
-            engine.note(Seen::Failed(kind));
-            return Attempt::Failed(Failure::new(engine, kind, format!("it answered {status}")));
-        }
-        engine.note(Seen::Answered);
-        if status.is_success() { Attempt::Answered(response) } else { Attempt::Refused(response) }
+        });
+        engine.note(answered.as_ref().map_or_else(|failure| Err(failure.kind), |_| Ok(())));
+        answered
     }
 
     async fn send_fresh(

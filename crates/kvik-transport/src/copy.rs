@@ -9,13 +9,13 @@
 //! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
 
 use crate::basics::{lock, stopped};
-use crate::gpu::{Broken, GpuCopier, Readable, Stuck};
+use crate::devices::{Broken, DeviceCopier, Readable, Stuck};
 use crate::local::{Links, LocalLink, PeerRegion, link_broke};
 use crate::services::finish;
 use crate::sums::{Bytes, Checksummer, PIECE};
 use crate::{Queue, RegionMemory, WorkSource, from_host};
 use kvik_core::{Code, Error, Extents, Result, View};
-use kvik_host::cuda::GpuMemory;
+use kvik_host::device::DeviceMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
 use kvik_proto::{Claim, CopyFrom, Source, WorkKind, WorkOutcome, WorkRequest};
@@ -32,6 +32,9 @@ const RUNS: usize = 512;
 
 /// How often a thread looks for the end of copies that a GPU does not come to.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs that were copied, and the time spent on checksums.
+type Copied = (u64, Duration);
 
 /// The copying threads of an engine.
 pub(crate) struct CopyPool {
@@ -127,7 +130,7 @@ fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
 
 struct Copier {
     checksummer: Checksummer,
-    gpus: GpuCopier,
+    gpus: DeviceCopier,
     local: RunBuffer,
     remote: RunBuffer,
 }
@@ -135,7 +138,7 @@ struct Copier {
 impl Default for Copier {
     fn default() -> Self {
         let (local, remote) = (RunBuffer::new(RUNS), RunBuffer::new(RUNS));
-        Copier { checksummer: Checksummer::default(), gpus: GpuCopier::default(), local, remote }
+        Copier { checksummer: Checksummer::default(), gpus: DeviceCopier::default(), local, remote }
     }
 }
 
@@ -193,7 +196,7 @@ impl Copier {
     fn sum(&mut self, request: &WorkRequest<RegionMemory>) -> Result<WorkOutcome, Broken> {
         let (began, part, unit) = (Instant::now(), request.part.clone(), request.unit.max(1));
         // What a NIC has written is not seen by a GPU's copies before.
-        if let RegionMemory::Gpu(memory) = &request.region {
+        if let RegionMemory::Device(memory) = &request.region {
             memory.flush_writes()?;
         }
         let mut sums = Vec::new();
@@ -217,15 +220,28 @@ impl Copier {
         request: &WorkRequest<RegionMemory>,
         memory: &RegionMemory,
         view: &View,
-    ) -> Result<(u64, Duration)> {
+    ) -> Result<Copied> {
         let (to, from) = (request.region.host(COPIER)?, memory.host(COPIER)?);
+        self.copy_pieces(request, view, &**from, |_, extents| {
+            extents.into_iter().try_for_each(|e| {
+                Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)
+                    .map_err(|error| from_host(Code::PageOutOfRange, error))
+            })
+        })
+    }
+
+    /// Copies piece by piece, and compares each with its source, whose bytes lie as `view` says.
+    fn copy_pieces(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        view: &View,
+        source: &impl Bytes,
+        mut copy: impl FnMut(&mut Copier, Extents<'_>) -> Result<()>,
+    ) -> Result<Copied> {
         let mut verify = Duration::ZERO;
         for piece in pieces(request) {
-            for e in Extents::new(view, &request.view, piece.clone()) {
-                Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)
-                    .map_err(|error| from_host(Code::PageOutOfRange, error))?;
-            }
-            verify += self.compare(request, piece, &**from, view)?;
+            copy(self, Extents::new(view, &request.view, piece.clone()))?;
+            verify += self.compare(request, piece, source, view)?;
         }
         Ok((Extents::new(view, &request.view, request.part.clone()).count() as u64, verify))
     }
@@ -240,23 +256,25 @@ impl Copier {
         let region = link.region(source.region, &request.stop)?;
         let copied = within_fence(&fence, source, || {
             let (extents, verify) = match (&*region, &request.region) {
-                (PeerRegion::Gpu(memory), _) => {
+                (PeerRegion::Device(memory), _) => {
                     return self.copy_gpu(
                         request,
-                        &RegionMemory::Gpu(memory.open(link, &request.stop)?),
+                        &RegionMemory::Device(memory.open(link, &request.stop)?),
                         &source.view,
                     );
                 }
-                (PeerRegion::Mapped(memory, _), RegionMemory::Gpu(to)) => {
+                (PeerRegion::Mapped(memory, _), RegionMemory::Device(to)) => {
                     return self.copy_up(request, &source.view, (&mut &*memory, memory), to);
                 }
-                (PeerRegion::Process { process, addr, len }, RegionMemory::Gpu(to)) => {
-                    let there = Elsewhere { process, addr: *addr, len: *len };
-                    let mut batched = Batched::of(&there);
-                    return self.copy_up(request, &source.view, (&mut batched, &there), to);
-                }
                 (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(request, source, memory)?,
-                (PeerRegion::Process { .. }, _) => self.copy_process(request, source, &region)?,
+                (PeerRegion::Process { process, addr, len }, to) => {
+                    let there = Elsewhere { process, addr: *addr, len: *len };
+                    if let RegionMemory::Device(to) = to {
+                        let mut batched = Batched::of(&there);
+                        return self.copy_up(request, &source.view, (&mut batched, &there), to);
+                    }
+                    self.copy_process(request, source, &there)?
+                }
             };
             Ok(WorkOutcome::Done { extents, verify })
         });
@@ -270,7 +288,7 @@ impl Copier {
         request: &WorkRequest<RegionMemory>,
         view: &View,
         (from, bytes): (&mut dyn Readable, &impl Bytes),
-        to: &Arc<GpuMemory>,
+        to: &Arc<dyn DeviceMemory>,
     ) -> Result<WorkOutcome, Broken> {
         self.gpus.up(request, (from, view), to)?;
         let began = Instant::now();
@@ -289,18 +307,15 @@ impl Copier {
         request: &WorkRequest<RegionMemory>,
         source: &Source,
         memory: &kvik_host::PeerMemory,
-    ) -> Result<(u64, Duration)> {
+    ) -> Result<Copied> {
         let to = request.region.host(COPIER)?;
-        let mut verify = Duration::ZERO;
-        for piece in pieces(request) {
-            for e in Extents::new(&source.view, &request.view, piece.clone()) {
+        self.copy_pieces(request, &source.view, memory, |_, extents| {
+            extents.into_iter().try_for_each(|e| {
                 memory
                     .copy_into(e.left as usize, to, e.right as usize, e.len as usize)
-                    .map_err(|error| from_host(Code::PageOutOfRange, error))?;
-            }
-            verify += self.compare(request, piece, memory, &source.view)?;
-        }
-        Ok((Extents::new(&source.view, &request.view, request.part.clone()).count() as u64, verify))
+                    .map_err(|error| from_host(Code::PageOutOfRange, error))
+            })
+        })
     }
 
     /// Reads through the kernel, many extents a call. With checksums wanted the source is read twice, since what is
@@ -309,28 +324,13 @@ impl Copier {
         &mut self,
         request: &WorkRequest<RegionMemory>,
         source: &Source,
-        region: &PeerRegion,
-    ) -> Result<(u64, Duration)> {
-        let mut verify = Duration::ZERO;
-        for piece in pieces(request) {
-            verify += self.copy_process_piece(request, source, region, piece)?;
-        }
-        Ok((Extents::new(&source.view, &request.view, request.part.clone()).count() as u64, verify))
-    }
-
-    fn copy_process_piece(
-        &mut self,
-        request: &WorkRequest<RegionMemory>,
-        source: &Source,
-        region: &PeerRegion,
-        piece: Range<u64>,
-    ) -> Result<Duration> {
-        let PeerRegion::Process { process, addr, len } = region else { return Ok(Duration::ZERO) };
-        let there = Elsewhere { process, addr: *addr, len: *len };
-        let extents = Extents::new(&source.view, &request.view, piece.clone());
-        let extents = extents.map(|e| (e.left, e.right as usize, e.len as usize));
-        there.read(request.region.host(COPIER)?, extents, &mut self.local, &mut self.remote)?;
-        self.compare(request, piece, &there, &source.view)
+        there: &Elsewhere<'_>,
+    ) -> Result<Copied> {
+        let to = request.region.host(COPIER)?;
+        self.copy_pieces(request, &source.view, there, |copier, extents| {
+            let extents = extents.map(|e| (e.left, e.right as usize, e.len as usize));
+            there.read(to, extents, &mut copier.local, &mut copier.remote)
+        })
     }
 
     /// Compares checksums of source and destination, unit by unit, where they are wanted.

@@ -12,7 +12,6 @@
 //! - [`local`]: what another process on this host has shown of its memory, and threads that copy from there.
 //! - [`rma`]: NICs that move bytes, one-sided; their threads are in [`nics`].
 //! - [`region_memory`]: the memory that work requests name.
-//! - [`faulty`]: what can go wrong with any of them, on demand, for tests.
 //! - [`tls`]: TLS for TCP connections.
 //!
 //! Threads here never block while they hold a work request, so a work request that must stop is left at once: that is
@@ -20,7 +19,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod faulty;
 pub mod local;
 pub mod nics;
 pub mod region_memory;
@@ -32,12 +30,13 @@ pub mod transport;
 
 mod basics;
 mod copy;
-mod gpu;
+mod devices;
 mod pace;
 mod sums;
 
 pub use basics::from_host;
 pub use pace::Estimate;
 pub use region_memory::{RegionMemory, WeakRegionMemory};
-pub use services::{Placement, RmaPeers, Services, SessionEvents, WorkSource};
+pub use services::{Ended, Placement, RmaPeers, Services, SessionEvents, WorkSource};
+pub use sums::page_sums;
 pub use transport::{Answer, Moved, Queue, Request, Transport, TransportId};

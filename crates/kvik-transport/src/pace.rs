@@ -20,8 +20,19 @@ pub struct Estimate {
     pub total: Duration,
     /// From then on.
     pub bytes_per_second: f64,
+    /// Bytes that go before it, and that `total` counts too; none unless they were asked for.
+    pub queued: u64,
     /// Transfers that it comes of.
     pub samples: u64,
+}
+
+impl Estimate {
+    /// The same behind so many bytes that go first.
+    pub fn behind(self, queued: u64) -> Estimate {
+        let more = Duration::try_from_secs_f64(queued as f64 / self.bytes_per_second);
+        let total = self.total.saturating_add(more.unwrap_or(Duration::MAX));
+        Estimate { total, queued: self.queued.saturating_add(queued), ..self }
+    }
 }
 
 /// The transfers of a link so far.
@@ -62,7 +73,8 @@ impl Pace {
         let (start, slope) = self.line();
         let (bytes_per_second, samples) = (1.0 / slope, self.samples);
         let total = Duration::try_from_secs_f64(start + bytes as f64 * slope).unwrap_or(Duration::MAX);
-        Some(Estimate { start: Duration::from_secs_f64(start), total, bytes_per_second, samples })
+        let start = Duration::from_secs_f64(start);
+        Some(Estimate { start, total, bytes_per_second, queued: 0, samples })
     }
 
     /// Seconds before the first byte, and for each byte.
@@ -86,6 +98,17 @@ mod tests {
 
     fn micros(micros: u64) -> Duration {
         Duration::from_micros(micros)
+    }
+
+    #[test]
+    fn what_goes_before_takes_its_time_too() {
+        let mut pace = Pace::default();
+        pace.add(1_000_000, Duration::from_secs(1));
+        let alone = pace.estimate(2_000_000).unwrap();
+        let behind = alone.behind(3_000_000);
+        assert_eq!((alone.queued, behind.queued, behind.start), (0, 3_000_000, alone.start));
+        assert!((behind.total.as_secs_f64() - 5.0).abs() < 1e-6, "{behind:?}");
+        assert_eq!(behind.behind(u64::MAX).queued, u64::MAX);
     }
 
     #[test]

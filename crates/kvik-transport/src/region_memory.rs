@@ -2,12 +2,13 @@
 //!
 //! Which kind of memory a region is of is part of its type: whoever needs bytes that this processor can read and
 //! write asks for them with [`RegionMemory::host`], and names itself, so that a device's address is never taken for one
-//! of them. Bytes of a GPU come and go by copies of its streams, and by nothing else.
+//! of them. Bytes of a device come and go by copies of its streams, and by nothing else.
 
 use crate::from_host;
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::Memory;
-use kvik_host::cuda::{Device, GpuMemory, IpcHandle};
+use kvik_host::cuda::GpuMemory;
+use kvik_host::device::{Device, DeviceMemory, Handle};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
@@ -16,8 +17,8 @@ use std::sync::{Arc, Weak};
 pub enum RegionMemory {
     /// Memory of this process, which the processor and the kernel reach.
     Host(Arc<Memory>),
-    /// Memory of a GPU.
-    Gpu(Arc<GpuMemory>),
+    /// Memory of a device.
+    Device(Arc<dyn DeviceMemory>),
 }
 
 impl From<Memory> for RegionMemory {
@@ -28,16 +29,22 @@ impl From<Memory> for RegionMemory {
 
 impl From<GpuMemory> for RegionMemory {
     fn from(memory: GpuMemory) -> RegionMemory {
-        RegionMemory::Gpu(Arc::new(memory))
+        RegionMemory::Device(Arc::new(memory))
+    }
+}
+
+impl From<Arc<dyn DeviceMemory>> for RegionMemory {
+    fn from(memory: Arc<dyn DeviceMemory>) -> RegionMemory {
+        RegionMemory::Device(memory)
     }
 }
 
 impl RegionMemory {
-    /// Address of the first byte: of the processor, or of the GPU.
+    /// Address of the first byte: of the processor, or of the device.
     pub fn addr(&self) -> usize {
         match self {
             RegionMemory::Host(memory) => memory.addr(),
-            RegionMemory::Gpu(memory) => memory.addr(),
+            RegionMemory::Device(memory) => memory.addr(),
         }
     }
 
@@ -45,7 +52,7 @@ impl RegionMemory {
     pub fn len(&self) -> usize {
         match self {
             RegionMemory::Host(memory) => memory.len(),
-            RegionMemory::Gpu(memory) => memory.len(),
+            RegionMemory::Device(memory) => memory.len(),
         }
     }
 
@@ -58,15 +65,15 @@ impl RegionMemory {
     pub fn writable(&self) -> bool {
         match self {
             RegionMemory::Host(memory) => memory.writable(),
-            RegionMemory::Gpu(memory) => memory.writable(),
+            RegionMemory::Device(memory) => memory.writable(),
         }
     }
 
-    /// The GPU that it lies on.
-    pub fn device(&self) -> Option<&Device> {
+    /// The device that it lies on.
+    pub fn device(&self) -> Option<&dyn Device> {
         match self {
             RegionMemory::Host(_) => None,
-            RegionMemory::Gpu(memory) => Some(memory.device()),
+            RegionMemory::Device(memory) => Some(memory.device()),
         }
     }
 
@@ -74,27 +81,27 @@ impl RegionMemory {
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             RegionMemory::Host(memory) => memory.fd(),
-            RegionMemory::Gpu(_) => None,
+            RegionMemory::Device(_) => None,
         }
     }
 
-    /// What other processes of this host open memory of a GPU by; none for memory of the host, which is shown as it is.
+    /// What other processes of this host open memory of a device by; none for memory of the host, which is shown as it is.
     ///
     /// # Errors
     /// Why they cannot read it. They may still have it written to: that is this process's own copy.
-    pub fn export(&self, region: RegionId) -> Option<std::result::Result<IpcHandle, Arc<str>>> {
-        let RegionMemory::Gpu(memory) = self else { return None };
+    pub fn export(&self, region: RegionId) -> Option<std::result::Result<Handle, Arc<str>>> {
+        let RegionMemory::Device(memory) = self else { return None };
         Some(memory.export().map_err(|error| {
-            let device = memory.device().ordinal();
+            let device = memory.device();
             let text = format!(
-                "region {} lies on GPU {device} and cannot be opened by other processes: {error}",
+                "region {} lies on {device} and cannot be opened by other processes: {error}",
                 region.0
             );
             text.into()
         }))
     }
 
-    /// Copies `from` to `offset`; it is there when this returns. On a GPU behind all that its default stream was
+    /// Copies `from` to `offset`; it is there when this returns. On a device behind all that its default stream was
     /// given before.
     ///
     /// # Errors
@@ -102,31 +109,31 @@ impl RegionMemory {
     pub fn copy_in(&self, offset: usize, from: &[u8]) -> Result<()> {
         let copied = match self {
             RegionMemory::Host(memory) => memory.copy_in(offset, from),
-            RegionMemory::Gpu(memory) => memory.copy_in(offset, from),
+            RegionMemory::Device(memory) => memory.copy_in(offset, from),
         };
         copied.map_err(|error| from_host(Code::BufferInvalid, error))
     }
 
-    /// Copies from `offset` into `into`. On a GPU behind all that its default stream was given before.
+    /// Copies from `offset` into `into`. On a device behind all that its default stream was given before.
     ///
     /// # Errors
     /// `PageOutOfRange` beyond the end, `DeviceFailed`.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let copied = match self {
             RegionMemory::Host(memory) => memory.copy_out(offset, into),
-            RegionMemory::Gpu(memory) => memory.copy_out(offset, into),
+            RegionMemory::Device(memory) => memory.copy_out(offset, into),
         };
         copied.map_err(|error| from_host(Code::BufferInvalid, error))
     }
 
-    /// Has the GPU that it lies on see what NICs have written there so far, all over it. The processor sees it anyway.
+    /// Has the device that it lies on see what NICs have written there so far, all over it. The processor sees it anyway.
     ///
     /// # Errors
     /// `DeviceFailed`.
     pub fn flush_writes(&self) -> Result<()> {
         match self {
             RegionMemory::Host(_) => Ok(()),
-            RegionMemory::Gpu(memory) => {
+            RegionMemory::Device(memory) => {
                 memory.flush_writes().map_err(|error| from_host(Code::DeviceFailed, error))
             }
         }
@@ -135,16 +142,13 @@ impl RegionMemory {
     /// The memory, for who reaches no other kind: `who` says who that is.
     ///
     /// # Errors
-    /// `TransportUnavailable`: it lies on a GPU.
+    /// `TransportUnavailable`: it lies on a device.
     pub fn host(&self, who: &str) -> Result<&Arc<Memory>> {
         match self {
             RegionMemory::Host(memory) => Ok(memory),
-            RegionMemory::Gpu(memory) => Err(Error::new(
+            RegionMemory::Device(memory) => Err(Error::new(
                 Code::TransportUnavailable,
-                format!(
-                    "the region lies on GPU {}, and {who} reaches host memory only",
-                    memory.device().ordinal()
-                ),
+                format!("the region lies on {}, and {who} reaches host memory only", memory.device()),
             )),
         }
     }
@@ -153,7 +157,7 @@ impl RegionMemory {
     pub(crate) fn name(&self) -> usize {
         match self {
             RegionMemory::Host(memory) => Arc::as_ptr(memory) as usize,
-            RegionMemory::Gpu(memory) => Arc::as_ptr(memory) as usize,
+            RegionMemory::Device(memory) => Arc::as_ptr(memory).cast::<()>() as usize,
         }
     }
 
@@ -161,7 +165,7 @@ impl RegionMemory {
     pub fn downgrade(&self) -> WeakRegionMemory {
         match self {
             RegionMemory::Host(memory) => WeakRegionMemory::Host(Arc::downgrade(memory)),
-            RegionMemory::Gpu(memory) => WeakRegionMemory::Gpu(Arc::downgrade(memory)),
+            RegionMemory::Device(memory) => WeakRegionMemory::Device(Arc::downgrade(memory)),
         }
     }
 }
@@ -171,8 +175,8 @@ impl RegionMemory {
 pub enum WeakRegionMemory {
     /// As [`RegionMemory::Host`].
     Host(Weak<Memory>),
-    /// As [`RegionMemory::Gpu`].
-    Gpu(Weak<GpuMemory>),
+    /// As [`RegionMemory::Device`].
+    Device(Weak<dyn DeviceMemory>),
 }
 
 impl WeakRegionMemory {
@@ -180,7 +184,7 @@ impl WeakRegionMemory {
     pub fn upgrade(&self) -> Option<RegionMemory> {
         match self {
             WeakRegionMemory::Host(memory) => memory.upgrade().map(RegionMemory::Host),
-            WeakRegionMemory::Gpu(memory) => memory.upgrade().map(RegionMemory::Gpu),
+            WeakRegionMemory::Device(memory) => memory.upgrade().map(RegionMemory::Device),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! memory they know.
 
 use crate::basics::lock;
-use crate::nics::{NicOptions, NicPool, NicStats};
+use crate::nics::{Command, NicOptions, NicPool, NicStats};
 use crate::pace::Pace;
 use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, Transport, TransportId};
 use kvik_core::{RegionId, Result};
@@ -50,7 +50,7 @@ impl Rma {
 
     /// What peers are told of the NICs.
     pub fn nics(&self) -> Nics {
-        self.pool.nics()
+        self.pool.told.nics()
     }
 
     /// Whether the NICs reach those of a session's peer.
@@ -66,7 +66,7 @@ impl Rma {
 
     /// The NICs of a session's peer have other addresses.
     pub fn find_again(&self, session: u64) {
-        self.pool.find_again(session);
+        self.pool.tell(|| Command::Find(session));
     }
 
     /// A NIC of a peer wants a connection to one of these. The answer, where none of them will give it.
@@ -80,7 +80,7 @@ impl Rma {
     }
 
     fn why_not(&self, peer: &Facts) -> Option<Arc<str>> {
-        let own = self.pool.nics();
+        let own = self.pool.told.nics();
         let text = match peer.nics.provider.as_str() {
             _ if own.reach(&peer.nics) => return None,
             "" => "the peer has no NICs for it: set `nics` (KVIK_NICS) there".into(),
@@ -92,7 +92,7 @@ impl Rma {
 
 impl Transport for Rma {
     fn id(&self) -> TransportId {
-        self.pool.transport()
+        self.pool.transport
     }
 
     fn path(&self) -> Path {
@@ -106,14 +106,14 @@ impl Transport for Rma {
 
     fn end_session(&self, session: u64) {
         lock(&self.sessions).remove(&session);
-        self.pool.forget(session);
+        self.pool.tell(|| Command::Forget(session));
     }
 
     fn register(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<()> {
         // One that was withdrawn and is still held.
         if let Some(known) = lock(&self.regions).get(&region) {
             if known.keys.is_ok() {
-                self.pool.keep(known.name);
+                self.pool.tell(|| Command::Keep(known.name));
             }
             return Ok(());
         }
@@ -159,24 +159,21 @@ impl Transport for Rma {
         }
     }
 
-    /// Each NIC opens its connection with its first piece of work.
-    fn open(&self, _session: u64) {}
-
     fn warm(&self, session: u64, until: Instant) {
         if self.reaches(session) {
-            self.pool.warm_up(session, until);
+            self.pool.tell(|| Command::WarmUp(session, until));
         }
     }
 
     fn wake(&self, queue: Queue) {
         if let Queue::Post(session) = queue {
-            self.pool.wake(session);
+            self.pool.tell(|| Command::Post(session));
         }
     }
 
     /// NICs' threads look at all that they have in flight.
     fn cancel(&self, _session: u64) {
-        self.pool.halt();
+        self.pool.tell(|| Command::Halt);
     }
 
     fn fence(&self, session: u64) {
@@ -184,11 +181,13 @@ impl Transport for Rma {
     }
 
     fn expose(&self, transfers: usize) {
-        self.pool.expose(transfers);
+        if self.pool.told.expose(transfers) {
+            self.pool.tell(|| Command::Expose);
+        }
     }
 
     fn mechanism(&self, _of: &Moved<'_>) -> String {
-        self.pool.mechanism().to_owned()
+        self.pool.mechanism.clone()
     }
 
     fn measured(&self, session: u64, bytes: u64, took: Duration) {
@@ -198,7 +197,7 @@ impl Transport for Rma {
     }
 
     fn devices(&self) -> &[Arc<NicStats>] {
-        self.pool.stats()
+        &self.pool.stats
     }
 
     fn stop(&self) {

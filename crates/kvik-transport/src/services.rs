@@ -3,18 +3,28 @@
 use crate::{Queue, RegionMemory};
 use kvik_core::{Error, Result};
 use kvik_proto::{
-    ChunkHeader, Claim, CopyFrom, NicAnswer, NicCall, Nics, WorkId, WorkKind, WorkOutcome, WorkRequest,
+    Batch, ChunkHeader, Claim, CopyFrom, NicAnswer, NicCall, Nics, WorkId, WorkKind, WorkOutcome, WorkRequest,
 };
 use std::sync::Arc;
+
+/// A piece of work that has ended, and how.
+pub type Ended = (WorkId, WorkOutcome);
 
 /// Where work comes from, and where its end is told.
 pub trait WorkSource: Send + Sync + 'static {
     /// The next piece of work in a queue, of what `claim` may be given. Of copies it is whichever is next.
     fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>>;
 
+    /// Several of them at once, in the order in which one after the other would be given; of copies only one. Whoever has
+    /// not begun one when its transfer must stop reports it `Void`, without touching its memory.
+    fn claim_batch(&self, queue: Queue, claim: Claim, most: Batch, into: &mut Vec<WorkRequest<RegionMemory>>);
+
     /// A piece of work has ended; its memory is not touched any more, and the work request itself is gone: with a
     /// transfer's last work request its memory is let go of before anybody hears of the end.
     fn done(&self, id: WorkId, outcome: WorkOutcome);
+
+    /// The same of several, which are taken out; those of a session best follow each other.
+    fn batch_done(&self, ended: &mut Vec<Ended>);
 
     /// Work that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. It is
     /// reported done when the device is through.
@@ -88,13 +98,17 @@ impl Services {
 }
 
 /// Reports a work request's end, after it has let go of its memory.
-pub(crate) fn finish(work: &dyn WorkSource, request: WorkRequest<RegionMemory>, mut outcome: WorkOutcome) {
+pub(crate) fn finish(work: &dyn WorkSource, request: WorkRequest<RegionMemory>, outcome: WorkOutcome) {
+    let (id, outcome) = ended(request, outcome);
+    work.done(id, outcome);
+}
+
+/// Lets go of a work request's memory: what is to be reported of it.
+pub(crate) fn ended(request: WorkRequest<RegionMemory>, mut outcome: WorkOutcome) -> Ended {
     if let WorkOutcome::Done { extents, .. } = &mut outcome {
         *extents = extents.saturating_sub(goes_on(&request).into());
     }
-    let id = request.id;
-    drop(request);
-    work.done(id, outcome);
+    (request.id, outcome)
 }
 
 /// Whether a work request's first run goes on where that of the chunk before it ended: two chunks of one run are no two

@@ -5,8 +5,8 @@
 //! right after they were placed, and the other pass over them finds them in the cache too. While a placed piece is
 //! summed, memory is idle: then it fetches what the next call writes to, which takes it less than the call would.
 
-use crate::from_host;
-use kvik_core::{Code, Error, PageSum, Result, View};
+use crate::{RegionMemory, from_host};
+use kvik_core::{Code, Error, Order, PageSum, Result, View};
 use kvik_host::{HostError, Memory, PeerMemory};
 use std::ops::Range;
 
@@ -97,6 +97,46 @@ impl Checksummer {
         read.map_err(broken)?;
         Ok(sum)
     }
+
+    /// The same of memory that the processor does not reach, copied out piece by piece.
+    fn sum_of_device(&mut self, memory: &RegionMemory, view: &View, part: Range<u64>) -> Result<u64> {
+        let Checksummer { scratch, sum } = self;
+        for run in view.runs(part) {
+            let (mut at, end) = (run.offset as usize, (run.offset + run.len) as usize);
+            while at < end {
+                let piece = scratch.len().min(end - at);
+                memory.copy_out(at, &mut scratch[..piece])?;
+                sum.update(&scratch[..piece]);
+                at += piece;
+            }
+        }
+        Ok(sum.finish())
+    }
+}
+
+/// The checksums of the pages of a view, page by page: for each `layers` layers of a page that of all its bytes in
+/// them, in the order of layers and slices.
+///
+/// # Errors
+/// `InvalidArgument` for 0 layers; what a device says of a copy.
+pub fn page_sums(memory: &RegionMemory, view: &View, layers: u32) -> Result<Vec<u64>> {
+    if layers == 0 {
+        return Err(Error::new(Code::InvalidArgument, "a checksum covers at least one layer"));
+    }
+    let view = view.clone().with_order(Order::PageFirst);
+    let (page, unit) = (view.row_bytes() * view.layers().len() as u64, view.row_bytes() * u64::from(layers));
+    let mut checksummer = Checksummer::default();
+    let mut sums = Vec::with_capacity((view.bytes() / page * page.div_ceil(unit)) as usize);
+    for start in (0..view.bytes()).step_by(page as usize) {
+        for at in (start..start + page).step_by(unit as usize) {
+            let part = at..(at + unit).min(start + page);
+            sums.push(match memory {
+                RegionMemory::Host(memory) => checksummer.sum_of(&**memory, &view, part)?,
+                RegionMemory::Device(_) => checksummer.sum_of_device(memory, &view, part)?,
+            });
+        }
+    }
+    Ok(sums)
 }
 
 fn broken(error: HostError) -> Error {

@@ -175,9 +175,12 @@ fn a_region_on_a_gpu_is_refused_without_cuda_and_the_peer_hears_nothing_of_it() 
     }
     link.receive().unwrap();
     let region = link.region(RegionId(1), &GO).unwrap();
-    assert_eq!((region.mechanism(), link.mechanism_of(RegionId(2))), ("cuda_ipc", Some("cuda_ipc")));
-    let PeerRegion::Gpu(gpu) = &*region else { panic!("{region:?}") };
-    let refused = gpu.open(&link, &GO).unwrap_err();
+    assert_eq!(
+        (region.mechanism(), link.mechanism_of(RegionId(2))),
+        ("device memory", Some("device memory"))
+    );
+    let PeerRegion::Device(device) = &*region else { panic!("{region:?}") };
+    let refused = device.open(&link, &GO).unwrap_err();
     assert_eq!(refused.code, Code::TransportUnavailable, "{refused}");
     assert!(refused.text.contains("region 1 lies on a GPU") && refused.text.contains("does not use CUDA"));
     say(&peer, &message(3, 1, 0, 0), None);

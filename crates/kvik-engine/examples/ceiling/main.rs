@@ -8,8 +8,9 @@
 //! transport, but no byte moves. Grants, begins, accepts and ends are part of it: each transfer has a grant of its own
 //! with one reader, who confirms it.
 //!
-//! `claim` is how many chunks one turn of a session claims before it reports any. Transports claim one today. Printed
-//! are medians over the rounds, in which the cells take turns: chunks a second; the bytes a second that these would
+//! `claim` is how many chunks the owner claims at once, and reports at once. Channels and copies claim one; a NIC claims
+//! and reports as many as it has places for, and nobody places what it moves. The reader's calls are for one chunk in any
+//! case. Printed are medians over the rounds, in which the cells take turns: chunks a second; the bytes a second that these would
 //! carry; and the CPU time of both sides for a chunk, which says what a chunk costs where a machine is shared.
 
 mod side;
@@ -17,7 +18,7 @@ mod side;
 use kvik_core::{Layout, Result, View};
 use kvik_host::clock::{boottime, thread_cpu};
 use kvik_proto::{Established, Greeting, Handshake, WorkKind, WorkOutcome};
-use side::{Chunks, Engine, identity, local};
+use side::{Chunks, Ended, Engine, identity, local};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::scope;
@@ -52,6 +53,10 @@ struct Peer {
     engine: Engine,
     session: u64,
     open: usize,
+    // Kept for their room.
+    sent: Chunks,
+    placed: Chunks,
+    ended: Vec<Ended>,
 }
 
 fn main() {
@@ -152,7 +157,7 @@ fn connect(owner: &Engine, number: usize, view: &View) -> Peer {
     let session = ours.session;
     owner.add_session(ours);
     engine.add_session(theirs);
-    Peer { engine, session, open: 0 }
+    Peer { engine, session, open: 0, sent: Vec::new(), placed: Vec::new(), ended: Vec::new() }
 }
 
 fn shake(number: usize) -> Result<(Established, Established)> {
@@ -185,19 +190,25 @@ fn turn(owner: &Engine, peer: &mut Peer, claim: usize) -> u64 {
         peer.open += 1;
         exchange(owner, peer);
     }
-    let (mut sent, mut placed): (Chunks, Chunks) = Default::default();
-    owner.claim(peer.session, claim, &mut sent);
+    let Peer { engine, session, sent, placed, ended, .. } = &mut *peer;
+    owner.claim(*session, claim, sent);
     if sent.is_empty() {
         exchange(owner, peer);
         return 0;
     }
-    for order in &sent {
+    for order in &*sent {
         let WorkKind::Send(header) = &order.kind else { panic!("a work request that is not to send") };
-        placed.push(peer.engine.place(peer.session, header).expect("a place for the chunk"));
+        placed.push(engine.place(*session, header).expect("a place for the chunk"));
     }
     let count = sent.len() as u64;
-    placed.into_iter().for_each(|order| peer.engine.done(order.id, done()));
-    sent.into_iter().for_each(|order| owner.done(order.id, done()));
+    placed.drain(..).for_each(|order| engine.done(order.id, done()));
+    match claim {
+        1 => sent.drain(..).for_each(|order| owner.done(order.id, done())),
+        _ => {
+            ended.extend(sent.drain(..).map(|order| (order.id, done())));
+            owner.batch_done(ended);
+        }
+    }
     if peer.engine.has_output() {
         exchange(owner, peer);
     }

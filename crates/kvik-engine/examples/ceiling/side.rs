@@ -3,8 +3,8 @@
 use crate::{CHUNK, now};
 use kvik_core::{EngineId, GrantId, Incarnation, RegionId, Right, Use, View};
 use kvik_proto::{
-    Check, ChunkHeader, Claim, Closed, Established, Event, Facts, Identity, Local, Node, Offer, Op, Open,
-    Path, Protocol, Secret, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
+    Batch, Check, ChunkHeader, Claim, Closed, Established, Event, Facts, Identity, Local, Node, Offer, Op,
+    Open, Path, Protocol, Secret, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,6 +14,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 /// Stands for memory: it is only handed back.
 pub type Memory = Arc<()>;
+pub type Ended = (WorkId, WorkOutcome);
 pub type Chunks = Vec<WorkRequest<Memory>>;
 
 pub fn identity(number: usize) -> Identity {
@@ -146,14 +147,15 @@ impl Engine {
         self.node(|node, now| node.session(session).begin(open, now)).expect("a transfer");
     }
 
-    /// Claims up to so many chunks to send.
+    /// Claims up to so many chunks to send at once.
     pub fn claim(&self, session: u64, most: usize, into: &mut Chunks) {
-        for _ in 0..most {
-            match self.node(|node, now| node.session(session).next_of(Path::Channels, Claim::Next, now)) {
-                Some(order) => into.push(order),
-                None => return,
+        self.node(|node, now| match most {
+            1 => into.extend(node.session(session).next_of(Path::Channels, Claim::Next, now)),
+            _ => {
+                let most = Batch { requests: most, bytes: u64::MAX };
+                node.session(session).next_batch(Path::Channels, Claim::Next, most, now, into);
             }
-        }
+        });
     }
 
     pub fn place(&self, session: u64, header: &ChunkHeader) -> Option<WorkRequest<Memory>> {
@@ -162,6 +164,11 @@ impl Engine {
 
     pub fn done(&self, id: WorkId, outcome: WorkOutcome) {
         self.node(|node, _| node.work_done(id, outcome));
+    }
+
+    /// Several at once.
+    pub fn batch_done(&self, ended: &mut Vec<Ended>) {
+        self.node(|node, _| node.batch_done(ended));
     }
 
     /// How many transfers have ended since this was asked.

@@ -25,7 +25,7 @@ const REST: Duration = Duration::from_millis(100);
 impl Control {
     pub(super) fn accept(&mut self, token: u64) {
         for _ in 0..IN_ONE_GO {
-            let Some(Conn::Listener { listener, .. }) = self.conns.get(token) else { return };
+            let Some(Conn::Listener(listener)) = self.conns.get(token) else { return };
             let welcomed = match listener.accept() {
                 Ok(Some((conn, from))) => self.welcome(conn, from),
                 Ok(None) => return,
@@ -52,7 +52,7 @@ impl Control {
 
     pub(super) fn accept_local(&mut self, token: u64) {
         for _ in 0..IN_ONE_GO {
-            let Some(Conn::Unix { listener, .. }) = self.conns.get(token) else { return };
+            let Some(Conn::Unix(listener)) = self.conns.get(token) else { return };
             let conn = match listener.accept() {
                 Ok(Some(conn)) => conn,
                 Ok(None) => return,
@@ -65,9 +65,8 @@ impl Control {
                 log::warn!("a local connection was refused: {error}");
                 continue;
             }
-            self.make_room(MAX_STRANGERS, |conn| matches!(conn, Conn::LocalStranger { .. }));
-            let until = Instant::now() + LOCAL_LINK;
-            self.watch(Conn::LocalStranger { conn, until }, Interest::READ);
+            self.make_room(MAX_STRANGERS, |conn| matches!(conn, Conn::LocalStranger(_)));
+            self.watch(Conn::LocalStranger(conn), Interest::READ, Some(LOCAL_LINK));
         }
     }
 

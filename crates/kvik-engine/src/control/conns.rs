@@ -6,13 +6,15 @@
 //! The thread looks at a connection when the epoll set names it, its time is over or its session asks; never at all of
 //! them.
 
+use crate::commands::Purpose;
 use crate::output::ControlConn;
+use crate::peers::Target;
 use kvik_core::{Code, Error, Result};
 use kvik_host::HostError;
 use kvik_host::event::{Epoll, EventFd, Events, Interest};
 use kvik_host::socket::{TcpConn, TcpListener};
 use kvik_host::unix::{UnixConn, UnixListener};
-use kvik_proto::{Handshake, Identity};
+use kvik_proto::Handshake;
 use kvik_transport::from_host;
 use kvik_transport::local::LocalLink;
 use kvik_transport::tcp::Stream;
@@ -30,20 +32,12 @@ pub(super) const MAX_STRANGERS: usize = 256;
 pub(super) const WAKER: u64 = 0;
 
 pub(super) enum Conn {
-    Listener {
-        listener: TcpListener,
-        /// Not in the epoll set until then: the process has no descriptor for a newcomer.
-        paused_until: Option<Instant>,
-    },
-    Unix {
-        listener: UnixListener,
-        paused_until: Option<Instant>,
-    },
+    Listener(TcpListener),
+    Unix(UnixListener),
     Dialing {
         conn: TcpConn,
         to: SocketAddr,
-        why: Why,
-        until: Instant,
+        purpose: Purpose,
     },
     Shaking {
         conn: Stream,
@@ -51,14 +45,12 @@ pub(super) enum Conn {
         input: Vec<u8>,
         /// The other side has said something.
         heard: bool,
-        dialled: Option<(Identity, SocketAddr)>,
-        until: Instant,
+        dialled: Option<(Target, SocketAddr)>,
     },
     Joining {
         conn: Stream,
         session: u64,
         input: Vec<u8>,
-        until: Instant,
     },
     Control {
         session: u64,
@@ -67,12 +59,8 @@ pub(super) enum Conn {
     LocalJoining {
         conn: UnixConn,
         session: u64,
-        until: Instant,
     },
-    LocalStranger {
-        conn: UnixConn,
-        until: Instant,
-    },
+    LocalStranger(UnixConn),
     Local {
         session: u64,
         link: Arc<LocalLink>,
@@ -81,27 +69,7 @@ pub(super) enum Conn {
     },
 }
 
-/// What a TCP connection in the making is for.
-#[derive(Clone, Copy)]
-pub(super) enum Why {
-    Session(Identity),
-    Channel { session: u64, index: u16 },
-}
-
 impl Conn {
-    /// When something must have happened with it.
-    fn until(&self) -> Option<Instant> {
-        match self {
-            Conn::Dialing { until, .. }
-            | Conn::Shaking { until, .. }
-            | Conn::Joining { until, .. }
-            | Conn::LocalJoining { until, .. }
-            | Conn::LocalStranger { until, .. } => Some(*until),
-            Conn::Listener { paused_until, .. } | Conn::Unix { paused_until, .. } => *paused_until,
-            Conn::Control { .. } | Conn::Local { .. } => None,
-        }
-    }
-
     /// The session that it belongs to.
     fn session(&self) -> Option<u64> {
         match self {
@@ -109,25 +77,19 @@ impl Conn {
             | Conn::Joining { session, .. }
             | Conn::LocalJoining { session, .. }
             | Conn::Local { session, .. }
-            | Conn::Dialing { why: Why::Channel { session, .. }, .. } => Some(*session),
+            | Conn::Dialing { purpose: Purpose::Channel { session, .. }, .. } => Some(*session),
             _ => None,
-        }
-    }
-
-    fn set_pause(&mut self, until: Option<Instant>) {
-        if let Conn::Listener { paused_until, .. } | Conn::Unix { paused_until, .. } = self {
-            *paused_until = until;
         }
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Conn::Listener { listener, .. } => listener.as_fd(),
-            Conn::Unix { listener, .. } => listener.as_fd(),
+            Conn::Listener(listener) => listener.as_fd(),
+            Conn::Unix(listener) => listener.as_fd(),
             Conn::Dialing { conn, .. } => conn.as_fd(),
             Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => conn.as_fd(),
             Conn::Control { conn, .. } => conn.conn.as_fd(),
-            Conn::LocalJoining { conn, .. } | Conn::LocalStranger { conn, .. } => conn.as_fd(),
+            Conn::LocalJoining { conn, .. } | Conn::LocalStranger(conn) => conn.as_fd(),
             Conn::Local { link, .. } => link.as_fd(),
         }
     }
@@ -135,7 +97,7 @@ impl Conn {
     /// Ends it for every process that holds its descriptor.
     pub fn cut(&self) {
         let cut = match self {
-            Conn::Listener { listener, .. } => listener.stop(),
+            Conn::Listener(listener) => listener.stop(),
             Conn::Dialing { conn, .. } => conn.shutdown_both(),
             Conn::Shaking { conn, .. } | Conn::Joining { conn, .. } => return note(conn.cut()),
             Conn::Control { conn, .. } => conn.conn.shutdown_both(),
@@ -143,7 +105,7 @@ impl Conn {
                 link.cut();
                 Ok(())
             }
-            Conn::Unix { .. } | Conn::LocalJoining { .. } | Conn::LocalStranger { .. } => Ok(()),
+            Conn::Unix(_) | Conn::LocalJoining { .. } | Conn::LocalStranger(_) => Ok(()),
         };
         note(cut);
     }
@@ -158,9 +120,10 @@ fn note<E: std::fmt::Display>(cut: Result<(), E>) {
 /// The connections, by tokens that are used once.
 pub(super) struct Conns {
     epoll: Epoll,
-    all: HashMap<u64, Conn>,
+    /// With when something must have happened: to a listener that is paused, when it is in the epoll set again.
+    all: HashMap<u64, (Conn, Option<Instant>)>,
     last: u64,
-    /// Those with which something must have happened by then.
+    /// Those with such a time, by it.
     due: BTreeSet<(Instant, u64)>,
     /// Those of sessions.
     of: BTreeSet<(u64, u64)>,
@@ -182,25 +145,30 @@ impl Conns {
         self.epoll.wait(events, most)
     }
 
-    /// Takes one in, also where it cannot be waited for, which is the error.
-    pub fn add(&mut self, conn: Conn, interest: Interest) -> (u64, Result<(), HostError>) {
+    /// Takes one in, with which something must happen by a time, also where it cannot be waited for, which is the error.
+    pub fn add(
+        &mut self,
+        conn: Conn,
+        interest: Interest,
+        until: Option<Instant>,
+    ) -> (u64, Result<(), HostError>) {
         self.last += 1;
         let added = self.epoll.add(conn.fd(), self.last, interest);
-        self.put(self.last, conn);
+        self.put(self.last, conn, until);
         (self.last, added)
     }
 
-    fn put(&mut self, token: u64, conn: Conn) {
-        self.due.extend(conn.until().map(|until| (until, token)));
+    fn put(&mut self, token: u64, conn: Conn, until: Option<Instant>) {
+        self.due.extend(until.map(|until| (until, token)));
         self.of.extend(conn.session().map(|session| (session, token)));
         self.local.extend(matches!(conn, Conn::Local { .. }).then_some(token));
-        self.all.insert(token, conn);
+        self.all.insert(token, (conn, until));
     }
 
     /// Takes one out.
     pub fn remove(&mut self, token: u64) -> Option<Conn> {
-        let conn = self.all.remove(&token)?;
-        if let Some(until) = conn.until() {
+        let (conn, until) = self.all.remove(&token)?;
+        if let Some(until) = until {
             self.due.remove(&(until, token));
         }
         if let Some(session) = conn.session() {
@@ -215,12 +183,17 @@ impl Conns {
     }
 
     pub fn get(&self, token: u64) -> Option<&Conn> {
-        self.all.get(&token)
+        self.all.get(&token).map(|(conn, _)| conn)
     }
 
-    /// Not for changing its session or time.
+    /// When something must have happened with one.
+    pub fn until(&self, token: u64) -> Option<Instant> {
+        self.all.get(&token)?.1
+    }
+
+    /// Not for changing its session.
     pub fn get_mut(&mut self, token: u64) -> Option<&mut Conn> {
-        self.all.get_mut(&token)
+        self.all.get_mut(&token).map(|(conn, _)| conn)
     }
 
     /// Those of a session.
@@ -235,11 +208,9 @@ impl Conns {
 
     /// The control connection of a session.
     pub fn control(&self, session: u64) -> Option<(u64, &Arc<ControlConn>)> {
-        self.of.range((session, 0)..=(session, u64::MAX)).find_map(|(_, token)| {
-            match self.all.get(token)? {
-                Conn::Control { conn, .. } => Some((*token, conn)),
-                _ => None,
-            }
+        self.of.range((session, 0)..=(session, u64::MAX)).find_map(|(_, token)| match self.get(*token)? {
+            Conn::Control { conn, .. } => Some((*token, conn)),
+            _ => None,
         })
     }
 
@@ -255,7 +226,7 @@ impl Conns {
 
     /// The oldest stranger of a kind, where there are as many as may be.
     pub fn too_many(&self, most: usize, kind: impl Fn(&Conn) -> bool) -> Option<u64> {
-        let mut strangers = self.due.iter().filter(|(_, token)| self.all.get(token).is_some_and(&kind));
+        let mut strangers = self.due.iter().filter(|(_, token)| self.get(*token).is_some_and(&kind));
         let oldest = strangers.next()?.1;
         (strangers.count() + 1 >= most).then_some(oldest)
     }
@@ -271,7 +242,7 @@ impl Conns {
 
     /// Sends what waits on a local link, and waits for room where there is none.
     pub fn flush_local(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::Local { link, behind, .. }) = self.all.get_mut(&token) else { return Ok(()) };
+        let Some((Conn::Local { link, behind, .. }, _)) = self.all.get_mut(&token) else { return Ok(()) };
         let before = std::mem::replace(behind, !link.flush()?);
         let interest = if *behind { Interest::BOTH } else { Interest::READ };
         match before == *behind {
@@ -285,24 +256,22 @@ impl Conns {
 
     /// A listener is left alone until then.
     pub fn pause(&mut self, token: u64, until: Instant) {
-        if let Some(mut conn) = self.remove(token) {
-            conn.set_pause(Some(until));
-            self.put(token, conn);
+        if let Some(conn) = self.remove(token) {
+            self.put(token, conn, Some(until));
         }
     }
 
     /// A listener's pause is over.
     pub fn resume(&mut self, token: u64) -> Result<(), HostError> {
-        let Some(mut conn) = self.remove(token) else { return Ok(()) };
-        conn.set_pause(None);
+        let Some(conn) = self.remove(token) else { return Ok(()) };
         let added = self.epoll.add(conn.fd(), token, Interest::READ);
-        self.put(token, conn);
+        self.put(token, conn, None);
         added
     }
 
     /// Ends every one for every process that holds it: forked children too.
     pub fn cut_all(&mut self) {
-        self.all.drain().for_each(|(_, conn)| conn.cut());
+        self.all.drain().for_each(|(_, (conn, _))| conn.cut());
         (self.due, self.of, self.local) = Default::default();
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Control;
 use super::conns::{Conn, hung_up, unreachable};
+use crate::peers::Target;
 use kvik_core::{Code, Error, Result};
 use kvik_host::{Io, identity};
 use kvik_proto::{Greeting, Join, JoinKind, joined, read_joined, refusal};
@@ -36,12 +37,26 @@ impl Control {
         let mut output = Vec::new();
         let mut result = shake.receive(input, &mut output);
         *heard = true;
-        // Whoever was dialled is where the ticket says.
-        if let (Ok(Some(Greeting::Control(claim))), None) = (&result, &dialled)
-            && let Err(error) = self.inner.conns.check_claim(claim.peer.engine, &self.inner.peers, conn)
+        let named = dialled.and_then(|(target, _)| target.peer());
+        let claimed = match &result {
+            Ok(Some(Greeting::Control(claim))) => Some(claim.peer),
+            Ok(None) => shake.answered(),
+            _ => None,
+        };
+        // Who was dialled by name is where its ticket says; whoever else it is has only said so.
+        if let (None, Some(peer)) = (named, claimed)
+            && let Err(error) = self.inner.conns.check_claim(peer.engine, &self.inner.peers, conn)
         {
             output = refusal(&error);
             result = Err(error);
+        }
+        // One that was dialled by its address may be a peer: its session does, and it is not greeted to the end.
+        if let (Ok(None), Some((target @ Target::Address(_), _)), Some(peer)) = (&result, *dialled, claimed)
+            && self.inner.base.node(|node, _| node.session_with(&peer)).is_some()
+        {
+            self.leave(token);
+            self.inner.peers.met(&target, &peer);
+            return Ok(());
         }
         let sent = send_all(conn, &output);
         let Some(greeting) = result? else { return sent };
@@ -54,6 +69,18 @@ impl Control {
             Greeting::Join(join) => self.join(&join, conn),
         }
         Ok(())
+    }
+
+    /// Ends a handshake that is not needed.
+    fn leave(&mut self, token: u64) {
+        let Some(Conn::Shaking { mut conn, .. }) = self.conns.remove(token) else { return };
+        let why =
+            Error::new(Code::Cancelled, "the two engines are connected already; that connection is used");
+        // It is ended whether the other side hears why or not.
+        let _ = send_all(&mut conn, &refusal(&why));
+        if let Err(error) = conn.cut() {
+            log::debug!("a connection could not be cut: {error}");
+        }
     }
 
     /// A connection asks to be a data channel of a session.

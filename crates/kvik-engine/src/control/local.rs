@@ -11,7 +11,7 @@ use kvik_host::unix::UnixConn;
 use kvik_proto::{Greeting, Handshake, Join, JoinKind, joined, read_joined, refusal};
 use kvik_transport::from_host;
 use kvik_transport::local::LOCAL_LINK;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the control thread waits for room in the queue of the peer's listener.
 const CONNECT: Duration = Duration::from_millis(100);
@@ -38,8 +38,7 @@ impl Control {
         });
         match joined {
             Ok(conn) => {
-                let until = Instant::now() + LOCAL_LINK;
-                self.watch(Conn::LocalJoining { conn, session, until }, Interest::READ);
+                self.watch(Conn::LocalJoining { conn, session }, Interest::READ, Some(LOCAL_LINK));
             }
             Err(error) => self.no_local_link(session, &error),
         }
@@ -56,7 +55,7 @@ impl Control {
     }
 
     pub(super) fn local_join(&mut self, token: u64) -> Result<()> {
-        let Some(Conn::LocalStranger { conn, .. }) = self.conns.get(token) else { return Ok(()) };
+        let Some(Conn::LocalStranger(conn)) = self.conns.get(token) else { return Ok(()) };
         let Some(mut message) = local_message(conn)? else { return Ok(()) };
         let mut shake = Handshake::listen(self.inner.base.local(), nonce()?);
         let Some(Greeting::Join(join)) = shake.receive(&mut message, &mut Vec::new())? else {
@@ -69,7 +68,7 @@ impl Control {
         let answer = admitted.as_ref().map_or_else(refusal, |()| joined());
         conn.send_with_fds(&answer, &[]).map_err(|error| from_host(Code::PeerLost, error))?;
         admitted?;
-        if let Some(Conn::LocalStranger { conn, .. }) = self.conns.remove(token) {
+        if let Some(Conn::LocalStranger(conn)) = self.conns.remove(token) {
             self.local_up(conn, join.session);
         }
         Ok(())
@@ -87,7 +86,7 @@ impl Control {
             self.inner.base.transports.local().and_then(|local| local.join(session, conn, &facts, nonce));
         let Some(link) = joined else { return };
         log::debug!(session = session; "local link is up");
-        self.watch(Conn::Local { session, link, behind: false }, Interest::READ);
+        self.watch(Conn::Local { session, link, behind: false }, Interest::READ, None);
         self.execute(ControlCommand::FlushLocal);
         self.inner.transfers.launch_waiting(session);
     }

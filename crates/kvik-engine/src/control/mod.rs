@@ -23,6 +23,7 @@ mod session;
 
 use crate::commands::ControlCommand;
 use crate::inner::Inner;
+use crate::peers::Target;
 use conns::{Conn, Conns, WAKER};
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
@@ -52,10 +53,8 @@ impl Control {
     ) -> Result<Control> {
         let securing = Securing::start(&inner.base, options)?;
         let mut conns = Conns::new(inner.base.commands.waker())?;
-        let listeners = listeners.into_iter().map(|listener| Conn::Listener { listener, paused_until: None });
-        let unix = unix.map(|listener| Conn::Unix { listener, paused_until: None });
-        for conn in listeners.chain(unix) {
-            let (_, added) = conns.add(conn, Interest::READ);
+        for conn in listeners.into_iter().map(Conn::Listener).chain(unix.map(Conn::Unix)) {
+            let (_, added) = conns.add(conn, Interest::READ, None);
             added.map_err(|error| from_host(Code::InvalidArgument, error))?;
         }
         Ok(Control { inner, conns, buffer: vec![0; 64 << 10], securing })
@@ -95,6 +94,7 @@ impl Control {
     fn execute(&mut self, command: ControlCommand) {
         match command {
             ControlCommand::Dial(owner, ticket) => self.dial(owner, &ticket),
+            ControlCommand::Meet(address) => self.dial_next(Target::Address(address), None),
             ControlCommand::OpenChannels(session) => self.dial_channels(session),
             ControlCommand::WantWrite(session) => self.conns.set_interest(session, Interest::BOTH),
             ControlCommand::Broken(session, error) => self.end_session(session, error),
@@ -144,7 +144,7 @@ impl Control {
     /// A connection's time is over.
     fn late(&mut self, token: u64) {
         let text = match self.conns.get(token) {
-            Some(Conn::Listener { .. } | Conn::Unix { .. }) => {
+            Some(Conn::Listener(_) | Conn::Unix(_)) => {
                 if let Err(error) = self.conns.resume(token) {
                     self.fail(token, from_host(Code::PeerLost, error));
                 }

@@ -1,11 +1,11 @@
 //! Peers and data channels that are dialled.
 
 use super::Control;
-use super::conns::{Conn, MAX_STRANGERS, Why};
+use super::conns::{Conn, MAX_STRANGERS};
 use super::greet::{nonce, send_all};
 use super::secure::MAX_UNDER_TLS;
 use crate::commands::{Fresh, Purpose, Secured};
-use crate::peers::{ATTEMPT, Dial};
+use crate::peers::{ATTEMPT, Dial, Target};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_host::event::Interest;
 use kvik_host::socket::{TcpConn, TcpOptions};
@@ -27,31 +27,38 @@ impl Control {
             Err(error) => return self.inner.transfers.fail_waiting(&owner, &error),
         };
         if self.inner.peers.dial(owner, dial) {
-            self.dial_next(owner, None);
+            self.dial_next(Target::Peer(owner), None);
         }
     }
 
     /// Dials the peers whose turn it is to be dialled again.
     pub(super) fn dial_again(&mut self) {
         while let Some(peer) = self.inner.peers.dial_again() {
-            self.dial_next(peer, None);
+            self.dial_next(Target::Peer(peer), None);
         }
     }
 
-    /// Tries the next address of a peer; the one before failed.
-    pub(super) fn dial_next(&mut self, owner: Identity, mut failed: Option<(SocketAddr, Error)>) {
-        while let Some(next) = self.inner.peers.next_address(owner, failed.take()) {
+    /// Tries the next address of a dial; the one before failed.
+    pub(super) fn dial_next(&mut self, target: Target, mut failed: Option<(SocketAddr, Error)>) {
+        while let Some(next) = self.inner.peers.next_address(target, failed.take()) {
             let to = match next {
                 Ok(to) => to,
-                Err(error) => return self.inner.transfers.fail_waiting(&owner, &error),
+                Err(error) => return self.not_reached(target, &error),
             };
             match TcpConn::start_connect(to, &TcpOptions::default()) {
                 Ok(conn) => {
-                    let (until, why) = (Instant::now() + ATTEMPT, Why::Session(owner));
-                    return self.watch(Conn::Dialing { conn, to, why, until }, Interest::WRITE);
+                    let purpose = Purpose::Session(target, to);
+                    return self.watch(Conn::Dialing { conn, to, purpose }, Interest::WRITE, Some(ATTEMPT));
                 }
                 Err(error) => failed = Some((to, Error::new(Code::PeerUnreachable, error.to_string()))),
             }
+        }
+    }
+
+    /// Transfers that waited for whom was dialled have waited in vain. Who waited to meet somebody was told.
+    pub(super) fn not_reached(&self, target: Target, error: &Error) {
+        if let Some(owner) = target.peer() {
+            self.inner.transfers.fail_waiting(&owner, error);
         }
     }
 
@@ -60,8 +67,8 @@ impl Control {
         for index in 0..self.inner.base.setup.config.channels {
             match TcpConn::start_connect(to, &TcpOptions::default()) {
                 Ok(conn) => {
-                    let (until, why) = (Instant::now() + ATTEMPT, Why::Channel { session, index });
-                    self.watch(Conn::Dialing { conn, to, why, until }, Interest::WRITE);
+                    let purpose = Purpose::Channel { session, index };
+                    self.watch(Conn::Dialing { conn, to, purpose }, Interest::WRITE, Some(ATTEMPT));
                 }
                 Err(error) => {
                     let text = format!("a data channel could not be opened: {error}");
@@ -78,11 +85,8 @@ impl Control {
         conn.connected(*to).map_err(|error| Error::new(Code::PeerUnreachable, error.to_string()))?;
         let tls = self.inner.base.setup.tls.clone();
         let link = tls.map(|tls| TlsLink::client(&tls, *to)).transpose()?;
-        let Some(Conn::Dialing { conn, to, why, until }) = self.conns.remove(token) else { return Ok(()) };
-        let purpose = match why {
-            Why::Session(owner) => Purpose::Session(owner, to),
-            Why::Channel { session, index } => Purpose::Channel { session, index },
-        };
+        let Some(until) = self.conns.until(token) else { return Ok(()) };
+        let Some(Conn::Dialing { conn, purpose, .. }) = self.conns.remove(token) else { return Ok(()) };
         match (link, &self.securing) {
             (Some(link), Some(securing)) => {
                 securing.take(Fresh { conn: Stream::tls(conn, link), purpose, until });
@@ -111,13 +115,13 @@ impl Control {
                 let most = if self.securing.is_some() { MAX_UNDER_TLS } else { MAX_STRANGERS };
                 self.make_room(most, |conn| matches!(conn, Conn::Shaking { dialled: None, .. }));
                 let shake = Box::new(Handshake::listen(self.inner.base.local(), nonce));
-                (Conn::Shaking { conn, shake, input, heard, dialled: None, until }, Ok(()))
+                (Conn::Shaking { conn, shake, input, heard, dialled: None }, Ok(()))
             }
-            Purpose::Session(owner, to) => {
-                let (shake, hello) = Handshake::open(self.inner.base.local(), nonce, Some(owner));
+            Purpose::Session(target, to) => {
+                let (shake, hello) = Handshake::open(self.inner.base.local(), nonce, target.peer());
                 let sent = send_all(&mut conn, &hello);
-                let (shake, dialled) = (Box::new(shake), Some((owner, to)));
-                (Conn::Shaking { conn, shake, input, heard, dialled, until }, sent)
+                let (shake, dialled) = (Box::new(shake), Some((target, to)));
+                (Conn::Shaking { conn, shake, input, heard, dialled }, sent)
             }
             Purpose::Channel { session, index } => {
                 let key =
@@ -127,18 +131,18 @@ impl Control {
                 // It is asked for this very TLS connection.
                 let join = conn.binding().map_or(join.clone(), |binding| join.bound(&key, binding));
                 let sent = send_all(&mut conn, &join.encode());
-                (Conn::Joining { conn, session, input, until }, sent)
+                (Conn::Joining { conn, session, input }, sent)
             }
         };
-        self.watch_sent(conn, sent);
+        self.watch_sent(conn, until, sent);
         Ok(())
     }
 
     /// Waits for the answer to a greeting, if it was sent.
-    fn watch_sent(&mut self, conn: Conn, sent: Result<()>) {
+    fn watch_sent(&mut self, conn: Conn, until: Instant, sent: Result<()>) {
         // What came behind TLS's own handshake wakes nobody any more.
         let waits = matches!(&conn, Conn::Shaking { conn, .. } if conn.has_input());
-        let (token, added) = self.conns.add(conn, Interest::READ);
+        let (token, added) = self.conns.add(conn, Interest::READ, Some(until));
         if let Err(error) = sent.and(added.map_err(|error| from_host(Code::PeerUnreachable, error))) {
             self.fail(token, error);
         } else if waits {

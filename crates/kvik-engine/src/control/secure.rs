@@ -10,7 +10,7 @@
 use super::conns::{MAX_STRANGERS, hung_up, unreachable};
 use crate::base::Base;
 use crate::commands::{ControlCommand, Fresh, Secured};
-use crate::sync::lock;
+use crate::sync::{lock, signal};
 use kvik_core::{Code, Error, Result};
 use kvik_host::Io;
 use kvik_host::event::{Epoll, EventFd, Events, Interest};
@@ -45,9 +45,7 @@ struct Inbox {
 
 impl Inbox {
     fn wake(&self) {
-        if let Err(error) = self.waker.signal() {
-            log::error!("the thread for TLS cannot be woken: {error}");
-        }
+        signal(&self.waker, "the thread for TLS");
     }
 }
 

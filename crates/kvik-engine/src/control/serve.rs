@@ -1,15 +1,18 @@
 //! How each kind of connection is served, and leaves.
 
 use super::Control;
-use super::conns::{Conn, Why};
+use super::conns::Conn;
 use crate::commands::Purpose;
 use kvik_core::{Code, Error};
 use kvik_host::event::Interest;
 use kvik_transport::from_host;
+use std::time::{Duration, Instant};
 
 impl Control {
-    pub(super) fn watch(&mut self, conn: Conn, interest: Interest) {
-        let (token, added) = self.conns.add(conn, interest);
+    /// Waits for events of a connection, with which something must happen within a time.
+    pub(super) fn watch(&mut self, conn: Conn, interest: Interest, within: Option<Duration>) {
+        let until = within.map(|within| Instant::now() + within);
+        let (token, added) = self.conns.add(conn, interest, until);
         if let Err(error) = added {
             self.fail(token, from_host(Code::PeerLost, error));
         }
@@ -17,11 +20,11 @@ impl Control {
 
     pub(super) fn serve(&mut self, token: u64, readable: bool, writable: bool) {
         let result = match self.conns.get(token) {
-            Some(Conn::Listener { .. }) => {
+            Some(Conn::Listener(_)) => {
                 self.accept(token);
                 Ok(())
             }
-            Some(Conn::Unix { .. }) => {
+            Some(Conn::Unix(_)) => {
                 self.accept_local(token);
                 Ok(())
             }
@@ -38,7 +41,7 @@ impl Control {
                 if readable { self.read_control(session, &conn) } else { Ok(()) }
             }
             Some(Conn::LocalJoining { .. }) => self.local_answer(token),
-            Some(Conn::LocalStranger { .. }) => self.local_join(token),
+            Some(Conn::LocalStranger(_)) => self.local_join(token),
             Some(Conn::Local { link, .. }) => {
                 let link = link.clone();
                 if writable {
@@ -58,15 +61,10 @@ impl Control {
         let Some(conn) = self.conns.remove(token) else { return };
         conn.cut();
         match conn {
-            Conn::Dialing { why: Why::Session(owner), to, .. } => {
-                self.not_greeted(Purpose::Session(owner, to), error);
-            }
-            Conn::Dialing { why: Why::Channel { session, index }, .. } => {
-                self.not_greeted(Purpose::Channel { session, index }, error);
-            }
+            Conn::Dialing { purpose, .. } => self.not_greeted(purpose, error),
             Conn::Joining { session, .. } => self.not_joined(session, &error),
-            Conn::Shaking { dialled: Some((owner, to)), .. } => {
-                self.not_greeted(Purpose::Session(owner, to), error);
+            Conn::Shaking { dialled: Some((target, to)), .. } => {
+                self.not_greeted(Purpose::Session(target, to), error);
             }
             Conn::Shaking { dialled: None, .. } => self.not_greeted(Purpose::Stranger, error),
             Conn::Control { session, .. } => {
@@ -75,11 +73,11 @@ impl Control {
             Conn::LocalJoining { session, .. } | Conn::Local { session, .. } => {
                 self.no_local_link(session, &error)
             }
-            Conn::LocalStranger { .. } => {
+            Conn::LocalStranger(_) => {
                 self.inner.base.observers.metrics.handshake_refused(error.code);
                 log::info!("a local connection was refused: {error}");
             }
-            Conn::Listener { .. } | Conn::Unix { .. } => {
+            Conn::Listener(_) | Conn::Unix(_) => {
                 log::error!("an engine does not listen any more: {error}")
             }
         }
@@ -92,7 +90,7 @@ impl Control {
                 self.inner.base.observers.metrics.handshake_refused(error.code);
                 log::info!("a connection was refused: {error}");
             }
-            Purpose::Session(owner, to) => self.dial_next(owner, Some((to, error))),
+            Purpose::Session(target, to) => self.dial_next(target, Some((to, error))),
             Purpose::Channel { session, .. } => self.not_joined(session, &error),
         }
     }

@@ -4,10 +4,11 @@ use super::Control;
 use super::conns::Conn;
 use crate::base::Base;
 use crate::output::{ControlConn, closed_by_peer};
+use crate::peers::Target;
 use kvik_core::{Error, Result};
 use kvik_host::Io;
 use kvik_host::event::Interest;
-use kvik_proto::{Established, Identity};
+use kvik_proto::Established;
 use kvik_transport::tcp::Stream;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,9 +17,9 @@ impl Control {
     /// A handshake has ended well.
     pub(super) fn start_session(
         &mut self,
-        established: Established,
+        mut established: Established,
         conn: Stream,
-        dialled: Option<(Identity, SocketAddr)>,
+        dialled: Option<(Target, SocketAddr)>,
         early: &[u8],
     ) {
         let (session, opener) = (established.session, established.opener);
@@ -29,24 +30,25 @@ impl Control {
             Err(error) => {
                 log::warn!("a session was refused: {error}");
                 observers.metrics.handshake_refused(error.code);
-                if let Some((owner, at)) = dialled {
-                    let error = self.inner.peers.not_taken_in(owner, at, error);
-                    self.inner.transfers.fail_waiting(&owner, &error);
+                if let Some((target, at)) = dialled {
+                    let error = self.inner.peers.not_taken_in(target, at, error);
+                    self.not_reached(target, &error);
                 }
                 return;
             }
         };
         transports.all().iter().for_each(|one| one.add_session(session, &facts));
+        let rma = transports.rma().filter(|rma| rma.reaches(session));
+        established.one_sided = rma.is_some();
         log::info!(engine:% = setup.id(), peer:% = peer.engine; "session {session} begun with {:?}", facts.name);
         let conn = Arc::new(ControlConn::new(conn));
         self.inner.conns.add(session, conn.clone());
-        let at = self.inner.peers.begin(session, peer, dialled, lease);
+        let found = self.inner.peers.begin(session, peer, dialled, lease);
         observers.metrics.session_begun(peer.engine, &facts.name);
         self.inner.base.node(|node, now| {
             let begin = || node.add_session(established, now);
-            self.inner.peers.begun(session, peer, &facts.name, at, begin);
-            if let Some(rma) = transports.rma().filter(|rma| rma.reaches(session)) {
-                node.session(session).add_one_sided();
+            self.inner.peers.begun(session, peer, &facts.name, found, begin);
+            if let Some(rma) = rma {
                 // What the greeting said may be old by now.
                 node.session(session).tell_nics(rma.nics());
             }
@@ -54,7 +56,7 @@ impl Control {
                 node.session(session).receive(early, now);
             }
         });
-        self.watch(Conn::Control { session, conn }, Interest::READ);
+        self.watch(Conn::Control { session, conn }, Interest::READ, None);
         // Data channels are opened by the first transfer that goes over them.
         let local = self.inner.base.transports.local();
         if opener && local.is_some_and(|local| local.is_opening(session)) {

@@ -1,7 +1,7 @@
 //! The queues.
 
 use super::event::{Event, Who};
-use crate::sync::lock;
+use crate::sync::{lock, signal};
 use kvik_core::{Code, Result};
 use kvik_host::event::EventFd;
 use kvik_proto::Notification;
@@ -52,10 +52,8 @@ struct Queue {
 
 impl Queue {
     fn wake(&mut self) {
-        if !std::mem::replace(&mut self.signalled, true)
-            && let Err(error) = self.waker.signal()
-        {
-            log::error!("a user of events cannot be woken: {error}");
+        if !std::mem::replace(&mut self.signalled, true) {
+            signal(&self.waker, "a user of events");
         }
     }
 
@@ -261,7 +259,7 @@ mod tests {
                     let who = Who { engine, incarnation, name: String::new() };
                     let peer = Identity { engine, incarnation };
                     let payload = Arc::from(&b"x"[..]);
-                    events.notified(who, Notification { session: 1, peer, number, payload });
+                    events.notified(who, Notification { session: 1, peer, topic: 0, number, payload });
                     if turn.recv().is_err() {
                         return;
                     }

@@ -77,7 +77,7 @@ impl Events {
     fn note_taken(&self, taken: Vec<(u64, u64)>) {
         if !taken.is_empty() {
             self.inner.base.node(|node, _| {
-                taken.iter().for_each(|(session, number)| node.session(*session).note_taken(*number))
+                taken.iter().for_each(|(session, number)| node.session(*session).note_taken(0, *number))
             });
         }
     }

@@ -2,8 +2,8 @@
 
 use super::peers::GONE;
 use super::table::*;
-use super::tables::{BOUNDS, Metrics, Moved, Role, Row, Tables, Times, op_name};
-use super::text::Text;
+use super::tables::{BOUNDS, Counts, Row, Tables, Times};
+use super::text::{Text, labels};
 use crate::base::Base;
 use crate::engine::Engine;
 use crate::inner::Inner;
@@ -11,10 +11,8 @@ use crate::observers::Observers;
 use crate::peers::{PeerState, Peers};
 use crate::transports::Transports;
 use kvik_core::EngineId;
-use kvik_proto::{Op, Reclaim, ReclaimCounts};
-use kvik_transport::TransportId;
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Display;
+use kvik_proto::{Reclaim, ReclaimCounts};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -35,9 +33,8 @@ pub(crate) fn metrics_text(inner: &Inner) -> String {
     let Base { setup, budget, observers, transports, .. } = &*inner.base;
     let (engine, metrics, config) = (&setup.id(), &observers.metrics, &setup.config);
     let ((regions, registered), held) = (inner.regions.held(), Held::of(&inner.base));
-    text.family(&INFO);
     let version = env!("CARGO_PKG_VERSION");
-    text.sample(&INFO, &[engine, &config.name, &version, &config.transport.name()], 1);
+    text.rows(&INFO, [(labels([engine, &config.name, &version, &config.transport.name()]), 1)]);
     text.single(&START, seconds(metrics.start));
     metrics.tables(|tables| tables.transfers_text(&mut text, engine, &config.name));
     text.single(&OPEN, inner.transfers.count());
@@ -46,12 +43,16 @@ pub(crate) fn metrics_text(inner: &Inner) -> String {
     grants_text(observers, &mut text, &held);
     nics_text(transports, &mut text);
     sessions_text(&inner.peers, observers, &mut text, &held);
+    text.single(&NOTES_DROPPED, observers.inboxes.dropped());
     text.single(&LATE_BEATS, held.late_beats);
     text.single(&MEMORY_HELD, budget.used());
     text.single(&MEMORY_CAP, config.memory_cap);
     text.single(&REGISTERED, registered);
     text.single(&REGIONS, regions);
-    metrics.threads_text(&mut text);
+    text.rows(
+        &CPU,
+        metrics.threads.read().into_iter().map(|(thread, time)| (labels([&thread]), seconds(time))),
+    );
     text.single(&TRACE_DROPPED, observers.program().map_or(0, |program| program.transfers_dropped()));
     text.into_string()
 }
@@ -83,176 +84,98 @@ impl Held {
 fn grants_text(observers: &Observers, text: &mut Text, held: &Held) {
     text.single(&GRANTS_GIVEN, observers.counters.grants_given.load(Ordering::Relaxed));
     text.single(&GRANTS_LIVE, held.grants);
-    let ended = observers.metrics.tables(|tables| tables.grants_ended.clone());
-    counts(text, &GRANTS_ENDED, ended.iter().map(|(state, count)| (state.name(), *count)));
+    observers.metrics.tables(|tables| counts(text, &GRANTS_ENDED, &tables.grants_ended));
     text.single(&QUARANTINED, held.quarantined);
-    text.family(&RECLAIMS);
-    for (of, counts) in [("grant", held.reclaims.grants), ("transfer", held.reclaims.transfers)] {
-        for (reclaim, count) in Reclaim::ALL.iter().zip(counts) {
-            text.sample(&RECLAIMS, &[&of, &reclaim.name()], count);
-        }
-    }
+    let reclaims = [("grant", held.reclaims.grants), ("transfer", held.reclaims.transfers)];
+    let reclaims = reclaims.into_iter().flat_map(|(of, counts)| {
+        let methods = Reclaim::ALL.iter().zip(counts);
+        methods.map(move |(reclaim, count)| (labels([&of, &reclaim.name()]), count))
+    });
+    text.rows(&RECLAIMS, reclaims);
 }
 
 fn nics_text(transports: &Transports, text: &mut Text) {
     let nics: Vec<_> = transports.all().iter().flat_map(|one| one.devices()).collect();
-    text.family(&NIC_BYTES);
-    for nic in &nics {
-        text.sample(&NIC_BYTES, &[&nic.name(), &"in"], nic.read());
-        text.sample(&NIC_BYTES, &[&nic.name(), &"out"], nic.written());
-    }
-    text.family(&NIC_FAILED);
-    nics.iter().for_each(|nic| text.sample(&NIC_FAILED, &[&nic.name()], nic.failed()));
-    text.family(&NIC_CONNECTIONS);
-    nics.iter().for_each(|nic| text.sample(&NIC_CONNECTIONS, &[&nic.name()], nic.connections()));
-    text.family(&NIC_CONNECTIONS_OPEN);
-    nics.iter().for_each(|nic| text.sample(&NIC_CONNECTIONS_OPEN, &[&nic.name()], nic.open_connections()));
-    text.family(&NIC_UP);
-    nics.iter().for_each(|nic| text.sample(&NIC_UP, &[&nic.name()], u8::from(nic.is_up())));
+    let moved = nics.iter().flat_map(|nic| {
+        [(labels([&nic.name(), &"in"]), nic.read()), (labels([&nic.name(), &"out"]), nic.written())]
+    });
+    text.rows(&NIC_BYTES, moved);
+    text.rows(&NIC_FAILED, nics.iter().map(|nic| (labels([&nic.name()]), nic.failed())));
+    text.rows(&NIC_CONNECTIONS, nics.iter().map(|nic| (labels([&nic.name()]), nic.connections())));
+    text.rows(&NIC_CONNECTIONS_OPEN, nics.iter().map(|nic| (labels([&nic.name()]), nic.open_connections())));
+    text.rows(&NIC_UP, nics.iter().map(|nic| (labels([&nic.name()]), u8::from(nic.is_up()))));
 }
 
 fn sessions_text(peers: &Peers, observers: &Observers, text: &mut Text, held: &Held) {
-    text.family(&IN_FLIGHT);
-    for (peer, bytes) in &held.in_flight {
-        let (id, name) = observers.metrics.tables(|tables| tables.peer(peer));
-        text.sample(&IN_FLIGHT, &[&id, &name], bytes);
-    }
+    let metrics = &observers.metrics;
+    let in_flight = held.in_flight.iter().map(|(peer, bytes)| (metrics.tables(|all| all.peer(peer)), bytes));
+    text.rows(&IN_FLIGHT, in_flight);
     text.single(&SESSIONS, peers.sessions());
     text.single(&SESSIONS_OPENED, observers.counters.sessions_opened.load(Ordering::Relaxed));
-    let (ended, again) =
-        observers.metrics.tables(|tables| (tables.sessions_ended.clone(), tables.reconnects));
-    counts(text, &SESSIONS_ENDED, ended.iter().map(|(code, count)| (code.name(), *count)));
+    metrics.tables(|tables| counts(text, &SESSIONS_ENDED, &tables.sessions_ended));
     let peers = peers.list();
-    text.family(&PEERS);
-    for state in PeerState::ALL {
-        text.sample(&PEERS, &[&state.name()], peers.iter().filter(|peer| peer.state == state).count());
-    }
-    text.single(&RECONNECTS, again);
-}
-
-impl Metrics {
-    fn threads_text(&self, text: &mut Text) {
-        text.family(&CPU);
-        for (thread, time) in self.threads.read() {
-            text.sample(&CPU, &[&thread], seconds(time));
-        }
-    }
+    let how_many = |state| peers.iter().filter(|peer| peer.state == state).count();
+    text.rows(&PEERS, PeerState::ALL.map(|state| (labels([&state.name()]), how_many(state))));
+    text.single(&RECONNECTS, metrics.tables(|tables| tables.reconnects));
 }
 
 impl Tables {
     fn transfers_text(&self, text: &mut Text, own: &EngineId, own_name: &str) {
-        let mut rows: Vec<(&Row, &Moved)> = self.transfers.iter().collect();
-        rows.sort_by_key(|(row, _)| {
-            (
-                row.role,
-                op_name(row.op),
-                row.class,
-                row.peer,
-                transport(row),
-                row.outcome.map(|code| code as u16),
-            )
-        });
-        let peer = |row: &Row| match row.peer == *own {
-            true => (row.peer.to_string(), own_name.to_owned()),
-            false => self.peer(&row.peer),
+        let all = |row: &Row, what: &'static str| {
+            let [id, name] = match row.peer == *own {
+                true => labels([own, &own_name]),
+                false => self.peer(&row.peer),
+            };
+            labels([&row.role, &what, &row.class, &id, &name, &row.transport, &row.outcome])
         };
-        text.family(&TRANSFERS);
-        for (row, moved) in &rows {
-            let (id, name) = peer(row);
-            let labels: [&dyn Display; 7] =
-                [&row.role(), &op_name(row.op), &row.class, &id, &name, &transport(row), &row.outcome()];
-            text.sample(&TRANSFERS, &labels, moved.transfers);
-        }
-        text.family(&BYTES);
-        for (row, moved) in rows {
-            let Some(direction) = row.direction() else { continue };
-            let (id, name) = peer(row);
-            let labels: [&dyn Display; 7] =
-                [&row.role(), &direction, &row.class, &id, &name, &transport(row), &row.outcome()];
-            text.sample(&BYTES, &labels, moved.bytes);
-        }
+        let ended = self.transfers.iter().map(|(row, moved)| (all(row, row.op), moved.transfers));
+        text.rows(&TRANSFERS, ended);
+        let moved = self.transfers.iter();
+        text.rows(&BYTES, moved.filter_map(|(row, moved)| Some((all(row, row.direction?), moved.bytes))));
     }
 
     fn times_text(&self, text: &mut Text) {
+        let kinds = || {
+            let all = self.times.iter();
+            all.map(|((op, class, transport), times)| (labels([op, class, transport]), times))
+        };
         text.family(&SECONDS);
-        for ((op, class, transport), times) in &self.times {
+        for (kind, times) in kinds() {
             let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
             let counts = bounds.zip(times.buckets.iter().copied());
-            text.histogram(&SECONDS, &[op, class, transport], counts, seconds(times.total));
+            text.histogram(&SECONDS, &kind, counts, seconds(times.total));
         }
-        text.family(&PHASES);
-        for ((op, class, transport), times) in &self.times {
-            let Times { plan, post, wire, verify, .. } = times;
-            for (phase, time) in [("plan", plan), ("post", post), ("wire", wire), ("verify", verify)] {
-                text.sample(&PHASES, &[op, class, transport, &phase], seconds(*time));
-            }
-        }
-        text.family(&EXTENTS);
-        for ((op, class, transport), times) in &self.times {
-            text.sample(&EXTENTS, &[op, class, transport], times.extents);
-        }
-        text.family(&PAGES);
-        for ((op, class, transport), times) in &self.times {
-            text.sample(&PAGES, &[op, class, transport], times.pages);
-        }
+        let phases = kinds().flat_map(|([op, class, transport], times)| {
+            let Times { plan, post, wire, verify, .. } = *times;
+            let phases = [("plan", plan), ("post", post), ("wire", wire), ("verify", verify)];
+            phases.map(|(phase, time)| (labels([&op, &class, &transport, &phase]), seconds(time)))
+        });
+        text.rows(&PHASES, phases);
+        text.rows(&EXTENTS, kinds().map(|(kind, times)| (kind, times.extents)));
+        text.rows(&PAGES, kinds().map(|(kind, times)| (kind, times.pages)));
     }
 
     fn refusals_text(&self, text: &mut Text) {
-        text.family(&REFUSALS);
-        let mut refusals: Vec<_> = self.refusals.iter().collect();
-        refusals.sort_by_key(|((peer, code), _)| (*peer, *code as u16));
-        for ((peer, code), count) in refusals {
-            let (id, name) = self.peer(peer);
-            text.sample(&REFUSALS, &[&id, &name, code], count);
-        }
-        let handshakes: HashMap<_, _> = self.handshakes.clone();
-        counts(text, &HANDSHAKES, handshakes.iter().map(|(code, count)| (code.name(), *count)));
+        let refusals = self.refusals.iter().map(|((peer, code), count)| {
+            let [id, name] = self.peer(peer);
+            (labels([&id, &name, code]), count)
+        });
+        text.rows(&REFUSALS, refusals);
+        counts(text, &HANDSHAKES, &self.handshakes);
     }
 
     /// The values of the labels `peer` and `peer_name`.
-    fn peer(&self, peer: &EngineId) -> (String, String) {
+    fn peer(&self, peer: &EngineId) -> [String; 2] {
         match *peer == GONE {
-            true => ("gone".to_owned(), String::new()),
-            false => (peer.to_string(), self.peers.name(peer).to_owned()),
+            true => labels([&"gone", &""]),
+            false => labels([peer, &self.peers.name(peer)]),
         }
     }
 }
 
-impl Row {
-    fn role(&self) -> &'static str {
-        match self.role {
-            Role::Initiator => "initiator",
-            Role::Owner => "owner",
-        }
-    }
-
-    fn outcome(&self) -> &'static str {
-        self.outcome.map_or("ok", kvik_core::Code::name)
-    }
-
-    /// Where the bytes went, as seen from this engine; none for what moves nothing.
-    fn direction(&self) -> Option<&'static str> {
-        match (self.role, self.op) {
-            (Role::Initiator, Op::Read) | (Role::Owner, Op::Write) => Some("in"),
-            (Role::Initiator, Op::Write) | (Role::Owner, Op::Read) => Some("out"),
-            (_, Op::Confirm | Op::Extend) => None,
-        }
-    }
-}
-
-/// A transfer that ended before it had one has none.
-fn transport(row: &Row) -> &'static str {
-    row.transport.map_or("none", TransportId::name)
-}
-
-/// A family with one label, in the order of its values.
-fn counts(text: &mut Text, metric: &Metric, counts: impl Iterator<Item = (&'static str, u64)>) {
-    text.family(metric);
-    let mut counts: Vec<_> = counts.collect();
-    counts.sort_unstable();
-    for (value, count) in counts {
-        text.sample(metric, &[&value], count);
-    }
+/// A family with one label.
+fn counts(text: &mut Text, metric: &Metric, counts: &Counts) {
+    text.rows(metric, counts.iter().map(|(value, count)| (labels([value]), count)));
 }
 
 fn seconds(time: Duration) -> f64 {

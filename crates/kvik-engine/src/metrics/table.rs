@@ -102,6 +102,8 @@ metrics! {
         "Peers by state: connecting (being reached for the first time), up, suspect (silent for more than half of the time until it is taken for dead), draining (closing in order), dead (the last 256 that were lost).";
     RECONNECTS Counter "kvik_reconnects_total" []
         "Sessions that began with a peer that had one before.";
+    NOTES_DROPPED Counter "kvik_notifications_dropped_total" []
+        "Notifications of a topic that nobody in this process consumes: acknowledged to their senders, and dropped. Topics are for libraries on top of the engine; those that a program sends and hears with its events are never dropped for that.";
     LATE_BEATS Counter "kvik_heartbeats_late_total" []
         "Heartbeats that this engine sent more than half an interval after they were due: its machine was too busy.";
     MEMORY_HELD Gauge "kvik_memory_held_bytes" []

@@ -8,8 +8,7 @@ use kvik_core::{Class, Code, EngineId, GrantState, Result};
 use kvik_host::cpu::ThreadTimes;
 use kvik_proto::{Op, Served};
 use kvik_transport::TransportId;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::Hash;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,23 +20,40 @@ pub(super) const BOUNDS: [f64; 18] = [
     10.0, 30.0,
 ];
 
-/// Which side of a transfer this engine was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Role {
-    Initiator,
-    Owner,
-}
-
-/// A row of transfers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// A row of transfers, by the values of its labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Row {
-    pub role: Role,
-    pub op: Op,
+    /// Which side of the transfer this engine was.
+    pub role: &'static str,
+    pub op: &'static str,
     pub class: Class,
     pub peer: EngineId,
-    /// None: it ended before it was known.
-    pub transport: Option<TransportId>,
-    pub outcome: Option<Code>,
+    /// `none` for one that ended before it was known.
+    pub transport: &'static str,
+    pub outcome: &'static str,
+    /// Where the bytes went, as seen from this engine; none for what moves nothing.
+    pub direction: Option<&'static str>,
+}
+
+impl Row {
+    /// Of a transfer that this engine began, or else served.
+    fn of(
+        began: bool,
+        op: Op,
+        class: Class,
+        peer: EngineId,
+        transport: Option<TransportId>,
+        error: Option<Code>,
+    ) -> Row {
+        let (transport, outcome) =
+            (transport.map_or("none", TransportId::name), error.map_or("ok", Code::name));
+        let direction = match op {
+            Op::Read | Op::Write => Some(if (op == Op::Read) == began { "in" } else { "out" }),
+            Op::Confirm | Op::Extend => None,
+        };
+        let role = if began { "initiator" } else { "owner" };
+        Row { role, op: op_name(op), class, peer, transport, outcome, direction }
+    }
 }
 
 /// What is in a row of transfers.
@@ -61,15 +77,18 @@ pub(super) struct Times {
     pub pages: u64,
 }
 
+/// Counts by the value of one label.
+pub(super) type Counts = BTreeMap<&'static str, u64>;
+
 #[derive(Default)]
 pub(super) struct Tables {
     pub peers: Peers,
-    pub transfers: HashMap<Row, Moved>,
+    pub transfers: BTreeMap<Row, Moved>,
     pub times: BTreeMap<(&'static str, Class, TransportId), Times>,
-    pub refusals: HashMap<(EngineId, Code), u64>,
-    pub handshakes: HashMap<Code, u64>,
-    pub sessions_ended: HashMap<Code, u64>,
-    pub grants_ended: HashMap<GrantState, u64>,
+    pub refusals: BTreeMap<(EngineId, &'static str), u64>,
+    pub handshakes: Counts,
+    pub sessions_ended: Counts,
+    pub grants_ended: Counts,
     pub reconnects: u64,
 }
 
@@ -96,35 +115,26 @@ impl Metrics {
     pub fn transfer_ended(&self, entry: &TransferEntry, bytes: u64, outcome: &Result<Report>) {
         // Without an operation, only the route was asked for.
         let Some(op) = entry.request.op else { return };
-        let row = Row {
-            role: Role::Initiator,
-            op,
-            class: entry.request.class,
-            peer: entry.request.ticket.engine,
-            transport: entry.taken.as_ref().map(|taken| taken.id),
-            outcome: outcome.as_ref().err().map(|error| error.code),
-        };
+        let (class, owner) = (entry.request.class, entry.request.ticket.engine);
+        let (transport, error) =
+            (entry.taken.as_ref().map(|taken| taken.id), outcome.as_ref().err().map(|error| error.code));
+        let row = Row::of(true, op, class, owner, transport, error);
         self.tables(|tables| {
             tables.add(row, bytes);
             if let Ok(report) = outcome {
-                tables
-                    .times
-                    .entry((op_name(op), entry.request.class, report.transport))
-                    .or_default()
-                    .add(report);
+                tables.times.entry((row.op, class, report.transport)).or_default().add(report);
             }
         });
     }
 
     /// A peer's request has ended, which this transport has moved.
     pub fn served(&self, served: &Served, transport: Option<TransportId>) {
-        let outcome = served.outcome.err();
-        let Served { op, class, peer, .. } = *served;
-        let row = Row { role: Role::Owner, op, class, peer, transport, outcome };
+        let Served { op, class, peer, outcome, .. } = *served;
+        let row = Row::of(false, op, class, peer, transport, outcome.err());
         self.tables(|tables| {
             tables.add(row, served.bytes);
-            if let Some(code) = outcome.filter(|_| served.refused) {
-                *tables.refusals.entry((served.peer, code)).or_default() += 1;
+            if served.refused && outcome.is_err() {
+                *tables.refusals.entry((peer, row.outcome)).or_default() += 1;
             }
         });
     }
@@ -135,18 +145,18 @@ impl Metrics {
 
     pub fn session_ended(&self, peer: EngineId, code: Code) {
         self.tables(|tables| {
-            *tables.sessions_ended.entry(code).or_default() += 1;
+            *tables.sessions_ended.entry(code.name()).or_default() += 1;
             let gone = tables.peers.ended(peer);
             tables.forget(gone);
         });
     }
 
     pub fn handshake_refused(&self, code: Code) {
-        self.tables(|tables| *tables.handshakes.entry(code).or_default() += 1);
+        self.tables(|tables| *tables.handshakes.entry(code.name()).or_default() += 1);
     }
 
     pub fn grant_ended(&self, state: GrantState) {
-        self.tables(|tables| *tables.grants_ended.entry(state).or_default() += 1);
+        self.tables(|tables| *tables.grants_ended.entry(state.name()).or_default() += 1);
     }
 }
 
@@ -174,7 +184,7 @@ impl Tables {
     }
 }
 
-fn take<K: Copy + Eq + Hash, V>(map: &mut HashMap<K, V>, which: impl Fn(&K) -> bool) -> Vec<(K, V)> {
+fn take<K: Copy + Ord, V>(map: &mut BTreeMap<K, V>, which: impl Fn(&K) -> bool) -> Vec<(K, V)> {
     let keys: Vec<K> = map.keys().copied().filter(which).collect();
     keys.into_iter().filter_map(|key| Some((key, map.remove(&key)?))).collect()
 }
@@ -231,7 +241,7 @@ mod tests {
             assert_eq!(tables.refusals.len(), MOST_IDLE + 1);
             let all: u64 = tables.transfers.values().map(|moved| moved.transfers).sum();
             assert_eq!(all, 2 * peers as u64);
-            assert_eq!(tables.refusals.get(&(GONE, Code::GrantExpired)), Some(&40));
+            assert_eq!(tables.refusals.get(&(GONE, Code::GrantExpired.name())), Some(&40));
         });
     }
 }

@@ -17,34 +17,40 @@ impl Text {
         self.line(format_args!("# TYPE {} {}", metric.name, metric.kind.name()));
     }
 
-    /// One series of a counter or gauge: the values of its labels, in the order of the table, and its own.
-    pub fn sample(&mut self, metric: &Metric, labels: &[&dyn Display], value: impl Display) {
-        debug_assert!(metric.kind != Kind::Histogram && metric.labels.len() == labels.len());
-        self.series(metric.name, "", metric.labels, labels, None, &value);
+    /// A counter or gauge: of each series the values of its labels, in the order of the table, and its own.
+    pub fn rows<const N: usize, V: Display>(
+        &mut self,
+        metric: &Metric,
+        rows: impl IntoIterator<Item = ([String; N], V)>,
+    ) {
+        debug_assert!(metric.kind != Kind::Histogram && metric.labels.len() == N);
+        self.family(metric);
+        for (labels, value) in rows {
+            self.series(metric, "", &labels, None, &value);
+        }
     }
 
     /// A metric of one series without labels.
     pub fn single(&mut self, metric: &Metric, value: impl Display) {
-        self.family(metric);
-        self.sample(metric, &[], value);
+        self.rows(metric, [([], value)]);
     }
 
     /// One series of a histogram: how many observations were at most each bound, all of them, and their sum.
     pub fn histogram(
         &mut self,
         metric: &Metric,
-        labels: &[&dyn Display],
+        labels: &[String],
         counts: impl Iterator<Item = (f64, u64)>,
         sum: f64,
     ) {
         let mut below = 0;
         for (bound, count) in counts {
             below += count;
-            let bound: &dyn Display = if bound.is_finite() { &bound } else { &"+Inf" };
-            self.series(metric.name, "_bucket", metric.labels, labels, Some(bound), &below);
+            let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".to_owned() };
+            self.series(metric, "_bucket", labels, Some(bound), &below);
         }
-        self.series(metric.name, "_sum", metric.labels, labels, None, &sum);
-        self.series(metric.name, "_count", metric.labels, labels, None, &below);
+        self.series(metric, "_sum", labels, None, &sum);
+        self.series(metric, "_count", labels, None, &below);
     }
 
     pub fn into_string(self) -> String {
@@ -53,18 +59,16 @@ impl Text {
 
     fn series(
         &mut self,
-        name: &str,
+        metric: &Metric,
         suffix: &str,
-        names: &[&str],
-        values: &[&dyn Display],
-        bound: Option<&dyn Display>,
+        labels: &[String],
+        bound: Option<String>,
         value: &dyn Display,
     ) {
-        let pairs = names.iter().copied().zip(values.iter().copied());
-        let pairs: Vec<String> = pairs
-            .chain(bound.map(|bound| ("le", bound)))
-            .map(|(name, value)| format!("{name}=\"{}\"", escaped(&value.to_string())))
-            .collect();
+        let name = metric.name;
+        let pairs = metric.labels.iter().zip(labels).chain(bound.as_ref().map(|bound| (&"le", bound)));
+        let pairs: Vec<String> =
+            pairs.map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
         match pairs.is_empty() {
             true => self.line(format_args!("{name}{suffix} {value}")),
             false => self.line(format_args!("{name}{suffix}{{{}}} {value}", pairs.join(","))),
@@ -75,6 +79,11 @@ impl Text {
         // Writing to a string does not fail.
         let _ = writeln!(self.out, "{text}");
     }
+}
+
+/// The values of a series' labels.
+pub(super) fn labels<const N: usize>(values: [&dyn Display; N]) -> [String; N] {
+    values.map(ToString::to_string)
 }
 
 fn escaped(value: &str) -> String {
@@ -89,8 +98,7 @@ mod tests {
     fn labels_are_escaped_and_buckets_add_up() {
         let metric = Metric { name: "kvik_x", kind: Kind::Gauge, labels: &["a", "b"], help: "Two\nlines." };
         let mut text = Text::default();
-        text.family(&metric);
-        text.sample(&metric, &[&"a \"b\"\\\n", &7], 1.5);
+        text.rows(&metric, [(["a \"b\"\\\n".to_owned(), 7.to_string()], 1.5)]);
         let metric = Metric { kind: Kind::Histogram, labels: &[], name: "kvik_y", ..metric };
         text.histogram(&metric, &[], [(0.5, 2), (f64::INFINITY, 1)].into_iter(), 3.25);
         let expected = "# HELP kvik_x Two\\nlines.\n# TYPE kvik_x gauge\n\

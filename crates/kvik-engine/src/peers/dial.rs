@@ -1,9 +1,12 @@
-//! Reaching a peer: one address of a ticket after the other.
+//! Reaching a peer: one address of a ticket after the other, or whoever listens at one.
 
+use crate::end::End;
+use crate::events::Who;
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_proto::Identity;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long one address is tried, from connecting to the end of the handshake.
@@ -11,6 +14,25 @@ pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// No more addresses of one peer are tried in a row, however many its tickets name.
 const MOST: usize = 16;
+
+/// Whom a dial is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Target {
+    /// The peer that a ticket or an earlier session names: who else answers is somebody else.
+    Peer(Identity),
+    /// Whoever listens at this address.
+    Address(SocketAddr),
+}
+
+impl Target {
+    /// Who must answer, where that is known.
+    pub fn peer(&self) -> Option<Identity> {
+        match self {
+            Target::Peer(peer) => Some(*peer),
+            Target::Address(_) => None,
+        }
+    }
+}
 
 /// A peer that is being reached.
 pub(crate) struct Dial {
@@ -26,6 +48,8 @@ pub(crate) struct Dial {
     /// Nobody waits for it, or nobody did when it began.
     background: bool,
     joined: bool,
+    /// Who was met, for those who wait for whoever it is.
+    pub met: Arc<End<Who>>,
 }
 
 impl Dial {
@@ -56,8 +80,17 @@ impl Dial {
     /// The addresses of a peer that was reached before, for nobody in particular.
     pub fn again(known: Vec<SocketAddr>) -> Dial {
         let left = known.iter().copied().collect();
-        let (tried, elsewhere) = (Vec::new(), Vec::new());
-        Dial { known, left, trying: None, tried, refused: None, elsewhere, background: false, joined: false }
+        Dial {
+            known,
+            left,
+            trying: None,
+            tried: Vec::new(),
+            refused: None,
+            elsewhere: Vec::new(),
+            background: false,
+            joined: false,
+            met: Arc::default(),
+        }
     }
 
     /// The same in the background: should somebody come to wait for it, it is not his attempt that fails.
@@ -115,10 +148,21 @@ impl Dial {
     }
 
     /// What the dialling came to.
-    pub fn error(&self, owner: &Identity) -> Error {
-        match &self.refused {
-            Some(error) => error.clone(),
-            None => Error::new(
+    pub fn error(&self, target: &Target) -> Error {
+        match (&self.refused, target) {
+            (Some(error), Target::Peer(_)) => error.clone(),
+            (Some(Error { code, text, .. }), Target::Address(at)) => {
+                Error::new(*code, format!("no engine was met at {at}: {text}"))
+            }
+            (None, Target::Address(_)) => Error::new(
+                Code::PeerUnreachable,
+                format!(
+                    "no engine was met ({}): is it running, and does its `listen` name an address that this host \
+                     reaches?",
+                    self.story()
+                ),
+            ),
+            (None, Target::Peer(owner)) => Error::new(
                 Code::PeerUnreachable,
                 format!(
                     "engine {} cannot be reached from here ({}): is it running, and does its `listen` or `advertise` \

@@ -2,7 +2,7 @@
 //!
 //! - [`peer`]: a peer, for whoever asks;
 //! - [`table`]: all peers that the engine has met, and when one that was lost is dialled again;
-//! - [`dial`]: reaching one, address by address.
+//! - [`dial`]: reaching one, address by address, or whoever listens at one.
 
 mod dial;
 mod peer;
@@ -11,9 +11,10 @@ mod table;
 use crate::base::Base;
 use crate::budget::Lease;
 use crate::commands::ControlCommand;
-use crate::events::Event;
+use crate::end::End;
+use crate::events::{Event, Who};
 use crate::sync::lock;
-pub(crate) use dial::{ATTEMPT, Dial};
+pub(crate) use dial::{ATTEMPT, Dial, Target};
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_host::clock::boottime;
 use kvik_proto::{Event as Proto, Identity, Notification};
@@ -43,7 +44,16 @@ pub(crate) struct Peers {
 #[derive(Default)]
 struct Here {
     links: HashMap<u64, Link>,
-    dials: HashMap<Identity, Dial>,
+    dials: HashMap<Target, Dial>,
+}
+
+/// Where this side found the peer of a session that it opened.
+pub(crate) struct Found {
+    at: SocketAddr,
+    /// All addresses that are known of it.
+    known: Vec<SocketAddr>,
+    /// For those who wait to hear who it is.
+    met: Arc<End<Who>>,
 }
 
 /// A session as the engine sees it.
@@ -137,21 +147,21 @@ impl Peers {
         self.base.budget.resize(&mut link.lease, bytes, "what a peer has sent and asked for")
     }
 
-    /// A session begins. Gives where its peer was found, and all addresses that are known of it, where this side
-    /// dialled it.
+    /// A session begins. Gives where its peer was found, where this side dialled it.
     pub fn begin(
         &self,
         session: u64,
         peer: Identity,
-        dialled: Option<(Identity, SocketAddr)>,
+        dialled: Option<(Target, SocketAddr)>,
         lease: Lease,
-    ) -> Option<(SocketAddr, Vec<SocketAddr>)> {
+    ) -> Option<Found> {
         let mut here = lock(&self.here);
         let (address, kept) = (dialled.map(|(_, at)| at), lease.bytes());
         here.links.insert(session, Link { peer, address, warm: false, lease, kept });
         self.base.observers.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
-        let (owner, at) = dialled?;
-        Some((at, here.dials.remove(&owner).map_or_else(|| vec![at], |dial| dial.known().to_vec())))
+        let (target, at) = dialled?;
+        let dial = here.dials.remove(&target).unwrap_or_else(|| Dial::again(vec![at]));
+        Some(Found { at, known: dial.known().to_vec(), met: dial.met })
     }
 
     /// A session begins by this: its peer is up. In one step: whoever hears that the peer is up sees it among the
@@ -161,13 +171,17 @@ impl Peers {
         session: u64,
         peer: Identity,
         name: &str,
-        at: Option<(SocketAddr, Vec<SocketAddr>)>,
+        found: Option<Found>,
         begin: impl FnOnce(),
     ) {
         let _telling = lock(&self.telling);
         begin();
+        let (at, met) = found.map(|found| ((found.at, found.known), found.met)).unzip();
         if self.table.begun(peer, session, name, at, boottime()) {
             self.base.observers.events.publish(Event::PeerUp(self.table.who(&peer), "connected"));
+        }
+        if let Some(met) = met {
+            met.set(Ok(self.table.who(&peer)));
         }
     }
 
@@ -185,8 +199,11 @@ impl Peers {
         observers.metrics.session_ended(peer.engine, error.code);
         let again = address.is_some() && error.code == Code::PeerLost && !setup.is_closed();
         let telling = lock(&self.telling);
-        if self.table.ended(peer, session, error, again, boottime()) && !setup.is_closed() {
-            observers.events.publish(Event::PeerLost(self.table.who(&peer), error.clone()));
+        let last = self.table.ended(peer, session, error, again, boottime());
+        let lost = last.then(|| self.table.who(&peer));
+        observers.inboxes.ended(session, lost.as_ref().map(|who| (who, error)));
+        if let Some(who) = lost.filter(|_| !setup.is_closed()) {
+            observers.events.publish(Event::PeerLost(who, error.clone()));
         }
         drop(telling);
         observers.events.forget(session);
@@ -219,6 +236,9 @@ impl Peers {
 
     /// A notification has come.
     pub fn on_notified(&self, note: Notification) {
+        if note.topic != 0 {
+            return self.on_notified_of(note);
+        }
         let (session, events) = (note.session, &self.base.observers.events);
         events.notified(self.table.who(&note.peer), note);
         // Should its session have ended meanwhile, nobody would take it back any more.
@@ -227,21 +247,34 @@ impl Peers {
         }
     }
 
+    /// A notification of a library's topic has come. In one step with the end of its session: nothing of that comes
+    /// after it.
+    fn on_notified_of(&self, note: Notification) {
+        let (session, topic, number) = (note.session, note.topic, note.number);
+        let telling = lock(&self.telling);
+        let kept =
+            self.has(session) && self.base.observers.inboxes.notified(self.table.who(&note.peer), note);
+        drop(telling);
+        if !kept {
+            self.base.node(|node, _| node.session(session).note_taken(topic, number));
+        }
+    }
+
     // ---- reaching ----
 
     /// Whether a peer is being reached.
     pub fn is_dialled(&self, owner: &Identity) -> bool {
-        lock(&self.here).dials.contains_key(owner)
+        lock(&self.here).dials.contains_key(&Target::Peer(*owner))
     }
 
-    /// What reaching a peer has come to so far; none when it is not being reached.
-    pub fn dial_error(&self, owner: &Identity) -> Option<Error> {
-        lock(&self.here).dials.get(owner).map(|dial| dial.error(owner))
+    /// What a dial has come to so far; none when there is none.
+    pub fn dial_error(&self, target: &Target) -> Option<Error> {
+        lock(&self.here).dials.get(target).map(|dial| dial.error(target))
     }
 
     /// A peer is to be reached: true when nobody is at it, and the caller begins.
     pub fn dial(&self, owner: Identity, dial: Dial) -> bool {
-        match lock(&self.here).dials.entry(owner) {
+        match lock(&self.here).dials.entry(Target::Peer(owner)) {
             Entry::Occupied(mut under_way) => {
                 under_way.get_mut().also(dial);
                 false
@@ -257,23 +290,67 @@ impl Peers {
     pub fn dial_again(&self) -> Option<Identity> {
         loop {
             let (peer, addresses) = self.table.due(boottime())?;
-            if let Entry::Vacant(place) = lock(&self.here).dials.entry(peer) {
+            if let Entry::Vacant(place) = lock(&self.here).dials.entry(Target::Peer(peer)) {
                 place.insert(Dial::in_background(addresses));
                 return Some(peer);
             }
         }
     }
 
-    /// The next address of a peer, after one that failed; inside the error when there is none any more, outside
-    /// nothing when it is not being reached.
+    /// Where to hear who listens at an address. A session that this side opened there says it; else whoever it is
+    /// is dialled, once for all who ask meanwhile.
+    pub fn meet(&self, address: SocketAddr) -> Arc<End<Who>> {
+        let there: Vec<Identity> = {
+            let here = lock(&self.here);
+            here.links.values().filter(|link| link.address == Some(address)).map(|link| link.peer).collect()
+        };
+        let met = self.base.node(|node, _| there.into_iter().find(|peer| node.session_with(peer).is_some()));
+        if let Some(peer) = met {
+            let end = Arc::<End<Who>>::default();
+            end.set(Ok(self.table.who(&peer)));
+            return end;
+        }
+        let mut here = lock(&self.here);
+        let end = match here.dials.entry(Target::Address(address)) {
+            Entry::Occupied(under_way) => under_way.get().met.clone(),
+            Entry::Vacant(place) => {
+                let end = place.insert(Dial::again(vec![address])).met.clone();
+                self.base.commands.tell(ControlCommand::Meet(address));
+                end
+            }
+        };
+        drop(here);
+        // An engine that closes ends the dials that are there by then: either it has seen this one, or this sees it.
+        if let Err(error) = self.base.setup.check() {
+            self.close(&error);
+        }
+        end
+    }
+
+    /// Who was dialled at an address is a peer that there is a session with.
+    pub fn met(&self, target: &Target, peer: &Identity) {
+        let dial = lock(&self.here).dials.remove(target);
+        if let Some(dial) = dial {
+            dial.met.set(Ok(self.table.who(peer)));
+        }
+    }
+
+    /// The engine is closed: nobody is dialled any more.
+    pub fn close(&self, why: &Error) {
+        let dials = std::mem::take(&mut lock(&self.here).dials);
+        dials.into_values().for_each(|dial| dial.met.set(Err(why.clone())));
+    }
+
+    /// The next address of a dial, after one that failed; inside the error when there is none any more, outside
+    /// nothing when there is no such dial.
     pub fn next_address(
         &self,
-        owner: Identity,
+        target: Target,
         failed: Option<(SocketAddr, Error)>,
     ) -> Option<Result<SocketAddr>> {
         let over = {
             let dials = &mut lock(&self.here).dials;
-            let dial = dials.get_mut(&owner)?;
+            let dial = dials.get_mut(&target)?;
             if let Some((address, error)) = failed {
                 dial.failed(address, error);
             }
@@ -281,24 +358,28 @@ impl Peers {
                 match (dial.next(), dial.for_the_joined()) {
                     (Some(to), _) => return Some(Ok(to)),
                     (None, Some(fresh)) => *dial = fresh,
-                    (None, None) => break dials.remove(&owner)?,
+                    (None, None) => break dials.remove(&target)?,
                 }
             }
         };
-        Some(Err(self.not_reached(owner, &over)))
+        Some(Err(self.not_reached(target, &over)))
     }
 
     /// A peer was reached, and cannot be taken in: the error for those who wait.
-    pub fn not_taken_in(&self, owner: Identity, at: SocketAddr, error: Error) -> Error {
-        let dial = lock(&self.here).dials.remove(&owner);
+    pub fn not_taken_in(&self, target: Target, at: SocketAddr, error: Error) -> Error {
+        let dial = lock(&self.here).dials.remove(&target);
         let mut dial = dial.unwrap_or_else(|| Dial::again(vec![at]));
         dial.failed(at, error);
-        self.not_reached(owner, &dial)
+        self.not_reached(target, &dial)
     }
 
     /// Dialling has come to nothing: the error for those who waited.
-    fn not_reached(&self, peer: Identity, dial: &Dial) -> Error {
-        let error = dial.error(&peer);
+    fn not_reached(&self, target: Target, dial: &Dial) -> Error {
+        let error = dial.error(&target);
+        let Some(peer) = target.peer() else {
+            dial.met.set(Err(error.clone()));
+            return error;
+        };
         let (restarted, news) = self.table.not_reached(peer, &error, |at| dial.found_at(at), boottime());
         if let Some(error) = &restarted
             && news
@@ -340,7 +421,7 @@ impl Peers {
                 peer.add(&self.base.transports, state.session);
             }
         }
-        let dialled: Vec<Identity> = lock(&self.here).dials.keys().copied().collect();
+        let dialled: Vec<Identity> = lock(&self.here).dials.keys().filter_map(Target::peer).collect();
         for (identity, transfers) in gone.into_iter().chain(dialled.into_iter().map(|peer| (peer, 0))) {
             peers.entry(identity).or_insert_with(|| self.table.peer(&identity, transfers, now));
         }

@@ -189,6 +189,17 @@ impl PeerTable {
         lock(&self.known).peers.get(peer).is_some_and(|entry| entry.redial.is_some())
     }
 
+    /// Why there is no session with a peer; none while there is one.
+    pub fn why_gone(&self, peer: &Identity) -> Option<Error> {
+        let known = lock(&self.known);
+        let entry = known.peers.get(peer);
+        if entry.is_some_and(|entry| !entry.sessions.is_empty()) {
+            return None;
+        }
+        let why = || Error::new(Code::PeerLost, "there is no connection to the peer");
+        Some(entry.and_then(|entry| entry.lost.clone()).unwrap_or_else(why))
+    }
+
     /// # Errors
     /// `PeerRestarted` when it is known that this start of the peer is over.
     pub fn check(&self, peer: &Identity) -> Result<()> {

@@ -3,11 +3,12 @@
 use super::Transfers;
 use super::request::{Taken, TransferEntry, TransferRequest};
 use crate::commands::ControlCommand;
+use crate::config::Preference;
 use crate::select::{Selection, select};
 use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
 use kvik_proto::{Identity, Op, Path};
-use kvik_transport::from_host;
+use kvik_transport::{Estimate, Request, from_host};
 
 impl Transfers {
     /// Takes up a transfer whose owner is a peer: launches it, or lets it wait for a session.
@@ -80,6 +81,18 @@ impl Transfers {
                 self.begin(id, Some(session), path, fence);
             }
             Err(error) => self.give_up(id, error),
+        }
+    }
+
+    /// How long so many bytes would take on a session, by what was measured on it, over the transport that would be
+    /// taken; none where nothing was measured, or that is not known yet.
+    pub fn estimate(&self, session: u64, want: Preference, bytes: u64) -> Option<Estimate> {
+        let request = Request { session, op: None, memory: None, bytes };
+        let transports = self.base.transports.all().iter();
+        let answers = transports.map(|transport| (transport.id(), transport.answer(&request)));
+        match select(want, &[], answers) {
+            Selection::Taken { estimate, .. } => estimate,
+            Selection::Wait | Selection::None(_) => None,
         }
     }
 

@@ -11,7 +11,7 @@ pub(crate) mod request;
 mod warming;
 
 use crate::base::Base;
-use crate::peers::Peers;
+use crate::peers::{Peers, Target};
 use crate::sync::lock;
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::clock::boottime;
@@ -116,7 +116,7 @@ impl Transfers {
 
     /// Why a transfer that waited for a session until its deadline did so.
     fn why_waited(&self, owner: &Identity) -> Error {
-        match self.peers.dial_error(owner) {
+        match self.peers.dial_error(&Target::Peer(*owner)) {
             Some(Error { code, text, .. }) => {
                 Error::new(code, format!("the deadline passed before the peer answered: {text}"))
             }

@@ -108,11 +108,8 @@ impl WarmUpState {
             Some(NicPair { nic: name.clone(), peer_nic, state })
         });
         let pairs: Vec<NicPair> = known.collect();
-        let any = |wanted: fn(&PairState) -> bool| pairs.iter().any(|pair| wanted(&pair.state));
-        let (made, failed) = (any(|state| matches!(state, PairState::Opened)), |pair: &NicPair| {
-            matches!(pair.state, PairState::Failed(_))
-        });
-        let open = pairs.iter().any(|pair| !failed(pair));
+        let made = pairs.iter().any(|pair| matches!(pair.state, PairState::Opened));
+        let open = pairs.iter().any(|pair| !matches!(pair.state, PairState::Failed(_)));
         let own = report.transport == TransportId::Own;
         let all = [
             (Some(TransportId::Own), own, false),

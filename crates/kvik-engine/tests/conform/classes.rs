@@ -3,11 +3,11 @@
 //! Whoever gives out the work is held until all transfers wait; what happens then is the order of the queues.
 
 use crate::common::{PATIENCE, wait_until};
+use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Op, Pair, metric, whole};
 use crate::{EFA, ROCE, Standin, VERBS};
 use kvik_core::Class;
 use kvik_engine::{Engine, Grant, PageSet, Region, Transfer, TransferOptions, Verify};
-use kvik_transport::faulty::Faults;
 use std::sync::Arc;
 
 const PAGE: u64 = 64 << 10;

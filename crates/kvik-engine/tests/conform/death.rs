@@ -1,11 +1,11 @@
 //! The peer dies in the middle: a real process, which is this test's own program under another name.
 
 use crate::common::*;
+use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Op, options, whole};
 use crate::table;
 use kvik_core::{Code, Ticket};
 use kvik_engine::{TransferOptions, Verify};
-use kvik_transport::faulty::Faults;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

@@ -4,10 +4,10 @@
 //! ones in flight. That is the worst moment for every end, and the same one for every transport.
 
 use crate::common::*;
+use crate::faulty::End;
 use crate::pair::{Kind, Memories, OPS, Op, Pair, foreign, gpu, metric, options, whole};
 use kvik_core::{Code, GrantState};
 use kvik_engine::{Grant, GrantOptions, PageSet, Region, Transfer, Verify};
-use kvik_transport::faulty::End;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

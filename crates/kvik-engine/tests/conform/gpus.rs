@@ -4,11 +4,11 @@
 
 use crate::common::*;
 use crate::cuda::{self, Control};
+use crate::faulty::Faults;
 use crate::pair::{Kind, Memories, OPS, Op, Pair, Standin, metric, whole};
 use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, Error};
 use kvik_engine::{Config, Engine, Preference, Region, Report, TransferOptions, Verify};
-use kvik_transport::faulty::Faults;
 use std::time::{Duration, Instant};
 
 const TCP: &Kind = &Kind { transport: "tcp", mechanism: "channel", memory: Memories::Gpu, ..Kind::NEW };

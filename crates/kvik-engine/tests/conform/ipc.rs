@@ -5,11 +5,11 @@
 
 use crate::common::*;
 use crate::cuda::{self, App, Control};
+use crate::faulty::Faults;
 use crate::gpus::gpus;
 use crate::pair::{Kind, Memories, OPS, Op, foreign, gpu, options, paged_set, whole};
 use kvik_core::{Code, Error, Ticket};
 use kvik_engine::{Engine, GpuMemory, PageSet, Preference, Region, Report, TransferOptions, Verify};
-use kvik_transport::faulty::Faults;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

@@ -3,7 +3,7 @@
 //! The table at the end of this file has a line for each transport; whoever adds a transport adds a line, and every
 //! check runs over it. The checks use the engine's public face, since what they ask about (deadlines, revocation,
 //! death) is decided there; what goes wrong is injected between the engine and the transport's threads
-//! ([`kvik_transport::faulty`]), so that "in the middle" is a state that a test holds, not a race that it may lose.
+//! ([`faulty`]), so that "in the middle" is a state that a test holds, not a race that it may lose.
 //! What happens to bytes on a wire is injected by a proxy ([`wire`]).
 //!
 //! Seeds are printed; `KVIK_SEED` repeats one.
@@ -28,6 +28,9 @@ mod crowds;
 mod cuda;
 mod death;
 mod ends;
+#[path = "../../../../tests/standins/faulty.rs"]
+#[allow(dead_code)]
+mod faulty;
 mod gpus;
 mod ipc;
 mod late;

@@ -1,11 +1,11 @@
 //! What goes wrong in a NIC: a transfer ends well all the same, or with an error that says why, and the next one works.
 
 use crate::common::*;
+use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, Verify};
-use kvik_transport::faulty::Faults;
 use std::time::{Duration, Instant};
 
 /// A kind of NIC, by its stand-in, and what it says.

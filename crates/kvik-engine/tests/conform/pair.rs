@@ -2,6 +2,7 @@
 
 use crate::common::{PATIENCE, Random};
 use crate::cuda;
+use crate::faulty::Faults;
 use crate::plugins;
 use crate::standin::{self, Control};
 use crate::wire::Wire;
@@ -10,7 +11,6 @@ use kvik_engine::{
     Config, Engine, GpuMemory, Grant, GrantOptions, Memory, NicOptions, PageSet, Preference, Region, Report,
 };
 use kvik_engine::{Transfer, TransferOptions, Verify};
-use kvik_transport::faulty::Faults;
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::{Arc, Once};
@@ -155,8 +155,8 @@ impl Kind {
 
     /// One with options of its own.
     pub fn engine_with(&self, faults: &Arc<Faults>, config: Config) -> Engine {
-        let (transport, faults, nics) = (self.preference(), Some(faults.clone()), self.nics());
-        Engine::start(Config { transport, faults, nics, ..config }).unwrap()
+        let (transport, between, nics) = (self.preference(), Some(faults.between()), self.nics());
+        Engine::start(Config { transport, between, nics, ..config }).unwrap()
     }
 
     /// A region that its engine uses with tickets of others.

@@ -2,11 +2,11 @@
 
 use crate::common::*;
 use crate::death::Owner;
+use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Op, metric, whole};
 use crate::standin::Control;
 use kvik_core::Code;
 use kvik_engine::{Engine, Region, TransferOptions};
-use kvik_transport::faulty::Faults;
 use std::collections::HashMap;
 use std::time::Instant;
 

@@ -2,10 +2,10 @@
 
 use crate::common::*;
 use crate::death::Owner;
+use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Pair, Standin, metric, whole};
 use kvik_core::{Code, Right, Use};
 use kvik_engine::{Config, Engine, GrantOptions, PairState, Preference, TransportId, Verify, WarmUpReport};
-use kvik_transport::faulty::Faults;
 use std::time::{Duration, Instant};
 
 const FOUR: &Kind = &Kind { standin: Some(Standin { devices: 4, ..Standin::NEW }), ..crate::EFA };

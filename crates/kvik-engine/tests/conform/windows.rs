@@ -1,9 +1,9 @@
 //! A peer that takes nothing holds its window, and others go on.
 
 use crate::common::*;
+use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Op, metric, options, whole};
 use kvik_engine::{Config, Engine, TransferOptions, Verify};
-use kvik_transport::faulty::Faults;
 use std::sync::Arc;
 
 const KIND: &Kind = &Kind { transport: "tcp", mechanism: "channel", ..Kind::NEW };
@@ -14,8 +14,12 @@ const WINDOW: u64 = 1 << 20;
 
 fn sender(faults: &Arc<Faults>) -> Engine {
     let preference = KIND.preference();
-    let config =
-        Config { transport: preference, window: WINDOW, faults: Some(faults.clone()), ..Config::default() };
+    let config = Config {
+        transport: preference,
+        window: WINDOW,
+        between: Some(faults.between()),
+        ..Config::default()
+    };
     Engine::start(config).unwrap()
 }
 

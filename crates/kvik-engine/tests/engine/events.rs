@@ -40,7 +40,7 @@ fn peer() {
     }
 }
 
-struct Child {
+pub struct Child {
     process: std::process::Child,
     said: mpsc::Receiver<String>,
 }
@@ -66,17 +66,17 @@ impl Child {
         self.said.recv_timeout(PATIENCE).expect("the peer says nothing")
     }
 
-    fn owner() -> (Child, Ticket) {
+    pub fn owner() -> (Child, Ticket) {
         Child::owner_at("127.0.0.1:0")
     }
 
-    fn owner_at(listen: &str) -> (Child, Ticket) {
+    pub fn owner_at(listen: &str) -> (Child, Ticket) {
         let child = Child::start("owner", listen);
         let ticket = child.hear().parse().unwrap();
         (child, ticket)
     }
 
-    fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 }
@@ -89,7 +89,7 @@ impl Drop for Child {
 }
 
 /// The next event, which must be this one, within so many seconds.
-fn expect(events: &Events, name: &str, seconds: f32) -> Event {
+pub fn expect(events: &Events, name: &str, seconds: f32) -> Event {
     let event = events.next(Duration::from_secs_f32(seconds)).unwrap();
     let event = event.unwrap_or_else(|| panic!("no {name} in {seconds} s"));
     assert_eq!(event.name(), name, "{event:?}");

@@ -126,7 +126,7 @@ fn hand_over(from: (u32, u32), to: (u32, u32), heads: u32, transport: Preference
         let shares =
             |reader: &&Rank| reader.heads.start < owner.heads.end && owner.heads.start < reader.heads.end;
         let readers: Vec<&Rank> = readers.iter().filter(shares).collect();
-        let options = TransferOptions { readers: readers.len() as u16, ..TransferOptions::default() };
+        let options = TransferOptions { readers: Some(readers.len() as u16), ..TransferOptions::default() };
         for reader in &readers {
             assert_eq!(grant.state(), GrantState::Live, "consumed before the last reader");
             let report = reader.read(owner, grant.ticket(), options.clone());
@@ -184,7 +184,7 @@ fn a_grant_whose_second_reader_died_ends_by_its_expiry() {
         owner.compute();
         let expiry = Duration::from_secs(2);
         let grant = owner.grant(GrantOptions { expiry, ..GrantOptions::default() });
-        let of_two = TransferOptions { readers: 2, ..TransferOptions::default() };
+        let of_two = TransferOptions { readers: Some(2), ..TransferOptions::default() };
         let unconfirmed = TransferOptions { confirm: Some(false), ..of_two.clone() };
         readers[1].read(&owner, grant.ticket(), unconfirmed);
         readers[1].engine.close(PATIENCE).unwrap();
@@ -229,8 +229,8 @@ fn what_cannot_be_is_refused_by_name() {
         (with(&|o| o.remote_parts = Some(0)), Code::InvalidArgument),
         (with(&|o| o.remote_parts = Some(257)), Code::InvalidArgument),
         (with(&|o| o.remote_parts = Some(5)), Code::InvalidArgument),
-        (with(&|o| o.readers = 0), Code::InvalidArgument),
-        (with(&|o| o.readers = 4097), Code::InvalidArgument),
+        (with(&|o| o.readers = Some(0)), Code::InvalidArgument),
+        (with(&|o| o.readers = Some(4097)), Code::InvalidArgument),
         // Several heads of pages of unequal size, without parts: bytes as many, and every second head wrong.
         (with(&|o| o.remote_parts = None), Code::ShapeMismatch),
         (with(&|o| o.remote_parts = Some(4)), Code::ShapeMismatch),

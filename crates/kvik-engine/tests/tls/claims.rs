@@ -5,7 +5,7 @@ use crate::common::*;
 use kvik_core::{Code, Error, Incarnation};
 use kvik_engine::{Engine, PeerState};
 use kvik_host::event::{Interest, wait_ready};
-use kvik_host::socket::{TcpConn, TcpOptions};
+use kvik_host::socket::{TcpConn, TcpListener, TcpOptions};
 use kvik_host::{Io, identity};
 use kvik_proto::{Facts, Greeting, Handshake, Identity, Local, Secret};
 use kvik_transport::tcp::Stream;
@@ -71,4 +71,62 @@ fn nobody_takes_the_id_of_an_engine_that_is_connected_under_another_certificate(
     reader.close(PATIENCE).unwrap();
     wait_until("the reader's end", || owner.peers().iter().all(|peer| peer.state == PeerState::Dead));
     drop(call_as(anew, &strange, &owner).unwrap());
+}
+
+/// Takes one connection, and greets whoever comes as `identity`, under this certificate.
+fn answer_as(identity: Identity, directory: &Directory, listener: &TcpListener) {
+    let tls = Tls::load(&directory.files()).unwrap();
+    let until = Instant::now() + PATIENCE;
+    let (conn, from) = loop {
+        wait_ready(listener, Interest::READ, Duration::from_millis(100)).unwrap();
+        if let Some(accepted) = listener.accept().unwrap() {
+            break accepted;
+        }
+        assert!(Instant::now() < until, "nobody comes");
+    };
+    let mut stream = Stream::tls(conn, TlsLink::server(&tls, from).unwrap());
+    while let Io::Blocked = stream.shake().unwrap() {
+        assert!(Instant::now() < until, "no handshake");
+        wait_ready(&stream, Interest::READ, Duration::from_millis(100)).unwrap();
+    }
+    let local = Local { identity, secret: Secret::new(None), facts: Facts::default() };
+    let mut shake = Handshake::listen(local, identity::nonce().unwrap());
+    shake.bind(stream.binding().unwrap());
+    let (mut input, mut bytes) = (Vec::new(), [0; 4096]);
+    // Until it hears what the other side makes of it.
+    loop {
+        match stream.recv(&mut bytes) {
+            Ok(Io::Done(len)) => input.extend_from_slice(&bytes[..len]),
+            Ok(Io::Blocked) => drop(wait_ready(&stream, Interest::READ, Duration::from_millis(100)).unwrap()),
+            Ok(Io::Closed) | Err(_) => return,
+        }
+        let mut output = Vec::new();
+        if shake.receive(&mut input, &mut output).is_err() {
+            return;
+        }
+        stream.send(&output).unwrap();
+    }
+}
+
+#[test]
+fn who_is_met_does_not_pass_for_an_engine_that_is_connected_under_another_certificate() {
+    let authority = Authority::new();
+    let strange = authority.admit();
+    let (server, client) = (engine(&authority.admit()), engine(&authority.admit()));
+    assert_eq!(client.meet(server.addresses()[0], Some(PATIENCE)).unwrap().engine, server.id());
+    let claims = Identity { engine: server.id(), incarnation: server.incarnation() };
+    let anew = Identity { incarnation: Incarnation(claims.incarnation.0 ^ 1), ..claims };
+    for identity in [claims, anew] {
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = TcpListener::bind(any, 8, &TcpOptions::default()).unwrap();
+        let at = listener.local_addr().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| answer_as(identity, &strange, &listener));
+            let error = client.meet(at, Some(PATIENCE)).unwrap_err();
+            assert_eq!(error.code, Code::TlsFailed, "{error}");
+            assert!(error.text.contains("under another certificate"), "{error}");
+        });
+    }
+    let peers = client.peers();
+    assert!(peers.len() == 1 && peers[0].state == PeerState::Up, "{peers:?}");
 }

@@ -85,23 +85,26 @@ pub(super) struct Uuid(pub [u8; 16]);
 /// `CUDA_MEMCPY2D`.
 #[repr(C)]
 pub(super) struct Copy2d {
-    pub src_x: usize,
-    pub src_y: usize,
-    pub src_type: u32,
-    pub src_host: *const c_void,
-    pub src_device: Addr,
-    pub src_array: Handle,
-    pub src_pitch: usize,
-    pub dst_x: usize,
-    pub dst_y: usize,
-    pub dst_type: u32,
-    pub dst_host: *mut c_void,
-    pub dst_device: Addr,
-    pub dst_array: Handle,
-    pub dst_pitch: usize,
+    pub from: Side,
+    pub to: Side,
     pub width: usize,
     pub height: usize,
 }
+
+/// What it says of where bytes come from, and of where they go.
+#[repr(C)]
+pub(super) struct Side {
+    pub x: usize,
+    pub y: usize,
+    /// One of the types of memory, by which one of the next three counts.
+    pub kind: u32,
+    pub host: *mut c_void,
+    pub device: Addr,
+    pub array: Handle,
+    pub pitch: usize,
+}
+
+const _: () = assert!(size_of::<Side>() == 56 && size_of::<Copy2d>() == 128);
 
 /// `CUmemcpyAttributes`: the places are hints, and may be empty (`CUmemLocation`: kind and number).
 #[repr(C)]

@@ -32,16 +32,26 @@ impl Batch {
         Batch { to: Vec::with_capacity(MOST), from: Vec::with_capacity(MOST), len: Vec::with_capacity(MOST) }
     }
 
-    /// Takes a copy. The host's addresses are numbers like the device's.
-    pub fn push(&mut self, to: Addr, from: Addr, len: usize) {
+    /// Takes a copy, and gives all of them to the driver when there is room for no more. The host's addresses are numbers
+    /// like the device's.
+    ///
+    /// # Safety
+    /// As for [`Batch::flush`].
+    pub unsafe fn push(
+        &mut self,
+        (to, from, len): (Addr, Addr, usize),
+        device: &Inner,
+        direction: Direction,
+        stream: Handle,
+    ) -> Code {
         self.to.push(to);
         self.from.push(from);
         self.len.push(len);
-    }
-
-    /// Whether it takes no more.
-    pub fn is_full(&self) -> bool {
-        self.len.len() == MOST
+        match self.len.len() == MOST {
+            // SAFETY: the caller's promise.
+            true => unsafe { self.flush(device, direction, stream) },
+            false => abi::SUCCESS,
+        }
     }
 
     /// Gives all of them to the driver.

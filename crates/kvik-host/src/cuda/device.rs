@@ -2,6 +2,7 @@
 
 use super::abi::{self, Code, Handle, Table};
 use super::{Cuda, CudaError};
+use crate::cpu::lock;
 use crate::error::HostError;
 use crate::thread::{ThreadOptions, spawn_named};
 use std::any::Any;
@@ -10,7 +11,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The interface that has copies in batches: 12.8.
 const BATCHES: i32 = 12080;
@@ -300,11 +301,6 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Device({}, {}, {})", self.0.ordinal, self.0.name, self.0.bus)
     }
-}
-
-/// What another thread left in a panic is whole: nothing here is changed in two steps.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn text(room: &[c_char]) -> String {

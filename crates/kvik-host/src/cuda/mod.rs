@@ -5,7 +5,10 @@
 //! * [`GpuMemory`]: memory of a device that somebody registered, or a peer's ([`PeerGpu`]);
 //! * [`Pinned`]: page-locked memory of the host, which is a [`Memory`](crate::Memory) too: what GPUs copy from and to;
 //! * [`Stream`]: copies that are in flight; [`Mark`]: a place in it, to ask and to wait for;
-//! * [`DmaBuf`] and [`IpcHandle`]: the same memory for a NIC, and for another process of this host.
+//! * [`DmaBuf`](crate::device::DmaBuf) and [`IpcHandle`]: the same memory for a NIC, and for another process of this
+//!   host.
+//!
+//! Transports see all of it as a [`Device`](crate::device::Device), whatever kind it is.
 //!
 //! A transfer's thread has a stream, and nothing of it blocks:
 //!
@@ -74,6 +77,7 @@ mod memory;
 mod pinned;
 mod place;
 mod rows;
+mod seam;
 mod share;
 mod stream;
 
@@ -82,7 +86,7 @@ pub use error::CudaError;
 pub use memory::GpuMemory;
 pub use pinned::Pinned;
 pub use place::{Kind, Place};
-pub use share::{DmaBuf, IpcHandle, PeerGpu};
+pub use share::{IpcHandle, PeerGpu};
 pub use stream::{Mark, Stream};
 
 use crate::error::HostError;
@@ -271,15 +275,6 @@ fn words(version: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_host_without_the_library_is_told_what_to_do() {
-        let wanted = Wanted { soname: "libkvik-no-such-cuda.so.1", ..LIBCUDA };
-        let error = Library::open(wanted, None).unwrap_err().to_string();
-        for word in ["libkvik-no-such-cuda.so.1", "libcuda1", "nvidia-container-toolkit", "compute,utility"] {
-            assert!(error.contains(word), "{word} in: {error}");
-        }
-    }
 
     #[test]
     fn versions_are_said_as_people_say_them() {

@@ -2,7 +2,7 @@
 //!
 //! Each copy costs the CPU a microsecond or two, which is what small pages are bound by. Rows are one.
 
-use super::abi::{self, Addr, Code, Copy2d, Handle, Table};
+use super::abi::{self, Addr, Code, Copy2d, Handle, Side, Table};
 use super::batch::Direction;
 use std::ffi::c_void;
 use std::ptr;
@@ -59,27 +59,6 @@ impl Rows {
         Some((Rows { stride, count, ..one }, pieces))
     }
 
-    fn order(&self) -> Copy2d {
-        Copy2d {
-            src_x: 0,
-            src_y: 0,
-            src_type: 0,
-            src_host: ptr::null(),
-            src_device: 0,
-            src_array: ptr::null_mut(),
-            src_pitch: 0,
-            dst_x: 0,
-            dst_y: 0,
-            dst_type: 0,
-            dst_host: ptr::null_mut(),
-            dst_device: 0,
-            dst_array: ptr::null_mut(),
-            dst_pitch: 0,
-            width: self.len,
-            height: self.count,
-        }
-    }
-
     /// Where the first row is among the packed bytes that begin at `place`.
     pub fn place(&self, place: *mut c_void) -> *mut c_void {
         place.wrapping_byte_add(self.packed)
@@ -96,28 +75,13 @@ impl Rows {
         direction: Direction,
         stream: Handle,
     ) -> Code {
-        let (place, order) = (self.place(place), self.order());
-        let order = if direction == Direction::ToHost {
-            Copy2d {
-                src_type: abi::TYPE_DEVICE,
-                src_device: self.at,
-                src_pitch: self.stride,
-                dst_type: abi::TYPE_HOST,
-                dst_host: place,
-                dst_pitch: self.len,
-                ..order
-            }
-        } else {
-            Copy2d {
-                src_type: abi::TYPE_HOST,
-                src_host: place,
-                src_pitch: self.len,
-                dst_type: abi::TYPE_DEVICE,
-                dst_device: self.at,
-                dst_pitch: self.stride,
-                ..order
-            }
-        };
+        let (x, y, array) = (0, 0, ptr::null_mut());
+        let host = self.place(place);
+        let packed = Side { x, y, kind: abi::TYPE_HOST, host, device: 0, array, pitch: self.len };
+        let (kind, host) = (abi::TYPE_DEVICE, ptr::null_mut());
+        let rows = Side { x, y, kind, host, device: self.at, array, pitch: self.stride };
+        let (from, to) = if direction == Direction::ToHost { (rows, packed) } else { (packed, rows) };
+        let order = Copy2d { from, to, width: self.len, height: self.count };
         // SAFETY: the caller's promise.
         unsafe { (table.rows_async)(&order, stream) }
     }

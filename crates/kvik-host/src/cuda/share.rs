@@ -3,23 +3,12 @@
 use super::abi::{self, IpcMemHandle};
 use super::device::give_back_apart;
 use super::{Cuda, CudaError, Device, GpuMemory, Kind, Place};
+use crate::device::DmaBuf;
 use crate::error::HostError;
 use std::any::Any;
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-
-/// Memory of a device as a descriptor, for [`verbs`](crate::verbs::Device::register_dmabuf) and for libfabric.
-#[derive(Debug)]
-pub struct DmaBuf {
-    /// The dma-buf. It keeps the bytes, but not what they mean: it is closed before the memory is freed.
-    pub fd: OwnedFd,
-    /// Where in it the memory's first byte is: dma-bufs are made of whole pages.
-    pub offset: u64,
-    /// Whether the driver was made to finish each blocking copy into this memory before it says so, as a NIC needs it.
-    /// Memory of pools and mappings has no such setting: who copies into it waits for the copy by an event.
-    pub ordered: bool,
-}
 
 /// What another process of this host opens a device's memory by ([`PeerGpu::open`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

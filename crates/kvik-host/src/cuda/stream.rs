@@ -172,11 +172,7 @@ impl Stream {
                     let host = rows.place(place) as Addr;
                     let (to, from) =
                         if direction == Direction::ToHost { (host, rows.at) } else { (rows.at, host) };
-                    self.batch.push(to, from, rows.len);
-                    match self.batch.is_full() {
-                        true => self.batch.flush(device, direction, self.stream),
-                        false => abi::SUCCESS,
-                    }
+                    self.batch.push((to, from, rows.len), device, direction, self.stream)
                 }
             };
             if code != abi::SUCCESS {
@@ -239,11 +235,7 @@ impl Stream {
                     let across = device.cuda.table().across_async;
                     across(to, there.context, source, here.context, *len, self.stream)
                 } else {
-                    self.batch.push(to, source, *len);
-                    match self.batch.is_full() {
-                        true => self.batch.flush(device, Direction::Within, self.stream),
-                        false => abi::SUCCESS,
-                    }
+                    self.batch.push((to, source, *len), device, Direction::Within, self.stream)
                 }
             };
             if code != abi::SUCCESS {

@@ -1,6 +1,6 @@
 //! An open device.
 
-use super::abi::{self, Fid, FidDomain, FidEp, FidFabric};
+use super::abi::{self, fid, fid_domain, fid_ep, fid_fabric};
 use super::nic::Description;
 use super::{Fabric, FabricError, Nic};
 use std::cell::Cell;
@@ -32,7 +32,7 @@ impl<T> Object<T> {
         self.0.as_ptr()
     }
 
-    pub fn fid(&self) -> *mut Fid {
+    pub fn fid(&self) -> *mut fid {
         self.0.as_ptr().cast()
     }
 
@@ -55,8 +55,8 @@ impl<T> Drop for Object<T> {
 /// An open NIC. It and all that comes of it are one thread's, and the types see to that.
 pub struct Device {
     // In the order in which they are closed.
-    pub(super) domain: Object<FidDomain>,
-    pub(super) fabric: Object<FidFabric>,
+    pub(super) domain: Object<fid_domain>,
+    pub(super) fabric: Object<fid_fabric>,
     pub(super) nic: Arc<Nic>,
     /// Whether it was opened for memory of GPUs too, or why not.
     gpus: Result<(), String>,
@@ -73,7 +73,7 @@ impl Device {
         // SAFETY: `info` is a whole description, which lives as long as `nic`; each call writes an object if it returns
         // 0, and they are kept in the order in which they must be closed.
         let (fabric, domain) = unsafe {
-            let fabric: Object<FidFabric> = Object::make(lib, "opening the fabric", |out| {
+            let fabric: Object<fid_fabric> = Object::make(lib, "opening the fabric", |out| {
                 (lib.table.fabric)((*info).fabric_attr, out, ptr::null_mut())
             })?;
             let f = fabric.as_ptr();
@@ -122,7 +122,7 @@ impl Device {
 }
 
 /// Switches off an option of an endpoint that is not enabled yet: 0, or a negative number of an error.
-pub(super) fn forbid(ep: &Object<FidEp>, option: c_int) -> c_int {
+pub(super) fn forbid(ep: &Object<fid_ep>, option: c_int) -> c_int {
     let permitted = false;
     // SAFETY: an open endpoint, whose table begins with what every version of the library has; the value is a C `bool`,
     // and is read during the call.

@@ -1,13 +1,14 @@
 //! Endpoints: peers, and the operations that are in flight.
 
-use super::abi::{self, CqEntry, CqError, FidAv, FidCq, FidDomain, FidEp};
+use super::abi::{self, fi_cq_entry, fi_cq_err_entry, fid_av, fid_cq, fid_domain, fid_ep};
 use super::device::{Device, Object};
 use super::nic::{Description, Nic};
 use super::{Fabric, FabricError, Registration};
 use crate::HostError;
 use crate::event::{Epoll, Interest};
+use crate::library::text;
 use crate::rma::{Completion, Posted, RmaOp};
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr;
@@ -60,7 +61,7 @@ struct Operation {
 /// An endpoint. When it is dropped, or closed, what was posted and has not ended stops.
 pub struct Endpoint {
     // Taken by `end`, in this order.
-    ep: ManuallyDrop<Object<FidEp>>,
+    ep: ManuallyDrop<Object<fid_ep>>,
     used: ManuallyDrop<Used>,
 }
 
@@ -72,8 +73,8 @@ struct Used {
     free: Vec<u32>,
     waits: bool,
     // In the order in which they are closed.
-    cq: Object<FidCq>,
-    av: Object<FidAv>,
+    cq: Object<fid_cq>,
+    av: Object<fid_av>,
     device: Rc<Device>,
 }
 
@@ -90,9 +91,9 @@ impl Endpoint {
         // which they must be closed.
         unsafe {
             let ops = (*d).ops;
-            let av: Object<FidAv> = Object::make(lib, "making an address vector", |out| {
-                let mut attr: abi::AvAttr = std::mem::zeroed();
-                (attr.kind, attr.count) = (abi::FI_AV_TABLE, PEERS);
+            let av: Object<fid_av> = Object::make(lib, "making an address vector", |out| {
+                let mut attr =
+                    abi::fi_av_attr { type_: abi::FI_AV_TABLE, count: PEERS, ..Default::default() };
                 ((*ops).av_open)(d, &mut attr, out, ptr::null_mut())
             })?;
             let (cq, waits) = completion_queue(lib, d, depth)?;
@@ -216,10 +217,10 @@ impl Endpoint {
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
         let iov = rma.memory.run(rma.offset, rma.len, rma.op == RmaOp::Read)?;
         let Some(&index) = self.used.free.last() else { return Ok(Posted::Full) };
-        let remote = abi::RmaIov { addr: rma.remote, len: rma.len, key: rma.key };
+        let remote = abi::fi_rma_iov { addr: rma.remote, len: rma.len, key: rma.key };
         let mut desc = rma.memory.desc();
-        let message = abi::MsgRma {
-            iov: &iov,
+        let message = abi::fi_msg_rma {
+            msg_iov: &iov,
             desc: &mut desc,
             iov_count: 1,
             addr: rma.peer.0,
@@ -257,14 +258,14 @@ impl Endpoint {
     /// The queue itself is broken: the endpoint is of no use any more.
     pub fn poll(&mut self, into: &mut Vec<Completion<FabricError>>) -> Result<(), FabricError> {
         let cq = self.used.cq.as_ptr();
-        let mut entries = [CqEntry { context: ptr::null_mut() }; BATCH];
+        let mut entries = [fi_cq_entry { op_context: ptr::null_mut() }; BATCH];
         loop {
             // SAFETY: an open queue, and room for as many entries of its format.
             let got = unsafe { ((*(*cq).ops).read)(cq, entries.as_mut_ptr().cast(), BATCH) };
             match got {
                 1.. => {
                     for entry in &entries[..got as usize] {
-                        into.extend(self.ended(entry.context, Ok(())));
+                        into.extend(self.ended(entry.op_context, Ok(())));
                     }
                     if (got as usize) < BATCH {
                         return Ok(());
@@ -281,25 +282,22 @@ impl Endpoint {
     /// Takes an operation that failed.
     fn take_error(&mut self, into: &mut Vec<Completion<FabricError>>) -> Result<(), FabricError> {
         let cq = self.used.cq.as_ptr();
-        // SAFETY: all zeros is an empty entry, and the call fills it.
-        let (code, entry) = unsafe {
-            let mut entry: CqError = std::mem::zeroed();
-            (((*(*cq).ops).readerr)(cq, &mut entry, 0), entry)
-        };
+        let mut entry = fi_cq_err_entry::default();
+        // SAFETY: an open queue; the call fills the entry.
+        let code = unsafe { ((*(*cq).ops).readerr)(cq, &mut entry, 0) };
         if code == -abi::FI_EAGAIN {
             return Ok(());
         }
         self.lib().check("reading a failed completion", code)?;
         let mut error = self.lib().error("an operation failed", entry.err);
         // SAFETY: an open queue, and the entry that it has just filled; a C string, or null.
-        let more =
-            unsafe { ((*(*cq).ops).strerror)(cq, entry.prov_errno, entry.err_data, ptr::null_mut(), 0) };
-        if !more.is_null() {
-            // SAFETY: as above.
-            let more = unsafe { CStr::from_ptr(more) }.to_string_lossy();
+        let more = unsafe {
+            text(((*(*cq).ops).strerror)(cq, entry.prov_errno, entry.err_data, ptr::null_mut(), 0))
+        };
+        if !more.is_empty() {
             error.text = format!("{} ({more})", error.text);
         }
-        into.extend(self.ended(entry.context, Err(error)));
+        into.extend(self.ended(entry.op_context, Err(error)));
         Ok(())
     }
 
@@ -388,7 +386,7 @@ impl Device {
 ///
 /// # Errors
 /// libfabric's own; and what cannot be forbidden.
-pub(super) fn make(device: &Device) -> Result<Object<FidEp>, FabricError> {
+pub(super) fn make(device: &Device) -> Result<Object<fid_ep>, FabricError> {
     let (lib, info, domain) = (device.lib(), device.description().as_ptr(), device.domain.as_ptr());
     // SAFETY: an open device and its whole description; the call writes an open endpoint if it returns 0, which whoever
     // has it drops before the device.
@@ -412,17 +410,15 @@ pub(super) fn make(device: &Device) -> Result<Object<FidEp>, FabricError> {
 /// `domain` is open.
 unsafe fn completion_queue(
     lib: &Fabric,
-    domain: *mut FidDomain,
+    domain: *mut fid_domain,
     depth: usize,
-) -> Result<(Object<FidCq>, bool), FabricError> {
+) -> Result<(Object<fid_cq>, bool), FabricError> {
     let open = |wait_obj| {
-        let call = |out: *mut *mut FidCq| {
-            // SAFETY: all zeros asks for defaults; the caller's promise.
-            unsafe {
-                let mut attr: abi::CqAttr = std::mem::zeroed();
-                (attr.size, attr.format, attr.wait_obj) = (depth, abi::FI_CQ_FORMAT_CONTEXT, wait_obj);
-                ((*(*domain).ops).cq_open)(domain, &mut attr, out, ptr::null_mut())
-            }
+        let call = |out: *mut *mut fid_cq| {
+            let format = abi::FI_CQ_FORMAT_CONTEXT;
+            let mut attr = abi::fi_cq_attr { size: depth, format, wait_obj, ..Default::default() };
+            // SAFETY: the caller's promise.
+            unsafe { ((*(*domain).ops).cq_open)(domain, &mut attr, out, ptr::null_mut()) }
         };
         // SAFETY: it writes an open queue when it returns 0.
         unsafe { Object::make(lib, "making a completion queue", call) }

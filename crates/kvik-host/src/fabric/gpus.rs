@@ -5,8 +5,9 @@
 //! With a GPU that stands still the NIC's thread would stand still too, and no deadline of any transfer would hold. So no
 //! endpoint may do it, and a NIC whose endpoints cannot be told so knows no GPU.
 
-use super::abi::{self, FidEp};
+use super::abi::fid_ep;
 use super::device::{Object, forbid};
+use super::newer::FI_OPT_CUDA_API_PERMITTED;
 use super::{Fabric, FabricError};
 use std::ffi::c_int;
 
@@ -14,8 +15,8 @@ use std::ffi::c_int;
 ///
 /// # Errors
 /// The provider copies by CUDA, or makes no promise that it does not.
-pub(super) fn forbid_copies(lib: &Fabric, ep: &Object<FidEp>) -> Result<(), FabricError> {
-    let code = forbid(ep, abi::FI_OPT_CUDA_API_PERMITTED);
+pub(super) fn forbid_copies(lib: &Fabric, ep: &Object<fid_ep>) -> Result<(), FabricError> {
+    let code = forbid(ep, FI_OPT_CUDA_API_PERMITTED);
     if code == 0 {
         return Ok(());
     }

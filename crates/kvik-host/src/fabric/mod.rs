@@ -15,6 +15,7 @@ mod abi;
 mod device;
 mod endpoint;
 mod gpus;
+mod newer;
 mod nic;
 mod registration;
 mod within_host;
@@ -26,9 +27,9 @@ pub use endpoint::{Endpoint, Rma, Slot};
 pub use nic::Nic;
 pub use registration::Registration;
 
-use crate::library::{Library, LibraryError, Wanted};
-use abi::Info;
-use std::ffi::{CStr, CString, c_char, c_int};
+use crate::library::{Library, LibraryError, Wanted, text};
+use abi::Table;
+use std::ffi::{CString, c_int};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -49,19 +50,6 @@ pub struct Fabric {
     table: Table,
 }
 
-/// Its functions; all others are reached through the objects that it makes.
-#[derive(Clone, Copy, Debug)]
-struct Table {
-    getinfo:
-        unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int,
-    freeinfo: unsafe extern "C" fn(*mut Info),
-    dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
-    fabric:
-        unsafe extern "C" fn(*mut abi::FabricAttr, *mut *mut abi::FidFabric, *mut std::ffi::c_void) -> c_int,
-    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
-    version: unsafe extern "C" fn() -> u32,
-}
-
 impl Fabric {
     /// Loads the library: `file`, if the user names one.
     ///
@@ -69,17 +57,7 @@ impl Fabric {
     /// It is nowhere, or too old.
     pub fn load(file: Option<&Path>) -> Result<Arc<Fabric>, LibraryError> {
         let library = Library::open(LIBFABRIC, file)?;
-        // SAFETY: the types of the fields are those of `rdma/fabric.h` for these versions of the symbols.
-        let table = unsafe {
-            Table {
-                getinfo: library.function(c"fi_getinfo", c"FABRIC_1.3")?,
-                freeinfo: library.function(c"fi_freeinfo", c"FABRIC_1.3")?,
-                dupinfo: library.function(c"fi_dupinfo", c"FABRIC_1.3")?,
-                fabric: library.function(c"fi_fabric", c"FABRIC_1.1")?,
-                strerror: library.function(c"fi_strerror", c"FABRIC_1.0")?,
-                version: library.function(c"fi_version", c"FABRIC_1.0")?,
-            }
-        };
+        let table = Table::load(&library)?;
         let fabric = Fabric { library, table };
         let (major, minor) = fabric.version();
         if (major, minor) < (1, 14) {
@@ -122,8 +100,8 @@ impl Fabric {
 
     fn error(&self, what: &'static str, number: c_int) -> FabricError {
         // SAFETY: for any number a C string that lives as long as the library.
-        let text = unsafe { CStr::from_ptr((self.table.strerror)(number)) };
-        FabricError { what, number, text: text.to_string_lossy().into_owned() }
+        let text = unsafe { text((self.table.strerror)(number)) };
+        FabricError { what, number, text }
     }
 }
 

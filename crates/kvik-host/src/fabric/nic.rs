@@ -1,14 +1,11 @@
 //! NICs, as a provider describes them.
 
-use super::abi::{self, Info};
-use super::{Fabric, FabricError, c_string};
-use std::ffi::{CStr, c_char};
+use super::abi::{self, fi_info};
+use super::{Fabric, FabricError, c_string, newer};
+use crate::library::text;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-
-/// `FI_SOURCE`: the node that is given to `fi_getinfo` is the own address.
-const FI_SOURCE: u64 = 1 << 57;
 
 /// One NIC under one provider.
 pub struct Nic {
@@ -52,7 +49,7 @@ impl Nic {
 /// What a provider says of a NIC, and what it is opened by.
 pub(super) struct Description {
     fabric: Arc<Fabric>,
-    info: NonNull<Info>,
+    info: NonNull<fi_info>,
 }
 
 // SAFETY: the description belongs to this value alone, and is only read.
@@ -68,7 +65,7 @@ impl Drop for Description {
 }
 
 impl Description {
-    pub fn as_ptr(&self) -> *mut Info {
+    pub fn as_ptr(&self) -> *mut fi_info {
         self.info.as_ptr()
     }
 
@@ -126,16 +123,6 @@ impl Description {
     fn is_of_same(&self, other: &Description) -> bool {
         let name = |of: &Description| (of.name(), of.fabric(), of.provider());
         name(self) == name(other) && self.source() == other.source()
-    }
-}
-
-/// # Safety
-/// Null, or a C string that lives.
-unsafe fn text(at: *const c_char) -> String {
-    match at.is_null() {
-        true => String::new(),
-        // SAFETY: the caller's promise.
-        false => unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned(),
     }
 }
 
@@ -199,9 +186,10 @@ fn look(
     let what = "looking for NICs";
     let node = source.map(|source| c_string(what, source)).transpose()?;
     let hints = hints(fabric, provider, memories)?;
-    let version = if memories == Memories::Gpus { abi::DMABUF_VERSION } else { abi::API_VERSION };
-    let mut found: *mut Info = ptr::null_mut();
-    let flags = if node.is_some() { FI_SOURCE } else { 0 };
+    let version = if memories == Memories::Gpus { newer::DMABUF_VERSION } else { newer::API_VERSION };
+    let mut found: *mut fi_info = ptr::null_mut();
+    // With it the node is the own address.
+    let flags = if node.is_some() { abi::FI_SOURCE } else { 0 };
     let node = node.as_ref().map_or(ptr::null(), |node| node.as_ptr());
     // SAFETY: strings and hints live during the call; what it finds is freed below.
     let code =
@@ -239,7 +227,7 @@ fn hints(fabric: &Arc<Fabric>, provider: &str, memories: Memories) -> Result<Des
         info.caps = abi::FI_MSG | abi::FI_RMA | abi::FI_READ | abi::FI_WRITE;
         info.caps |= abi::FI_REMOTE_READ | abi::FI_REMOTE_WRITE;
         info.mode = abi::FI_CONTEXT | abi::FI_CONTEXT2;
-        (*info.ep_attr).kind = abi::FI_EP_RDM;
+        (*info.ep_attr).type_ = abi::FI_EP_RDM;
         (*info.tx_attr).op_flags = abi::FI_DELIVERY_COMPLETE | abi::FI_COMPLETION;
         let domain = &mut *info.domain_attr;
         domain.threading = abi::FI_THREAD_DOMAIN;

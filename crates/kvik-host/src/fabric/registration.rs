@@ -1,9 +1,10 @@
 //! Memory that a NIC knows.
 
 use super::FabricError;
-use super::abi::{self, FidMr, MrAttr, MrDevice, MrDmabuf};
+use super::abi::{self, fid_mr};
 use super::device::{Device, Object};
-use crate::cuda::GpuMemory;
+use super::newer::{FI_MR_DMABUF, MrAttr, MrDevice, MrDmabuf};
+use crate::device::DeviceMemory;
 use crate::{HostError, Memory};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -16,14 +17,14 @@ use std::sync::Arc;
 enum Keep {
     Memory(Arc<Memory>),
     // In this order: the descriptor is closed before the memory may be freed.
-    Gpu { _fd: OwnedFd, memory: Arc<GpuMemory> },
+    Gpu { _fd: OwnedFd, memory: Arc<dyn DeviceMemory> },
 }
 
 /// Memory that a NIC knows. It stays so while an operation on it is in flight.
 ///
 /// The end of it is no fence: what a peer has in flight may still land.
 pub struct Registration {
-    mr: ManuallyDrop<Object<FidMr>>,
+    mr: ManuallyDrop<Object<fid_mr>>,
     keep: ManuallyDrop<Keep>,
     base: u64,
     device: Rc<Device>,
@@ -59,11 +60,11 @@ impl Device {
     /// The NIC knows no such memory ([`Device::gpus`]), the GPU or its driver makes no dma-bufs, or libfabric's own.
     pub fn register_gpu(
         self: &Rc<Device>,
-        memory: Arc<GpuMemory>,
+        memory: Arc<dyn DeviceMemory>,
         remote: bool,
     ) -> Result<Rc<Registration>, FabricError> {
         let what = "registering memory of a GPU";
-        let number = memory.device().ordinal();
+        let number = memory.device().number();
         let refused = |text: String| FabricError {
             what,
             number: libc::EOPNOTSUPP,
@@ -84,7 +85,7 @@ impl Device {
         // call, and descriptor and memory are kept until the registration is closed.
         let mr = unsafe {
             let regattr = (*(*domain).mr).regattr;
-            Object::make(self.lib(), what, |out| regattr(self.domain.fid(), &attr, abi::FI_MR_DMABUF, out))
+            Object::make(self.lib(), what, |out| regattr(self.domain.fid(), &attr, FI_MR_DMABUF, out))
         };
         let mr = mr.map_err(|mut error| {
             error.text = format!(
@@ -98,7 +99,7 @@ impl Device {
         Ok(self.registered(mr, Keep::Gpu { _fd: buffer.fd, memory }, at))
     }
 
-    fn registered(self: &Rc<Device>, mr: Object<FidMr>, keep: Keep, at: usize) -> Rc<Registration> {
+    fn registered(self: &Rc<Device>, mr: Object<fid_mr>, keep: Keep, at: usize) -> Rc<Registration> {
         let virtual_addresses = self.description().mr_mode() & abi::FI_MR_VIRT_ADDR != 0;
         let base = if virtual_addresses { at as u64 } else { 0 };
         let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(keep));
@@ -161,7 +162,7 @@ impl Registration {
     }
 
     /// The GPU's memory; none for any other.
-    pub fn gpu(&self) -> Option<&Arc<GpuMemory>> {
+    pub fn gpu(&self) -> Option<&Arc<dyn DeviceMemory>> {
         match &*self.keep {
             Keep::Gpu { memory, .. } => Some(memory),
             Keep::Memory(_) => None,
@@ -176,7 +177,7 @@ impl Registration {
     /// What own operations on it carry.
     pub(super) fn desc(&self) -> *mut c_void {
         // SAFETY: an open registration.
-        unsafe { (*self.mr.as_ptr()).desc }
+        unsafe { (*self.mr.as_ptr()).mem_desc }
     }
 
     /// A range for an own operation, which must lie in it; and be writable, where the operation writes it. That of a

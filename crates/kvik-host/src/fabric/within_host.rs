@@ -4,8 +4,9 @@
 //! told not to (`fi_efa(7)`). What that one writes into another process goes on after the own endpoint was closed (seen
 //! with libfabric 1.17), so a transfer could not be stopped at its end.
 
-use super::abi::{self, FidEp};
+use super::abi::fid_ep;
 use super::device::{Object, forbid};
+use super::newer::FI_OPT_SHARED_MEMORY_PERMITTED;
 use super::{Fabric, FabricError};
 use std::ffi::OsStr;
 
@@ -16,8 +17,8 @@ const VARIABLE: &str = "FI_EFA_ENABLE_SHM_TRANSFER";
 ///
 /// # Errors
 /// The library knows no such option, and was not told by its environment either.
-pub(super) fn forbid_shared_memory(lib: &Fabric, ep: &Object<FidEp>) -> Result<(), FabricError> {
-    let code = forbid(ep, abi::FI_OPT_SHARED_MEMORY_PERMITTED);
+pub(super) fn forbid_shared_memory(lib: &Fabric, ep: &Object<fid_ep>) -> Result<(), FabricError> {
+    let code = forbid(ep, FI_OPT_SHARED_MEMORY_PERMITTED);
     if code == 0 || std::env::var_os(VARIABLE).is_some_and(|value| is_off(&value)) {
         return Ok(());
     }

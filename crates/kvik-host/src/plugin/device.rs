@@ -49,7 +49,7 @@ pub enum CancelScope {
 
 /// The device itself, closed when nothing needs it any more.
 struct Opened {
-    at: NonNull<abi::Device>,
+    at: NonNull<abi::kvik_nic_device>,
     plugin: Arc<Plugin>,
 }
 
@@ -62,9 +62,9 @@ impl Opened {
     fn told(
         &self,
         what: &'static str,
-        ask: unsafe extern "C" fn(*mut abi::Device, *mut u8, *mut u32) -> i32,
+        ask: unsafe extern "C" fn(*mut abi::kvik_nic_device, *mut u8, *mut u32) -> i32,
     ) -> Result<Vec<u8>, PluginError> {
-        let mut bytes = [0u8; abi::ADDRESS];
+        let mut bytes = [0u8; abi::KVIK_NIC_ADDRESS];
         let mut len = bytes.len() as u32;
         // SAFETY: an open device, and room for `len` bytes.
         let code = unsafe { ask(self.at.as_ptr(), bytes.as_mut_ptr(), &mut len) };
@@ -73,7 +73,8 @@ impl Opened {
             Some([]) => Err(self.plugin.wrong(what, "it gives an address of no bytes")),
             Some(address) => Ok(address.to_vec()),
             None => {
-                let text = format!("it gives an address of {len} bytes, and {} is the most", abi::ADDRESS);
+                let text =
+                    format!("it gives an address of {len} bytes, and {} is the most", abi::KVIK_NIC_ADDRESS);
                 Err(self.plugin.wrong(what, text))
             }
         }
@@ -90,7 +91,7 @@ impl Drop for Opened {
 
 /// Memory that a device knows. It stays so while an operation on it is in flight.
 pub struct Region {
-    at: NonNull<abi::Region>,
+    at: NonNull<abi::kvik_nic_region>,
     memory: Arc<Memory>,
     key: u64,
     base: u64,
@@ -136,11 +137,11 @@ struct Operation {
 
 /// See the module's text.
 pub struct PluginDevice {
-    conns: HashMap<Conn, NonNull<abi::Conn>>,
+    conns: HashMap<Conn, NonNull<abi::kvik_nic_conn>>,
     /// What is in flight, by the numbers that the plug-in has for it: each is given out once.
     operations: HashMap<u64, Operation>,
     next: u64,
-    limits: abi::Limits,
+    limits: abi::kvik_nic_limits,
     /// The address that peers were told last.
     address: Vec<u8>,
     device: Rc<Opened>,
@@ -160,12 +161,12 @@ impl PluginDevice {
         plugin.check(what, ptr::null_mut(), code)?;
         let at = NonNull::new(made).ok_or_else(|| plugin.wrong(what, "it gives none"))?;
         let device = Rc::new(Opened { at, plugin: plugin.clone() });
-        let mut limits = abi::Limits::default();
+        let mut limits = abi::kvik_nic_limits::default();
         let what = "asking what a device takes";
         // SAFETY: an open device, and where to write.
         device.check(what, unsafe { (plugin.functions.limits)(at.as_ptr(), &mut limits) })?;
         if limits.longest == 0 || limits.pieces == 0 || limits.depth == 0 {
-            let abi::Limits { longest, pieces, depth } = limits;
+            let abi::kvik_nic_limits { longest, pieces, depth } = limits;
             let text = format!("no operation: {longest} bytes, {pieces} pieces, {depth} in flight");
             return Err(plugin.wrong(what, text));
         }
@@ -185,7 +186,7 @@ impl PluginDevice {
         &self.device.plugin
     }
 
-    fn at(&self) -> *mut abi::Device {
+    fn at(&self) -> *mut abi::kvik_nic_device {
         self.device.at.as_ptr()
     }
 
@@ -201,7 +202,7 @@ impl PluginDevice {
 
     /// Pieces of one operation, at most.
     pub fn pieces(&self) -> usize {
-        (self.limits.pieces as usize).min(abi::PIECES)
+        (self.limits.pieces as usize).min(abi::KVIK_NIC_PIECES)
     }
 
     /// Operations in flight, at most.
@@ -242,11 +243,11 @@ impl PluginDevice {
     /// It is no address of this plug-in.
     pub fn open_conn(&mut self, address: &[u8]) -> Result<Conn, PluginError> {
         let what = "opening a connection to a peer";
-        if address.is_empty() || address.len() > abi::ADDRESS {
+        if address.is_empty() || address.len() > abi::KVIK_NIC_ADDRESS {
             let text = format!(
                 "the peer's address has {} bytes, and 1 to {} are taken",
                 address.len(),
-                abi::ADDRESS
+                abi::KVIK_NIC_ADDRESS
             );
             return Err(self.plugin().wrong(what, text));
         }
@@ -297,25 +298,25 @@ impl PluginDevice {
         if !Rc::ptr_eq(&rma.memory.device, &self.device) {
             return Err(wrong("its memory is known to another device"));
         }
-        let mut pieces = [abi::Piece { start: ptr::null_mut(), length: 0 }; abi::PIECES];
+        let mut pieces = [abi::kvik_nic_piece { start: ptr::null_mut(), length: 0 }; abi::KVIK_NIC_PIECES];
         for (piece, run) in pieces.iter_mut().zip(rma.pieces) {
             let memory = rma.memory.memory();
             let iov = match rma.op {
                 RmaOp::Read => memory.recv_run(run.offset, run.len)?.as_iovec(),
                 RmaOp::Write => memory.send_run(run.offset, run.len)?.as_iovec(),
             };
-            *piece = abi::Piece { start: iov.iov_base, length: iov.iov_len as u64 };
+            *piece = abi::kvik_nic_piece { start: iov.iov_base, length: iov.iov_len as u64 };
         }
         if self.operations.len() >= self.limits.depth as usize {
             return Ok(Posted::Full);
         }
         let token = self.number();
-        let post = abi::Post {
+        let post = abi::kvik_nic_post {
             conn: conn.as_ptr(),
             region: rma.memory.at.as_ptr(),
             pieces: pieces.as_ptr(),
             count: rma.pieces.len() as u32,
-            op: if rma.op == RmaOp::Read { abi::READ } else { abi::WRITE },
+            op: if rma.op == RmaOp::Read { abi::KVIK_NIC_READ } else { abi::KVIK_NIC_WRITE },
             remote: rma.remote,
             key: rma.key,
             token,
@@ -325,12 +326,12 @@ impl PluginDevice {
         let code = unsafe { (self.plugin().functions.post)(self.at(), &post) };
         self.device.check(what, code)?;
         match code {
-            abi::OK => {
+            abi::KVIK_NIC_OK => {
                 let operation = Operation { token: rma.token, conn: rma.conn, _memory: rma.memory.clone() };
                 self.operations.insert(token, operation);
                 Ok(Posted::Yes)
             }
-            abi::FULL => Ok(Posted::Full),
+            abi::KVIK_NIC_FULL => Ok(Posted::Full),
             code => Err(self.plugin().wrong(what, format!("it answers {code}")).into()),
         }
     }
@@ -341,7 +342,7 @@ impl PluginDevice {
     /// Nothing can be learnt of operations any more: what is in flight must be cut.
     pub fn poll(&mut self, into: &mut Vec<Completion<PluginError>>) -> Result<(), PluginError> {
         let what = "polling for completions";
-        let mut batch = [abi::Completion::default(); BATCH];
+        let mut batch = [abi::kvik_nic_completion::default(); BATCH];
         for _ in 0..ROUNDS {
             // SAFETY: an open device, and room for so many completions.
             let got = unsafe { (self.plugin().functions.poll)(self.at(), batch.as_mut_ptr(), BATCH as u32) };
@@ -407,12 +408,12 @@ impl PluginDevice {
         let code = unsafe { (self.plugin().functions.cancel)(self.at(), at.as_ptr()) };
         self.device.check("cutting what was posted", code)?;
         match code {
-            abi::OK => {
+            abi::KVIK_NIC_OK => {
                 self.conns.remove(&conn);
                 self.operations.retain(|_, operation| operation.conn != conn);
                 Ok(CancelScope::Conn)
             }
-            abi::ALL => {
+            abi::KVIK_NIC_ALL => {
                 self.conns.clear();
                 self.operations.clear();
                 Ok(CancelScope::Everything)

@@ -34,6 +34,26 @@ const WANTED: Wanted = Wanted {
     container: "mount its file",
 };
 
+/// The versions of the interface that kvik knows.
+const OLDEST: u32 = 1;
+const NEWEST: u32 = abi::KVIK_NIC_VERSION;
+
+/// The head of `struct kvik_nic_plugin`, the same in all versions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Head {
+    size: u32,
+    version: u32,
+    oldest: u32,
+    newest: u32,
+    name: [u8; abi::KVIK_NIC_NAME],
+}
+
+const _: () = assert!(size_of::<Head>() == std::mem::offset_of!(abi::kvik_nic_plugin, device_count));
+
+/// `kvik_nic_plugin()`
+type Entry = unsafe extern "C" fn(u32, u32) -> *const Head;
+
 /// A loaded plug-in.
 pub struct Plugin {
     library: Library,
@@ -59,7 +79,7 @@ impl Plugin {
         let path = library.path().display();
         // SAFETY: the type is the one that the header gives for this name, which is the name of no other
         // function.
-        let entry = unsafe { library.plain_function::<abi::Entry>(c"kvik_nic_plugin") };
+        let entry = unsafe { library.plain_function::<Entry>(c"kvik_nic_plugin") };
         let entry = entry.ok_or_else(|| {
             LibraryError(format!(
                 "{path} is no plug-in for kvik: it has no function kvik_nic_plugin; \
@@ -68,7 +88,7 @@ impl Plugin {
             ))
         })?;
         // SAFETY: the header's function: for any range of versions it returns a table that is there for ever.
-        let head = unsafe { entry(abi::OLDEST, abi::NEWEST) };
+        let head = unsafe { entry(OLDEST, NEWEST) };
         let (version, functions, name) =
             read(head).map_err(|why| LibraryError(format!("{path} cannot be used as a plug-in: {why}")))?;
         Ok(Arc::new(Plugin { functions, version, name, library }))
@@ -99,8 +119,10 @@ impl Plugin {
         let count = unsafe { (self.functions.device_count)() };
         self.check(what, ptr::null_mut(), count)?;
         let count = count as usize;
-        if count > abi::DEVICES {
-            return Err(self.wrong(what, format!("it says {count}, and may have at most {}", abi::DEVICES)));
+        if count > abi::KVIK_NIC_DEVICES {
+            return Err(
+                self.wrong(what, format!("it says {count}, and may have at most {}", abi::KVIK_NIC_DEVICES))
+            );
         }
         let mut names = Vec::with_capacity(count);
         let mut seen = HashSet::new();
@@ -116,7 +138,7 @@ impl Plugin {
 
     fn device_name(&self, number: u32) -> Result<String, PluginError> {
         let what = "asking for a device's name";
-        let mut room = [0u8; abi::DEVICE_NAME];
+        let mut room = [0u8; abi::KVIK_NIC_DEVICE_NAME];
         let (at, len) = (room.as_mut_ptr().cast::<c_char>(), room.len() as u32);
         // SAFETY: as above, with room for `len` bytes.
         let code = unsafe { (self.functions.device_name)(number, at, len) };
@@ -125,7 +147,12 @@ impl Plugin {
     }
 
     /// Takes a negative number for an error, and asks what it means.
-    fn check(&self, what: &'static str, device: *mut abi::Device, code: i32) -> Result<(), PluginError> {
+    fn check(
+        &self,
+        what: &'static str,
+        device: *mut abi::kvik_nic_device,
+        code: i32,
+    ) -> Result<(), PluginError> {
         if code >= 0 {
             return Ok(());
         }
@@ -145,13 +172,13 @@ impl Plugin {
 }
 
 /// Reads the table that a plug-in gives: the version that is spoken, its functions, its name.
-fn read(head: *const abi::Head) -> Result<(u32, abi::Functions, String), String> {
+fn read(head: *const Head) -> Result<(u32, abi::Functions, String), String> {
     if head.is_null() || !head.is_aligned() {
         return Err("it gives no table".into());
     }
     // SAFETY: not null, and by the header's rules the head of a table that stays as it is.
     let known = unsafe { head.read() };
-    let (oldest, newest) = (abi::OLDEST, abi::NEWEST);
+    let (oldest, newest) = (OLDEST, NEWEST);
     if !(oldest..=newest).contains(&known.version) {
         return Err(format!(
             "it knows versions {} to {} of the interface (and answers with {}), and kvik {oldest} to {newest}; \
@@ -159,7 +186,7 @@ fn read(head: *const abi::Head) -> Result<(u32, abi::Functions, String), String>
             known.oldest, known.newest, known.version
         ));
     }
-    let (size, whole) = (known.size as usize, size_of::<abi::Table>());
+    let (size, whole) = (known.size as usize, size_of::<abi::kvik_nic_plugin>());
     if size < whole {
         let version = known.version;
         return Err(format!(
@@ -169,7 +196,7 @@ fn read(head: *const abi::Head) -> Result<(u32, abi::Functions, String), String>
     }
     let name = text(&known.name, ':').map_err(|why| format!("its name {why}"))?;
     // SAFETY: the table is as long as this, by its own word, which is all there is to know of it.
-    let table = unsafe { head.cast::<abi::Table>().read() };
+    let table = unsafe { head.cast::<abi::kvik_nic_plugin>().read() };
     let functions = table.functions().map_err(|missing| format!("its table has no function {missing}"))?;
     Ok((known.version, functions, name))
 }

@@ -1,11 +1,11 @@
 //! What comes back: requests in the order in which they were posted, immediates, and the end of a queue pair.
 
 use super::RmaOp;
-use super::abi::{self, Wc};
+use super::abi::{self, ibv_wc, ibv_wc_status};
 use super::ring::{Completion, Kind, Request, RequestError, Ring, Stage};
 
 /// What a status means to a person; the numbers are those of `enum ibv_wc_status`.
-fn meaning(status: i32) -> Option<&'static str> {
+fn meaning(status: ibv_wc_status) -> Option<&'static str> {
     Some(match status {
         1 | 2 => "the device refuses the request as it is: a piece, its length, or the depth of reads",
         4 | 8 => "the device does not know the own memory under this key, or for this use",
@@ -24,10 +24,10 @@ fn meaning(status: i32) -> Option<&'static str> {
 
 impl Ring {
     /// Takes a completion of this queue pair.
-    pub fn take(&mut self, wc: &Wc, into: &mut Vec<Completion>) {
+    pub fn take(&mut self, wc: &ibv_wc, into: &mut Vec<Completion>) {
         match Ring::kind_of(wc.wr_id) {
             Kind::Request(count) => self.take_request(count, wc, into),
-            Kind::Receive if wc.status == abi::WC_SUCCESS => self.take_immediate(wc, into),
+            Kind::Receive if wc.status == abi::IBV_WC_SUCCESS => self.take_immediate(wc, into),
             // Receives come back in error when the queue pair has failed: often the first to tell.
             Kind::Receive => self.fail_and_remember(),
             Kind::Last => {
@@ -38,15 +38,15 @@ impl Ring {
         }
     }
 
-    fn take_request(&mut self, count: u32, wc: &Wc, into: &mut Vec<Completion>) {
+    fn take_request(&mut self, count: u32, wc: &ibv_wc, into: &mut Vec<Completion>) {
         let Some(before) = self.position(count) else { return };
         // The peer answers in order, so what did not ask was done before one that was done, or that failed.
         // Of one that was only flushed this does not follow.
-        let flushed = wc.status == abi::WC_WR_FLUSH_ERR;
+        let flushed = wc.status == abi::IBV_WC_WR_FLUSH_ERR;
         for _ in 0..before {
             self.end_first(if flushed { Some((wc.status, 0)) } else { None }, into);
         }
-        if wc.status == abi::WC_SUCCESS {
+        if wc.status == abi::IBV_WC_SUCCESS {
             return self.end_first(None, into);
         }
         self.end_first(Some((wc.status, wc.vendor_err)), into);
@@ -54,7 +54,7 @@ impl Ring {
     }
 
     /// Returns the first request, with the status and the vendor's number if it failed.
-    fn end_first(&mut self, failed: Option<(i32, u32)>, into: &mut Vec<Completion>) {
+    fn end_first(&mut self, failed: Option<(ibv_wc_status, u32)>, into: &mut Vec<Completion>) {
         let Some(request) = self.pop() else { return };
         let result = match failed {
             None => Ok(()),
@@ -66,11 +66,11 @@ impl Ring {
     /// Returns all that is left: the device has none of it any more.
     pub fn return_rest(&mut self, into: &mut Vec<Completion>) {
         while self.in_flight() > 0 {
-            self.end_first(Some((abi::WC_WR_FLUSH_ERR, 0)), into);
+            self.end_first(Some((abi::IBV_WC_WR_FLUSH_ERR, 0)), into);
         }
     }
 
-    fn error(&self, request: &Request, status: i32, vendor: u32) -> RequestError {
+    fn error(&self, request: &Request, status: ibv_wc_status, vendor: u32) -> RequestError {
         let mut text = format!("{} (status {status}, vendor {vendor:#x})", self.verbs.status_text(status));
         if let Some(meaning) = meaning(status) {
             text = format!("{text}: {meaning}");
@@ -83,18 +83,20 @@ impl Ring {
             len: request.len,
             remote: request.remote,
             place: self.place.clone(),
-            status,
+            status: status as i32,
             vendor,
             text,
         }
     }
 
-    fn take_immediate(&mut self, wc: &Wc, into: &mut Vec<Completion>) {
+    fn take_immediate(&mut self, wc: &ibv_wc, into: &mut Vec<Completion>) {
         // Nothing but writes with immediates is ever received: a peer that sends has no place to send to.
-        if wc.opcode != abi::WC_RECV_RDMA_WITH_IMM {
+        if wc.opcode != abi::IBV_WC_RECV_RDMA_WITH_IMM {
             return self.fail_and_remember();
         }
-        into.push(Completion::Immediate { queue: self.id, value: u32::from_be(wc.imm_data) });
+        // SAFETY: numbers of the same size, whichever of them the device has written.
+        let value = u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data });
+        into.push(Completion::Immediate { queue: self.id, value });
         if self.stage == Stage::Connected && self.receive().is_err() {
             self.fail_and_remember();
         }

@@ -1,6 +1,6 @@
 //! An open port: its completion queue, which all its queue pairs share.
 
-use super::abi::{CompChannel, Context, Cq, Pd, Wc};
+use super::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_wc};
 use super::gid::{self, Gid};
 use super::port::{self, DeviceList, Port};
 use super::ring::{Completion, Ring};
@@ -41,10 +41,10 @@ pub(super) struct Limits {
 /// One port of a device, open. It and all that comes of it are one thread's, and the types see to that.
 pub struct Device {
     // In the order in which they are ended.
-    cq: Object<Cq>,
-    channel: Object<CompChannel>,
-    pub(super) pd: Object<Pd>,
-    pub(super) context: Object<Context>,
+    cq: Object<ibv_cq>,
+    channel: Object<ibv_comp_channel>,
+    pub(super) pd: Object<ibv_pd>,
+    pub(super) context: Object<ibv_context>,
     pub(super) verbs: Arc<Verbs>,
     pub(super) port: Port,
     pub(super) gid: Gid,
@@ -144,7 +144,7 @@ impl Device {
         }
     }
 
-    pub(super) fn cq(&self) -> *mut Cq {
+    pub(super) fn cq(&self) -> *mut ibv_cq {
         self.cq.as_ptr()
     }
 
@@ -199,7 +199,7 @@ impl Device {
     pub fn poll(&self, into: &mut Vec<Completion>) -> Result<(), VerbsError> {
         into.append(&mut self.stash.borrow_mut());
         let cq = self.cq();
-        let mut taken = [Wc::default(); BATCH];
+        let mut taken = [ibv_wc::default(); BATCH];
         // No more than the queue holds, however fast peers send.
         for _ in 0..=self.places.get() / BATCH {
             // SAFETY: an open queue, and room for as many completions.
@@ -284,16 +284,16 @@ impl Device {
 
 /// What is made of a context.
 struct Parts {
-    cq: Object<Cq>,
-    channel: Object<CompChannel>,
-    pd: Object<Pd>,
+    cq: Object<ibv_cq>,
+    channel: Object<ibv_comp_channel>,
+    pd: Object<ibv_pd>,
     places: usize,
 }
 
 impl Parts {
     fn make(
         verbs: &Verbs,
-        context: &Object<Context>,
+        context: &Object<ibv_context>,
         port: &Port,
         places: usize,
     ) -> Result<Parts, VerbsError> {

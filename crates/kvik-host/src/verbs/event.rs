@@ -1,6 +1,6 @@
 //! What a device tells of itself, of its ports, and of queue pairs, beside completions.
 
-use super::abi::{self, AsyncEvent};
+use super::abi::{self, ibv_async_event};
 use super::device::Device;
 use super::ring::QueueId;
 use super::{VerbsError, number};
@@ -67,7 +67,7 @@ impl Device {
     pub fn events(&self, into: &mut Vec<Event>) -> Result<(), VerbsError> {
         let (table, context) = (&self.verbs.table, self.context.as_ptr());
         loop {
-            let mut event = AsyncEvent { element: 0, event_type: 0 };
+            let mut event = ibv_async_event::default();
             // SAFETY: an open context, whose descriptor does not block; the call fills the event.
             if let Err(failed) = number(unsafe { (table.get_async_event)(context, &mut event) }) {
                 return match failed {
@@ -84,21 +84,22 @@ impl Device {
         }
     }
 
-    fn told(&self, event: &AsyncEvent) -> Event {
+    fn told(&self, event: &ibv_async_event) -> Event {
         let what = self.verbs.event_text(event.event_type);
-        let port = event.element as u8;
+        // SAFETY: numbers and pointers, of which all are there: the event was zeros before.
+        let (element, port) = unsafe { (event.element.qp as usize, event.element.port_num as u8) };
         match event.event_type {
-            abi::EVENT_PORT_ERR => Event::PortDown { port },
-            abi::EVENT_PORT_ACTIVE => Event::PortUp { port },
-            abi::EVENT_LID_CHANGE
-            | abi::EVENT_PKEY_CHANGE
-            | abi::EVENT_SM_CHANGE
-            | abi::EVENT_CLIENT_REREGISTER
-            | abi::EVENT_GID_CHANGE => Event::PortChanged { port, what },
+            abi::IBV_EVENT_PORT_ERR => Event::PortDown { port },
+            abi::IBV_EVENT_PORT_ACTIVE => Event::PortUp { port },
+            abi::IBV_EVENT_LID_CHANGE
+            | abi::IBV_EVENT_PKEY_CHANGE
+            | abi::IBV_EVENT_SM_CHANGE
+            | abi::IBV_EVENT_CLIENT_REREGISTER
+            | abi::IBV_EVENT_GID_CHANGE => Event::PortChanged { port, what },
             // Of the completion queue: it has lost some, and all queue pairs share it.
-            abi::EVENT_DEVICE_FATAL | abi::EVENT_CQ_ERR => Event::DeviceFatal { what },
-            abi::EVENT_QP_FATAL | abi::EVENT_QP_REQ_ERR | abi::EVENT_QP_ACCESS_ERR => {
-                match self.queue_at(event.element) {
+            abi::IBV_EVENT_DEVICE_FATAL | abi::IBV_EVENT_CQ_ERR => Event::DeviceFatal { what },
+            abi::IBV_EVENT_QP_FATAL | abi::IBV_EVENT_QP_REQ_ERR | abi::IBV_EVENT_QP_ACCESS_ERR => {
+                match self.queue_at(element) {
                     Some(queue) => Event::QueueFailed { queue, what },
                     None => Event::Other { what },
                 }
@@ -111,9 +112,9 @@ impl Device {
     /// [`super::Queue::fail`] does.
     fn queue_at(&self, element: usize) -> Option<QueueId> {
         let rings = self.rings.borrow();
-        let ring = rings.values().find(|ring| ring.borrow().is_at(element))?;
+        let ring = rings.values().find(|ring| ring.borrow().qp.as_ptr() as usize == element)?;
         let mut ring = ring.borrow_mut();
         ring.fail_and_remember();
-        Some(ring.id())
+        Some(ring.id)
     }
 }

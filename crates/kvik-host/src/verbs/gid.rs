@@ -20,9 +20,9 @@ impl GidKind {
     /// By the library's number.
     pub(super) fn from_number(number: u32) -> Option<GidKind> {
         match number {
-            abi::GID_TYPE_IB => Some(GidKind::InfiniBand),
-            abi::GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
-            abi::GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
+            abi::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
+            abi::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
+            abi::IBV_GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
             _ => None,
         }
     }
@@ -30,9 +30,9 @@ impl GidKind {
     /// The library's number.
     pub(super) fn number(self) -> u32 {
         match self {
-            GidKind::InfiniBand => abi::GID_TYPE_IB,
-            GidKind::RoceV1 => abi::GID_TYPE_ROCE_V1,
-            GidKind::RoceV2 => abi::GID_TYPE_ROCE_V2,
+            GidKind::InfiniBand => abi::IBV_GID_TYPE_IB,
+            GidKind::RoceV1 => abi::IBV_GID_TYPE_ROCE_V1,
+            GidKind::RoceV2 => abi::IBV_GID_TYPE_ROCE_V2,
         }
     }
 

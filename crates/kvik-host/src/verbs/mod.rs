@@ -40,8 +40,9 @@ pub use queue::{Queue, QueueOptions};
 pub use registration::{Access, Registration};
 pub use ring::{Completion, Piece, QueueId, RequestError, Rma};
 
-use crate::library::{Library, LibraryError, Wanted};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use crate::library::{Library, LibraryError, Wanted, text};
+use abi::Table;
+use std::ffi::c_int;
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -97,94 +98,7 @@ pub struct Verbs {
     table: Table,
 }
 
-type Make<A, T> = unsafe extern "C" fn(*mut A) -> *mut T;
 type End<T> = unsafe extern "C" fn(*mut T) -> c_int;
-
-/// Its functions; posting and polling are reached through the context.
-#[derive(Clone, Copy, Debug)]
-struct Table {
-    get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut abi::Device,
-    free_device_list: unsafe extern "C" fn(*mut *mut abi::Device),
-    get_device_name: unsafe extern "C" fn(*mut abi::Device) -> *const c_char,
-    open_device: Make<abi::Device, abi::Context>,
-    close_device: End<abi::Context>,
-    query_device: unsafe extern "C" fn(*mut abi::Context, *mut abi::DeviceAttr) -> c_int,
-    query_port: unsafe extern "C" fn(*mut abi::Context, u8, *mut abi::PortAttr) -> c_int,
-    query_gid: unsafe extern "C" fn(*mut abi::Context, u8, c_int, *mut abi::Gid) -> c_int,
-    /// Of rdma-core 32 and newer.
-    query_gid_table: Option<
-        unsafe extern "C" fn(*mut abi::Context, *mut abi::GidEntry, usize, u32, usize) -> libc::ssize_t,
-    >,
-    alloc_pd: Make<abi::Context, abi::Pd>,
-    dealloc_pd: End<abi::Pd>,
-    reg_mr: unsafe extern "C" fn(*mut abi::Pd, *mut c_void, usize, c_int) -> *mut abi::Mr,
-    /// Of rdma-core 34 and newer.
-    reg_dmabuf_mr: Option<unsafe extern "C" fn(*mut abi::Pd, u64, usize, u64, c_int, c_int) -> *mut abi::Mr>,
-    dereg_mr: End<abi::Mr>,
-    create_comp_channel: Make<abi::Context, abi::CompChannel>,
-    destroy_comp_channel: End<abi::CompChannel>,
-    create_cq: unsafe extern "C" fn(
-        *mut abi::Context,
-        c_int,
-        *mut c_void,
-        *mut abi::CompChannel,
-        c_int,
-    ) -> *mut abi::Cq,
-    resize_cq: unsafe extern "C" fn(*mut abi::Cq, c_int) -> c_int,
-    destroy_cq: End<abi::Cq>,
-    get_cq_event: unsafe extern "C" fn(*mut abi::CompChannel, *mut *mut abi::Cq, *mut *mut c_void) -> c_int,
-    ack_cq_events: unsafe extern "C" fn(*mut abi::Cq, u32),
-    create_qp: unsafe extern "C" fn(*mut abi::Pd, *mut abi::QpInitAttr) -> *mut abi::Qp,
-    modify_qp: unsafe extern "C" fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int,
-    query_qp: unsafe extern "C" fn(*mut abi::Qp, *mut abi::QpAttr, c_int, *mut abi::QpInitAttr) -> c_int,
-    destroy_qp: End<abi::Qp>,
-    get_async_event: unsafe extern "C" fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int,
-    ack_async_event: unsafe extern "C" fn(*mut abi::AsyncEvent),
-    wc_status_str: unsafe extern "C" fn(c_int) -> *const c_char,
-    event_type_str: unsafe extern "C" fn(c_int) -> *const c_char,
-}
-
-impl Table {
-    fn load(library: &Library) -> Result<Table, LibraryError> {
-        const V1: &CStr = c"IBVERBS_1.1";
-        // SAFETY: the types of the fields are those of `infiniband/verbs.h` for these versions of the
-        // symbols. The port's structure is longer than the one that the symbol knows, with the same fields up
-        // to that one's end.
-        unsafe {
-            Ok(Table {
-                get_device_list: library.function(c"ibv_get_device_list", V1)?,
-                free_device_list: library.function(c"ibv_free_device_list", V1)?,
-                get_device_name: library.function(c"ibv_get_device_name", V1)?,
-                open_device: library.function(c"ibv_open_device", V1)?,
-                close_device: library.function(c"ibv_close_device", V1)?,
-                query_device: library.function(c"ibv_query_device", V1)?,
-                query_port: library.function(c"ibv_query_port", V1)?,
-                query_gid: library.function(c"ibv_query_gid", V1)?,
-                query_gid_table: library.function(c"_ibv_query_gid_table", c"IBVERBS_1.11").ok(),
-                alloc_pd: library.function(c"ibv_alloc_pd", V1)?,
-                dealloc_pd: library.function(c"ibv_dealloc_pd", V1)?,
-                reg_mr: library.function(c"ibv_reg_mr", V1)?,
-                reg_dmabuf_mr: library.function(c"ibv_reg_dmabuf_mr", c"IBVERBS_1.12").ok(),
-                dereg_mr: library.function(c"ibv_dereg_mr", V1)?,
-                create_comp_channel: library.function(c"ibv_create_comp_channel", c"IBVERBS_1.0")?,
-                destroy_comp_channel: library.function(c"ibv_destroy_comp_channel", c"IBVERBS_1.0")?,
-                create_cq: library.function(c"ibv_create_cq", V1)?,
-                resize_cq: library.function(c"ibv_resize_cq", V1)?,
-                destroy_cq: library.function(c"ibv_destroy_cq", V1)?,
-                get_cq_event: library.function(c"ibv_get_cq_event", V1)?,
-                ack_cq_events: library.function(c"ibv_ack_cq_events", V1)?,
-                create_qp: library.function(c"ibv_create_qp", V1)?,
-                modify_qp: library.function(c"ibv_modify_qp", V1)?,
-                query_qp: library.function(c"ibv_query_qp", V1)?,
-                destroy_qp: library.function(c"ibv_destroy_qp", V1)?,
-                get_async_event: library.function(c"ibv_get_async_event", V1)?,
-                ack_async_event: library.function(c"ibv_ack_async_event", V1)?,
-                wc_status_str: library.function(c"ibv_wc_status_str", V1)?,
-                event_type_str: library.function(c"ibv_event_type_str", V1)?,
-            })
-        }
-    }
-}
 
 impl Verbs {
     /// Loads the library: `file`, if the user names one.
@@ -212,15 +126,15 @@ impl Verbs {
     }
 
     /// The library's words for the status of a completion.
-    fn status_text(&self, status: c_int) -> String {
+    fn status_text(&self, status: abi::ibv_wc_status) -> String {
         // SAFETY: for any number a C string that is a constant of the library.
-        unsafe { CStr::from_ptr((self.table.wc_status_str)(status)) }.to_string_lossy().into_owned()
+        unsafe { text((self.table.wc_status_str)(status)) }
     }
 
     /// The library's words for an asynchronous event.
-    fn event_text(&self, kind: c_int) -> String {
+    fn event_text(&self, kind: abi::ibv_event_type) -> String {
         // SAFETY: as above.
-        unsafe { CStr::from_ptr((self.table.event_type_str)(kind)) }.to_string_lossy().into_owned()
+        unsafe { text((self.table.event_type_str)(kind)) }
     }
 }
 
@@ -270,15 +184,6 @@ impl<T> Drop for Object<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_host_without_the_library_is_told_what_to_do() {
-        let wanted = Wanted { soname: "libkvik-no-such-verbs.so.1", ..LIBIBVERBS };
-        let error = Library::open(wanted, None).unwrap_err().to_string();
-        for word in ["ibverbs-providers", "KVIK_NIC_LIBRARY", "--device=/dev/infiniband", "memlock"] {
-            assert!(error.contains(word), "{word} in: {error}");
-        }
-    }
 
     #[test]
     fn an_error_says_what_to_whom_and_what_to_do() {

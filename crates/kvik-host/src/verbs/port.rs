@@ -1,9 +1,10 @@
 //! Ports: what the library, and where it is silent the kernel's files, say of them.
 
-use super::abi::{self, Context, PortAttr};
+use super::abi::{self, ibv_context, ibv_port_attr};
 use super::gid::{self, Family, Gid, GidKind};
 use super::{Object, Verbs, VerbsError, number};
-use std::ffi::{CStr, c_char, c_int};
+use crate::library::text;
+use std::ffi::{c_char, c_int};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -95,7 +96,7 @@ pub fn rank(ports: &mut [Port]) {
 /// The library's list of devices, which must live while one of it is opened.
 pub(super) struct DeviceList<'v> {
     verbs: &'v Verbs,
-    at: Option<NonNull<*mut abi::Device>>,
+    at: Option<NonNull<*mut abi::ibv_device>>,
     len: usize,
 }
 
@@ -123,7 +124,7 @@ impl<'v> DeviceList<'v> {
     }
 
     /// The devices, with their names.
-    pub fn iter(&self) -> impl Iterator<Item = (*mut abi::Device, String)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = (*mut abi::ibv_device, String)> + '_ {
         (0..self.at.map_or(0, |_| self.len)).filter_map(|index| {
             // SAFETY: the list has `len` pointers to devices, which live as long as it.
             let device = unsafe { *self.at?.as_ptr().add(index) };
@@ -137,12 +138,16 @@ impl<'v> DeviceList<'v> {
     ///
     /// # Safety
     /// `device` is of this list, and what is made of the context is ended before it.
-    pub unsafe fn open(&self, device: *mut abi::Device, name: &str) -> Result<Object<Context>, VerbsError> {
+    pub unsafe fn open(
+        &self,
+        device: *mut abi::ibv_device,
+        name: &str,
+    ) -> Result<Object<ibv_context>, VerbsError> {
         let table = &self.verbs.table;
         let what = || format!("opening device {name}");
         // SAFETY: the caller's promise.
         let transport = unsafe { (*device).transport_type };
-        if transport != abi::TRANSPORT_IB {
+        if transport != abi::IBV_TRANSPORT_IB {
             let text = "it is neither InfiniBand nor RoCE, and has no reliable connections of their kind";
             return Err(VerbsError::own(what(), text));
         }
@@ -153,16 +158,6 @@ impl<'v> DeviceList<'v> {
                  (in a container: --device=/dev/infiniband)",
             )
         })
-    }
-}
-
-/// # Safety
-/// Null, or a C string that lives.
-unsafe fn text(at: *const c_char) -> String {
-    match at.is_null() {
-        true => String::new(),
-        // SAFETY: the caller's promise.
-        false => unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned(),
     }
 }
 
@@ -182,22 +177,19 @@ pub(super) fn list(verbs: &Verbs) -> Result<Found, VerbsError> {
 /// What an open device says of itself.
 pub(super) fn attributes(
     verbs: &Verbs,
-    context: &Object<Context>,
+    context: &Object<ibv_context>,
     name: &str,
-) -> Result<abi::DeviceAttr, VerbsError> {
-    // SAFETY: numbers only, of which all zeros is one choice; an open context, and a structure that the call
-    // fills.
-    let (code, attr) = unsafe {
-        let mut attr: abi::DeviceAttr = std::mem::zeroed();
-        ((verbs.table.query_device)(context.as_ptr(), &mut attr), attr)
-    };
+) -> Result<abi::ibv_device_attr, VerbsError> {
+    let mut attr = abi::ibv_device_attr::default();
+    // SAFETY: an open context, and a structure that the call fills.
+    let code = unsafe { (verbs.table.query_device)(context.as_ptr(), &mut attr) };
     number(code).map_err(|code| VerbsError::os(format!("asking device {name} for its limits"), code))?;
     Ok(attr)
 }
 
 pub(super) fn ports_of(
     verbs: &Verbs,
-    context: &Object<Context>,
+    context: &Object<ibv_context>,
     name: &str,
 ) -> Result<Vec<Port>, VerbsError> {
     let count = attributes(verbs, context, name)?.phys_port_cnt;
@@ -211,7 +203,7 @@ pub(super) fn ports_of(
     for (port, attr) in asked {
         // Devices of the first years name no link layer: they are InfiniBand's.
         let link = match attr.link_layer {
-            abi::LINK_LAYER_ETHERNET => Link::Ethernet,
+            abi::IBV_LINK_LAYER_ETHERNET => Link::Ethernet,
             _ => Link::InfiniBand,
         };
         let gids = match &table {
@@ -239,15 +231,14 @@ pub(super) fn ports_of(
 
 fn port_attributes(
     verbs: &Verbs,
-    context: &Object<Context>,
+    context: &Object<ibv_context>,
     name: &str,
     port: u8,
-) -> Result<PortAttr, VerbsError> {
-    // SAFETY: numbers only. An open context; the call fills a structure that is no longer than this.
-    let (code, attr) = unsafe {
-        let mut attr: PortAttr = std::mem::zeroed();
-        ((verbs.table.query_port)(context.as_ptr(), port, &mut attr), attr)
-    };
+) -> Result<ibv_port_attr, VerbsError> {
+    let mut attr = ibv_port_attr::default();
+    // SAFETY: an open context; the call fills a structure that is no longer than this, with the same fields up to its
+    // end.
+    let code = unsafe { (verbs.table.query_port)(context.as_ptr(), port, (&raw mut attr).cast()) };
     number(code).map_err(|code| VerbsError::os(format!("asking device {name} for port {port}"), code))?;
     Ok(attr)
 }
@@ -255,14 +246,15 @@ fn port_attributes(
 /// The tables of all ports in one call, where the library has it.
 fn gid_table(
     verbs: &Verbs,
-    context: &Object<Context>,
+    context: &Object<ibv_context>,
     name: &str,
     entries: usize,
-) -> Result<Option<Vec<abi::GidEntry>>, VerbsError> {
+) -> Result<Option<Vec<abi::ibv_gid_entry>>, VerbsError> {
     let Some(query) = verbs.table.query_gid_table else { return Ok(None) };
-    let mut table = vec![abi::GidEntry::default(); entries];
+    let mut table: Vec<_> = (0..entries).map(|_| abi::ibv_gid_entry::default()).collect();
     // SAFETY: an open context, and room for `entries` entries of this size.
-    let got = unsafe { query(context.as_ptr(), table.as_mut_ptr(), entries, 0, size_of::<abi::GidEntry>()) };
+    let got =
+        unsafe { query(context.as_ptr(), table.as_mut_ptr(), entries, 0, size_of::<abi::ibv_gid_entry>()) };
     let got = usize::try_from(got).map_err(|_| {
         let what = format!("reading the GID table of device {name}");
         VerbsError::os(what, got.unsigned_abs() as c_int)
@@ -272,7 +264,7 @@ fn gid_table(
 }
 
 /// A port's entries. Those beyond 255 cannot be named in an address of a packet's path, and are left out.
-fn of_table(table: &[abi::GidEntry], port: u8) -> Vec<Gid> {
+fn of_table(table: &[abi::ibv_gid_entry], port: u8) -> Vec<Gid> {
     let of_port = table.iter().filter(|entry| entry.port_num == u32::from(port));
     of_port
         .filter_map(|entry| {
@@ -301,7 +293,7 @@ fn interface_name(index: u32) -> String {
 /// once.
 fn one_by_one(
     verbs: &Verbs,
-    context: &Object<Context>,
+    context: &Object<ibv_context>,
     name: &str,
     port: u8,
     (link, len): (Link, c_int),
@@ -310,7 +302,7 @@ fn one_by_one(
     (0..=u8::MAX)
         .take(len.max(0) as usize)
         .filter_map(|index| {
-            let mut raw = abi::Gid::default();
+            let mut raw = abi::ibv_gid::default();
             // SAFETY: an open context; the call fills the GID.
             let code = unsafe { (verbs.table.query_gid)(context.as_ptr(), port, index.into(), &mut raw) };
             if code != 0 || raw.0 == [0; 16] {
@@ -368,38 +360,13 @@ fn speed(width: u8, lane: u8) -> u32 {
 }
 
 /// Bytes of an MTU's code; the smallest there is for a code that nobody knows.
-pub(super) fn mtu_bytes(code: c_int) -> usize {
+pub(super) fn mtu_bytes(code: u32) -> usize {
     128 << code.clamp(1, 5)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn port(device: &str, state: PortState, gigabits: u32) -> Port {
-        let (link, gids) = (Link::Ethernet, Vec::new());
-        Port { device: device.into(), number: 1, state, link, mtu: 1024, longest: 1, lid: 0, gigabits, gids }
-    }
-
-    #[test]
-    fn ports_in_use_and_fast_ones_come_first() {
-        let mut ports = [
-            port("down", PortState::Down, 400),
-            port("slow", PortState::Active, 25),
-            port("fast", PortState::Active, 200),
-            port("fast too", PortState::Active, 200),
-            port("waiting", PortState::Waiting, 800),
-        ];
-        rank(&mut ports);
-        let names: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
-        assert_eq!(names, ["fast", "fast too", "slow", "waiting", "down"]);
-    }
-
-    #[test]
-    fn a_port_without_gids_says_which_it_is() {
-        let error = port("rxe0", PortState::Active, 1).choose_gid(Family::Any, None).unwrap_err();
-        assert!(error.to_string().contains("device rxe0 port 1"), "{error}");
-    }
 
     #[test]
     fn speeds_are_read_from_either_source() {
@@ -408,13 +375,13 @@ mod tests {
         assert_eq!((parse_rate(""), parse_rate("fast")), (None, None));
         assert_eq!((speed(2, 32), speed(1, 1), speed(2, 128)), (100, 2, 400));
         assert_eq!((speed(3, 32), speed(2, 0)), (0, 0));
-        assert_eq!([1, 2, 3, 4, 5, 9, -1].map(mtu_bytes), [256, 512, 1024, 2048, 4096, 4096, 256]);
+        assert_eq!([1, 2, 3, 4, 5, 9, 0].map(mtu_bytes), [256, 512, 1024, 2048, 4096, 4096, 256]);
     }
 
     #[test]
     fn entries_of_a_table_go_to_their_ports() {
-        let entry = |gid_index, port_num, gid_type| abi::GidEntry {
-            gid: abi::Gid([7; 16]),
+        let entry = |gid_index, port_num, gid_type| abi::ibv_gid_entry {
+            gid: abi::ibv_gid([7; 16]),
             gid_index,
             port_num,
             gid_type,

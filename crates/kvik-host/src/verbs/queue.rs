@@ -1,6 +1,6 @@
 //! Queue pairs: one reliable connection to one queue pair of a peer.
 
-use super::abi::{self, AhAttr, GlobalRoute, Qp, QpAttr, QpCap, QpInitAttr};
+use super::abi::{self, ibv_ah_attr, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr};
 use super::address::{AddressError, QueueAddress};
 use super::device::Device;
 use super::gid::ip_of;
@@ -10,7 +10,6 @@ use super::{Object, Posted, VerbsError, number};
 use crate::HostError;
 use std::cell::RefCell;
 use std::ffi::c_int;
-use std::ptr;
 use std::rc::Rc;
 
 /// Pieces of a request that are asked for: each makes the places of the send queue larger.
@@ -55,7 +54,7 @@ impl Default for QueueOptions {
 pub struct Queue {
     ring: Rc<RefCell<Ring>>,
     /// None from when it was ended.
-    qp: Option<Object<Qp>>,
+    qp: Option<Object<ibv_qp>>,
     device: Rc<Device>,
     options: QueueOptions,
     /// Places in the completion queue.
@@ -83,20 +82,17 @@ impl Queue {
         let mut random = [0u8; 4];
         getrandom::fill(&mut random).map_err(|error| VerbsError::own(what(), error.to_string()))?;
         let pieces = device.limits.pieces.min(PIECES);
-        let mut init = QpInitAttr {
-            qp_context: ptr::null_mut(),
+        let mut init = ibv_qp_init_attr {
             send_cq: device.cq(),
             recv_cq: device.cq(),
-            srq: ptr::null_mut(),
-            cap: QpCap {
+            cap: ibv_qp_cap {
                 max_send_wr: options.depth as u32 + 1,
                 max_recv_wr: options.immediates as u32,
                 max_send_sge: pieces as u32,
-                max_recv_sge: 0,
-                max_inline_data: 0,
+                ..ibv_qp_cap::default()
             },
-            qp_type: abi::QPT_RC,
-            sq_sig_all: 0,
+            qp_type: abi::IBV_QPT_RC,
+            ..ibv_qp_init_attr::default()
         };
         let table = &device.verbs.table;
         // SAFETY: an open domain and its device's completion queue, which both outlive the queue pair: the
@@ -172,35 +168,35 @@ impl Queue {
             self.ring.borrow_mut().receive()?;
         }
         let own = self.address();
-        let mut attr = QpAttr {
-            qp_state: abi::QPS_RTR,
-            path_mtu: c_int::from(own.mtu_code.min(peer.mtu_code)),
+        let mut attr = ibv_qp_attr {
+            qp_state: abi::IBV_QPS_RTR,
+            path_mtu: own.mtu_code.min(peer.mtu_code).into(),
             dest_qp_num: peer.number,
             rq_psn: peer.first_packet,
             max_dest_rd_atomic: own.reads,
             min_rnr_timer: NOT_READY_TIMER,
             ah_attr: self.path(peer),
-            ..QpAttr::default()
+            ..ibv_qp_attr::default()
         };
-        let mask = abi::QP_STATE
-            | abi::QP_AV
-            | abi::QP_PATH_MTU
-            | abi::QP_DEST_QPN
-            | abi::QP_RQ_PSN
-            | abi::QP_MAX_DEST_RD_ATOMIC
-            | abi::QP_MIN_RNR_TIMER;
+        let mask = abi::IBV_QP_STATE
+            | abi::IBV_QP_AV
+            | abi::IBV_QP_PATH_MTU
+            | abi::IBV_QP_DEST_QPN
+            | abi::IBV_QP_RQ_PSN
+            | abi::IBV_QP_MAX_DEST_RD_ATOMIC
+            | abi::IBV_QP_MIN_RNR_TIMER;
         self.modify(&mut attr, mask, "receive")?;
-        attr.qp_state = abi::QPS_RTS;
+        attr.qp_state = abi::IBV_QPS_RTS;
         (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, NOT_READY_RETRIES);
         attr.sq_psn = self.first_packet;
         // No more reads at a time than the peer answers.
         attr.max_rd_atomic = self.device.limits.reads.min(peer.reads);
-        let mask = abi::QP_STATE
-            | abi::QP_TIMEOUT
-            | abi::QP_RETRY_CNT
-            | abi::QP_RNR_RETRY
-            | abi::QP_SQ_PSN
-            | abi::QP_MAX_QP_RD_ATOMIC;
+        let mask = abi::IBV_QP_STATE
+            | abi::IBV_QP_TIMEOUT
+            | abi::IBV_QP_RETRY_CNT
+            | abi::IBV_QP_RNR_RETRY
+            | abi::IBV_QP_SQ_PSN
+            | abi::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(&mut attr, mask, "send")
     }
 
@@ -227,30 +223,30 @@ impl Queue {
     }
 
     /// The way of packets to the peer. Within one InfiniBand subnet the LID is enough.
-    fn path(&self, peer: &QueueAddress) -> AhAttr {
+    fn path(&self, peer: &QueueAddress) -> ibv_ah_attr {
         let own = &self.device.gid;
         let routed = peer.link == Link::Ethernet || own.raw[..8] != peer.gid[..8];
-        let route = GlobalRoute {
-            dgid: abi::Gid(peer.gid),
+        let route = ibv_global_route {
+            dgid: abi::ibv_gid(peer.gid),
             flow_label: 0,
             sgid_index: self.device.gid_index.get(),
             hop_limit: HOPS,
             traffic_class: self.options.traffic_class,
         };
-        AhAttr {
-            grh: if routed { route } else { GlobalRoute::default() },
+        ibv_ah_attr {
+            grh: if routed { route } else { ibv_global_route::default() },
             dlid: peer.lid,
             sl: self.options.service_level,
             is_global: u8::from(routed),
             port_num: self.device.port.number,
-            ..AhAttr::default()
+            ..ibv_ah_attr::default()
         }
     }
 
-    fn modify(&self, attr: &mut QpAttr, mask: c_int, state: &str) -> Result<(), VerbsError> {
+    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, state: &str) -> Result<(), VerbsError> {
         let qp = self.ring.borrow().qp.as_ptr();
         // SAFETY: an open queue pair, and attributes that say what the mask promises.
-        let code = unsafe { (self.device.verbs.table.modify_qp)(qp, attr, mask) };
+        let code = unsafe { (self.device.verbs.table.modify_qp)(qp, attr, mask as c_int) };
         number(code).map_err(|code| {
             let what = format!("making a queue pair of {} ready to {state}", self.device.port);
             let error = VerbsError::os(what, code);
@@ -380,17 +376,17 @@ impl Queue {
 }
 
 /// To the state in which receives may be posted, and peers reach nothing yet.
-fn initialise(device: &Device, qp: &Object<Qp>) -> Result<(), VerbsError> {
-    let access = abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_WRITE;
-    let mut attr = QpAttr {
-        qp_state: abi::QPS_INIT,
-        qp_access_flags: access as u32,
+fn initialise(device: &Device, qp: &Object<ibv_qp>) -> Result<(), VerbsError> {
+    let access = abi::IBV_ACCESS_REMOTE_READ | abi::IBV_ACCESS_REMOTE_WRITE;
+    let mut attr = ibv_qp_attr {
+        qp_state: abi::IBV_QPS_INIT,
+        qp_access_flags: access,
         port_num: device.port.number,
-        ..QpAttr::default()
+        ..ibv_qp_attr::default()
     };
-    let mask = abi::QP_STATE | abi::QP_ACCESS_FLAGS | abi::QP_PKEY_INDEX | abi::QP_PORT;
+    let mask = abi::IBV_QP_STATE | abi::IBV_QP_ACCESS_FLAGS | abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT;
     // SAFETY: an open queue pair, and attributes that say what the mask promises.
-    let code = unsafe { (device.verbs.table.modify_qp)(qp.as_ptr(), &mut attr, mask) };
+    let code = unsafe { (device.verbs.table.modify_qp)(qp.as_ptr(), &mut attr, mask as c_int) };
     number(code).map_err(|code| VerbsError::os(format!("initialising a queue pair of {}", device.port), code))
 }
 

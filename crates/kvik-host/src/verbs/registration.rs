@@ -1,10 +1,10 @@
 //! Memory that a device knows.
 
-use super::abi::{self, Mr};
+use super::abi::{self, ibv_mr};
 use super::device::Device;
 use super::port::Port;
 use super::{Object, VerbsError};
-use crate::cuda::GpuMemory;
+use crate::device::DeviceMemory;
 use crate::{HostError, Memory};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -26,7 +26,7 @@ pub struct Access {
 enum Keep {
     Memory(Arc<Memory>),
     // In this order: the descriptor is closed before the memory may be freed.
-    DmaBuf { _fd: OwnedFd, gpu: Option<Arc<GpuMemory>> },
+    DmaBuf { _fd: OwnedFd, gpu: Option<Arc<dyn DeviceMemory>> },
 }
 
 /// Memory that a device knows. It stays so while a request on it is in flight.
@@ -34,7 +34,7 @@ enum Keep {
 /// The end of it is a fence: the device refuses what a peer sends to it afterwards, and the peer's queue pair
 /// fails.
 pub struct Registration {
-    mr: ManuallyDrop<Object<Mr>>,
+    mr: ManuallyDrop<Object<ibv_mr>>,
     keep: ManuallyDrop<Keep>,
     base: u64,
     len: usize,
@@ -58,7 +58,7 @@ impl Device {
         // SAFETY: an open domain; the memory is mapped while `memory` lives, which is kept until the
         // registration has ended, and peers are let write only what may be written.
         let mr = unsafe {
-            let made = (table.reg_mr)(self.pd.as_ptr(), at as *mut c_void, len, flags);
+            let made = (table.reg_mr)(self.pd.as_ptr(), at as *mut c_void, len, flags as c_int);
             Object::new(made, table.dereg_mr)
         };
         let mr = mr.map_err(|number| refusal(&self.port, len, access, number, &memlock_limit()))?;
@@ -87,11 +87,11 @@ impl Device {
     /// The GPU or its driver makes no dma-bufs, or as for [`Device::register_dmabuf`].
     pub fn register_gpu(
         self: &Rc<Device>,
-        memory: Arc<GpuMemory>,
+        memory: Arc<dyn DeviceMemory>,
         remote: bool,
     ) -> Result<Rc<Registration>, VerbsError> {
         let buffer = memory.dmabuf().map_err(|error| {
-            let what = format!("registering memory of GPU {} with {}", memory.device().ordinal(), self.port);
+            let what = format!("registering memory of GPU {} with {}", memory.device().number(), self.port);
             VerbsError::own(what, error.to_string())
         })?;
         let (range, base) = ((buffer.offset, memory.len()), memory.addr() as u64);
@@ -100,7 +100,7 @@ impl Device {
 
     fn register_buffer(
         self: &Rc<Device>,
-        (fd, gpu): (OwnedFd, Option<Arc<GpuMemory>>),
+        (fd, gpu): (OwnedFd, Option<Arc<dyn DeviceMemory>>),
         (offset, len): (u64, usize),
         base: u64,
         remote: bool,
@@ -114,7 +114,7 @@ impl Device {
         // SAFETY: an open domain and an open descriptor, which is kept until the registration has ended. The
         // kernel checks the range.
         let mr = unsafe {
-            let made = reg(self.pd.as_ptr(), offset, len, base, fd.as_raw_fd(), flags);
+            let made = reg(self.pd.as_ptr(), offset, len, base, fd.as_raw_fd(), flags as c_int);
             Object::new(made, table.dereg_mr)
         };
         let mr = mr.map_err(|number| {
@@ -144,19 +144,19 @@ fn refusal(port: &Port, len: usize, access: Access, number: c_int, limit: &str) 
     }
 }
 
-fn flags(access: Access, writable: bool) -> c_int {
+fn flags(access: Access, writable: bool) -> u32 {
     let mut flags = 0;
     if writable {
-        flags |= abi::ACCESS_LOCAL_WRITE;
+        flags |= abi::IBV_ACCESS_LOCAL_WRITE;
     }
     if access.remote {
-        flags |= abi::ACCESS_REMOTE_READ;
+        flags |= abi::IBV_ACCESS_REMOTE_READ;
     }
     if access.remote && writable {
-        flags |= abi::ACCESS_REMOTE_WRITE;
+        flags |= abi::IBV_ACCESS_REMOTE_WRITE;
     }
     if access.on_demand {
-        flags |= abi::ACCESS_ON_DEMAND;
+        flags |= abi::IBV_ACCESS_ON_DEMAND;
     }
     flags
 }
@@ -198,7 +198,7 @@ impl Registration {
     }
 
     /// The GPU's memory; none for any other.
-    pub fn gpu(&self) -> Option<&Arc<GpuMemory>> {
+    pub fn gpu(&self) -> Option<&Arc<dyn DeviceMemory>> {
         match &*self.keep {
             Keep::DmaBuf { gpu, .. } => gpu.as_ref(),
             Keep::Memory(_) => None,
@@ -253,9 +253,9 @@ mod tests {
         let both = Access { remote: true, on_demand: false };
         let own = Access { remote: false, on_demand: true };
         assert_eq!(flags(both, true), 7);
-        assert_eq!(flags(both, false), abi::ACCESS_REMOTE_READ);
-        assert_eq!(flags(own, true), abi::ACCESS_LOCAL_WRITE | abi::ACCESS_ON_DEMAND);
-        assert_eq!(flags(own, false), abi::ACCESS_ON_DEMAND);
+        assert_eq!(flags(both, false), abi::IBV_ACCESS_REMOTE_READ);
+        assert_eq!(flags(own, true), abi::IBV_ACCESS_LOCAL_WRITE | abi::IBV_ACCESS_ON_DEMAND);
+        assert_eq!(flags(own, false), abi::IBV_ACCESS_ON_DEMAND);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! and those after it, have completions of their own whether they asked or not. So once a queue pair is in
 //! its error state, one more request is posted, which asks: when it comes back, all before it have ended.
 
-use super::abi::{self, Qp, QpAttr, RecvWr, SendWr, Sge};
+use super::abi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 as Remote;
+use super::abi::{self, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use super::registration::Registration;
 use super::{Posted, RmaOp, Verbs, VerbsError, number};
 use crate::HostError;
@@ -69,7 +70,7 @@ impl RequestError {
     /// Whether it never had its turn, since the queue pair had failed: what failed is another, or the peer,
     /// or was [`super::Queue::fail`].
     pub fn is_flushed(&self) -> bool {
-        self.status == abi::WC_WR_FLUSH_ERR
+        self.status == abi::IBV_WC_WR_FLUSH_ERR as i32
     }
 }
 
@@ -137,7 +138,7 @@ const LAST: u32 = 1 << 25;
 
 pub(super) struct Ring {
     pub id: QueueId,
-    pub qp: NonNull<Qp>,
+    pub qp: NonNull<ibv_qp>,
     pub verbs: Arc<Verbs>,
     /// The device and port, for errors.
     pub place: String,
@@ -154,8 +155,8 @@ pub(super) struct Ring {
     posted: usize,
     /// The number of the first of `requests`.
     first: u32,
-    gathered: Vec<SendWr>,
-    pieces: Vec<Sge>,
+    gathered: Vec<ibv_send_wr>,
+    pieces: Vec<ibv_sge>,
     /// Requests since one that asks for a completion.
     quiet: usize,
 }
@@ -163,7 +164,7 @@ pub(super) struct Ring {
 impl Ring {
     pub fn new(
         id: u32,
-        qp: NonNull<Qp>,
+        qp: NonNull<ibv_qp>,
         (verbs, place): (&Arc<Verbs>, String),
         (depth, max_pieces): (usize, usize),
         longest: u64,
@@ -205,14 +206,6 @@ impl Ring {
         u64::from(self.id.0) << 32 | u64::from(low)
     }
 
-    pub fn id(&self) -> QueueId {
-        self.id
-    }
-
-    pub fn is_at(&self, element: usize) -> bool {
-        self.qp.as_ptr() as usize == element
-    }
-
     /// Requests that may still be gathered.
     pub fn room(&self) -> usize {
         self.depth - self.requests.len()
@@ -240,7 +233,7 @@ impl Ring {
                 Ok(addr) => {
                     // Of at most `longest` bytes together, which is an u32.
                     let (length, lkey) = (piece.len as u32, piece.memory.lkey());
-                    self.pieces.push(Sge { addr, length, lkey });
+                    self.pieces.push(ibv_sge { addr, length, lkey });
                 }
                 Err(error) => {
                     self.pieces.truncate(begin);
@@ -257,21 +250,17 @@ impl Ring {
         }
         let kept = self.kept.len() - before;
         let count = self.first.wrapping_add(self.requests.len() as u32) & COUNT;
-        self.gathered.push(SendWr {
+        self.gathered.push(ibv_send_wr {
             wr_id: self.number(count),
-            next: ptr::null_mut(),
-            sg_list: ptr::null_mut(),
             num_sge: rma.pieces.len() as c_int,
             opcode: match (rma.op, rma.immediate) {
-                (RmaOp::Read, _) => abi::WR_RDMA_READ,
-                (RmaOp::Write, None) => abi::WR_RDMA_WRITE,
-                (RmaOp::Write, Some(_)) => abi::WR_RDMA_WRITE_WITH_IMM,
+                (RmaOp::Read, _) => abi::IBV_WR_RDMA_READ,
+                (RmaOp::Write, None) => abi::IBV_WR_RDMA_WRITE,
+                (RmaOp::Write, Some(_)) => abi::IBV_WR_RDMA_WRITE_WITH_IMM,
             },
-            send_flags: 0,
-            imm_data: rma.immediate.unwrap_or(0).to_be(),
-            remote_addr: rma.remote,
-            rkey: rma.rkey,
-            others: [0; 9],
+            __bindgen_anon_1: abi::ibv_send_wr__bindgen_ty_1 { imm_data: rma.immediate.unwrap_or(0).to_be() },
+            wr: abi::ibv_send_wr__bindgen_ty_2 { rdma: Remote { remote_addr: rma.remote, rkey: rma.rkey } },
+            ..ibv_send_wr::default()
         });
         self.requests.push_back(Request { token: rma.token, op: rma.op, len, remote: rma.remote, kept });
         Ok(Posted::Yes)
@@ -331,7 +320,7 @@ impl Ring {
             None => self.gathered.len(),
             Some(_) => {
                 let at = refused as usize;
-                let is_refused = |wr: &SendWr| ptr::from_ref(wr) as usize == at;
+                let is_refused = |wr: &ibv_send_wr| ptr::from_ref(wr) as usize == at;
                 // Where the driver does not say, the device may have any of them: all come back in the end.
                 self.gathered.iter().position(is_refused).unwrap_or(self.gathered.len())
             }
@@ -345,7 +334,7 @@ impl Ring {
     }
 
     /// Makes a chain of what was gathered, of which the last and every so many ask for a completion.
-    fn link(&mut self) -> *mut SendWr {
+    fn link(&mut self) -> *mut ibv_send_wr {
         let every = (self.depth / 4).clamp(1, 32);
         let (first, mut piece) = (self.gathered.as_mut_ptr(), self.pieces.as_mut_ptr());
         let last = self.gathered.len() - 1;
@@ -357,7 +346,7 @@ impl Ring {
             }
             // SAFETY: an element of the vector, to which there is no other reference meanwhile.
             let wr = unsafe { &mut *first.add(index) };
-            wr.send_flags = if ask { abi::SEND_SIGNALED } else { 0 };
+            wr.send_flags = if ask { abi::IBV_SEND_SIGNALED } else { 0 };
             wr.sg_list = piece;
             piece = piece.wrapping_add(wr.num_sge as usize);
             wr.next = if index == last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
@@ -368,7 +357,7 @@ impl Ring {
     /// Gives the peer's writes a place for their immediates.
     pub fn receive(&mut self) -> Result<(), VerbsError> {
         let (wr_id, mut refused) = (self.number(RECEIVE), ptr::null_mut());
-        let mut wr = RecvWr { wr_id, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+        let mut wr = ibv_recv_wr { wr_id, ..ibv_recv_wr::default() };
         let qp = self.qp.as_ptr();
         // SAFETY: an open queue pair, and a request without bytes that is copied during the call.
         let code = unsafe { ((*(*qp).context).ops.post_recv)(qp, &mut wr, &mut refused) };
@@ -380,9 +369,6 @@ impl Ring {
     /// Takes the queue pair to its error state: the peer reaches nothing through it any more, and what it had
     /// in flight comes back.
     pub fn fail(&mut self) -> Result<(), VerbsError> {
-        if self.stage >= Stage::Failing {
-            return self.fault.clone().map_or(Ok(()), Err);
-        }
         self.fail_and_remember();
         self.fault.clone().map_or(Ok(()), Err)
     }
@@ -405,9 +391,10 @@ impl Ring {
     }
 
     fn to_error(&self) -> Result<(), VerbsError> {
-        let mut attr = QpAttr { qp_state: abi::QPS_ERR, ..QpAttr::default() };
+        let mut attr = ibv_qp_attr { qp_state: abi::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        let mask = abi::IBV_QP_STATE as c_int;
         // SAFETY: an open queue pair, and attributes of which the state alone is read.
-        let code = unsafe { (self.verbs.table.modify_qp)(self.qp.as_ptr(), &mut attr, abi::QP_STATE) };
+        let code = unsafe { (self.verbs.table.modify_qp)(self.qp.as_ptr(), &mut attr, mask) };
         let Err(code) = number(code) else { return Ok(()) };
         if self.is_in_error() {
             return Ok(());
@@ -418,29 +405,20 @@ impl Ring {
 
     /// What the device says.
     fn is_in_error(&self) -> bool {
-        let mut attr = QpAttr::default();
-        // SAFETY: an open queue pair, and two structures that the call fills; of zeros, or null pointers, the
-        // second.
-        let code = unsafe {
-            let mut init: abi::QpInitAttr = std::mem::zeroed();
-            (self.verbs.table.query_qp)(self.qp.as_ptr(), &mut attr, abi::QP_STATE, &mut init)
-        };
-        code == 0 && attr.qp_state == abi::QPS_ERR
+        let mut attr = ibv_qp_attr::default();
+        let (mut init, mask) = (abi::ibv_qp_init_attr::default(), abi::IBV_QP_STATE as c_int);
+        // SAFETY: an open queue pair, and two structures that the call fills.
+        let code = unsafe { (self.verbs.table.query_qp)(self.qp.as_ptr(), &mut attr, mask, &mut init) };
+        code == 0 && attr.qp_state == abi::IBV_QPS_ERR
     }
 
     /// The request that comes back after all others.
     fn post_last(&mut self) -> Result<(), VerbsError> {
-        let mut wr = SendWr {
+        let mut wr = ibv_send_wr {
             wr_id: self.number(LAST),
-            next: ptr::null_mut(),
-            sg_list: ptr::null_mut(),
-            num_sge: 0,
-            opcode: abi::WR_RDMA_WRITE,
-            send_flags: abi::SEND_SIGNALED,
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            others: [0; 9],
+            opcode: abi::IBV_WR_RDMA_WRITE,
+            send_flags: abi::IBV_SEND_SIGNALED,
+            ..ibv_send_wr::default()
         };
         let (qp, mut refused) = (self.qp.as_ptr(), ptr::null_mut());
         // SAFETY: as in `flush`; one place of the send queue is kept for it, and it has no bytes.

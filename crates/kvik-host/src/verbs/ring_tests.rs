@@ -1,12 +1,13 @@
 //! The order of requests, and who asks for a completion, with a device that only writes down what it was
 //! given.
 
-use super::abi::{self, Context, Qp, QpAttr, RecvWr, SendWr, Wc};
+use super::abi::{self, ibv_context, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_wc};
 use super::ring::{Ring, Rma, Stage};
 use super::{Completion, Posted, RmaOp, Table, Verbs};
 use crate::library::Library;
 use std::cell::RefCell;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -25,7 +26,11 @@ thread_local! {
     static ERRORS: RefCell<usize> = const { RefCell::new(0) };
 }
 
-unsafe extern "C" fn post_send(_: *mut Qp, first: *mut SendWr, refused: *mut *mut SendWr) -> c_int {
+unsafe extern "C" fn post_send(
+    _: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    refused: *mut *mut ibv_send_wr,
+) -> c_int {
     let mut at = first;
     while !at.is_null() {
         if ROOM.with_borrow(|room| *room == 0) {
@@ -36,29 +41,29 @@ unsafe extern "C" fn post_send(_: *mut Qp, first: *mut SendWr, refused: *mut *mu
         ROOM.with_borrow_mut(|room| *room -= 1);
         // SAFETY: an element of the caller's chain.
         let wr = unsafe { &*at };
-        let asks = wr.send_flags & abi::SEND_SIGNALED != 0;
+        let asks = wr.send_flags & abi::IBV_SEND_SIGNALED != 0;
         GOT.with_borrow_mut(|got| got.push(Got { wr_id: wr.wr_id, asks }));
         at = wr.next;
     }
     0
 }
 
-unsafe extern "C" fn post_recv(_: *mut Qp, _: *mut RecvWr, _: *mut *mut RecvWr) -> c_int {
+unsafe extern "C" fn post_recv(_: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
     0
 }
 
-unsafe extern "C" fn modify_qp(_: *mut Qp, attr: *mut QpAttr, _: c_int) -> c_int {
+unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
     // SAFETY: the caller's attributes.
-    assert_eq!(unsafe { (*attr).qp_state }, abi::QPS_ERR);
+    assert_eq!(unsafe { (*attr).qp_state }, abi::IBV_QPS_ERR);
     ERRORS.with_borrow_mut(|errors| *errors += 1);
     0
 }
 
-unsafe extern "C" fn never_poll(_: *mut abi::Cq, _: c_int, _: *mut Wc) -> c_int {
+unsafe extern "C" fn never_poll(_: *mut abi::ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
     unreachable!("nothing polls here")
 }
 
-unsafe extern "C" fn never_arm(_: *mut abi::Cq, _: c_int) -> c_int {
+unsafe extern "C" fn never_arm(_: *mut abi::ibv_cq, _: c_int) -> c_int {
     unreachable!("nothing waits here")
 }
 
@@ -66,21 +71,16 @@ fn ring(depth: usize) -> Ring {
     GOT.with_borrow_mut(Vec::clear);
     ROOM.set(usize::MAX);
     ERRORS.set(0);
-    let ops = abi::ContextOps {
-        before_poll: [std::ptr::null(); 11],
-        poll_cq: never_poll,
-        req_notify_cq: never_arm,
-        before_post: [std::ptr::null(); 12],
-        post_send,
-        post_recv,
-        after_post: [std::ptr::null(); 5],
-    };
-    let device = std::ptr::null_mut();
-    let context = Box::new(Context { device, ops, cmd_fd: -1, async_fd: -1, num_comp_vectors: 0 });
     // Both stay for the rest of the process, as the raw pointers need.
-    // SAFETY: null pointers and numbers.
-    let mut qp: Box<Qp> = Box::new(unsafe { std::mem::zeroed() });
-    qp.context = Box::leak(context);
+    let context = Box::leak(Box::new(MaybeUninit::<ibv_context>::zeroed())).as_mut_ptr();
+    // SAFETY: places of the box; of what stays zero nothing is read.
+    unsafe {
+        (&raw mut (*context).ops.poll_cq).write(never_poll);
+        (&raw mut (*context).ops.req_notify_cq).write(never_arm);
+        (&raw mut (*context).ops.post_send).write(post_send);
+        (&raw mut (*context).ops.post_recv).write(post_recv);
+    }
+    let qp = Box::new(ibv_qp { context, ..ibv_qp::default() });
     let library = Library::open(super::LIBIBVERBS, None).unwrap();
     let table = Table { modify_qp, ..Table::load(&library).unwrap() };
     let verbs = Arc::new(Verbs { library, table });
@@ -96,12 +96,12 @@ fn gather(ring: &mut Ring, token: u64) -> Posted {
     ring.gather(&rma).unwrap()
 }
 
-fn wc(wr_id: u64, status: c_int) -> Wc {
-    Wc { wr_id, status, ..Wc::default() }
+fn wc(wr_id: u64, status: abi::ibv_wc_status) -> ibv_wc {
+    ibv_wc { wr_id, status, ..ibv_wc::default() }
 }
 
 /// The tokens that a completion brings, with their status; -1 stands for the end.
-fn take(ring: &mut Ring, wc: &Wc) -> Vec<(u64, i32)> {
+fn take(ring: &mut Ring, wc: &ibv_wc) -> Vec<(u64, i32)> {
     let mut into = Vec::new();
     ring.take(wc, &mut into);
     into.into_iter()
@@ -198,12 +198,13 @@ fn a_chain_that_the_device_takes_in_part_comes_back_whole() {
 #[test]
 fn what_a_peer_sends_is_an_immediate_or_the_end() {
     let mut ring = ring(4);
-    let receive =
-        Wc { opcode: abi::WC_RECV_RDMA_WITH_IMM, imm_data: 7u32.to_be(), ..wc(5 << 32 | 1 << 24, 0) };
+    let value = abi::ibv_wc__bindgen_ty_1 { imm_data: 7u32.to_be() };
+    let opcode = abi::IBV_WC_RECV_RDMA_WITH_IMM;
+    let receive = ibv_wc { opcode, __bindgen_anon_1: value, ..wc(5 << 32 | 1 << 24, 0) };
     assert_eq!(take(&mut ring, &receive), [(7, -2)]);
     assert_eq!(ring.stage, Stage::Connected);
     // A plain send.
-    assert_eq!(take(&mut ring, &Wc { opcode: 128, ..receive }), []);
+    assert_eq!(take(&mut ring, &ibv_wc { opcode: 128, ..receive }), []);
     assert_eq!(ring.stage, Stage::Failing);
 }
 
@@ -216,7 +217,7 @@ fn every_status_that_has_a_meaning_is_named_to_the_user() {
         assert_eq!(gather(&mut ring, 1), Posted::Yes);
         ring.flush().unwrap();
         let (mut into, sent) = (Vec::new(), got());
-        ring.take(&Wc { vendor_err: 0x51, ..wc(sent[0].wr_id, status) }, &mut into);
+        ring.take(&ibv_wc { vendor_err: 0x51, ..wc(sent[0].wr_id, status) }, &mut into);
         let Completion::Request { result: Err(error), .. } = &into[0] else { panic!("{into:?}") };
         let text = error.to_string();
         assert!(text.contains(word) && text.contains(&format!("status {status}, vendor 0x51")), "{text}");

@@ -68,7 +68,10 @@ impl Node {
         let (gpu, host) = (gpu(app, || ()), Arc::new(Memory::shared(LEN, HugePages::Never).unwrap()));
         let known = device.register_gpu(gpu.clone(), true).unwrap();
         assert_eq!(known.base(), gpu.addr() as u64);
-        assert!(known.memory().is_none() && Arc::ptr_eq(known.gpu().unwrap(), &gpu));
+        assert!(
+            known.memory().is_none()
+                && std::ptr::addr_eq(Arc::as_ptr(known.gpu().unwrap()), Arc::as_ptr(&gpu))
+        );
         let plain = device.register(host.clone(), true).unwrap();
         assert!(plain.gpu().is_none() && Arc::ptr_eq(plain.memory().unwrap(), &host));
         Node { endpoint, gpu: (gpu, known), host: (host, plain), done: Vec::new() }

@@ -34,6 +34,12 @@ impl<R> Flows<R> {
         self.owned * size_of::<Flow<R>>() + self.held
     }
 
+    /// Bytes that those which have not ended have still to move, by what is known here.
+    pub fn bytes_left(&self) -> u64 {
+        let open = self.open.values().filter(|flow| flow.stop.is_none());
+        open.map(|flow| flow.chunking.bytes - flow.bytes_done()).fold(0, u64::saturating_add)
+    }
+
     pub fn get(&self, transfer: &u64) -> Option<&Flow<R>> {
         self.open.get(transfer)
     }

@@ -17,7 +17,7 @@ mod work;
 
 pub(crate) use initiator::lost;
 pub use initiator::{Open, Side};
-pub use turns::Claim;
+pub use turns::{Batch, Claim};
 pub use work::{WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 use crate::connection::Context;

@@ -18,6 +18,15 @@ pub enum Claim {
     Beside,
 }
 
+/// How much one claim is given at most: so many work requests, of which the one that reaches the bytes is the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// Work requests.
+    pub requests: usize,
+    /// Bytes of them all.
+    pub bytes: u64,
+}
+
 /// The queues of a session, and how much of its window is taken.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {

@@ -91,9 +91,18 @@ fn today() -> Vec<(&'static str, Frame)> {
         ("ended", Frame::Ended { transfer: 6 }),
         ("open-channels", Frame::OpenChannels),
         ("goodbye", Frame::Goodbye),
-        ("notify", Frame::Notify { number: 1 << 33, payload: b"KV of request 7 is there".as_slice().into() }),
-        ("notify/empty", Frame::Notify { number: 1, payload: [].into() }),
-        ("noted", Frame::Noted { upto: u64::MAX }),
+        (
+            "notify",
+            Frame::Notify {
+                topic: 0,
+                number: 1 << 33,
+                payload: b"KV of request 7 is there".as_slice().into(),
+            },
+        ),
+        ("notify/empty", Frame::Notify { topic: 0, number: 1, payload: [].into() }),
+        ("notify/topic", Frame::Notify { topic: 200, number: 2, payload: b"of a library".as_slice().into() }),
+        ("noted", Frame::Noted { topic: 0, upto: u64::MAX }),
+        ("noted/topic", Frame::Noted { topic: 200, upto: 1 }),
         ("reach", Frame::Reach(NicCall { from: 1, to: 2, kind: NicCallKind::Connect, address: vec![9; 24] })),
         (
             "reach/page",
@@ -250,12 +259,15 @@ fn describe(frame: &Frame) -> Fields {
         Frame::Ended { transfer } => vec![named("ended"), ("transfer", transfer.to_string())],
         Frame::OpenChannels => vec![named("open-channels")],
         Frame::Goodbye => vec![named("goodbye")],
-        Frame::Notify { number, payload } => vec![
+        Frame::Notify { topic, number, payload } => vec![
             named("notify"),
+            ("topic", topic.to_string()),
             ("number", number.to_string()),
             ("payload", format!("{:?}", String::from_utf8_lossy(payload))),
         ],
-        Frame::Noted { upto } => vec![named("noted"), ("upto", upto.to_string())],
+        Frame::Noted { topic, upto } => {
+            vec![named("noted"), ("topic", topic.to_string()), ("upto", upto.to_string())]
+        }
         Frame::Reach(call) => vec![
             named("reach"),
             ("from", call.from.to_string()),

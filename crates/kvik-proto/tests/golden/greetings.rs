@@ -58,7 +58,7 @@ fn show_facts(facts: &Facts) -> Fields {
 }
 
 fn show_established(established: &Established) -> Fields {
-    let Established { session, key: _, version, peer, facts, opener } = established;
+    let Established { session, key: _, version, peer, facts, opener, one_sided: _ } = established;
     let mut fields = vec![
         ("session", session.to_string()),
         ("version", version.to_string()),

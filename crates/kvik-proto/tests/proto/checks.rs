@@ -24,8 +24,7 @@ struct Moving {
 
 impl Moving {
     fn new(op: Op, check: Check) -> Moving {
-        let (mut world, session) = World::pair(5);
-        world.peers.iter_mut().for_each(|peer| peer.node.session(session).add_one_sided());
+        let (mut world, session) = World::one_sided_pair(5);
         let layout = layout(PAGES, PAGE);
         let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
         let all = view(&layout, &(0..PAGES).collect::<Vec<u32>>());

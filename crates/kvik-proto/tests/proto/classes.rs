@@ -4,7 +4,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{Action, World, layout};
 use kvik_core::{Class, Right, Use};
-use kvik_proto::{Claim, Event, FlowKey, Op, Path, WorkOutcome, WorkRequest};
+use kvik_proto::{Batch, Claim, Event, FlowKey, Op, Path, WorkOutcome, WorkRequest};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -35,10 +35,7 @@ impl Scene {
     /// Transfers in this order, whose chunks peer 1 moves, or peer 0.
     fn new(op: Op, path: Path, wanted: &[Wanted]) -> Scene {
         let mut world = World::new(3, 5);
-        let sessions = [world.connect(0, 1), world.connect(2, 1)];
-        for (peer, session) in [(0, 0), (1, 0), (1, 1), (2, 1)] {
-            world.peers[peer].node.session(sessions[session]).add_one_sided();
-        }
+        let sessions = [0, 2].map(|opener| world.connect_with(opener, 1, [true; 2]));
         let layout = layout((BYTES / PAGE) as u32, PAGE);
         let pages = view(&layout, &(0..(BYTES / PAGE) as u32).collect::<Vec<_>>());
         let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
@@ -162,6 +159,40 @@ fn classes_are_weighted_between_sessions_too() {
     assert!(taken.iter().all(|(class, from)| (*class == BULK) == (*from == 0)), "the class is its own");
     let first = taken.iter().take_while(|(class, _)| *class == HANDOVER).count() as u64;
     assert!(first * CHUNK >= FIRST, "only {first} chunks went first");
+}
+
+#[test]
+fn what_is_claimed_at_once_is_what_one_after_the_other_would_be() {
+    for (op, path) in QUEUES.into_iter().filter(|(_, path)| *path != Path::Memory) {
+        let wanted = [(BULK, 0), (HANDOVER, 0), (HANDOVER, 0), (BULK, 0)];
+        let mut single = Scene::new(op, path, &wanted);
+        let mut several = Scene::new(op, path, &wanted);
+        for scene in [&mut single, &mut several] {
+            scene.world.peers[scene.mover].node.set_window(24 * CHUNK);
+        }
+        let of = |request: &WorkRequest<Mem>| (request.id.class(), request.part.clone());
+        let (mut before, mut at_once) = (Vec::new(), Vec::new());
+        for claim in [Claim::Next, Claim::Only(BULK), Claim::Only(HANDOVER), Claim::Beside].repeat(20) {
+            // The one that reaches the bytes is the last one.
+            for (most, bytes, count) in [(5, u64::MAX, 5), (9, 3 * CHUNK, 3), (9, 3 * CHUNK + 1, 4)] {
+                let singly: Vec<_> = (0..count).map_while(|_| single.claim(0, claim)).collect();
+                let (now, mut given) = (several.world.now, Vec::new());
+                let node = &mut several.world.peers[several.mover].node;
+                let most = Batch { requests: most, bytes };
+                node.session(several.sessions[0]).next_batch(path, claim, most, now, &mut given);
+                before.extend(singly.iter().map(of));
+                at_once.extend(given.iter().map(of));
+                assert_eq!(singly.len(), given.len(), "{op:?} {path:?} {claim:?}");
+                singly.into_iter().for_each(|request| single.done(request));
+                let done = || WorkOutcome::Done { extents: 1, verify: Duration::ZERO };
+                let mut ended = given.into_iter().map(|request| (request.id, done())).collect();
+                several.world.peers[several.mover].node.batch_done(&mut ended);
+                assert!(ended.is_empty());
+            }
+        }
+        assert_eq!(before, at_once, "{op:?} {path:?}");
+        assert_eq!(before.len() as u64, 4 * BYTES / CHUNK);
+    }
 }
 
 #[test]

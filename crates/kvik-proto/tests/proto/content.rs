@@ -25,8 +25,7 @@ struct Scene {
 }
 
 fn scene(right: Right, uses: Use) -> Scene {
-    let (mut world, session) = World::pair(17);
-    world.peers.iter_mut().for_each(|peer| peer.node.session(session).add_one_sided());
+    let (mut world, session) = World::one_sided_pair(17);
     let theirs = layout(8, 8192);
     let there = Mem::for_layout(&theirs, 2);
     let content = content(40, 4);

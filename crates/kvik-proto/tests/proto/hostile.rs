@@ -375,9 +375,9 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (0u64..40).prop_map(|transfer| Frame::Ended { transfer }),
         Just(Frame::OpenChannels),
         Just(Frame::Goodbye),
-        (0u64..4, proptest::collection::vec(any::<u8>(), 0..40))
-            .prop_map(|(number, payload)| Frame::Notify { number, payload: payload.into() }),
-        (0u64..4).prop_map(|upto| Frame::Noted { upto }),
+        (0u8..3, 0u64..4, proptest::collection::vec(any::<u8>(), 0..40))
+            .prop_map(|(topic, number, payload)| Frame::Notify { topic, number, payload: payload.into() }),
+        (0u8..3, 0u64..4).prop_map(|(topic, upto)| Frame::Noted { topic, upto }),
         proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..9), 0..4)
             .prop_map(|addresses| Frame::Nics(Nics { provider: String::new(), addresses })),
         (0u8..3, 0u8..3, any_call_kind(), proptest::collection::vec(any::<u8>(), 0..40))

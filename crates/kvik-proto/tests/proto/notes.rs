@@ -2,7 +2,7 @@
 
 use crate::world::{World, ms};
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{Frame, MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES};
+use kvik_proto::{Frame, MAX_NOTIFICATION, NOTE_WINDOW, NOTE_WINDOW_BYTES, Topic};
 use std::sync::Arc;
 
 fn payload(number: usize, len: usize) -> Arc<[u8]> {
@@ -13,7 +13,7 @@ fn payload(number: usize, len: usize) -> Arc<[u8]> {
 
 fn notify(world: &mut World, from: usize, session: u64, payload: &Arc<[u8]>) -> Result<u64> {
     let deadline = world.now + ms(30_000);
-    let number = world.peers[from].node.session(session).notify(payload, deadline);
+    let number = world.peers[from].node.session(session).notify(0, payload, deadline);
     world.pump(from);
     number
 }
@@ -21,13 +21,16 @@ fn notify(world: &mut World, from: usize, session: u64, payload: &Arc<[u8]>) -> 
 /// The consumer takes the oldest that has come.
 fn take(world: &mut World, at: usize) -> Option<Arc<[u8]>> {
     let note = world.peers[at].notes.pop_front()?;
-    world.peers[at].node.session(note.session).note_taken(note.number);
+    world.peers[at].node.session(note.session).note_taken(note.topic, note.number);
     world.pump(at);
     Some(note.payload)
 }
 
 fn end(world: &World, at: usize, session: u64, number: u64) -> Option<Result<(), Code>> {
-    world.peers[at].note_ends.get(&(session, number)).map(|end| end.as_ref().map(|_| ()).map_err(|e| e.code))
+    world.peers[at]
+        .note_ends
+        .get(&(session, 0, number))
+        .map(|end| end.as_ref().map(|_| ()).map_err(|e| e.code))
 }
 
 fn inject(world: &mut World, session: u64, frames: &[Frame]) -> Option<Error> {
@@ -111,7 +114,7 @@ fn taken_out_of_turn_they_are_acknowledged_in_turn() {
     }
     world.settle();
     for (taken, known) in [(3, 0), (2, 0), (2, 0), (9, 0), (0, 0), (1, 3)] {
-        world.peers[1].node.session(session).note_taken(taken);
+        world.peers[1].node.session(session).note_taken(0, taken);
         world.pump(1);
         world.settle();
         assert_eq!((1..=3).filter(|number| end(&world, 0, session, *number).is_some()).count(), known);
@@ -119,10 +122,58 @@ fn taken_out_of_turn_they_are_acknowledged_in_turn() {
 }
 
 #[test]
+fn each_topic_has_a_window_and_an_order_of_its_own() {
+    let (mut world, session) = World::pair(9);
+    let deadline = world.now + ms(30_000);
+    let send = |world: &mut World, topic: Topic, number: usize| {
+        let sent = world.peers[0].node.session(session).notify(topic, &payload(number, 8), deadline);
+        world.pump(0);
+        sent.map_err(|error| error.code)
+    };
+    // Nobody takes those of topic 7: its window is full, and no other one is.
+    for number in 0..NOTE_WINDOW {
+        assert_eq!(send(&mut world, 7, number), Ok(number as u64 + 1));
+    }
+    assert_eq!(send(&mut world, 7, 0), Err(Code::NotificationsFull));
+    for number in 0..3 * NOTE_WINDOW {
+        for topic in [0, 255] {
+            assert_eq!(send(&mut world, topic, number), Ok(number as u64 + 1), "topic {topic}");
+        }
+        world.settle();
+        let (others, stuck): (Vec<_>, Vec<_>) =
+            world.peers[1].notes.drain(..).partition(|note| note.topic != 7);
+        world.peers[1].notes.extend(stuck);
+        assert_eq!(others.len(), 2);
+        for note in others {
+            assert_eq!((note.number, &note.payload[..]), (number as u64 + 1, &payload(number, 8)[..]));
+            world.peers[1].node.session(session).note_taken(note.topic, note.number);
+            world.pump(1);
+            world.settle();
+            let end = &world.peers[0].note_ends[&(session, note.topic, note.number)];
+            assert!(end.is_ok(), "{end:?}");
+        }
+        assert_eq!(send(&mut world, 7, 0), Err(Code::NotificationsFull));
+    }
+    // What its consumer takes in the end is in its order, and frees its window.
+    for number in 0..NOTE_WINDOW {
+        let note = world.peers[1].notes.pop_front().unwrap();
+        assert_eq!((note.topic, &note.payload[..]), (7, &payload(number, 8)[..]));
+        world.peers[1].node.session(session).note_taken(7, note.number);
+        world.pump(1);
+    }
+    world.settle();
+    assert_eq!(send(&mut world, 7, 0), Ok(NOTE_WINDOW as u64 + 1));
+    world.cut(0, session);
+    world.settle();
+    let lost = &world.peers[0].note_ends[&(session, 7, NOTE_WINDOW as u64 + 1)];
+    assert_eq!(lost.as_ref().unwrap_err().code, Code::PeerLost);
+}
+
+#[test]
 fn one_that_is_not_taken_ends_at_its_deadline_and_keeps_its_place() {
     let (mut world, session) = World::pair(4);
     let soon = world.now + ms(700);
-    let number = world.peers[0].node.session(session).notify(&payload(0, 8), soon).unwrap();
+    let number = world.peers[0].node.session(session).notify(0, &payload(0, 8), soon).unwrap();
     for number in 1..NOTE_WINDOW {
         notify(&mut world, 0, session, &payload(number, 8)).unwrap();
     }
@@ -161,7 +212,7 @@ fn the_end_of_a_session_ends_them_all() {
 
 #[test]
 fn peers_that_break_the_rules_are_cut_off() {
-    let note = |number, len| Frame::Notify { number, payload: payload(0, len) };
+    let note = |number, len| Frame::Notify { topic: 0, number, payload: payload(0, len) };
     let many = |count: usize, len| (1..=count as u64).map(|number| note(number, len)).collect::<Vec<_>>();
     let rules = [
         ("the first is not 1", vec![note(2, 8)]),
@@ -170,8 +221,13 @@ fn peers_that_break_the_rules_are_cut_off() {
         ("too many", many(NOTE_WINDOW + 1, 8)),
         ("too many bytes", many(NOTE_WINDOW_BYTES / MAX_NOTIFICATION + 1, MAX_NOTIFICATION)),
         ("too long", vec![note(1, MAX_NOTIFICATION + 1)]),
-        ("an answer to nothing", vec![Frame::Noted { upto: 1 }]),
-        ("an answer to number 0", vec![Frame::Noted { upto: 0 }]),
+        ("an answer to nothing", vec![Frame::Noted { topic: 0, upto: 1 }]),
+        ("an answer to number 0", vec![Frame::Noted { topic: 0, upto: 0 }]),
+        (
+            "numbers of another topic",
+            vec![note(1, 8), Frame::Notify { topic: 1, number: 2, payload: payload(0, 8) }],
+        ),
+        ("an answer of another topic", vec![Frame::Noted { topic: 1, upto: 1 }]),
     ];
     for (what, frames) in rules {
         let (mut world, session) = World::pair(6);
@@ -184,8 +240,8 @@ fn peers_that_break_the_rules_are_cut_off() {
         let (mut world, session) = World::pair(7);
         notify(&mut world, 1, session, &payload(0, 8)).unwrap();
         notify(&mut world, 1, session, &payload(0, 8)).unwrap();
-        assert!(inject(&mut world, session, &[Frame::Noted { upto: 1 }]).is_none());
-        let error = inject(&mut world, session, &[Frame::Noted { upto }]).unwrap();
+        assert!(inject(&mut world, session, &[Frame::Noted { topic: 0, upto: 1 }]).is_none());
+        let error = inject(&mut world, session, &[Frame::Noted { topic: 0, upto }]).unwrap();
         assert_eq!(error.code, Code::ProtocolError, "acknowledged up to {upto}: {error}");
     }
 }

@@ -4,7 +4,9 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use};
-use kvik_proto::{Claim, FlowKey, Op, Path, Reclaim, ReclaimCounts, WorkKind, WorkOutcome, WorkRequest};
+use kvik_proto::{
+    Batch, Claim, FlowKey, Op, Path, Reclaim, ReclaimCounts, WorkKind, WorkOutcome, WorkRequest,
+};
 use std::time::Duration;
 
 /// A transfer of three chunks; the first is posted, and the NIC has said nothing of it yet.
@@ -19,10 +21,7 @@ struct Posted {
 const DONE: WorkOutcome = WorkOutcome::Done { extents: 1, verify: Duration::ZERO };
 
 fn posted(op: Op) -> Posted {
-    let (mut world, session) = World::pair(3);
-    for peer in &mut world.peers {
-        peer.node.session(session).add_one_sided();
-    }
+    let (mut world, session) = World::one_sided_pair(3);
     let layout = layout(3, 8192);
     let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
     let all = view(&layout, &[0, 1, 2]);
@@ -92,6 +91,49 @@ fn what_was_delivered_is_a_success_on_both_sides() {
         );
         p.world.assert_quiet();
         p.world.assert_no_leak();
+    }
+}
+
+/// A NIC tells of several work requests at once.
+#[test]
+fn what_ends_together_ends_as_one_after_the_other() {
+    for op in [Op::Read, Op::Write] {
+        let mut p = posted(op);
+        let (now, mut given) = (p.world.now, Vec::new());
+        let (node, most) = (&mut p.world.peers[0].node, Batch { requests: 9, bytes: u64::MAX });
+        node.session(p.session).next_batch(Path::OneSided, Claim::Next, most, now, &mut given);
+        assert_eq!(given.len(), 2);
+        let mut ended: Vec<_> = given.iter().map(|request| (request.id, DONE)).collect();
+        node.batch_done(&mut ended);
+        assert!(p.world.outcome(0, p.key).is_none(), "a chunk is in flight");
+        p.done(DONE);
+        assert_eq!(p.world.outcome(0, p.key), Some(Ok(())));
+        assert_eq!(p.world.peers[1].ended[&p.grant], GrantState::Consumed);
+        p.world.assert_quiet();
+        p.world.assert_no_leak();
+
+        // One that failed cuts the session, whatever is told with it.
+        let mut p = posted(op);
+        let (now, mut given) = (p.world.now, Vec::new());
+        p.world.peers[0].node.session(p.session).next_batch(
+            Path::OneSided,
+            Claim::Next,
+            most,
+            now,
+            &mut given,
+        );
+        let failed = WorkOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up"));
+        let mut ended = vec![(p.request.id, failed), (given[0].id, DONE), (given[1].id, DONE)];
+        p.world.peers[0].node.batch_done(&mut ended);
+        p.world.pump(0);
+        p.world.settle();
+        assert!(ended.is_empty() && p.world.code(0, p.key) == Some(Code::PeerLost));
+        for peer in 0..2 {
+            p.fenced(peer);
+        }
+        for peer in &p.world.peers {
+            assert_eq!((peer.node.open_flows(), peer.node.quarantined()), (0, 0));
+        }
     }
 }
 
@@ -249,12 +291,8 @@ fn a_cancelled_transfer_has_all_of_its_patience() {
 #[test]
 fn who_has_no_such_link_says_so() {
     for (here, there) in [(false, true), (true, false)] {
-        let (mut world, session) = World::pair(3);
-        for (peer, has) in [(0, here), (1, there)] {
-            if has {
-                world.peers[peer].node.session(session).add_one_sided();
-            }
-        }
+        let mut world = World::new(2, 3);
+        let session = world.connect_with(0, 1, [here, there]);
         let layout = layout(3, 8192);
         let (mine, theirs) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
         let all = view(&layout, &[0, 1, 2]);
@@ -290,10 +328,7 @@ fn an_answer_that_nobody_asked_for_frees_nothing() {
 /// A page that is given in parts, or twice, is one page.
 #[test]
 fn quarantine_counts_pages() {
-    let (mut world, session) = World::pair(3);
-    for peer in &mut world.peers {
-        peer.node.session(session).add_one_sided();
-    }
+    let (mut world, session) = World::one_sided_pair(3);
     let layout = layout(3, 8192);
     let theirs = Mem::for_layout(&layout, 2);
     let halves = |ids: &[u32]| {

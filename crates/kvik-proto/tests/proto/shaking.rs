@@ -84,8 +84,8 @@ fn another_engine_or_start_than_wanted_is_named_on_both_sides() {
         assert_eq!(listener.unwrap_err().code, code);
     }
     let (opener, listener) = shake(local(1, None), local(1, None), None, 3);
-    assert_eq!(opener.unwrap_err().code, Code::ProtocolError);
-    assert_eq!(listener.unwrap_err().code, Code::ProtocolError);
+    assert_eq!(opener.unwrap_err().code, Code::InvalidArgument);
+    assert_eq!(listener.unwrap_err().code, Code::InvalidArgument);
 }
 
 /// What was proven in one handshake proves nothing in the next: the listener's nonce is another.
@@ -103,10 +103,25 @@ fn a_recorded_handshake_cannot_be_played_again() {
     assert_eq!(error.code, Code::SecretMismatch);
 }
 
+/// An opener that named nobody learns who listens before it has proven itself, and only from who has the secret.
+#[test]
+fn an_opener_learns_who_has_answered_from_whoever_has_the_secret() {
+    for (theirs, answered) in [(&b"s"[..], Some(identity(2))), (b"t", None)] {
+        let (mut opener, mut hello) = Handshake::open(local(1, Some(b"s")), [1; 32], None);
+        let mut listener = Handshake::listen(local(2, Some(theirs)), [2; 32]);
+        let (mut welcome, mut prove) = (Vec::new(), Vec::new());
+        assert!(listener.receive(&mut hello, &mut welcome).unwrap().is_none());
+        assert_eq!((opener.answered(), listener.answered()), (None, None));
+        let heard = opener.receive(&mut welcome, &mut prove).map(|greeting| greeting.is_none());
+        assert_eq!(heard.map_err(|error| error.code), answered.map(|_| true).ok_or(Code::SecretMismatch));
+        assert_eq!((opener.answered(), listener.answered()), (answered, None));
+    }
+}
+
 /// The versions stand first in the greeting, so that all else may change behind them.
 #[test]
 fn no_common_version_is_refused_with_both_ranges() {
-    for (oldest, newest) in [(3u16, 4u16), (0, 0), (1, 1)] {
+    for (oldest, newest) in [(4u16, 5u16), (0, 0), (2, 2)] {
         let (mut opener, mut hello) = Handshake::open(local(1, None), [1; 32], None);
         hello[8..10].copy_from_slice(&oldest.to_le_bytes());
         hello[10..12].copy_from_slice(&newest.to_le_bytes());
@@ -116,7 +131,7 @@ fn no_common_version_is_refused_with_both_ranges() {
         assert_eq!(error, told);
         assert_eq!(told.code, Code::VersionMismatch);
         assert!(
-            told.text.contains(&format!("{oldest} to {newest}")) && told.text.contains("2 to 2"),
+            told.text.contains(&format!("{oldest} to {newest}")) && told.text.contains("3 to 3"),
             "{told}"
         );
     }
@@ -125,8 +140,8 @@ fn no_common_version_is_refused_with_both_ranges() {
     hello[10..12].copy_from_slice(&9u16.to_le_bytes());
     let (mut listener, mut answer) = (Handshake::listen(local(2, None), [2; 32]), Vec::new());
     assert!(listener.receive(&mut hello, &mut answer).unwrap().is_none());
-    assert_eq!(answer[8..10], 2u16.to_le_bytes());
-    answer[8] = 3;
+    assert_eq!(answer[8..10], 3u16.to_le_bytes());
+    answer[8] = 4;
     assert_eq!(opener.receive(&mut answer, &mut Vec::new()).err().unwrap().code, Code::ProtocolError);
 }
 

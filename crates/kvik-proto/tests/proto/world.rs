@@ -29,7 +29,7 @@ pub struct Peer {
     pub served: Vec<Served>,
     /// Notifications that came, how those that were sent ended, and what was heard of the peers' lives.
     pub notes: VecDeque<Notification>,
-    pub note_ends: HashMap<(u64, u64), Result<()>>,
+    pub note_ends: HashMap<(u64, Topic, u64), Result<()>>,
     pub lives: Vec<&'static str>,
     pub asked_to_fence: Vec<u64>,
     /// Its executors do not finish what they have begun.
@@ -156,6 +156,13 @@ impl World {
         (world, session)
     }
 
+    /// Two engines with a session that the first one opened, and a one-sided link.
+    pub fn one_sided_pair(seed: u64) -> (World, u64) {
+        let mut world = World::new(2, seed);
+        let session = world.connect_with(0, 1, [true; 2]);
+        (world, session)
+    }
+
     /// A handshake that both sides have ended, of which neither node knows yet.
     pub fn handshake(&mut self, opener: usize, listener: usize) -> (Established, Established) {
         self.serial += 1;
@@ -175,7 +182,13 @@ impl World {
     }
 
     pub fn connect(&mut self, opener: usize, listener: usize) -> u64 {
-        let (left, right) = self.handshake(opener, listener);
+        self.connect_with(opener, listener, [false; 2])
+    }
+
+    /// A session of which the opener and the listener have a one-sided link, or have none.
+    pub fn connect_with(&mut self, opener: usize, listener: usize, one_sided: [bool; 2]) -> u64 {
+        let (mut left, mut right) = self.handshake(opener, listener);
+        [left.one_sided, right.one_sided] = one_sided;
         let session = left.session;
         self.peers[listener].node.add_session(right, self.now);
         self.peers[opener].node.add_session(left, self.now);
@@ -463,8 +476,8 @@ impl World {
             Event::Served(served) => self.peers[at].served.push(served),
             Event::OpenChannels(_) => self.peers[at].asked_for_channels += 1,
             Event::Notified(note) => self.peers[at].notes.push_back(note),
-            Event::NoteEnded { session, number, outcome } => {
-                let before = self.peers[at].note_ends.insert((session, number), outcome);
+            Event::NoteEnded { session, topic, number, outcome } => {
+                let before = self.peers[at].note_ends.insert((session, topic, number), outcome);
                 assert!(before.is_none(), "a notification ended twice");
             }
             Event::Silent(_) => self.peers[at].lives.push("silent"),

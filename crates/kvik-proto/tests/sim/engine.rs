@@ -2,7 +2,7 @@
 
 use crate::memory::{Arena, Mem};
 use kvik_core::{EngineId, Incarnation, RegionId};
-use kvik_proto::{Facts, FlowKey, Identity, Local, Node, Secret, Timing};
+use kvik_proto::{Facts, FlowKey, Identity, Local, Node, Secret, Timing, Topic};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -87,13 +87,13 @@ pub struct Engine {
     /// The process does not run; its NIC does.
     pub asleep: bool,
     pub copies: bool,
-    /// Notifications that its consumer has not taken: session and number.
-    pub inbox: VecDeque<(u64, u64)>,
+    /// Notifications that its consumers have not taken: session, topic and number.
+    pub inbox: VecDeque<(u64, Topic, u64)>,
     /// Its consumer takes each the moment it comes, or none for now.
     pub eager: bool,
     pub deaf: bool,
-    /// Notifications that it sent and that have not ended: deadline, session and number.
-    pub unended: BTreeSet<(Duration, u64, u64)>,
+    /// Notifications that it sent and that have not ended: deadline, session, topic and number.
+    pub unended: BTreeSet<(Duration, u64, Topic, u64)>,
     /// Sessions that have ended or acknowledged some since it was last asked: by then it says what became of them.
     pub decided: Vec<u64>,
     /// Indices of its links.

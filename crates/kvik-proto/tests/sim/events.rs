@@ -63,7 +63,9 @@ impl World {
             Event::Served(_) | Event::Stop(_) | Event::Ending(..) | Event::NicsMoved(_) => {}
             Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) | Event::Exposed => {}
             Event::Notified(note) => self.on_notified(at, note),
-            Event::NoteEnded { session, number, outcome } => self.on_note_ended(at, session, number, outcome),
+            Event::NoteEnded { session, topic, number, outcome } => {
+                self.on_note_ended(at, session, (topic, number), outcome);
+            }
             Event::NoteRoom(session) => self.on_note_room(at, session),
         }
     }

@@ -8,7 +8,7 @@ use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Class, Code, Error, Result};
 use kvik_proto::{
-    ChunkHeader, Claim, CopyFrom, Path, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest,
+    Batch, ChunkHeader, Claim, CopyFrom, Path, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest,
 };
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -49,8 +49,10 @@ impl World {
         let Some(channel) = pick(&mut self.rng, self.links[at].channels.usable(side)) else { return engine };
         let claims = [Claim::Next, Claim::Only(Class::Handover), Claim::Only(Class::Bulk), Claim::Beside];
         let claim = claims[self.rng.below(4)];
-        if let Some(request) = self.engines[engine].node.session(session).next_of(Path::Channels, claim, now)
-        {
+        let most = Batch { requests: 1 + self.rng.below(3), bytes: u64::MAX };
+        let (node, mut given) = (&mut self.engines[engine].node, Vec::new());
+        node.session(session).next_batch(Path::Channels, claim, most, now, &mut given);
+        for request in given {
             let WorkKind::Send(header) = &request.kind else { panic!("no work request to send") };
             self.check_given(engine, &request, Some((session, header.transfer)));
             let read = request.region.read(&request.view, request.part.start..half(&request));

@@ -2,7 +2,7 @@
 
 use crate::channels::Channels;
 use crate::engine::Process;
-use crate::notes::Line;
+use crate::notes::Lines;
 use kvik_proto::{ChunkHeader, Handshake};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -30,7 +30,7 @@ pub struct Link {
     pub channels: Channels,
     pub frames: [Frames; 2],
     /// What each end has notified the other of.
-    pub notes: [Line; 2],
+    pub notes: [Lines; 2],
     /// Which ends have cut it.
     pub closed: [bool; 2],
     /// Which ends have died.
@@ -55,18 +55,21 @@ impl Link {
     }
 }
 
-/// Finds out which frames have arrived, by their headers and the first number in them.
+/// Of a frame so many bytes are kept: a topic and a number.
+pub const START: usize = 9;
+
+/// Finds out which frames have arrived, by their headers and what they begin with.
 #[derive(Default)]
 pub struct Frames {
     header: Vec<u8>,
-    number: [u8; 8],
+    start: [u8; START],
     len: usize,
     seen: usize,
 }
 
 impl Frames {
-    /// The kinds of frames that these bytes complete, each with the number that it begins with.
-    pub fn feed(&mut self, mut bytes: &[u8], kinds: &mut Vec<(u16, u64)>) {
+    /// The kinds of frames that these bytes complete, each with what it begins with.
+    pub fn feed(&mut self, mut bytes: &[u8], kinds: &mut Vec<(u16, [u8; START])>) {
         while !bytes.is_empty() {
             if self.header.len() < kvik_proto::FRAME_HEADER {
                 self.header.push(bytes[0]);
@@ -77,7 +80,7 @@ impl Frames {
                 }
             } else {
                 let take = (self.len - self.seen).min(bytes.len());
-                for (place, byte) in self.number.iter_mut().skip(self.seen).zip(&bytes[..take]) {
+                for (place, byte) in self.start.iter_mut().skip(self.seen).zip(&bytes[..take]) {
                     *place = *byte;
                 }
                 self.seen += take;
@@ -85,7 +88,7 @@ impl Frames {
             }
             if self.header.len() == kvik_proto::FRAME_HEADER && self.seen == self.len {
                 let kind = u16::from_le_bytes([self.header[4], self.header[5]]);
-                kinds.push((kind, u64::from_le_bytes(self.number)));
+                kinds.push((kind, self.start));
                 self.header.clear();
             }
         }

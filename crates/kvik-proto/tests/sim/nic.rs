@@ -7,7 +7,8 @@ use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Class, Code, Error};
 use kvik_proto::{
-    Check, Claim, NicAnswer, NicCall, NicCallKind, Nics, Op, Path, Source, WorkKind, WorkOutcome, WorkRequest,
+    Batch, Check, Claim, NicAnswer, NicCall, NicCallKind, Nics, Op, Path, Source, WorkKind, WorkOutcome,
+    WorkRequest,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -74,8 +75,15 @@ impl World {
         let now = self.engines[engine].now(self.now);
         let Some(session) = self.links[at].session else { return engine };
         let claim = [Claim::Only(Class::Handover), Claim::Only(Class::Bulk), Claim::Next][self.rng.below(3)];
-        let node = &mut self.engines[engine].node;
-        let Some(request) = node.session(session).next_of(Path::OneSided, claim, now) else { return engine };
+        let most = Batch { requests: 1 + self.rng.below(4), bytes: u64::MAX };
+        let (node, mut given) = (&mut self.engines[engine].node, Vec::new());
+        node.session(session).next_batch(Path::OneSided, claim, most, now, &mut given);
+        given.into_iter().for_each(|request| self.post(at, side, request));
+        engine
+    }
+
+    fn post(&mut self, at: usize, side: usize, request: WorkRequest<Mem>) {
+        let engine = self.links[at].ends[side];
         self.check_given(engine, &request, None);
         let WorkKind::Post(op, source) = &request.kind else { panic!("no post") };
         let (op, source) = (*op, source.clone());
@@ -100,7 +108,6 @@ impl World {
             compared,
             pieces,
         });
-        engine
     }
 
     /// One piece of an operation moves on.
@@ -117,7 +124,9 @@ impl World {
         let (request, outcome) = if post.mends.is_some() {
             (None, done)
         } else if count(Piece::Done) == post.pieces.len() {
-            (post.request.take(), done)
+            self.report_delivered(engine);
+            self.drop_posts();
+            return engine;
         } else if count(Piece::Lost) > 0 && self.rng.once_in(3) {
             (post.orphan(), WorkOutcome::Failed(Error::new(Code::PeerLost, "the NIC gave up")))
         } else if count(Piece::Lost) > 0 && self.rng.once_in(2) {
@@ -131,6 +140,20 @@ impl World {
         }
         self.drop_posts();
         engine
+    }
+
+    /// The NIC tells of all that is in place, of all sessions.
+    fn report_delivered(&mut self, engine: usize) {
+        let delivered = |post: &&mut Post| {
+            let all = post.pieces.iter().all(|(_, piece)| *piece == Piece::Done);
+            post.engine == engine && post.mends.is_none() && all
+        };
+        let requests = self.posts.iter_mut().filter(delivered).filter_map(|post| post.request.take());
+        let done = |request: WorkRequest<Mem>| {
+            (request.id, WorkOutcome::Done { extents: 1, verify: Duration::ZERO })
+        };
+        let mut ended = requests.map(done).collect();
+        self.engines[engine].node.batch_done(&mut ended);
     }
 
     /// The NIC has heard that an operation failed, and asks for a connection that is free of it.
@@ -166,10 +189,9 @@ impl World {
         let link = self.by_session[&session];
         let mends =
             |post: &&mut Post| post.engine == engine && post.link == link && post.mends == Some(number);
-        let requests: Vec<_> = self.posts.iter_mut().filter(mends).filter_map(Post::orphan).collect();
-        for request in requests {
-            self.engines[engine].node.work_done(request.id, WorkOutcome::Back);
-        }
+        let requests = self.posts.iter_mut().filter(mends).filter_map(Post::orphan);
+        let mut ended = requests.map(|request| (request.id, WorkOutcome::Back)).collect();
+        self.engines[engine].node.batch_done(&mut ended);
         self.drop_posts();
     }
 
@@ -211,17 +233,16 @@ impl World {
         let link = self.by_session[&session];
         let side = self.links[link].side(engine);
         self.links[link].fenced[side] = true;
-        let mut requests = Vec::new();
+        let mut ended = Vec::new();
         for post in self.posts.iter_mut().filter(|post| post.engine == engine && post.link == link) {
-            requests.extend(post.orphan());
-        }
-        for request in requests {
+            let Some(request) = post.orphan() else { continue };
             let outcome = match self.rng.once_in(2) {
                 true => WorkOutcome::Void,
                 false => WorkOutcome::Failed(Error::new(Code::PeerLost, "flushed")),
             };
-            self.engines[engine].node.work_done(request.id, outcome);
+            ended.push((request.id, outcome));
         }
+        self.engines[engine].node.batch_done(&mut ended);
         self.engines[engine].node.session(session).fenced();
         self.engines[engine].node.tell_nics(&Nics::default());
         self.drop_posts();

@@ -45,7 +45,7 @@ impl World {
                 );
             }
         }
-        if let Some((deadline, _, number)) = engine.unended.first() {
+        if let Some((deadline, _, _, number)) = engine.unended.first() {
             assert!(*deadline > engine.ticked, "P3: notification {number} goes on after its deadline");
         }
         let mut pages = BTreeSet::new();

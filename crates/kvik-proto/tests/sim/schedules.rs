@@ -31,7 +31,7 @@ fn whatever_happens_the_promises_are_kept() {
 }
 
 /// What never happened was never tried.
-const OUTCOMES: [&str; 23] = [
+const OUTCOMES: [&str; 24] = [
     "ok",
     "cancelled",
     "grant_revoked",
@@ -52,6 +52,7 @@ const OUTCOMES: [&str; 23] = [
     "joined",
     "not_joined",
     "notifications_full",
+    "notification_beside_a_full_topic",
     "notification_taken",
     "notification_late",
     "notification_unknown",

@@ -352,18 +352,15 @@ impl World {
         match result {
             Ok(None) => {}
             Ok(Some(Greeting::Join(_))) => panic!("a control connection joins"),
-            Ok(Some(Greeting::Control(established))) => {
+            Ok(Some(Greeting::Control(mut established))) => {
                 link.shake[side] = None;
                 let (session, rest) = (established.session, std::mem::take(&mut link.greeting[side]));
                 link.session = Some(session);
-                let one_sided = link.one_sided;
+                established.one_sided = link.one_sided;
                 self.by_session.insert(session, at);
                 let engine = &mut self.engines[engine];
                 engine.node.add_session(established, now);
                 engine.heard.insert(session, now);
-                if one_sided {
-                    engine.node.session(session).add_one_sided();
-                }
                 if !rest.is_empty() {
                     self.receive(at, side, session, rest, Some(State::New));
                 }
@@ -382,10 +379,10 @@ impl World {
         let state = state.unwrap_or_else(|| self.state_of(at, side));
         let (mut kinds, engine) = (Vec::new(), self.links[at].ends[side]);
         self.links[at].frames[1 - side].feed(&bytes, &mut kinds);
-        for (kind, number) in kinds {
+        for (kind, start) in kinds {
             self.coverage.hit(state, usize::from(kind), self.links[at].faults);
             if kind == NOTED {
-                self.links[at].notes[side].acknowledge(number);
+                self.links[at].acknowledge(side, start);
                 self.engines[engine].decided.push(session);
             }
         }

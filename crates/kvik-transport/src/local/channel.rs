@@ -22,7 +22,7 @@
 use crate::basics::lock;
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, RegionId, Result};
-use kvik_host::cuda::{GpuMemory, IpcHandle};
+use kvik_host::device::{DeviceMemory, Handle};
 use kvik_host::unix::UnixConn;
 use kvik_host::{FenceTable, Io, Memory};
 use std::collections::{HashMap, VecDeque};
@@ -35,7 +35,7 @@ pub(super) const MAX_REGIONS: usize = 4096;
 /// Bytes of a message, and of one with a GPU's handle.
 pub(super) const MESSAGE: usize = 64;
 pub(super) const LONG: usize = 128;
-const HANDLE: usize = LONG - IpcHandle::LEN;
+const HANDLE: usize = LONG - size_of::<Handle>();
 
 pub(super) const HELLO: u8 = 1;
 pub(super) const SHARE: u8 = 2;
@@ -64,55 +64,34 @@ struct Queue {
     later: Vec<Message>,
     takes_gpus: Option<bool>,
     /// What the peer was shown of GPUs and may open, by the number of the showing.
-    offered: HashMap<u64, (RegionId, Weak<GpuMemory>)>,
+    offered: HashMap<u64, (RegionId, Weak<dyn DeviceMemory>)>,
     /// What it has open, or is about to open.
-    open: HashMap<u64, Arc<GpuMemory>>,
+    open: HashMap<u64, Arc<dyn DeviceMemory>>,
     showings: u64,
     over: bool,
 }
 
-enum Message {
-    Hello {
-        fence: Arc<FenceTable>,
-        pid: u32,
-        nonce: Arc<[u8; 32]>,
-    },
-    /// Not held: what waits to be shown must not keep a region from closing.
-    Share {
-        region: RegionId,
-        memory: Weak<Memory>,
-    },
-    Unshare {
-        region: RegionId,
-    },
-    ShareGpu {
-        region: RegionId,
-        memory: Weak<GpuMemory>,
-        handle: IpcHandle,
-        showing: u64,
-    },
-    /// One of the short messages about a showing.
-    Note {
-        kind: u8,
-        region: RegionId,
-        showing: u64,
-    },
+/// A message that waits.
+struct Message {
+    bytes: [u8; LONG],
+    about: About,
 }
 
-/// What a message needs while it is sent.
-enum Needs {
+/// What a message is about. What waits to be shown is not held: that must not keep a region from closing.
+enum About {
     Nothing,
-    Host(Arc<Memory>),
-    Gpu(u64, RegionId, Arc<GpuMemory>),
+    Fence(Arc<FenceTable>),
+    Host(Weak<Memory>),
+    Gpu(RegionId, u64, Weak<dyn DeviceMemory>),
 }
 
 impl LocalChannel {
-    pub fn new(
-        fence: Arc<FenceTable>,
-        nonce: Arc<[u8; 32]>,
-        wake: Box<dyn Fn() + Send + Sync>,
-    ) -> LocalChannel {
-        let hello = Message::Hello { fence, pid: std::process::id(), nonce };
+    /// The peer reads the nonce where it lies: whoever has it keeps it as long as the link.
+    pub fn new(fence: Arc<FenceTable>, nonce: &[u8; 32], wake: Box<dyn Fn() + Send + Sync>) -> LocalChannel {
+        let mut hello = Message::new(HELLO, RegionId(0), nonce.as_ptr() as u64, About::Fence(fence));
+        hello.bytes[4..8].copy_from_slice(&GPUS.to_le_bytes());
+        hello.bytes[16..20].copy_from_slice(&std::process::id().to_le_bytes());
+        hello.bytes[32..MESSAGE].copy_from_slice(nonce);
         let queue = Queue {
             ready: VecDeque::from([hello]),
             later: Vec::new(),
@@ -125,22 +104,26 @@ impl LocalChannel {
         LocalChannel { queue: Mutex::new(queue), wake }
     }
 
-    pub fn share(&self, region: RegionId, memory: &RegionMemory, handle: Option<IpcHandle>) {
+    pub fn share(&self, region: RegionId, memory: &RegionMemory, handle: Option<Handle>) {
         let queue = &mut *lock(&self.queue);
         match (memory, handle) {
             (RegionMemory::Host(memory), _) => {
-                queue.ready.push_back(Message::Share { region, memory: Arc::downgrade(memory) });
+                let about = About::Host(Arc::downgrade(memory));
+                let mut message = Message::new(SHARE, region, memory.addr() as u64, about);
+                message.bytes[16..24].copy_from_slice(&(memory.len() as u64).to_le_bytes());
+                queue.ready.push_back(message);
             }
-            (RegionMemory::Gpu(memory), Some(handle)) if queue.takes_gpus != Some(false) => {
+            (RegionMemory::Device(memory), Some(handle)) if queue.takes_gpus != Some(false) => {
                 queue.showings += 1;
-                let (memory, showing) = (Arc::downgrade(memory), queue.showings);
-                let message = Message::ShareGpu { region, memory, handle, showing };
+                let about = About::Gpu(region, queue.showings, Arc::downgrade(memory));
+                let mut message = Message::new(SHARE_GPU, region, queue.showings, about);
+                message.bytes[HANDLE..].copy_from_slice(&handle);
                 match queue.takes_gpus {
                     Some(_) => queue.ready.push_back(message),
                     None => queue.later.push(message),
                 }
             }
-            (RegionMemory::Gpu(_), _) => {}
+            (RegionMemory::Device(_), _) => {}
         }
     }
 
@@ -153,7 +136,7 @@ impl LocalChannel {
         }
         match queue.ready.iter().rposition(|message| message.shows(region)) {
             Some(at) => drop(queue.ready.remove(at)),
-            None => queue.ready.push_back(Message::Unshare { region }),
+            None => queue.ready.push_back(Message::new(UNSHARE, region, 0, About::Nothing)),
         }
     }
 
@@ -177,7 +160,7 @@ impl LocalChannel {
         if let Some(memory) = offered
             && queue.open.insert(showing, memory).is_none()
         {
-            queue.ready.push_back(Message::Note { kind: HELD, region, showing });
+            queue.ready.push_back(Message::new(HELD, region, showing, About::Nothing));
             drop(queue);
             (self.wake)();
         }
@@ -202,7 +185,7 @@ impl LocalChannel {
                     "the peer shows regions over its local link, and does not read what it is told of them";
                 return Err(Error::new(Code::MemoryCapReached, text));
             }
-            queue.ready.push_back(Message::Note { kind: OPENS, region, showing });
+            queue.ready.push_back(Message::new(OPENS, region, showing, About::Nothing));
         }
         (self.wake)();
         Ok(())
@@ -211,22 +194,29 @@ impl LocalChannel {
     /// Sends what waits: true when all of it went, false when the socket must become writable first.
     pub fn flush(&self, conn: &UnixConn) -> Result<bool> {
         let mut queue = lock(&self.queue);
-        while let Some(message) = queue.ready.front() {
-            let Some(needs) = message.needs() else {
-                queue.ready.pop_front();
-                continue;
-            };
-            let (bytes, fd) = message.encode(&needs);
+        while let Some(Message { bytes, about }) = queue.ready.front() {
             let len = if bytes[0] == SHARE_GPU { LONG } else { MESSAGE };
-            match conn.send_with_fds(&bytes[..len], fd.as_slice()).map_err(broken)? {
-                Io::Done(_) => drop(queue.ready.pop_front()),
+            let send = |fd: Option<BorrowedFd<'_>>| conn.send_with_fds(&bytes[..len], fd.as_slice());
+            // With memory that is gone goes its message.
+            let (sent, shown) = match about {
+                About::Nothing => (send(None), None),
+                About::Fence(fence) => (send(Some(fence.fd())), None),
+                About::Host(memory) => {
+                    (memory.upgrade().map_or(Ok(Io::Done(0)), |memory| send(memory.fd())), None)
+                }
+                About::Gpu(region, showing, memory) => match memory.upgrade() {
+                    Some(_) => (send(None), Some((*showing, (*region, memory.clone())))),
+                    None => (Ok(Io::Done(0)), None),
+                },
+            };
+            match sent.map_err(broken)? {
+                Io::Done(_) => {}
                 Io::Blocked => return Ok(false),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed its local link")),
             }
-            if let Needs::Gpu(showing, region, memory) = needs
-                && !queue.over
-            {
-                queue.offered.insert(showing, (region, Arc::downgrade(&memory)));
+            queue.ready.pop_front();
+            if !queue.over {
+                queue.offered.extend(shown);
             }
         }
         Ok(true)
@@ -250,54 +240,16 @@ fn broken(error: kvik_host::HostError) -> Error {
 }
 
 impl Message {
-    fn shows(&self, of: RegionId) -> bool {
-        match self {
-            Message::Share { region, .. } | Message::ShareGpu { region, .. } => *region == of,
-            Message::Hello { .. } | Message::Unshare { .. } | Message::Note { .. } => false,
-        }
-    }
-
-    /// None: the memory is gone, and the message with it.
-    fn needs(&self) -> Option<Needs> {
-        match self {
-            Message::Share { memory, .. } => memory.upgrade().map(Needs::Host),
-            Message::ShareGpu { region, memory, showing, .. } => {
-                memory.upgrade().map(|memory| Needs::Gpu(*showing, *region, memory))
-            }
-            Message::Hello { .. } | Message::Unshare { .. } | Message::Note { .. } => Some(Needs::Nothing),
-        }
-    }
-
-    fn encode<'m>(&'m self, needs: &'m Needs) -> ([u8; LONG], Option<BorrowedFd<'m>>) {
+    fn new(kind: u8, region: RegionId, number: u64, about: About) -> Message {
         let mut bytes = [0; LONG];
-        let (kind, region, number) = match self {
-            Message::Hello { nonce, .. } => (HELLO, GPUS, nonce.as_ptr() as u64),
-            Message::Share { region, .. } => {
-                let addr = if let Needs::Host(memory) = needs { memory.addr() } else { 0 };
-                (SHARE, region.0, addr as u64)
-            }
-            Message::Unshare { region } => (UNSHARE, region.0, 0),
-            Message::ShareGpu { region, showing, .. } => (SHARE_GPU, region.0, *showing),
-            Message::Note { kind, region, showing } => (*kind, region.0, *showing),
-        };
         bytes[0] = kind;
-        bytes[4..8].copy_from_slice(&region.to_le_bytes());
+        bytes[4..8].copy_from_slice(&region.0.to_le_bytes());
         bytes[8..16].copy_from_slice(&number.to_le_bytes());
-        let mut fd = None;
-        match (self, needs) {
-            (Message::Hello { fence, pid, nonce }, _) => {
-                bytes[16..20].copy_from_slice(&pid.to_le_bytes());
-                bytes[32..MESSAGE].copy_from_slice(&**nonce);
-                fd = Some(fence.fd());
-            }
-            (Message::Share { .. }, Needs::Host(memory)) => {
-                bytes[16..24].copy_from_slice(&(memory.len() as u64).to_le_bytes());
-                fd = memory.fd();
-            }
-            (Message::ShareGpu { handle, .. }, _) => bytes[HANDLE..].copy_from_slice(&handle.encode()),
-            _ => {}
-        }
-        (bytes, fd)
+        Message { bytes, about }
+    }
+
+    fn shows(&self, region: RegionId) -> bool {
+        matches!(self.bytes[0], SHARE | SHARE_GPU) && self.bytes[4..8] == region.0.to_le_bytes()
     }
 }
 
@@ -310,10 +262,10 @@ pub(crate) fn link_broke() -> Error {
 }
 
 /// The handle in a message of kind [`SHARE_GPU`].
-pub(super) fn handle_in(bytes: &[u8; LONG]) -> IpcHandle {
-    let mut handle = [0; IpcHandle::LEN];
+pub(super) fn handle_in(bytes: &[u8; LONG]) -> Handle {
+    let mut handle = [0; size_of::<Handle>()];
     handle.copy_from_slice(&bytes[HANDLE..]);
-    IpcHandle::decode(&handle)
+    handle
 }
 
 /// What the peer is told of a region that it has shown: that it is about to be opened here, and, when this is dropped,
@@ -365,7 +317,7 @@ impl Drop for Lease {
                 return;
             }
             let (region, showing) = (self.region, self.showing);
-            queue.ready.push_back(Message::Note { kind: CLOSED, region, showing });
+            queue.ready.push_back(Message::new(CLOSED, region, showing, About::Nothing));
         }
         (channel.wake)();
     }

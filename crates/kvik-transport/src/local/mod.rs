@@ -12,14 +12,14 @@
 //! - `channel`: the messages, and what is held until the peer has closed it.
 
 mod channel;
-mod gpu;
+mod device;
 mod populate;
 mod transport;
 
 pub(crate) use transport::Links;
 pub use transport::{LOCAL_LINK, Local, LocalConfig};
 
-pub use gpu::PeerGpuRegion;
+pub use device::PeerDeviceRegion;
 pub use populate::{Populated, Populator};
 
 use crate::basics::{lock, stopped};
@@ -30,7 +30,7 @@ use channel::{
     UNSHARE, handle_in,
 };
 use kvik_core::{Code, Error, RegionId, Result};
-use kvik_host::cuda::IpcHandle;
+use kvik_host::device::Handle;
 use kvik_host::unix::UnixConn;
 use kvik_host::{FenceTable, Io, PeerFence, PeerMemory, ProcessMemory};
 use std::collections::HashMap;
@@ -58,8 +58,8 @@ pub enum PeerRegion {
         /// Bytes.
         len: u64,
     },
-    /// On a GPU.
-    Gpu(PeerGpuRegion),
+    /// On a device.
+    Device(PeerDeviceRegion),
 }
 
 impl PeerRegion {
@@ -68,7 +68,7 @@ impl PeerRegion {
         match self {
             PeerRegion::Mapped(..) => "memfd",
             PeerRegion::Process { .. } => "process_vm_readv",
-            PeerRegion::Gpu(_) => "cuda_ipc",
+            PeerRegion::Device(region) => region.mechanism(),
         }
     }
 }
@@ -104,7 +104,7 @@ impl LocalLink {
         wake: impl Fn() + Send + Sync + 'static,
     ) -> LocalLink {
         let nonce = Arc::new(nonce);
-        let channel = LocalChannel::new(fence, nonce.clone(), Box::new(wake));
+        let channel = LocalChannel::new(fence, &nonce, Box::new(wake));
         LocalLink {
             conn,
             peer_pid,
@@ -136,7 +136,7 @@ impl LocalLink {
 
     /// Shows a region to the peer. Call [`LocalLink::flush`] afterwards. One on a GPU is shown by its handle, to a peer
     /// that understands it; its memory is held while the peer has it open and the link is up.
-    pub fn share(&self, region: RegionId, memory: &RegionMemory, handle: Option<IpcHandle>) {
+    pub fn share(&self, region: RegionId, memory: &RegionMemory, handle: Option<Handle>) {
         self.channel.share(region, memory, handle);
     }
 
@@ -207,14 +207,14 @@ impl LocalLink {
             }
             (SHARE_GPU, None) => {
                 let lease = Lease::new(&self.channel, id, u64_at(8));
-                let region = PeerGpuRegion::new(id, handle_in(bytes), lease);
-                before = shown.regions.insert(id, Ok(Arc::new(PeerRegion::Gpu(region))));
+                let region = PeerDeviceRegion::new(id, handle_in(bytes), lease);
+                before = shown.regions.insert(id, Ok(Arc::new(PeerRegion::Device(region))));
             }
             (UNSHARE, _) => before = shown.regions.remove(&id),
             (OPENS, None) => self.channel.opens(id, u64_at(8)),
             (HELD, None) => {
                 if let Some(Ok(region)) = shown.regions.get(&id)
-                    && let PeerRegion::Gpu(gpu) = &**region
+                    && let PeerRegion::Device(gpu) = &**region
                 {
                     gpu.lease().note_held(u64_at(8));
                 }
@@ -284,9 +284,9 @@ impl LocalLink {
     }
 
     /// Waits until the peer holds a region on a GPU. False when it does not come to that, as when it takes it back.
-    fn wait_held(&self, gpu: &PeerGpuRegion, stop: &AtomicBool) -> bool {
+    fn wait_held(&self, gpu: &PeerDeviceRegion, stop: &AtomicBool) -> bool {
         let shown = |shown: &PeerRegions| match shown.regions.get(&gpu.region()) {
-            Some(Ok(region)) => matches!(&**region, PeerRegion::Gpu(known) if std::ptr::eq(known, gpu)),
+            Some(Ok(region)) => matches!(&**region, PeerRegion::Device(known) if std::ptr::eq(known, gpu)),
             _ => false,
         };
         let held = |all: &PeerRegions| match (gpu.lease().is_held(), shown(all)) {

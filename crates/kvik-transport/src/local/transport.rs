@@ -9,7 +9,7 @@ use crate::{
     WeakRegionMemory,
 };
 use kvik_core::{Error, RegionId, Result};
-use kvik_host::cuda::IpcHandle;
+use kvik_host::device::Handle;
 use kvik_host::thread::ThreadOptions;
 use kvik_host::unix::UnixConn;
 use kvik_host::{FenceTable, HostFacts};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub const LOCAL_LINK: Duration = Duration::from_secs(1);
 
 /// What processes on this host open a region on a GPU by, or why they cannot.
-type GpuHandle = std::result::Result<IpcHandle, Arc<str>>;
+type GpuHandle = std::result::Result<Handle, Arc<str>>;
 
 /// How an engine uses the memory of other processes.
 pub struct LocalConfig {
@@ -184,13 +184,13 @@ impl Local {
 
     /// Why a process on this host cannot copy from a region, where it cannot.
     fn not_opened(&self, region: RegionId, memory: &RegionMemory) -> Option<Arc<str>> {
-        let device = memory.device()?.ordinal();
+        let device = memory.device()?;
         let id = region.0;
         let hidden = "and this engine shows no memory to other processes";
         match lock(&self.regions).get(&region).and_then(|shown| shown.handle.as_ref()) {
             Some(Ok(_)) => None,
             Some(Err(why)) => Some(why.clone()),
-            None => Some(format!("region {id} lies on GPU {device}, {hidden}").into()),
+            None => Some(format!("region {id} lies on {device}, {hidden}").into()),
         }
     }
 }
@@ -241,8 +241,6 @@ impl Transport for Local {
         self.flush();
     }
 
-    fn forget(&self, _region: RegionId) {}
-
     /// What peers write is copied by this process, from theirs.
     fn closed(&self, region: RegionId, memory: &RegionMemory, op: Op) -> Option<Arc<str>> {
         if op == Op::Read { self.not_opened(region, memory) } else { None }
@@ -263,11 +261,6 @@ impl Transport for Local {
         }
     }
 
-    /// A session's channel is opened with the session.
-    fn open(&self, _session: u64) {}
-
-    fn warm(&self, _session: u64, _until: Instant) {}
-
     fn wake(&self, queue: Queue) {
         if queue == Queue::Copy {
             self.pool.wake();
@@ -284,8 +277,11 @@ impl Transport for Local {
             return seen.to_owned();
         }
         let expected = match (of.request.op, of.request.memory) {
-            (Some(Op::Write), Some((_, memory))) if memory.device().is_some() => "cuda_ipc",
-            (Some(Op::Write), Some((_, memory))) if memory.fd().is_none() => "process_vm_readv",
+            (Some(Op::Write), Some((_, memory))) => match memory.device() {
+                Some(device) => device.ipc(),
+                None if memory.fd().is_none() => "process_vm_readv",
+                None => "memfd",
+            },
             _ => "memfd",
         };
         expected.to_owned()

@@ -3,8 +3,8 @@
 use super::device::Run;
 use super::stats::NicStats;
 use crate::basics::stopped;
-use crate::services::finish;
-use crate::{RegionMemory, WorkSource};
+use crate::services::ended;
+use crate::{Ended, RegionMemory, WorkSource};
 use kvik_core::{Class, Error, Extent, Extents};
 use kvik_proto::{Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::Arc;
@@ -142,8 +142,8 @@ impl InFlight {
         }
     }
 
-    /// Reports it.
-    pub fn report(self, work: &dyn WorkSource, stats: &NicStats) {
+    /// What is to be reported of it.
+    pub fn end(self, stats: &NicStats) -> Ended {
         let all = self.at >= self.request.part.end;
         let outcome = match self.error.or(self.doubt) {
             Some(error) => WorkOutcome::Failed(error),
@@ -158,11 +158,11 @@ impl InFlight {
             }
             None => WorkOutcome::Void,
         };
-        finish(work, self.request, outcome);
+        ended(self.request, outcome)
     }
 
-    /// Gives it to another NIC. Nothing that was posted can land any more.
-    pub fn give_back(self, work: &dyn WorkSource) {
-        finish(work, self.request, WorkOutcome::Back);
+    /// It goes to another NIC: nothing that was posted can land any more.
+    pub fn give_back(self) -> Ended {
+        ended(self.request, WorkOutcome::Back)
     }
 }

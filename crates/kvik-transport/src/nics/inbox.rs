@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// What a thread is told.
-pub(super) enum Command {
+pub(crate) enum Command {
     /// The session may have something to post.
     Post(u64),
     /// A transfer must stop: look at the work requests in flight.
@@ -42,7 +42,7 @@ pub(super) enum Command {
 }
 
 /// Threads that have not yet cut the path of a session's peer.
-pub(super) struct Fence {
+pub(crate) struct Fence {
     session: u64,
     left: AtomicUsize,
 }

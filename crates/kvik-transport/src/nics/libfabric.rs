@@ -219,7 +219,7 @@ impl RmaDevice for FabricRmaDevice {
                 let hint = "raise the limit of locked memory (ulimit -l) if that is why";
                 Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))
             }),
-            RegionMemory::Gpu(memory) => self.device.register_gpu(memory, true).map_err(refused),
+            RegionMemory::Device(memory) => self.device.register_gpu(memory, true).map_err(refused),
         }?;
         let key = NicKey { key: known.key(), base: known.base() };
         Ok((known, key))

@@ -33,7 +33,8 @@ pub use stats::NicStats;
 
 use crate::basics::lock;
 use crate::{RegionMemory, Services, TransportId, from_host};
-use inbox::{Command, Fence, Inbox};
+pub(crate) use inbox::Command;
+use inbox::{Fence, Inbox};
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
@@ -57,10 +58,12 @@ pub(crate) struct NicPool {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Threads that have opened their NICs wait here for somebody to serve.
     waiting: Mutex<Vec<SyncSender<Arc<Services>>>>,
-    told: Arc<Told>,
-    transport: TransportId,
-    mechanism: String,
-    stats: Vec<Arc<NicStats>>,
+    pub told: Arc<Told>,
+    pub transport: TransportId,
+    /// What reports call the mechanism.
+    pub mechanism: String,
+    /// What each NIC has done.
+    pub stats: Vec<Arc<NicStats>>,
 }
 
 /// What a thread said, which may have ended instead, or may be stuck in the NIC's driver.
@@ -215,29 +218,19 @@ impl NicPool {
         }
     }
 
-    /// What peers are told.
-    pub fn nics(&self) -> Nics {
-        self.told.nics()
+    /// Tells every NIC's thread.
+    pub fn tell(&self, command: impl Fn() -> Command) {
+        self.workers.iter().for_each(|worker| worker.put(command()));
     }
 
-    /// What reports call the mechanism.
-    pub fn mechanism(&self) -> &str {
-        &self.mechanism
-    }
-
-    /// Which transport it is.
-    pub fn transport(&self) -> TransportId {
-        self.transport
-    }
-
-    /// What each NIC has done.
-    pub fn stats(&self) -> &[Arc<NicStats>] {
-        &self.stats
-    }
-
-    /// The NICs of a session's peer have other addresses.
-    pub fn find_again(&self, session: u64) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Find(session)));
+    /// Tells every NIC's thread, and where each will answer.
+    fn ask<T>(&self, command: impl Fn(SyncSender<T>) -> Command) -> Vec<Receiver<T>> {
+        let ask = |worker: &Arc<Inbox>| {
+            let (answer, wait) = sync_channel(1);
+            worker.put(command(answer));
+            wait
+        };
+        self.workers.iter().map(ask).collect()
     }
 
     /// Makes memory known to every NIC, within `limit`.
@@ -247,15 +240,7 @@ impl NicPool {
     /// comes back to hear so.
     pub fn register(&self, memory: &RegionMemory, limit: Duration) -> Result<Arc<[NicKey]>> {
         let limit = (limit, Instant::now() + limit);
-        let answers: Vec<_> = self
-            .workers
-            .iter()
-            .map(|worker| {
-                let (answer, wait) = sync_channel(1);
-                worker.put(Command::Register(memory.clone(), answer));
-                wait
-            })
-            .collect();
+        let answers = self.ask(|answer| Command::Register(memory.clone(), answer));
         let keys: Result<Vec<_>> = (answers.iter().zip(&self.stats))
             .map(|(wait, nic)| answered(wait, nic, "take in the memory", limit))
             .collect();
@@ -267,25 +252,11 @@ impl NicPool {
 
     /// Takes memory of this name from every NIC, as soon as nobody else holds it.
     pub fn unregister(&self, name: usize) {
-        let answers: Vec<_> = self
-            .workers
-            .iter()
-            .map(|worker| {
-                let (answer, wait) = sync_channel(1);
-                worker.put(Command::Unregister(name, answer));
-                wait
-            })
-            .collect();
         // Threads answer at once, unless one is stuck: then it lets go later.
         let until = Instant::now() + ANSWER;
-        for wait in answers {
+        for wait in self.ask(|answer| Command::Unregister(name, answer)) {
             let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
         }
-    }
-
-    /// Memory that was to be taken from the NICs stays known to them.
-    pub fn keep(&self, name: usize) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Keep(name)));
     }
 
     /// A NIC of a peer wants a connection to one of these.
@@ -314,44 +285,16 @@ impl NicPool {
         }
     }
 
-    /// Has each NIC open its connection to the session's peer, and an operation go over it.
-    /// [`RmaPeers`](crate::RmaPeers) hears from each of them, unless `until` passes first.
-    pub fn warm_up(&self, session: u64, until: Instant) {
-        self.workers.iter().for_each(|worker| worker.put(Command::WarmUp(session, until)));
-    }
-
-    /// The session may have something to post.
-    pub fn wake(&self, session: u64) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Post(session)));
-    }
-
-    /// Work requests that must stop are left, soon.
-    pub fn halt(&self) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Halt));
-    }
-
-    /// For so many transfers peers may reach this engine's memory now.
-    pub fn expose(&self, transfers: usize) {
-        if self.told.expose(transfers) {
-            self.workers.iter().for_each(|worker| worker.put(Command::Expose));
-        }
-    }
-
-    /// The session is over.
-    pub fn forget(&self, session: u64) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Forget(session)));
-    }
-
     /// Cuts the path of a session's peer, and tells when no NIC can touch memory for it any more.
     pub fn fence(&self, session: u64) {
         let fence = Fence::new(session, self.workers.len());
-        self.workers.iter().for_each(|worker| worker.put(Command::Fence(fence.clone())));
+        self.tell(|| Command::Fence(fence.clone()));
     }
 
     /// Closes the NICs and ends the threads.
     pub fn stop(&self) {
         lock(&self.waiting).clear();
-        self.workers.iter().for_each(|worker| worker.put(Command::Stop));
+        self.tell(|| Command::Stop);
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
                 log::error!("a NIC's thread panicked; its transfers end by their deadlines");

@@ -43,25 +43,27 @@ impl<C: RmaDevice> Worker<C> {
         self.requests.report(&*self.services.work, &self.stats);
     }
 
-    /// Takes work requests while there are places for them, handovers first, of each session in turn.
+    /// Claims work requests while there are places for them, handovers first, of each session in turn.
     pub(super) fn take_work(&mut self) -> bool {
-        let mut took = false;
-        while let Some((class, session)) = self.requests.turns().next_to_claim() {
-            let request = match self.peers.may_take(session) {
-                true => self.services.work.claim(Queue::Post(session), Claim::Only(class)),
-                false => None,
-            };
-            let Some(request) = request else {
+        let (mut took, mut claimed) = (false, std::mem::take(&mut self.claimed));
+        while let Some((class, session, most)) = self.requests.turns().next_to_claim() {
+            if self.peers.may_take(session) {
+                let (queue, claim) = (Queue::Post(session), Claim::Only(class));
+                self.services.work.claim_batch(queue, claim, most, &mut claimed);
+            }
+            if claimed.is_empty() {
                 self.requests.turns().wait_no_more(session, class);
-                continue;
-            };
-            took = true;
-            if let Err(request) = self.requests.add(request) {
-                let text = "a work request for a channel or a copy was given to a NIC";
-                let outcome = WorkOutcome::Failed(Error::new(Code::ProtocolError, text));
-                finish(&*self.services.work, *request, outcome);
+            }
+            for request in claimed.drain(..) {
+                took = true;
+                if let Err(request) = self.requests.add(request) {
+                    let text = "a work request for a channel or a copy was given to a NIC";
+                    let outcome = WorkOutcome::Failed(Error::new(Code::ProtocolError, text));
+                    finish(&*self.services.work, *request, outcome);
+                }
             }
         }
+        self.claimed = claimed;
         took
     }
 

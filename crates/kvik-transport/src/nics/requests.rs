@@ -4,7 +4,7 @@ use super::device::{Done, Run};
 use super::in_flight::InFlight;
 use super::stats::NicStats;
 use super::turns::Turns;
-use crate::{RegionMemory, WorkSource};
+use crate::{Ended, RegionMemory, WorkSource};
 use kvik_core::Error;
 use kvik_proto::WorkRequest;
 
@@ -16,13 +16,16 @@ pub(super) struct Requests {
     /// The index is the token of a work request's operations.
     places: Vec<Option<InFlight>>,
     turns: Turns,
+    /// What is reported at once, kept for its room.
+    ended: Vec<Ended>,
 }
 
 impl Requests {
     /// For a NIC that takes so many operations; None where each connection has a queue of its own.
     pub fn new(depth: Option<usize>) -> Requests {
         let operations = depth.unwrap_or(usize::MAX).max(1);
-        Requests { places: (0..PLACES).map(|_| None).collect(), turns: Turns::new(PLACES, operations) }
+        let (places, turns) = ((0..PLACES).map(|_| None).collect(), Turns::new(PLACES, operations));
+        Requests { places, turns, ended: Vec::with_capacity(PLACES) }
     }
 
     pub fn turns(&mut self) -> &mut Turns {
@@ -128,7 +131,7 @@ impl Requests {
 
     /// Reports those that are over.
     pub fn report(&mut self, work: &dyn WorkSource, stats: &NicStats) {
-        self.extract(|active| active.is_over(), |over| over.report(work, stats));
+        self.extract(work, |active| active.is_over(), |over| over.end(stats));
     }
 
     /// A session's work requests, of which nothing is in flight here, go to other NICs, for which nothing of them may
@@ -141,11 +144,11 @@ impl Requests {
         failed: Option<&Error>,
     ) {
         let theirs = |active: &InFlight| active.session() == session && active.out == 0;
-        self.extract(theirs, |mut active| match failed {
-            None => active.give_back(work),
+        self.extract(work, theirs, |mut active| match failed {
+            None => active.give_back(),
             Some(why) => {
                 active.fail(why.clone());
-                active.report(work, stats);
+                active.end(stats)
             }
         });
     }
@@ -159,12 +162,22 @@ impl Requests {
         self.places.iter_mut().flatten().filter(move |active| active.session() == session)
     }
 
-    fn extract(&mut self, which: impl Fn(&InFlight) -> bool, mut end: impl FnMut(InFlight)) {
+    /// Reports some, those of a session together.
+    fn extract(
+        &mut self,
+        work: &dyn WorkSource,
+        which: impl Fn(&InFlight) -> bool,
+        end: impl Fn(InFlight) -> Ended,
+    ) {
         for (place, active) in self.places.iter_mut().enumerate() {
             if let Some(active) = active.take_if(|active| which(active)) {
                 self.turns.give(active.session(), place, active.class());
-                end(active);
+                self.ended.push(end(active));
             }
+        }
+        if !self.ended.is_empty() {
+            self.ended.sort_unstable_by_key(|(id, _)| id.session());
+            work.batch_done(&mut self.ended);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 /// What an engine's NICs share.
 #[derive(Default)]
-pub(super) struct Told {
+pub(crate) struct Told {
     /// What peers are told of them.
     nics: Mutex<Nics>,
     /// Transfers for which peers may reach memory here.

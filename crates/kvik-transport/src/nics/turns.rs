@@ -9,15 +9,19 @@
 //! that the NIC has: bulk has few places, and only one before its turn while the NIC has handovers. That one it has in any
 //! case, since handovers may be stuck.
 //!
-//! Sessions that wait for a place take one work request a turn. Those with something to post take [`TURN`] bytes: what
+//! Sessions that wait for a place take work requests in turn: several at once where that leaves the shares as they are,
+//! and not more than [`CLAIM`] bytes. Those with something to post take [`TURN`] bytes: what
 //! one has posted beyond that it has less in the next one, so that long operations get no more than short ones.
 
 use super::device::LONGEST;
 use kvik_core::{Class, ClassQueue};
+use kvik_proto::Batch;
 use std::collections::{HashMap, VecDeque};
 
 /// Bytes of a session's turn: no operation is longer, so everybody posts something in each.
 const TURN: i64 = LONGEST as i64;
+/// Bytes of work requests that a session claims at once, with several places for them: others go on meanwhile.
+const CLAIM: u64 = 2 << 20;
 /// Places of bulk, shared as all are: with chunks of 512 KiB half of them keep a NIC busy.
 const BULK_PLACES: usize = 8;
 
@@ -86,9 +90,9 @@ impl Turns {
         Class::ALL.into_iter().for_each(|class| self.wait_no_more(session, class));
     }
 
-    /// Whose turn it is to claim a work request, and of which class, if there is a place for it. It waits on, behind
-    /// the others.
-    pub fn next_to_claim(&mut self) -> Option<(Class, u64)> {
+    /// Whose turn it is to claim work requests, of which class, and how many, if there is a place for one. It waits on,
+    /// behind the others.
+    pub fn next_to_claim(&mut self) -> Option<(Class, u64, Batch)> {
         let (turn, [handovers, bulk]) = (self.waiting.turn(), self.taken);
         let places = if turn[0] == Class::Bulk || handovers == 0 { BULK_PLACES } else { 1 };
         for class in turn.into_iter().filter(|class| *class == Class::Handover || bulk < places) {
@@ -96,12 +100,18 @@ impl Turns {
             for _ in 0..if self.free_places > 0 { self.waiting.len(class) } else { 0 } {
                 let session = self.waiting.pop(class)?;
                 self.waiting.push(class, session);
-                let fits = |of: &Session| {
-                    let bulk = class == Class::Handover || of.bulk + bulk < places;
-                    bulk && of.places < self.free_places
+                let Some(of) = self.sessions.get(&session) else { continue };
+                let room = self.free_places.saturating_sub(of.places);
+                let room = match class {
+                    Class::Handover => room,
+                    Class::Bulk => room.min(places.saturating_sub(of.bulk + bulk)),
                 };
-                if self.sessions.get(&session).is_some_and(fits) {
-                    return Some((class, session));
+                if room > 0 {
+                    // With as many for each that waits, and as many left free, nobody has more than in turns of one.
+                    let shares = self.waiting.len(class) + 1;
+                    let one = class == Class::Bulk && handovers > 0;
+                    let requests = if one { 1 } else { (room / shares).max(1) };
+                    return Some((class, session, Batch { requests, bytes: CLAIM }));
                 }
             }
         }
@@ -226,6 +236,9 @@ mod tests {
     /// Sessions that always have work, of operations of so many bytes each.
     struct Nic {
         turns: Turns,
+        /// Work requests that it claims at once at most, and has.
+        at_once: usize,
+        most_claimed: usize,
         bytes: HashMap<u64, u64>,
         /// Of those whose work is bulk.
         classes: HashMap<u64, Class>,
@@ -240,6 +253,8 @@ mod tests {
         fn new(operations: usize, sessions: &[(u64, u64)]) -> Nic {
             let mut nic = Nic {
                 turns: Turns::new(PLACES, operations),
+                at_once: usize::MAX,
+                most_claimed: 0,
                 bytes: HashMap::new(),
                 classes: HashMap::new(),
                 places: vec![None; PLACES],
@@ -258,14 +273,20 @@ mod tests {
 
         /// Claims and posts what there is room for.
         fn fill(&mut self) {
-            while let Some((class, session)) = self.turns.next_to_claim() {
+            while let Some((class, session, most)) = self.turns.next_to_claim() {
                 if (self.classes.get(&session).copied().unwrap_or_default()) != class {
                     self.turns.wait_no_more(session, class);
                     continue;
                 }
-                let place = self.places.iter().position(Option::is_none).unwrap();
-                self.places[place] = Some((session, OPERATIONS, OPERATIONS));
-                self.turns.take(session, place, class, OPERATIONS as u64 * self.bytes[&session]);
+                let (mut claimed, mut bytes) = (0, 0);
+                while claimed < most.requests.min(self.at_once) && bytes < most.bytes {
+                    let place = self.places.iter().position(Option::is_none).unwrap();
+                    self.places[place] = Some((session, OPERATIONS, OPERATIONS));
+                    let len = OPERATIONS as u64 * self.bytes[&session];
+                    self.turns.take(session, place, class, len);
+                    (claimed, bytes) = (claimed + 1, bytes + len);
+                }
+                self.most_claimed = self.most_claimed.max(claimed);
             }
             while let Some(place) = self.turns.next_to_post() {
                 let (session, to_post, _) = self.places[place].as_mut().unwrap();
@@ -279,8 +300,13 @@ mod tests {
             }
         }
 
-        /// The oldest operation ends that is none of this session's.
+        /// The oldest operation ends that is none of this session's, and what there is room for is claimed.
         fn end(&mut self, but: u64) {
+            self.end_one(but);
+            self.fill();
+        }
+
+        fn end_one(&mut self, but: u64) {
             let theirs = |place: &usize| self.places[*place].is_some_and(|(session, ..)| session != but);
             let at = self.in_flight.iter().position(theirs).unwrap();
             let place = self.in_flight.remove(at).unwrap();
@@ -294,7 +320,6 @@ mod tests {
                 self.turns.give(session, place, class);
                 self.places[place] = None;
             }
-            self.fill();
         }
 
         fn places(&self, session: u64) -> usize {
@@ -323,6 +348,45 @@ mod tests {
         }
         nic.add((4, 4096));
         assert!(nic.places(4) >= 4 && nic.in_flight(4) >= 7);
+    }
+
+    #[test]
+    fn who_claims_several_at_once_has_no_more_than_one_after_the_other() {
+        for sessions in 1..=8 {
+            let wanted: Vec<_> = (1..=sessions).map(|session| (session, 4096)).collect();
+            let [mut several, mut single] = [usize::MAX, 1].map(|at_once| {
+                let mut nic = Nic::new(256, &[]);
+                nic.at_once = at_once;
+                wanted.iter().for_each(|of| nic.add(*of));
+                nic
+            });
+            for ends in [1, 2, 7, 40, 13, 50, 3] {
+                for nic in [&mut several, &mut single] {
+                    // All of them end before any work request is claimed.
+                    (0..ends).for_each(|_| nic.end_one(0));
+                    nic.fill();
+                }
+                for session in 1..=sessions {
+                    let (places, before) = (several.places(session), single.places(session));
+                    assert!(places.abs_diff(before) <= 1, "{sessions} sessions: {places}, and {before}");
+                }
+            }
+            assert!(several.most_claimed > 1 && single.most_claimed == 1);
+        }
+    }
+
+    #[test]
+    fn what_is_claimed_at_once_is_bounded_in_bytes_and_bulk_beside_handovers_comes_singly() {
+        let mut turns = Turns::new(PLACES, 256);
+        turns.wait(1);
+        let (class, _, most) = turns.next_to_claim().unwrap();
+        assert_eq!((class, most), (Class::Handover, Batch { requests: PLACES / 2, bytes: CLAIM }));
+        turns.wait_no_more(1, Class::Handover);
+        let (class, _, most) = turns.next_to_claim().unwrap();
+        assert_eq!((class, most.requests), (Class::Bulk, BULK_PLACES / 2));
+        turns.take(2, 0, Class::Handover, 1);
+        let (class, _, most) = turns.next_to_claim().unwrap();
+        assert_eq!((class, most.requests), (Class::Bulk, 1));
     }
 
     #[test]

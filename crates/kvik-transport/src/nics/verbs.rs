@@ -218,7 +218,7 @@ impl RmaDevice for VerbsRmaDevice {
         let access = Access { remote: true, on_demand: false };
         let registration = match memory {
             RegionMemory::Host(memory) => self.device.register(memory, access),
-            RegionMemory::Gpu(memory) => self.device.register_gpu(memory, access.remote),
+            RegionMemory::Device(memory) => self.device.register_gpu(memory, access.remote),
         };
         let registration = registration.map_err(no)?;
         let key = NicKey { key: registration.rkey().into(), base: registration.base() };

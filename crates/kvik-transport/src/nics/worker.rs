@@ -8,9 +8,10 @@ use super::probes::Probes;
 use super::requests::Requests;
 use super::stats::NicStats;
 use super::told::{Told, Unreachable};
-use crate::{Services, from_host};
+use crate::{RegionMemory, Services, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::{Epoll, Events, Interest};
+use kvik_proto::WorkRequest;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,8 @@ pub(super) struct Worker<C: RmaDevice> {
     pub done: Vec<Done>,
     /// The runs of the next operation, kept for their room.
     pub pieces: Vec<Run>,
+    /// What was claimed at once, kept for its room.
+    pub claimed: Vec<WorkRequest<RegionMemory>>,
 }
 
 impl<C: RmaDevice> Worker<C> {
@@ -84,6 +87,7 @@ impl<C: RmaDevice> Worker<C> {
             probes: Probes::default(),
             done: Vec::new(),
             pieces: Vec::new(),
+            claimed: Vec::new(),
         };
         Ok((address, serve))
     }

@@ -12,7 +12,7 @@ use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::stream::{CHANNEL, Stream};
 use crate::{RegionMemory, Services, WorkSource, from_host};
 use kvik_core::{Class, Code, Error, Result};
-use kvik_host::cuda::GpuMemory;
+use kvik_host::device::DeviceMemory;
 use kvik_host::{Io, RecvRun};
 use kvik_proto::{
     CHUNK_HEADER, ChunkHeader, MAX_SUMS, STATUS_VOID, STATUS_WHOLE, SUM_BYTES, TRAILER_STATUS, WorkOutcome,
@@ -70,6 +70,15 @@ struct Chunk {
 }
 
 impl Chunk {
+    fn new(
+        header: ChunkHeader,
+        request: Option<WorkRequest<RegionMemory>>,
+        running: Option<Running>,
+    ) -> Chunk {
+        let (got, counted, extents, handed, first, verify) = (0, 0, 0, 0, 0, Duration::ZERO);
+        Chunk { header, request, got, counted, extents, handed, first, running, verify }
+    }
+
     fn payload(&self) -> u64 {
         u64::from(self.header.len)
     }
@@ -87,9 +96,9 @@ impl Chunk {
     }
 
     /// The work request, where its pages lie on a GPU.
-    fn gpu(&self) -> Option<(&WorkRequest<RegionMemory>, &Arc<GpuMemory>)> {
+    fn gpu(&self) -> Option<(&WorkRequest<RegionMemory>, &Arc<dyn DeviceMemory>)> {
         match self.request.as_ref().map(|request| (request, &request.region)) {
-            Some((request, RegionMemory::Gpu(memory))) => Some((request, memory)),
+            Some((request, RegionMemory::Device(memory))) => Some((request, memory)),
             _ => None,
         }
     }
@@ -98,7 +107,7 @@ impl Chunk {
     fn has_room(&mut self, stagings: &mut Stagings) -> Result<bool> {
         let at = self.got;
         let Some((_, memory)) = self.gpu().filter(|_| at < self.payload()) else { return Ok(true) };
-        let staging = stagings.of(memory)?;
+        let staging = stagings.of(&**memory)?;
         let free = staging.free_half();
         if at == 0 {
             self.first = free.unwrap_or_default();
@@ -114,7 +123,7 @@ impl Chunk {
             return Ok(());
         }
         let start = request.part.start;
-        let staging = stagings.of(memory)?;
+        let staging = stagings.of(&**memory)?;
         let runs =
             staging.scatter(memory, &request.view, start + self.handed..start + got, &mut tools.copies);
         self.handed = got;
@@ -130,8 +139,8 @@ impl Chunk {
             return Ok(());
         }
         let began = Instant::now();
-        if let RegionMemory::Gpu(memory) = &request.region {
-            let place = (stagings.of(memory)?.buffers(), place(self.first, running.done));
+        if let RegionMemory::Device(memory) = &request.region {
+            let place = (stagings.of(&**memory)?.buffer(), place(self.first, running.done));
             let sizes = (u64::from(self.header.len), request.unit);
             running.go_on_staged(&mut tools.checksummer, place, sizes, got, |sum| sums.push(sum))?;
             self.verify += began.elapsed();
@@ -199,7 +208,7 @@ impl Incoming {
                         return Ok(false);
                     }
                     Err(error) => {
-                        self.fail(work, error);
+                        self.leave(work, WorkOutcome::Failed(error));
                         continue;
                     }
                 },
@@ -260,46 +269,32 @@ impl Incoming {
             self.sums.clear();
             let sums = request.as_ref().is_some_and(|request| request.sums);
             let running = sums.then(Running::after_placing);
-            let verify = Duration::ZERO;
-            let (got, counted, extents, handed, first) = (0, 0, 0, 0, 0);
-            self.state = State::Chunk(Chunk {
-                header,
-                request,
-                got,
-                counted,
-                extents,
-                handed,
-                first,
-                running,
-                verify,
-            });
+            self.state = State::Chunk(Chunk::new(header, request, running));
         }
         Ok(())
     }
 
     /// Leaves the work request in flight when it must stop: its memory is not written any more.
     pub fn leave_if_stopped(&mut self, work: &dyn WorkSource) {
-        if let State::Chunk(chunk) = &mut self.state
-            && let Some(request) = chunk.request.take_if(|request| stopped(&request.stop))
+        if let State::Chunk(Chunk { request: Some(request), .. }) = &self.state
+            && stopped(&request.stop)
         {
-            self.stagings.leave(work, request, WorkOutcome::Void, chunk.handed > 0);
+            self.leave(work, WorkOutcome::Void);
         }
     }
 
-    /// Leaves the work request in flight with an error: what comes of its chunk is thrown away.
-    fn fail(&mut self, work: &dyn WorkSource, error: Error) {
+    /// Leaves the work request in flight: what comes of its chunk is thrown away.
+    fn leave(&mut self, work: &dyn WorkSource, outcome: WorkOutcome) {
         if let State::Chunk(chunk) = &mut self.state
             && let Some(request) = chunk.request.take()
         {
-            self.stagings.leave(work, request, WorkOutcome::Failed(error), chunk.handed > 0);
+            self.stagings.leave(work, request, outcome, chunk.handed > 0);
         }
     }
 
     /// The channel is cut: leaves the work request in flight. What a GPU still has is given.
     pub fn abandon(mut self, work: &dyn WorkSource) -> Stagings {
-        if let State::Chunk(Chunk { request: Some(request), handed, .. }) = self.state {
-            self.stagings.leave(work, request, WorkOutcome::Void, handed > 0);
-        }
+        self.leave(work, WorkOutcome::Void);
         self.stagings
     }
 }
@@ -319,8 +314,8 @@ fn receive(
     let mut whole = true;
     if at < payload {
         match &chunk.request {
-            Some(WorkRequest { region: RegionMemory::Gpu(memory), .. }) => {
-                let into = stagings.of(memory)?.buffers();
+            Some(WorkRequest { region: RegionMemory::Device(memory), .. }) => {
+                let into = stagings.of(&**memory)?.buffer();
                 let into = into.recv_run(place(chunk.first, at), (upto - at) as usize);
                 whole = batch.push(into.map_err(|error| from_host(Code::PageOutOfRange, error))?);
             }

@@ -137,24 +137,14 @@ impl TcpPool {
         }
     }
 
-    /// The session may have something to send.
-    pub fn wake(&self, session: u64) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Send(session)));
-    }
-
-    /// Work requests of the session that must stop are left, soon.
-    pub fn halt(&self, session: u64) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Halt(session)));
-    }
-
-    /// Cuts the session's channels, and leaves what they had in flight.
-    pub fn cut(&self, session: u64) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Cut(session)));
+    /// Tells every thread.
+    pub fn tell(&self, command: impl Fn() -> Command) {
+        self.workers.iter().for_each(|worker| worker.put(command()));
     }
 
     /// Cuts everything and ends the threads.
     pub fn stop(&self) {
-        self.workers.iter().for_each(|worker| worker.put(Command::Stop));
+        self.tell(|| Command::Stop);
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
                 log::error!("a data thread panicked; its transfers end by their deadlines");

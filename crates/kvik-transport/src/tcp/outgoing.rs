@@ -254,16 +254,16 @@ impl Chunk {
 
     /// Whether its pages lie on a GPU.
     fn is_staged(&self) -> bool {
-        self.request.as_ref().is_some_and(|request| matches!(request.region, RegionMemory::Gpu(_)))
+        self.request.as_ref().is_some_and(|request| matches!(request.region, RegionMemory::Device(_)))
     }
 
     /// Begins to fetch what there is room for, and sums the piece that is sent next: false while it is not there.
     fn fetch(&mut self, stagings: &mut Stagings, trailer: &mut Vec<u8>, tools: &mut Tools) -> Result<bool> {
         let at = self.at();
-        let Some(WorkRequest { region: RegionMemory::Gpu(memory), view, unit, .. }) = &self.request else {
+        let Some(WorkRequest { region: RegionMemory::Device(memory), view, unit, .. }) = &self.request else {
             return Ok(true);
         };
-        let staging = stagings.of(memory)?;
+        let staging = stagings.of(&**memory)?;
         // One piece ahead of the one that is sent, which keeps its half.
         while self.fetched < self.payload && self.fetched <= at / HALF * HALF + HALF {
             let Some(half) = staging.free_half() else { break };
@@ -289,7 +289,7 @@ impl Chunk {
             return Ok(true);
         };
         let began = Instant::now();
-        let place = (staging.buffers(), place(self.first, running.done));
+        let place = (staging.buffer(), place(self.first, running.done));
         running.go_on_staged(&mut tools.checksummer, place, (self.payload, unit), end, |sum| {
             trailer.extend_from_slice(&sum.to_le_bytes());
         })?;
@@ -322,9 +322,9 @@ fn fill<'m>(
     let ready = chunk.ready();
     if at < chunk.payload {
         match &chunk.request {
-            Some(WorkRequest { region: RegionMemory::Gpu(memory), .. }) => {
+            Some(WorkRequest { region: RegionMemory::Device(memory), .. }) => {
                 let bytes =
-                    stagings.of(memory)?.buffers().send_run(place(chunk.first, at), (ready - at) as usize);
+                    stagings.of(&**memory)?.buffer().send_run(place(chunk.first, at), (ready - at) as usize);
                 if !batch.push(bytes.map_err(|error| from_host(Code::PageOutOfRange, error))?) {
                     return Ok(());
                 }

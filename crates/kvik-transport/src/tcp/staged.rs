@@ -1,33 +1,33 @@
-//! Pages of a GPU on their way to and from a socket, by way of page-locked memory.
+//! Pages of a device on their way to and from a socket, by way of a buffer of the host.
 //!
-//! Each direction of a channel has two buffers and a stream of the GPU's, made when the first page of that GPU passes.
-//! While the stream fills one buffer, or empties it, the other is summed and sent, or received and summed. Nobody
-//! waits: a mark behind each piece says whether the GPU is through with its buffer, and the stream wakes the thread
+//! Each direction of a channel has a stream of the device's with a buffer of two halves, made when the first page of that
+//! device passes. While the stream fills one half, or empties it, the other is summed and sent, or received and summed. Nobody
+//! waits: a mark behind each piece says whether the device is through with its half, and the stream wakes the thread
 //! when it gets there.
 //!
-//! A work request that has ended here still has pieces in flight on the GPU. It is reported only when the last of them
-//! is done: then its bytes are where they belong (success), or the GPU touches its memory no more (stop). A stream
+//! A work request that has ended here still has pieces in flight on the device. It is reported only when the last of them
+//! is done: then its bytes are where they belong (success), or the device touches its memory no more (stop). A stream
 //! cannot be stopped: where it does not get there, whoever waits for the transfer is told so by name, and the memory
 //! stays held until it does.
 
 use crate::basics::stopped;
-use crate::gpu::{PATIENCE, failed, stuck};
+use crate::devices::{PATIENCE, blind, failed, stuck};
 use crate::services::finish;
 use crate::{RegionMemory, WorkSource, from_host};
 use kvik_core::{Code, Error, Result, View};
-use kvik_host::cuda::{GpuMemory, Mark, Pinned, Stream};
+use kvik_host::Memory;
+use kvik_host::device::{Device, DeviceMemory, DeviceStream};
 use kvik_host::event::EventFd;
-use kvik_host::{HostError, Memory};
 use kvik_proto::{WorkOutcome, WorkRequest};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of a buffer: a GPU's engine is busy with them for long beside what a copy takes to begin, and with as many
+/// Bytes of a half: a device's engine is busy with them for long beside what a copy takes to begin, and with as many
 /// that are sent they fit a core's cache.
 pub(crate) const HALF: u64 = 256 << 10;
 
-/// What copies between a GPU and a channel's buffers need of the thread.
+/// What copies between a device and a channel's buffers need of the thread.
 pub(crate) struct Copies {
     /// A stream that has got somewhere raises it.
     pub flag: Arc<EventFd>,
@@ -35,12 +35,11 @@ pub(crate) struct Copies {
     runs: Vec<(usize, usize)>,
 }
 
-/// The buffers of one direction of a channel, for one GPU.
+/// The buffer of one direction of a channel, for one device.
 pub(crate) struct Staging {
-    stream: Stream,
-    buffers: Arc<Pinned>,
+    stream: Box<dyn DeviceStream>,
     halves: [Half; 2],
-    /// Which half the next piece takes: of the two, the one that was given to the GPU first.
+    /// Which half the next piece takes: of the two, the one that was given to the device first.
     next: usize,
     /// A copy of the chunk in flight failed.
     error: Option<Error>,
@@ -48,9 +47,9 @@ pub(crate) struct Staging {
 
 #[derive(Default)]
 struct Half {
-    /// Until it is done the GPU has the half.
-    mark: Option<Mark>,
-    /// There is no telling when the GPU is through with it.
+    /// Until it is reached the device has the half.
+    mark: Option<u64>,
+    /// There is no telling when the device is through with it.
     blind: bool,
     /// The work request that ends with it.
     ending: Option<Ending>,
@@ -96,27 +95,26 @@ pub(crate) fn place(first: usize, at: u64) -> usize {
 }
 
 impl Staging {
-    pub fn new(memory: &GpuMemory) -> Result<Staging> {
-        let stream = Stream::new(memory.device()).map_err(failed)?;
-        let buffers = Pinned::new(memory.device(), 2 * HALF as usize).map_err(failed)?;
-        Ok(Staging { stream, buffers: Arc::new(buffers), halves: Default::default(), next: 0, error: None })
+    pub fn new(memory: &dyn DeviceMemory) -> Result<Staging> {
+        let stream = memory.device().stream(2 * HALF as usize).map_err(failed)?;
+        Ok(Staging { stream, halves: Default::default(), next: 0, error: None })
     }
 
-    /// Whether it is for the GPU of this memory.
-    fn serves(&self, memory: &GpuMemory) -> bool {
-        self.stream.device().is(memory.device())
+    /// Whether it is for the device of this memory.
+    fn serves(&self, memory: &dyn DeviceMemory) -> bool {
+        self.stream.device().id() == memory.device().id()
     }
 
-    pub fn buffers(&self) -> &Memory {
-        self.buffers.memory()
+    pub fn buffer(&self) -> &Memory {
+        self.stream.buffer()
     }
 
-    /// The half that the next piece takes, if the GPU is through with it.
+    /// The half that the next piece takes, if the device is through with it.
     pub fn free_half(&self) -> Option<usize> {
         self.is_through(self.next).then_some(self.next)
     }
 
-    /// Whether the GPU is through with a half.
+    /// Whether the device is through with a half.
     pub fn is_through(&self, half: usize) -> bool {
         !self.halves[half].is_taken()
     }
@@ -126,7 +124,7 @@ impl Staging {
         self.error.take()
     }
 
-    /// Whether the GPU has nothing of it in flight.
+    /// Whether the device has nothing of it in flight.
     pub fn is_idle(&self) -> bool {
         !self.halves.iter().any(Half::is_taken)
     }
@@ -134,47 +132,44 @@ impl Staging {
     /// Begins to fetch a part of a work request's stream into the next half: how many runs it takes.
     pub fn gather(
         &mut self,
-        memory: &Arc<GpuMemory>,
+        memory: &Arc<dyn DeviceMemory>,
         view: &View,
         part: Range<u64>,
         copies: &mut Copies,
     ) -> Result<u64> {
         let runs = copies.take_runs(view, part);
-        let begun = self.stream.gather(&self.buffers, place(self.next, 0), memory, &copies.runs);
+        let begun = self.stream.gather(place(self.next, 0), memory, &copies.runs);
         self.mark(begun.map_err(failed), copies).map(|()| runs)
     }
 
     /// Begins to bring the next half's bytes to a part of a work request's stream: how many runs it takes.
     pub fn scatter(
         &mut self,
-        memory: &Arc<GpuMemory>,
+        memory: &Arc<dyn DeviceMemory>,
         view: &View,
         part: Range<u64>,
         copies: &mut Copies,
     ) -> Result<u64> {
         let runs = copies.take_runs(view, part);
-        let begun = self.stream.scatter(memory, &copies.runs, &self.buffers, place(self.next, 0));
+        let begun = self.stream.scatter(memory, &copies.runs, place(self.next, 0));
         self.mark(begun.map_err(failed), copies).map(|()| runs)
     }
 
     /// Marks the place behind a piece, also behind one of which only a part could be begun.
     fn mark(&mut self, begun: Result<()>, copies: &Copies) -> Result<()> {
         let half = &mut self.halves[self.next];
-        match self.stream.mark() {
-            Ok(mark) => half.mark = Some(mark),
+        half.mark = match self.stream.mark() {
+            Ok(mark) => Some(mark),
             // Nothing is in flight where all is lost.
-            Err(HostError::Cuda(error)) if error.is_lost() => return Err(failed(error.into())),
-            Err(error) => {
-                log::error!("the end of a GPU's copies cannot be known, so their pages stay held: {error}");
-                half.blind = true;
-            }
-        }
+            Err(error) => blind(error)?,
+        };
+        half.blind = half.mark.is_none();
         let told = self.stream.tell(&copies.flag).map_err(failed);
         self.next = 1 - self.next;
         begun.and(told)
     }
 
-    /// A work request has ended. If pieces of it were begun, it is reported when the GPU is through with the last one.
+    /// A work request has ended. If pieces of it were begun, it is reported when the device is through with the last one.
     pub fn leave(
         &mut self,
         work: &dyn WorkSource,
@@ -192,21 +187,21 @@ impl Staging {
         }
     }
 
-    /// Takes note of what the GPU is through with, and reports the work requests that ended with it.
+    /// Takes note of what the device is through with, and reports the work requests that ended with it.
     pub fn settle(&mut self, work: &dyn WorkSource) {
         for at in [self.next, 1 - self.next] {
             let half = &mut self.halves[at];
-            let error = match half.mark.as_mut().map(Mark::is_done) {
-                None | Some(Ok(false)) => continue,
-                Some(Ok(true)) => None,
-                Some(Err(HostError::Cuda(error))) if error.is_lost() => Some(failed(error.into())),
-                Some(Err(error)) => {
-                    log::error!(
-                        "the end of a GPU's copies cannot be known, so their pages stay held: {error}"
-                    );
-                    (half.mark, half.blind) = (None, true);
-                    continue;
-                }
+            let Some(mark) = half.mark else { continue };
+            let error = match self.stream.reached() {
+                Ok(reached) if reached < mark => continue,
+                Ok(_) => None,
+                Err(error) => match blind(error) {
+                    Err(lost) => Some(lost),
+                    Ok(_) => {
+                        (half.mark, half.blind) = (None, true);
+                        continue;
+                    }
+                },
             };
             half.mark = None;
             let ending = half.ending.take();
@@ -224,12 +219,12 @@ impl Staging {
 
     /// Looks after work requests that must stop and have pieces in flight: when to look again.
     fn watch(&mut self, work: &dyn WorkSource) -> Option<Instant> {
-        let device = self.stream.device().ordinal();
+        let device = self.stream.device();
         let endings = self.halves.iter_mut().filter_map(|half| half.ending.as_mut());
         endings.filter_map(|ending| ending.watch(work, device)).min()
     }
 
-    /// Whether a work request waits for the GPU.
+    /// Whether a work request waits for the device.
     fn holds_work(&self) -> bool {
         self.halves.iter().any(|half| half.ending.is_some())
     }
@@ -242,7 +237,7 @@ impl Half {
 }
 
 impl Ending {
-    /// The GPU is through with it: well, or with an error.
+    /// The device is through with it: well, or with an error.
     fn finish(self, work: &dyn WorkSource, error: Option<Error>) {
         let outcome = match (self.failed.or(error), self.outcome) {
             (Some(error), WorkOutcome::Done { .. }) => WorkOutcome::Failed(error),
@@ -251,7 +246,7 @@ impl Ending {
         finish(work, self.request, outcome);
     }
 
-    fn watch(&mut self, work: &dyn WorkSource, device: u32) -> Option<Instant> {
+    fn watch(&mut self, work: &dyn WorkSource, device: &dyn Device) -> Option<Instant> {
         if self.told || !stopped(&self.request.stop) {
             return None;
         }
@@ -265,13 +260,13 @@ impl Ending {
     }
 }
 
-/// The buffers of one direction of a channel: those of each GPU whose pages have passed.
+/// The buffers of one direction of a channel: one of each device whose pages have passed.
 #[derive(Default)]
 pub(crate) struct Stagings(Vec<Staging>);
 
 impl Stagings {
-    /// The buffers for this memory's GPU, made at the first use.
-    pub fn of(&mut self, memory: &GpuMemory) -> Result<&mut Staging> {
+    /// The buffer for this memory's device, made at the first use.
+    pub fn of(&mut self, memory: &dyn DeviceMemory) -> Result<&mut Staging> {
         let at = match self.0.iter().position(|staging| staging.serves(memory)) {
             Some(at) => at,
             None => {
@@ -280,7 +275,9 @@ impl Stagings {
             }
         };
         // It is there: found, or pushed just now.
-        self.0.get_mut(at).ok_or_else(|| Error::new(Code::DeviceFailed, "a channel has no buffers for a GPU"))
+        self.0
+            .get_mut(at)
+            .ok_or_else(|| Error::new(Code::DeviceFailed, "a channel has no buffer for a device"))
     }
 
     /// As [`Stagings::of`], without making any.
@@ -292,7 +289,7 @@ impl Stagings {
         begun: bool,
     ) {
         let staging = match &request.region {
-            RegionMemory::Gpu(memory) => self.0.iter_mut().find(|staging| staging.serves(memory)),
+            RegionMemory::Device(memory) => self.0.iter_mut().find(|staging| staging.serves(&**memory)),
             RegionMemory::Host(_) => None,
         };
         match staging {
@@ -309,12 +306,12 @@ impl Stagings {
         self.0.iter_mut().filter_map(|staging| staging.watch(work)).min()
     }
 
-    /// Whether a GPU has something of the channel in flight.
+    /// Whether a device has something of the channel in flight.
     pub fn is_busy(&self) -> bool {
         !self.0.iter().all(Staging::is_idle)
     }
 
-    /// Whether a GPU has a work request in flight.
+    /// Whether a device has a work request in flight.
     pub fn holds_work(&self) -> bool {
         self.0.iter().any(Staging::holds_work)
     }

@@ -1,12 +1,12 @@
 //! TCP channels as a transport: which sessions have channels, and how many.
 
-use super::{Place, Stream, TcpPool};
+use super::{Command, Place, Stream, TcpPool};
 use crate::basics::lock;
 use crate::pace::Pace;
 use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, SessionEvents, Transport, TransportId};
 use kvik_core::{RegionId, Result};
 use kvik_host::thread::ThreadOptions;
-use kvik_proto::{Facts, Op, Path};
+use kvik_proto::{Facts, Path};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
@@ -82,7 +82,7 @@ impl Transport for Tcp {
 
     fn end_session(&self, session: u64) {
         lock(&self.sessions).remove(&session);
-        self.pool.cut(session);
+        self.pool.tell(|| Command::Cut(session));
     }
 
     /// Sockets take any memory.
@@ -91,12 +91,6 @@ impl Transport for Tcp {
     }
 
     fn withdraw(&self, _region: RegionId) {}
-
-    fn forget(&self, _region: RegionId) {}
-
-    fn closed(&self, _region: RegionId, _memory: &RegionMemory, _op: Op) -> Option<Arc<str>> {
-        None
-    }
 
     fn answer(&self, request: &Request<'_>) -> Answer {
         match lock(&self.sessions).get(&request.session) {
@@ -121,12 +115,12 @@ impl Transport for Tcp {
 
     fn wake(&self, queue: Queue) {
         if let Queue::Send(session) = queue {
-            self.pool.wake(session);
+            self.pool.tell(|| Command::Send(session));
         }
     }
 
     fn cancel(&self, session: u64) {
-        self.pool.halt(session);
+        self.pool.tell(|| Command::Halt(session));
     }
 
     fn mechanism(&self, of: &Moved<'_>) -> String {
@@ -135,8 +129,7 @@ impl Transport for Tcp {
         let channels = joined.unwrap_or(self.config.channels);
         let tls = if self.config.tls { ", tls" } else { "" };
         let device = of.request.memory.and_then(|(_, memory)| memory.device());
-        let staged =
-            device.map(|device| format!(", staged for GPU {}", device.ordinal())).unwrap_or_default();
+        let staged = device.map(|device| format!(", staged for {device}")).unwrap_or_default();
         format!("{channels} channel{}{tls}{staged}", if channels == 1 { "" } else { "s" })
     }
 

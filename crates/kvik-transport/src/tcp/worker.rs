@@ -200,9 +200,12 @@ impl Worker {
             }
             Command::Halt(session) => {
                 for token in self.of(session, |_| true) {
-                    if let Some(channel) = self.channels.get_mut(&token) {
-                        channel.outgoing.leave_if_stopped(&*self.services.work);
-                        channel.incoming.leave_if_stopped(&*self.services.work);
+                    let Some(channel) = self.channels.get_mut(&token) else { continue };
+                    channel.outgoing.leave_if_stopped(&*self.services.work);
+                    channel.incoming.leave_if_stopped(&*self.services.work);
+                    // What it waits for may never come, and is nothing to it any more.
+                    if channel.is_staged() {
+                        self.queue(token, [true; 2]);
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! An engine in small: the protocol's node, one peer, and the transports under test. It implements the services that
 //! transports need by calls of the node, and nothing else.
 
+use crate::faulty::Faults;
 use kvik_core::View;
 use kvik_core::{
     Class, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Order as Stream, RegionId, Result,
@@ -13,13 +14,12 @@ use kvik_host::thread::ThreadOptions;
 use kvik_host::unix::UnixConn;
 use kvik_host::{FenceSlot, FenceTable, HostFacts, HugePages, Memory};
 use kvik_proto::*;
-use kvik_transport::faulty::Faults;
 use kvik_transport::local::{Local as LocalTransport, LocalConfig, LocalLink};
 use kvik_transport::nics::NicOptions;
 use kvik_transport::rma::Rma;
 use kvik_transport::tcp::{Tcp, TcpConfig};
 use kvik_transport::{
-    Placement, Queue, RegionMemory, Request, RmaPeers, Services, SessionEvents, Transport, WorkSource,
+    Ended, Placement, Queue, RegionMemory, Request, RmaPeers, Services, SessionEvents, Transport, WorkSource,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -288,8 +288,24 @@ impl WorkSource for Host {
             Queue::Post(session) => node.session(session).next_of(Path::OneSided, claim, now),
         })
     }
+    fn claim_batch(
+        &self,
+        queue: Queue,
+        claim: Claim,
+        most: Batch,
+        into: &mut Vec<WorkRequest<RegionMemory>>,
+    ) {
+        self.with(|node, now| match queue {
+            Queue::Send(session) => node.session(session).next_batch(Path::Channels, claim, most, now, into),
+            Queue::Copy => into.extend(node.next_copy(now)),
+            Queue::Post(session) => node.session(session).next_batch(Path::OneSided, claim, most, now, into),
+        });
+    }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
         self.with(|node, _| node.work_done(id, outcome));
+    }
+    fn batch_done(&self, ended: &mut Vec<Ended>) {
+        self.with(|node, _| node.batch_done(ended));
     }
     fn stuck(&self, id: WorkId, error: Error) {
         self.with(|node, _| node.work_stuck(id, error));
@@ -376,17 +392,12 @@ impl Pair {
         let (left, right) = shake(local(&other, 2), local(&owner, 1));
         other.peer.set(Arc::downgrade(&owner)).unwrap();
         owner.peer.set(Arc::downgrade(&other)).unwrap();
-        for (host, side) in [(&other, left), (&owner, right)] {
+        for (host, mut side) in [(&other, left), (&owner, right)] {
             let (session, facts) = (side.session, side.facts.clone());
             host.session.set(session).unwrap();
             host.all().iter().for_each(|one| one.add_session(session, &facts));
-            let rma = host.rma.get().is_some_and(|rma| rma.reaches(session));
-            host.with(|node, now| {
-                node.add_session(side, now);
-                if rma {
-                    node.session(session).add_one_sided();
-                }
-            });
+            side.one_sided = host.rma.get().is_some_and(|rma| rma.reaches(session));
+            host.with(|node, now| node.add_session(side, now));
         }
         if kind == Kind::Local {
             let (mine, theirs) = UnixConn::pair().unwrap();
@@ -511,9 +522,12 @@ fn shake(opener: Local, listener: Local) -> (Established, Established) {
 /// Memory of so many bytes, of a pattern of its own.
 pub fn memory(bytes: usize, seed: u8) -> RegionMemory {
     let memory = RegionMemory::from(Memory::shared(bytes, HugePages::Never).unwrap());
-    let pattern: Vec<u8> = (0..bytes).map(|at| ((at * 31 + at / 4096) as u8) ^ seed).collect();
-    memory.copy_in(0, &pattern).unwrap();
+    memory.copy_in(0, &pattern(bytes, seed)).unwrap();
     memory
+}
+
+pub fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|at| ((at * 31 + at / 4096) as u8) ^ seed).collect()
 }
 
 pub fn bytes(memory: &RegionMemory) -> Vec<u8> {

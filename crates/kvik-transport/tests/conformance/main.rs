@@ -4,6 +4,10 @@
 //!
 //! `KVIK_TEST_NICS` names NICs that the checks run over, too (`libfabric:tcp`, for instance).
 
+mod device;
+#[path = "../../../../tests/standins/faulty.rs"]
+#[allow(dead_code)]
+mod faulty;
 mod host;
 
 use host::{Kind, PATIENCE, Pair, bytes, memory, view};

@@ -6,13 +6,14 @@
 //! which the test prints. What happens on a wire (bytes that are changed, lost, repeated) is a proxy's business, beside
 //! the tests.
 //!
+//! [`Faults::stand_before`] puts them before a transport, [`Faults::between`] between an engine and all of its own.
+//!
 //! Work requests are counted from 0 in the sequence in which they are given, over all threads of the engine.
 
-use crate::basics::lock;
-use crate::{Placement, Queue, RegionMemory, Services, SessionEvents, WorkSource};
 use kvik_core::{Class, Code, Error, Result};
-use kvik_proto::{ChunkHeader, Claim, WorkId, WorkOutcome, WorkRequest};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use kvik_proto::{Batch, ChunkHeader, Claim, WorkId, WorkOutcome, WorkRequest};
+use kvik_transport::{Ended, Placement, Queue, RegionMemory, Services, SessionEvents, WorkSource};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What is to go wrong. Everything is off until it is asked for, and can be changed under way.
@@ -77,6 +78,12 @@ impl Faults {
         let (sessions, rma) = (behind.sessions.clone(), behind.rma.clone());
         let faulty = Arc::new(Faulty { behind, faults: self.clone() });
         Services { work: faulty.clone(), placement: faulty, sessions, rma }
+    }
+
+    /// The same for the configuration of an engine.
+    pub fn between(self: &Arc<Self>) -> Arc<dyn Fn(Services) -> Services + Send + Sync> {
+        let faults = self.clone();
+        Arc::new(move |services| faults.stand_before(services))
     }
 
     /// So many of a thousand work requests come late, by `most` at most.
@@ -185,6 +192,11 @@ impl Faults {
     }
 }
 
+/// A panic elsewhere leaves what a lock guards as it is.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 struct Faulty {
     behind: Services,
     faults: Arc<Faults>,
@@ -197,9 +209,31 @@ impl WorkSource for Faulty {
         Some(request)
     }
 
+    fn claim_batch(
+        &self,
+        queue: Queue,
+        claim: Claim,
+        most: Batch,
+        into: &mut Vec<WorkRequest<RegionMemory>>,
+    ) {
+        let before = into.len();
+        self.behind.work.claim_batch(queue, claim, most, into);
+        for request in &into[before..] {
+            self.faults.meet(&*self.behind.sessions, request.id);
+        }
+    }
+
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
         let outcome = self.faults.ends(outcome);
         self.behind.work.done(id, outcome);
+    }
+
+    fn batch_done(&self, ended: &mut Vec<Ended>) {
+        for (_, outcome) in &mut *ended {
+            let was = std::mem::replace(outcome, WorkOutcome::Void);
+            *outcome = self.faults.ends(was);
+        }
+        self.behind.work.batch_done(ended);
     }
 
     fn stuck(&self, id: WorkId, error: Error) {

@@ -1,18 +1,18 @@
-//! Copies between the GPUs and the memory of this process, for threads that copy.
+//! Copies between devices and the memory of this process, for threads that copy.
 //!
-//! Such a thread waits for the copies that it has begun: it has nothing else to do with its order. Between a GPU and
-//! the host the bytes pass through a page-locked buffer; between two places of GPUs they go straight. What is copied
-//! from may be another process's, on a GPU or on the host: it is read, and never written.
+//! Such a thread waits for the copies that it has begun: it has nothing else to do meanwhile. Between a device and the
+//! host the bytes pass through a buffer of the stream; between two places of devices they go straight. What is copied
+//! from may be another process's, on a device or on the host: it is read, and never written.
 //!
 //! A copy that was begun cannot be stopped. Where its stream does not get to it although its transfer has ended, the
-//! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the GPU is through with it.
+//! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the device is through with it.
 
 use crate::basics::stopped;
 use crate::copy::mismatch;
 use crate::sums::Checksummer;
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
-use kvik_host::cuda::{Device, GpuMemory, Mark, Pinned, Stream};
+use kvik_host::device::{Device, DeviceMemory, DeviceStream};
 use kvik_host::{HostError, Memory, PeerMemory};
 use kvik_proto::WorkRequest;
 use std::ops::Range;
@@ -21,18 +21,18 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the buffer.
 const ROOM: u64 = 1 << 20;
-/// How often a thread that waits for a GPU looks whether its order must stop.
+/// How often a thread that waits for a device looks whether its order must stop.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a work request that must stop is waited for in silence.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What whoever waits for a transfer is told when a GPU does not come to the end of its copies.
-pub(crate) fn stuck(device: u32) -> Error {
+/// What whoever waits for a transfer is told when a device does not come to the end of its copies.
+pub(crate) fn stuck(device: &dyn Device) -> Error {
     Error::new(
         Code::PagesQuarantined,
         format!(
-            "GPU {device} still has a copy of its pages in flight, which nobody can stop: do not use or free them until \
-             the region is closed; a kernel that does not end, or a GPU that hangs, is what keeps it (nvidia-smi)"
+            "{device} still has a copy of its pages in flight, which nobody can stop: do not use or free them until \
+             the region is closed; a kernel that does not end, or a device that hangs, is what keeps it (nvidia-smi)"
         ),
     )
 }
@@ -41,33 +41,27 @@ pub(crate) fn failed(error: HostError) -> Error {
     from_host(Code::DeviceFailed, error)
 }
 
-/// A thread's stream on a GPU, and its buffer.
-struct CopyStream {
-    stream: Stream,
-    buffer: Arc<Pinned>,
-}
-
-/// Copies that a GPU has in flight for a work request that has ended.
+/// Copies that a device has in flight for a work request that has ended.
 pub(crate) struct Stuck {
-    copy_stream: CopyStream,
+    stream: Box<dyn DeviceStream>,
     /// None: there is no telling when they end.
-    mark: Option<Mark>,
+    mark: Option<u64>,
 }
 
 impl Stuck {
-    /// Whether the GPU is through with them.
+    /// Whether the device is through with them.
     pub fn is_over(&mut self) -> bool {
-        match self.mark.as_mut().map(Mark::is_done) {
-            Some(Ok(done)) => done,
-            // A context that is lost has nothing in flight.
-            Some(Err(HostError::Cuda(error))) => error.is_lost(),
-            Some(Err(_)) | None => false,
+        let Some(mark) = self.mark else { return false };
+        match self.stream.reached() {
+            Ok(reached) => reached >= mark,
+            // A device that is lost has nothing in flight.
+            Err(error) => error.is_device_lost(),
         }
     }
 
     /// Why their pages are not free.
     pub fn error(&self) -> Error {
-        stuck(self.copy_stream.stream.device().ordinal())
+        stuck(self.stream.device())
     }
 }
 
@@ -93,7 +87,7 @@ impl From<HostError> for Broken {
     }
 }
 
-/// Memory that a processor reads, of this process or of another one: what goes up to a GPU is taken from there.
+/// Memory that a processor reads, of this process or of another one: what goes up to a device is taken from there.
 pub(crate) trait Readable {
     /// Puts runs (offset and bytes) one behind the other into a buffer, from its first byte on.
     fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error>;
@@ -126,17 +120,17 @@ impl Readable for &PeerMemory {
     }
 }
 
-/// What a thread copies with: a stream on each GPU that it has met.
+/// What a thread copies with: a stream on each device that it has met.
 #[derive(Default)]
-pub(crate) struct GpuCopier {
-    streams: Vec<CopyStream>,
+pub(crate) struct DeviceCopier {
+    streams: Vec<Box<dyn DeviceStream>>,
     runs: Vec<(usize, usize)>,
     /// Where to, where from, and bytes.
     pieces: Vec<(usize, usize, usize)>,
 }
 
-impl GpuCopier {
-    /// Copies a work request's part from memory that this process has open, one of the two on a GPU: how many extents
+impl DeviceCopier {
+    /// Copies a work request's part from memory that this process has open, one of the two on a device: how many extents
     /// it took.
     pub fn copy(
         &mut self,
@@ -145,9 +139,11 @@ impl GpuCopier {
         view: &View,
     ) -> Result<u64, Broken> {
         match (from, &request.region) {
-            (RegionMemory::Gpu(from), RegionMemory::Gpu(to)) => self.across(request, (from, view), to)?,
-            (RegionMemory::Gpu(from), RegionMemory::Host(to)) => self.down(request, (from, view), to)?,
-            (RegionMemory::Host(from), RegionMemory::Gpu(to)) => {
+            (RegionMemory::Device(from), RegionMemory::Device(to)) => {
+                self.across(request, (from, view), to)?
+            }
+            (RegionMemory::Device(from), RegionMemory::Host(to)) => self.down(request, (from, view), to)?,
+            (RegionMemory::Host(from), RegionMemory::Device(to)) => {
                 self.up(request, (&mut &**from, view), to)?
             }
             (RegionMemory::Host(from), RegionMemory::Host(to)) => {
@@ -162,14 +158,14 @@ impl GpuCopier {
     fn across(
         &mut self,
         request: &WorkRequest<RegionMemory>,
-        (from, view): (&Arc<GpuMemory>, &View),
-        to: &Arc<GpuMemory>,
+        (from, view): (&Arc<dyn DeviceMemory>, &View),
+        to: &Arc<dyn DeviceMemory>,
     ) -> Result<(), Broken> {
         let at = self.stream_of(to.device())?;
         self.pieces.clear();
         let extents = Extents::new(view, &request.view, request.part.clone());
         self.pieces.extend(extents.map(|e| (e.right as usize, e.left as usize, e.len as usize)));
-        let begun = self.streams[at].stream.between_pieces(to, from, &self.pieces);
+        let begun = self.streams[at].between(to, from, &self.pieces);
         self.wait(at, request)?;
         Ok(begun?)
     }
@@ -177,35 +173,35 @@ impl GpuCopier {
     fn down(
         &mut self,
         request: &WorkRequest<RegionMemory>,
-        (from, view): (&Arc<GpuMemory>, &View),
+        (from, view): (&Arc<dyn DeviceMemory>, &View),
         to: &Memory,
     ) -> Result<(), Broken> {
         for part in in_parts(&request.part) {
             let at = self.fetch(request, from, view, part.clone())?;
-            let (buffer, mut place) = (&self.streams[at].buffer, 0);
+            let (buffer, mut place) = (self.streams[at].buffer(), 0);
             for run in request.view.runs(part) {
                 let len = run.len as usize;
-                Memory::copy_between(to, run.offset as usize, buffer.memory(), place, len)?;
+                Memory::copy_between(to, run.offset as usize, buffer, place, len)?;
                 place += len;
             }
         }
         Ok(())
     }
 
-    /// Copies a work request's part from memory that a processor reads to a GPU of this process.
+    /// Copies a work request's part from memory that a processor reads to a device of this process.
     pub fn up(
         &mut self,
         request: &WorkRequest<RegionMemory>,
         (from, view): (&mut dyn Readable, &View),
-        to: &Arc<GpuMemory>,
+        to: &Arc<dyn DeviceMemory>,
     ) -> Result<(), Broken> {
         let at = self.stream_of(to.device())?;
         for part in in_parts(&request.part) {
             take_runs(&mut self.runs, view, part.clone());
-            let copy_stream = &mut self.streams[at];
-            from.take(&self.runs, copy_stream.buffer.memory())?;
+            let stream = &mut self.streams[at];
+            from.take(&self.runs, stream.buffer())?;
             take_runs(&mut self.runs, &request.view, part);
-            let begun = copy_stream.stream.scatter(to, &self.runs, &copy_stream.buffer, 0);
+            let begun = stream.scatter(to, &self.runs, 0);
             self.wait(at, request)?;
             begun?;
         }
@@ -216,14 +212,13 @@ impl GpuCopier {
     fn fetch(
         &mut self,
         request: &WorkRequest<RegionMemory>,
-        from: &Arc<GpuMemory>,
+        from: &Arc<dyn DeviceMemory>,
         view: &View,
         part: Range<u64>,
     ) -> Result<usize, Broken> {
         let at = self.stream_of(from.device())?;
         take_runs(&mut self.runs, view, part);
-        let copy_stream = &mut self.streams[at];
-        let begun = copy_stream.stream.gather(&copy_stream.buffer, 0, from, &self.runs);
+        let begun = self.streams[at].gather(0, from, &self.runs);
         self.wait(at, request)?;
         begun?;
         Ok(at)
@@ -234,7 +229,7 @@ impl GpuCopier {
         &mut self,
         checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
-        mut there: impl FnMut(&mut GpuCopier, &mut Checksummer, Range<u64>) -> Result<u64, Broken>,
+        mut there: impl FnMut(&mut DeviceCopier, &mut Checksummer, Range<u64>) -> Result<u64, Broken>,
     ) -> Result<(), Broken> {
         for unit in units(request) {
             let there = there(self, checksummer, unit.clone())?;
@@ -256,12 +251,12 @@ impl GpuCopier {
     ) -> Result<u64, Broken> {
         let memory = match memory {
             RegionMemory::Host(memory) => return Ok(checksummer.sum_of(&**memory, view, part)?),
-            RegionMemory::Gpu(memory) => memory,
+            RegionMemory::Device(memory) => memory,
         };
         for part in in_parts(&part) {
             let len = (part.end - part.start) as usize;
             let added = self.fetch(request, memory, view, part);
-            let added = added.and_then(|at| Ok(checksummer.add(self.streams[at].buffer.memory(), 0, len)?));
+            let added = added.and_then(|at| Ok(checksummer.add(self.streams[at].buffer(), 0, len)?));
             if let Err(error) = added {
                 // What was summed until then must not be in the next one.
                 checksummer.finish();
@@ -273,48 +268,48 @@ impl GpuCopier {
 
     /// Waits until a stream is through with all that it was given.
     fn wait(&mut self, at: usize, request: &WorkRequest<RegionMemory>) -> Result<(), Broken> {
-        let copy_stream = &mut self.streams[at];
-        let mut mark = match copy_stream.stream.mark() {
+        let stream = &mut self.streams[at];
+        let mut mark = match stream.mark() {
             Ok(mark) => Some(mark),
-            Err(HostError::Cuda(error)) if error.is_lost() => return Err(failed(error.into()).into()),
-            Err(error) => {
-                log::error!("the end of a GPU's copies cannot be known, so their pages stay held: {error}");
-                None
-            }
+            Err(error) => blind(error)?,
         };
         let mut since: Option<Instant> = None;
         loop {
-            match mark.as_mut().map(|mark| mark.wait(&mut copy_stream.stream, LOOK)) {
+            match mark.map(|mark| stream.wait(mark, LOOK)) {
                 Some(Ok(())) => break,
                 Some(Err(HostError::TimedOut { .. })) => {}
-                Some(Err(HostError::Cuda(error))) if error.is_lost() => {
-                    return Err(failed(error.into()).into());
-                }
-                Some(Err(error)) => {
-                    log::error!(
-                        "the end of a GPU's copies cannot be known, so their pages stay held: {error}"
-                    );
-                    mark = None;
-                }
+                Some(Err(error)) => mark = blind(error)?,
                 None => std::thread::sleep(LOOK),
             }
             if stopped(&request.stop) && since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
-                let copy_stream = self.streams.swap_remove(at);
-                return Err(Broken::Stuck(Box::new(Stuck { copy_stream, mark })));
+                let stream = self.streams.swap_remove(at);
+                return Err(Broken::Stuck(Box::new(Stuck { stream, mark })));
             }
         }
         if stopped(&request.stop) { Err(Broken::Left) } else { Ok(()) }
     }
 
-    /// The stream on a GPU, made at the first use.
-    fn stream_of(&mut self, device: &Device) -> Result<usize, Broken> {
-        if let Some(at) = self.streams.iter().position(|copy_stream| copy_stream.stream.device().is(device)) {
+    /// The stream on a device, made at the first use.
+    fn stream_of(&mut self, device: &dyn Device) -> Result<usize, Broken> {
+        if let Some(at) = self.streams.iter().position(|stream| stream.device().id() == device.id()) {
             return Ok(at);
         }
-        let (stream, buffer) = (Stream::new(device)?, Arc::new(Pinned::new(device, ROOM as usize)?));
-        self.streams.push(CopyStream { stream, buffer });
+        self.streams.push(device.stream(ROOM as usize)?);
         Ok(self.streams.len() - 1)
     }
+}
+
+/// Where there is no telling any more how far a stream is: its copies are held for ever, but for those of a device that
+/// is lost, which has nothing in flight.
+///
+/// # Errors
+/// `DeviceFailed`: the device is lost.
+pub(crate) fn blind(error: HostError) -> Result<Option<u64>, Error> {
+    if error.is_device_lost() {
+        return Err(failed(error));
+    }
+    log::error!("the end of a device's copies cannot be known, so their pages stay held: {error}");
+    Ok(None)
 }
 
 fn take_runs(runs: &mut Vec<(usize, usize)>, view: &View, part: Range<u64>) {

@@ -1,0 +1,54 @@
+//! What all requests of one router share.
+
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use crate::config::RouterConfig;
+use crate::metrics::{Metrics, Role};
+use crate::pool::Pool;
+use crate::upstream::Upstream;
+
+/// Most releases at work at once: under a wave of leaving clients the decode engines have better to do.
+pub(crate) const MOST_RELEASES: usize = 64;
+
+/// See the module's text.
+pub(crate) struct Shared {
+    pub(crate) config: RouterConfig,
+    pub(crate) prefill: Pool,
+    pub(crate) decode: Pool,
+    pub(crate) upstream: Upstream,
+    pub(crate) metrics: Metrics,
+    /// One place a request in progress.
+    pub(crate) places: Arc<Semaphore>,
+    /// One place a release at work.
+    pub(crate) releases: Arc<Semaphore>,
+    /// Work that outlives its request.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) handle: Handle,
+}
+
+impl Shared {
+    pub(crate) fn new(config: RouterConfig, handle: Handle) -> Self {
+        Self {
+            prefill: Pool::new(Role::Prefill, &config.prefill),
+            decode: Pool::new(Role::Decode, &config.decode),
+            upstream: Upstream::new(&config),
+            metrics: Metrics::new(),
+            places: Arc::new(Semaphore::new(config.max_inflight)),
+            releases: Arc::new(Semaphore::new(MOST_RELEASES)),
+            tasks: TaskTracker::new(),
+            handle,
+            config,
+        }
+    }
+
+    pub(crate) fn pool(&self, role: Role) -> &Pool {
+        match role {
+            Role::Prefill => &self.prefill,
+            Role::Decode => &self.decode,
+        }
+    }
+}

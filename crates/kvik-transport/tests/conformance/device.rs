@@ -1,0 +1,312 @@
+//! A device that is none: its memory lies where nobody else reaches it, and its streams are threads. It stands still when
+//! it is told to. What transports do with it they do with any device.
+
+use kvik_core::Code;
+use kvik_host::device::{Device, DeviceMemory, DeviceStream, DmaBuf, Handle};
+use kvik_host::event::EventFd;
+use kvik_host::{HostError, HugePages, Memory};
+use kvik_proto::Op;
+use kvik_transport::RegionMemory;
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::host::{Kind, PATIENCE, Pair, bytes, memory, pattern, view};
+use crate::{OPS, PAGE, SIZE, cancelled, expected, ids};
+
+/// A device: how many copies it was given, and whether it stands still.
+#[derive(Clone)]
+struct Abacus(Arc<(Mutex<(u64, bool)>, Condvar)>);
+
+impl Abacus {
+    fn new() -> Abacus {
+        Abacus(Arc::default())
+    }
+
+    fn memory(&self, len: usize, seed: u8) -> RegionMemory {
+        let memory: Arc<dyn DeviceMemory> =
+            Arc::new(Beads { device: self.clone(), bytes: Mutex::new(pattern(len, seed)) });
+        memory.into()
+    }
+
+    fn stand_still(&self, still: bool) {
+        self.0.0.lock().unwrap().1 = still;
+        self.0.1.notify_all();
+    }
+
+    fn has_work(&self) -> bool {
+        self.0.0.lock().unwrap().0 > 0
+    }
+}
+
+impl fmt::Display for Abacus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device 5")
+    }
+}
+
+impl Device for Abacus {
+    fn number(&self) -> u32 {
+        5
+    }
+    fn id(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+    fn ipc(&self) -> &'static str {
+        "none"
+    }
+    fn stream(&self, room: usize) -> Result<Box<dyn DeviceStream>, HostError> {
+        let (give, given) = channel::<Box<dyn FnOnce() + Send>>();
+        let device = self.clone();
+        std::thread::spawn(move || {
+            for work in given {
+                let still = device.0.0.lock().unwrap();
+                drop(device.0.1.wait_while(still, |state| state.1).unwrap());
+                work();
+            }
+        });
+        let buffer = Arc::new(Memory::shared(room, HugePages::Never)?);
+        Ok(Box::new(Wire { device: self.clone(), buffer, give, given: 0, reached: Arc::default() }))
+    }
+}
+
+/// Its memory.
+struct Beads {
+    device: Abacus,
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl fmt::Debug for Beads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Beads({} bytes)", self.len())
+    }
+}
+
+fn refused(text: &str) -> HostError {
+    HostError::InvalidArgument(text.into())
+}
+
+impl DeviceMemory for Beads {
+    fn device(&self) -> &dyn Device {
+        &self.device
+    }
+    /// No address at which anybody could find a byte.
+    fn addr(&self) -> usize {
+        0x10
+    }
+    fn len(&self) -> usize {
+        self.bytes.lock().unwrap().len()
+    }
+    fn writable(&self) -> bool {
+        true
+    }
+    fn copy_in(&self, offset: usize, from: &[u8]) -> Result<(), HostError> {
+        self.bytes.lock().unwrap()[offset..offset + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+    fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), HostError> {
+        into.copy_from_slice(&self.bytes.lock().unwrap()[offset..offset + into.len()]);
+        Ok(())
+    }
+    fn flush_writes(&self) -> Result<(), HostError> {
+        Ok(())
+    }
+    fn export(&self) -> Result<Handle, HostError> {
+        Err(refused("it is one process's alone"))
+    }
+    fn dmabuf(&self) -> Result<DmaBuf, HostError> {
+        Err(refused("it has no dma-bufs"))
+    }
+}
+
+/// One of its streams.
+struct Wire {
+    device: Abacus,
+    buffer: Arc<Memory>,
+    give: Sender<Box<dyn FnOnce() + Send>>,
+    given: u64,
+    reached: Arc<AtomicU64>,
+}
+
+fn beads(memory: &Arc<dyn DeviceMemory>) -> Arc<Beads> {
+    let any: Arc<dyn Any + Send + Sync> = memory.clone();
+    any.downcast().unwrap()
+}
+
+impl Wire {
+    fn begin(&self, work: impl FnOnce() + Send + 'static) {
+        self.device.0.0.lock().unwrap().0 += 1;
+        self.give.send(Box::new(work)).unwrap();
+    }
+}
+
+impl DeviceStream for Wire {
+    fn device(&self) -> &dyn Device {
+        &self.device
+    }
+    fn buffer(&self) -> &Memory {
+        &self.buffer
+    }
+    fn gather(
+        &mut self,
+        at: usize,
+        from: &Arc<dyn DeviceMemory>,
+        pieces: &[(usize, usize)],
+    ) -> Result<(), HostError> {
+        let (from, buffer, pieces) = (beads(from), self.buffer.clone(), pieces.to_vec());
+        self.begin(move || {
+            let mut place = at;
+            for (offset, len) in pieces {
+                buffer.copy_in(place, &from.bytes.lock().unwrap()[offset..offset + len]).unwrap();
+                place += len;
+            }
+        });
+        Ok(())
+    }
+    fn scatter(
+        &mut self,
+        to: &Arc<dyn DeviceMemory>,
+        pieces: &[(usize, usize)],
+        at: usize,
+    ) -> Result<(), HostError> {
+        let (to, buffer, pieces) = (beads(to), self.buffer.clone(), pieces.to_vec());
+        self.begin(move || {
+            let mut place = at;
+            for (offset, len) in pieces {
+                buffer.copy_out(place, &mut to.bytes.lock().unwrap()[offset..offset + len]).unwrap();
+                place += len;
+            }
+        });
+        Ok(())
+    }
+    fn between(
+        &mut self,
+        to: &Arc<dyn DeviceMemory>,
+        from: &Arc<dyn DeviceMemory>,
+        pieces: &[(usize, usize, usize)],
+    ) -> Result<(), HostError> {
+        let (to, from, pieces) = (beads(to), beads(from), pieces.to_vec());
+        self.begin(move || {
+            for (at, offset, len) in pieces {
+                let piece = from.bytes.lock().unwrap()[offset..offset + len].to_vec();
+                to.bytes.lock().unwrap()[at..at + len].copy_from_slice(&piece);
+            }
+        });
+        Ok(())
+    }
+    fn mark(&mut self) -> Result<u64, HostError> {
+        self.given += 1;
+        let (given, reached) = (self.given, self.reached.clone());
+        self.begin(move || reached.store(given, Ordering::Release));
+        Ok(given)
+    }
+    fn reached(&mut self) -> Result<u64, HostError> {
+        Ok(self.reached.load(Ordering::Acquire))
+    }
+    fn wait(&mut self, mark: u64, limit: Duration) -> Result<(), HostError> {
+        let (told, end) = (channel::<()>(), Instant::now() + limit);
+        if self.reached()? >= mark {
+            return Ok(());
+        }
+        self.begin(move || {
+            let _ = told.0.send(());
+        });
+        let left = end.saturating_duration_since(Instant::now());
+        told.1
+            .recv_timeout(left)
+            .map_err(|_| HostError::TimedOut { what: "copies of device 5".into(), after: limit })
+    }
+    fn tell(&mut self, flag: &Arc<EventFd>) -> Result<(), HostError> {
+        let flag = flag.clone();
+        self.begin(move || flag.signal().unwrap());
+        Ok(())
+    }
+}
+
+/// Pages go from device to device over tcp, from the host to a device by a copying thread, and none but those.
+#[test]
+fn every_byte_lands_on_a_device_and_no_other_is_touched() {
+    for kind in [Kind::Tcp, Kind::Local] {
+        for (op, right) in OPS {
+            let (pair, device) = (Pair::new(kind), Abacus::new());
+            let of_device = |seed| device.memory(SIZE, seed);
+            let source = || if kind == Kind::Tcp { of_device(1) } else { memory(SIZE, 1) };
+            let (there, here) = match op {
+                Op::Read => (source(), of_device(2)),
+                _ => (of_device(2), source()),
+            };
+            let (theirs, ours) = (pair.owner.register(1, &there), pair.other.register(1, &here));
+            let (from, to) = ids();
+            let (view_there, view_here) = (view(&there, PAGE, &from), view(&here, PAGE, &to));
+            let before = (bytes(&there), bytes(&here));
+            let (grant, _slot) = pair.owner.grant(right, (theirs, &there), &view_there);
+            let (key, _fence) = pair.other.begin(op, grant, (ours, &here), &view_here);
+            let end = pair.other.finished(key);
+            end.outcome.unwrap();
+            assert_eq!(end.bytes, from.len() as u64 * PAGE);
+            let after = match op {
+                Op::Read => (before.0.clone(), expected((&before.0, &from), (&before.1, &to))),
+                _ => (expected((&before.1, &to), (&before.0, &from)), before.1.clone()),
+            };
+            assert!((bytes(&there), bytes(&here)) == after, "{kind:?} {op:?}");
+        }
+    }
+}
+
+/// More chunks than all channels have room for while a device takes none.
+const MANY: usize = 16 << 20;
+
+/// At its end the device does not stand still any more.
+struct GoesOn(Abacus);
+
+impl Drop for GoesOn {
+    fn drop(&mut self) {
+        self.0.stand_still(false);
+    }
+}
+
+/// A transfer whose device stands still ends by name when it must, and its memory stays held until the device goes on.
+#[test]
+fn a_device_that_stands_still_holds_its_memory_and_nobody_else() {
+    let [read, write] = OPS;
+    // Which channels wait for the device is chance.
+    let over_tcp = [(Kind::Tcp, read); 3];
+    for (kind, (op, right)) in over_tcp.into_iter().chain([(Kind::Tcp, write), (Kind::Local, read)]) {
+        let (pair, device) = (Pair::new(kind), Abacus::new());
+        let (there, here) = (memory(MANY, 1), device.memory(MANY, 2));
+        let (theirs, ours) = (pair.owner.register(1, &there), pair.other.register(1, &here));
+        let all: Vec<u32> = (0..(MANY as u64 / PAGE) as u32).collect();
+        let (grant, _slot) = pair.owner.grant(right, (theirs, &there), &view(&there, PAGE, &all));
+        // Before the pair ends, whose threads wait for the device.
+        let device = GoesOn(device);
+        device.0.stand_still(true);
+        if (kind, op) == (Kind::Tcp, Op::Read) {
+            pair.theirs.hold_from(56);
+        }
+        let (key, _fence) = pair.other.begin(op, grant, (ours, &here), &view(&here, PAGE, &all));
+        pair.other.wait("work for the device", |_| device.0.has_work().then_some(()));
+        if (kind, op) == (Kind::Tcp, Op::Read) {
+            // So much is on its way that channels wait for the device to take what came before.
+            assert!(pair.theirs.wait_held(1, PATIENCE), "too little was sent");
+        }
+        pair.other.with(|node, _| node.cancel(key, cancelled()));
+        pair.theirs.release();
+        let error = pair.other.finished(key).outcome.unwrap_err();
+        assert_eq!(error.code, Code::PagesQuarantined, "{kind:?} {op:?}: {error}");
+        assert!(error.text.contains("device 5"), "{error}");
+        let weak = here.downgrade();
+        drop(here);
+        pair.other.withdraw(ours);
+        assert!(weak.upgrade().is_some(), "{kind:?} {op:?}: memory was let go of under a copy");
+        // Another transfer of the same engine goes on meanwhile.
+        let host = memory(MANY, 4);
+        let region = pair.other.register(2, &host);
+        let (key, _fence) = pair.other.begin(op, grant, (region, &host), &view(&host, PAGE, &all));
+        pair.other.finished(key).outcome.unwrap();
+        drop(device);
+        pair.other.wait("the end of the memory", |_| weak.upgrade().is_none().then_some(()));
+    }
+}
