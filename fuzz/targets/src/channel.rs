@@ -8,11 +8,11 @@ use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::ThreadOptions;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{
-    CHUNK_HEADER, ChunkHeader, Claim, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Path, STATUS_VOID,
-    STATUS_WHOLE, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
+    Batch, CHUNK_HEADER, ChunkHeader, Claim, Event, MAX_CHUNK, MAX_SUMS, Nics, Node, Op, Open, Path,
+    STATUS_VOID, STATUS_WHOLE, Select, Side, Timing, WorkId, WorkOutcome, WorkRequest,
 };
 use kvik_transport::tcp::{Tcp, TcpConfig};
-use kvik_transport::{Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, WorkSource};
+use kvik_transport::{Ended, Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, WorkSource};
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -75,6 +75,10 @@ impl Table {
 impl WorkSource for Table {
     fn claim(&self, _: Queue, _: Claim) -> Option<WorkRequest<RegionMemory>> {
         None
+    }
+    fn claim_batch(&self, _: Queue, _: Claim, _: Batch, _: &mut Vec<WorkRequest<RegionMemory>>) {}
+    fn batch_done(&self, ended: &mut Vec<Ended>) {
+        ended.drain(..).for_each(|(id, outcome)| self.done(id, outcome));
     }
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
         if let Some(served) = self.served().as_mut().filter(|served| served.session == id.session()) {

@@ -14,6 +14,7 @@ mod layouts;
 mod local;
 mod node;
 mod router;
+mod segment;
 mod stat;
 mod tickets;
 
@@ -36,6 +37,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("stat", stat::stat),
     ("router", router::router),
     ("address", addresses::address),
+    ("segment", segment::segment),
 ];
 
 /// Runs a target.

@@ -57,9 +57,9 @@ pub fn local(data: &[u8]) {
     }
     for id in 0..4 {
         if let Ok(region) = link.region(RegionId(id), &stop) {
-            assert!(["memfd", "process_vm_readv", "cuda_ipc"].contains(&region.mechanism()));
+            assert!(["memfd", "process_vm_readv", "device memory"].contains(&region.mechanism()));
             // There is no CUDA here to open it with.
-            assert!(!matches!(&*region, PeerRegion::Gpu(gpu) if gpu.open(&link, &stop).is_ok()));
+            assert!(!matches!(&*region, PeerRegion::Device(device) if device.open(&link, &stop).is_ok()));
         }
     }
 }

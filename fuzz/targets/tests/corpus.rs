@@ -160,6 +160,11 @@ fn addresses() {
 }
 
 #[test]
+fn segments() {
+    check("segment", 3_000);
+}
+
+#[test]
 fn every_target_is_here_and_has_a_program() {
     let (tests, manifest) = (include_str!("corpus.rs"), include_str!("../../Cargo.toml"));
     for (target, _) in kvik_fuzz_targets::TARGETS {
