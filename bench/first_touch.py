@@ -77,8 +77,8 @@ def reader(args: argparse.Namespace) -> None:
         began = time.perf_counter()
         report = engine.read(into, args.ticket, theirs).wait(LIMIT)
         seconds = time.perf_counter() - began
-        if report.way != MECHANISMS[args.kind]:
-            raise SystemExit(f"it went by {report.way}, not {MECHANISMS[args.kind]}")
+        if report.mechanism != MECHANISMS[args.kind]:
+            raise SystemExit(f"it went by {report.mechanism}, not {MECHANISMS[args.kind]}")
         if not (view.reshape(count, args.page)[mine, 0] == theirs % 251).all():
             raise SystemExit("wrong pages")
         print(json.dumps(seconds))

@@ -28,7 +28,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(typing|os|logging|collections\.abc|numpy|npt|asyncio|types|click)\..*"
         r"|Self|SupportsIndex|Iterable|Sequence|Buffer|Literal|Any|Protocol|TracebackType"
-        r"|BaseException|_Tensor|_SupportsArray|kvik\._.*|kvik\.shapes\.(model|presets|source)\..*",
+        r"|BaseException|_Tensor|_SupportsArray|_native\.Ids|kvik\._.*|kvik\.shapes\.(model|presets|source)\..*",
     )
 ]
 

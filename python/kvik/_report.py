@@ -1,6 +1,28 @@
-"""The reports of a transfer and of a warm-up."""
+"""The reports of a transfer and of a warm-up, and how long a transfer would take."""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How long a transfer with a peer would take, or was expected to.
+
+    By what this engine's own transfers have measured on the present connection, over the same transport: a
+    line through bytes and seconds, found by least squares, in which older transfers count less.
+    """
+
+    seconds: float
+    """All of it: `start_s + (queued_bytes + bytes) / bytes_per_second`."""
+    start_s: float
+    """Seconds before the first byte; 0 as long as all transfers had about one size, since then nothing tells
+    it from the rest."""
+    bytes_per_second: float
+    """From then on."""
+    queued_bytes: int
+    """Bytes that open transfers with the peer, of either side, have still to move, as if they all went first.
+    Only `Engine.estimate` looks at this: it is 0 in a report and in `Engine.explain`."""
+    samples: int
+    """Transfers that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +55,9 @@ class Report:
     """Seconds from the call to the end."""
     rejected_transports: tuple[str, ...]
     """The other transports of the engine, each as `"transport: reason"` why it was not taken."""
+    estimate: Estimate | None
+    """How long it was expected to take, when it began; None where nothing was measured with the peer
+    before."""
 
 
 @dataclass(frozen=True, slots=True)

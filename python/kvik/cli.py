@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     "selftest": Entry("kvik.selftest.cli", "selftest", "Test kvik on this host's NICs, and write a report."),
     "shapes": Entry("kvik.shapes.cli", "shapes", "Show how many bytes of KV models have."),
     "stat": Entry("kvik.stat.cli", "stat", "Show what the engines on this host are doing."),
+    "store": Entry("kvik.store.cli", "store", "Serve a KV-cache that outlives the engines."),
     "trace": Entry("kvik.trace.cli", "trace", "Record which pages an engine moves, and move them again."),
 }
 

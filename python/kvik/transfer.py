@@ -22,11 +22,12 @@ from kvik._native import (
     content_chain,
     parse_size,
 )
-from kvik._report import NicPair, Report, WarmUpReport
+from kvik._report import Estimate, NicPair, Report, WarmUpReport
 
 __all__ = [
     "Content",
     "Engine",
+    "Estimate",
     "Event",
     "EventKind",
     "Events",

@@ -200,11 +200,55 @@ def test_explain_and_stats_say_what_would_be_and_was() -> None:
         told = here.explain(grant.ticket)
         assert told["transport"] in TRANSPORTS
         assert told["mechanism"]
+        assert told["estimate"] is None
         report = here.read(target.of(), grant.ticket).wait(LIMIT)
         assert report.transport == told["transport"]
+        assert report.estimate is None
         stats = here.stats()
         assert stats
         assert all(isinstance(value, int) for value in stats.values())
+
+
+def test_estimates_are_of_what_was_measured() -> None:
+    with engines() as start:
+        here, there = start(), start()
+        source, target = owned(there, 64), empty(here, 64)
+        ticket = there.grant(source.of(), use="many").ticket
+        assert here.estimate(ticket, "1GiB") is None
+        assert here.peers() == []
+        reports = [
+            here.read(target.of(range(count)), ticket, positions=range(count)).wait(LIMIT)
+            for count in (1, 64, 2, 32)
+        ]
+        assert reports[0].estimate is None
+        before = [report.estimate for report in reports[1:]]
+        assert [one.samples for one in before if one is not None] == [1, 2, 3]
+        for nbytes in (1 << 20, 1 << 30):
+            told = here.estimate(str(ticket), nbytes)
+            assert isinstance(told, kvik.Estimate)
+            assert (told.queued_bytes, told.samples) == (0, 4)
+            assert told.bytes_per_second > 0
+            assert told.seconds == pytest.approx(told.start_s + nbytes / told.bytes_per_second, abs=1e-6)
+        assert told is not None
+        assert here.estimate(ticket, "1GiB") == here.estimate(there.id, "1GiB") == told
+        smallest = here.explain(ticket)["estimate"]
+        assert smallest is not None
+        assert smallest.seconds == smallest.start_s == told.start_s
+        with pytest.raises(AttributeError):
+            told.seconds = 0.0  # type: ignore[misc]
+        # What is open goes first: a read of a grant that is not given yet waits.
+        waits = here.read(target.of(), never_issued(there, source.layout))
+        behind = here.estimate(ticket, 1)
+        assert behind is not None
+        assert behind.queued_bytes == 64 * 4096
+        waits.cancel()
+        # The owner has measured nothing, and of oneself nothing is measured.
+        assert there.estimate(here.ticket_template(kvik.Layout(1, 64)), 1) is None
+        assert there.estimate(ticket, 1) is None
+        with pytest.raises(kvik.InvalidArgument):
+            here.estimate(ticket, "much")
+        with pytest.raises(kvik.TicketInvalid):
+            here.estimate("no ticket", 1)
 
 
 def test_objects_show_themselves_without_secrets() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import kvik
 from kvik.bench import control, pattern
 from kvik.bench.cli import bench, parse_counts, parse_sizes, parse_transports
 from kvik.bench.contenders import Used
@@ -27,7 +28,7 @@ from kvik.bench.pages import Cell, PagePlan, Spread, permutation
 from kvik.bench.report import FORMAT, percentile_text, seconds_text, table, to_json
 from kvik.bench.run import CellResult, KvikResult, Results, default_transports
 from kvik.bench.stream import CHUNKS, StreamInitiator, StreamTarget
-from kvik.bench.target import TargetOptions
+from kvik.bench.target import TargetOptions, serve
 
 PAGE = 4096
 SEED = 20261
@@ -368,6 +369,29 @@ def test_both_sides_prove_the_secret() -> None:
     assert "refused the secret" in opener
     assert "--secret" in str(_handshake("s3cret", None)[1])
     assert "without a secret" in str(_handshake(None, "s3cret")[1])
+
+
+def test_an_initiator_is_told_why_its_target_has_no_engine() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        options = TargetOptions(1 << 20, "shared", "tcp", 1, "full", address)
+        ended: list[BaseException] = []
+
+        def target() -> None:
+            try:
+                serve(control.Connection(theirs), options, None)
+            except kvik.KvikError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        connection = control.Connection(ours)
+        with pytest.raises(BenchError, match=f"engine did not start.*{address}: take another port"):
+            connection.request("hello")
+        connection.close()
+        thread.join(timeout=20)
+        assert isinstance(ended[0], kvik.InvalidArgument)
 
 
 def test_lines_are_bounded_and_answers_have_a_deadline() -> None:

@@ -50,8 +50,8 @@ class Two:
 def test_the_family_of_errors() -> None:
     names = [name for name in kvik.errors.__all__ if name != "KvikError"]
     classes: list[type[kvik.KvikError]] = [getattr(kvik, name) for name in names]
-    assert len(classes) == 43
-    assert len({cls.code for cls in classes}) == 43
+    assert len(classes) == 47
+    assert len({cls.code for cls in classes}) == 47
     assert all(issubclass(cls, kvik.KvikError) and cls.__module__ == "kvik" for cls in classes)
     assert issubclass(kvik.InvalidArgument, ValueError)
     assert issubclass(kvik.PageOutOfRange, IndexError)

@@ -29,6 +29,8 @@ def attempts(
         lambda: engine.write(pages, ticket),
         lambda: engine.release(ticket),
         lambda: engine.explain(ticket),
+        lambda: engine.estimate(ticket, 4096),
+        lambda: engine.meet("127.0.0.1:1"),
         lambda: engine.warm_up(ticket),
         engine.stats,
         engine.close,

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import kvik
 from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.pattern import POISON
+from kvik.demo.processes import free_ports
 from kvik.selftest import first, hardware, landing, refusals, report, summary, sweep
 from kvik.selftest.conformance import conformance, questions
 from kvik.selftest.counts import nic_counts, summed
@@ -76,11 +76,6 @@ def _serving(folder: Path, *arguments: str, secret: str) -> Iterator[str]:
         process.wait(timeout=10)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 def _plan(**changes: Any) -> Plan:
@@ -172,7 +167,7 @@ def test_all_parts_pass_and_are_reported(tmp_path: Path, choice: tuple[str, str]
 def test_another_process_serves_one_selftest_after_the_other(tmp_path: Path) -> None:
     choice = ("--nics", "libfabric:tcp", *TINY)
     # Each part has a new engine at the same address, on both sides.
-    here, there = (("--listen", f"127.0.0.1:{port}") for port in _free_ports())
+    here, there = (("--listen", f"127.0.0.1:{port}") for port in free_ports(2))
     with _serving(tmp_path, *choice, *there, secret=SECRET) as address:
         ended = _run(tmp_path, *choice, *here, "--target", address, "--report", "far.json", secret=SECRET)
         assert ended.returncode == 0, ended.stdout + ended.stderr

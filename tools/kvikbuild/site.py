@@ -10,7 +10,7 @@ from kvikbuild.stage import Context
 
 SITE = TARGET / "docs"
 # The crates that others build on; what the rest of them say is for readers of the code.
-CRATES = ("kvik-core", "kvik-engine", "kvik-observe", "kvik-proto")
+CRATES = ("kvik-core", "kvik-engine", "kvik-observe", "kvik-proto", "kvik-store")
 
 
 def build_site(context: Context) -> Path:

@@ -2,7 +2,6 @@
 
 use crate::errors::{OrRaise, error};
 use kvik_core::{Class, Code, Right, Use, parse_size};
-use kvik_engine::{Preference, Verify};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -65,32 +64,6 @@ pub fn maybe_seconds(py: Python<'_>, name: &str, value: Option<f64>) -> PyResult
     value.map(|value| seconds(py, name, value)).transpose()
 }
 
-/// A transport by name.
-pub fn transport(py: Python<'_>, name: &str) -> PyResult<Preference> {
-    match name {
-        "auto" => Ok(Preference::Auto),
-        "tcp" => Ok(Preference::Tcp),
-        "local" => Ok(Preference::Local),
-        "nics" => Ok(Preference::Nics),
-        _ => Err(error(
-            py,
-            Code::UnknownTransport,
-            format!("there is no transport {name:?}: choose \"auto\", \"tcp\", \"local\" or \"nics\""),
-        )),
-    }
-}
-
-/// A way to verify by name.
-pub fn verify(py: Python<'_>, name: &str) -> PyResult<Verify> {
-    match name {
-        "auto" => Ok(Verify::Auto),
-        "off" => Ok(Verify::Off),
-        "sample" => Ok(Verify::Sample),
-        "full" => Ok(Verify::Full),
-        _ => Err(wrong(py, "verify", name, "\"auto\", \"off\", \"sample\" or \"full\"")),
-    }
-}
-
 /// A class by name.
 pub fn class(py: Python<'_>, name: &str) -> PyResult<Class> {
     let class = Class::ALL.into_iter().find(|class| class.name() == name);
@@ -99,11 +72,8 @@ pub fn class(py: Python<'_>, name: &str) -> PyResult<Class> {
 
 /// A right by name.
 pub fn right(py: Python<'_>, name: &str) -> PyResult<Right> {
-    match name {
-        "read" => Ok(Right::Read),
-        "write" => Ok(Right::Write),
-        _ => Err(wrong(py, "right", name, "\"read\" or \"write\"")),
-    }
+    let right = [Right::Read, Right::Write].into_iter().find(|right| right.name() == name);
+    right.ok_or_else(|| wrong(py, "right", name, "\"read\" or \"write\""))
 }
 
 /// How often a grant may be used: a number of readers, or `"many"`.

@@ -6,34 +6,16 @@
 
 use crate::args::Natural;
 use crate::errors::error;
-use crate::gpus::{self, Where};
-use crate::process;
+use crate::gpus::{self, Array, Where};
+use crate::process::{self, Export};
 use kvik_core::Code;
-use kvik_engine::{Memory, RegionMemory};
+use kvik_engine::{GpuMemory, Memory, RegionMemory};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 use std::any::Any;
 use std::mem;
 use std::ptr::NonNull;
-
-/// A Python object whose memory is registered.
-pub enum Export {
-    /// The export of its buffer.
-    Buffer(PyUntypedBuffer),
-    /// A tensor, which has no exports: a reference keeps it alive.
-    Object(Py<PyAny>),
-}
-
-impl Export {
-    /// Gives it up, with the GIL.
-    pub fn give_up(self, py: Python<'_>) {
-        match self {
-            Export::Buffer(buffer) => buffer.release(py),
-            Export::Object(object) => drop(object.into_bound(py)),
-        }
-    }
-}
 
 /// Passes what it holds to the inbox when it is dropped, on whichever thread that is.
 ///
@@ -72,8 +54,8 @@ pub fn source(object: &Bound<'_, PyAny>) -> PyResult<Source> {
     if is_tensor(object)? {
         return from_tensor(object, place);
     }
-    if let Some(told) = gpus::interface(object)? {
-        return gpus::from_interface(&told, Box::new(keep(Export::Object(object.clone().unbind()))));
+    if let Some(array) = gpus::interface(object)? {
+        return from_interface(object, &array);
     }
     if place == Where::Cuda {
         let text = "the object lies on a CUDA device and has no __cuda_array_interface__: give one that has it, a \
@@ -105,10 +87,16 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
 
 fn from_address(pair: &Bound<'_, PyTuple>) -> PyResult<Source> {
     let (address, bytes) = pair.extract::<(Natural, Natural)>()?;
-    if gpus::is_device(pair.py(), address.0)? {
-        return gpus::located(pair.py(), address.0, bytes.0, true, Box::new(()));
+    located(pair.py(), gpus::of_address(pair.py(), address.0)?, address.0, bytes.0, true, Box::new(()))
+}
+
+fn from_interface(object: &Bound<'_, PyAny>, array: &Array) -> PyResult<Source> {
+    let (py, keep) = (object.py(), Box::new(keep(Export::Object(object.clone().unbind()))));
+    let source = located(py, Where::Cuda, array.address, array.bytes, array.writable, keep)?;
+    if let (Some(stream), Some(gpu)) = (array.stream, source.memory.device()) {
+        gpus::wait_for(py, gpu.number(), stream)?;
     }
-    located(pair.py(), address.0, bytes.0, true, Box::new(()))
+    Ok(source)
 }
 
 fn from_buffer(object: &Bound<'_, PyAny>) -> PyResult<Source> {
@@ -124,7 +112,7 @@ fn from_buffer(object: &Bound<'_, PyAny>) -> PyResult<Source> {
         return Err(not_contiguous(py, "buffer"));
     }
     let (address, bytes, writable) = (buffer.buf_ptr() as u64, buffer.len_bytes() as u64, !buffer.readonly());
-    located(py, address, bytes, writable, Box::new(keep(Export::Buffer(buffer))))
+    located(py, Where::Host, address, bytes, writable, Box::new(keep(Export::Buffer(buffer))))
 }
 
 /// Tensors are told by what they can do, so that torch is never imported.
@@ -155,38 +143,42 @@ fn from_tensor(tensor: &Bound<'_, PyAny>, place: Where) -> PyResult<Source> {
         return Err(error(py, Code::BufferInvalid, "the tensor is larger than any memory"));
     };
     let (address, keep) = (number("data_ptr")?, Box::new(keep(Export::Object(tensor.clone().unbind()))));
-    match device == "cuda" || place == Where::Cuda {
-        true => gpus::located(py, address, bytes, true, keep),
-        false => located(py, address, bytes, true, keep),
-    }
+    let place = if device == "cuda" { Where::Cuda } else { place };
+    located(py, place, address, bytes, true, keep)
 }
 
 fn located(
     py: Python<'_>,
+    place: Where,
     address: u64,
     bytes: u64,
     writable: bool,
     keep: Box<dyn Any + Send + Sync>,
 ) -> PyResult<Source> {
-    let Ok(len) = usize::try_from(bytes).map(|len| len.min(isize::MAX as usize)) else {
-        return Err(error(py, Code::BufferInvalid, "the buffer is larger than the address space"));
+    let (Ok(start), Ok(len)) = (usize::try_from(address), usize::try_from(bytes)) else {
+        return Err(error(py, Code::BufferInvalid, "the memory is larger than the address space"));
     };
-    let start = usize::try_from(address).ok().and_then(|address| NonNull::new(address as *mut u8));
-    let Some(start) = start.filter(|start| len > 0 && start.addr().checked_add(len).is_some()) else {
+    let host = len.min(isize::MAX as usize);
+    let Some(first) = NonNull::new(start as *mut u8).filter(|_| len > 0 && start.checked_add(host).is_some())
+    else {
         let text = format!(
             "a region takes at least one byte of memory, but {bytes} bytes at {address:#x} were given"
         );
         return Err(error(py, Code::BufferInvalid, text));
     };
-    // SAFETY: `keep` holds the export or the tensor, so the bytes stay where they are until it is dropped;
-    // for a bare address the caller promises it, as `Engine.register` says.
+    // SAFETY: `keep` holds the export, the tensor or the object, so the bytes stay where they are until it is dropped;
+    // for a bare address the caller promises it, as `Engine.register` says. That memory of a device is there now is
+    // asked of the driver.
     let memory = unsafe {
-        match writable {
-            true => Memory::foreign(start, len, keep),
-            false => Memory::foreign_read_only(start, len, keep),
+        match (place, writable) {
+            (Where::Cuda, _) => {
+                GpuMemory::new(start, len, keep).map_err(|cause| gpus::failed(py, &cause))?.into()
+            }
+            (Where::Host, true) => Memory::foreign(first, host, keep).into(),
+            (Where::Host, false) => Memory::foreign_read_only(first, host, keep).into(),
         }
     };
-    Ok(Source { memory: memory.into(), writable })
+    Ok(Source { memory, writable })
 }
 
 fn keep(held: Export) -> Keep {

@@ -6,7 +6,7 @@ use crate::ids::ids;
 use kvik_core::{Code, Content, content_chain as chain_of};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
 /// What the pages of a grant hold, or are taken to hold: a link for each page in their order, and which part of the
 /// model's KV they are.
@@ -19,11 +19,18 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// A grant with content serves only who states the same: it compares one value of 32 bytes, which is made of the link of
 /// the last page that is asked for, and of the part. `len()` of it is the number of links. It is plain data: it may be
 /// used with any engine, and in a forked child. Raises InvalidArgument for bytes that cannot be those.
-#[pyclass(name = "Content", module = "kvik", frozen)]
+#[pyclass(name = "Content", module = "kvik", frozen, eq, hash)]
+#[derive(PartialEq, Eq)]
 pub struct PyContent(pub Content);
 
 /// A class, and what it is called with.
 type Reduced<'py> = (Bound<'py, PyAny>, (Bound<'py, PyBytes>, Bound<'py, PyBytes>));
+
+impl Hash for PyContent {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.0.chain(), self.0.part()).hash(state);
+    }
+}
 
 #[pymethods]
 impl PyContent {
@@ -46,16 +53,6 @@ impl PyContent {
 
     fn __len__(&self) -> usize {
         self.0.links()
-    }
-
-    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        other.cast::<PyContent>().is_ok_and(|other| other.get().0 == self.0)
-    }
-
-    fn __hash__(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (self.0.chain(), self.0.part()).hash(&mut hasher);
-        hasher.finish()
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> Reduced<'py> {

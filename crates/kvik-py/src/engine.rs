@@ -7,7 +7,6 @@ use crate::errors::OrRaise;
 use crate::events::{self, PyEvents};
 use crate::fork::Owned;
 use crate::grant::PyGrant;
-use crate::ids::positions as named;
 use crate::kept::Kept;
 use crate::layout::PyLayout;
 use crate::notice::{self, PyNotice};
@@ -15,16 +14,15 @@ use crate::options as configured;
 use crate::process;
 use crate::region::{PyPageSet, PyRegion};
 use crate::requests::{self, Part, common, options, refuse};
-use crate::ticket::{PyTicket, ticket};
-use crate::transfer::PyTransfer;
+use crate::ticket::PyTicket;
+use crate::transfer::{self, PyTransfer};
 use crate::warm_up::{self, PyWarmUp};
-use kvik_core::{GrantId, Result, Right, Ticket};
-use kvik_engine::{Config, Engine, GrantOptions, PageSet, Transfer, TransferOptions};
+use kvik_core::{GrantId, Result, Right};
+use kvik_engine::{Config, Engine, GrantOptions, TransferOptions};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an engine that is dropped without `close` may take to close.
@@ -63,7 +61,7 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// UnknownTransport, SecretRequired, TransportUnavailable. A forked child cannot use it: everything raises EngineForked
 /// there, and the parent's engine goes on untouched.
 #[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
-pub struct PyEngine(Owned<Engine>, Owned<Kept>);
+pub struct PyEngine(pub(crate) Owned<Engine>, Owned<Kept>);
 
 #[pymethods]
 impl PyEngine {
@@ -145,7 +143,7 @@ impl PyEngine {
         let region = py.detach(|| engine.register(memory));
         // A refused registration has let go of the buffer.
         process::current().inbox.give_up_held(py);
-        let region = PyRegion::new(region.or_raise(py)?, slf.clone().unbind(), source.writable);
+        let region = PyRegion::new(region.or_raise(py)?, slf.clone().into_any().unbind(), source.writable);
         let region = Bound::new(py, region)?;
         slf.get().1.get(py)?.keep_region(&region)?;
         Ok(region)
@@ -160,7 +158,7 @@ impl PyEngine {
         let py = slf.py();
         let (engine, bytes) = (slf.get().0.get(py)?, args::size(nbytes)?);
         let region = py.detach(|| engine.allocate(bytes)).or_raise(py)?;
-        Ok(PyRegion::new(region, slf.clone().unbind(), true))
+        Ok(PyRegion::new(region, slf.clone().into_any().unbind(), true))
     }
 
     /// Permit peers to use pages; its `ticket` is what they need.
@@ -292,7 +290,7 @@ impl PyEngine {
         let common = TransferOptions { class: args::class(slf.py(), traffic_class)?, ..common };
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
         local.get().region.get().check_writable(slf.py(), "a read")?;
-        begin(slf, Engine::read, local, ticket, positions, options)
+        transfer::begin(slf.get().0.get(slf.py())?, slf, Engine::read, local, ticket, positions, options)
     }
 
     /// Write `local` into granted pages. As `read`, with a ticket of a write grant; `local` may be read-only.
@@ -329,7 +327,7 @@ impl PyEngine {
         let common = common(slf.py(), deadline, readers, content, tag)?;
         let common = TransferOptions { class: args::class(slf.py(), traffic_class)?, ..common };
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
-        begin(slf, Engine::write, local, ticket, positions, options)
+        transfer::begin(slf.get().0.get(slf.py())?, slf, Engine::write, local, ticket, positions, options)
     }
 
     /// Confirm this engine's use of a grant without moving anything, so that its owner has the pages back
@@ -353,7 +351,7 @@ impl PyEngine {
         let (engine, ticket) = (slf.get().0.get(py)?, crate::ticket::ticket(ticket)?);
         let options = common(py, deadline, readers, content, tag)?;
         let transfer = py.detach(|| engine.release(&ticket, options)).or_raise(py)?;
-        Ok(PyTransfer::new(transfer, slf.clone().unbind(), None))
+        Ok(PyTransfer::new(transfer, slf.clone().into_any().unbind(), None))
     }
 
     /// Ask the owner of a grant to let it live `seconds` longer; it gives up to the grant's `max_expiry`.
@@ -374,18 +372,37 @@ impl PyEngine {
         let (by, options) =
             (args::seconds(py, "seconds", seconds)?, common(py, deadline, Natural(1), content, tag)?);
         let transfer = py.detach(|| engine.extend(&ticket, by, options)).or_raise(py)?;
-        Ok(PyTransfer::new(transfer, slf.clone().unbind(), None))
+        Ok(PyTransfer::new(transfer, slf.clone().into_any().unbind(), None))
     }
 
     /// How a transfer with this ticket would go.
     ///
-    /// A dict: "transport" and "mechanism" it would take, "rejected_transports" (every other transport, each
-    /// "transport: reason") and "probes" (what was tried on this machine: dicts of "name", "works", "reason",
+    /// A dict: "transport" and "mechanism" it would take, "estimate" (an `Estimate` of the smallest transfer, or None
+    /// where nothing was measured), "rejected_transports" (every other transport, each "transport: reason") and "probes" (what was tried on this machine: dicts of "name", "works", "reason",
     /// "detail").
     fn explain<'py>(&self, py: Python<'py>, ticket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let (engine, ticket) = (self.0.get(py)?, crate::ticket::ticket(ticket)?);
         let found = py.detach(|| engine.explain(&ticket)).or_raise(py)?;
         requests::explained(py, found)
+    }
+
+    /// How long `nbytes` with a peer would take from now: an `Estimate`, or None where that is unknown.
+    ///
+    /// peer: any ticket of it, or its text, of which only the owner counts; or its id.
+    /// nbytes: int, or text such as "1GiB".
+    ///
+    /// From what this engine's transfers on the present connection have measured over the transport that it would take,
+    /// and with what open transfers with that peer have still to move: no network traffic. None where there is no
+    /// connection, or no transfer of this engine has ended well on it, and for the engine itself. What the
+    /// peer moves with others is not known here. Raises InvalidArgument, TicketInvalid, EngineClosed.
+    fn estimate<'py>(
+        &self,
+        py: Python<'py>,
+        peer: &Bound<'py, PyAny>,
+        nbytes: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (engine, peer, bytes) = (self.0.get(py)?, notice::whom(peer)?, args::size(nbytes)?);
+        requests::estimated(py, py.detach(|| engine.estimate(peer, bytes)).or_raise(py)?)
     }
 
     /// Open all that the first transfer with a peer would wait for, so that no request pays for it.
@@ -401,6 +418,28 @@ impl PyEngine {
     #[pyo3(signature = (ticket, *, timeout=None))]
     fn warm_up(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<PyWarmUp> {
         warm_up::warm_up(py, self.0.get(py)?, ticket, timeout)
+    }
+
+    /// Connect to whoever listens at an address, such as "store.example:7000", and say who it is: a `Peer`.
+    ///
+    /// address: HOST:PORT, an IPv6 address in brackets. A name may have several addresses, which are tried one after
+    ///     the other.
+    /// deadline: seconds; None for the engine's. The system's resolving of a name is not counted.
+    ///
+    /// A connection that there is with that engine is used. From then on it is a peer like any other that this engine
+    /// has dialled: `notify` takes its `id`, and lost it is dialled again. Where another start or another engine answers
+    /// at its address, its id raises PeerRestarted: meet again. From asyncio, use a thread (`asyncio.to_thread`).
+    ///
+    /// Raises InvalidArgument (also for an address of this engine itself), PeerUnreachable, PeerNotKvik, SecretMismatch,
+    /// SecretRequired, TlsRequired, TlsFailed, VersionMismatch, EngineClosed.
+    #[pyo3(signature = (address, *, deadline=None))]
+    fn meet<'py>(
+        &self,
+        py: Python<'py>,
+        address: &str,
+        deadline: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        events::meet(py, self.0.get(py)?, address, maybe_seconds(py, "deadline", deadline)?)
     }
 
     /// Notify a peer's program, which finds the notification among its events.
@@ -543,23 +582,6 @@ impl Drop for PyEngine {
             process.inbox.give_up_held(py);
         });
     }
-}
-
-type Begin = fn(&Engine, &PageSet, &Ticket, Option<Arc<[u32]>>, TransferOptions) -> Result<Transfer>;
-
-fn begin(
-    engine: &Bound<'_, PyEngine>,
-    begin: Begin,
-    local: &Bound<'_, PyPageSet>,
-    given: &Bound<'_, PyAny>,
-    positions: Option<&Bound<'_, PyAny>>,
-    options: TransferOptions,
-) -> PyResult<PyTransfer> {
-    let py = engine.py();
-    let (inner, pages) = (engine.get().0.get(py)?, local.get().pages.get(py)?);
-    let (ticket, positions) = (ticket(given)?, positions.map(named).transpose()?);
-    let transfer = py.detach(|| begin(inner, pages, &ticket, positions, options)).or_raise(py)?;
-    Ok(PyTransfer::new(transfer, engine.clone().unbind(), Some(local.clone().unbind())))
 }
 
 /// An engine that runs, and that `kvik stat` and `kvik trace` can look at.

@@ -5,7 +5,7 @@ use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
 use crate::wait::in_steps;
 use kvik_core::Code;
-use kvik_engine::{Event, Events, Peer, Who};
+use kvik_engine::{Engine, Event, Events, Meeting, Peer, Who};
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -28,12 +28,6 @@ impl PyEvents {
     }
 }
 
-/// What a wait came to.
-enum Next {
-    Event(Event),
-    Over,
-}
-
 #[pymethods]
 impl PyEvents {
     /// The next event; None when none came within the timeout (seconds; None: however long it takes).
@@ -43,13 +37,8 @@ impl PyEvents {
     #[pyo3(signature = (timeout=None))]
     fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let limit = maybe_seconds(py, "timeout", timeout)?;
-        match self.take(py, limit, false)? {
-            Some(Next::Event(event)) => told(py, event).map(Some),
-            Some(Next::Over) => {
-                Err(error(py, Code::EngineClosed, "no more events come: the engine, or they, were closed"))
-            }
-            None => Ok(None),
-        }
+        let found = self.take(py, limit, false)?;
+        found.map(|event| told(py, event.ok_or_else(|| over(py))?)).transpose()
     }
 
     /// The next event if one waits, else None. Cheap: meant for event loops.
@@ -84,10 +73,7 @@ impl PyEvents {
 
     /// As `next`, for the thread of a callback: the engine's close waits until the thread asks again.
     fn _hand_on<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.take(py, None, true)? {
-            Some(Next::Event(event)) => told(py, event).map(Some),
-            _ => Ok(None),
-        }
+        self.take(py, None, true)?.flatten().map(|event| told(py, event)).transpose()
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -95,10 +81,8 @@ impl PyEvents {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        match self.take(py, None, false)? {
-            Some(Next::Event(event)) => told(py, event),
-            _ => Err(PyStopIteration::new_err(())),
-        }
+        let event = self.take(py, None, false)?.flatten();
+        told(py, event.ok_or_else(|| PyStopIteration::new_err(()))?)
     }
 
     fn __aiter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -126,17 +110,27 @@ impl PyEvents {
 }
 
 impl PyEvents {
-    fn take(&self, py: Python<'_>, limit: Option<Duration>, hand_on: bool) -> PyResult<Option<Next>> {
+    /// The next event, or inside nothing where none comes any more; nothing at the limit.
+    fn take(
+        &self,
+        py: Python<'_>,
+        limit: Option<Duration>,
+        hand_on: bool,
+    ) -> PyResult<Option<Option<Event>>> {
         let events = self.0.get(py)?;
         let next = |step: Duration| if hand_on { events.next_to_hand_on(step) } else { events.next(step) };
         let found = in_steps(py, limit, |step| match next(step) {
-            Ok(Some(event)) => Some(Ok(Next::Event(event))),
-            Ok(None) => events.is_closed().then_some(Ok(Next::Over)),
-            Err(error) if error.code == Code::EngineClosed => Some(Ok(Next::Over)),
+            Ok(event @ Some(_)) => Some(Ok(event)),
+            Ok(None) => events.is_closed().then_some(Ok(None)),
+            Err(error) if error.code == Code::EngineClosed => Some(Ok(None)),
             Err(error) => Some(Err(error)),
         })?;
         found.transpose().or_raise(py)
     }
+}
+
+fn over(py: Python<'_>) -> PyErr {
+    error(py, Code::EngineClosed, "no more events come: the engine, or they, were closed")
 }
 
 /// The event as Python sees it.
@@ -178,6 +172,22 @@ fn told<'py>(py: Python<'py>, event: Event) -> PyResult<Bound<'py, PyAny>> {
         Event::EventsLost(lost) => fields.set_item("lost", lost),
     }?;
     CLASS.import(py, "kvik._events", "Event")?.call((), Some(&fields))
+}
+
+/// Meets whoever listens at an address, waiting in steps that let Ctrl-C through: the peer as Python sees it.
+pub fn meet<'py>(
+    py: Python<'py>,
+    engine: &Engine,
+    address: &str,
+    deadline: Option<Duration>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let meeting = py.detach(|| Meeting::begin(engine, address, deadline)).or_raise(py)?;
+    let met = in_steps(py, None, |step| meeting.wait(step).transpose())?;
+    let lost = || error(py, Code::PeerLost, "the connection to whom was met is gone already: meet again");
+    let who = met.ok_or_else(lost)?.or_raise(py)?;
+    let found = py.detach(|| engine.peers()).into_iter();
+    let one = found.filter(|peer| (peer.engine, peer.incarnation) == (who.engine, who.incarnation)).collect();
+    peers(py, one)?.pop().ok_or_else(lost)
 }
 
 /// The peers as Python sees them.

@@ -5,16 +5,13 @@
 //! says is not believed: the driver is asked whether such memory is there.
 
 use crate::args::Natural;
-use crate::buffers::Source;
 use crate::errors::error;
 use kvik_core::Code;
-use kvik_engine::{GpuMemory, RegionMemory};
-use kvik_host::HostError;
-use kvik_host::cuda::{Cuda, Kind, Stream};
+use kvik_host::cuda::{Cuda, Stream};
+use kvik_host::{HostError, device};
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use std::any::Any;
 use std::time::Duration;
 
 const INTERFACE: &str = "__cuda_array_interface__";
@@ -71,79 +68,47 @@ pub fn place(object: &Bound<'_, PyAny>) -> PyResult<Where> {
     }
 }
 
-/// The interface of an object that has one.
+/// What an interface says.
+pub struct Array {
+    pub address: u64,
+    pub bytes: u64,
+    pub writable: bool,
+    pub stream: Option<u64>,
+}
+
+/// What the interface of an object says that has one.
 ///
 /// # Errors
-/// What the object raises, but for saying that it has none.
-pub fn interface<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    object.getattr_opt(INTERFACE)
+/// What the object raises, but for saying that it has none; `BufferInvalid` for what kvik cannot register.
+pub fn interface(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
+    object.getattr_opt(INTERFACE)?.map(|told| read(&told)).transpose()
 }
 
-/// What an interface says.
-struct Array {
-    address: u64,
-    bytes: u64,
-    writable: bool,
-    stream: Option<u64>,
+/// Where an address lies. What a processor may touch is the host's.
+pub fn of_address(py: Python<'_>, address: u64) -> PyResult<Where> {
+    let Ok(address) = usize::try_from(address) else { return Ok(Where::Host) };
+    let known = device::is_device(address).map_err(|cause| failed(py, &cause))?;
+    Ok(if known { Where::Cuda } else { Where::Host })
 }
 
-/// Memory of an object with an interface.
-pub fn from_interface(told: &Bound<'_, PyAny>, keep: Box<dyn Any + Send + Sync>) -> PyResult<Source> {
-    let py = told.py();
-    let array = read(told)?;
-    let source = located(py, array.address, array.bytes, array.writable, keep)?;
-    if let (Some(stream), RegionMemory::Gpu(memory)) = (array.stream, &source.memory) {
-        let memory = memory.clone();
-        py.detach(|| wait_for(&memory, stream)).map_err(|cause| failed(py, cause))?;
-    }
-    Ok(source)
-}
-
-/// Memory of a CUDA device at an address.
-pub fn located(
-    py: Python<'_>,
-    address: u64,
-    bytes: u64,
-    writable: bool,
-    keep: Box<dyn Any + Send + Sync>,
-) -> PyResult<Source> {
-    let (Ok(start), Ok(len)) = (usize::try_from(address), usize::try_from(bytes)) else {
-        return Err(error(py, Code::BufferInvalid, "the memory is larger than the address space"));
+/// Waits until a stream of a GPU has done what it was given so far.
+pub fn wait_for(py: Python<'_>, gpu: u32, stream: u64) -> PyResult<()> {
+    let wait = || -> Result<(), HostError> {
+        let mut own = Stream::new(&Cuda::get()?.device(gpu)?)?;
+        match stream {
+            1 => own.after_default()?,
+            // SAFETY: the object says that it is a stream of the device, which it keeps while it names it.
+            _ => unsafe { own.after_stream(stream as usize) }?,
+        }
+        let mut mark = own.mark()?;
+        mark.wait(&mut own, LIMIT)
     };
-    if start == 0 || len == 0 {
-        let text = format!(
-            "a region takes at least one byte of memory, but {bytes} bytes at {address:#x} were given"
-        );
-        return Err(error(py, Code::BufferInvalid, text));
-    }
-    // SAFETY: `keep` holds the object, so that its memory stays allocated until it is dropped; for a bare address the
-    // caller promises it, as `Engine.register` says. That it is there now is asked of the driver.
-    let memory = unsafe { GpuMemory::new(start, len, keep) }.map_err(|cause| failed(py, cause))?;
-    Ok(Source { memory: memory.into(), writable })
-}
-
-/// Whether an address is a device's, which no processor may touch.
-pub fn is_device(py: Python<'_>, address: u64) -> PyResult<bool> {
-    let Ok(address) = usize::try_from(address) else { return Ok(false) };
-    let place = Cuda::locate(address).map_err(|cause| failed(py, cause))?;
-    Ok(place.is_some_and(|place| place.kind != Kind::Pinned))
-}
-
-/// Waits until a stream has done what it was given so far.
-fn wait_for(memory: &GpuMemory, stream: u64) -> Result<(), HostError> {
-    let mut own = Stream::new(memory.device())?;
-    match stream {
-        1 => own.after_default()?,
-        // SAFETY: the object says that it is a stream of the device, which it keeps while it names it.
-        _ => unsafe { own.after_stream(stream as usize) }?,
-    }
-    let mut mark = own.mark()?;
-    mark.wait(&mut own, LIMIT)
+    py.detach(wait).map_err(|cause| failed(py, &cause))
 }
 
 /// The driver's refusal, or kvik's own of what was given.
-fn failed(py: Python<'_>, cause: HostError) -> PyErr {
-    let code = match &cause {
+pub fn failed(py: Python<'_>, cause: &HostError) -> PyErr {
+    let code = match cause {
         HostError::Cuda(cuda) if cuda.code == 0 => Code::BufferInvalid,
         HostError::TimedOut { .. } => Code::DeadlineExceeded,
         HostError::Forked { .. } => Code::EngineForked,

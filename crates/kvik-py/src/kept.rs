@@ -1,11 +1,12 @@
 //! What keeps an engine's grants and regions while Python refers to none of them.
 
+use crate::process::lock;
 use crate::region::PyRegion;
 use kvik_core::GrantState;
 use kvik_engine::Grant;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// What the object of an engine remembers for Python.
 #[derive(Default)]
@@ -43,7 +44,7 @@ impl Kept {
 /// Adds an element. When the list is full, those that are over are let go and room is made for as many as are
 /// left: so an element costs a constant time.
 fn push<T>(list: &Mutex<Vec<T>>, element: T, lasts: impl Fn(&T) -> bool) {
-    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut list = lock(list);
     if list.len() == list.capacity() {
         list.retain(lasts);
         let left = list.len();
@@ -53,5 +54,5 @@ fn push<T>(list: &Mutex<Vec<T>>, element: T, lasts: impl Fn(&T) -> bool) {
 }
 
 fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
-    std::mem::take(&mut *list.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *lock(list))
 }

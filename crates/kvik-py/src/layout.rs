@@ -4,7 +4,7 @@ use crate::args::Natural;
 use crate::errors::{OrRaise, error};
 use kvik_core::{Code, Layers, Layout};
 use pyo3::prelude::*;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// How pages lie in a region: arithmetic, so that nothing is built for each page.
@@ -19,8 +19,15 @@ use std::sync::Arc;
 /// after another.
 ///
 /// Raises LayoutMismatch when elements overlap, a count is 0, or an offset goes beyond 2^63.
-#[pyclass(name = "Layout", module = "kvik", frozen)]
+#[pyclass(name = "Layout", module = "kvik", frozen, eq, hash)]
+#[derive(PartialEq, Eq)]
 pub struct PyLayout(pub Arc<Layout>);
+
+impl Hash for PyLayout {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.digest().hash(state);
+    }
+}
 
 #[pymethods]
 impl PyLayout {
@@ -150,16 +157,6 @@ impl PyLayout {
     #[getter]
     fn digest(&self) -> String {
         hex(&self.0.digest())
-    }
-
-    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        other.cast::<PyLayout>().is_ok_and(|other| other.get().0 == self.0)
-    }
-
-    fn __hash__(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.0.digest().hash(&mut hasher);
-        hasher.finish()
     }
 
     fn __repr__(&self) -> String {

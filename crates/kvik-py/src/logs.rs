@@ -5,11 +5,11 @@
 //! that nobody wants costs one atomic load.
 
 use crate::args::seconds;
-use crate::process;
+use crate::process::{self, Record};
 use log::kv::Key;
 use log::{Level, LevelFilter, Log, Metadata};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a record may name beside its text; Python gets them as `kvik_peer` and so on.
@@ -20,21 +20,6 @@ const KEYS: [(&str, &str); 5] = [
     ("grant", "kvik_grant"),
     ("request", "kvik_request"),
 ];
-
-/// One log record, as it waits for Python.
-pub struct Record {
-    level: u8,
-    logger: String,
-    text: String,
-    created: f64,
-    thread: String,
-    file: &'static str,
-    line: u32,
-    ids: [Option<String>; KEYS.len()],
-}
-
-/// One log record in the order of `kvik._logs._emit`'s arguments.
-type Entry<'py> = (u8, String, String, f64, String, &'static str, u32, Bound<'py, PyDict>);
 
 struct ToPython;
 
@@ -48,33 +33,21 @@ impl Log for ToPython {
             return;
         }
         let id = |name| record.key_values().get(Key::from_str(name)).map(|value| value.to_string());
-        let told = |name| id(name).filter(|id| !id.is_empty());
+        let told = |(name, python)| Some((python, id(name).filter(|id| !id.is_empty())?));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        process::current().inbox.put_record(Record {
-            level: python_level(record.level()),
-            logger: logger_name(record.target()),
-            text: record.args().to_string(),
-            created: now.as_secs_f64(),
-            thread: std::thread::current().name().unwrap_or("kvik").to_owned(),
-            file: record.file_static().unwrap_or("kvik"),
-            line: record.line().unwrap_or(0),
-            ids: KEYS.map(|(name, _)| told(name)),
-        });
+        process::current().inbox.put_record((
+            python_level(record.level()),
+            logger_name(record.target()),
+            record.args().to_string(),
+            now.as_secs_f64(),
+            std::thread::current().name().unwrap_or("kvik").to_owned(),
+            record.file_static().unwrap_or("kvik"),
+            record.line().unwrap_or(0),
+            KEYS.into_iter().filter_map(told).collect(),
+        ));
     }
 
     fn flush(&self) {}
-}
-
-impl Record {
-    fn into_entry(self, py: Python<'_>) -> PyResult<Entry<'_>> {
-        let extra = PyDict::new(py);
-        for ((_, name), id) in KEYS.iter().zip(self.ids) {
-            if let Some(id) = id {
-                extra.set_item(*name, id)?;
-            }
-        }
-        Ok((self.level, self.logger, self.text, self.created, self.thread, self.file, self.line, extra))
-    }
 }
 
 /// `kvik_engine::peers` and `kvik.engine.peers` are both `kvik.engine`: one logger a crate.
@@ -116,19 +89,17 @@ pub fn set_log_level(level: u32) {
 /// Waits for log records, without the GIL; `None` when the thread is to end. Gives up Python objects on the
 /// way.
 #[pyfunction]
-pub fn next_records(py: Python<'_>) -> PyResult<Option<Bound<'_, PyList>>> {
+pub fn next_records(py: Python<'_>) -> Option<Vec<Record>> {
     let inbox = &process::current().inbox;
-    let Some(batch) = py.detach(|| inbox.next()) else { return Ok(None) };
+    let (mut records, dropped) = py.detach(|| inbox.next())?;
     inbox.give_up_held(py);
-    let entries = PyList::empty(py);
-    if batch.dropped > 0 {
-        let text = format!("{} log records were dropped: Python took them too slowly", batch.dropped);
-        entries.append((30, "kvik.log", text, 0.0, "kvik-log", "kvik", 0, PyDict::new(py)))?;
+    if dropped > 0 {
+        let text = format!("{dropped} log records were dropped: Python took them too slowly");
+        let record: Record =
+            (30, "kvik.log".into(), text, 0.0, "kvik-log".into(), "kvik", 0, BTreeMap::new());
+        records.insert(0, record);
     }
-    for record in batch.records {
-        entries.append(record.into_entry(py)?)?;
-    }
-    Ok(Some(entries))
+    Some(records)
 }
 
 /// Waits until Python's loggers have had every record so far; false at the timeout (seconds).

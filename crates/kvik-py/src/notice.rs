@@ -1,11 +1,10 @@
 //! `kvik.Notice`: a notification that was sent.
 
-use crate::args::maybe_seconds;
 use crate::errors::{OrRaise, error, raised};
 use crate::fork::Owned;
-use crate::wait::in_steps;
+use crate::wait::{for_end, in_steps};
 use kvik_core::{Code, EngineId, Result};
-use kvik_engine::{Engine, Notice, To};
+use kvik_engine::{Engine, Notice, Notifying, To};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -41,19 +40,8 @@ impl PyNotice {
     /// may have been taken all the same.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let (notice, limit) = (self.0.get(py)?, maybe_seconds(py, "timeout", timeout)?);
-        let ended = in_steps(py, limit, |step| match notice.wait(Some(step)) {
-            Err(error) if error.code == Code::WaitTimeout => None,
-            other => Some(other),
-        })?;
-        let late = || {
-            error(
-                py,
-                Code::WaitTimeout,
-                "the notification was not taken yet; it has until its deadline: wait again",
-            )
-        };
-        ended.ok_or_else(late)?.or_raise(py)
+        let notice = self.0.get(py)?;
+        for_end(py, timeout, |step| notice.wait(step))
     }
 
     /// A descriptor that becomes readable when it ends (at once if it has), for event loops.
@@ -77,14 +65,14 @@ pub fn notify(
     payload: &[u8],
     deadline: Option<Duration>,
 ) -> PyResult<PyNotice> {
-    let notifying = engine.begin_notify(whom(to)?, payload, deadline).or_raise(py)?;
+    let notifying = Notifying::begin(engine, 0, whom(to)?, payload, deadline).or_raise(py)?;
     let sent = in_steps(py, None, |step| notifying.wait(step).transpose())?;
     let late = || error(py, Code::NotificationsFull, "the notification found no place in time; try again");
     Ok(PyNotice(Owned::new(sent.ok_or_else(late)?.or_raise(py)?)))
 }
 
 /// A ticket, its text, or the id of a peer.
-fn whom(to: &Bound<'_, PyAny>) -> PyResult<To> {
+pub fn whom(to: &Bound<'_, PyAny>) -> PyResult<To> {
     if let Ok(text) = to.cast::<PyString>()
         && let Ok(peer) = EngineId::from_hex(text.to_str()?)
     {
@@ -92,7 +80,7 @@ fn whom(to: &Bound<'_, PyAny>) -> PyResult<To> {
     }
     match crate::ticket::ticket(to) {
         Err(error) if error.is_instance_of::<PyTypeError>(to.py()) => {
-            Err(PyTypeError::new_err("to takes a kvik.Ticket, its text, or the id of a peer"))
+            Err(PyTypeError::new_err("a peer is named by a kvik.Ticket, its text, or its id"))
         }
         ticket => Ok(To::Ticket(Arc::new(ticket?))),
     }

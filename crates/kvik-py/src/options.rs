@@ -6,7 +6,7 @@
 use crate::args::{self, Natural, seconds};
 use crate::errors::OrRaise;
 use kvik_core::Result;
-use kvik_engine::{Config, NicOptions, Preference, TlsFiles, Verify, parse_listen};
+use kvik_engine::{Config, NicOptions, TlsFiles, parse_listen};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -28,8 +28,8 @@ pub fn config(
         advertise: given.may("advertise", |given| args::texts("advertise", given))?.unwrap_or_default(),
         secret: given.may("secret", args::secret)?,
         tls: given.may("tls", |given| given.extract::<PathBuf>())?.map(TlsFiles::within),
-        transport: args::transport(py, &given.need("transport", text)?)?,
-        verify: args::verify(py, &given.need("verify", text)?)?,
+        transport: given.need("transport", text)?.parse().or_raise(py)?,
+        verify: given.need("verify", text)?.parse().or_raise(py)?,
         channels: given.need("channels", natural)?.within(py, "channels")?,
         io_threads: given.need("io_threads", natural)?.within(py, "io_threads")?,
         deadline: seconds(py, "deadline", given.need("deadline", |given| given.extract::<f64>())?)?,
@@ -39,7 +39,7 @@ pub fn config(
         numa_node: given.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
         name: given.need("name", text)?,
         nics: nics(py, &given)?,
-        faults: None,
+        between: None,
     })
 }
 
@@ -97,18 +97,6 @@ fn cpu_numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
 #[pyfunction]
 pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let config = Config::default();
-    let transport = match config.transport {
-        Preference::Auto => "auto",
-        Preference::Tcp => "tcp",
-        Preference::Local => "local",
-        Preference::Nics => "nics",
-    };
-    let verify = match config.verify {
-        Verify::Auto => "auto",
-        Verify::Off => "off",
-        Verify::Sample => "sample",
-        Verify::Full => "full",
-    };
     let several = |parts: Vec<String>| parts.join(",");
     let defaults = PyDict::new(py);
     for (name, value) in [
@@ -116,8 +104,8 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("advertise", several(config.advertise)),
         ("secret", config.secret.map_or_else(String::new, |_| "set".to_owned())),
         ("tls", config.tls.map_or_else(String::new, |_| "set".to_owned())),
-        ("transport", transport.to_owned()),
-        ("verify", verify.to_owned()),
+        ("transport", config.transport.name().to_owned()),
+        ("verify", config.verify.name().to_owned()),
         ("channels", config.channels.to_string()),
         ("io_threads", config.io_threads.to_string()),
         ("deadline", config.deadline.as_secs_f64().to_string()),

@@ -7,11 +7,10 @@
 //! A forked child starts with an empty [`Process`]: the parent's may be locked by a thread that the child
 //! does not have. It is left as it is, never freed.
 
-use crate::buffers::Export;
-use crate::logs::Record;
 use kvik_engine::Engine;
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -81,6 +80,28 @@ impl Process {
     }
 }
 
+/// A Python object whose memory is registered.
+pub enum Export {
+    /// The export of its buffer.
+    Buffer(PyUntypedBuffer),
+    /// A tensor, which has no exports: a reference keeps it alive.
+    Object(Py<PyAny>),
+}
+
+impl Export {
+    /// Gives it up, with the GIL.
+    pub fn give_up(self, py: Python<'_>) {
+        match self {
+            Export::Buffer(buffer) => buffer.release(py),
+            Export::Object(object) => drop(object.into_bound(py)),
+        }
+    }
+}
+
+/// One log record, in the order of `kvik._logs._emit`'s arguments: level, logger, text, when it was made in seconds since
+/// 1970, thread, file, line, and the ids that it names.
+pub type Record = (u8, String, String, f64, String, &'static str, u32, BTreeMap<&'static str, String>);
+
 /// What waits for Python.
 #[derive(Default)]
 pub struct Inbox {
@@ -91,7 +112,7 @@ pub struct Inbox {
 
 #[derive(Default)]
 struct State {
-    records: VecDeque<Record>,
+    records: Vec<Record>,
     held: Vec<Export>,
     /// Records dropped since it was last reported.
     dropped: u64,
@@ -102,14 +123,6 @@ struct State {
     stopping: bool,
 }
 
-/// What [`Inbox::next`] found.
-pub struct Batch {
-    /// Log records, oldest first.
-    pub records: Vec<Record>,
-    /// How many were dropped before them.
-    pub dropped: u64,
-}
-
 impl Inbox {
     /// Hands over a log record, or counts it as dropped if Python does not keep up.
     pub fn put_record(&self, record: Record) {
@@ -118,7 +131,7 @@ impl Inbox {
             state.dropped += 1;
             return;
         }
-        state.records.push_back(record);
+        state.records.push(record);
         state.came += 1;
         drop(state);
         self.arrived.notify_one();
@@ -139,10 +152,11 @@ impl Inbox {
         }
     }
 
-    /// Waits until something is there. `None` once [`Inbox::stop`] was called and nothing is left.
+    /// Waits until something is there: log records, oldest first, and how many were dropped before them. `None` once
+    /// [`Inbox::stop`] was called and nothing is left.
     ///
     /// The call also says that the batch before has been dealt with.
-    pub fn next(&self) -> Option<Batch> {
+    pub fn next(&self) -> Option<(Vec<Record>, u64)> {
         let mut state = lock(&self.state);
         state.done = state.taken;
         self.handled.notify_all();
@@ -153,8 +167,7 @@ impl Inbox {
             state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.taken = state.came;
-        let records = std::mem::take(&mut state.records).into();
-        Some(Batch { records, dropped: std::mem::take(&mut state.dropped) })
+        Some((std::mem::take(&mut state.records), std::mem::take(&mut state.dropped)))
     }
 
     /// Waits until Python is done with every record that is there now; false at the timeout.
@@ -180,6 +193,6 @@ impl Inbox {
 }
 
 /// A lock that a panic elsewhere does not make useless: each of these values is whole at every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,6 @@
 //! `kvik.Region` and `kvik.PageSet`.
 
 use crate::args::{Natural, seconds};
-use crate::engine::PyEngine;
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
 use crate::ids;
@@ -23,7 +22,7 @@ use std::time::Duration;
 #[pyclass(name = "Region", module = "kvik", frozen, weakref)]
 pub struct PyRegion {
     region: Owned<Region>,
-    engine: Py<PyEngine>,
+    engine: Py<PyAny>,
     writable: bool,
     /// Views of allocated memory that Python has.
     exports: AtomicUsize,
@@ -33,7 +32,7 @@ pub struct PyRegion {
 
 impl PyRegion {
     /// The Python object of a region.
-    pub fn new(region: Region, engine: Py<PyEngine>, writable: bool) -> PyRegion {
+    pub fn new(region: Region, engine: Py<PyAny>, writable: bool) -> PyRegion {
         let (exports, closing) = (AtomicUsize::new(0), AtomicBool::new(false));
         PyRegion { region: Owned::new(region), engine, writable, exports, closing }
     }
@@ -120,7 +119,7 @@ impl PyRegion {
 
     /// The engine that it is registered with.
     #[getter]
-    fn engine(&self, py: Python<'_>) -> Py<PyEngine> {
+    fn engine(&self, py: Python<'_>) -> Py<PyAny> {
         self.engine.clone_ref(py)
     }
 

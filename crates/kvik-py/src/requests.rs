@@ -1,11 +1,13 @@
 //! What Python says of a transfer, and hears of how one would go.
 
-use crate::args::{self, Natural, maybe_seconds};
+use crate::args::{Natural, maybe_seconds};
 use crate::content::{PyContent, content};
-use kvik_engine::{Explanation, TransferOptions};
+use crate::errors::OrRaise;
+use kvik_engine::{Estimate, Explanation, TransferOptions};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
 
 /// Keyword arguments that there are not; of an earlier one, what is used instead.
 pub fn refuse(other: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
@@ -39,7 +41,7 @@ pub fn common(
     Ok(TransferOptions {
         content: content(given),
         deadline: maybe_seconds(py, "deadline", deadline)?,
-        readers: readers.within(py, "readers")?,
+        readers: Some(readers.within(py, "readers")?),
         tag: tag.to_owned(),
         ..TransferOptions::default()
     })
@@ -54,8 +56,8 @@ pub fn options(
     part: Part,
 ) -> PyResult<TransferOptions> {
     Ok(TransferOptions {
-        transport: transport.map(|name| args::transport(py, name)).transpose()?,
-        verify: verify.map(|name| args::verify(py, name)).transpose()?,
+        transport: transport.map(str::parse).transpose().or_raise(py)?,
+        verify: verify.map(str::parse).transpose().or_raise(py)?,
         confirm: Some(confirm),
         remote_layers: part.layers.map(|(from, to)| from..to),
         remote_slices: part.slices.map(|(from, to)| from..to),
@@ -64,11 +66,20 @@ pub fn options(
     })
 }
 
+/// A `kvik.Estimate`, or None.
+pub fn estimated(py: Python<'_>, found: Option<Estimate>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let Some(Estimate { start, total, bytes_per_second, queued, samples }) = found else { return Ok(None) };
+    let class = CLASS.import(py, "kvik._report", "Estimate")?;
+    class.call1((total.as_secs_f64(), start.as_secs_f64(), bytes_per_second, queued, samples)).map(Some)
+}
+
 /// A dict, as `Engine.explain` tells of it.
 pub fn explained(py: Python<'_>, found: Explanation) -> PyResult<Bound<'_, PyDict>> {
     let told = PyDict::new(py);
     told.set_item("transport", found.transport.name())?;
     told.set_item("mechanism", found.mechanism)?;
+    told.set_item("estimate", estimated(py, found.estimate)?)?;
     let rejected_transports: Vec<String> =
         found.rejected_transports.iter().map(ToString::to_string).collect();
     told.set_item("rejected_transports", rejected_transports)?;

@@ -1,11 +1,11 @@
 //! The router's face: it runs on threads of its own and takes no part in the engine.
 
+use crate::args::seconds;
 use crate::errors;
 use kvik_core::Code;
 use kvik_router::{EngineUrl, RouterConfig, RouterError, RunningRouter};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use std::time::Duration;
 
 /// A router that listens. Ends when it is stopped, or when the last reference to it goes.
 #[pyclass(name = "RunningRouter", module = "kvik._native", frozen)]
@@ -85,21 +85,9 @@ impl PyRouter {
     }
 }
 
-fn seconds(py: Python<'_>, what: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value).map_err(|_| {
-        errors::error(
-            py,
-            Code::InvalidArgument,
-            format!("{what}={value} is no time: it takes a number of seconds, 0 or more"),
-        )
-    })
-}
-
 fn raised(py: Python<'_>, error: &RouterError) -> PyErr {
     match error {
-        RouterError::Config(_) | RouterError::Url { .. } => {
-            errors::error(py, Code::InvalidArgument, error.to_string())
-        }
-        _ => PyOSError::new_err(error.to_string()),
+        RouterError::Config(text) => errors::error(py, Code::InvalidArgument, text),
+        RouterError::Failed(text) => PyOSError::new_err(text.clone()),
     }
 }

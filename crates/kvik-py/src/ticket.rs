@@ -7,15 +7,22 @@ use kvik_core::{GrantId, Ticket};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
 /// What travels from the owner of pages to those who may use them: at most 256 characters, `str(ticket)`.
 ///
 /// `Ticket(text)` reads it back, and raises TicketInvalid for a truncated or altered one and TicketVersion
 /// for one of a kvik that this one does not understand. It is plain data: it may be pickled, and used in a
 /// forked child.
-#[pyclass(name = "Ticket", module = "kvik", frozen)]
+#[pyclass(name = "Ticket", module = "kvik", frozen, eq, hash)]
+#[derive(PartialEq, Eq)]
 pub struct PyTicket(pub Ticket);
+
+impl Hash for PyTicket {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.0.engine, self.0.grant).hash(state);
+    }
+}
 
 #[pymethods]
 impl PyTicket {
@@ -76,16 +83,6 @@ impl PyTicket {
 
     fn __str__(&self) -> String {
         self.0.to_string()
-    }
-
-    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        other.cast::<PyTicket>().is_ok_and(|other| other.get().0 == self.0)
-    }
-
-    fn __hash__(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (self.0.engine, self.0.grant).hash(&mut hasher);
-        hasher.finish()
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyAny>, (String,)) {

@@ -1,17 +1,19 @@
 //! `kvik.Transfer`, and the report as Python's dataclass.
 
-use crate::args::maybe_seconds;
-use crate::engine::PyEngine;
-use crate::errors::{OrRaise, error, raised};
+use crate::errors::{OrRaise, raised};
 use crate::fork::Owned;
+use crate::ids::positions as named;
 use crate::region::PyPageSet;
-use crate::wait::in_steps;
-use kvik_core::{Code, Result};
-use kvik_engine::{Report, Transfer};
+use crate::requests;
+use crate::ticket::ticket;
+use crate::wait::for_end;
+use kvik_core::{Result, Ticket};
+use kvik_engine::{Engine, PageSet, Report, Transfer, TransferOptions};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use std::os::fd::IntoRawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One read or write, from `Engine.read` or `Engine.write`. Use `wait()`, or `await` it in asyncio.
@@ -22,13 +24,13 @@ use std::time::Duration;
 #[pyclass(name = "Transfer", module = "kvik", frozen, weakref)]
 pub struct PyTransfer {
     transfer: Owned<Transfer>,
-    engine: Py<PyEngine>,
+    engine: Py<PyAny>,
     local: Option<Py<PyPageSet>>,
 }
 
 impl PyTransfer {
     /// The Python object of a transfer.
-    pub fn new(transfer: Transfer, engine: Py<PyEngine>, local: Option<Py<PyPageSet>>) -> PyTransfer {
+    pub fn new(transfer: Transfer, engine: Py<PyAny>, local: Option<Py<PyPageSet>>) -> PyTransfer {
         PyTransfer { transfer: Owned::new(transfer), engine, local }
     }
 }
@@ -43,7 +45,7 @@ impl PyTransfer {
 
     /// The engine that runs it.
     #[getter]
-    fn engine(&self, py: Python<'_>) -> Py<PyEngine> {
+    fn engine(&self, py: Python<'_>) -> Py<PyAny> {
         self.engine.clone_ref(py)
     }
 
@@ -60,19 +62,8 @@ impl PyTransfer {
     /// Other Python threads run meanwhile.
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        let (transfer, limit) = (self.transfer.get(py)?, maybe_seconds(py, "timeout", timeout)?);
-        let ended = in_steps(py, limit, |step| settled(transfer.wait(Some(step))))?;
-        match (ended, timeout) {
-            (Some(result), _) => report(py, result.or_raise(py)?),
-            (None, timeout) => {
-                let text = format!(
-                    "the transfer has not ended in {} s; it goes on until its deadline: wait again, \
-                     or cancel it",
-                    timeout.unwrap_or_default()
-                );
-                Err(error(py, Code::WaitTimeout, text))
-            }
-        }
+        let transfer = self.transfer.get(py)?;
+        report(py, for_end(py, timeout, |step| transfer.wait(step))?)
     }
 
     /// The report if it succeeded; None while it runs and if it failed.
@@ -127,18 +118,32 @@ impl PyTransfer {
     }
 }
 
-/// The result of a wait, unless the wait itself ended first.
-fn settled(result: Result<Report>) -> Option<Result<Report>> {
-    match result {
-        Err(error) if error.code == Code::WaitTimeout => None,
-        other => Some(other),
-    }
+type Begin = fn(&Engine, &PageSet, &Ticket, Option<Arc<[u32]>>, TransferOptions) -> Result<Transfer>;
+
+/// Begins a read or a write.
+pub fn begin<T>(
+    engine: &Engine,
+    of: &Bound<'_, T>,
+    begin: Begin,
+    local: &Bound<'_, PyPageSet>,
+    given: &Bound<'_, PyAny>,
+    positions: Option<&Bound<'_, PyAny>>,
+    options: TransferOptions,
+) -> PyResult<PyTransfer> {
+    let py = of.py();
+    let pages = local.get().pages.get(py)?;
+    let (ticket, positions) = (ticket(given)?, positions.map(named).transpose()?);
+    let transfer = py.detach(|| begin(engine, pages, &ticket, positions, options)).or_raise(py)?;
+    Ok(PyTransfer::new(transfer, of.clone().into_any().unbind(), Some(local.clone().unbind())))
 }
 
 fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let time = |part: Duration| part.as_secs_f64();
-    CLASS.import(py, "kvik._report", "Report")?.call1((
+    // A tuple has twelve at most.
+    let further = PyDict::new(py);
+    further.set_item("estimate", requests::estimated(py, report.estimate)?)?;
+    let parts = (
         report.bytes,
         report.extents,
         report.pages,
@@ -151,5 +156,6 @@ fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
         time(report.verify),
         time(report.total),
         PyTuple::new(py, report.rejected_transports.iter().map(ToString::to_string).collect::<Vec<_>>())?,
-    ))
+    );
+    CLASS.import(py, "kvik._report", "Report")?.call(parts, Some(&further))
 }

@@ -4,6 +4,9 @@
 //! back for minutes. A step is short enough to be unnoticed, and long enough to cost nothing; what is waited
 //! for still ends the step at once.
 
+use crate::args::maybe_seconds;
+use crate::errors::OrRaise;
+use kvik_core::{Code, Result};
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -28,4 +31,18 @@ pub fn in_steps<T: Send>(
             return Ok(None);
         }
     }
+}
+
+/// Waits for an end by `wait`, in steps. Where the timeout (seconds) passes first it is what `wait` says of that.
+pub fn for_end<T: Send>(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    wait: impl Fn(Option<Duration>) -> Result<T> + Sync,
+) -> PyResult<T> {
+    let limit = maybe_seconds(py, "timeout", timeout)?;
+    let ended = in_steps(py, limit, |step| match wait(Some(step)) {
+        Err(error) if error.code == Code::WaitTimeout => None,
+        ended => Some(ended),
+    })?;
+    ended.unwrap_or_else(|| wait(Some(Duration::ZERO))).or_raise(py)
 }

@@ -1,10 +1,10 @@
 //! `kvik.WarmUp`: a warm-up in progress.
 
 use crate::args::maybe_seconds;
-use crate::errors::{OrRaise, error, raised};
+use crate::errors::{OrRaise, raised};
 use crate::fork::Owned;
-use crate::wait::in_steps;
-use kvik_core::{Code, Result};
+use crate::wait::for_end;
+use kvik_core::Result;
 use kvik_engine::{Engine, NicPair, PairState, TransportId, WarmUp, WarmUpReport};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -29,17 +29,8 @@ impl PyWarmUp {
     /// on. Raises why the peer cannot be reached. Other Python threads run meanwhile.
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        let (warming, limit) = (self.0.get(py)?, maybe_seconds(py, "timeout", timeout)?);
-        let ended = in_steps(py, limit, |step| match warming.wait(Some(step)) {
-            Err(error) if error.code == Code::WaitTimeout => None,
-            other => Some(other),
-        })?;
-        let late = || {
-            let text =
-                "the warm-up had not ended when the wait did; it goes on until its timeout: wait again";
-            error(py, Code::WaitTimeout, text)
-        };
-        warmed(py, ended.ok_or_else(late)?.or_raise(py)?)
+        let warming = self.0.get(py)?;
+        warmed(py, for_end(py, timeout, |step| warming.wait(step))?)
     }
 
     /// The error that ended it; None while it is on its way and when it ended well.

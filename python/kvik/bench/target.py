@@ -171,8 +171,13 @@ class Target:
 def serve(
     connection: Connection, options: TargetOptions, secret: str | None, kind: type[Target] = Target
 ) -> None:
-    """Be the target of one initiator until it leaves."""
-    target = kind(options, secret)
+    """Be the target of one initiator until it leaves; it is told why, where no engine starts."""
+    try:
+        target = kind(options, secret)
+    except kvik.KvikError as error:
+        said = f"its engine did not start: {error.code}: {error}"
+        connection.serve(lambda _: {"error": said})
+        raise
     try:
         connection.serve(target.handle)
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvik.config.resolve import given_values, settings, values
 from kvik.config.schema import Entry, Option
-from kvik.config.tables import CONNECTOR, EMULATOR, ENGINE, ENTRIES, ROUTER
+from kvik.config.tables import CONNECTOR, EMULATOR, ENGINE, ENTRIES, ROUTER, STORE
 from kvik.config.words import meant
 from kvik.errors import InvalidArgument
 
@@ -25,6 +25,7 @@ __all__ = [
     "ENGINE",
     "ENTRIES",
     "ROUTER",
+    "STORE",
     "Entry",
     "Option",
     "engine_arguments",

@@ -33,6 +33,7 @@ _engine = partial(Option, section=ENGINE_SECTION)
 _connector = partial(Option, section="connector")
 _router = partial(Option, section="router")
 _emulator = partial(Option, section="emulator")
+_store = partial(Option, section="store")
 
 ENGINE = Entry(
     name="engine",
@@ -472,7 +473,62 @@ EMULATOR = Entry(
     ),
 )
 
-ENTRIES = (ENGINE, CONNECTOR, ROUTER, EMULATOR)
+# Of a server's engine; its address is the store's own, since clients have it in their configuration.
+_OF_A_STORE = ("advertise", "secret", "tls", "transport", "nics", "nic_library", "channels", "io_threads",
+               "memory_cap", "cpus", "numa_node")  # fmt: skip
+
+STORE = Entry(
+    name="store",
+    title="kvik store",
+    where="a flag of `kvik store serve`",
+    options=(
+        _store(
+            name="listen",
+            kind=Addresses(),
+            default=(f"{_LOOPBACK}:7500",),
+            help="Where clients reach the store, for requests and data; port 0 takes a free one.",
+            reason="Loopback, because nobody gets in unless told; any other address demands a secret or TLS.",
+        ),
+        _store(
+            name="memory",
+            kind=Size(1 << 20),
+            default=1 << 30,
+            help="Bytes of blocks that it keeps in memory.",
+            reason="It is taken as blocks come, and never more; the process needs about 100 MiB beside it.",
+        ),
+        _store(
+            name="log",
+            kind=Path(what="the path of a directory"),
+            default=None,
+            help="A directory where blocks are kept over a restart.",
+            reason="A server that starts again is otherwise empty. On a local disk, or on NFS.",
+        ),
+        _store(
+            name="log_size",
+            kind=Size(8 << 20),
+            default=16 << 30,
+            help="Bytes that the log may take on its disk.",
+            reason="Beyond it the blocks go that were not asked for for longest.",
+        ),
+        *(option for option in ENGINE.options if option.name in _OF_A_STORE),
+        _store(
+            name="log_level",
+            kind=Choice(("debug", "info", "warning", "error")),
+            default="info",
+            help="What is logged to standard error.",
+            reason="At info it is a line for each client that comes or goes; warning leaves only trouble.",
+        ),
+        _store(
+            name="log_format",
+            kind=Choice(("text", "json")),
+            default="text",
+            help="Lines for people, or one JSON object a line.",
+            reason="JSON has ids in fields of their own, which log collectors can search.",
+        ),
+    ),
+)
+
+ENTRIES = (ENGINE, CONNECTOR, ROUTER, EMULATOR, STORE)
 
 
 def entry(name: str) -> Entry:

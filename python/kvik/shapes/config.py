@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from kvik.shapes.errors import ShapeError
-from kvik.shapes.model import ModelShape
 from kvik.shapes.parameters import estimate
 from kvik.shapes.source import Section, read, text_section
 
@@ -58,15 +57,15 @@ _UNEVEN = {
 }
 
 
-def shape_from_config(
+def described(
     source: Mapping[str, Any] | str | os.PathLike[str],
     *,
     name: str | None = None,
     dtype: str | None = None,
     max_context: int | None = None,
     whole_context: bool = False,
-) -> ModelShape:
-    """See `ModelShape.from_config`."""
+) -> tuple[str, dict[str, Any]]:
+    """Where a configuration comes from, and the fields of its `ModelShape`; see `ModelShape.from_config`."""
     root, text = text_sections(source)
     layers = text.need(*LAYERS)
     context = max_context if max_context is not None else context_of(text)
@@ -76,7 +75,8 @@ def shape_from_config(
     heads = text.need(*HEADS)
     counted = estimate(text, layers, heads)
     latent = _is_latent(text)
-    fields: dict[str, Any] = {
+    return root.origin, {
+        "name": name or _name(source, root),
         "layers": layers,
         "kv_heads": 1 if latent else _kv_heads(text, heads),
         "head_size": _latent_size(text) if latent else _head_size(text, heads),
@@ -89,10 +89,6 @@ def shape_from_config(
         "active_parameters": counted.active if counted else None,
         "output_parameters": counted.output if counted else 0,
     }
-    try:
-        return ModelShape(name=name or _name(source, root), **fields)
-    except ShapeError as error:
-        raise ShapeError(f"{root.origin}: {error}") from error
 
 
 def text_sections(source: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Section, Section]:

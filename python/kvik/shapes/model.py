@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import kvik
+from kvik.shapes.config import described
 from kvik.shapes.dtypes import ELEMENT_BYTES, canonical_dtype
 from kvik.shapes.errors import ShapeError
+from kvik.shapes.naming import named_fields, no_model
+from kvik.shapes.presets import PRESETS, preset_config
 
 Attention: TypeAlias = Literal["gqa", "mla"]
 ConfigSource: TypeAlias = Mapping[str, Any] | str | os.PathLike[str]
@@ -145,18 +149,18 @@ class ModelShape:
 
         Raises `ShapeError`, which names the key and the file.
         """
-        from kvik.shapes.config import shape_from_config  # it builds on this module
-
-        return shape_from_config(
+        origin, given = described(
             source, name=name, dtype=dtype, max_context=max_context, whole_context=whole_context
         )
+        try:
+            return cls(**given)
+        except ShapeError as error:
+            raise ShapeError(f"{origin}: {error}") from error
 
     @classmethod
     def preset(cls, name: str, *, dtype: str | None = None) -> ModelShape:
         """Describe a well-known model; `presets()` lists them. `ShapeError` for a name that is none."""
-        from kvik.shapes.presets import preset_shape
-
-        return preset_shape(name, dtype=dtype)
+        return cls.from_config(preset_config(name), name=name, dtype=dtype)
 
     @classmethod
     def resolve(cls, text: str, *, dtype: str | None = None) -> ModelShape:
@@ -164,9 +168,15 @@ class ModelShape:
 
         The third form takes the fields of this class. Raises `ShapeError`.
         """
-        from kvik.shapes.naming import resolve_shape
-
-        return resolve_shape(text, dtype=dtype)
+        if text in PRESETS:
+            return cls.preset(text, dtype=dtype)
+        exists = Path(text).exists()
+        if "=" in text and not exists:
+            shape = cls(**named_fields(text, [field.name for field in fields(cls)]))
+            return replace(shape, dtype=dtype) if dtype else shape
+        if exists:
+            return cls.from_config(text, dtype=dtype)
+        raise no_model(text)
 
     @property
     def element_bytes(self) -> int:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kvik.shapes.config import shape_from_config
 from kvik.shapes.errors import ShapeError
-from kvik.shapes.model import ModelShape
 
 
 @dataclass(frozen=True)
@@ -228,11 +226,11 @@ def presets() -> tuple[Preset, ...]:
     return tuple(PRESETS.values())
 
 
-def preset_shape(name: str, *, dtype: str | None = None) -> ModelShape:
-    """See `ModelShape.preset`."""
+def preset_config(name: str) -> Mapping[str, Any]:
+    """The configuration of a preset. Raises `ShapeError` for a name that is none."""
     preset = PRESETS.get(name)
     if preset is None:
         near = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ShapeError(f"no preset {name!r}{hint}. There are: {', '.join(PRESETS)}")
-    return shape_from_config(preset.config, name=name, dtype=dtype)
+    return preset.config

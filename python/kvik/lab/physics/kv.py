@@ -7,7 +7,6 @@ from pathlib import Path
 
 from kvik.lab.errors import LabError
 from kvik.shapes import ConfigSource, ModelShape, ShapeError
-from kvik.shapes.naming import resolve_shape
 from kvik.shapes.presets import PRESETS
 from kvik.shapes.windows import layer_windows
 
@@ -44,7 +43,7 @@ class ModelKv:
         if text not in PRESETS and Path(text).exists():
             return cls.from_config(text, dtype=dtype)
         try:
-            shape = resolve_shape(text, dtype=dtype)
+            shape = ModelShape.resolve(text, dtype=dtype)
         except ShapeError as error:
             raise LabError(str(error)) from error
         return cls(shape, (None,) * shape.layers)

@@ -1,0 +1,385 @@
+//! A store's client: what `kvik.Store` is made of.
+
+use crate::args::{maybe_seconds, seconds, size};
+use crate::engine::PyEngine;
+use crate::errors::{OrRaise, error};
+use crate::fork::Owned;
+use crate::ids::ids;
+use crate::layout::PyLayout;
+use crate::region::PyPageSet;
+use crate::wait::for_end;
+use kvik_core::Code;
+use kvik_store::policy::PolicyKind;
+use kvik_store::replay::{Comparison, Outcome, Trace, compare, parse_capacities};
+use kvik_store::{
+    Ack, BlockKey, Client, Counts, Getting, LogOptions, Namespace, Putting, Server, Shape, Space,
+    StoreOptions, Stored,
+};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// What `kvik.Namespace` gives.
+#[derive(FromPyObject)]
+struct GivenNamespace {
+    model: String,
+    revision: String,
+    kv_dtype: String,
+    quantisation: String,
+    layers: (u32, u32),
+    model_layers: u32,
+    heads: (u32, u32),
+    model_heads: u32,
+    block_tokens: u32,
+    layout: String,
+    salt: Vec<u8>,
+    lora: String,
+}
+
+impl From<GivenNamespace> for Namespace {
+    fn from(given: GivenNamespace) -> Namespace {
+        Namespace {
+            model: given.model,
+            revision: given.revision,
+            kv_dtype: given.kv_dtype,
+            quantisation: given.quantisation,
+            layers: given.layers.0..given.layers.1,
+            model_layers: given.model_layers,
+            heads: given.heads.0..given.heads.1,
+            model_heads: given.model_heads,
+            block_tokens: given.block_tokens,
+            layout: given.layout,
+            salt: given.salt,
+            lora: given.lora,
+        }
+    }
+}
+
+/// The id of a namespace: 32 bytes. Raises InvalidArgument for what is none.
+#[pyfunction]
+pub fn namespace_id<'py>(py: Python<'py>, namespace: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    let id = Namespace::from(namespace.extract::<GivenNamespace>()?).id().or_raise(py)?;
+    Ok(PyBytes::new(py, &id.0))
+}
+
+/// The keys of all whole blocks of a prompt: 32 bytes each, one after the other.
+///
+/// tokens, extra, items: as for `content_chain`. Raises InvalidArgument for a namespace that is none, PageOutOfRange for a
+/// token that is not a number from 0 to 2^32-1.
+#[pyfunction]
+pub fn block_keys<'py>(
+    py: Python<'py>,
+    namespace: &Bound<'py, PyAny>,
+    tokens: &Bound<'py, PyAny>,
+    extra: &[u8],
+    items: Vec<(usize, Vec<u8>)>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let (namespace, tokens) = (Namespace::from(namespace.extract::<GivenNamespace>()?), ids(tokens)?);
+    let items: Vec<(usize, &[u8])> = items.iter().map(|(at, key)| (*at, key.as_slice())).collect();
+    let keys = py.detach(|| namespace.keys(&tokens, extra, &items)).or_raise(py)?;
+    Ok(PyBytes::new(py, &joined(&keys)))
+}
+
+/// The keys of blocks that a serving engine calls by hashes of its own.
+#[pyfunction]
+pub fn block_keys_of<'py>(
+    py: Python<'py>,
+    namespace: &Bound<'py, PyAny>,
+    hashes: Vec<Vec<u8>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let namespace = Namespace::from(namespace.extract::<GivenNamespace>()?);
+    let keys: Result<Vec<BlockKey>, _> = hashes.iter().map(|hash| namespace.key_of(hash)).collect();
+    Ok(PyBytes::new(py, &joined(&keys.or_raise(py)?)))
+}
+
+fn options(
+    memory: &Bound<'_, PyAny>,
+    log: Option<PathBuf>,
+    log_size: &Bound<'_, PyAny>,
+) -> PyResult<StoreOptions> {
+    let log = log.map(|log| Ok::<_, PyErr>((log, LogOptions::new(size(log_size)?)))).transpose()?;
+    Ok(StoreOptions { memory: size(memory)?, log, ..StoreOptions::default() })
+}
+
+fn joined(keys: &[BlockKey]) -> Vec<u8> {
+    keys.iter().flat_map(|key| key.0).collect()
+}
+
+/// Keys as Python gives them: 32 bytes each.
+fn keys(py: Python<'_>, given: &[u8]) -> PyResult<Vec<BlockKey>> {
+    match given.as_chunks::<32>() {
+        (keys, []) => Ok(keys.iter().map(|key| BlockKey(*key)).collect()),
+        _ => {
+            let text = format!("keys have 32 bytes each: {} bytes are no whole number of keys", given.len());
+            Err(error(py, Code::InvalidArgument, text))
+        }
+    }
+}
+
+fn ack(py: Python<'_>, name: &str) -> PyResult<Ack> {
+    match name {
+        "accepted" => Ok(Ack::Accepted),
+        "stored" => Ok(Ack::Stored),
+        "durable" => Ok(Ack::Durable),
+        other => {
+            let text = format!("ack={other:?} is unknown: choose \"accepted\", \"stored\" or \"durable\"");
+            Err(error(py, Code::InvalidArgument, text))
+        }
+    }
+}
+
+/// The client of a store.
+#[pyclass(name = "StoreClient", module = "kvik._native", frozen)]
+pub struct PyStoreClient(Owned<Client>);
+
+#[pymethods]
+impl PyStoreClient {
+    /// A store within this process. memory, log_size: bytes, or text such as "1GiB". log: a directory.
+    #[staticmethod]
+    fn embedded(
+        py: Python<'_>,
+        engine: &Bound<'_, PyEngine>,
+        memory: &Bound<'_, PyAny>,
+        log: Option<PathBuf>,
+        log_size: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let options = options(memory, log, log_size)?;
+        let engine = engine.get().0.get(py)?;
+        Ok(PyStoreClient(Owned::new(py.detach(|| Client::embedded(engine, &options)).or_raise(py)?)))
+    }
+
+    /// The store that a process serves at an address. deadline: seconds, for meeting it.
+    #[staticmethod]
+    fn connect(
+        py: Python<'_>,
+        engine: &Bound<'_, PyEngine>,
+        address: &str,
+        deadline: Option<f64>,
+    ) -> PyResult<Self> {
+        let (engine, deadline) = (engine.get().0.get(py)?, maybe_seconds(py, "deadline", deadline)?);
+        Ok(PyStoreClient(Owned::new(py.detach(|| Client::connect(engine, address, deadline)).or_raise(py)?)))
+    }
+
+    /// Blocks of one namespace.
+    fn open(
+        &self,
+        py: Python<'_>,
+        tenant: &str,
+        namespace: &Bound<'_, PyAny>,
+        layout: &Bound<'_, PyLayout>,
+    ) -> PyResult<PyStoreSpace> {
+        let namespace = Namespace::from(namespace.extract::<GivenNamespace>()?);
+        let layout = &layout.get().0;
+        let shape = Shape::new(layout.layers(), layout.slices(), layout.run_bytes()).or_raise(py)?;
+        let client = self.0.get(py)?;
+        let space = py.detach(|| client.open(tenant, &namespace, shape)).or_raise(py)?;
+        Ok(PyStoreSpace(Owned::new(space)))
+    }
+
+    /// Take out all blocks of a tenant; how many went.
+    fn clear_tenant(&self, py: Python<'_>, tenant: &str) -> PyResult<u64> {
+        let client = self.0.get(py)?;
+        py.detach(|| client.clear_tenant(tenant)).or_raise(py)
+    }
+
+    /// What has happened in the store, by name.
+    fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let client = self.0.get(py)?;
+        named(py, &py.detach(|| client.stat()).or_raise(py)?)
+    }
+}
+
+/// Blocks of one namespace in a store.
+#[pyclass(name = "StoreSpace", module = "kvik._native", frozen)]
+pub struct PyStoreSpace(Owned<Space>);
+
+#[pymethods]
+impl PyStoreSpace {
+    #[pyo3(signature = (names, pages, parent, wanted, deadline))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        names: &[u8],
+        pages: &Bound<'_, PyPageSet>,
+        parent: Option<[u8; 32]>,
+        wanted: &str,
+        deadline: Option<f64>,
+    ) -> PyResult<PyPutting> {
+        let (space, keys, wanted) = (self.0.get(py)?, keys(py, names)?, ack(py, wanted)?);
+        let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
+        let parent = parent.map(BlockKey);
+        let putting = py.detach(|| space.put(parent, &keys, set, wanted, deadline)).or_raise(py)?;
+        Ok(PyPutting { putting: Owned::new(Mutex::new(putting)), _pages: pages.clone().unbind() })
+    }
+
+    fn get(
+        &self,
+        py: Python<'_>,
+        names: &[u8],
+        pages: &Bound<'_, PyPageSet>,
+        deadline: Option<f64>,
+    ) -> PyResult<PyGetting> {
+        let (space, keys) = (self.0.get(py)?, keys(py, names)?);
+        let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
+        let getting = py.detach(|| space.get(&keys, set, deadline)).or_raise(py)?;
+        Ok(PyGetting { getting: Owned::new(Mutex::new(getting)), _pages: pages.clone().unbind() })
+    }
+
+    fn contains(&self, py: Python<'_>, names: &[u8]) -> PyResult<Vec<bool>> {
+        let (space, keys) = (self.0.get(py)?, keys(py, names)?);
+        py.detach(|| space.contains(&keys)).or_raise(py)
+    }
+
+    fn prefetch(&self, py: Python<'_>, names: &[u8]) -> PyResult<u64> {
+        let (space, keys) = (self.0.get(py)?, keys(py, names)?);
+        py.detach(|| space.prefetch(&keys)).or_raise(py)
+    }
+
+    fn remove(&self, py: Python<'_>, names: &[u8]) -> PyResult<u64> {
+        let (space, keys) = (self.0.get(py)?, keys(py, names)?);
+        py.detach(|| space.remove(&keys)).or_raise(py)
+    }
+
+    fn pin(&self, py: Python<'_>, names: &[u8], time: f64) -> PyResult<u64> {
+        let (space, keys, time) = (self.0.get(py)?, keys(py, names)?, seconds(py, "seconds", time)?);
+        py.detach(|| space.pin(&keys, time)).or_raise(py)
+    }
+
+    fn clear(&self, py: Python<'_>) -> PyResult<u64> {
+        let space = self.0.get(py)?;
+        py.detach(|| space.clear()).or_raise(py)
+    }
+}
+
+/// A put that was begun.
+#[pyclass(name = "StorePutting", module = "kvik._native", frozen)]
+pub struct PyPutting {
+    putting: Owned<Mutex<Putting>>,
+    _pages: Py<PyPageSet>,
+}
+
+#[pymethods]
+impl PyPutting {
+    /// What was asked to be acknowledged; None: the store has taken it up, and nothing is stored yet.
+    fn acknowledged(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<(u64, u64, u64)>> {
+        let putting = self.putting.get(py)?;
+        let acknowledged = for_end(py, timeout, |step| {
+            putting.lock().unwrap_or_else(PoisonError::into_inner).acknowledged(step)
+        });
+        Ok(acknowledged?.map(counted))
+    }
+
+    /// The end: blocks that were stored, were known, were refused.
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(u64, u64, u64)> {
+        let putting = self.putting.get(py)?;
+        let wait = |step| putting.lock().unwrap_or_else(PoisonError::into_inner).wait(step);
+        for_end(py, timeout, wait).map(counted)
+    }
+}
+
+fn counted(stored: Stored) -> (u64, u64, u64) {
+    (stored.stored, stored.known, stored.refused)
+}
+
+/// A get that was begun.
+#[pyclass(name = "StoreGetting", module = "kvik._native", frozen)]
+pub struct PyGetting {
+    getting: Owned<Mutex<Getting>>,
+    _pages: Py<PyPageSet>,
+}
+
+#[pymethods]
+impl PyGetting {
+    /// How many blocks are there and verified by now, after waiting for more; None when no more come.
+    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<usize>> {
+        let getting = self.getting.get(py)?;
+        for_end(py, timeout, |step| getting.lock().unwrap_or_else(PoisonError::into_inner).next(step))
+    }
+
+    /// How many blocks are there and verified.
+    #[getter]
+    fn verified(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.getting.get(py)?.lock().unwrap_or_else(PoisonError::into_inner).verified())
+    }
+}
+
+/// What is under way ends without the GIL: it waits for transfers, and their threads may want to log.
+fn ended<T: Send>(value: &Owned<Mutex<T>>, end: impl Fn(&mut T) + Send + Sync) {
+    if let Some(value) = value.here() {
+        Python::attach(|py| py.detach(|| end(&mut value.lock().unwrap_or_else(PoisonError::into_inner))));
+    }
+}
+
+impl Drop for PyPutting {
+    fn drop(&mut self) {
+        ended(&self.putting, Putting::cancel);
+    }
+}
+
+impl Drop for PyGetting {
+    fn drop(&mut self) {
+        ended(&self.getting, Getting::cancel);
+    }
+}
+
+/// A store that other processes use, through an engine.
+#[pyclass(name = "StoreServer", module = "kvik._native", frozen)]
+pub struct PyStoreServer(Owned<Server>);
+
+#[pymethods]
+impl PyStoreServer {
+    /// Serve until it is stopped, or the engine closed. memory, log_size: bytes, or text such as "1GiB". log: a directory.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        engine: &Bound<'_, PyEngine>,
+        memory: &Bound<'_, PyAny>,
+        log: Option<PathBuf>,
+        log_size: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let options = options(memory, log, log_size)?;
+        let engine = engine.get().0.get(py)?;
+        Ok(PyStoreServer(Owned::new(py.detach(|| Server::start(engine, &options)).or_raise(py)?)))
+    }
+
+    /// What has happened, by name.
+    fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        named(py, &self.0.get(py)?.counts())
+    }
+
+    /// Serve nobody any more.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        let server = self.0.get(py)?;
+        py.detach(|| server.stop());
+        Ok(())
+    }
+}
+
+fn named<'py>(py: Python<'py>, counts: &Counts) -> PyResult<Bound<'py, PyDict>> {
+    let named = PyDict::new(py);
+    counts.values().into_iter().try_for_each(|(name, value)| named.set_item(name, value))?;
+    Ok(named)
+}
+
+/// The hit rates of each policy on a trace of requests: for each capacity in blocks a list of names and rates, with
+/// that of the offline optimum last; and what the trace has: requests, references, blocks.
+#[pyfunction]
+pub fn replay_trace(py: Python<'_>, trace: PathBuf, capacities: &str) -> PyResult<(Replayed, [usize; 3])> {
+    let replayed = py.detach(|| {
+        let capacities = parse_capacities(capacities)?;
+        let trace = Trace::read(&trace)?;
+        let counts = [trace.requests().len(), trace.references(), trace.blocks()];
+        let row = |row: &Comparison| {
+            let rate = |(kind, outcome): &(PolicyKind, Outcome)| (kind.name(), outcome.hit_rate());
+            let mut rates: Vec<_> = row.outcomes.iter().map(rate).collect();
+            rates.push(("optimum", row.optimal_rate()));
+            (row.capacity, rates)
+        };
+        Ok((compare(&trace, &capacities)?.iter().map(row).collect(), counts))
+    });
+    replayed.or_raise(py)
+}
+
+/// Of each capacity in blocks the names of policies and their hit rates.
+type Replayed = Vec<(usize, Vec<(&'static str, f64)>)>;

@@ -1,0 +1,245 @@
+//! Bringing blocks: a put's way from the client's pages into slots.
+//!
+//! Invariants:
+//! - The store pulls: a client lends its pages for reading and never has a key to write here.
+//! - A slot is published or free only after every transfer into it has ended.
+//! - What is published was summed after it arrived; what is served later is compared with that.
+
+use crate::BlockKey;
+use crate::entry::sum_of;
+use crate::index::Id;
+use crate::state::{Filling, Reserved};
+use crate::store::{Store, check_keys};
+use kvik_core::{Class, Result, Ticket};
+use kvik_engine::{PageSet, Transfer, TransferOptions};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes that are on their way before the first of them are summed, at least one block.
+const WINDOW: u64 = 8 << 20;
+/// Windows on their way at once: one moves while another is summed.
+const AHEAD: usize = 2;
+
+/// What became of the blocks of a put.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Blocks that are in the store by this put.
+    pub stored: u64,
+    /// Blocks that were there, or that somebody else was bringing.
+    pub known: u64,
+    /// Blocks that the store did not take.
+    pub refused: u64,
+}
+
+/// Blocks that a put is to bring.
+pub(crate) struct Reservation {
+    store: Store,
+    namespace: u16,
+    parent: Option<BlockKey>,
+    keys: Vec<BlockKey>,
+    /// With the place of each among the keys.
+    new: VecDeque<(u32, Filling)>,
+    found: Stored,
+}
+
+/// Blocks whose bytes are on their way.
+struct Window {
+    store: Store,
+    groups: Vec<Group>,
+}
+
+/// Blocks of one slab.
+struct Group {
+    pages: PageSet,
+    fillings: Vec<Filling>,
+    transfer: Transfer,
+}
+
+impl Store {
+    /// Looks at the blocks of a put, which follow one another behind `parent`. Those that are new are to be brought.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no keys, or too many; the machine has no memory.
+    pub fn reserve(
+        &self,
+        namespace: u16,
+        parent: Option<BlockKey>,
+        keys: &[BlockKey],
+    ) -> Result<Reservation> {
+        check_keys(keys)?;
+        let (store, keys) = (self.clone(), keys.to_vec());
+        let mut all =
+            Reservation { store, namespace, parent, keys, new: VecDeque::new(), found: Stored::default() };
+        let mut state = self.state();
+        let mut before = None;
+        if let Some(parent) = parent {
+            before = state.index.find(namespace, &parent);
+            if before.is_none() {
+                // What comes after a block that is not here would be found by nobody.
+                all.found.refused = all.keys.len() as u64;
+                state.counts.refused_orphan += all.found.refused;
+                return Ok(all);
+            }
+        }
+        for (at, key) in all.keys.iter().enumerate() {
+            match state.reserve(namespace, before, *key) {
+                Ok(Reserved::Here | Reserved::Busy) => all.found.known += 1,
+                Ok(Reserved::New(filling)) => all.new.push_back((at as u32, filling)),
+                other => {
+                    // Of what comes behind, the policy is to know that it was asked for: it is admitted as a whole.
+                    state.ask_for(namespace, &all.keys[at + 1..]);
+                    all.found.refused = (all.keys.len() - at) as u64;
+                    state.counts.refused_room += all.found.refused;
+                    drop(state);
+                    return other.map(|_| all);
+                }
+            }
+            before = state.index.find(namespace, key);
+        }
+        state.counts.known += all.found.known;
+        drop(state);
+        Ok(all)
+    }
+}
+
+impl Reservation {
+    /// Reads the blocks from the pages of a ticket, of which there is one for each key of the put, and publishes each
+    /// as soon as it is whole.
+    ///
+    /// # Errors
+    /// Why a transfer failed. What was published by then stays; the rest is as if it had never been asked for.
+    pub fn pull(mut self, ticket: &Ticket, deadline: Duration) -> Result<Stored> {
+        let until = Instant::now() + deadline;
+        let mut ahead = VecDeque::new();
+        let mut stored = 0;
+        loop {
+            while ahead.len() < AHEAD && !self.new.is_empty() {
+                ahead.push_back(self.begin(ticket, until)?);
+            }
+            let Some(window) = ahead.pop_front() else { break };
+            stored += window.finish()?;
+        }
+        let mut state = self.store.state();
+        state.counts.stored += stored;
+        let namespace = self.namespace;
+        let keys = self.parent.iter().chain(&self.keys);
+        let here: Vec<Id> = keys.filter_map(|key| state.index.find(namespace, key)).collect();
+        state.touch(namespace, &here, true);
+        drop(state);
+        let refused = self.keys.len() as u64 - self.found.known - stored;
+        Ok(Stored { stored, refused, ..self.found })
+    }
+
+    /// Begins to read the next window.
+    fn begin(&mut self, ticket: &Ticket, until: Instant) -> Result<Window> {
+        let bytes = self.store.state().shape(self.namespace).bytes();
+        let count = (WINDOW / bytes).max(1) as usize;
+        let mut slabs: Vec<(u16, Vec<u32>, Vec<Filling>)> = Vec::new();
+        for (at, filling) in self.new.drain(..count.min(self.new.len())) {
+            match slabs.iter_mut().find(|(slab, ..)| *slab == filling.slot.slab) {
+                Some((_, places, fillings)) => {
+                    places.push(at);
+                    fillings.push(filling);
+                }
+                None => slabs.push((filling.slot.slab, vec![at], vec![filling])),
+            }
+        }
+        let mut window = Window { store: self.store.clone(), groups: Vec::new() };
+        let mut failed = None;
+        for (slab, places, fillings) in slabs {
+            if failed.is_some() {
+                self.store.abandon(fillings);
+                continue;
+            }
+            match self.read(slab, &fillings, places, ticket, until) {
+                Ok((pages, transfer)) => window.groups.push(Group { pages, fillings, transfer }),
+                Err(error) => {
+                    self.store.abandon(fillings);
+                    failed = Some(error);
+                }
+            }
+        }
+        failed.map_or(Ok(window), Err)
+    }
+
+    fn read(
+        &self,
+        slab: u16,
+        fillings: &[Filling],
+        places: Vec<u32>,
+        ticket: &Ticket,
+        until: Instant,
+    ) -> Result<(PageSet, Transfer)> {
+        let slots: Arc<[u32]> = fillings.iter().map(|filling| filling.slot.slot).collect();
+        let pages = self.store.state().slabs.pages(slab, slots)?;
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let options = TransferOptions {
+            class: Class::Bulk,
+            deadline: Some(left),
+            confirm: Some(false),
+            ..TransferOptions::default()
+        };
+        let transfer = self.store.engine().read(&pages, ticket, Some(places.into()), options)?;
+        Ok((pages, transfer))
+    }
+}
+
+impl Window {
+    /// Waits for the bytes, sums and publishes them; how many blocks.
+    fn finish(mut self) -> Result<u64> {
+        let mut stored = 0;
+        while !self.groups.is_empty() {
+            let mut group = self.groups.remove(0);
+            let sums = group.transfer.wait(None).and_then(|_| block_sums(&group.pages));
+            let sums = match sums {
+                Ok(sums) => sums,
+                Err(error) => {
+                    self.groups.push(group);
+                    return Err(error);
+                }
+            };
+            let mut state = self.store.state();
+            for (filling, sum) in group.fillings.drain(..).zip(sums) {
+                stored += u64::from(state.publish(filling, sum));
+            }
+        }
+        Ok(stored)
+    }
+}
+
+/// A checksum for each page of a page set, as [`crate::Entry::sum`] has it.
+pub(crate) fn block_sums(pages: &PageSet) -> Result<Vec<u64>> {
+    let (layers, slices, run_bytes) = pages.shape();
+    let shape = crate::Shape::new(layers, slices, run_bytes)?;
+    let parts = pages.sums(shape.summed_layers())?;
+    Ok(parts.chunks(shape.sums()).map(sum_of).collect())
+}
+
+impl Drop for Window {
+    /// Nothing may land in a slot that is free.
+    fn drop(&mut self) {
+        for group in self.groups.drain(..) {
+            group.transfer.cancel();
+            // Its outcome is of no interest any more: when this returns, nothing on this side touches the slots.
+            drop(group.transfer.wait(None));
+            self.store.abandon(group.fillings);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let left = self.new.drain(..).map(|(_, filling)| filling).collect();
+        self.store.abandon(left);
+    }
+}
+
+impl Store {
+    /// The bytes of these did not come. From the last one to the first: those behind go before their parents.
+    fn abandon(&self, fillings: Vec<Filling>) {
+        let mut state = self.state();
+        state.counts.refused_lost += fillings.len() as u64;
+        fillings.into_iter().rev().for_each(|filling| state.abandon(filling));
+    }
+}

@@ -1,0 +1,254 @@
+//! A get, on the client's side: blocks are read window by window, and each is compared as it comes.
+//!
+//! Invariants:
+//! - What is counted was compared with the checksum that the store has of it.
+//! - When a get has ended, or was given up, nothing lands in the caller's pages any more, and the store is told.
+
+use crate::client::unexpected;
+use crate::fill::block_sums;
+use crate::link::Answers;
+use crate::wire::{Lending, Response};
+use kvik_core::{Class, Code, Error, Result, Ticket};
+use kvik_engine::{Engine, PageSet, Transfer, TransferOptions, Verify};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Bytes that a get asks for at once, at least one block; the first time it is one block, so that its use begins early.
+const WINDOW: u64 = 8 << 20;
+/// Windows on their way at once.
+const AHEAD: usize = 2;
+
+/// A get that was begun: blocks come in their order.
+pub struct Getting {
+    engine: Engine,
+    answers: Answers,
+    pages: PageSet,
+    block_bytes: u64,
+    part: Option<Part>,
+    more: bool,
+    moving: VecDeque<Moving>,
+    verified: usize,
+}
+
+/// What the store lends at once.
+struct Part {
+    lending: Lending,
+    /// Where its blocks begin among the keys.
+    first: usize,
+    /// Blocks of it that were begun to read.
+    begun: usize,
+    /// Of each group how many of its positions were asked for, and how many it has.
+    asked: Vec<(u32, u32)>,
+}
+
+/// Blocks of one grant that are read at once: their positions in it, and of each its place and checksum.
+#[derive(Default)]
+struct Named {
+    positions: Vec<u32>,
+    places: Vec<(usize, u64)>,
+}
+
+/// Blocks that are on their way.
+struct Moving {
+    engine: Engine,
+    count: usize,
+    groups: Vec<Group>,
+}
+
+/// Those of one grant.
+struct Group {
+    into: PageSet,
+    /// Of each block its place among the keys, and its checksum.
+    places: Vec<(usize, u64)>,
+    transfer: Transfer,
+    /// The grant, where this is its last use, and the transfer alone does not confirm that.
+    last: Option<Ticket>,
+    finished: bool,
+}
+
+impl Getting {
+    pub(crate) fn new(engine: Engine, answers: Answers, pages: PageSet, block_bytes: u64) -> Getting {
+        let (moving, part) = (VecDeque::new(), None);
+        Getting { engine, answers, pages, block_bytes, part, more: true, moving, verified: 0 }
+    }
+
+    /// Waits for more blocks, with `None` as long as the deadline takes: how many are there now and verified, from the
+    /// first key on; none when no more come.
+    ///
+    /// # Errors
+    /// What the store says, `StoreUnavailable`, what a transfer can say; `WaitTimeout` when `timeout` passes first.
+    /// `ChecksumMismatch` for a block that is not what was stored. Blocks that were verified before are good.
+    pub fn next(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
+        while self.moving.len() < AHEAD {
+            match self.begin(timeout) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) if error.code == Code::WaitTimeout && !self.moving.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let Some(moving) = self.moving.front_mut() else { return Ok(None) };
+        moving.finish(timeout)?;
+        self.verified += moving.count;
+        self.moving.pop_front();
+        Ok(Some(self.verified))
+    }
+
+    /// Waits for all of them; how many there are, verified, from the first key on.
+    ///
+    /// # Errors
+    /// As for [`Getting::next`].
+    pub fn wait(mut self) -> Result<usize> {
+        while self.next(None)?.is_some() {}
+        Ok(self.verified)
+    }
+
+    /// Ends it: when this returns, nothing lands in the caller's pages any more.
+    pub fn cancel(&mut self) {
+        self.moving.clear();
+        self.more = false;
+        if let Some(part) = self.part.take() {
+            part.give_back(&self.engine);
+        }
+    }
+
+    /// How many blocks are there and verified, from the first key on.
+    pub fn verified(&self) -> usize {
+        self.verified
+    }
+
+    /// Begins to read the next blocks; false when there are none.
+    fn begin(&mut self, timeout: Option<Duration>) -> Result<bool> {
+        loop {
+            if let Some(part) = &self.part
+                && part.begun < part.lending.blocks.len()
+            {
+                break;
+            }
+            if !self.more {
+                return Ok(false);
+            }
+            let lending = match self.answers.next(timeout)? {
+                Response::Lent(lending) => lending,
+                other => return Err(unexpected(&other)),
+            };
+            self.more = lending.more;
+            let first = self.part.as_ref().map_or(0, |part| part.first + part.lending.blocks.len());
+            self.part = Some(Part::new(lending, first, self.pages.len())?);
+        }
+        let Some(part) = &mut self.part else { return Ok(false) };
+        let window = if self.verified == 0 && self.moving.is_empty() { 1 } else { WINDOW / self.block_bytes };
+        let moving = part.begin(&self.engine, &self.pages, window.max(1) as usize, self.answers.left())?;
+        self.moving.push_back(moving);
+        Ok(true)
+    }
+}
+
+impl Part {
+    fn new(lending: Lending, first: usize, pages: usize) -> Result<Part> {
+        let mut asked = vec![(0, 0); lending.tickets.len()];
+        lending.blocks.iter().for_each(|(group, _)| asked[usize::from(*group)].1 += 1);
+        if first + lending.blocks.len() > pages {
+            return Err(Error::new(Code::ProtocolError, "the store lends more blocks than were asked for"));
+        }
+        Ok(Part { lending, first, begun: 0, asked })
+    }
+
+    fn begin(&mut self, engine: &Engine, pages: &PageSet, count: usize, left: Duration) -> Result<Moving> {
+        let blocks = &self.lending.blocks[self.begun..];
+        let blocks = &blocks[..count.min(blocks.len())];
+        // By number, so that blocks of one grant come together, in the order of its positions.
+        let mut by_group: BTreeMap<u16, Named> = BTreeMap::new();
+        for (at, (group, sum)) in blocks.iter().enumerate() {
+            let (next, _) = &mut self.asked[usize::from(*group)];
+            let named = by_group.entry(*group).or_default();
+            named.positions.push(*next);
+            named.places.push((self.first + self.begun + at, *sum));
+            *next += 1;
+        }
+        let mut moving = Moving { engine: engine.clone(), count: blocks.len(), groups: Vec::new() };
+        self.begun += blocks.len();
+        for (group, Named { positions, places }) in by_group {
+            let group = usize::from(group);
+            let into = pages.select(places.iter().map(|(place, _)| *place))?;
+            let (asked, all) = self.asked[group];
+            // A transfer that is the only one of its grant confirms it. Of several, the last may end first.
+            let alone = positions.len() == all as usize;
+            let options = TransferOptions {
+                class: Class::Bulk,
+                deadline: Some(left.max(Duration::from_millis(1))),
+                confirm: Some(alone),
+                // Every block is compared with what the store has of it: that finds what the transport would.
+                verify: Some(Verify::Off),
+                ..TransferOptions::default()
+            };
+            let ticket = &self.lending.tickets[group];
+            let transfer = engine.read(&into, ticket, Some(positions.into()), options)?;
+            let last = (asked == all && !alone).then(|| ticket.clone());
+            moving.groups.push(Group { into, places, transfer, last, finished: false });
+        }
+        Ok(moving)
+    }
+
+    /// The blocks of a part are not read any more.
+    fn give_back(&self, engine: &Engine) {
+        for ((asked, all), ticket) in self.asked.iter().zip(&self.lending.tickets) {
+            if asked < all {
+                release(ticket, engine);
+            }
+        }
+    }
+}
+
+/// Gives a grant of the store back, which nobody waits for: where that fails, the grant ends by its expiry.
+fn release(ticket: &Ticket, engine: &Engine) {
+    if let Err(error) = engine.release(ticket, TransferOptions::default()) {
+        log::debug!("blocks of the store are kept until their grant expires: {error}");
+    }
+}
+
+impl Group {
+    /// Waits until the blocks are there, and compares them.
+    fn finish(&self, timeout: Option<Duration>) -> Result<()> {
+        self.transfer.wait(timeout)?;
+        for ((place, expected), found) in self.places.iter().zip(block_sums(&self.into)?) {
+            if found != *expected {
+                let text = format!(
+                    "block {place} of a get is not what was stored: its checksum is {found:016x}, not \
+                     {expected:016x}; it is not to be used"
+                );
+                return Err(Error::new(Code::ChecksumMismatch, text));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Moving {
+    fn finish(&mut self, timeout: Option<Duration>) -> Result<()> {
+        for group in &mut self.groups {
+            if !group.finished {
+                group.finish(timeout)?;
+                group.finished = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Moving {
+    /// Nothing lands in the caller's pages once the get is over.
+    fn drop(&mut self) {
+        self.groups.iter().for_each(|group| group.transfer.cancel());
+        for group in self.groups.drain(..) {
+            drop(group.transfer.wait(None));
+            group.last.iter().for_each(|ticket| release(ticket, &self.engine));
+        }
+    }
+}
+
+impl Drop for Getting {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

@@ -1,0 +1,299 @@
+//! All blocks that a store knows, by key: where each of them lies, and which comes before it.
+//!
+//! Invariants:
+//! - A block names its parent while it is here, and the parent is here. Whoever takes a block out takes out all that
+//!   come after it first ([`Index::family`]).
+//! - An id is not used again while its block is here. Nothing but the table of keys grows with the number of blocks
+//!   beyond [`Node`], of which there is one a block.
+
+use crate::BlockKey;
+use hashbrown::HashTable;
+
+/// A block's number in the index.
+pub(crate) type Id = u32;
+/// No block.
+pub(crate) const NONE: Id = u32::MAX;
+/// No slab: the block is not in memory.
+pub(crate) const NO_SLAB: u16 = u16::MAX;
+/// Blocks that are added to the table at once.
+const GROWTH: usize = 1 << 14;
+
+/// Where a block is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// There is none of this number.
+    Free,
+    /// Its bytes are being brought for the first time.
+    Filling,
+    /// It lies in memory.
+    Resident,
+    /// It lies in a tier below memory only.
+    Below,
+    /// It lies below, and is being brought into memory.
+    Loading,
+    /// It was taken out, and somebody still reads it.
+    Leaving,
+}
+
+/// What is kept of a block.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub key: BlockKey,
+    /// The checksum of its bytes, see [`crate::Entry::sum`].
+    pub sum: u64,
+    /// Where it lies in the log, packed; 0 where it does not.
+    pub place: u64,
+    /// Its slot in the slab.
+    pub slot: u32,
+    pub slab: u16,
+    pub namespace: u16,
+    /// Who reads it.
+    pub pins: u32,
+    /// Until when it is to stay, in seconds of the store's clock; 0 for not longer than any other.
+    pub kept_until: u32,
+    pub life: Life,
+    /// It was asked for since the tier below last looked for room.
+    pub used: bool,
+    parent: Id,
+    child: Id,
+    next: Id,
+    prev: Id,
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(crate) struct Index {
+    nodes: Vec<Vec<Node>>,
+    keys: HashTable<Id>,
+    free: Id,
+    len: usize,
+}
+
+/// The keys are a hash already.
+fn hash(key: &BlockKey) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&key.0[..8]);
+    u64::from_le_bytes(word)
+}
+
+impl Index {
+    pub fn new() -> Index {
+        Index { free: NONE, ..Index::default() }
+    }
+
+    /// Blocks that are known.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn node(&self, id: Id) -> &Node {
+        &self.nodes[id as usize / GROWTH][id as usize % GROWTH]
+    }
+
+    pub fn node_mut(&mut self, id: Id) -> &mut Node {
+        &mut self.nodes[id as usize / GROWTH][id as usize % GROWTH]
+    }
+
+    /// The block of a namespace with this key. The same key in another namespace is another block: whoever says that
+    /// of a block gives or takes nothing of it.
+    pub fn find(&self, namespace: u16, key: &BlockKey) -> Option<Id> {
+        let same = |id: &Id| {
+            let node = self.node(*id);
+            node.key == *key && node.namespace == namespace
+        };
+        self.keys.find(hash(key), same).copied()
+    }
+
+    /// Enters a block, whose key its namespace does not have, after its parent.
+    pub fn add(&mut self, key: BlockKey, parent: Option<Id>, namespace: u16, life: Life) -> Id {
+        let id = self.number();
+        let next = match parent {
+            Some(parent) => std::mem::replace(&mut self.node_mut(parent).child, id),
+            None => NONE,
+        };
+        if next != NONE {
+            self.node_mut(next).prev = id;
+        }
+        *self.node_mut(id) = Node {
+            key,
+            sum: 0,
+            place: 0,
+            slot: 0,
+            slab: NO_SLAB,
+            namespace,
+            pins: 0,
+            kept_until: 0,
+            life,
+            used: false,
+            parent: parent.unwrap_or(NONE),
+            child: NONE,
+            next,
+            prev: NONE,
+        };
+        let Index { keys, nodes, .. } = self;
+        let rehash = |id: &Id| hash(&nodes[*id as usize / GROWTH][*id as usize % GROWTH].key);
+        keys.insert_unique(hash(&key), id, rehash);
+        self.len += 1;
+        id
+    }
+
+    /// A number that is free.
+    fn number(&mut self) -> Id {
+        if self.free == NONE {
+            let first = (self.nodes.len() * GROWTH) as Id;
+            let vacant = Node {
+                key: BlockKey([0; 32]),
+                sum: 0,
+                place: 0,
+                slot: 0,
+                slab: NO_SLAB,
+                namespace: 0,
+                pins: 0,
+                kept_until: 0,
+                life: Life::Free,
+                used: false,
+                parent: NONE,
+                child: NONE,
+                next: NONE,
+                prev: NONE,
+            };
+            let mut more = vec![vacant; GROWTH];
+            for (at, node) in more.iter_mut().enumerate().take(GROWTH - 1) {
+                node.next = first + at as Id + 1;
+            }
+            self.nodes.push(more);
+            self.free = first;
+        }
+        let id = self.free;
+        self.free = self.node(id).next;
+        id
+    }
+
+    /// The block before one.
+    pub fn parent(&self, id: Id) -> Option<Id> {
+        Some(self.node(id).parent).filter(|parent| *parent != NONE)
+    }
+
+    /// Whether blocks come after it.
+    pub fn has_children(&self, id: Id) -> bool {
+        self.node(id).child != NONE
+    }
+
+    /// A block and all that come after it, each behind those that come after it.
+    pub fn family(&self, id: Id) -> Vec<Id> {
+        let mut all = vec![id];
+        let mut at = 0;
+        while at < all.len() {
+            let mut child = self.node(all[at]).child;
+            while child != NONE {
+                all.push(child);
+                child = self.node(child).next;
+            }
+            at += 1;
+        }
+        all.reverse();
+        all
+    }
+
+    /// Takes a block out that nothing comes after: its key is unknown from now on. Its number stays taken until
+    /// [`Index::release`].
+    pub fn take_out(&mut self, id: Id) {
+        debug_assert!(!self.has_children(id), "blocks come after it");
+        let Node { key, parent, next, prev, .. } = *self.node(id);
+        if prev != NONE {
+            self.node_mut(prev).next = next;
+        } else if parent != NONE {
+            self.node_mut(parent).child = next;
+        }
+        if next != NONE {
+            self.node_mut(next).prev = prev;
+        }
+        let Index { keys, .. } = self;
+        if let Ok(found) = keys.find_entry(hash(&key), |other| *other == id) {
+            found.remove();
+        }
+        let node = self.node_mut(id);
+        (node.parent, node.next, node.prev, node.life) = (NONE, NONE, NONE, Life::Leaving);
+        self.len -= 1;
+    }
+
+    /// The number of a block that was taken out is free.
+    pub fn release(&mut self, id: Id) {
+        debug_assert!(self.node(id).life == Life::Leaving);
+        let free = std::mem::replace(&mut self.free, id);
+        let node = self.node_mut(id);
+        (node.life, node.next) = (Life::Free, free);
+    }
+
+    /// Every block that is here.
+    pub fn ids(&self) -> impl Iterator<Item = Id> + '_ {
+        self.keys.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn key(number: u64) -> BlockKey {
+        BlockKey(blake3::hash(&number.to_le_bytes()).into())
+    }
+
+    #[test]
+    fn a_node_is_small() {
+        assert!(size_of::<Node>() <= 96, "{}", size_of::<Node>());
+    }
+
+    /// Against a map of parents: random trees that grow and lose whole branches.
+    #[test]
+    fn it_finds_what_was_added_and_not_taken_out() {
+        let seed: u64 = std::env::var("KVIK_SEED").map_or(7, |seed| seed.parse().unwrap());
+        println!("KVIK_SEED={seed}");
+        let mut state = seed;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let mut index = Index::new();
+        let mut model: HashMap<u64, Option<u64>> = HashMap::new();
+        let mut known: Vec<u64> = Vec::new();
+        for number in 0..40_000 {
+            if random(8) > 0 || known.is_empty() {
+                let parent =
+                    (random(10) > 0 && !known.is_empty()).then(|| known[random(known.len() as u64) as usize]);
+                let before = parent.and_then(|parent| index.find(3, &key(parent)));
+                let parent = parent.filter(|_| before.is_some());
+                let id = index.add(key(number), before, 3, Life::Resident);
+                assert_eq!(index.parent(id), before);
+                model.insert(number, parent);
+                known.push(number);
+            } else {
+                let root = known.swap_remove(random(known.len() as u64) as usize);
+                let Some(id) = index.find(3, &key(root)) else {
+                    assert!(!model.contains_key(&root));
+                    continue;
+                };
+                let family = index.family(id);
+                assert_eq!(family.last(), Some(&id));
+                for one in family {
+                    index.take_out(one);
+                    index.release(one);
+                }
+                let mut gone = vec![root];
+                while let Some(one) = gone.pop() {
+                    model.remove(&one);
+                    gone.extend(
+                        model.iter().filter(|(_, parent)| **parent == Some(one)).map(|(child, _)| *child),
+                    );
+                }
+            }
+        }
+        assert_eq!(index.len(), model.len());
+        assert_eq!(index.ids().count(), model.len());
+        for (number, parent) in &model {
+            let id = index.find(3, &key(*number)).unwrap();
+            assert_eq!(index.parent(id).map(|parent| index.node(parent).key), parent.map(key));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Serving blocks: a get's way from slots to the client's pages.
+//!
+//! Invariants:
+//! - What is lent is pinned until its grant has ended, however it ends.
+//! - Only resident blocks are lent, in the order of the keys, from the first one on without a gap.
+
+use crate::BlockKey;
+use crate::index::Id;
+use crate::store::{Store, check_keys};
+use crate::wire::MAX_GROUPS;
+use kvik_core::{GrantState, Result, Right, Ticket, Use};
+use kvik_engine::{Grant, GrantOptions};
+use std::time::Duration;
+
+/// Blocks that one client may read.
+pub(crate) struct Loan {
+    /// Of each block the group that it is in, and its checksum. Blocks of a group have its positions in their order.
+    pub blocks: Vec<(u16, u64)>,
+    pub groups: Vec<Lent>,
+}
+
+/// Blocks of one slab under one grant.
+pub(crate) struct Lent {
+    pub grant: Grant,
+    _pins: Pins,
+}
+
+impl Lent {
+    pub fn ticket(&self) -> &Ticket {
+        self.grant.ticket()
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.grant.state() != GrantState::Live
+    }
+}
+
+/// Keeps blocks where they are.
+struct Pins {
+    store: Store,
+    ids: Vec<Id>,
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let mut state = self.store.state();
+        self.ids.iter().for_each(|id| state.unpin(*id));
+    }
+}
+
+impl Store {
+    /// Lends the longest run of blocks that are in memory, from the first key on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no keys, or too many; what granting says.
+    pub fn lend(&self, namespace: u16, keys: &[BlockKey], expiry: Duration) -> Result<Loan> {
+        check_keys(keys)?;
+        let mut state = self.state();
+        let mut found: Vec<Id> = Vec::new();
+        let mut blocks = Vec::new();
+        let mut slabs: Vec<(u16, Vec<u32>, Pins)> = Vec::new();
+        for key in keys {
+            if slabs.len() >= MAX_GROUPS {
+                break;
+            }
+            let Some(id) = state.index.find(namespace, key) else { break };
+            let Some(slot) = state.pin(id) else { break };
+            let group = slabs.iter().position(|(slab, ..)| *slab == slot.slab).unwrap_or_else(|| {
+                slabs.push((slot.slab, Vec::new(), Pins { store: self.clone(), ids: Vec::new() }));
+                slabs.len() - 1
+            });
+            let (_, slots, pins) = &mut slabs[group];
+            slots.push(slot.slot);
+            pins.ids.push(id);
+            blocks.push((group as u16, state.index.node(id).sum));
+            found.push(id);
+        }
+        state.touch(namespace, &found, false);
+        state.counts.hits += found.len() as u64;
+        let pages: Result<Vec<_>> =
+            slabs.iter().map(|(slab, slots, _)| state.slabs.pages(*slab, slots.as_slice().into())).collect();
+        drop(state);
+        let grant = |(pages, (_, _, pins))| {
+            let options = GrantOptions {
+                right: Right::Read,
+                uses: Use::Once(1),
+                expiry,
+                max_expiry: expiry,
+                ..GrantOptions::default()
+            };
+            let grant = self.engine().grant(&pages, options)?;
+            Ok(Lent { grant, _pins: pins })
+        };
+        let groups: Result<Vec<Lent>> = pages?.into_iter().zip(slabs).map(grant).collect();
+        Ok(Loan { blocks, groups: groups? })
+    }
+}

@@ -1,0 +1,68 @@
+//! A KV-cache that outlives the engines which fill it.
+//!
+//! A store block is identified, not just named: its [`BlockKey`] stands for the tokens up to its end and for
+//! everything else that KV depends on ([`Namespace`]). An [`Entry`] says what a block is, besides its bytes: its
+//! identity, its shape and the checksums of its parts, which are compared at every crossing. What does not compare is
+//! a miss, and counted; it is never served.
+
+#![forbid(unsafe_code)]
+
+mod below;
+mod client;
+#[cfg(test)]
+mod corrupt_tests;
+mod counts;
+mod entry;
+mod fill;
+mod get;
+mod host;
+mod identity;
+mod index;
+mod lend;
+mod link;
+mod log;
+pub mod policy;
+mod put;
+mod remote;
+pub mod replay;
+mod server;
+mod service;
+mod slab;
+mod state;
+mod store;
+mod tenants;
+mod tier;
+mod wire;
+#[cfg(test)]
+mod wire_tests;
+
+pub use client::{Client, Space};
+pub use counts::Counts;
+pub use entry::{Entry, Shape};
+pub use fill::Stored;
+pub use get::Getting;
+pub use identity::{BlockKey, Namespace, NamespaceId};
+pub use log::{Directory, Files, Log, LogFile, LogOptions, Range as MemoryRange};
+pub use put::Putting;
+pub use server::Server;
+pub use store::{MAX_KEYS, StoreOptions};
+pub use tenants::TenantOptions;
+pub use tier::{Found, Identity, Place, Tier, TierOwner, Usage};
+pub use wire::Ack;
+
+use kvik_core::{Code, Error};
+
+/// How long a thread waits that is woken when there is something, and when it is to end.
+const NOTHING_ELSE: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+
+fn no_memory(error: kvik_host::HostError) -> Error {
+    Error::new(Code::MemoryCapReached, format!("the store has no memory for its blocks: {error}"))
+}
+
+fn no_thread(error: kvik_host::HostError) -> Error {
+    Error::new(Code::InvalidArgument, format!("a thread of the store did not start: {error}"))
+}
+
+fn slab_gone() -> Error {
+    Error::new(Code::RegionClosed, "the store's memory was given back while blocks of it were in use")
+}

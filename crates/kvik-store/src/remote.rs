@@ -1,0 +1,307 @@
+//! The way to a store that another process serves, and what happens while it does not answer.
+//!
+//! ```text
+//!         meets, and it answers             no answer, or lost
+//!  Down ------------------------> Up ---------------------------> Down: the thread `kvik-store-met` tries again
+//! ```
+//!
+//! Invariants:
+//! - A store that does not answer costs whoever asks at that time his deadline. From then on everybody hears at once
+//!   that it is down, until the thread has met it again and had an answer: no request is sent to find that out.
+//! - A request is answered once: by the store, or by what went wrong.
+
+use crate::link::ANSWERS;
+use crate::no_thread;
+use crate::wire::{REQUESTS, RESPONSES, Request, Response};
+use kvik_core::{Code, EngineId, Error, Result};
+use kvik_engine::{Engine, Inbox, Message};
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a store is given to be met, and to answer, by the thread that tries again.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The times between two tries: the first, and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+enum Health {
+    Up(EngineId),
+    Down(Error),
+    Closed,
+}
+
+/// A store that is reached at an address.
+pub(crate) struct Remote {
+    engine: Engine,
+    address: String,
+    answers: Arc<AnswersOf>,
+    health: Mutex<Health>,
+    /// The health has changed.
+    changed: Condvar,
+    /// What is said of each namespace when the store is met again: it may be another start of it.
+    opened: Mutex<Vec<Request>>,
+}
+
+impl Remote {
+    /// Meets the store at `address`.
+    ///
+    /// # Errors
+    /// Why it cannot be met by the deadline, or does not answer.
+    pub fn connect(engine: &Engine, address: &str, deadline: Duration) -> Result<Arc<Remote>> {
+        let remote = Arc::new(Remote {
+            engine: engine.clone(),
+            address: address.to_owned(),
+            answers: AnswersOf::engine(engine)?,
+            health: Mutex::new(Health::Down(Error::new(Code::StoreUnavailable, "it was not met yet"))),
+            changed: Condvar::new(),
+            opened: Mutex::default(),
+        });
+        remote.meet(deadline)?;
+        let weak = Arc::downgrade(&remote);
+        drop(
+            spawn_named("kvik-store-met", &ThreadOptions::default(), move || watch(&weak))
+                .map_err(no_thread)?,
+        );
+        Ok(remote)
+    }
+
+    /// Sends a request.
+    ///
+    /// # Errors
+    /// `StoreUnavailable` where it is down, or is found to be so now.
+    pub fn ask(&self, request: &Request, deadline: Duration) -> Result<Receiver<Response>> {
+        let peer = match &*lock(&self.health) {
+            Health::Up(peer) => *peer,
+            Health::Down(error) => return Err(self.unavailable(error)),
+            Health::Closed => return Err(Error::new(Code::EngineClosed, "the store's client was closed")),
+        };
+        self.send(peer, request, deadline).map_err(|error| self.failed(error))
+    }
+
+    /// The store has taken what a namespace is: it is told again when it is met again.
+    pub fn remember(&self, request: Request) {
+        let mut opened = lock(&self.opened);
+        if !opened.contains(&request) {
+            opened.push(request);
+        }
+    }
+
+    fn send(&self, peer: EngineId, request: &Request, deadline: Duration) -> Result<Receiver<Response>> {
+        let (number, answers) = self.answers.expect(peer);
+        let sent = self.engine.notify_on(REQUESTS, peer, &request.encode(number), Some(deadline));
+        match sent {
+            Ok(_) => Ok(answers),
+            Err(error) => {
+                self.answers.give_up(number);
+                Err(error)
+            }
+        }
+    }
+
+    fn unavailable(&self, error: &Error) -> Error {
+        let text = format!(
+            "the store at {} is not available ({error}); it is tried again by itself, and until then its blocks are misses",
+            self.address
+        );
+        Error::new(Code::StoreUnavailable, text)
+    }
+
+    /// A request was not answered. Where that tells of the store's health it is down from now on, and the error is
+    /// that for whoever asked.
+    pub fn failed(&self, error: Error) -> Error {
+        let of_health = [
+            Code::DeadlineExceeded,
+            Code::PeerLost,
+            Code::PeerRestarted,
+            Code::PeerUnreachable,
+            Code::NotificationsFull,
+        ];
+        if !of_health.contains(&error.code) {
+            return error;
+        }
+        let mut health = lock(&self.health);
+        if let Health::Up(_) = &*health {
+            log::warn!("the store at {} does not answer: {error}", self.address);
+            *health = Health::Down(error.clone());
+            self.changed.notify_all();
+        }
+        drop(health);
+        self.unavailable(&error)
+    }
+
+    /// Meets the store, says what namespaces are, and waits for its answers.
+    fn meet(&self, deadline: Duration) -> Result<()> {
+        let until = Instant::now() + deadline;
+        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let who = self.engine.meet(self.address.as_str(), Some(deadline))?;
+        let peer = who.engine;
+        self.answers.inbox.follow(&who)?;
+        let opened = lock(&self.opened).clone();
+        for request in opened.iter().chain([&Request::Stat]) {
+            let answers = self.send(peer, request, left())?;
+            match answers.recv_timeout(left()) {
+                Ok(Response::Failed(code, text)) => {
+                    log::warn!("the store at {} refuses a namespace: {code}: {text}", self.address);
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    let text = format!(
+                        "what listens at {} does not answer as a store: is it `kvik store serve`, and is it well?",
+                        self.address
+                    );
+                    return Err(Error::new(Code::StoreUnavailable, text));
+                }
+            }
+        }
+        let mut health = lock(&self.health);
+        if !matches!(&*health, Health::Closed) {
+            *health = Health::Up(peer);
+        }
+        Ok(())
+    }
+
+    /// Waits until the store is down; false when nobody needs it any more.
+    fn wait_until_down(&self) -> bool {
+        let health = lock(&self.health);
+        let waited = self.changed.wait_while(health, |health| matches!(health, Health::Up(_)));
+        let health = waited.unwrap_or_else(PoisonError::into_inner);
+        !matches!(&*health, Health::Closed) && !self.engine.is_closed()
+    }
+
+    /// Whether the store answers.
+    pub fn is_up(&self) -> bool {
+        matches!(&*lock(&self.health), Health::Up(_))
+    }
+
+    fn pause(&self, time: Duration) {
+        let health = lock(&self.health);
+        let open = |health: &mut Health| !matches!(health, Health::Closed);
+        drop(self.changed.wait_timeout_while(health, time, open));
+    }
+
+    /// Ends it.
+    pub fn close(&self) {
+        *lock(&self.health) = Health::Closed;
+        self.changed.notify_all();
+    }
+}
+
+/// Meets a store again that is down, for as long as somebody uses it.
+fn watch(remote: &Weak<Remote>) {
+    let mut backoff = BACKOFF.0;
+    while let Some(remote) = remote.upgrade() {
+        if !remote.wait_until_down() {
+            return;
+        }
+        if remote.is_up() {
+            continue;
+        }
+        match remote.meet(PATIENCE) {
+            Ok(()) => {
+                log::info!("the store at {} answers again", remote.address);
+                backoff = BACKOFF.0;
+            }
+            Err(error) => {
+                log::debug!("the store at {} is still down: {error}", remote.address);
+                remote.pause(backoff);
+                backoff = (backoff * 2).min(BACKOFF.1);
+            }
+        }
+    }
+}
+
+/// Takes the answers of all stores that an engine asks, and hands each to who waits for it.
+struct AnswersOf {
+    waiting: Mutex<HashMap<u64, Waiting>>,
+    number: AtomicU64,
+    inbox: Arc<Inbox>,
+}
+
+/// Who waits for the answers to a request.
+struct Waiting {
+    peer: EngineId,
+    to: Sender<Response>,
+    /// How many may still come: that bounds what is held of a client that does not read.
+    left: usize,
+}
+
+/// One for each engine of this process that asks a store.
+static ALL: Mutex<Vec<(EngineId, Weak<AnswersOf>)>> = Mutex::new(Vec::new());
+
+impl AnswersOf {
+    fn engine(engine: &Engine) -> Result<Arc<AnswersOf>> {
+        let mut all = lock(&ALL);
+        all.retain(|(_, answers)| answers.strong_count() > 0);
+        let same =
+            |(id, answers): &(EngineId, Weak<AnswersOf>)| answers.upgrade().filter(|_| *id == engine.id());
+        if let Some(answers) = all.iter().find_map(same) {
+            return Ok(answers);
+        }
+        let inbox = Arc::new(engine.inbox(RESPONSES)?);
+        let (waiting, number) = (Mutex::default(), AtomicU64::new(1));
+        let answers = Arc::new(AnswersOf { waiting, number, inbox: inbox.clone() });
+        let weak = Arc::downgrade(&answers);
+        drop(
+            spawn_named("kvik-store-rx", &ThreadOptions::default(), move || receive(&inbox, &weak))
+                .map_err(no_thread)?,
+        );
+        all.push((engine.id(), Arc::downgrade(&answers)));
+        Ok(answers)
+    }
+
+    fn expect(&self, peer: EngineId) -> (u64, Receiver<Response>) {
+        let (to, from) = channel();
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        lock(&self.waiting).insert(number, Waiting { peer, to, left: ANSWERS });
+        (number, from)
+    }
+
+    fn give_up(&self, number: u64) {
+        lock(&self.waiting).remove(&number);
+    }
+
+    /// Nobody answers any more: who waits hears it at once.
+    fn lost(&self, peer: EngineId) {
+        lock(&self.waiting).retain(|_, waiting| waiting.peer != peer);
+    }
+
+    fn take(&self, peer: EngineId, number: u64, response: Response) {
+        let mut waiting = lock(&self.waiting);
+        let Some(one) = waiting.get_mut(&number).filter(|one| one.peer == peer) else { return };
+        one.left -= 1;
+        let last = response.is_last() || one.left == 0;
+        // Nobody reads any more: then nobody needs the answer.
+        let gone = one.to.send(response).is_err();
+        if last || gone {
+            waiting.remove(&number);
+        }
+    }
+}
+
+impl Drop for AnswersOf {
+    /// Another client of the engine may open the inbox at once.
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
+fn receive(inbox: &Inbox, answers: &Weak<AnswersOf>) {
+    while let Ok(message) = inbox.next(crate::NOTHING_ELSE) {
+        let Some(answers) = answers.upgrade() else { return };
+        match message {
+            None => {}
+            Some(Message::PeerLost(who, _)) => answers.lost(who.engine),
+            Some(Message::Notification(who, message)) => match Response::decode(&message) {
+                Ok((number, response)) => answers.take(who.engine, number, response),
+                Err(error) => log::warn!("{who} sent something that is no answer: {error}"),
+            },
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! What happens to blocks: they are filled, read, moved out and forgotten. One lock guards all of it.
+//!
+//! ```text
+//!            reserve            publish              evict (no copy below)
+//!  (unknown) -------> Filling ---------> Resident --------------------------> (unknown)
+//!                        | abandon          |  ^
+//!                        v            evict |  | publish
+//!                    (unknown)              v  |
+//!                                         Below -> Loading        remove: Leaving until nobody reads it
+//! ```
+//!
+//! Invariants:
+//! - Only [`Filling`] gives access to a slot before its block is published, and there is one of it for each such block;
+//!   only [`State::pin`] gives access afterwards, and to resident blocks only. So bytes that are not whole and summed
+//!   are read by nobody.
+//! - A block that is pinned, filling or loading is not evicted; its slot is its own until the last of them lets go.
+//! - A block is here only while its parent is: whoever goes takes what comes after it along.
+
+use crate::index::{Id, Index, Life, NO_SLAB, Node};
+use crate::policy::{Policy, PolicyKind};
+use crate::slab::{Class, Slabs, Slot};
+use crate::tenants::Tenants;
+use crate::{BlockKey, Counts, Identity, Place, Shape};
+use kvik_core::Result;
+use std::collections::BTreeSet;
+
+/// Blocks that are asked to go for one that comes, before it is refused.
+const TRIES: usize = 64;
+
+/// The right, and the duty, to bring the bytes of a block.
+#[derive(Debug)]
+#[must_use = "a block that is neither published nor abandoned stays as it is for ever"]
+pub(crate) struct Filling {
+    pub id: Id,
+    pub slot: Slot,
+}
+
+/// What a put finds of a key.
+pub(crate) enum Reserved {
+    /// The block is here.
+    Here,
+    /// Somebody else is bringing it.
+    Busy,
+    /// It is to be brought.
+    New(Filling),
+    /// There is no room: all that could go is in use.
+    NoRoom,
+}
+
+/// Blocks that make room for each other.
+struct Share {
+    policy: Box<dyn Policy>,
+    used: u64,
+    quota: Option<u64>,
+    /// Bytes of blocks that are to stay for a while.
+    kept: u64,
+}
+
+/// See the module's text.
+pub(crate) struct State {
+    pub index: Index,
+    pub slabs: Slabs,
+    pub tenants: Tenants,
+    pub counts: Counts,
+    /// That of all tenants without a quota, then one for each tenant that has one.
+    shares: Vec<Share>,
+    /// The tenant's share; 0 beyond its end.
+    share_of: Vec<usize>,
+    /// Bytes that the tier below may take, 0 without one. What leaves memory stays there: so whatever comes is taken, on
+    /// its way there.
+    below: u64,
+    /// Bytes of blocks that were found worth their room below since one was not.
+    wanted: u64,
+    /// Blocks that are to stay, by the second in which that ends.
+    kept: BTreeSet<(u32, Id)>,
+    /// Seconds since the store began.
+    now: u32,
+}
+
+/// What a policy knows a block by, apart from its number.
+fn fingerprint(key: &BlockKey) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&key.0[8..16]);
+    u64::from_le_bytes(word)
+}
+
+impl State {
+    pub fn new(slabs: Slabs, tenants: Tenants, policy: PolicyKind, below: u64) -> State {
+        let common = policy.build(slabs.capacity());
+        let mut shares = vec![Share { policy: common, used: 0, quota: None, kept: 0 }];
+        let mut share_of = Vec::new();
+        for tenant in tenants.tenants() {
+            share_of.push(if tenant.quota.is_some() { shares.len() } else { 0 });
+            if let Some(quota) = tenant.quota {
+                shares.push(Share { policy: policy.build(quota), used: 0, quota: Some(quota), kept: 0 });
+            }
+        }
+        State {
+            index: Index::new(),
+            slabs,
+            tenants,
+            counts: Counts::default(),
+            shares,
+            share_of,
+            below,
+            wanted: 0,
+            kept: BTreeSet::new(),
+            now: 0,
+        }
+    }
+
+    fn share(&self, namespace: u16) -> usize {
+        let tenant = usize::from(self.tenants.namespace(namespace).tenant);
+        self.share_of.get(tenant).copied().unwrap_or(0)
+    }
+
+    pub fn shape(&self, namespace: u16) -> Shape {
+        self.tenants.namespace(namespace).shape
+    }
+
+    /// Bytes of blocks in memory.
+    pub fn used(&self) -> u64 {
+        self.shares.iter().map(|share| share.used).sum()
+    }
+
+    // ---- coming ----
+
+    /// Looks at a block that somebody wants to bring, behind `parent`.
+    ///
+    /// # Errors
+    /// The machine has no memory.
+    pub fn reserve(&mut self, namespace: u16, parent: Option<Id>, key: BlockKey) -> Result<Reserved> {
+        if let Some(id) = self.index.find(namespace, &key) {
+            return Ok(match self.index.node(id).life {
+                Life::Filling => Reserved::Busy,
+                _ => Reserved::Here,
+            });
+        }
+        let id = self.index.add(key, parent, namespace, Life::Filling);
+        parent.iter().for_each(|parent| self.hold_or_release(*parent));
+        match self.place(id, true) {
+            Ok(Some(slot)) => Ok(Reserved::New(Filling { id, slot })),
+            other => {
+                self.take_out(id);
+                self.index.release(id);
+                other.map(|_| Reserved::NoRoom)
+            }
+        }
+    }
+
+    /// Blocks were asked to be kept that cannot be, since the one before them is not.
+    pub fn ask_for(&mut self, namespace: u16, keys: &[BlockKey]) {
+        let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes() as u32);
+        for key in keys {
+            if self.index.find(namespace, key).is_none() {
+                self.shares[share].policy.admits(fingerprint(key), bytes);
+            }
+        }
+    }
+
+    /// Begins to bring a block into memory that lies below; none when there is no room, or it is not below.
+    ///
+    /// # Errors
+    /// The machine has no memory.
+    pub fn begin_load(&mut self, id: Id) -> Result<Option<Filling>> {
+        if self.index.node(id).life != Life::Below {
+            return Ok(None);
+        }
+        self.index.node_mut(id).life = Life::Loading;
+        let placed = self.place(id, false);
+        if !matches!(placed, Ok(Some(_))) {
+            self.index.node_mut(id).life = Life::Below;
+        }
+        Ok(placed?.map(|slot| Filling { id, slot }))
+    }
+
+    /// The bytes are there, and summed: whoever asks for the block gets it from now on. False when it was removed
+    /// meanwhile.
+    pub fn publish(&mut self, filling: Filling, sum: u64) -> bool {
+        let Filling { id, .. } = filling;
+        if self.index.node(id).life == Life::Leaving {
+            self.settle(id);
+            return false;
+        }
+        let node = self.index.node_mut(id);
+        (node.life, node.sum) = (Life::Resident, sum);
+        let (key, namespace) = (node.key, node.namespace);
+        let bytes = self.shape(namespace).bytes() as u32;
+        let share = self.share(namespace);
+        self.shares[share].policy.insert(id, fingerprint(&key), bytes);
+        self.hold_or_release(id);
+        true
+    }
+
+    /// The bytes did not come. A block that lies below is there still; one that lies nowhere is gone, and what others
+    /// are bringing behind it goes with it.
+    pub fn abandon(&mut self, filling: Filling) {
+        let Filling { id, .. } = filling;
+        match self.index.node(id).life {
+            Life::Loading => {
+                self.free_slot(id);
+                self.index.node_mut(id).life = Life::Below;
+            }
+            Life::Filling => {
+                self.forget(id);
+                self.settle(id);
+            }
+            _ => self.settle(id),
+        }
+    }
+
+    // ---- being read ----
+
+    /// Keeps a resident block where it is until [`State::unpin`].
+    pub fn pin(&mut self, id: Id) -> Option<Slot> {
+        let node = self.index.node_mut(id);
+        if node.life != Life::Resident {
+            return None;
+        }
+        node.pins += 1;
+        let slot = Slot { slab: node.slab, slot: node.slot };
+        self.hold_or_release(id);
+        Some(slot)
+    }
+
+    pub fn unpin(&mut self, id: Id) {
+        let node = self.index.node_mut(id);
+        node.pins = node.pins.saturating_sub(1);
+        match node.life {
+            Life::Leaving => self.settle(id),
+            _ => self.hold_or_release(id),
+        }
+    }
+
+    /// Blocks of one request were asked for, or `put`, in this order. The last ones count first: who asks for a block
+    /// asks for those before it, which are thus to stay longer.
+    pub fn touch(&mut self, namespace: u16, ids: &[Id], put: bool) {
+        let State { index, shares, share_of, tenants, .. } = self;
+        let tenant = usize::from(tenants.namespace(namespace).tenant);
+        let policy = &mut shares[share_of.get(tenant).copied().unwrap_or(0)].policy;
+        policy.request();
+        for id in ids.iter().rev() {
+            let node = index.node_mut(*id);
+            node.used |= !put;
+            if node.life == Life::Resident {
+                policy.touch(*id, fingerprint(&node.key));
+            }
+        }
+    }
+
+    /// The policy names a block, or does not: one that is read, is to stay, or is in memory only and has others behind
+    /// it, must not go.
+    fn hold_or_release(&mut self, id: Id) {
+        let node = self.index.node(id);
+        if node.life != Life::Resident {
+            return;
+        }
+        let must_stay = !State::may_go(&self.index, id);
+        let share = self.share(node.namespace);
+        match must_stay {
+            true => self.shares[share].policy.hold(id),
+            false => self.shares[share].policy.release(id),
+        }
+    }
+
+    /// Takes a block out of the index; the one before it may go now.
+    fn take_out(&mut self, id: Id) {
+        let parent = self.index.parent(id);
+        self.index.take_out(id);
+        parent.iter().for_each(|parent| self.hold_or_release(*parent));
+    }
+
+    /// Where a block lies below is known now.
+    pub fn set_place(&mut self, id: Id, place: Place) {
+        self.index.node_mut(id).place = place.0;
+        self.hold_or_release(id);
+    }
+
+    /// Keeps a resident block until this second, at least: no other block makes it go. False where more than half of
+    /// what its tenant may have would be kept.
+    pub fn keep(&mut self, id: Id, until: u32) -> bool {
+        let Node { life, namespace, kept_until, .. } = *self.index.node(id);
+        let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes());
+        if life != Life::Resident {
+            return false;
+        }
+        self.let_go(id);
+        let most = self.shares[share].quota.unwrap_or(self.slabs.capacity()) / 2;
+        let until = if until > self.now { until.max(kept_until) } else { 0 };
+        if until > 0 && self.shares[share].kept + bytes <= most {
+            self.shares[share].kept += bytes;
+            self.kept.insert((until, id));
+            self.index.node_mut(id).kept_until = until;
+            self.hold_or_release(id);
+        }
+        until == 0 || self.index.node(id).kept_until == until
+    }
+
+    /// A block is like any other again.
+    fn let_go(&mut self, id: Id) {
+        let node = self.index.node_mut(id);
+        let until = std::mem::take(&mut node.kept_until);
+        let namespace = node.namespace;
+        if self.kept.remove(&(until, id)) {
+            let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes());
+            self.shares[share].kept -= bytes;
+            self.hold_or_release(id);
+        }
+    }
+
+    /// Time has passed: what was to stay until now is let go of.
+    pub fn set_now(&mut self, now: u32) {
+        self.now = now;
+        while let Some((until, id)) = self.kept.first().copied().filter(|(until, _)| *until <= now) {
+            debug_assert_eq!(self.index.node(id).kept_until, until);
+            self.let_go(id);
+        }
+    }
+
+    pub fn now(&self) -> u32 {
+        self.now
+    }
+
+    // ---- going ----
+
+    /// Takes a block out, and all that come after it: what they were called, and where they lie below. Who reads one
+    /// of them goes on reading, and who is bringing one finds out at its end.
+    pub fn forget(&mut self, id: Id) -> Vec<(BlockKey, u64)> {
+        let family = self.index.family(id);
+        let take_out = |id: Id| {
+            let Node { key, place, life, namespace, .. } = *self.index.node(id);
+            if life == Life::Resident {
+                let share = self.share(namespace);
+                self.shares[share].policy.remove(id);
+            }
+            self.take_out(id);
+            if matches!(life, Life::Resident | Life::Below) {
+                self.settle(id);
+            }
+            (key, place)
+        };
+        family.into_iter().map(take_out).collect()
+    }
+
+    /// A block that was taken out is let go of, unless somebody reads it still.
+    fn settle(&mut self, id: Id) {
+        if self.index.node(id).pins == 0 {
+            self.free_slot(id);
+            self.index.release(id);
+        }
+    }
+
+    fn free_slot(&mut self, id: Id) {
+        self.let_go(id);
+        let node = self.index.node_mut(id);
+        let slab = std::mem::replace(&mut node.slab, NO_SLAB);
+        if slab != NO_SLAB {
+            let (slot, namespace) = (node.slot, node.namespace);
+            self.slabs.free(Slot { slab, slot });
+            let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes());
+            self.shares[share].used -= bytes;
+        }
+    }
+
+    /// Takes out all blocks of namespaces; how many went.
+    pub fn forget_all(&mut self, wanted: impl Fn(u16) -> bool) -> usize {
+        let index = &self.index;
+        let root = |id: &Id| index.parent(*id).is_none() && wanted(index.node(*id).namespace);
+        let roots: Vec<Id> = index.ids().filter(root).collect();
+        roots.into_iter().map(|root| self.forget(root).len()).sum()
+    }
+
+    /// Takes out a block by its key, in whatever namespace.
+    pub fn forget_key(&mut self, key: &BlockKey) {
+        for namespace in 0..self.tenants.namespaces().len() as u16 {
+            if let Some(id) = self.index.find(namespace, key) {
+                self.forget(id);
+            }
+        }
+    }
+
+    // ---- below ----
+
+    /// A block was found below, at its place. False where its namespace or the block before it is not known.
+    pub fn found(&mut self, identity: &Identity, place: Place) -> bool {
+        let Some(namespace) = self.tenants.find(&identity.namespace) else { return false };
+        if self.shape(namespace) != identity.shape {
+            return false;
+        }
+        if let Some(id) = self.index.find(namespace, &identity.key) {
+            self.set_place(id, place);
+            return true;
+        }
+        let parent = match &identity.parent {
+            None => None,
+            Some(key) => match self.index.find(namespace, key) {
+                None => return false,
+                found => found,
+            },
+        };
+        let id = self.index.add(identity.key, parent, namespace, Life::Below);
+        self.index.node_mut(id).place = place.0;
+        true
+    }
+
+    /// What a block is.
+    pub fn identity(&self, id: Id) -> Identity {
+        let node = self.index.node(id);
+        let known = self.tenants.namespace(node.namespace);
+        let parent = self.index.parent(id).map(|parent| self.index.node(parent).key);
+        Identity { key: node.key, parent, namespace: known.id, shape: known.shape }
+    }
+
+    /// The block that is known at this place below.
+    pub fn at(&self, identity: &Identity, place: Place) -> Option<Id> {
+        let namespace = self.tenants.find(&identity.namespace)?;
+        let id = self.index.find(namespace, &identity.key)?;
+        (self.index.node(id).place == place.0).then_some(id)
+    }
+
+    /// Whether a block below is worth its room: it was asked for since it was looked at last, or it is to stay. Where
+    /// half of the tier was worth it, the next one is not: there is always room to be made.
+    pub fn is_wanted_at(&mut self, identity: &Identity, place: Place) -> bool {
+        let Some(id) = self.at(identity, place) else { return false };
+        let node = self.index.node_mut(id);
+        let used = std::mem::take(&mut node.used) && self.wanted < self.below / 2;
+        let wanted = used || node.kept_until > 0;
+        self.wanted = if wanted { self.wanted + identity.shape.bytes() } else { 0 };
+        wanted
+    }
+
+    /// A block is no longer below.
+    pub fn lose_place(&mut self, id: Id) {
+        self.set_place(id, Place(0));
+        if self.index.node(id).life == Life::Below {
+            self.counts.dropped += self.forget(id).len() as u64;
+        }
+    }
+
+    // ---- room ----
+
+    /// A slot for a block, if others can go for it.
+    ///
+    /// What is `new` has to be worth another one's place.
+    fn place(&mut self, id: Id, new: bool) -> Result<Option<Slot>> {
+        let namespace = self.index.node(id).namespace;
+        let (share, shape) = (self.share(namespace), self.shape(namespace));
+        let known = self.tenants.namespace(namespace);
+        let apart = self.tenants.tenant(namespace).apart.then_some(known.tenant);
+        let class = Class { shape, apart };
+        if let Some(quota) = self.shares[share].quota {
+            while self.shares[share].used + shape.bytes() > quota {
+                if !self.admits(share, id, new) || self.evict(share).is_none() {
+                    return Ok(None);
+                }
+            }
+        }
+        for _ in 0..TRIES {
+            if let Some(slot) = self.slabs.take(class, id)? {
+                let node = self.index.node_mut(id);
+                (node.slab, node.slot) = (slot.slab, slot.slot);
+                self.shares[share].used += shape.bytes();
+                return Ok(Some(slot));
+            }
+            if !self.admits(share, id, new) {
+                return Ok(None);
+            }
+            let fullest = (0..self.shares.len()).max_by_key(|at| self.shares[*at].used).unwrap_or(share);
+            let Some(freed) = self.evict(fullest) else { return Ok(None) };
+            if self.slabs.class(freed) != Some(class) {
+                self.empty(freed.slab);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a block's copy in memory may go.
+    fn may_go(index: &Index, id: Id) -> bool {
+        let node = index.node(id);
+        node.life == Life::Resident
+            && node.pins == 0
+            && node.kept_until == 0
+            && (node.place != 0 || !index.has_children(id))
+    }
+
+    /// The next block of a share goes; the slot that it had.
+    fn evict(&mut self, share: usize) -> Option<Slot> {
+        let id = self.shares[share].policy.victim()?;
+        let Node { slab, slot, .. } = *self.index.node(id);
+        self.move_out(id);
+        Some(Slot { slab, slot })
+    }
+
+    fn admits(&mut self, share: usize, id: Id, new: bool) -> bool {
+        let (fingerprint, bytes) = {
+            let node = self.index.node(id);
+            (fingerprint(&node.key), self.shape(node.namespace).bytes() as u32)
+        };
+        let admits = !new || self.below > 0 || self.shares[share].policy.admits(fingerprint, bytes);
+        self.counts.not_admitted += u64::from(!admits);
+        admits
+    }
+
+    /// All blocks of a slab that may go do so, for blocks of another shape.
+    fn empty(&mut self, slab: u16) {
+        // Those that come after others may be behind them here: a few passes take out whole families.
+        for _ in 0..TRIES {
+            let owners = self.slabs.owners(slab);
+            let going: Vec<Id> = owners.into_iter().filter(|id| State::may_go(&self.index, *id)).collect();
+            if going.is_empty() {
+                return;
+            }
+            going.into_iter().for_each(|id| self.move_out(id));
+        }
+    }
+
+    /// The copy of a block in memory makes room for others.
+    fn move_out(&mut self, id: Id) {
+        self.counts.evicted += 1;
+        let Node { key, namespace, place, .. } = *self.index.node(id);
+        let share = self.share(namespace);
+        self.shares[share].policy.evict(id, fingerprint(&key));
+        self.index.node_mut(id).life = Life::Below;
+        self.free_slot(id);
+        if place == 0 {
+            self.take_out(id);
+            self.index.release(id);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The store itself: what a server and an embedded store have in common. Who asks is the caller's matter.
+
+use crate::below::{Blocks, Queue};
+use crate::index::{Id, Life};
+use crate::policy::PolicyKind;
+use crate::slab::Slabs;
+use crate::state::State;
+use crate::tenants::{Known, TenantOptions, Tenants};
+use crate::{BlockKey, Counts, Log, LogOptions, NamespaceId, Shape, Tier};
+use kvik_core::{Code, Error, Result};
+use kvik_engine::Engine;
+use std::path::PathBuf;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The smallest memory of a store.
+const LEAST: u64 = 1 << 20;
+/// The keys of one request, at most.
+pub const MAX_KEYS: usize = 1024;
+
+/// What a store is made with.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// Bytes of blocks in memory. Default: 1 GiB.
+    pub memory: u64,
+    /// Tenants with a quota or regions of their own.
+    pub tenants: Vec<TenantOptions>,
+    /// Which block makes room for another one. Default: the selector.
+    pub policy: PolicyKind,
+    /// Where blocks are kept over a restart. Default: nowhere.
+    pub log: Option<(PathBuf, LogOptions)>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> StoreOptions {
+        StoreOptions { memory: 1 << 30, tenants: Vec::new(), policy: PolicyKind::default(), log: None }
+    }
+}
+
+/// See the module's text. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Engine,
+    blocks: Arc<Blocks>,
+    began: Instant,
+    below: Option<(Log, Queue)>,
+}
+
+impl Store {
+    /// A store whose memory is registered with `engine`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for options that cannot be used.
+    pub fn open(engine: Engine, options: &StoreOptions) -> Result<Store> {
+        if options.memory < LEAST {
+            let text = format!("a store has at least {LEAST} bytes of memory, not {}", options.memory);
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        let slabs = Slabs::new(engine.clone(), options.memory);
+        let tenants = Tenants::new(&options.tenants)?;
+        let below = options.log.as_ref().map_or(0, |(_, log)| log.size);
+        let blocks = Arc::new(Blocks::new(State::new(slabs, tenants, options.policy, below)));
+        let log = options.log.as_ref();
+        let log = log.map(|(dir, options)| Log::open(dir, options.clone(), blocks.clone())).transpose()?;
+        if log.is_some() {
+            let left = blocks.found_all();
+            log::info!("the log has {} blocks, and {left} that come after none", blocks.count());
+        }
+        let below = log.map(|log| (log, Queue::default()));
+        Ok(Store { inner: Arc::new(Inner { engine, blocks, began: Instant::now(), below }) })
+    }
+
+    /// The tier below memory, and what waits for it.
+    pub fn below(&self) -> Option<(&dyn Tier, &Queue)> {
+        self.inner.below.as_ref().map(|(log, queue)| (log as &dyn Tier, queue))
+    }
+
+    /// Waits until some block was published or given up, or it is time.
+    pub fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
+        let left = until.saturating_duration_since(Instant::now());
+        self.inner.blocks.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Some block was published or given up.
+    pub fn note_change(&self) {
+        self.inner.blocks.changed.notify_all();
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = self.inner.blocks.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = u32::try_from(self.inner.began.elapsed().as_secs()).unwrap_or(u32::MAX);
+        if now != state.now() {
+            state.set_now(now);
+        }
+        state
+    }
+
+    /// The number of a namespace, see [`Tenants::open`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn namespace(&self, id: NamespaceId, tenant: &str, shape: Shape, model: &str) -> Result<u16> {
+        self.state().tenants.open(id, tenant, shape, model)
+    }
+
+    /// Of each key whether the store has its block, whatever comes before it. Nothing is touched.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no keys, or too many.
+    pub fn contains(&self, namespace: u16, keys: &[BlockKey]) -> Result<Vec<bool>> {
+        check_keys(keys)?;
+        let state = self.state();
+        let here = |id: Id| !matches!(state.index.node(id).life, Life::Filling);
+        Ok(keys.iter().map(|key| state.index.find(namespace, key).is_some_and(here)).collect())
+    }
+
+    /// Whether a block is in memory, below, or on its way from there.
+    pub fn is_there(&self, namespace: u16, key: &BlockKey) -> bool {
+        let state = self.state();
+        let id = state.index.find(namespace, key);
+        id.is_some_and(|id| matches!(state.index.node(id).life, Life::Resident | Life::Below | Life::Loading))
+    }
+
+    /// Whether a block is in memory.
+    pub fn is_in_memory(&self, namespace: u16, key: &BlockKey) -> bool {
+        let state = self.state();
+        state.index.find(namespace, key).is_some_and(|id| state.index.node(id).life == Life::Resident)
+    }
+
+    /// Takes blocks out, and all that come after them; how many went.
+    ///
+    /// # Errors
+    /// As for [`Store::contains`].
+    pub fn remove(&self, namespace: u16, keys: &[BlockKey]) -> Result<usize> {
+        check_keys(keys)?;
+        let mut state = self.state();
+        let found = keys.iter().filter_map(|key| state.index.find(namespace, key)).collect::<Vec<_>>();
+        let mut gone = Vec::new();
+        for id in found {
+            // It may have gone with one before it.
+            if !matches!(state.index.node(id).life, Life::Free | Life::Leaving) {
+                gone.extend(state.forget(id));
+            }
+        }
+        state.counts.removed += gone.len() as u64;
+        drop(state);
+        self.remove_below(&gone)?;
+        Ok(gone.len())
+    }
+
+    /// Keeps blocks for so long, whoever else needs room; no time at all lets go of them. How many are kept, from the
+    /// first key on: the first that is not in memory, or that would be too much, ends it.
+    ///
+    /// # Errors
+    /// As for [`Store::contains`].
+    pub fn keep(&self, namespace: u16, keys: &[BlockKey], time: Duration) -> Result<usize> {
+        check_keys(keys)?;
+        let mut state = self.state();
+        let seconds = u32::try_from(time.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
+        let until = if time.is_zero() { 0 } else { state.now().saturating_add(seconds) };
+        let mut keep = |key: &BlockKey| {
+            let id = state.index.find(namespace, key);
+            id.is_some_and(|id| state.keep(id, until))
+        };
+        Ok(keys.iter().take_while(|key| keep(key)).count())
+    }
+
+    /// Takes out all blocks of the namespaces that are wanted; how many went.
+    ///
+    /// # Errors
+    /// The log could not be told: after a restart they may be back.
+    pub fn clear(&self, wanted: impl Fn(&Known) -> bool) -> Result<usize> {
+        let mut state = self.state();
+        let cleared: Vec<bool> = state.tenants.namespaces().iter().map(wanted).collect();
+        let all = state.tenants.namespaces().iter().zip(&cleared);
+        let ids: Vec<NamespaceId> = all.filter(|(_, cleared)| **cleared).map(|(known, _)| known.id).collect();
+        let gone = state.forget_all(|namespace| cleared[usize::from(namespace)]);
+        state.counts.removed += gone as u64;
+        drop(state);
+        self.clear_below(&ids)?;
+        Ok(gone)
+    }
+
+    /// What has happened, and what is here now.
+    pub fn counts(&self) -> Counts {
+        let state = self.state();
+        let (blocks, memory_bytes) = (state.index.len() as u64, state.used());
+        Counts { blocks, memory_bytes, memory_taken: state.slabs.taken(), ..state.counts.clone() }
+    }
+}
+
+/// # Errors
+/// `InvalidArgument` for no keys, or more than [`MAX_KEYS`].
+pub(crate) fn check_keys(keys: &[BlockKey]) -> Result<()> {
+    match keys.len() {
+        1..=MAX_KEYS => Ok(()),
+        count => {
+            let text = format!("a request names 1 to {MAX_KEYS} keys, not {count}: divide it");
+            Err(Error::new(Code::InvalidArgument, text))
+        }
+    }
+}

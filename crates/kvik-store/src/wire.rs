@@ -1,0 +1,453 @@
+//! What a client and a server of the store say to each other, in notifications of the two engines.
+//!
+//! ```text
+//! message = version u8, kind u8, number u64, fields        a request's number comes back in its answers
+//! ```
+//!
+//! All integers are little-endian. A list begins with its length, which is compared with a bound before anything is
+//! kept; what is left over, or missing, is an error. Nothing here allocates more than the message is long.
+
+use crate::{BlockKey, Counts, MAX_KEYS, NamespaceId, Shape, Stored};
+use kvik_core::{Code, Error, Result, Ticket};
+use kvik_engine::Topic;
+use std::time::Duration;
+
+/// The version of these messages.
+const VERSION: u8 = 1;
+/// The topics of notifications that carry them.
+pub(crate) const REQUESTS: Topic = 1;
+pub(crate) const RESPONSES: Topic = 2;
+/// The longest text.
+const MAX_TEXT: usize = 1024;
+/// The groups of one answer, at most: their tickets have to fit a notification.
+pub(crate) const MAX_GROUPS: usize = 128;
+
+/// When a put is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ack {
+    /// When the store has taken it up: the pages must stay as they are until the put has ended.
+    Accepted,
+    /// When the blocks are in the store's memory, summed.
+    #[default]
+    Stored,
+    /// When the blocks are on the disk, and would be found after a loss of power.
+    Durable,
+}
+
+/// What a client asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Say what a namespace is, before anything else is asked about it.
+    Open {
+        namespace: NamespaceId,
+        shape: Shape,
+        tenant: String,
+        model: String,
+    },
+    Put(Put),
+    /// Lend these blocks, as far as they are here without a gap.
+    Get {
+        namespace: NamespaceId,
+        keys: Vec<BlockKey>,
+        expiry: Duration,
+    },
+    Contains {
+        namespace: NamespaceId,
+        keys: Vec<BlockKey>,
+    },
+    /// Bring these blocks into memory.
+    Prefetch {
+        namespace: NamespaceId,
+        keys: Vec<BlockKey>,
+    },
+    Remove {
+        namespace: NamespaceId,
+        keys: Vec<BlockKey>,
+    },
+    /// Keep these blocks for so long; no time at all lets go of them.
+    Pin {
+        namespace: NamespaceId,
+        keys: Vec<BlockKey>,
+        time: Duration,
+    },
+    /// Take out all blocks of a namespace.
+    ClearNamespace {
+        namespace: NamespaceId,
+    },
+    /// Take out all blocks of a tenant.
+    ClearTenant {
+        tenant: String,
+    },
+    Stat,
+}
+
+/// Blocks that a client brings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Put {
+    pub namespace: NamespaceId,
+    /// The block before the first one.
+    pub parent: Option<BlockKey>,
+    pub keys: Vec<BlockKey>,
+    /// A grant over their pages, one for each key.
+    pub ticket: Ticket,
+    pub ack: Ack,
+    /// How long it may take.
+    pub deadline: Duration,
+}
+
+/// What a server answers. A put is answered twice where it was accepted first; a get in parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Response {
+    Opened,
+    Accepted,
+    Stored(Stored),
+    Lent(Lending),
+    /// Of each key whether its block is here.
+    Here(Vec<bool>),
+    /// So many blocks.
+    Done(u64),
+    Counts(Box<Counts>),
+    Failed(Code, String),
+}
+
+/// Blocks that may be read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Lending {
+    /// Of each block the group that it is in, and its checksum.
+    pub blocks: Vec<(u16, u64)>,
+    /// The grant of each group, whose positions are its blocks in their order.
+    pub tickets: Vec<Ticket>,
+    /// Another part follows.
+    pub more: bool,
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn new(kind: u8, number: u64) -> Writer {
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend_from_slice(&[VERSION, kind]);
+        bytes.extend_from_slice(&number.to_le_bytes());
+        Writer(bytes)
+    }
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Writer {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+    fn u16(&mut self, value: u16) -> &mut Writer {
+        self.bytes(&value.to_le_bytes())
+    }
+    fn u32(&mut self, value: u32) -> &mut Writer {
+        self.bytes(&value.to_le_bytes())
+    }
+    fn u64(&mut self, value: u64) -> &mut Writer {
+        self.bytes(&value.to_le_bytes())
+    }
+    fn time(&mut self, time: Duration) -> &mut Writer {
+        self.u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    }
+    fn text(&mut self, text: &str) -> &mut Writer {
+        let mut end = text.len().min(MAX_TEXT);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.u16(end as u16).bytes(&text.as_bytes()[..end])
+    }
+    fn keys(&mut self, keys: &[BlockKey]) -> &mut Writer {
+        self.u16(keys.len().min(MAX_KEYS) as u16);
+        for key in keys.iter().take(MAX_KEYS) {
+            self.bytes(&key.0);
+        }
+        self
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+fn wrong(what: &str) -> Error {
+    Error::new(Code::ProtocolError, format!("a message of the store is not one: {what}"))
+}
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(count).ok_or_else(|| wrong("it ends too soon"))?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (bytes, rest) = self.0.split_first_chunk().ok_or_else(|| wrong("it ends too soon"))?;
+        self.0 = rest;
+        Ok(*bytes)
+    }
+    fn u8(&mut self) -> Result<u8> {
+        Ok(u8::from_le_bytes(self.array()?))
+    }
+    fn u16(&mut self) -> Result<u16> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+    fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+    fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+    fn flag(&mut self) -> Result<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(wrong("a flag is neither 0 nor 1")),
+        }
+    }
+    fn time(&mut self) -> Result<Duration> {
+        Ok(Duration::from_millis(self.u64()?))
+    }
+    /// The length of a list of elements of `each` bytes at least.
+    fn count(&mut self, most: usize, each: usize) -> Result<usize> {
+        let count = usize::from(self.u16()?);
+        match count <= most && count * each <= self.0.len() {
+            true => Ok(count),
+            false => Err(wrong("a list is longer than its bound, or than the message")),
+        }
+    }
+    fn text(&mut self) -> Result<String> {
+        let count = self.count(MAX_TEXT, 1)?;
+        let text = std::str::from_utf8(self.bytes(count)?).map_err(|_| wrong("a text is not UTF-8"))?;
+        Ok(text.to_owned())
+    }
+    fn keys(&mut self) -> Result<Vec<BlockKey>> {
+        let count = self.count(MAX_KEYS, 32)?;
+        (0..count).map(|_| self.array().map(BlockKey)).collect()
+    }
+    fn ticket(&mut self) -> Result<Ticket> {
+        self.text()?.parse()
+    }
+    fn namespace(&mut self) -> Result<NamespaceId> {
+        self.array().map(NamespaceId)
+    }
+}
+
+/// Takes a message apart: kind, number, and what follows.
+fn open(message: &[u8]) -> Result<(u8, u64, Reader<'_>)> {
+    let mut reader = Reader(message);
+    match reader.u8()? {
+        VERSION => Ok((reader.u8()?, reader.u64()?, reader)),
+        other => {
+            let text = format!(
+                "it is of version {other}, and this kvik speaks {VERSION}: use the same on both sides"
+            );
+            Err(wrong(&text))
+        }
+    }
+}
+
+fn whole<T>(reader: &Reader<'_>, value: T) -> Result<T> {
+    match reader.0.is_empty() {
+        true => Ok(value),
+        false => Err(wrong("something follows its end")),
+    }
+}
+
+impl Request {
+    pub fn encode(&self, number: u64) -> Vec<u8> {
+        let about = |kind: u8, namespace: &NamespaceId| {
+            let mut writer = Writer::new(kind, number);
+            writer.bytes(&namespace.0);
+            writer
+        };
+        let mut writer;
+        match self {
+            Request::Open { namespace, shape, tenant, model } => {
+                writer = about(1, namespace);
+                writer
+                    .u32(shape.layers())
+                    .u32(shape.slices())
+                    .u64(shape.run_bytes())
+                    .text(tenant)
+                    .text(model);
+            }
+            Request::Put(put) => {
+                writer = about(2, &put.namespace);
+                writer.bytes(&[u8::from(put.parent.is_some())]);
+                if let Some(parent) = &put.parent {
+                    writer.bytes(&parent.0);
+                }
+                writer
+                    .bytes(&[put.ack as u8])
+                    .time(put.deadline)
+                    .text(&put.ticket.to_string())
+                    .keys(&put.keys);
+            }
+            Request::Get { namespace, keys, expiry } => {
+                writer = about(3, namespace);
+                writer.time(*expiry).keys(keys);
+            }
+            Request::Contains { namespace, keys } => {
+                writer = about(4, namespace);
+                writer.keys(keys);
+            }
+            Request::Prefetch { namespace, keys } => {
+                writer = about(5, namespace);
+                writer.keys(keys);
+            }
+            Request::Remove { namespace, keys } => {
+                writer = about(6, namespace);
+                writer.keys(keys);
+            }
+            Request::Pin { namespace, keys, time } => {
+                writer = about(7, namespace);
+                writer.time(*time).keys(keys);
+            }
+            Request::ClearNamespace { namespace } => writer = about(8, namespace),
+            Request::ClearTenant { tenant } => {
+                writer = Writer::new(9, number);
+                writer.text(tenant);
+            }
+            Request::Stat => writer = Writer::new(10, number),
+        }
+        writer.0
+    }
+
+    /// A request, and its number.
+    ///
+    /// # Errors
+    /// `ProtocolError`, with the number where that could be read.
+    pub fn decode(message: &[u8]) -> Result<(u64, Request), (Option<u64>, Error)> {
+        let (kind, number, mut reader) = open(message).map_err(|error| (None, error))?;
+        let request = Request::fields(kind, &mut reader).and_then(|request| whole(&reader, request));
+        request.map(|request| (number, request)).map_err(|error| (Some(number), error))
+    }
+
+    fn fields(kind: u8, r: &mut Reader<'_>) -> Result<Request> {
+        Ok(match kind {
+            1 => Request::Open {
+                namespace: r.namespace()?,
+                shape: Shape::new(r.u32()?, r.u32()?, r.u64()?)?,
+                tenant: r.text()?,
+                model: r.text()?,
+            },
+            2 => {
+                let namespace = r.namespace()?;
+                let parent = if r.flag()? { Some(BlockKey(r.array()?)) } else { None };
+                let ack = match r.u8()? {
+                    0 => Ack::Accepted,
+                    1 => Ack::Stored,
+                    2 => Ack::Durable,
+                    _ => return Err(wrong("it wants an acknowledgement that there is not")),
+                };
+                let deadline = r.time()?;
+                Request::Put(Put { namespace, parent, ack, deadline, ticket: r.ticket()?, keys: r.keys()? })
+            }
+            3 => Request::Get { namespace: r.namespace()?, expiry: r.time()?, keys: r.keys()? },
+            4 => Request::Contains { namespace: r.namespace()?, keys: r.keys()? },
+            5 => Request::Prefetch { namespace: r.namespace()?, keys: r.keys()? },
+            6 => Request::Remove { namespace: r.namespace()?, keys: r.keys()? },
+            7 => Request::Pin { namespace: r.namespace()?, time: r.time()?, keys: r.keys()? },
+            8 => Request::ClearNamespace { namespace: r.namespace()? },
+            9 => Request::ClearTenant { tenant: r.text()? },
+            10 => Request::Stat,
+            _ => return Err(wrong("it asks for something that there is not")),
+        })
+    }
+}
+
+impl Response {
+    /// Whether nothing more answers the same request.
+    pub fn is_last(&self) -> bool {
+        !matches!(self, Response::Accepted | Response::Lent(Lending { more: true, .. }))
+    }
+
+    pub fn encode(&self, number: u64) -> Vec<u8> {
+        let mut writer;
+        match self {
+            Response::Opened => writer = Writer::new(65, number),
+            Response::Accepted => writer = Writer::new(66, number),
+            Response::Stored(Stored { stored, known, refused }) => {
+                writer = Writer::new(67, number);
+                writer.u64(*stored).u64(*known).u64(*refused);
+            }
+            Response::Lent(lent) => {
+                writer = Writer::new(68, number);
+                writer.bytes(&[u8::from(lent.more)]).u16(lent.tickets.len() as u16);
+                for ticket in &lent.tickets {
+                    writer.text(&ticket.to_string());
+                }
+                writer.u16(lent.blocks.len() as u16);
+                for (group, sum) in &lent.blocks {
+                    writer.u16(*group).u64(*sum);
+                }
+            }
+            Response::Here(here) => {
+                writer = Writer::new(69, number);
+                writer.u16(here.len() as u16);
+                for here in here {
+                    writer.bytes(&[u8::from(*here)]);
+                }
+            }
+            Response::Done(count) => {
+                writer = Writer::new(70, number);
+                writer.u64(*count);
+            }
+            Response::Counts(counts) => {
+                writer = Writer::new(71, number);
+                let values = counts.values();
+                writer.u16(values.len() as u16);
+                for (name, value) in values {
+                    writer.text(name).u64(value);
+                }
+            }
+            Response::Failed(code, text) => {
+                writer = Writer::new(72, number);
+                writer.u16(*code as u16).text(text);
+            }
+        }
+        writer.0
+    }
+
+    /// A response, and the number of what it answers.
+    ///
+    /// # Errors
+    /// `ProtocolError`.
+    pub fn decode(message: &[u8]) -> Result<(u64, Response)> {
+        let (kind, number, mut r) = open(message)?;
+        let response = match kind {
+            65 => Response::Opened,
+            66 => Response::Accepted,
+            67 => Response::Stored(Stored { stored: r.u64()?, known: r.u64()?, refused: r.u64()? }),
+            68 => Response::Lent(Lending::decode(&mut r)?),
+            69 => {
+                let count = r.count(MAX_KEYS, 1)?;
+                Response::Here((0..count).map(|_| r.flag()).collect::<Result<_>>()?)
+            }
+            70 => Response::Done(r.u64()?),
+            71 => {
+                let mut counts = Counts::default();
+                for _ in 0..r.count(1024, 10)? {
+                    let name = r.text()?;
+                    counts.set(&name, r.u64()?);
+                }
+                Response::Counts(Box::new(counts))
+            }
+            72 => Response::Failed(Code::from_wire(r.u16()?), r.text()?),
+            _ => return Err(wrong("it answers something that there is not")),
+        };
+        Ok((number, whole(&r, response)?))
+    }
+}
+
+impl Lending {
+    fn decode(r: &mut Reader<'_>) -> Result<Lending> {
+        let more = r.flag()?;
+        let count = r.count(MAX_GROUPS, 2)?;
+        let tickets: Vec<Ticket> = (0..count).map(|_| r.ticket()).collect::<Result<_>>()?;
+        let blocks = r.count(MAX_KEYS, 10)?;
+        let block = |_| {
+            let (group, sum) = (r.u16()?, r.u64()?);
+            match usize::from(group) < tickets.len() {
+                true => Ok((group, sum)),
+                false => Err(wrong("a block is in a group that has no ticket")),
+            }
+        };
+        let blocks = (0..blocks).map(block).collect::<Result<_>>()?;
+        Ok(Lending { blocks, tickets, more })
+    }
+}

@@ -1,0 +1,175 @@
+//! The disk refuses each kind of operation, once or for good.
+
+use crate::blocks::{LONG, Rng, seed};
+use crate::disk::{Contents, Disk, Fate, Kind, Meddled, Meddler, after_power_loss};
+use crate::owner::Index;
+use crate::workload::{self, Journal, Step};
+use kvik_core::Code;
+use kvik_store::{Log, LogOptions, Tier};
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+#[derive(Default)]
+struct Steps(Mutex<Vec<Step>>);
+
+impl Journal for Steps {
+    fn add(&self, step: Step) -> u64 {
+        let mut steps = self.0.lock().unwrap();
+        steps.push(step);
+        steps.len() as u64 - 1
+    }
+}
+
+struct Fault {
+    kind: Kind,
+    at: u64,
+    once: bool,
+    torn: bool,
+    error: ErrorKind,
+}
+
+impl Fault {
+    /// Fails the operation of this number and kind; says whether it came to that.
+    fn meddler(&self, armed: Arc<AtomicBool>) -> (Meddler, Arc<AtomicU64>) {
+        let failed = Arc::new(AtomicU64::new(0));
+        let (count, seen) = (failed.clone(), AtomicU64::new(0));
+        let Fault { kind, at, once, torn, error } = *self;
+        let meddler = move |done: Kind, after: bool| {
+            if done != kind || after || !armed.load(Ordering::SeqCst) {
+                return Fate::Done;
+            }
+            let number = seen.fetch_add(1, Ordering::SeqCst) + 1;
+            if number == at || (number > at && !once) {
+                count.fetch_add(1, Ordering::SeqCst);
+                return if torn { Fate::Torn(error) } else { Fate::Fails(error) };
+            }
+            Fate::Done
+        };
+        (Arc::new(meddler), failed)
+    }
+}
+
+/// Runs a workload under a fault. Gives whether the fault came.
+fn endure(fault: &Fault, base: u64, context: &str) -> bool {
+    let disk = Disk::default();
+    let steps = Arc::new(Steps::default());
+    let index = workload::index(steps.clone());
+    let armed = Arc::new(AtomicBool::new(true));
+    let (meddler, failed) = fault.meddler(armed.clone());
+    let files = Box::new(Meddled { files: Box::new(disk.clone()), meddler });
+    let code = if fault.error == ErrorKind::StorageFull { Code::StorageFull } else { Code::StorageFailed };
+    let log = match Log::open_on(files, workload::options(), index.clone()) {
+        Ok(log) => log,
+        Err(error) => {
+            assert!(error.code == code && fault.kind == Kind::SyncNames, "{context}: {error:?}");
+            return true;
+        }
+    };
+    for part in 0..4 {
+        let run = workload::run(&log, &index, &*steps, Rng(base + part), (40, 1 + 1000 * part));
+        if let Err(error) = run {
+            // Where the fault keeps room from being made, the log may be full of what is to be kept.
+            let full = error.code == Code::StorageFull && error.text.contains("everything in the log");
+            assert!(full || error.code == code, "{context}: {error:?}");
+            assert!(full || error.text.contains("segment"), "{context}: {error:?}");
+        }
+    }
+    let came = failed.load(Ordering::SeqCst) > 0;
+    // The disk is well again, and so is the log.
+    armed.store(false, Ordering::SeqCst);
+    let until = Instant::now() + Duration::from_secs(20);
+    for attempt in 0.. {
+        match workload::run(&log, &index, &*steps, Rng(base + 9 + attempt), (60, 9000 + 100 * attempt)) {
+            Ok(()) => break,
+            // A log that was full while the disk failed looks again a second later.
+            Err(error) if error.code == Code::StorageFull && Instant::now() < until => {}
+            Err(error) => panic!("{context}: {error:?}"),
+        }
+    }
+    assert!(!came || log.usage().failures > 0, "{context}: a failure was not counted");
+    let known = steps.0.lock().unwrap().clone();
+    let (_, ops) = disk.history();
+    drop(log);
+    // What was acknowledged is there, whatever the disk lost of the rest.
+    let mut rng = Rng(base);
+    for _ in 0..3 {
+        let left = after_power_loss(&Contents::default(), &ops, &mut rng);
+        let index = Index::all();
+        let log = Log::open_on(Box::new(Disk::holding(left)), workload::options(), index.clone()).unwrap();
+        workload::check(&log, &index, &known, context);
+    }
+    came
+}
+
+#[test]
+fn a_disk_may_refuse_any_operation() {
+    let base = seed();
+    let kinds = [
+        Kind::Create,
+        Kind::Remove,
+        Kind::SyncNames,
+        Kind::Allocate,
+        Kind::Truncate,
+        Kind::Write,
+        Kind::Read,
+        Kind::Sync,
+    ];
+    let mut faults = 0;
+    for kind in kinds {
+        for (once, torn, error) in [
+            (true, false, ErrorKind::StorageFull),
+            (true, true, ErrorKind::Other),
+            (false, false, ErrorKind::Other),
+        ] {
+            let mut came = 0;
+            for at in [1u64, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 40, 70] {
+                let context = format!("KVIK_SEED={base} {kind:?} number {at}, once {once}, {error:?}");
+                let fault = Fault { kind, at, once, torn, error };
+                came += u64::from(endure(&fault, base.wrapping_add(at) >> 1, &context));
+            }
+            assert!(came > 0, "{kind:?} never failed");
+            faults += came;
+        }
+    }
+    println!("{faults} faults endured");
+}
+
+/// A disk that stops answering: who stores more than the bound is told by the deadline, and nothing piles up.
+#[test]
+fn a_disk_that_hangs_costs_a_deadline_and_bounded_memory() {
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let (held, hanging) = (gate.clone(), Arc::new(AtomicBool::new(false)));
+    let hangs = hanging.clone();
+    let meddler: Meddler = Arc::new(move |kind, after| {
+        if kind == Kind::Sync && !after && hangs.load(Ordering::SeqCst) {
+            let open = held.0.lock().unwrap();
+            drop(held.1.wait_while(open, |open| !*open).unwrap());
+        }
+        Fate::Done
+    });
+    let files = Box::new(Meddled { files: Box::new(Disk::default()), meddler });
+    let options = LogOptions { unsynced: 20_000, ..workload::options() };
+    let log = Log::open_on(files, options, Index::all()).unwrap();
+    let block = |number| crate::blocks::Block::new(number, 0, crate::blocks::shape(3));
+    let first = block(0).store(&log).unwrap();
+    log.sync(&[first], LONG).unwrap();
+    hanging.store(true, Ordering::SeqCst);
+    let place = block(1).store(&log).unwrap();
+    let error = log.sync(&[place], Duration::from_millis(30)).unwrap_err();
+    assert!(error.code == Code::DeadlineExceeded, "{error:?}");
+    let memory = kvik_host::Memory::shared(1 << 16, kvik_host::HugePages::Never).unwrap();
+    let refused = (2..).find_map(|number| {
+        assert!(log.usage().unsynced <= 20_000 + 16_384, "more than the bound waits");
+        log.store(&block(number).entry(), &memory, 0, Duration::from_millis(30)).err()
+    });
+    let error = refused.unwrap();
+    assert!(error.code == Code::DeadlineExceeded && error.text.contains("still not durable"), "{error:?}");
+    // What was stored is served meanwhile.
+    let bytes = crate::blocks::load(&log, place, &block(1).identity()).unwrap().unwrap();
+    assert!(bytes == block(1).bytes());
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    log.sync(&[place], LONG).unwrap();
+}

@@ -1,0 +1,99 @@
+//! What goes when there is no room.
+
+use crate::rig::*;
+use kvik_store::{Shape, StoreOptions, TenantOptions};
+use std::time::Duration;
+
+/// Slots are whole pages of 4 KiB.
+const SLOT: u64 = BLOCK.next_multiple_of(4096);
+
+#[test]
+fn the_capacity_is_kept_and_what_is_left_is_right() {
+    let rig = Rig::new(1 << 20);
+    for prompt in 0..60 {
+        rig.put(&[prompt, prompt + 100, prompt + 200, prompt + 300]);
+        assert!(rig.client.stat().unwrap().memory_taken <= 1 << 20);
+    }
+    let counts = rig.client.stat().unwrap();
+    assert_eq!(counts.stored, 240);
+    assert!(counts.evicted >= 240 - (1 << 20) / SLOT, "{counts:?}");
+    let found: usize = (0..60).map(|p| rig.get(&[p, p + 100, p + 200, p + 300])).sum();
+    assert_eq!(found as u64, rig.client.stat().unwrap().blocks);
+    assert!(found > 60, "{found}");
+    // The last prompt is there as a whole.
+    assert_eq!(rig.get(&[59, 159, 259, 359]), 4);
+}
+
+#[test]
+fn what_is_pinned_stays_until_it_is_let_go_of() {
+    let rig = Rig::new(1 << 20);
+    rig.put(&[1, 2, 3]);
+    assert_eq!(rig.space.pin(&rig.keys(&[1, 2, 3]), Duration::from_secs(600)).unwrap(), 3);
+    for prompt in 10..200 {
+        rig.put(&[prompt]);
+    }
+    assert_eq!(rig.get(&[1, 2, 3]), 3);
+    // Not more than half of the memory is kept.
+    let many: Vec<u32> = (1000..1000 + 60).collect();
+    put(&rig.space, &Pages::new(&rig.engine, 64, shape()), None, &rig.keys(&many[..44]));
+    let kept = rig.space.pin(&rig.keys(&many[..44]), Duration::from_secs(600)).unwrap();
+    assert!(kept < 44 && kept > 30, "{kept}");
+    assert_eq!(rig.space.pin(&rig.keys(&many[..44]), Duration::ZERO).unwrap(), 44);
+    // A pin is never shortened by another one, only let go of.
+    assert_eq!(rig.space.pin(&rig.keys(&[1, 2, 3]), Duration::ZERO).unwrap(), 3);
+    assert_eq!(rig.space.pin(&rig.keys(&[1, 2, 3]), Duration::from_millis(900)).unwrap(), 3);
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    let mut prompt = 2000;
+    while rig.get(&[1, 2, 3]) == 3 {
+        assert!(std::time::Instant::now() < until, "it is kept for ever");
+        (0..100).for_each(|_| {
+            prompt += 1;
+            rig.put(&[prompt]);
+        });
+    }
+}
+
+#[test]
+fn blocks_of_another_shape_get_room() {
+    let rig = Rig::new(1 << 20);
+    for prompt in 0..100 {
+        rig.put(&[prompt]);
+    }
+    let wide = Shape::new(LAYERS, SLICES, 3 * RUN).unwrap();
+    let other = namespace("wide");
+    let (space, pages) = (rig.client.open("one", &other, wide).unwrap(), Pages::new(&rig.engine, 64, wide));
+    for prompt in 0..100 {
+        assert_eq!(put(&space, &pages, None, &keys(&other, &[prompt])).stored, 1, "prompt {prompt}");
+        assert_eq!(get(&space, &pages, &keys(&other, &[prompt])), 1);
+        assert_eq!(rig.put(&[prompt, 7]).refused, 0);
+    }
+    assert!(rig.client.stat().unwrap().memory_taken <= 1 << 20);
+}
+
+#[test]
+fn a_tenant_has_no_more_than_its_quota_and_takes_from_itself() {
+    let quota = 10 * BLOCK;
+    let tenants = vec![TenantOptions { name: "small".into(), quota: Some(quota), apart: true }];
+    let rig = Rig::with(StoreOptions { memory: 1 << 20, tenants, ..StoreOptions::default() });
+    rig.put(&[1, 2, 3, 4, 5]);
+    let mine = namespace("small");
+    let space = rig.client.open("small", &mine, shape()).unwrap();
+    for prompt in 0..50 {
+        assert_eq!(put(&space, &rig.pages, None, &keys(&mine, &[prompt])).stored, 1);
+    }
+    let here: usize = (0..50).map(|prompt| get(&space, &rig.pages, &keys(&mine, &[prompt]))).sum();
+    assert_eq!(here, 10);
+    assert_eq!(rig.get(&[1, 2, 3, 4, 5]), 5);
+}
+
+#[test]
+fn what_is_longer_than_the_memory_is_kept_as_far_as_it_goes() {
+    let rig = Rig::new(1 << 20);
+    let pages = Pages::new(&rig.engine, 300, shape());
+    let prompt: Vec<u32> = (0..200).collect();
+    let stored = put(&rig.space, &pages, None, &rig.keys(&prompt));
+    // Each comes after the one before, so none of them can go for the next.
+    assert_eq!(stored.stored + stored.refused, 200);
+    assert!(stored.stored > 60 && stored.refused > 100, "{stored:?}");
+    assert_eq!(get(&rig.space, &pages, &rig.keys(&prompt)) as u64, stored.stored);
+}

@@ -1,0 +1,8 @@
+//! A store within a process: what goes in comes out, or nothing does.
+
+mod blocks;
+mod crowd;
+mod durable;
+mod eviction;
+mod identity;
+mod rig;

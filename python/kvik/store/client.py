@@ -1,0 +1,217 @@
+"""``kvik.Store``: puts and gets of a serving engine, over the native client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator, Iterator, Sequence
+
+from kvik import _native
+from kvik._native import Engine, Layout, PageSet
+from kvik.store.names import AckName, Namespace, Stored
+
+
+class Store:
+    """Blocks of one namespace in a store.
+
+    Made by ``embedded`` or ``connect``. Keys are bytes, 32 for each block, one after the other, as ``keys``
+    gives them; a call names at most 1,024. ``deadline`` of a call is in seconds; None means 5.
+    """
+
+    def __init__(
+        self, client: _native.StoreClient, namespace: Namespace, layout: Layout, tenant: str = "default"
+    ) -> None:
+        self._client = client
+        self._space = client.open(tenant, namespace, layout)
+        self.namespace = namespace
+        self.layout = layout
+        self.tenant = tenant
+
+    @classmethod
+    def embedded(
+        cls,
+        engine: Engine,
+        namespace: Namespace,
+        layout: Layout,
+        *,
+        memory: int | str = "1GiB",
+        log: str | os.PathLike[str] | None = None,
+        log_size: int | str = "16GiB",
+        tenant: str = "default",
+    ) -> Store:
+        """A store within this process, which ends with the last ``Store`` that was made of it.
+
+        namespace: what the blocks are of. layout: of the pages that are put and read: its layers, slices and
+        bytes of a run are the shape of every block. memory: bytes of blocks, or text such as "1GiB", from
+        1 MiB. log: a directory for blocks that outlive the process; None for none. log_size: bytes that it
+        may take there. tenant: whose blocks they are, for quotas and figures.
+
+        Raises InvalidArgument; StorageFailed where another process has the log open, or the disk refuses.
+        """
+        return cls(_native.StoreClient.embedded(engine, memory, log, log_size), namespace, layout, tenant)
+
+    @classmethod
+    def connect(
+        cls,
+        engine: Engine,
+        address: str,
+        namespace: Namespace,
+        layout: Layout,
+        *,
+        tenant: str = "default",
+        deadline: float | None = None,
+    ) -> Store:
+        """The store that ``kvik store serve`` serves at an address, such as "store.example:7500".
+
+        namespace, layout, tenant: as for ``embedded``. deadline: seconds for meeting it; None means 5.
+
+        A store that is lost is met again by itself. Until then calls raise StoreUnavailable at once: its
+        blocks are misses. Only what waits while it stops answering waits for its deadline.
+
+        Raises PeerUnreachable, SecretMismatch and what else meeting an engine can say; StoreUnavailable where
+        what listens there is no store.
+        """
+        return cls(_native.StoreClient.connect(engine, address, deadline), namespace, layout, tenant)
+
+    def within(
+        self, namespace: Namespace, layout: Layout | None = None, *, tenant: str | None = None
+    ) -> Store:
+        """The same store, for blocks of another namespace. Raises ShapeMismatch, InvalidArgument."""
+        return Store(self._client, namespace, layout or self.layout, tenant or self.tenant)
+
+    def keys(self, tokens: _native.Ids, extra: bytes = b"", items: Sequence[tuple[int, bytes]] = ()) -> bytes:
+        """The keys of all whole blocks of a prompt, 32 bytes each.
+
+        tokens, extra, items: as for `kvik.content_chain`. Raises PageOutOfRange for a token that is not a
+        number from 0 to 2^32-1.
+        """
+        return _native.block_keys(self.namespace, tokens, extra, list(items))
+
+    def keys_of(self, hashes: Sequence[bytes]) -> bytes:
+        """The keys of blocks that a serving engine calls by hashes of its own.
+
+        hashes: of at least 16 bytes each, over all tokens up to the block's end. Raises InvalidArgument.
+        """
+        return _native.block_keys_of(self.namespace, list(hashes))
+
+    def put(
+        self,
+        keys: bytes,
+        pages: PageSet,
+        *,
+        parent: bytes | None = None,
+        ack: AckName = "stored",
+        deadline: float | None = None,
+    ) -> Put:
+        """Begin to put blocks that follow one another. Their pages must stay as they are until it has ended.
+
+        pages: one for each key. parent: the key of the block before the first one; None where a prompt
+        begins. ack: what ``Put.acknowledged`` waits for.
+
+        Raises InvalidArgument, ShapeMismatch for pages of another shape, EngineClosed.
+        """
+        return Put(self._space.put(keys, pages, parent, ack, deadline))
+
+    def get(self, keys: bytes, pages: PageSet, *, deadline: float | None = None) -> Get:
+        """Begin to read the longest run of blocks that the store has, from the first key on, into pages.
+
+        pages: one for each key; what is not read stays as it is, but for a block that is found to be another.
+
+        Raises InvalidArgument, ShapeMismatch, EngineClosed.
+        """
+        return Get(self._space.get(keys, pages, deadline))
+
+    def contains(self, keys: bytes) -> list[bool]:
+        """Of each key whether the store has its block."""
+        return self._space.contains(keys)
+
+    def prefetch(self, keys: bytes) -> int:
+        """Have blocks brought into the store's memory: how many are there, from the first key on."""
+        return self._space.prefetch(keys)
+
+    def remove(self, keys: bytes) -> int:
+        """Take blocks out, and all that come after them: how many went."""
+        return self._space.remove(keys)
+
+    def pin(self, keys: bytes, seconds: float) -> int:
+        """Keep blocks in memory for so long, whoever else needs room; 0 lets go of them.
+
+        Gives how many are kept, from the first key on: one that is not in memory ends it, and so does one
+        with which more than half of what the tenant may have would be kept.
+        """
+        return self._space.pin(keys, seconds)
+
+    def clear(self) -> int:
+        """Take out all blocks of this namespace: how many went."""
+        return self._space.clear()
+
+    def clear_tenant(self) -> int:
+        """Take out all blocks of this tenant: how many went."""
+        return self._client.clear_tenant(self.tenant)
+
+    def stat(self) -> dict[str, int]:
+        """What has happened in the whole store since it began, and what is there now, by name."""
+        return self._client.stat()
+
+
+class Put:
+    """A put that was begun. Use ``wait()``, or ``await`` it; dropped, it ends."""
+
+    def __init__(self, native: _native.StorePutting) -> None:
+        self._native = native
+
+    def acknowledged(self, timeout: float | None = None) -> Stored | None:
+        """Wait for what was asked to be acknowledged.
+
+        None: the store has taken the put up (``ack="accepted"``), and nothing is stored yet.
+        timeout: seconds; WaitTimeout when it passes first, and the put goes on.
+        """
+        counts = self._native.acknowledged(timeout)
+        return None if counts is None else Stored(*counts)
+
+    def wait(self, timeout: float | None = None) -> Stored:
+        """Wait for its end, after which the pages are the caller's again.
+
+        timeout: seconds; WaitTimeout when it passes first, and the put goes on. Raises what went wrong
+        otherwise: DeadlineExceeded, PeerLost; PagesQuarantined where the store may still read the pages.
+        """
+        return Stored(*self._native.wait(timeout))
+
+    def __await__(self) -> Generator[object, None, Stored]:
+        return asyncio.to_thread(self.wait).__await__()
+
+
+class Get:
+    """A get that was begun. Iterate over it, ``wait()``, or ``await`` it; dropped, it ends.
+
+    Each turn of the iteration gives how many blocks are there and verified by then, from the first key on.
+    """
+
+    def __init__(self, native: _native.StoreGetting) -> None:
+        self._native = native
+
+    @property
+    def verified(self) -> int:
+        """How many blocks are there and verified, from the first key on."""
+        return self._native.verified
+
+    def next(self, timeout: float | None = None) -> int | None:
+        """Wait for more blocks: how many are there and verified by then; None when no more come.
+
+        timeout: seconds; WaitTimeout when it passes first, and the get goes on. Raises ChecksumMismatch for a
+        block that is not what was put: those that were verified before it are good.
+        """
+        return self._native.next(timeout)
+
+    def __iter__(self) -> Iterator[int]:
+        while (there := self.next()) is not None:
+            yield there
+
+    def wait(self) -> int:
+        """Wait for all of them: how many there are, from the first key on. Raises as ``next``."""
+        for _ in self:
+            pass
+        return self.verified
+
+    def __await__(self) -> Generator[object, None, int]:
+        return asyncio.to_thread(self.wait).__await__()

@@ -1,0 +1,55 @@
+"""What a store's blocks are called, and what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+AckName: TypeAlias = Literal["accepted", "stored", "durable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Namespace:
+    """All that KV depends on besides tokens, and how its bytes lie.
+
+    Blocks are shared by those whose namespaces are equal in every field: one that differs is a miss, never
+    other bytes. Texts and salt have at most 1,024 bytes.
+    """
+
+    model: str
+    """The model's name."""
+    revision: str = ""
+    """Its weights: a revision, or a fingerprint of them."""
+    kv_dtype: str
+    """The type of an element of KV, such as "bfloat16"."""
+    quantisation: str = ""
+    """How KV is quantised; empty where it is not."""
+    layers: tuple[int, int]
+    """The layers that the pages hold: the first, and the one behind the last."""
+    model_layers: int
+    """The layers that the model has."""
+    heads: tuple[int, int]
+    """The KV heads that the pages hold: the first, and the one behind the last."""
+    model_heads: int
+    """The KV heads that the model has."""
+    block_tokens: int
+    """Tokens of a block."""
+    layout: str = ""
+    """How the bytes of a block lie: kind and order of its dimensions, in the words of who writes them."""
+    salt: bytes = b""
+    """Sets tenants apart. Empty: shared by all who have it empty."""
+    lora: str = ""
+    """The adapter; empty for none."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What became of the blocks of a put."""
+
+    stored: int
+    """Blocks that are in the store by this put."""
+    known: int
+    """Blocks that were there, or that another put was bringing."""
+    refused: int
+    """Blocks that the store did not take: there was no room, or the block before the first one is not
+    there."""

@@ -1,0 +1,157 @@
+"""A store of another process: over each transport, with a secret, killed, stopped and started again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import kvik
+from tests.python.peers import ROOT
+from tests.python.store_rig import NAMESPACE, Rig, Served
+
+DEADLINE = 1.0
+SECRET = "a secret of this test"  # noqa: S105 - no secret of anybody
+
+
+over_each = pytest.mark.parametrize("transport", ["tcp", "local"])
+
+
+@over_each
+def test_what_one_engine_put_another_one_reads(transport: kvik.TransportName) -> None:
+    with Served("--memory", "8MiB") as served:
+        with kvik.Engine(transport=transport) as engine:
+            rig = Rig(engine, served.address)
+            keys = rig.store.keys(range(64))
+            assert rig.got(keys) == 0
+            assert rig.put(keys) == kvik.Stored(16, 0, 0)
+            del rig.bytes
+        # The engine has gone, the blocks have not.
+        with kvik.Engine(transport=transport) as engine:
+            rig = Rig(engine, served.address)
+            assert rig.got(keys) == 16
+            assert rig.store.contains(keys) == [True] * 16
+            assert rig.store.stat()["hits"] == 16
+            del rig.bytes
+
+
+def test_two_clients_of_one_engine() -> None:
+    with Served() as one, Served() as other, kvik.Engine() as engine:
+        first, second = Rig(engine, one.address), Rig(engine, other.address)
+        keys = first.store.keys(range(16))
+        first.put(keys)
+        assert (first.got(keys), second.got(keys)) == (4, 0)
+        # Clients that end leave the others alone, and a new one takes their place at once.
+        del first.store
+        third = Rig(engine, one.address)
+        assert (third.got(keys), second.got(keys)) == (4, 0)
+        del second.store, third.store
+        assert Rig(engine, one.address).got(keys) == 4
+
+
+def test_a_store_wants_the_secret() -> None:
+    with Served("--secret", SECRET) as served:
+        with kvik.Engine(secret=SECRET) as engine:
+            rig = Rig(engine, served.address)
+            assert rig.put(rig.store.keys(range(4))).stored == 1
+            del rig.bytes
+        with kvik.Engine(secret="not " + SECRET) as engine, pytest.raises(kvik.SecretMismatch):
+            Rig(engine, served.address)
+
+
+def test_what_is_no_store_is_told_apart() -> None:
+    with kvik.Engine() as engine, kvik.Engine() as other:
+        layout = kvik.Layout(2, 8192, layers=2, layer_stride=16384)
+        with pytest.raises(kvik.StoreUnavailable, match="does not answer as a store"):
+            kvik.Store.connect(engine, other.addresses[0], NAMESPACE, layout, deadline=0.5)
+        with pytest.raises(kvik.PeerUnreachable):
+            Rig(engine, "127.0.0.1:1")
+
+
+def _resumes(rig: Rig, keys: bytes, there: int) -> None:
+    """Calls succeed again by themselves, with so many blocks."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            assert rig.got(keys, DEADLINE) == there
+        except (kvik.StoreUnavailable, kvik.PeerLost, kvik.DeadlineExceeded):
+            assert time.monotonic() < until
+            time.sleep(
+                0.02
+            )  # Nobody tells when a store is there again: an engine asks with its next request.
+        else:
+            return
+
+
+def _unavailable(rig: Rig, keys: bytes) -> None:
+    """One call pays its deadline at most, the next ones nothing."""
+    began = time.monotonic()
+    with pytest.raises((kvik.StoreUnavailable, kvik.PeerLost, kvik.DeadlineExceeded, kvik.PeerRestarted)):
+        rig.got(keys, DEADLINE)
+    assert time.monotonic() - began < DEADLINE + 1.0
+    began = time.monotonic()
+    for _ in range(20):
+        with pytest.raises(kvik.StoreUnavailable):
+            rig.got(keys, DEADLINE)
+    assert time.monotonic() - began < DEADLINE
+
+
+@over_each
+def test_a_killed_store_costs_one_deadline_and_comes_back_empty(transport: kvik.TransportName) -> None:
+    with Served() as served, kvik.Engine(transport=transport) as engine:
+        rig = Rig(engine, served.address)
+        keys = rig.store.keys(range(32))
+        rig.put(keys)
+        assert rig.got(keys) == 8
+        served.kill()
+        _unavailable(rig, keys)
+        served.again()
+        _resumes(rig, keys, 0)
+        assert rig.put(keys).stored == 8
+        assert rig.got(keys) == 8
+        del rig.bytes
+
+
+@over_each
+def test_a_stopped_store_costs_one_deadline_and_its_hits_resume(transport: kvik.TransportName) -> None:
+    with Served() as served, kvik.Engine(transport=transport) as engine:
+        rig = Rig(engine, served.address)
+        keys = rig.store.keys(range(32))
+        rig.put(keys)
+        with served.stopped():
+            _unavailable(rig, keys)
+        _resumes(rig, keys, 8)
+        del rig.bytes
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_client_that_vanishes_leaves_nothing_behind(how: signal.Signals) -> None:
+    with Served("--memory", "4MiB") as served, kvik.Engine() as engine:
+        rig = Rig(engine, served.address)
+        for _ in range(3):
+            client = subprocess.Popen(
+                [sys.executable, "-m", "tests.python.store_rig", served.address],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert client.stdout is not None
+            assert client.stdout.readline() == "puts\n"
+            client.send_signal(how)
+            # Others are served meanwhile, and their blocks find room: nothing is pinned or filled for ever.
+            for first in range(1000, 1020):
+                assert rig.put(rig.store.keys(range(first * 100, first * 100 + 64)), 5.0).refused == 0
+            client.kill()
+            client.wait(timeout=10)
+            client.stdout.close()
+        keys = rig.store.keys(range(1019 * 100, 1019 * 100 + 64))
+        assert rig.got(keys) == 16
+        rig.store.clear()
+        until = time.monotonic() + 20
+        while rig.store.stat()["memory_bytes"] > 0:
+            assert time.monotonic() < until, "something of a client that has gone is still held"
+            time.sleep(0.02)  # What is lent ends with its grant, of which nobody else hears.
+        del rig.bytes
