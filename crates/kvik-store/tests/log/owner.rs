@@ -14,7 +14,7 @@ pub struct Known {
 }
 
 /// Whether a block is worth keeping.
-pub type Keep = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
+pub type Keep = Box<dyn Fn(&Known, &BlockKey) -> bool + Send + Sync>;
 
 pub struct Index {
     known: Mutex<Known>,
@@ -25,11 +25,11 @@ pub struct Index {
 
 impl Index {
     pub fn keeping(keep: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) -> Arc<Index> {
-        Index::telling(keep, |_| ())
+        Index::telling(move |_, key| keep(key), |_| ())
     }
 
     pub fn telling(
-        keep: impl Fn(&BlockKey) -> bool + Send + Sync + 'static,
+        keep: impl Fn(&Known, &BlockKey) -> bool + Send + Sync + 'static,
         on_drop: impl Fn(&BlockKey) + Send + Sync + 'static,
     ) -> Arc<Index> {
         Arc::new(Index { known: Mutex::default(), keep: Box::new(keep), on_drop: Box::new(on_drop) })
@@ -74,7 +74,8 @@ impl TierOwner for Index {
     }
 
     fn keep(&self, identity: &Identity, place: Place) -> bool {
-        self.find(&identity.key) == Some((*identity, place)) && (self.keep)(&identity.key)
+        let known = self.known();
+        known.blocks.get(&identity.key) == Some(&(*identity, place)) && (self.keep)(&known, &identity.key)
     }
 
     fn moved(&self, identity: &Identity, from: Place, to: Place) {

@@ -1,7 +1,7 @@
 //! A workload of puts, removals and compaction, and what may be found after it was interrupted.
 
 use crate::blocks::*;
-use crate::owner::Index;
+use crate::owner::{Index, Known};
 use kvik_store::{BlockKey, LogOptions, NamespaceId, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -65,9 +65,23 @@ pub fn number_of(key: &BlockKey) -> u64 {
     (0..KEYS).find(|number| Block::key(*number) == *key).unwrap()
 }
 
-/// An index that keeps about two of three blocks when room is made, and writes down what is dropped.
+/// Bytes that are kept when room is made, a quarter of the log: so room can always be made, however badly blocks of up
+/// to two thirds of a segment fit.
+const KEPT: u64 = 192 << 10;
+
+/// An index that keeps two of three blocks when room is made, the first ones up to [`KEPT`] bytes, and writes down what
+/// is dropped.
 pub fn index(journal: Arc<dyn Journal>) -> Arc<Index> {
-    let keep = |key: &BlockKey| number_of(key) % 3 != 1;
+    let wanted = |number: u64| number % 3 != 1;
+    let keep = move |known: &Known, key: &BlockKey| {
+        let number = number_of(key);
+        let bytes = (0..=number)
+            .filter(|number| wanted(*number))
+            .filter_map(|number| known.blocks.get(&Block::key(number)))
+            .map(|(identity, _)| identity.shape.bytes())
+            .sum::<u64>();
+        wanted(number) && bytes <= KEPT
+    };
     Index::telling(keep, move |key| {
         journal.add(Step::Drops(number_of(key)));
     })
