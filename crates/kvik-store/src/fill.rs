@@ -6,10 +6,10 @@
 //! - What is published was summed after it arrived; what is served later is compared with that.
 
 use crate::BlockKey;
-use crate::entry::sum_of;
 use crate::index::Id;
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
+use crate::sums::block_sums;
 use kvik_core::{Class, Result, Ticket};
 use kvik_engine::{PageSet, Transfer, TransferOptions};
 use std::collections::VecDeque;
@@ -206,14 +206,6 @@ impl Window {
         }
         Ok(stored)
     }
-}
-
-/// A checksum for each page of a page set, as [`crate::Entry::sum`] has it.
-pub(crate) fn block_sums(pages: &PageSet) -> Result<Vec<u64>> {
-    let (layers, slices, run_bytes) = pages.shape();
-    let shape = crate::Shape::new(layers, slices, run_bytes)?;
-    let parts = pages.sums(shape.summed_layers())?;
-    Ok(parts.chunks(shape.sums()).map(sum_of).collect())
 }
 
 impl Drop for Window {

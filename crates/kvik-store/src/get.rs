@@ -5,7 +5,7 @@
 //! - When a get has ended, or was given up, nothing lands in the caller's pages any more, and the store is told.
 
 use crate::client::unexpected;
-use crate::fill::block_sums;
+use crate::sums::block_sums;
 use crate::link::Answers;
 use crate::wire::{Lending, Response};
 use kvik_core::{Class, Code, Error, Result, Ticket};
@@ -80,7 +80,9 @@ impl Getting {
     /// `ChecksumMismatch` for a block that is not what was stored. Blocks that were verified before are good.
     pub fn next(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
         while self.moving.len() < AHEAD {
-            match self.begin(timeout) {
+            // What is on its way already is not kept waiting for what the store says of the rest.
+            let patience = if self.moving.is_empty() { timeout } else { Some(Duration::ZERO) };
+            match self.begin(patience) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) if error.code == Code::WaitTimeout && !self.moving.is_empty() => break,

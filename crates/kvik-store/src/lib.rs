@@ -30,6 +30,7 @@ mod service;
 mod slab;
 mod state;
 mod store;
+mod sums;
 mod tenants;
 mod tier;
 mod wire;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import socket
@@ -18,7 +19,22 @@ from kvik.config import STORE, flags
 _WIDTH = 100
 
 
-@click.group()
+class _Group(click.Group):
+    """Imports the benchmarks only when they are called: a server has no need of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, without importing anything."""
+        return sorted({"bench", *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand."""
+        if cmd_name != "bench":
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = importlib.import_module("kvik.store.bench.cli").bench
+        return command
+
+
+@click.group(cls=_Group)
 def store() -> None:
     """Keep KV for engines that come and go."""
 
@@ -77,39 +93,3 @@ def stat(address: str, as_json: bool) -> None:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_WIDTH)
-
-
-@store.group()
-def bench() -> None:
-    """Find out what a store is good for."""
-
-
-@bench.command()
-@click.argument("trace", type=click.Path(dir_okay=False))
-@click.option(
-    "--capacities",
-    default="1k,3k,10k,30k,50k",
-    show_default=True,
-    help="Blocks that the cache has room for.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def replay(trace: str, capacities: str, as_json: bool) -> None:
-    """Replay a trace of requests against each eviction policy, beside the offline optimum.
-
-    The trace has a JSON object a line, with the ids of a request's blocks in `hash_ids`. A hit is a block of
-    the leading run of a request that is in the cache; rates are of all blocks of all requests.
-    """
-    try:
-        rows, (requests, references, blocks) = _native.replay_trace(trace, capacities)
-    except kvik.KvikError as error:
-        raise click.ClickException(str(error)) from error
-    if as_json:
-        told: dict[str, Any] = {"requests": requests, "references": references, "blocks": blocks}
-        told["capacities"] = {str(room): dict(rates) for room, rates in rows}
-        click.echo(json.dumps(told, indent=1))
-        return
-    click.echo(f"{requests:,} requests, {references:,} references to {blocks:,} blocks")
-    table = Table("blocks", *(name for name, _ in rows[0][1]))
-    for room, rates in rows:
-        table.add_row(f"{room:,}", *(f"{rate:.4f}" for _, rate in rates))
-    _console().print(table)

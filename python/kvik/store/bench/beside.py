@@ -1,0 +1,73 @@
+"""Another store, measured in the same rounds: a program that puts and gets blocks when it is told to.
+
+It is started with ``--blocks N --block-bytes B --seed S``, writes a line ``{"ready": NAME}``, and answers a
+line ``put``, ``get``, ``stream`` or ``check`` with ``{"seconds": S}``, ``{"seconds": null}`` for what it has
+no way to do, or ``{"error": TEXT}``. ``get`` gives all blocks at once, ``stream`` one after the other. It
+ends with its input. `bench/beside` of the sources has such programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from kvik.store.bench.figures import Rounds
+
+WORDS = ("put", "get", "stream")
+_ENDS = 20.0  # seconds
+
+
+class Beside:
+    """One such program."""
+
+    def __init__(self, command: str, process: subprocess.Popen[str]) -> None:
+        self._command = command
+        self._process = process
+        self.name = str(self._answer().get("ready", command))
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, command: str, blocks: int, block_bytes: int, seed: int) -> Iterator[Beside]:
+        """Run it; raises ``click.ClickException`` where it does not start, or says that it cannot."""
+        sizes = ["--blocks", str(blocks), "--block-bytes", str(block_bytes), "--seed", str(seed)]
+        try:
+            process = subprocess.Popen(
+                [*shlex.split(command), *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        except OSError as error:
+            raise click.ClickException(f"{command}: {error}") from None
+        try:
+            yield cls(command, process)
+        finally:
+            process.communicate(timeout=None if process.poll() is not None else _ENDS)
+
+    def round(self, rounds: Rounds) -> None:
+        """Have it put and get once."""
+        for word in WORDS:
+            if (value := self._ask(word)) is not None:
+                rounds.add(f"{self.name} {word}", value)
+
+    def check(self) -> None:
+        """Have it compare what came back; raises ``click.ClickException`` for another byte."""
+        self._ask("check")
+
+    def _ask(self, word: str) -> float | None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(f"{word}\n")
+                self._process.stdin.flush()
+        value = self._answer().get("seconds")
+        return None if value is None else float(value)
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        answer: dict[str, Any] = json.loads(line) if line.startswith("{") else {"error": "it ended"}
+        if "error" in answer:
+            raise click.ClickException(f"{self._command}: {answer['error']}")
+        return answer

@@ -1,0 +1,102 @@
+"""A trace of requests through a server and a client, as an engine would have sent them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvik
+from kvik.store.bench.served import served
+
+BLOCK = 4096
+"""Bytes of a block: what is measured is which blocks stay, not how fast they move."""
+_CALL = 1024  # blocks of one call
+_NAMESPACE = kvik.Namespace(
+    model="bench replay",
+    kv_dtype="bfloat16",
+    layers=(0, 1),
+    model_layers=1,
+    heads=(0, 1),
+    model_heads=1,
+    block_tokens=512,
+)
+
+
+@dataclass
+class Outcome:
+    """Blocks that were asked for, and those of them that came; and how long all of it took."""
+
+    requests: int = 0
+    references: int = 0
+    hits: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Hits a reference, 0 to 1."""
+        return self.hits / max(self.references, 1)
+
+
+def requests(trace: Path) -> Iterator[list[int]]:
+    """The block ids of each request. Raises InvalidArgument for a line that has none."""
+    with trace.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                ids = json.loads(line)["hash_ids"]
+                yield [int(one) for one in ids]
+            except (ValueError, KeyError, TypeError):
+                raise kvik.InvalidArgument(f"{trace}, line {number}: no `hash_ids`") from None
+
+
+def _hash(block: int) -> bytes:
+    return block.to_bytes(8, "little", signed=True) * 2
+
+
+class _Client:
+    def __init__(self, engine: kvik.Engine, address: str) -> None:
+        layout = kvik.Layout(_CALL, BLOCK)
+        self._layout = layout
+        self._region = engine.allocate(layout.nbytes)
+        self._store = kvik.Store.connect(engine, address, _NAMESPACE, layout)
+
+    def request(self, blocks: list[int], outcome: Outcome) -> None:
+        """Get the leading blocks that are there, then put the others."""
+        keys = [self._store.keys_of([_hash(block)]) for block in blocks]
+        there = 0
+        while there < len(keys):
+            some = keys[there : there + _CALL]
+            more = self._store.get(b"".join(some), self._pages(len(some))).wait()
+            there += more
+            if more < len(some):
+                break
+        outcome.requests += 1
+        outcome.references += len(keys)
+        outcome.hits += there
+        # All of them: the store has those that came first, and learns that the prompt was used once more.
+        for at in range(0, len(keys), _CALL):
+            some = keys[at : at + _CALL]
+            parent = keys[at - 1] if at else None
+            outcome.refused += (
+                self._store.put(b"".join(some), self._pages(len(some)), parent=parent).wait().refused
+            )
+
+    def _pages(self, count: int) -> kvik.PageSet:
+        return self._region.pages(self._layout, range(count))
+
+
+def replayed(trace: Path, capacity: int) -> Outcome:
+    """All requests, one after the other, through a store of so many blocks. Raises `KvikError`."""
+    outcome = Outcome()
+    arguments = ["--memory", str(max(capacity * BLOCK, 1 << 20))]
+    with served(arguments) as address, kvik.Engine() as engine:
+        client = _Client(engine, address)
+        began = time.perf_counter()
+        for blocks in requests(trace):
+            if blocks:
+                client.request(blocks, outcome)
+        outcome.seconds = time.perf_counter() - began
+    return outcome
