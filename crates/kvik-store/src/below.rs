@@ -377,7 +377,9 @@ impl Store {
             Ok(Some(sums)) => {
                 state.counts.loaded += 1;
                 let sum = crate::entry::sum_of(&sums);
+                let id = filling.id;
                 if state.publish(filling, sum) {
+                    state.list(id);
                     Brought::Loaded(identity.shape.bytes())
                 } else {
                     Brought::Missing

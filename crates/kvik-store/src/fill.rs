@@ -128,6 +128,8 @@ impl Reservation {
         state.touch(namespace, &here, true);
         drop(state);
         let refused = self.keys.len() as u64 - self.found.known - stored;
+        // The policy knows of all of them.
+        self.keys.clear();
         Ok(Stored { stored, refused, ..self.found })
     }
 
@@ -221,9 +223,16 @@ impl Drop for Window {
 }
 
 impl Drop for Reservation {
+    /// What was not brought is not there; what was is like any other, also where the put failed later.
     fn drop(&mut self) {
         let left = self.new.drain(..).map(|(_, filling)| filling).collect();
         self.store.abandon(left);
+        let mut state = self.store.state();
+        for key in self.keys.iter().rev() {
+            if let Some(id) = state.index.find(self.namespace, key) {
+                state.list(id);
+            }
+        }
     }
 }
 

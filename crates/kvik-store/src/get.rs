@@ -5,8 +5,8 @@
 //! - When a get has ended, or was given up, nothing lands in the caller's pages any more, and the store is told.
 
 use crate::client::unexpected;
-use crate::sums::block_sums;
 use crate::link::Answers;
+use crate::sums::block_sums;
 use crate::wire::{Lending, Response};
 use kvik_core::{Class, Code, Error, Result, Ticket};
 use kvik_engine::{Engine, PageSet, Transfer, TransferOptions, Verify};

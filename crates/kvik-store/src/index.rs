@@ -54,6 +54,8 @@ pub(crate) struct Node {
     pub life: Life,
     /// It was asked for since the tier below last looked for room.
     pub used: bool,
+    /// The policy knows that it is in memory.
+    pub listed: bool,
     parent: Id,
     child: Id,
     next: Id,
@@ -125,6 +127,7 @@ impl Index {
             kept_until: 0,
             life,
             used: false,
+            listed: false,
             parent: parent.unwrap_or(NONE),
             child: NONE,
             next,
@@ -152,6 +155,7 @@ impl Index {
                 kept_until: 0,
                 life: Life::Free,
                 used: false,
+                listed: false,
                 parent: NONE,
                 child: NONE,
                 next: NONE,

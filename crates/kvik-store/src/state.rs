@@ -175,7 +175,7 @@ impl State {
     }
 
     /// The bytes are there, and summed: whoever asks for the block gets it from now on. False when it was removed
-    /// meanwhile.
+    /// meanwhile. It stays until [`State::touch`] or [`State::list`] has told the policy of it.
     pub fn publish(&mut self, filling: Filling, sum: u64) -> bool {
         let Filling { id, .. } = filling;
         if self.index.node(id).life == Life::Leaving {
@@ -183,12 +183,7 @@ impl State {
             return false;
         }
         let node = self.index.node_mut(id);
-        (node.life, node.sum) = (Life::Resident, sum);
-        let (key, namespace) = (node.key, node.namespace);
-        let bytes = self.shape(namespace).bytes() as u32;
-        let share = self.share(namespace);
-        self.shares[share].policy.insert(id, fingerprint(&key), bytes);
-        self.hold_or_release(id);
+        (node.life, node.sum, node.listed) = (Life::Resident, sum, false);
         true
     }
 
@@ -235,16 +230,28 @@ impl State {
     /// Blocks of one request were asked for, or `put`, in this order. The last ones count first: who asks for a block
     /// asks for those before it, which are thus to stay longer.
     pub fn touch(&mut self, namespace: u16, ids: &[Id], put: bool) {
-        let State { index, shares, share_of, tenants, .. } = self;
-        let tenant = usize::from(tenants.namespace(namespace).tenant);
-        let policy = &mut shares[share_of.get(tenant).copied().unwrap_or(0)].policy;
-        policy.request();
+        let share = self.share(namespace);
+        self.shares[share].policy.request();
         for id in ids.iter().rev() {
-            let node = index.node_mut(*id);
+            let node = self.index.node_mut(*id);
             node.used |= !put;
-            if node.life == Life::Resident {
-                policy.touch(*id, fingerprint(&node.key));
+            if node.life == Life::Resident && node.listed {
+                let fingerprint = fingerprint(&node.key);
+                self.shares[share].policy.touch(*id, fingerprint);
             }
+            self.list(*id);
+        }
+    }
+
+    /// The policy learns of a block that was published. One that comes is not one that came back, so it is inserted
+    /// only, and with the others of its request, the last one first.
+    pub fn list(&mut self, id: Id) {
+        let node = self.index.node_mut(id);
+        if node.life == Life::Resident && !std::mem::replace(&mut node.listed, true) {
+            let (fingerprint, namespace) = (fingerprint(&node.key), node.namespace);
+            let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes() as u32);
+            self.shares[share].policy.insert(id, fingerprint, bytes);
+            self.hold_or_release(id);
         }
     }
 

@@ -76,8 +76,7 @@ class _Client:
         outcome.requests += 1
         outcome.references += len(keys)
         outcome.hits += there
-        # All of them: the store has those that came first, and learns that the prompt was used once more.
-        for at in range(0, len(keys), _CALL):
+        for at in range(there, len(keys), _CALL):
             some = keys[at : at + _CALL]
             parent = keys[at - 1] if at else None
             outcome.refused += (
