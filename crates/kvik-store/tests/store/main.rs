@@ -5,4 +5,5 @@ mod crowd;
 mod durable;
 mod eviction;
 mod identity;
+mod replayed;
 mod rig;
