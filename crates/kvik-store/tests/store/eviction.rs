@@ -1,6 +1,7 @@
 //! What goes when there is no room.
 
 use crate::rig::*;
+use kvik_store::policy::PolicyKind;
 use kvik_store::{Shape, StoreOptions, TenantOptions};
 use std::time::Duration;
 
@@ -26,7 +27,9 @@ fn the_capacity_is_kept_and_what_is_left_is_right() {
 
 #[test]
 fn what_is_pinned_stays_until_it_is_let_go_of() {
-    let rig = Rig::new(1 << 20);
+    // With this policy whatever was not used for long goes.
+    let options = StoreOptions { memory: 1 << 20, policy: PolicyKind::Lru, ..StoreOptions::default() };
+    let rig = Rig::with(options);
     rig.put(&[1, 2, 3]);
     assert_eq!(rig.space.pin(&rig.keys(&[1, 2, 3]), Duration::from_secs(600)).unwrap(), 3);
     for prompt in 10..200 {
@@ -44,7 +47,7 @@ fn what_is_pinned_stays_until_it_is_let_go_of() {
     assert_eq!(rig.space.pin(&rig.keys(&[1, 2, 3]), Duration::from_millis(900)).unwrap(), 3);
     let until = std::time::Instant::now() + Duration::from_secs(30);
     let mut prompt = 2000;
-    while rig.get(&[1, 2, 3]) == 3 {
+    while rig.space.contains(&rig.keys(&[1, 2, 3])).unwrap() == [true; 3] {
         assert!(std::time::Instant::now() < until, "it is kept for ever");
         (0..100).for_each(|_| {
             prompt += 1;
