@@ -26,13 +26,13 @@ const READERS: usize = 3;
 pub(crate) struct Below {
     pub log: Log,
     pub soon: Arc<Soon>,
-    pub writers: Crew,
-    pub readers: Crew,
+    pub writers: Crew<Store>,
+    pub readers: Crew<Store>,
 }
 
 impl Below {
     pub fn new(log: Log) -> Below {
-        Below { log, soon: Arc::default(), writers: Crew::default(), readers: Crew::default() }
+        Below { log, soon: Arc::default(), writers: Crew::new(), readers: Crew::new() }
     }
 
     /// What waits is still written; then the threads end.

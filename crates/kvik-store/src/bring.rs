@@ -43,7 +43,7 @@ struct Pieces {
     failed: Option<Error>,
 }
 
-impl Work for Window {
+impl Work<Store> for Window {
     fn step(&self, store: &Store) {
         let at = {
             let mut pieces = lock(&self.pieces);

@@ -73,7 +73,7 @@ impl Soon {
     }
 }
 
-impl Work for Soon {
+impl Work<Store> for Soon {
     fn step(&self, store: &Store) {
         let Some((id, key)) = self.next() else { return };
         if let Err(error) = store.write(id, &key, PATIENCE) {
@@ -126,7 +126,7 @@ impl Awaited {
     }
 }
 
-impl Work for Awaited {
+impl Work<Store> for Awaited {
     fn step(&self, store: &Store) {
         let Some((id, key)) = ({
             let mut pieces = lock(&self.pieces);
