@@ -1,8 +1,10 @@
 //! A store within a process: what goes in comes out, or nothing does.
 
 mod blocks;
+mod crash;
 mod crowd;
 mod durable;
 mod eviction;
 mod identity;
 mod rig;
+mod tracer;
