@@ -179,7 +179,13 @@ impl Store {
             Ok(Some(sums)) => {
                 state.counts.loaded += 1;
                 let sum = entry::sum_of(&sums);
-                if state.publish(filling, sum) { Brought::Here } else { Brought::Missing }
+                let id = filling.id;
+                if state.publish(filling, sum) {
+                    state.list(id);
+                    Brought::Here
+                } else {
+                    Brought::Missing
+                }
             }
             Ok(None) => {
                 state.abandon(filling);
