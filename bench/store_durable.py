@@ -5,11 +5,11 @@
 DIR is on the disk that is measured; a tmpfs says nothing. In each round fio writes a new file and reads it
 (O_DIRECT, io_uring; sequential, with a sync after so many bytes), and one client puts as many blocks of the
 same size with ``ack="durable"``; then it gets those of the round before, which had to leave the server's
-memory, from the disk. The page cache is dropped before, where this process may do that. Block size, requests
-at once and bytes between syncs are the same: 4 threads of the server write, and its log syncs after 64 MiB.
-Every block that comes back is compared. A first round, in which memory is touched for the first time, does not
-count. On a machine that does something else at the same time, run it as ``chrt -r 1 python ...``: that holds for
-fio, the server and the client, and no other process then comes before them.
+memory, from the disk. The page cache is dropped before, where this process may do that. Block size,
+requests at once and bytes between syncs are the same: 4 threads of the server write, and its log syncs
+after 64 MiB. Every block that comes back is compared. A first round, in which memory is touched for the
+first time, does not count. On a machine that does something else at the same time, run it as ``chrt -r 1
+python ...``: that holds for fio, the server and the client, and no other process then comes before them.
 
 Prints a table, and one line of JSON: medians in MiB/s, the ratio of each round, and the slowest.
 """
@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import kvik
 
 MIB = 1 << 20
 LAYERS, TOKENS = 16, 16
 LIMIT = 120.0  # seconds for one put or get
+Bytes = npt.NDArray[np.uint8]
 
 
 def _fio(directory: Path, how: str, arguments: argparse.Namespace) -> float:
@@ -58,8 +60,9 @@ class Served:
     def __init__(self, log: Path, arguments: argparse.Namespace) -> None:
         total = arguments.blocks * arguments.block
         command = [
-            "kvik", "store", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning",
-            "--memory", str(total), "--log", str(log), "--log-size", str((arguments.rounds + 6) * total),
+            sys.executable, "-m", "kvik.cli", "store", "serve", "--listen", "127.0.0.1:0",
+            "--log-level", "warning", "--memory", str(total), "--log", str(log),
+            "--log-size", str((arguments.rounds + 6) * total),
         ]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         ready = self.process.stdout.readline() if self.process.stdout is not None else ""
@@ -80,7 +83,9 @@ class Client:
             self.blocks, run, page_stride=arguments.block, layers=LAYERS, layer_stride=run
         )
         self.region = engine.allocate(self.layout.nbytes)
-        self.bytes = np.frombuffer(self.region, dtype=np.uint8).reshape(self.blocks, arguments.block)
+        self.bytes: Bytes = np.frombuffer(memoryview(self.region), dtype=np.uint8).reshape(
+            self.blocks, arguments.block
+        )
         self.namespace = kvik.Namespace(
             model="bench durable", kv_dtype="bfloat16", layers=(0, LAYERS), model_layers=LAYERS,
             heads=(0, 1), model_heads=1, block_tokens=TOKENS,
@@ -117,10 +122,11 @@ class Client:
             raise RuntimeError(f"{there} of {self.blocks} blocks came back, {loaded} of them from the disk")
         if not np.array_equal(self.bytes, self._content(number)):
             raise RuntimeError("what came back is not what was put")
-        return loaded * self.bytes.shape[1] / MIB / took
+        return float(loaded * self.bytes.shape[1]) / MIB / took
 
-    def _content(self, number: int) -> np.ndarray:
-        return np.random.default_rng(number).integers(0, 256, self.bytes.shape, dtype=np.uint8)
+    def _content(self, number: int) -> Bytes:
+        content: Bytes = np.random.default_rng(number).integers(0, 256, self.bytes.shape, dtype=np.uint8)
+        return content
 
     def _keys(self, store: kvik.Store, number: int) -> bytes:
         first = number * self.blocks * TOKENS
