@@ -105,11 +105,16 @@ impl Store {
 
 impl Reservation {
     /// Reads the blocks from the pages of a ticket, of which there is one for each key of the put, and publishes each
-    /// as soon as it is whole.
+    /// as soon as it is whole: then `published` is told.
     ///
     /// # Errors
     /// Why a transfer failed. What was published by then stays; the rest is as if it had never been asked for.
-    pub fn pull(mut self, ticket: &Ticket, deadline: Duration) -> Result<Stored> {
+    pub fn pull(
+        mut self,
+        ticket: &Ticket,
+        deadline: Duration,
+        published: impl Fn(Vec<(Id, BlockKey)>),
+    ) -> Result<Stored> {
         let until = Instant::now() + deadline;
         let mut ahead = VecDeque::new();
         let mut stored = 0;
@@ -118,7 +123,9 @@ impl Reservation {
                 ahead.push_back(self.begin(ticket, until)?);
             }
             let Some(window) = ahead.pop_front() else { break };
-            stored += window.finish()?;
+            let blocks = window.finish()?;
+            stored += blocks.len() as u64;
+            published(blocks);
         }
         let mut state = self.store.state();
         state.counts.stored += stored;
@@ -188,9 +195,9 @@ impl Reservation {
 }
 
 impl Window {
-    /// Waits for the bytes, sums and publishes them; how many blocks.
-    fn finish(mut self) -> Result<u64> {
-        let mut stored = 0;
+    /// Waits for the bytes, sums and publishes them: which blocks.
+    fn finish(mut self) -> Result<Vec<(Id, BlockKey)>> {
+        let mut stored = Vec::new();
         while !self.groups.is_empty() {
             let mut group = self.groups.remove(0);
             let sums = group.transfer.wait(None).and_then(|_| block_sums(&group.pages));
@@ -203,7 +210,10 @@ impl Window {
             };
             let mut state = self.store.state();
             for (filling, sum) in group.fillings.drain(..).zip(sums) {
-                stored += u64::from(state.publish(filling, sum));
+                let id = filling.id;
+                if state.publish(filling, sum) {
+                    stored.push((id, state.index.node(id).key));
+                }
             }
         }
         Ok(stored)

@@ -52,6 +52,8 @@ struct Shared {
 pub(crate) struct Host {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Those that the others wait for: they end last.
+    movers: Vec<JoinHandle<()>>,
     /// Of the engine: closed, they end the thread that waits for them.
     events: Arc<Events>,
 }
@@ -111,19 +113,11 @@ impl Host {
         let (watching, watched) = (service.clone(), events.clone());
         let shared =
             Shared { service, queues: Mutex::default(), ready: Condvar::new(), each: (count / 2).max(1) };
-        let mut host = Host { shared: Arc::new(shared), threads: Vec::new(), events };
+        let mut host = Host { shared: Arc::new(shared), threads: Vec::new(), movers: Vec::new(), events };
         let options = ThreadOptions::default();
         let watch = spawn_named("kvik-store-loan", &options, move || watching.watch(&watched));
         host.threads.push(watch.map_err(crate::no_thread)?);
-        if host.service().store().below().is_some() {
-            let store = host.service().store().clone();
-            let write = move || {
-                if let Some((_, queue)) = store.below() {
-                    store.write_what_waits(queue);
-                }
-            };
-            host.threads.push(spawn_named("kvik-store-log", &options, write).map_err(crate::no_thread)?);
-        }
+        host.service().store().clone().start_below(&mut host.movers)?;
         for number in 0..count {
             let shared = host.shared.clone();
             let thread = spawn_named(&format!("kvik-store-{number}"), &options, move || shared.serve());
@@ -183,13 +177,16 @@ impl Drop for Host {
         drop(left);
         self.shared.ready.notify_all();
         self.events.close();
-        if let Some((_, queue)) = self.service().store().below() {
-            queue.close();
-        }
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                log::error!("a thread of the store panicked");
-            }
+        join(&mut self.threads);
+        self.service().store().end_below();
+        join(&mut self.movers);
+    }
+}
+
+fn join(threads: &mut Vec<JoinHandle<()>>) {
+    for thread in threads.drain(..) {
+        if thread.join().is_err() {
+            log::error!("a thread of the store panicked");
         }
     }
 }

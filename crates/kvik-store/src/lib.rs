@@ -8,10 +8,12 @@
 #![forbid(unsafe_code)]
 
 mod below;
+mod bring;
 mod client;
 #[cfg(test)]
 mod corrupt_tests;
 mod counts;
+mod crew;
 mod entry;
 mod fill;
 mod get;
@@ -36,6 +38,7 @@ mod tier;
 mod wire;
 #[cfg(test)]
 mod wire_tests;
+mod write;
 
 pub use client::{Client, Space};
 pub use counts::Counts;

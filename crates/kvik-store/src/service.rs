@@ -5,6 +5,7 @@ use crate::lend::Lent;
 use crate::store::{Store, check_keys};
 use crate::tenants::Known;
 use crate::wire::{Ack, Lending, Put, Request, Response};
+use crate::write::Awaited;
 use crate::{BlockKey, NamespaceId};
 use kvik_core::{Code, Error, GrantId, Result};
 use kvik_engine::{Event, Events, TransferOptions};
@@ -130,24 +131,31 @@ impl Service {
         let namespace = self.known(&put.namespace)?;
         let time = put.deadline.min(LONGEST);
         let until = Instant::now() + time;
-        if put.ack == Ack::Durable && self.store.below().is_none() {
-            self.store.make_durable(namespace, &[], until)?;
+        let durable = put.ack == Ack::Durable;
+        let awaited = Awaited::new(until);
+        if durable && self.store.below().is_none() {
+            self.store.make_durable(namespace, &[], &awaited)?;
         }
         let reserved = self.store.reserve(namespace, put.parent, &put.keys)?;
         if put.ack == Ack::Accepted {
             reply(Response::Accepted);
         }
-        let stored = reserved.pull(&put.ticket, time)?;
+        // The first blocks are on their way to the disk while the next ones come.
+        let stored = reserved.pull(&put.ticket, time, |blocks| {
+            if durable {
+                self.store.write_now(&awaited, blocks);
+            }
+        })?;
         // The client's pages are its own again with the end of its grant, which need not be waited for here.
         let options = TransferOptions { deadline: Some(time), ..TransferOptions::default() };
         if let Err(error) = self.store.engine().release(&put.ticket, options) {
             log::debug!("a put's grant could not be given back: {error}");
         }
-        if put.ack != Ack::Durable {
+        if !durable {
             self.store.write_soon(namespace, &put.keys);
             return Ok(Response::Stored(stored));
         }
-        let durable = self.store.make_durable(namespace, &put.keys, until)? as u64;
+        let durable = self.store.make_durable(namespace, &put.keys, &awaited)? as u64;
         // What is not on the disk was not taken, as far as who asks for that is concerned.
         let refused = put.keys.len() as u64 - durable;
         let known = stored.known.min(durable);

@@ -1,12 +1,12 @@
 //! The store itself: what a server and an embedded store have in common. Who asks is the caller's matter.
 
-use crate::below::{Blocks, Queue};
+use crate::below::{Below, Blocks};
 use crate::index::{Id, Life};
 use crate::policy::PolicyKind;
 use crate::slab::Slabs;
 use crate::state::State;
 use crate::tenants::{Known, TenantOptions, Tenants};
-use crate::{BlockKey, Counts, Log, LogOptions, NamespaceId, Shape, Tier};
+use crate::{BlockKey, Counts, Log, LogOptions, NamespaceId, Shape};
 use kvik_core::{Code, Error, Result};
 use kvik_engine::Engine;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ struct Inner {
     engine: Engine,
     blocks: Arc<Blocks>,
     began: Instant,
-    below: Option<(Log, Queue)>,
+    below: Option<Below>,
 }
 
 impl Store {
@@ -70,13 +70,13 @@ impl Store {
             let left = blocks.found_all();
             log::info!("the log has {} blocks, and {left} that come after none", blocks.count());
         }
-        let below = log.map(|log| (log, Queue::default()));
+        let below = log.map(Below::new);
         Ok(Store { inner: Arc::new(Inner { engine, blocks, began: Instant::now(), below }) })
     }
 
-    /// The tier below memory, and what waits for it.
-    pub fn below(&self) -> Option<(&dyn Tier, &Queue)> {
-        self.inner.below.as_ref().map(|(log, queue)| (log as &dyn Tier, queue))
+    /// The tier below memory, and who moves blocks to it and back.
+    pub fn below(&self) -> Option<&Below> {
+        self.inner.below.as_ref()
     }
 
     /// Waits until some block was published or given up, or it is time.

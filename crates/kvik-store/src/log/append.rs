@@ -133,6 +133,12 @@ impl Shared {
         let Room::Taken(taken) = room else { return };
         let bytes = state.head.as_ref().map_or(0, |head| head.next - taken.offset);
         state.unsynced += bytes;
+        // Half of what may wait is made durable while the other half is written: a disk is idle between syncs otherwise.
+        let waits = state.head.as_ref().map_or(0, |head| head.unsynced);
+        if whose == For::Owner && waits >= self.options.unsynced / 2 && !state.sync_wanted {
+            state.sync_wanted = true;
+            self.sync_work.notify_one();
+        }
         if state.dirty_since.is_none() {
             // The thread that syncs learns that the time begins to run.
             state.dirty_since = Some(Instant::now());

@@ -22,14 +22,14 @@ pub struct LogOptions {
     pub segment: Option<u64>,
     /// What nobody waits for is durable after this time at the latest.
     pub flush: Duration,
-    /// Bytes that may wait to become durable; who stores more waits.
+    /// Bytes that may wait to become durable: a sync begins after half of them, and who stores more than all waits.
     pub unsynced: u64,
 }
 
 impl LogOptions {
     /// A log of so many bytes: synced every second, and after 64 MiB.
     pub fn new(size: u64) -> LogOptions {
-        LogOptions { size, segment: None, flush: Duration::from_secs(1), unsynced: 64 << 20 }
+        LogOptions { size, segment: None, flush: Duration::from_secs(1), unsynced: 128 << 20 }
     }
 
     /// Bytes of a segment.

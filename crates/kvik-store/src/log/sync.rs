@@ -1,6 +1,6 @@
 //! Making the log durable: one thread syncs for all who wait, and closes the segments that are full.
 //!
-//! The policy: a sync begins as soon as somebody waits for one, as soon as more than the bound is not durable, and at
+//! The policy: a sync begins as soon as somebody waits for one, as soon as half of the bound is not durable, and at
 //! the latest after [`LogOptions::flush`](super::LogOptions::flush) where nobody waits. Whoever comes while one runs
 //! shares the next.
 

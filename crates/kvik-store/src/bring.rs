@@ -1,0 +1,210 @@
+//! From the tier below to memory: several blocks at once.
+//!
+//! Invariants:
+//! - What comes back is published only after the tier has compared all of it.
+//! - Who asks reads too. So it waits for nobody's turn, and the threads beside it only make it faster.
+
+use crate::below::lock;
+use crate::crew::Work;
+use crate::index::Life;
+use crate::state::Filling;
+use crate::store::Store;
+use crate::tier::{Identity, Place, Tier};
+use crate::{BlockKey, entry};
+use kvik_core::{Code, Error, Result};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Bytes that are brought back before the first of them are lent, at least one block.
+const WINDOW: u64 = 16 << 20;
+
+/// What became of a block that was to be in memory.
+enum Brought {
+    Missing,
+    Here,
+}
+
+/// Blocks that are brought back for one caller.
+struct Window {
+    namespace: u16,
+    keys: Vec<BlockKey>,
+    until: Instant,
+    pieces: Mutex<Pieces>,
+    /// The last of them has ended.
+    done: Condvar,
+}
+
+struct Pieces {
+    next: usize,
+    /// What comes after a block that is missing is of no use.
+    end: usize,
+    running: usize,
+    here: Vec<bool>,
+    failed: Option<Error>,
+}
+
+impl Work<Store> for Window {
+    fn step(&self, store: &Store) {
+        let at = {
+            let mut pieces = lock(&self.pieces);
+            if pieces.next >= pieces.end {
+                return;
+            }
+            pieces.running += 1;
+            pieces.next += 1;
+            pieces.next - 1
+        };
+        let brought = store.bring_one(self.namespace, &self.keys[at], self.until);
+        let mut pieces = lock(&self.pieces);
+        pieces.running -= 1;
+        match brought {
+            Ok(Brought::Here) => pieces.here[at] = true,
+            Ok(Brought::Missing) => pieces.end = pieces.end.min(at),
+            Err(error) => (pieces.end, pieces.failed) = (pieces.end.min(at), Some(error)),
+        }
+        if pieces.next >= pieces.end && pieces.running == 0 {
+            self.done.notify_all();
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        let pieces = lock(&self.pieces);
+        pieces.next < pieces.end
+    }
+}
+
+impl Window {
+    fn new(namespace: u16, keys: &[BlockKey], until: Instant) -> Window {
+        let (keys, here) = (keys.to_vec(), vec![false; keys.len()]);
+        let pieces = Pieces { next: 0, end: keys.len(), running: 0, here, failed: None };
+        Window { namespace, keys, until, pieces: Mutex::new(pieces), done: Condvar::new() }
+    }
+
+    /// Waits until none is being read; how many came, from the first one on.
+    fn wait(&self) -> Result<usize> {
+        let mut pieces = lock(&self.pieces);
+        while pieces.running > 0 {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            pieces = self.done.wait_timeout(pieces, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let here = pieces.here.iter().take_while(|here| **here).count();
+        pieces.failed.take().map_or(Ok(here), Err)
+    }
+}
+
+impl Store {
+    /// Brings blocks back that lie below, from the first key on, as many as make a window. How many of the keys are in
+    /// memory then, from the first one on. What another caller is bringing is waited for.
+    ///
+    /// # Errors
+    /// The machine has no memory.
+    pub fn bring(&self, namespace: u16, keys: &[BlockKey], until: Instant) -> Result<usize> {
+        let (count, missing) = self.window(namespace, keys);
+        if missing == 0 {
+            return Ok(count);
+        }
+        let window = Arc::new(Window::new(namespace, &keys[..count], until));
+        if missing > 1 {
+            self.below().iter().for_each(|below| below.readers.offer(window.clone()));
+        }
+        while window.has_more() {
+            window.step(self);
+        }
+        window.wait()
+    }
+
+    /// How many keys make a window, and how many of them are not in memory. What a window brings must not drive out
+    /// what it brought before.
+    fn window(&self, namespace: u16, keys: &[BlockKey]) -> (usize, usize) {
+        let state = self.state();
+        let bytes = state.shape(namespace).bytes();
+        let most = (WINDOW.min(state.slabs.capacity() / 4) / bytes).max(1) as usize;
+        let (mut count, mut missing) = (0, 0);
+        while let Some(id) = keys.get(count).and_then(|key| state.index.find(namespace, key))
+            && missing < most
+        {
+            count += 1;
+            missing += usize::from(state.index.node(id).life != Life::Resident);
+        }
+        (count, missing)
+    }
+
+    fn bring_one(&self, namespace: u16, key: &BlockKey, until: Instant) -> Result<Brought> {
+        let mut state = self.state();
+        loop {
+            let Some(id) = state.index.find(namespace, key) else { return Ok(Brought::Missing) };
+            match state.index.node(id).life {
+                Life::Resident => return Ok(Brought::Here),
+                Life::Below => {
+                    let identity = state.identity(id);
+                    let place = Place(state.index.node(id).place);
+                    let Some(filling) = state.begin_load(id)? else { return Ok(Brought::Missing) };
+                    let at = state.slabs.bytes(filling.slot);
+                    drop(state);
+                    let brought = self.load(filling, place, &identity, at);
+                    state = self.state();
+                    // It may have been moved while it was looked for.
+                    let moved = state.index.find(namespace, key).is_some_and(|id| {
+                        let node = state.index.node(id);
+                        node.life == Life::Below && node.place != place.0
+                    });
+                    if !(moved && matches!(brought, Brought::Missing)) {
+                        return Ok(brought);
+                    }
+                }
+                Life::Loading if Instant::now() < until => state = self.wait(state, until),
+                _ => return Ok(Brought::Missing),
+            }
+        }
+    }
+
+    fn load(
+        &self,
+        filling: Filling,
+        place: Place,
+        identity: &Identity,
+        at: Option<(Arc<kvik_host::Memory>, u64)>,
+    ) -> Brought {
+        let loaded = match (self.below(), at) {
+            (Some(below), Some((memory, offset))) => {
+                below.log.load(place, identity, &memory, offset as usize)
+            }
+            _ => Ok(None),
+        };
+        let mut state = self.state();
+        let brought = match loaded {
+            Ok(Some(sums)) => {
+                state.counts.loaded += 1;
+                let sum = entry::sum_of(&sums);
+                let id = filling.id;
+                if state.publish(filling, sum) {
+                    state.list(id);
+                    Brought::Here
+                } else {
+                    Brought::Missing
+                }
+            }
+            Ok(None) => {
+                state.abandon(filling);
+                Brought::Missing
+            }
+            Err(error) => {
+                let wrong = error.code == Code::ChecksumMismatch;
+                log::warn!("block {} is not served from the log: {error}", identity.key);
+                state.counts.corrupt += u64::from(wrong);
+                state.abandon(filling);
+                // Where it was copied to meanwhile it is another record, of which nothing is known yet.
+                if wrong && let Some(id) = state.at(identity, place) {
+                    state.lose_place(id);
+                }
+                Brought::Missing
+            }
+        };
+        drop(state);
+        self.note_change();
+        brought
+    }
+}

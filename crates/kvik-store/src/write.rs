@@ -1,0 +1,265 @@
+//! From memory to the tier below: what is written soon, and what a put waits for.
+//!
+//! Invariants:
+//! - A block's place is entered only once the tier has taken it, and only if the block is still the one that was written.
+//! - What waits to be written soon is bounded: where the disk is slower than the network, some blocks are in memory only.
+//! - Who waits for blocks waits until its deadline. What a thread has begun by then ends by itself.
+
+use crate::below::{Meaning, lock};
+use crate::crew::Work;
+use crate::index::{Id, Life};
+use crate::store::Store;
+use crate::tier::{Place, Tier};
+use crate::{BlockKey, Entry};
+use kvik_core::{Code, Error, Result};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes of blocks that wait to be written soon, at most; and at least, whatever the memory.
+const WAITING: (u64, u64) = (1 << 30, 16 << 20);
+/// How long a thread waits for the tier, before a block that nobody waits for stays in memory only.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Blocks that are written soon, for nobody in particular.
+#[derive(Default)]
+pub(crate) struct Soon {
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    blocks: VecDeque<(Id, BlockKey, u64)>,
+    bytes: u64,
+    closed: bool,
+}
+
+impl Soon {
+    /// Has blocks written soon, as far as there is room; how many will not be.
+    fn add(&self, blocks: &[(Id, BlockKey)], each: u64, most: u64) -> u64 {
+        let mut waiting = lock(&self.waiting);
+        let mut left = 0;
+        for block in blocks {
+            if waiting.bytes + each > most || waiting.closed {
+                left += 1;
+                continue;
+            }
+            waiting.bytes += each;
+            waiting.blocks.push_back((block.0, block.1, each));
+        }
+        left
+    }
+
+    fn next(&self) -> Option<(Id, BlockKey)> {
+        let mut waiting = lock(&self.waiting);
+        let (id, key, bytes) = waiting.blocks.pop_front()?;
+        waiting.bytes -= bytes;
+        Some((id, key))
+    }
+
+    /// Takes nothing more; what waits is still written.
+    pub fn close(&self) {
+        lock(&self.waiting).closed = true;
+    }
+
+    /// A disk that fails does not keep a store from ending: what waits then stays in memory only. How many those are.
+    fn give_up_if_closed(&self) -> u64 {
+        let mut waiting = lock(&self.waiting);
+        if !waiting.closed {
+            return 0;
+        }
+        waiting.bytes = 0;
+        std::mem::take(&mut waiting.blocks).len() as u64
+    }
+}
+
+impl Work<Store> for Soon {
+    fn step(&self, store: &Store) {
+        let Some((id, key)) = self.next() else { return };
+        if let Err(error) = store.write(id, &key, PATIENCE) {
+            store.state().counts.unwritten += 1 + self.give_up_if_closed();
+            log::warn!("block {key} stays in memory only: {error}");
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        !lock(&self.waiting).blocks.is_empty()
+    }
+}
+
+/// Blocks that a put waits for.
+pub(crate) struct Awaited {
+    until: Instant,
+    pieces: Mutex<Pieces>,
+    /// The last of them has ended.
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct Pieces {
+    left: VecDeque<(Id, BlockKey)>,
+    running: usize,
+    failed: Option<Error>,
+}
+
+impl Awaited {
+    pub fn new(until: Instant) -> Arc<Awaited> {
+        Arc::new(Awaited { until, pieces: Mutex::default(), done: Condvar::new() })
+    }
+
+    /// Waits until none is left to write.
+    fn wait(&self) -> Result<()> {
+        let mut pieces = lock(&self.pieces);
+        while !pieces.left.is_empty() || pieces.running > 0 {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let text = format!(
+                    "{} blocks of a put are not on the disk by its deadline: give it more time, or put fewer at once",
+                    pieces.left.len() + pieces.running
+                );
+                pieces.left.clear();
+                return Err(Error::new(Code::DeadlineExceeded, text));
+            }
+            pieces = self.done.wait_timeout(pieces, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        pieces.failed.take().map_or(Ok(()), Err)
+    }
+}
+
+impl Work<Store> for Awaited {
+    fn step(&self, store: &Store) {
+        let Some((id, key)) = ({
+            let mut pieces = lock(&self.pieces);
+            let next = pieces.left.pop_front();
+            pieces.running += usize::from(next.is_some());
+            next
+        }) else {
+            return;
+        };
+        let written = store.write(id, &key, self.until.saturating_duration_since(Instant::now()));
+        let mut pieces = lock(&self.pieces);
+        pieces.running -= 1;
+        if let Err(error) = written {
+            pieces.left.clear();
+            pieces.failed = Some(error);
+        }
+        if pieces.left.is_empty() && pieces.running == 0 {
+            self.done.notify_all();
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        !lock(&self.pieces).left.is_empty()
+    }
+}
+
+impl Store {
+    /// Has blocks written soon.
+    pub fn write_soon(&self, namespace: u16, keys: &[BlockKey]) {
+        let Some(below) = self.below() else { return };
+        let mut state = self.state();
+        let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
+        let unwritten = |(id, _): &(Id, BlockKey)| state.index.node(*id).place == 0;
+        let blocks: Vec<_> = keys.iter().filter_map(here).filter(unwritten).collect();
+        let (each, capacity) = (state.shape(namespace).bytes(), state.slabs.capacity());
+        state.counts.unwritten += below.soon.add(&blocks, each, (capacity / 4).clamp(WAITING.1, WAITING.0));
+        drop(state);
+        below.writers.offer(below.soon.clone());
+    }
+
+    /// Has blocks written that somebody waits for, several at once. Without a tier below nothing is.
+    pub fn write_now(&self, awaited: &Arc<Awaited>, blocks: impl IntoIterator<Item = (Id, BlockKey)>) {
+        let Some(below) = self.below() else { return };
+        lock(&awaited.pieces).left.extend(blocks);
+        below.writers.offer(awaited.clone());
+    }
+
+    /// Has blocks on the disk before this returns; how many of them are, from the first one on. Some of them may be on
+    /// their way there by [`Store::write_now`] already.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a store without a log; `DeadlineExceeded`; what the tier says.
+    pub fn make_durable(&self, namespace: u16, keys: &[BlockKey], awaited: &Arc<Awaited>) -> Result<usize> {
+        let Some(below) = self.below() else {
+            let text = "this store has no log, so nothing in it is durable: ask for `stored`, or start it with a log";
+            return Err(Error::new(Code::InvalidArgument, text));
+        };
+        awaited.wait()?;
+        let unwritten: Vec<_> = {
+            let state = self.state();
+            let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
+            let unwritten = |(id, _): &(Id, BlockKey)| state.index.node(*id).place == 0;
+            keys.iter().map_while(here).filter(unwritten).collect()
+        };
+        if !unwritten.is_empty() {
+            self.write_now(awaited, unwritten);
+            awaited.wait()?;
+        }
+        let places: Vec<Place> = {
+            let state = self.state();
+            let place = |key: &BlockKey| Some(state.index.node(state.index.find(namespace, key)?).place);
+            keys.iter().map_while(place).take_while(|place| *place != 0).map(Place).collect()
+        };
+        below.log.sync(&places, awaited.until.saturating_duration_since(Instant::now()))?;
+        Ok(places.len())
+    }
+
+    /// Writes a block that is in memory, if it is not written yet: where it is.
+    fn write(&self, id: Id, key: &BlockKey, within: Duration) -> Result<Option<Place>> {
+        let Some(below) = self.below() else { return Ok(None) };
+        let (pages, at, entry, sum) = {
+            let mut state = self.state();
+            let node = state.index.node(id).clone();
+            if node.key != *key || matches!(node.life, Life::Free | Life::Leaving) {
+                return Ok(None);
+            }
+            if node.place != 0 {
+                return Ok(Some(Place(node.place)));
+            }
+            let Some(slot) = state.pin(id) else { return Ok(None) };
+            let known = state.tenants.namespace(node.namespace).clone();
+            let meaning = Meaning::encode(&known, &state.tenants.tenant(node.namespace).name);
+            let parent = state.index.parent(id).map(|parent| state.index.node(parent).key);
+            let found = state
+                .slabs
+                .pages(slot.slab, [slot.slot].into())
+                .map(|pages| (pages, state.slabs.bytes(slot)));
+            drop(state);
+            let entry =
+                Entry { key: *key, parent, namespace: known.id, shape: known.shape, sums: Box::default() };
+            match found.and_then(|found| below.log.declare(known.id, &meaning).map(|()| found)) {
+                Ok((pages, Some(at))) => (pages, at, entry, node.sum),
+                other => {
+                    self.state().unpin(id);
+                    return other.map(|_| None);
+                }
+            }
+        };
+        let written = pages.sums(entry.shape.summed_layers()).and_then(|sums| {
+            let entry = Entry { sums: sums.into(), ..entry };
+            match entry.sum() == sum {
+                true => below.log.store(&entry, &at.0, at.1 as usize, within).map(Some),
+                false => Ok(None),
+            }
+        });
+        let mut state = self.state();
+        // Somebody else may have written it meanwhile: the place that is known stays, so that whoever waits for one waits
+        // for that.
+        let known = Place(state.index.node(id).place);
+        let written = written.map(|place| place.map(|place| if known.0 == 0 { place } else { known }));
+        if let Ok(Some(place)) = written
+            && known.0 == 0
+            && state.index.node(id).life != Life::Leaving
+        {
+            state.set_place(id, place);
+            state.counts.written += 1;
+        }
+        state.unpin(id);
+        if let Ok(None) = written {
+            log::warn!("block {key} has changed while it lay in memory: it is taken out");
+            state.counts.corrupt += 1;
+            state.forget_key(key);
+        }
+        written
+    }
+}
