@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod below;
+mod choice;
 mod client;
 #[cfg(test)]
 mod corrupt_tests;
@@ -37,6 +38,7 @@ mod wire;
 #[cfg(test)]
 mod wire_tests;
 
+pub use choice::{Choice, Reason};
 pub use client::{Client, Space};
 pub use counts::Counts;
 pub use entry::{Entry, Shape};

@@ -57,10 +57,11 @@ class Spec:
             "--role",
             self.role,
         ]
-        command += ["--kv-memory", "16MiB", "--expiry", str(EXPIRY)]
+        command += ["--kv-memory", "16MiB"]
         if self.report is not None:
             command += ["--report-file", str(self.report)]
-        return HttpServer(self.name, [*command, *self.options], port, logs / f"{self.name}.log")
+        env = {"KVIK_CONNECTOR_EXPIRY": str(EXPIRY)}
+        return HttpServer(self.name, [*command, *self.options], port, logs / f"{self.name}.log", env)
 
 
 @contextlib.contextmanager
