@@ -40,8 +40,8 @@ from kvik.shapes import ModelShape
 
 SHAPE = "llama-3.1-8b"
 PAGE_TOKENS, PROMPT_TOKENS, TOKENS = 16, 1024, 4
-# As fast as a small GPU: 1,000 prompt tokens a second, 5 ms for each step besides.
-COMPUTE = "fixed=0.005,prefill_token=0.001"
+# A large model on a small GPU: 500 prompt tokens a second, 5 ms for each step besides.
+COMPUTE = "fixed=0.005,prefill_token=0.002"
 DEADLINE = 3.0
 LIMIT = 120.0
 READY = "kvik store serves on "
@@ -129,15 +129,25 @@ class Engine:
 
     def warm_up(self) -> None:
         """A prompt too short to have a block: first connections and imports are not of interest."""
-        client.complete(self.server.url, [7] * (PAGE_TOKENS - 1), 1)
+        client.complete(self.server.url, [7] * (PAGE_TOKENS - 1), 1, model=SHAPE)
 
     def ask(self, prompt: Sequence[int]) -> client.Completion:
         """One prompt."""
-        return client.complete(self.server.url, prompt, TOKENS, timeout=LIMIT)
+        return client.complete(self.server.url, prompt, TOKENS, timeout=LIMIT, model=SHAPE)
 
     def counted(self, name: str) -> float:
         """One metric."""
         return client.metrics(self.server.url)[name]
+
+    def of_store(self) -> dict[str, float]:
+        """What it has counted of the store."""
+        counted = client.metrics(self.server.url).items()
+        kept = ("blocks_total", "choices_total", "failures_total", "seconds_total", "seconds_sum")
+        return {
+            name.removeprefix("kvik_emulator_store_"): value
+            for name, value in counted
+            if value and name.startswith("kvik_emulator_store_") and name.partition("{")[0].endswith(kept)
+        }
 
     def wait_store(self) -> None:
         """Wait until it has met a store that was started anew: until the store takes a block."""
@@ -146,7 +156,7 @@ class Engine:
             return self.counted(BLOCKS.format("put")) + self.counted(BLOCKS.format("known"))
 
         def probed() -> bool:
-            client.complete(self.server.url, [7] * (PAGE_TOKENS + 1), 1)
+            client.complete(self.server.url, [7] * (PAGE_TOKENS + 1), 1, model=SHAPE)
             return taken() > before
 
         before = taken()
@@ -188,7 +198,7 @@ class Round:
             if found != source.split()[-1] and found != source:
                 raise SystemExit(
                     f"stage {stage}: KV came from {found}, not {source}: {cached:.0f} tokens cached, "
-                    f"{hit:.0f} of {whole} blocks of the store\n{engine.server.tail()}"
+                    f"{hit:.0f} of {whole} blocks of the store; {engine.of_store()}\n{engine.server.tail()}"
                 )
             if self.truth.setdefault(number, answer.tokens) != answer.tokens or len(answer.tokens) != TOKENS:
                 raise SystemExit(f"stage {stage}: {answer.tokens}, and {self.truth[number]} at first")
@@ -367,7 +377,8 @@ def main() -> None:
         setting = Setting(right, left, f"{left.v4}:7500", env, Path(logs), given.prompts)
         print(
             f"{SHAPE}, {PROMPT_TOKENS} tokens, {setting.kv_bytes >> 20} MiB a prompt, {given.prompts} "
-            f"prompts a stage, {given.rounds} rounds, link of {given.rate}, deadline {DEADLINE} s, compute {COMPUTE}"
+            f"prompts a stage, {given.rounds} rounds, link of {given.rate}, deadline {DEADLINE} s, "
+            f"compute {COMPUTE}"
         )
         store = Store(setting, fleet)
         for number in range(given.rounds):

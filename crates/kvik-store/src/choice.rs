@@ -7,7 +7,8 @@
 //! - What is unknown is fetched: so it becomes known. And of what computing would be faster at, one in [`REFRESH`] is
 //!   fetched all the same: nothing else would tell that fetching has become faster.
 
-use kvik_engine::Estimate;
+use kvik_core::EngineId;
+use kvik_engine::{Engine, Estimate};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -79,27 +80,22 @@ pub(crate) struct Choices {
     ratio: Mutex<Option<f64>>,
 }
 
-/// Tells, when a get has ended, how long it has taken beside what was estimated of it.
+/// Tells, when a get has ended, how long it has taken beside what was estimated of it: at its beginning, or, of the
+/// first get of a connection, at its end.
 pub(crate) struct Gauge {
-    choices: Arc<Choices>,
-    estimate: Estimate,
-    waited: Duration,
+    pub choices: Arc<Choices>,
+    pub engine: Engine,
+    pub peer: EngineId,
+    pub estimate: Option<Estimate>,
+    pub waited: Duration,
 }
 
 impl Gauge {
-    /// The get's caller has waited for so long.
-    pub fn waited(&mut self, time: Duration) {
-        self.waited += time;
-    }
-
     /// It has ended with so many bytes.
     pub fn ended(self, bytes: u64) {
-        let Estimate { start, bytes_per_second, queued, .. } = self.estimate;
-        let expected = start.as_secs_f64() + (queued + bytes) as f64 / bytes_per_second;
-        let found = (self.waited.as_secs_f64() / expected).clamp(1.0 / FURTHEST, FURTHEST);
-        if bytes > 0 && found.is_finite() {
-            let mut ratio = self.choices.ratio.lock().unwrap_or_else(PoisonError::into_inner);
-            *ratio = Some(ratio.map_or(found, |ratio| ratio * KEEP + found * (1.0 - KEEP)));
+        let now = || self.engine.estimate(self.peer, bytes).ok().flatten();
+        if let Some(estimate) = self.estimate.or_else(now) {
+            self.choices.took(bytes, estimate, self.waited);
         }
     }
 }
@@ -118,9 +114,15 @@ impl Choices {
         Choice { reason, bytes, estimate, fetch, recompute }
     }
 
-    /// A gauge for a get of which so much is estimated.
-    pub fn gauge(self: &Arc<Choices>, estimate: Estimate) -> Gauge {
-        Gauge { choices: self.clone(), estimate, waited: Duration::ZERO }
+    /// Of a get that brought so many bytes this was estimated, and its caller waited for so long.
+    fn took(&self, bytes: u64, estimate: Estimate, waited: Duration) {
+        let Estimate { start, bytes_per_second, queued, .. } = estimate;
+        let expected = start.as_secs_f64() + (queued + bytes) as f64 / bytes_per_second;
+        let found = (waited.as_secs_f64() / expected).clamp(1.0 / FURTHEST, FURTHEST);
+        if bytes > 0 && found.is_finite() {
+            let mut ratio = self.ratio.lock().unwrap_or_else(PoisonError::into_inner);
+            *ratio = Some(ratio.map_or(found, |ratio| ratio * KEEP + found * (1.0 - KEEP)));
+        }
     }
 
     /// There is no store to choose.
@@ -174,23 +176,16 @@ mod tests {
 
     #[test]
     fn gets_that_take_less_than_estimated_correct_it() {
-        let choices = Arc::new(Choices::default());
-        let half = || {
-            let mut gauge = choices.gauge(estimate(200).unwrap());
-            gauge.waited(Duration::from_millis(30));
-            gauge.waited(Duration::from_millis(70));
-            // At 1e9 bytes a second.
-            gauge.ended(200_000_000);
-        };
+        let choices = Choices::default();
+        // All of them move 1e9 bytes a second.
+        let took = |bytes, waited| choices.took(bytes, estimate(0).unwrap(), waited);
         assert_eq!(choices.choose(1, estimate(200), COMPUTING).reason, Reason::Slower);
-        half();
+        took(200_000_000, Duration::from_millis(100));
         let choice = choices.choose(1, estimate(200), COMPUTING);
         assert_eq!((choice.reason, choice.fetch), (Reason::Faster, Some(Duration::from_millis(100))));
         // One that took ten times as long counts for a quarter; one that brought nothing, for nothing.
-        let mut slow = choices.gauge(estimate(100).unwrap());
-        slow.waited(Duration::from_secs(1));
-        slow.ended(100_000_000);
-        choices.gauge(estimate(100).unwrap()).ended(0);
+        took(100_000_000, Duration::from_secs(1));
+        took(0, Duration::from_secs(1));
         let fetch = choices.choose(1, estimate(1000), COMPUTING).fetch.unwrap();
         assert!((fetch.as_secs_f64() - (0.5 * 0.75 + 10.0 * 0.25)).abs() < 1e-6, "{fetch:?}");
     }

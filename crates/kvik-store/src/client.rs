@@ -1,6 +1,6 @@
 //! The client's side: what a serving engine calls.
 
-use crate::choice::{Choice, Choices, Reason};
+use crate::choice::{Choice, Choices, Gauge, Reason};
 use crate::get::Getting;
 use crate::host::Host;
 use crate::link::{Answers, Link};
@@ -185,8 +185,8 @@ impl Space {
         self.check(keys, pages)?;
         let expiry = deadline.unwrap_or(DEADLINE);
         let request = Request::Get { namespace: self.namespace, keys: keys.to_vec(), expiry };
-        let Inner { engine, choices, .. } = &*self.client.inner;
-        let gauge = self.estimate(keys.len() as u64)?.map(|estimate| choices.gauge(estimate));
+        let Inner { engine, .. } = &*self.client.inner;
+        let gauge = self.gauge(keys.len() as u64)?;
         let answers = self.client.ask(request, deadline)?;
         Ok(Getting::new(engine.clone(), answers, pages.clone(), self.shape.bytes(), gauge))
     }
@@ -206,6 +206,15 @@ impl Space {
             return Ok(choices.unavailable(bytes, recompute));
         }
         Ok(choices.choose(bytes, self.estimate(blocks)?, recompute))
+    }
+
+    fn gauge(&self, blocks: u64) -> Result<Option<Gauge>> {
+        let Inner { engine, link, choices } = &*self.client.inner;
+        let Link::Remote(remote) = link else { return Ok(None) };
+        let Ok(peer) = remote.peer() else { return Ok(None) };
+        let (choices, engine) = (choices.clone(), engine.clone());
+        let estimate = self.estimate(blocks)?;
+        Ok(Some(Gauge { choices, engine, peer, estimate, waited: Duration::ZERO }))
     }
 
     /// What the engine says of so many blocks of the store; none where nothing was measured, as of copies within the

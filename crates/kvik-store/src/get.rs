@@ -90,7 +90,7 @@ impl Getting {
         let began = Instant::now();
         let there = self.wait_for_more(timeout);
         if let Some(gauge) = &mut self.gauge {
-            gauge.waited(began.elapsed());
+            gauge.waited += began.elapsed();
         }
         if let Ok(None) = there
             && let Some(gauge) = self.gauge.take()
