@@ -79,13 +79,13 @@ class StoreRank:
         self._ended: deque[Loaded | Stored] = deque()
         self._closing = threading.Event()
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._loads = ThreadPoolExecutor(LOADERS, "kvik-emulator-load")
-        self._puts = ThreadPoolExecutor(PUTTERS, "kvik-emulator-put")
+        self._loads = ThreadPoolExecutor(LOADERS, "emulator-load")
+        self._puts = ThreadPoolExecutor(PUTTERS, "emulator-put")
         self._store: kvik.Store | None = None
         if not option.address:
             self._store = kvik.Store.embedded(engine, namespace, layout, memory=option.memory)
         elif not self._meet(logging.WARNING):
-            threading.Thread(target=self._meet_later, name="kvik-emulator-meet", daemon=True).start()
+            threading.Thread(target=self._meet_later, name="emulator-meet", daemon=True).start()
 
     # A load.
 
