@@ -362,6 +362,8 @@ def main() -> None:
     parser.add_argument("--rate", type=Rate.parse, default=Rate.parse("2.5gbit"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("--rounds: an interval takes two at least")
     means: dict[str, list[float]] = {}
     longest: dict[str, float] = {}
     sources: dict[str, str] = {}

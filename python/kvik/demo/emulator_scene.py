@@ -41,7 +41,7 @@ RANK_BYTES = 80 << 20  # of a process without its KV: Python, numpy and the engi
 HELD_REQUESTS = 2
 STARTING = "starting three emulated engines"
 # The prompt of the second act, and how long its KV may take over a link.
-ACT_TOKENS = 2000
+ACT_TOKENS = 1000
 ACT_LINK_SECONDS = 3.0
 # However slow this machine is, the demo shows blocks that come from the store: it waits for them.
 STORE_DEADLINE = 30.0
@@ -153,8 +153,8 @@ def _act_length(settings: Settings, place: Place) -> int:
 
 
 def _store_bytes(kv: KvFacts, length: int) -> int:
-    """Room for the prompt that is shown and one that goes before it, which is taken in slabs."""
-    return max(4 * kv.bytes_of(length), 64 << 20)
+    """Room for the prompt and its answer, which is taken in slabs."""
+    return max(2 * kv.bytes_of(length), 64 << 20)
 
 
 def store_act(scene: Scene, settings: Settings, fleet: Fleet, logs: Path) -> StoreAct:
@@ -170,7 +170,7 @@ def store_act(scene: Scene, settings: Settings, fleet: Fleet, logs: Path) -> Sto
         store = fleet.add(Process("store", command, log, place.environment(), GRACE))
     store.wait_until(lambda: STORE_READY in log.read_text(errors="replace"), time.monotonic() + START_LIMIT)
     shape = ModelShape.resolve(settings.model_shape or SHAPE)
-    # Pages of a put are held until the store has them: room for those of the prompt before.
+    # No more than half of the pool is held for puts.
     pages = 2 * (-(-(length + TOKENS) // PAGE_TOKENS) + 1)
     engine = Emulator(
         "restarted", "both", settings.model_shape or SHAPE, ranks,

@@ -57,10 +57,8 @@ def run(act: StoreAct, kv: KvFacts, model: str) -> Restarted:
     # At least the last token is computed, to choose the next one.
     blocks = (length - 1) // kv.block_tokens
     engine = act.start()
-    client.complete(engine.url, prompt_of(kv, length, PROMPT + 1), 1, model=model)  # touches its memory
-    _wait_put(engine, ranks * (length // kv.block_tokens))
     cold = client.complete(engine.url, prompt, TOKENS, model=model)
-    _wait_put(engine, 2 * ranks * (length // kv.block_tokens))
+    _wait_put(engine, ranks * (length // kv.block_tokens))
     act.stop(engine)
     engine = act.start()
     warm = client.complete(engine.url, prompt, TOKENS, model=model)

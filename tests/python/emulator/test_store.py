@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import kvik
+from kvik.demo import client
 from kvik.demo.processes import HttpServer
 from kvik.emulator.options import FUNCTION
 from kvik.emulator.pool import PagePool
@@ -232,6 +233,20 @@ def test_a_store_that_is_lost_costs_one_deadline(
     print(f"{how}: {load.answered} answers, the slowest after {load.slowest:.3f} s")
     assert not load.wrong, load.wrong[:3]
     assert load.slowest < DEADLINE + SLACK
+
+
+def test_a_client_that_leaves_while_the_store_is_asked(tmp_path: Path, alone: HttpServer) -> None:
+    """The pages stay until the load has ended, and then come back."""
+    prompt = prompt_of(9 * PAGE + 1, seed=50)
+    with Served() as served, servers.servers(tmp_path, spec("one", served.address)) as (one,):
+        assert tokens_of(one, prompt, TOKENS) == tokens_of(alone, prompt, TOKENS)
+        wait_put(one, 9)
+        with served.stopped():
+            waits = "vllm:num_requests_waiting"
+            servers.ask_and_leave(one, client.body(prompt, TOKENS), lambda: metric(one, waits) == 1)
+            servers.wait_used(one, 0.0)
+        assert metric(one, blocks("hit")) == 0
+        assert tokens_of(one, prompt, TOKENS) == tokens_of(alone, prompt, TOKENS)
 
 
 def test_a_store_that_is_dead_at_the_start(tmp_path: Path, alone: HttpServer) -> None:
