@@ -11,6 +11,7 @@ from kvik.demo.client import Completion
 from kvik.demo.engines import Connector, EngineSpec
 from kvik.demo.measure import TOKENS, Row
 from kvik.demo.reports import Load, ReportReader
+from kvik.demo.restart import Restarted
 from kvik.demo.scene import KvFacts
 from kvik.demo.timeline import Compute
 
@@ -80,3 +81,15 @@ def test_help_imports_no_subcommand() -> None:
     assert said.exit_code == 0
     for name in SUBCOMMANDS:
         assert name in said.output
+
+
+def test_a_restart_is_good_only_with_equal_tokens_and_all_blocks() -> None:
+    """What the exit status hangs on in the second act."""
+
+    def restarted(hit: int, warm: int) -> Restarted:
+        answers = Completion([5] * TOKENS), Completion([warm] * TOKENS)
+        return Restarted(100, 6, *answers, hit, hit * 1024, 0.1)
+
+    assert restarted(6, 5).good
+    assert not restarted(6, 4).good
+    assert not restarted(5, 5).good

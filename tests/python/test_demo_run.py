@@ -24,6 +24,11 @@ def check_good(ended: Ended, lengths: tuple[int, ...]) -> None:
     for length in lengths:
         assert ended.row(length).endswith(" equal"), ended.said
     assert f"{len(lengths)} of {len(lengths)} prompts: the same tokens" in ended.said
+    # The second act: whole blocks of the longest prompt, but for the one with its last token.
+    blocks = (max(lengths) - 1) // emulator_scene.PAGE_TOKENS
+    (again,) = (line for line in ended.plain() if line.strip().startswith("started again"))
+    assert re.match(rf" *started again +{blocks} of {blocks} blocks: store .* equal *$", again), again
+    assert "The same tokens, and all whole blocks from the store." in ended.said
     assert ended.left == []
 
 
@@ -41,7 +46,8 @@ def test_in_a_pipe(tmp_path: Path) -> None:
     root = ElementTree.parse(picture).getroot()  # noqa: S314 - ours
     texts = [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert any("300 prompt tokens" in text for text in texts)
-    assert {file.name for file in logs.iterdir()} >= {"prefill.log", "decode.log", "alone.log", "router.log"}
+    names = {"prefill.log", "decode.log", "alone.log", "router.log", "store.log", "restarted.log"}
+    assert {file.name for file in logs.iterdir()} >= names
 
 
 def test_the_picture_adds_up(tmp_path: Path) -> None:

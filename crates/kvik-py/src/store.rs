@@ -1,6 +1,6 @@
 //! A store's client: what `kvik.Store` is made of.
 
-use crate::args::{maybe_seconds, seconds, size};
+use crate::args::{Natural, maybe_seconds, seconds, size};
 use crate::engine::PyEngine;
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
@@ -17,6 +17,7 @@ use kvik_store::{
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -183,12 +184,20 @@ impl PyStoreClient {
         py.detach(|| client.clear_tenant(tenant)).or_raise(py)
     }
 
+    /// How often `choose` has given each reason, by name.
+    fn choices(&self, py: Python<'_>) -> PyResult<BTreeMap<&'static str, u64>> {
+        Ok(self.0.get(py)?.choices().into_iter().collect())
+    }
+
     /// What has happened in the store, by name.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let client = self.0.get(py)?;
         named(py, &py.detach(|| client.stat()).or_raise(py)?)
     }
 }
+
+/// What `choose` gives.
+type Chosen = (bool, &'static str, u64, Option<(f64, u64)>);
 
 /// Blocks of one namespace in a store.
 #[pyclass(name = "StoreSpace", module = "kvik._native", frozen)]
@@ -224,6 +233,15 @@ impl PyStoreSpace {
         let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
         let getting = py.detach(|| space.get(&keys, set, deadline)).or_raise(py)?;
         Ok(PyGetting { getting: Owned::new(Mutex::new(getting)), _pages: pages.clone().unbind() })
+    }
+
+    /// Whether to fetch, why, bytes, and the estimate where there is one: seconds, and bytes that go before.
+    fn choose(&self, py: Python<'_>, blocks: Natural, recompute: f64) -> PyResult<Chosen> {
+        let recompute = seconds(py, "recompute", recompute)?;
+        let choice = self.0.get(py)?.choose(blocks.0, recompute).or_raise(py)?;
+        let estimate = choice.fetch.zip(choice.estimate);
+        let told = estimate.map(|(fetch, estimate)| (fetch.as_secs_f64(), estimate.queued));
+        Ok((choice.reason.fetches(), choice.reason.name(), choice.bytes, told))
     }
 
     fn contains(&self, py: Python<'_>, names: &[u8]) -> PyResult<Vec<bool>> {

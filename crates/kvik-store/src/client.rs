@@ -1,5 +1,6 @@
 //! The client's side: what a serving engine calls.
 
+use crate::choice::{Choice, Choices, Gauge, Reason};
 use crate::get::Getting;
 use crate::host::Host;
 use crate::link::{Answers, Link};
@@ -10,7 +11,7 @@ use crate::store::Store;
 use crate::wire::{Ack, Put, Request, Response};
 use crate::{BlockKey, Counts, MAX_KEYS, Namespace, NamespaceId, Shape, StoreOptions};
 use kvik_core::{Code, Error, Result, Right, Use};
-use kvik_engine::{Engine, GrantOptions, PageSet};
+use kvik_engine::{Engine, Estimate, GrantOptions, PageSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ pub struct Client {
 struct Inner {
     engine: Engine,
     link: Link,
+    choices: Arc<Choices>,
 }
 
 impl Drop for Inner {
@@ -54,12 +56,17 @@ impl Client {
     /// is no store, or does not answer by the deadline.
     pub fn connect(engine: &Engine, address: &str, deadline: Option<Duration>) -> Result<Client> {
         let link = Link::Remote(Remote::connect(engine, address, deadline.unwrap_or(DEADLINE))?);
-        Ok(Client { inner: Arc::new(Inner { engine: engine.clone(), link }) })
+        Ok(Client::over(engine, link))
     }
 
     pub(crate) fn of(engine: &Engine, host: Host) -> Client {
         let link = Link::Embedded(Arc::new(host), engine.id());
-        Client { inner: Arc::new(Inner { engine: engine.clone(), link }) }
+        Client::over(engine, link)
+    }
+
+    fn over(engine: &Engine, link: Link) -> Client {
+        let (engine, choices) = (engine.clone(), Arc::default());
+        Client { inner: Arc::new(Inner { engine, link, choices }) }
     }
 
     /// Blocks of one namespace. `tenant` names whose they are; `shape` is that of each.
@@ -97,6 +104,11 @@ impl Client {
             Response::Counts(counts) => Ok(*counts),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// How often [`Space::choose`] has given each reason, by its name.
+    pub fn choices(&self) -> [(&'static str, u64); Reason::ALL.len()] {
+        self.inner.choices.counts()
     }
 
     fn ask(&self, request: Request, deadline: Option<Duration>) -> Result<Answers> {
@@ -173,8 +185,50 @@ impl Space {
         self.check(keys, pages)?;
         let expiry = deadline.unwrap_or(DEADLINE);
         let request = Request::Get { namespace: self.namespace, keys: keys.to_vec(), expiry };
+        let Inner { engine, .. } = &*self.client.inner;
+        let gauge = self.gauge(keys.len() as u64)?;
         let answers = self.client.ask(request, deadline)?;
-        Ok(Getting::new(self.client.inner.engine.clone(), answers, pages.clone(), self.shape.bytes()))
+        Ok(Getting::new(engine.clone(), answers, pages.clone(), self.shape.bytes(), gauge))
+    }
+
+    /// Whether so many blocks are better fetched than computed, which takes `recompute` by what the caller says. By
+    /// what the engine has measured of its own transfers with the store ([`Engine::estimate`]), and what gets took
+    /// beside that: nothing is sent, and nobody is asked whether the blocks are there.
+    ///
+    /// # Errors
+    /// `EngineClosed`, `EngineForked`.
+    pub fn choose(&self, blocks: u64, recompute: Duration) -> Result<Choice> {
+        let Inner { link, choices, .. } = &*self.client.inner;
+        let bytes = blocks.saturating_mul(self.shape.bytes());
+        if let Link::Remote(remote) = link
+            && !remote.is_up()
+        {
+            return Ok(choices.unavailable(bytes, recompute));
+        }
+        Ok(choices.choose(bytes, self.estimate(blocks)?, recompute))
+    }
+
+    fn gauge(&self, blocks: u64) -> Result<Option<Gauge>> {
+        let Inner { engine, link, choices } = &*self.client.inner;
+        let Link::Remote(remote) = link else { return Ok(None) };
+        let Ok(peer) = remote.peer() else { return Ok(None) };
+        let (choices, engine) = (choices.clone(), engine.clone());
+        let estimate = self.estimate(blocks)?;
+        Ok(Some(Gauge { choices, engine, peer, estimate, waited: Duration::ZERO }))
+    }
+
+    /// What the engine says of so many blocks of the store; none where nothing was measured, as of copies within the
+    /// process.
+    fn estimate(&self, blocks: u64) -> Result<Option<Estimate>> {
+        let Inner { engine, link, .. } = &*self.client.inner;
+        match link {
+            Link::Embedded(..) => Ok(None),
+            Link::Remote(remote) => match remote.peer() {
+                Ok(peer) => engine.estimate(peer, blocks.saturating_mul(self.shape.bytes())),
+                // Whoever asks it hears that it is down.
+                Err(_) => Ok(None),
+            },
+        }
     }
 
     /// Of each key whether the store has its block.

@@ -4,6 +4,7 @@
 //! - What is counted was compared with the checksum that the store has of it.
 //! - When a get has ended, or was given up, nothing lands in the caller's pages any more, and the store is told.
 
+use crate::choice::Gauge;
 use crate::client::unexpected;
 use crate::link::Answers;
 use crate::sums::block_sums;
@@ -11,7 +12,7 @@ use crate::wire::{Lending, Response};
 use kvik_core::{Class, Code, Error, Result, Ticket};
 use kvik_engine::{Engine, PageSet, Transfer, TransferOptions, Verify};
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes that a get asks for at once, at least one block; the first time it is one block, so that its use begins early.
 const WINDOW: u64 = 8 << 20;
@@ -28,6 +29,7 @@ pub struct Getting {
     more: bool,
     moving: VecDeque<Moving>,
     verified: usize,
+    gauge: Option<Gauge>,
 }
 
 /// What the store lends at once.
@@ -67,9 +69,15 @@ struct Group {
 }
 
 impl Getting {
-    pub(crate) fn new(engine: Engine, answers: Answers, pages: PageSet, block_bytes: u64) -> Getting {
+    pub(crate) fn new(
+        engine: Engine,
+        answers: Answers,
+        pages: PageSet,
+        block_bytes: u64,
+        gauge: Option<Gauge>,
+    ) -> Getting {
         let (moving, part) = (VecDeque::new(), None);
-        Getting { engine, answers, pages, block_bytes, part, more: true, moving, verified: 0 }
+        Getting { engine, answers, pages, block_bytes, part, more: true, moving, verified: 0, gauge }
     }
 
     /// Waits for more blocks, with `None` as long as the deadline takes: how many are there now and verified, from the
@@ -79,6 +87,20 @@ impl Getting {
     /// What the store says, `StoreUnavailable`, what a transfer can say; `WaitTimeout` when `timeout` passes first.
     /// `ChecksumMismatch` for a block that is not what was stored. Blocks that were verified before are good.
     pub fn next(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
+        let began = Instant::now();
+        let there = self.wait_for_more(timeout);
+        if let Some(gauge) = &mut self.gauge {
+            gauge.waited += began.elapsed();
+        }
+        if let Ok(None) = there
+            && let Some(gauge) = self.gauge.take()
+        {
+            gauge.ended(self.verified as u64 * self.block_bytes);
+        }
+        there
+    }
+
+    fn wait_for_more(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
         while self.moving.len() < AHEAD {
             // What is on its way already is not kept waiting for what the store says of the rest.
             let patience = if self.moving.is_empty() { timeout } else { Some(Duration::ZERO) };

@@ -9,6 +9,7 @@
 
 mod below;
 mod bring;
+mod choice;
 mod client;
 #[cfg(test)]
 mod corrupt_tests;
@@ -40,6 +41,7 @@ mod wire;
 mod wire_tests;
 mod write;
 
+pub use choice::{Choice, Reason};
 pub use client::{Client, Space};
 pub use counts::Counts;
 pub use entry::{Entry, Shape};

@@ -77,12 +77,20 @@ impl Remote {
     /// # Errors
     /// `StoreUnavailable` where it is down, or is found to be so now.
     pub fn ask(&self, request: &Request, deadline: Duration) -> Result<Receiver<Response>> {
-        let peer = match &*lock(&self.health) {
-            Health::Up(peer) => *peer,
-            Health::Down(error) => return Err(self.unavailable(error)),
-            Health::Closed => return Err(Error::new(Code::EngineClosed, "the store's client was closed")),
-        };
+        let peer = self.peer()?;
         self.send(peer, request, deadline).map_err(|error| self.failed(error))
+    }
+
+    /// The store's engine.
+    ///
+    /// # Errors
+    /// `StoreUnavailable` where it is down.
+    pub fn peer(&self) -> Result<EngineId> {
+        match &*lock(&self.health) {
+            Health::Up(peer) => Ok(*peer),
+            Health::Down(error) => Err(self.unavailable(error)),
+            Health::Closed => Err(Error::new(Code::EngineClosed, "the store's client was closed")),
+        }
     }
 
     /// The store has taken what a namespace is: it is told again when it is met again.

@@ -425,8 +425,15 @@ EMULATOR = Entry(
         ),
         ENGINE["transport"],
         ENGINE["listen"],
-        CONNECTOR["expiry"],
         CONNECTOR["report_file"],
+        _emulator(
+            name="store",
+            kind=Text(),
+            default=None,
+            unset="no store",
+            help="A store: HOST:PORT, or embedded:SIZE in each rank; with ,deadline=SECONDS behind it (1).",
+            reason="A request waits for its blocks no longer than the deadline, whatever the store does.",
+        ),
         _emulator(
             name="compute",
             kind=Text(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from kvik.demo import machine, words
 from kvik.demo.engines import start_router
 from kvik.demo.measure import TOKENS
-from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, free_ports
+from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 from kvik.demo.scene import (
     KvFacts,
@@ -16,6 +16,7 @@ from kvik.demo.scene import (
     Scene,
     SettingError,
     Settings,
+    StoreAct,
     model_name,
     report_file,
     wait_all,
@@ -39,6 +40,12 @@ RANK_BYTES = 80 << 20  # of a process without its KV: Python, numpy and the engi
 # next request has come.
 HELD_REQUESTS = 2
 STARTING = "starting three emulated engines"
+# The prompt of the second act, and how long its KV may take over a link.
+ACT_TOKENS = 1000
+ACT_LINK_SECONDS = 3.0
+# However slow this machine is, the demo shows blocks that come from the store: it waits for them.
+STORE_DEADLINE = 30.0
+STORE_READY = "kvik store serves on "
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class Emulator:
     host: str = LOOPBACK
     report: Path | None = None
     fault: str | None = None
+    store: str | None = None
 
     def command(self, port: int) -> list[str]:
         """Its command line."""
@@ -64,6 +72,7 @@ class Emulator:
         command += ["--listen", f"{self.host}:0", "--reread", str(REREAD)]
         command += ["--compute", f"fixed={STEP_SECONDS},prefill_token={1 / PREFILL_TOKENS_PER_SECOND}"]
         command += ["--report-file", str(self.report)] if self.report else []
+        command += ["--store", self.store] if self.store else []
         return [*command, *(["--fault", self.fault] if self.fault else [])]
 
     def start(self, port: int, logs: Path, env: dict[str, str]) -> HttpServer:
@@ -88,8 +97,12 @@ def check(settings: Settings) -> None:
         )
     engines = _engines(settings, Place(), Path())
     processes = sum(engine.ranks for engine in engines)
+    # Of the second act the store; its engine takes the place of one of the first.
+    store = _store_bytes(facts(settings), _act_length(settings, Place()))
     machine.check_memory(
-        sum(engine.kv_bytes * engine.ranks for engine in engines) + (processes + len(engines)) * RANK_BYTES,
+        sum(engine.kv_bytes * engine.ranks for engine in engines)
+        + (processes + len(engines)) * RANK_BYTES
+        + store,
         f"three engines with {longest:,} tokens of {shape.name}",
         f"--lengths {max(1, longest // 4)} or a smaller --model-shape",
     )
@@ -127,6 +140,50 @@ def start(settings: Settings, place: Place, fleet: Fleet, logs: Path) -> Scene:
         note="To compute a token, an emulator reads all of its KV on the CPU; a GPU is faster at that.",
         proof="each depends on every byte of KV, so KV that is wrong anywhere gives other tokens",
     )  # fmt: skip
+
+
+def _act_length(settings: Settings, place: Place) -> int:
+    """Tokens of the prompt of the second act: the longest, but no more than a few seconds take."""
+    length = min(max(settings.lengths), ACT_TOKENS)
+    if place.link is not None:
+        kv = facts(settings)
+        seconds = place.link.rate.seconds(kv.bytes_of(length))
+        length = int(length * min(1.0, ACT_LINK_SECONDS / seconds))
+    return max(length, PAGE_TOKENS + 1)
+
+
+def _store_bytes(kv: KvFacts, length: int) -> int:
+    """Room for the prompt and its answer, which is taken in slabs."""
+    return max(2 * kv.bytes_of(length), 64 << 20)
+
+
+def store_act(scene: Scene, settings: Settings, fleet: Fleet, logs: Path) -> StoreAct:
+    """Start a store where the prefill engine is; the engine alone makes room for one that uses it."""
+    place, ranks = scene.place, settings.ranks.decode
+    length = _act_length(settings, place)
+    fleet.stop(scene.alone)
+    at, log = place.prefill_host(), logs / "store.log"
+    with place.at_prefill():
+        address = f"{at}:{free_ports(1)[0]}"
+        command = [sys.executable, "-m", "kvik.cli", "store", "serve", "--listen", address]
+        command += ["--memory", str(_store_bytes(scene.kv, length)), "--transport", settings.transport]
+        store = fleet.add(Process("store", command, log, place.environment(), GRACE))
+    store.wait_until(lambda: STORE_READY in log.read_text(errors="replace"), time.monotonic() + START_LIMIT)
+    shape = ModelShape.resolve(settings.model_shape or SHAPE)
+    # No more than half of the pool is held for puts.
+    pages = 2 * (-(-(length + TOKENS) // PAGE_TOKENS) + 1)
+    engine = Emulator(
+        "restarted", "both", settings.model_shape or SHAPE, ranks,
+        pages * shape.page_bytes(PAGE_TOKENS, ranks), settings.transport,
+        store=f"{address},deadline={STORE_DEADLINE:g}",
+    )  # fmt: skip
+
+    def start() -> HttpServer:
+        server = fleet.add(engine.start(free_ports(1)[0], logs, place.environment()))
+        server.wait_ready(time.monotonic() + START_LIMIT)
+        return server
+
+    return StoreAct(length, ranks, f"at {address}", start, fleet.stop)
 
 
 def _engines(settings: Settings, place: Place, logs: Path) -> list[Emulator]:

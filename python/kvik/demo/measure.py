@@ -110,16 +110,16 @@ class Row:
 def rows(scene: Scene, lengths: tuple[int, ...]) -> Iterator[Row]:
     """A row for each length, as soon as it is there. Raises `client.RequestError` and `OSError`."""
     for number, length in enumerate(lengths, start=1):
-        yield _ask(scene, _prompt(scene.kv, length, number), f"demo-{number}")
+        yield _ask(scene, prompt_of(scene.kv, length, number), f"demo-{number}")
 
 
 def warm_up(scene: Scene, length: int) -> None:
     """Ask once what is not shown: it pays for first connections, and, when its length is the greatest of all,
     for the memory that is touched for the first time. Raises as `rows` does."""
-    _ask(scene, _prompt(scene.kv, length, 0), "demo-0")
+    _ask(scene, prompt_of(scene.kv, length, 0), "demo-0")
 
 
-def _prompt(kv: KvFacts, length: int, number: int) -> list[int]:
+def prompt_of(kv: KvFacts, length: int, number: int) -> list[int]:
     """Token ids, the same in every run; no two prompts begin alike, so that no prefix cache can help."""
     rng = random.Random(SEED * 1_000_003 + number)  # noqa: S311 - prompts, not secrets
     return [rng.choice(kv.vocabulary) for _ in range(length)]

@@ -5,7 +5,7 @@ import http.client
 import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -120,6 +120,18 @@ class Scene:
     note: str = ""  # what to know when reading the picture
 
 
+@dataclass(frozen=True)
+class StoreAct:
+    """What the second act is played with. `start` returns an engine with the store that is ready; `stop` ends
+    it. `ranks` are the engine's; `where` the store is, for those who read it."""
+
+    length: int
+    ranks: int
+    where: str
+    start: Callable[[], HttpServer]
+    stop: Callable[[HttpServer], None]
+
+
 class Cast(Protocol):
     """The engines that play in the demo; a module each."""
 
@@ -134,6 +146,9 @@ class Cast(Protocol):
 
     def start(self, settings: Settings, place: Place, fleet: Fleet, logs: Path) -> Scene:
         """Start everything; `ProcessError` when something does not come up."""
+
+    def store_act(self, scene: Scene, settings: Settings, fleet: Fleet, logs: Path) -> "StoreAct | None":
+        """Start a store for the second act; None for engines that have none."""
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from kvik.demo import client, emulator_scene, table, telling, vllm_scene, words
+from kvik.demo import client, emulator_scene, restart, table, telling, vllm_scene, words
 from kvik.demo.links import CannotError, Rate
 from kvik.demo.measure import Row, rows, warm_up
 from kvik.demo.processes import Fleet, ProcessError
@@ -211,12 +211,26 @@ def _run(
             with place.near():
                 found = _show(scene, settings.lengths, rate, console)
             telling.conclude(scene, found, rate, console)
-        telling.draw(scene, found, console, picture)
+            telling.draw(scene, found, console, picture)
+            restarted = _second_act(cast, scene, settings, fleet, folder, console)
     except (ProcessError, client.RequestError, OSError) as error:
         console.print(f"The demo failed: {error}", style="red", markup=False, soft_wrap=True)
         return False
     telling.hints(_options_used(), console)
-    return all(row.good for row in found)
+    return restarted and all(row.good for row in found)
+
+
+def _second_act(
+    cast: Cast, scene: Scene, settings: Settings, fleet: Fleet, folder: Path, console: Console
+) -> bool:
+    """An engine is started again, and its prefix comes from a store; whether that was good."""
+    with scene.place.near(), console.status("starting a store, and an engine twice ..."):
+        act = cast.store_act(scene, settings, fleet, folder)
+        if act is None:
+            return True
+        found = restart.run(act, scene.kv, scene.model)
+    restart.tell(found, act.where, console)
+    return found.good
 
 
 def _options_used() -> list[str]:

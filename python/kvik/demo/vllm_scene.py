@@ -40,6 +40,10 @@ def facts(_settings: Settings) -> KvFacts:
     return KvFacts(BLOCK_TOKENS, bytes_of_block, range(FIRST_BYTE_TOKEN, FIRST_BYTE_TOKEN + 256))
 
 
+def store_act(_scene: Scene, _settings: Settings, _fleet: Fleet, _logs: Path) -> None:
+    """None: kvik's connector for vLLM does handovers only."""
+
+
 def start(settings: Settings, place: Place, fleet: Fleet, logs: Path) -> Scene:
     """Start everything; `ProcessError` when something does not come up."""
     model = ensure_checkpoint()

@@ -8,5 +8,6 @@ byte of every page of its request. So KV that is wrong, stale, missing or mispla
 Read in this order: `content` (that function and its reading) -> `tokens` -> `pool` (which page is whose) ->
 `requests` and `scheduler` (a step's work) -> `memory`, `rank` (one rank's process) over `wire` -> `replica`
 (ranks of one data-parallel index, and their steps) -> `front` (all replicas) -> `api`, `web` (OpenAI's face),
-with `compute`, `faults`, `metrics` and `options` beside them.
+with `compute`, `faults`, `metrics` and `options` beside them; and with a store `store_option`, `store_side`
+(the scheduler's half) and `store_rank` (a rank's).
 """

@@ -39,6 +39,14 @@ class ComputeModel:
             + self.context_token * context
         )
 
+    def prefill_seconds(self, first: int, last: int) -> float:
+        """How long the prompt tokens from one position to another take, in steps of their own."""
+        ends = range(first, last, self.step_tokens)
+        return sum(
+            self.seconds(min(at + self.step_tokens, last) - at, 0, min(at + self.step_tokens, last))
+            for at in ends
+        )
+
 
 def derived(
     parameters: float,

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kvik.emulator.requests import Request
 from kvik.emulator.scheduler import Observer
+from kvik.emulator.store_metrics import StoreFamilies, StoreMetrics
 from kvik.handover.metrics import LoadStats
 
 LABELS = ("model_name", "engine")
@@ -108,6 +109,7 @@ class Metrics:
             name: Histogram(name, text, LABELS, buckets=buckets, registry=self._registry)
             for name, (buckets, text) in HISTOGRAMS.items()
         }
+        self._store = StoreFamilies(self._registry, LABELS)
 
     def replica(self, dp: int) -> ReplicaMetrics:
         """Those of one data-parallel replica, all of them at zero."""
@@ -117,6 +119,7 @@ class Metrics:
             {source: self._by_source.labels(*labels, source) for source in SOURCES},
             {reason: self._success.labels(*labels, reason) for reason in REASONS},
             {name: histogram.labels(*labels) for name, histogram in self._histograms.items()},
+            self._store.replica(labels),
         )
 
     def follow(self, dp: int, look: Callable[[], Mapping[str, float]]) -> None:
@@ -142,11 +145,13 @@ class ReplicaMetrics(Observer):
         by_source: Mapping[str, Any],
         success: Mapping[str, Any],
         histograms: Mapping[str, Any],
+        store: StoreMetrics,
     ) -> None:
         self._counters = counters
         self._by_source = by_source
         self._success = success
         self._histograms = histograms
+        self.store = store
 
     def admitted(self, request: Request) -> None:
         """As vLLM counts them: the external cache is asked for what the local one has not."""

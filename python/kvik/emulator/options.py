@@ -13,6 +13,7 @@ from kvik.emulator.memory import available_bytes, pages_in
 from kvik.emulator.rank import Setup
 from kvik.emulator.replica import ReplicaPlan
 from kvik.emulator.scheduler import Limits
+from kvik.emulator.store_option import StoreOption, StorePlan, parse_store
 from kvik.emulator.tokens import FIRST_WORD_TOKEN
 from kvik.errors import InvalidArgument
 from kvik.handover.config import ConnectorConfig
@@ -40,8 +41,8 @@ class Options:
     prefix_cache: bool
     transport: str
     listen: tuple[str, ...]
-    expiry: float
     report_file: str | None
+    store: str | None
     compute: str
     load_failure: str
     reread: int
@@ -58,10 +59,11 @@ class Options:
                 f"{shape.name} has {shape.vocab_size} tokens; text needs at least {FIRST_WORD_TOKEN} here"
             )
         pages = pages_in(shape, self.page_tokens, self.tp, self.kv_memory)
-        self._check_memory(shape, pages)
+        store = None if self.store is None else parse_store(self.store)
+        self._check_memory(shape, pages, store)
         connector = {
             name: value
-            for name in ("listen", "transport", "expiry", "report_file")
+            for name in ("listen", "transport", "report_file")
             if (value := getattr(self, name)) is not None
         }
         # The connector's other options are its own, by their variables or the file.
@@ -79,6 +81,7 @@ class Options:
                 pages=pages,
                 plain_memory=self.plain_memory,
                 connector=connector,
+                store=None if store is None else StorePlan(store, model["model"], f"{FUNCTION}:{shape.name}"),
                 log_level=logging.getLogger().getEffectiveLevel(),
             ),
             identity=Identity(
@@ -101,13 +104,16 @@ class Options:
             compute=compute,
         )
 
-    def _check_memory(self, shape: ModelShape, pages: int) -> None:
-        needed = pages * shape.page_bytes(self.page_tokens, self.tp) * self.tp * self.dp
+    def _check_memory(self, shape: ModelShape, pages: int, store: StoreOption | None) -> None:
+        ranks = self.tp * self.dp
+        embedded = 0 if store is None else store.memory
+        needed = (pages * shape.page_bytes(self.page_tokens, self.tp) + embedded) * ranks
         available = available_bytes()
         if available is not None and needed > available:
             raise InvalidArgument(
-                f"--kv-memory: {self.tp * self.dp} rank(s) with {self.kv_memory} bytes each need {needed}; "
-                f"this machine has {available} available. Give less, or a smaller --model-shape."
+                f"--kv-memory and --store: {ranks} rank(s) with {self.kv_memory} bytes of KV and {embedded} "
+                f"of a store each need {needed}; this machine has {available} available. Give less, or a "
+                "smaller --model-shape."
             )
 
     def bounds(self, plan: ReplicaPlan) -> Bounds:

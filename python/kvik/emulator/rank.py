@@ -13,15 +13,18 @@ import selectors
 import signal
 import socket
 import sys
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import numpy as np
 
+import kvik
 from kvik.emulator import wire
 from kvik.emulator.content import KvFunction
 from kvik.emulator.memory import pool_memory, words_of
-from kvik.emulator.watch import Watch
+from kvik.emulator.store_option import StorePlan
+from kvik.emulator.store_rank import Loaded, StoreRank
+from kvik.emulator.watch import Watch, unwatched
 from kvik.emulator.wire import Message
 from kvik.handover import native
 from kvik.handover.config import ConnectorConfig
@@ -46,6 +49,7 @@ class Setup:
     pages: int
     plain_memory: bool
     connector: dict[str, Any]
+    store: StorePlan | None
     log_level: int
 
 
@@ -72,6 +76,17 @@ class Rank:
         self._worker.register(memory)
         self._words = words_of(memory)
         self._kv = KvFunction(layout.layers, list(layout.heads), self._words.shape[4])
+        self._store = self._open_store(setup)
+
+    def _open_store(self, setup: Setup) -> StoreRank | None:
+        if setup.store is None:
+            return None
+        engine, region, pages = self._worker.opened()
+        namespace = setup.store.namespace(setup.shape, setup.page_tokens, setup.tp, setup.tp_rank)
+        # What a store does is told by itself, and not watched.
+        store = StoreRank(setup.store.option, namespace, unwatched(engine), cast(kvik.Region, region), pages)
+        self._selector.register(store.fd, selectors.EVENT_READ)
+        return store
 
     def run(self) -> None:
         """Serve until the front closes or dies."""
@@ -82,20 +97,33 @@ class Rank:
                 if key.fileobj is self._front:
                     message = wire.receive(self._front)
                     if message is None:
-                        self._worker.close()
+                        self._close()
                         return
                     self._obey(message)
+                elif self._store is not None and key.fd == self._store.fd:
+                    self._store.quiet()
                 else:
                     self._selector.unregister(key.fd)
                     os.close(key.fd)
             self._watch.forget_ended()
             self._report()
 
+    def _close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._worker.close()
+
     def _obey(self, message: Message) -> None:
         if message.kind == "step":
             self._step(message)
         elif message.kind == "plan":
             self._worker.begin_step(wire.build(StepPlan, message.fields["plan"]))
+        elif message.kind in ("fetch", "put") and self._store is not None:
+            keys, pages = message.arrays[0].tobytes(), message.arrays[1].view(np.uint32)
+            if message.kind == "fetch":
+                self._store.fetch(message.fields["id"], keys, pages, message.fields["recompute"])
+            else:
+                self._store.put(message.fields["number"], keys, pages)
         elif message.kind == "flip":
             self._flip(**message.fields)
         elif message.kind == "signal":
@@ -139,6 +167,12 @@ class Rank:
         }
         if any(fields.values()):
             wire.send(self._front, Message("report", fields))
+        if self._store is not None and (ended := self._store.take_ended()):
+            news = {
+                "fetched": [asdict(one) for one in ended if isinstance(one, Loaded)],
+                "ended": [asdict(one) for one in ended if not isinstance(one, Loaded)],
+            }
+            wire.send(self._front, Message("store", news))
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from kvik.emulator.pool import PagePool
 from kvik.emulator.rank import Setup
 from kvik.emulator.requests import Request
 from kvik.emulator.scheduler import Limits, Scheduler, Step, weigh_ranks
+from kvik.emulator.store_side import StoreSide
 from kvik.emulator.wire import Message
 from kvik.handover import digest, native
 from kvik.handover.config import ConnectorConfig
@@ -129,9 +130,26 @@ class Replica:
         self._side = SchedulerSide(self._native, identity, config.expiry, held, self._report)
         pool = PagePool(plan.setup.pages)
         held.bind(pool)  # type: ignore[arg-type]  # its blocks are pages, to the handover any object
-        self.scheduler = Scheduler(plan.limits, pool, self._side, identity.tp_size, self._keys, metrics)
+        self._store = self._store_side(pool)
+        self.scheduler = Scheduler(
+            plan.limits, pool, self._side, identity.tp_size, self._keys, metrics, self._store
+        )
         tp = plan.setup.tp
         self._weigh = weigh_ranks([plan.setup.shape.heads_of_rank(tp, rank) for rank in range(tp)])
+
+    def _store_side(self, pool: PagePool) -> StoreSide | None:
+        setup = self._plan.setup
+        if setup.store is None:
+            return None
+        namespaces = [
+            setup.store.namespace(setup.shape, setup.page_tokens, setup.tp, rank) for rank in range(setup.tp)
+        ]
+
+        def recompute(first: int, last: int) -> float | None:
+            # A model that says nothing of time says nothing to compare with either.
+            return self._plan.compute.prefill_seconds(first, last) or None
+
+        return StoreSide(namespaces, setup.page_tokens, pool, recompute, self._metrics.store)
 
     def _keys(self, request: Request, full_pages: int) -> list[bytes]:
         """Content digests of a request's full pages, by which they are found again."""
@@ -209,6 +227,9 @@ class Replica:
             link.stepped.set_result(message)
         elif message.kind == "report":
             self._reported(message)
+        elif message.kind == "store":
+            self.scheduler.on_store(message.fields["fetched"], message.fields["ended"])
+            self._wake.set()
         else:
             raise wire.WireError(f"a message {message.kind!r} that nobody waits for")
 
@@ -252,13 +273,16 @@ class Replica:
             self._lost(self._ranks[0], f"dp{self.dp}: its engine loop has failed: {error}")
 
     def _send_plan(self) -> None:
-        """Hand over what the handover's scheduler side wants of the ranks."""
+        """Hand over what the handover's scheduler side and the store's want of the ranks."""
         plan = self._side.take_plan()
         if any((plan.sends, plan.loads, plan.parks, plan.releases, plan.cancels)):
             message = Message("plan", {"plan": wire.plain(plan)})
             for link in self._ranks:
                 link.send(message)
         self._metrics.handover(dict(self._side.take_counters()))
+        for order in self._store.take_orders() if self._store is not None else ():
+            for link, keys in zip(self._ranks, order.keys, strict=True):
+                link.send(Message(order.kind, order.fields, [keys, order.pages]))
 
     async def _run(self, step: Step) -> None:
         """One step on all ranks; it takes as long as the compute model says, or longer."""

@@ -71,7 +71,8 @@ class Request:
 
     num_computed_tokens: tokens that steps need not compute (vLLM's name and meaning). present: tokens whose
     KV lies in the pages; one more than computed where a handover brought the last prompt token's KV too,
-    which is read as it came and never written over.
+    which is read as it came and never written over. stored_blocks: how many of its first blocks the store
+    has or was given, as far as is known here.
     """
 
     # What `kvik.handover` asks of a request and an emulator never has.
@@ -113,6 +114,8 @@ class Request:
         self.present = 0
         self.local_tokens = 0
         self.external_tokens = 0
+        self.asked_store = False
+        self.stored_blocks = 0
         self.counted = False
         self.digests: list[int] = []
         self.digested = 0

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvik.emulator.content import MASK
 from kvik.emulator.pool import Page, PagePool
 from kvik.emulator.requests import Event, Request, Status
+from kvik.emulator.store_side import StoreSide
 from kvik.emulator.tokens import EOS, next_token
 from kvik.handover.scheduler import SchedulerSide
 
@@ -110,6 +111,7 @@ class Scheduler:
         ranks: int,
         keys: ContentKeys,
         observer: Observer,
+        store: StoreSide | None = None,
     ) -> None:
         self._limits = limits
         self._pool = pool
@@ -117,6 +119,7 @@ class Scheduler:
         self._ranks = ranks
         self._keys = keys
         self._observer = observer
+        self._store = store
         self.waiting: deque[Request] = deque()
         self.loading: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -207,14 +210,21 @@ class Scheduler:
         self._side.update_state_after_alloc(request, (_numbers(request.pages),), external)
         self._observer.admitted(request)
         if external:
-            request.status = Status.LOADING
-            request.times.load_began = time.monotonic()
-            self.loading[request.request_id] = request
+            self._load(request)
         else:
             self._run(request)
         return True
 
+    def _load(self, request: Request) -> None:
+        request.status = Status.LOADING
+        request.times.load_began = time.monotonic()
+        self.loading[request.request_id] = request
+
     def _run(self, request: Request) -> None:
+        """Compute what is missing, or first look for it in the store."""
+        if self._store is not None and self._store.fetch(request):
+            self._load(request)
+            return
         request.status = Status.RUNNING
         self.running[request.request_id] = request
 
@@ -231,6 +241,8 @@ class Scheduler:
             request.num_computed_tokens = work.first + work.count
             request.present = max(request.present, request.num_computed_tokens)
             self._cache_full_pages(request)
+            if self._store is not None and work.sample and not request.outputs:
+                self._store.put(request)
             if news is not None:
                 before = request.digests if work.read_from else [0] * len(news)
                 request.digests = [(old + new) & MASK for old, new in zip(before, news, strict=True)]
@@ -281,6 +293,8 @@ class Scheduler:
         if self._limits.prefix_cache and request.outputs and not loading:
             request.keys = self._keys(request, request.present // self._limits.page_tokens)
             self._cache_full_pages(request)
+        if self._store is not None and request.outputs and not loading:
+            self._store.put(request)
         hold, params = self._side.request_finished(request, (_numbers(request.pages),))
         if hold:
             self._sending[request.request_id] = request.pages
@@ -336,8 +350,7 @@ class Scheduler:
         if request.status.finished:
             self._pool.free_blocks(reversed(request.pages))
             return
-        if request.times.load_began is not None:
-            request.times.kv_wait = time.monotonic() - request.times.load_began
+        self._waited(request)
         present = bad[0] * page_tokens if bad else end
         if bad and not self._limits.recompute:
             text = (
@@ -355,6 +368,35 @@ class Scheduler:
         request.num_computed_tokens = min(present, request.num_tokens - 1)
         self._cache_full_pages(request)
         self._run(request)
+
+    def on_store(self, fetched: Iterable[Mapping[str, Any]], ended: Iterable[Mapping[str, Any]]) -> None:
+        """One rank's loads and puts of the store that have ended."""
+        if self._store is None:
+            raise ValueError("a rank tells of a store, and there is none")
+        for loaded in fetched:
+            if (whole := self._store.fetched(loaded)) is not None:
+                self._fetched(*whole)
+        for stored in ended:
+            self._store.ended(stored)
+
+    def _fetched(self, request: Request, blocks: int) -> None:
+        """All ranks' loads from the store have ended: all of them have so many blocks of what was missing."""
+        del self.loading[request.request_id]
+        if request.status.finished:
+            self._pool.free_blocks(reversed(request.pages))
+            return
+        self._waited(request)
+        tokens = blocks * self._limits.page_tokens
+        request.external_tokens += tokens
+        request.present += tokens
+        request.num_computed_tokens = request.present
+        self._cache_full_pages(request)
+        self._run(request)
+
+    def _waited(self, request: Request) -> None:
+        times = request.times
+        if times.load_began is not None:
+            times.kv_wait = (times.kv_wait or 0.0) + time.monotonic() - times.load_began
 
     def gauges(self) -> dict[str, float]:
         """Requests and pages now."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import kvik
 from kvik.handover.native import Engine, Grant, Native, Transfer
 
 # A grant has no descriptor to wait for, so its end is looked for: often at first, seldom later.
@@ -43,6 +44,11 @@ class WatchedEngine:
     def grant(self, *args: Any, **kwargs: Any) -> Grant:
         """As the engine's."""
         return self._watch.grant(self._engine.grant(*args, **kwargs))
+
+
+def unwatched(engine: Any) -> kvik.Engine:
+    """The engine itself, of one that is watched."""
+    return cast(kvik.Engine, engine._engine if isinstance(engine, WatchedEngine) else engine)
 
 
 class Watch:

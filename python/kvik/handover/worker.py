@@ -138,6 +138,11 @@ class WorkerSide:
             memory.nbytes, memory.shape,
         )  # fmt: skip
 
+    def opened(self) -> tuple[Engine, Region, Any]:
+        """The engine, its region, and how pages lie there: for what else uses this memory."""
+        engine, region = self._ready()
+        return engine, region, self._layout
+
     def hello(self) -> RankHello:
         """What the scheduler side needs to compose tickets for this rank."""
         engine, _ = self._ready()

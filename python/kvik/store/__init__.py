@@ -13,13 +13,15 @@ is another.
 
 from kvik._native import block_keys, block_keys_of, namespace_id
 from kvik.store.client import Get, Put, Store
-from kvik.store.names import AckName, Namespace, Stored
+from kvik.store.names import AckName, Choice, Namespace, ReasonName, Stored
 
 __all__ = [
     "AckName",
+    "Choice",
     "Get",
     "Namespace",
     "Put",
+    "ReasonName",
     "Store",
     "Stored",
     "block_keys",

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 from kvik import _native
 from kvik._native import Engine, Layout, PageSet
-from kvik.store.names import AckName, Namespace, Stored
+from kvik.store.names import AckName, Choice, Namespace, Stored
 
 
 class Store:
@@ -120,6 +120,25 @@ class Store:
         Raises InvalidArgument, ShapeMismatch, EngineClosed.
         """
         return Get(self._space.get(keys, pages, deadline))
+
+    def choose(self, blocks: int, recompute: float) -> Choice:
+        """Whether so many blocks are better fetched than computed.
+
+        recompute: seconds that computing takes, as the caller knows it. They are compared with what the
+        engine has measured of its own transfers with the store (`Engine.estimate`), and what gets took beside
+        that. Nothing is sent; whether the store has the blocks is not asked. What is unknown is fetched, and
+        so is one in 16 of what computing would be faster at: by that it is seen when fetching has become
+        faster. Of a store within the process nothing is measured.
+
+        Raises InvalidArgument for seconds below 0, EngineClosed.
+        """
+        fetch, reason, nbytes, estimate = self._space.choose(blocks, recompute)
+        estimated, queued = (None, 0) if estimate is None else estimate
+        return Choice(fetch, reason, nbytes, estimated, queued, recompute)
+
+    def choices(self) -> dict[str, int]:
+        """How often ``choose`` has given each reason, over all namespaces of this client."""
+        return self._client.choices()
 
     def contains(self, keys: bytes) -> list[bool]:
         """Of each key whether the store has its block."""

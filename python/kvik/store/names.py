@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 AckName: TypeAlias = Literal["accepted", "stored", "durable"]
+ReasonName: TypeAlias = Literal["faster", "unknown", "refresh", "slower", "unavailable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +54,23 @@ class Stored:
     refused: int
     """Blocks that the store did not take: there was no room, or the block before the first one is not
     there."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether blocks are better fetched than computed, and by which figures."""
+
+    fetch: bool
+    """What is better."""
+    reason: ReasonName
+    """Why. Fetched: "faster"; "unknown", since nothing was measured on the present connection; "refresh", to
+    see whether fetching still takes longer. Computed: "slower"; "unavailable", since the store does not
+    answer."""
+    nbytes: int
+    """Bytes of the blocks."""
+    estimated: float | None
+    """Seconds that fetching them would take, with what is queued before them; None where that is unknown."""
+    queued_bytes: int
+    """Bytes that open transfers with the store have still to move first."""
+    recompute: float
+    """Seconds that computing takes, as the caller has said."""

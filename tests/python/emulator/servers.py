@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import socket
 import sys
 import time
 import urllib.request
@@ -57,10 +58,11 @@ class Spec:
             "--role",
             self.role,
         ]
-        command += ["--kv-memory", "16MiB", "--expiry", str(EXPIRY)]
+        command += ["--kv-memory", "16MiB"]
         if self.report is not None:
             command += ["--report-file", str(self.report)]
-        return HttpServer(self.name, [*command, *self.options], port, logs / f"{self.name}.log")
+        env = {"KVIK_CONNECTOR_EXPIRY": str(EXPIRY)}
+        return HttpServer(self.name, [*command, *self.options], port, logs / f"{self.name}.log", env)
 
 
 @contextlib.contextmanager
@@ -155,6 +157,18 @@ def ask(
         return response.status, answer
     finally:
         connection.close()
+
+
+def ask_and_leave(server: HttpServer, body: dict[str, object], when: Callable[[], bool]) -> None:
+    """Send a request, and hang up once `when()` holds."""
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=LIMIT)
+    connection.request("POST", "/v1/completions", json.dumps(body).encode())
+    assert wait_for(lambda: float(when()), bool)
+    assert connection.sock is not None
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    assert wait_for(lambda: float(not when()), bool)
 
 
 def ranks_of(server: HttpServer) -> list[int]:

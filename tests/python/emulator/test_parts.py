@@ -117,6 +117,10 @@ def test_compute_models() -> None:
         large.fixed + 110 * large.prefill_token + 1000 * large.context_token
     )
     assert parse_compute("instant").seconds(9, 9, 9) == 0
+    # Tokens 100 to 250 in steps of 100: of 100 with 200 of context, and of 50 with 250.
+    steps = parse_compute("fixed=1,prefill_token=0.01,context_token=0.001,step_tokens=100")
+    assert steps.prefill_seconds(100, 250) == pytest.approx(2 + 1.5 + 0.45)
+    assert steps.prefill_seconds(7, 7) == 0
     changed = parse_compute("h100-70b-like,fixed=0.5,step_tokens=77")
     assert changed == replace(large, fixed=0.5, step_tokens=77)
     for text in (

@@ -3,7 +3,6 @@
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -137,7 +136,7 @@ def test_clients_leave(pair: list[HttpServer]) -> None:
     for pid in ranks:
         stop(pid)
     try:
-        _ask_and_leave(
+        servers.ask_and_leave(
             decode, client.body(prompt, TOKENS, kv_transfer_params=params), lambda: _loading(decode)
         )
     finally:
@@ -145,7 +144,7 @@ def test_clients_leave(pair: list[HttpServer]) -> None:
             servers.kill(pid, signal.SIGCONT)
     servers.wait_used(decode, 0.0)
     assert ask(decode.url, "POST", "/fault", {"fault": "slow:ms=20"})[0] == 200
-    _ask_and_leave(decode, client.body(prompt, 3000, stream=True), lambda: _running(decode))
+    servers.ask_and_leave(decode, client.body(prompt, 3000, stream=True), lambda: _running(decode))
     servers.wait_used(decode, 0.0)
     for server in (prefill, decode):
         servers.wait_used(server, 0.0)
@@ -157,18 +156,6 @@ def _loading(server: HttpServer) -> bool:
 
 def _running(server: HttpServer) -> bool:
     return metric(server, RUNNING) == 1
-
-
-def _ask_and_leave(server: HttpServer, body: dict[str, object], when: Any) -> None:
-    """Send a request, and hang up once `when()` holds."""
-    parts = urlsplit(server.url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=servers.LIMIT)
-    connection.request("POST", "/v1/completions", json.dumps(body).encode())
-    assert servers.wait_for(lambda: float(when()), bool)
-    assert connection.sock is not None
-    connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.close()
-    assert servers.wait_for(lambda: float(not when()), bool)
 
 
 def test_bad_requests(pair: list[HttpServer]) -> None:
@@ -329,7 +316,12 @@ def test_sigterm_drains_and_gives_up(tmp_path: Path) -> None:
         (["--fault", "slow:speed=3"], "factor, ms"),
         (["--compute", "h200"], "h100-70b-like"),
         (["--compute", "fixed=-1"], "out of range"),
-        (["--expiry", "0"], "expiry is a number of seconds"),
+        (["--drain", "-1"], "drain is a"),
+        (["--store", "there"], "HOST:PORT"),
+        (["--store", "embedded:little"], "at least 1MiB"),
+        (["--store", "embedded:900TiB"], "this machine has"),
+        (["--store", "127.0.0.1:1,deadline=0"], "seconds up to 3600"),
+        (["--store", "127.0.0.1:1,patience=1"], "there is deadline"),
         (["--kv-memory", "much"], "kv_memory is a number of bytes"),
         (["--host", "192.0.2.1"], "assign requested address"),
         (["--listen", "0.0.0.0:0"], "KVIK_SECRET"),
