@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes that are on their way before the first of them are summed, at least one block.
-const WINDOW: u64 = 8 << 20;
+const WINDOW: u64 = 4 << 20;
 /// Windows on their way at once: one moves while another is summed.
-const AHEAD: usize = 2;
+const AHEAD: usize = 4;
 
 /// What became of the blocks of a put.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Bytes that a get asks for at once, at least one block; the first time it is one block, so that its use begins early.
-const WINDOW: u64 = 8 << 20;
+const WINDOW: u64 = 4 << 20;
 /// Windows on their way at once.
-const AHEAD: usize = 2;
+const AHEAD: usize = 4;
 
 /// A get that was begun: blocks come in their order.
 pub struct Getting {
