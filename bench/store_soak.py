@@ -350,6 +350,18 @@ def failures(result: dict[str, Any]) -> list[str]:
     return found + [f"no {name} at all: the run says nothing" for name in nothing]
 
 
+def _connected(engine: kvik.Engine, arguments: argparse.Namespace) -> Client:
+    """A client as soon as the server is there: it may have been killed since this process was started."""
+    until = time.monotonic() + STARTS
+    while True:
+        try:
+            return Client(engine, arguments.client, arguments.prompts, arguments.seed)
+        except (kvik.PeerUnreachable, kvik.StoreUnavailable):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
 def _size(text: str) -> int:
     units = {"MiB": 1 << 20, "GiB": 1 << 30}
     return int(text[:-3]) * units[text[-3:]] if text[-3:] in units else int(text)
@@ -369,7 +381,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.client:
         with kvik.Engine() as engine:
-            Client(engine, arguments.client, arguments.prompts, arguments.seed).run()
+            _connected(engine, arguments).run()
         return
     print(f"seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="kvik-soak-") as folder:
