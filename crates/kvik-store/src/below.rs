@@ -296,8 +296,7 @@ impl Store {
             && known.0 == 0
             && state.index.node(id).life != Life::Leaving
         {
-            state.set_place(id, place);
-            state.counts.written += 1;
+            state.note_written(id, place);
         }
         state.unpin(id);
         if let Ok(None) = written {
@@ -309,12 +308,13 @@ impl Store {
     }
 
     /// Brings blocks back that lie below, from the first key on, as many as make a window. How many of the keys are in
-    /// memory then, from the first one on. What another caller is bringing is waited for.
+    /// memory then, from the first one on, and how many of them came from below. What another caller is bringing is
+    /// waited for.
     ///
     /// # Errors
     /// The machine has no memory.
-    pub fn bring(&self, namespace: u16, keys: &[BlockKey], until: Instant) -> Result<usize> {
-        let mut here = 0;
+    pub fn bring(&self, namespace: u16, keys: &[BlockKey], until: Instant) -> Result<(usize, usize)> {
+        let (mut here, mut came) = (0, 0);
         let mut brought = 0;
         for key in keys {
             match self.bring_one(namespace, key, until)? {
@@ -322,6 +322,7 @@ impl Store {
                 Brought::Here => here += 1,
                 Brought::Loaded(bytes) => {
                     here += 1;
+                    came += 1;
                     brought += bytes;
                     if brought >= WINDOW {
                         break;
@@ -329,14 +330,17 @@ impl Store {
                 }
             }
         }
-        Ok(here)
+        Ok((here, came))
     }
 
     fn bring_one(&self, namespace: u16, key: &BlockKey, until: Instant) -> Result<Brought> {
         let mut state = self.state();
+        let mut waited = false;
         loop {
             let Some(id) = state.index.find(namespace, key) else { return Ok(Brought::Missing) };
             match state.index.node(id).life {
+                // Somebody else has loaded it, and has its bytes counted.
+                Life::Resident if waited => return Ok(Brought::Loaded(0)),
                 Life::Resident => return Ok(Brought::Here),
                 Life::Below => {
                     let identity = state.identity(id);
@@ -355,7 +359,10 @@ impl Store {
                         return Ok(brought);
                     }
                 }
-                Life::Loading if Instant::now() < until => state = self.wait(state, until),
+                Life::Loading if Instant::now() < until => {
+                    state.figures.waits += u64::from(!std::mem::replace(&mut waited, true));
+                    state = self.wait(state, until);
+                }
                 _ => return Ok(Brought::Missing),
             }
         }
@@ -368,13 +375,16 @@ impl Store {
         identity: &Identity,
         at: Option<(Arc<kvik_host::Memory>, u64)>,
     ) -> Brought {
+        let began = Instant::now();
         let loaded = match (self.below(), at) {
             (Some((tier, _)), Some((memory, offset))) => tier.load(place, identity, &memory, offset as usize),
             _ => Ok(None),
         };
+        let took = began.elapsed();
         let mut state = self.state();
         let brought = match loaded {
             Ok(Some(sums)) => {
+                self.latencies().load.add(took);
                 state.counts.loaded += 1;
                 let sum = crate::entry::sum_of(&sums);
                 let id = filling.id;

@@ -13,15 +13,18 @@ is another.
 
 from kvik._native import block_keys, block_keys_of, namespace_id
 from kvik.store.client import Get, Put, Store
-from kvik.store.names import AckName, Namespace, Stored
+from kvik.store.names import AckName, Namespace, PolicyName, Stored
+from kvik.store.tenants import Tenant
 
 __all__ = [
     "AckName",
     "Get",
     "Namespace",
+    "PolicyName",
     "Put",
     "Store",
     "Stored",
+    "Tenant",
     "block_keys",
     "block_keys_of",
     "namespace_id",
