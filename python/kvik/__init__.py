@@ -52,7 +52,7 @@ from kvik.errors import (
     WaitTimeout,
 )
 from kvik.logs import JsonFormatter
-from kvik.store import Namespace, Store, Stored
+from kvik.store import Namespace, Store, Stored, Tenant
 from kvik.transfer import (
     Content,
     Engine,
@@ -145,6 +145,7 @@ __all__ = [
     "StoreUnavailable",
     "Stored",
     "Subscription",
+    "Tenant",
     "Ticket",
     "TicketForeign",
     "TicketInvalid",

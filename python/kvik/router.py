@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import signal
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Protocol, cast
@@ -19,10 +17,9 @@ from typing import Protocol, cast
 import click
 
 import kvik
-from kvik import logs
+from kvik import logs, signals
 from kvik.config import ROUTER, flags
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ENDED = b"\0"
 _AN_HOUR = 3600.0
 
@@ -118,7 +115,7 @@ def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bo
         else:
             running.stop_now()
 
-    with _wakeup() as (reader, writer), _handling(on_signal):
+    with signals.wakeup() as (reader, writer), signals.handling(on_signal):
 
         def tell_end() -> None:
             with contextlib.suppress(OSError):  # the main thread asks again and gets the error itself
@@ -136,33 +133,6 @@ def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bo
         teller.join()
     running.wait(0.0)
     return received < 2
-
-
-@contextlib.contextmanager
-def _wakeup() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A pair of sockets; the interpreter writes to the second on every signal, whichever thread gets it."""
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        writer.setblocking(False)
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        try:
-            yield reader, writer
-        finally:
-            signal.set_wakeup_fd(before)
-
-
-class _Handler(Protocol):
-    def __call__(self, number: int, frame: FrameType | None, /) -> None: ...
-
-
-@contextlib.contextmanager
-def _handling(handler: _Handler) -> Iterator[None]:
-    before = [(number, signal.signal(number, handler)) for number in _SIGNALS]
-    try:
-        yield
-    finally:
-        for number, handler_before in before:
-            signal.signal(number, handler_before)
 
 
 @click.group()

@@ -34,7 +34,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Served:
-    """A process of ``kvik store serve`` at one address, which can be killed and started again."""
+    """A process of ``kvik store serve`` at one address, which can be killed and started again.
+
+    ``ready`` is what it said when it was.
+    """
 
     def __init__(self, *arguments: str) -> None:
         self.address = f"{LOOPBACK}:{free_ports(1)[0]}"
@@ -50,9 +53,14 @@ class Served:
             env={name: value for name, value in os.environ.items() if not name.startswith("KVIK_")},
         )  # fmt: skip
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("kvik store serves on "), line
+        self.ready = process.stdout.readline()
+        assert self.ready.startswith("kvik store serves on "), self.ready
         return process
+
+    @property
+    def metrics(self) -> str:
+        """HOST:PORT of its metrics, where it was started with ``--metrics``."""
+        return self.ready.partition("http://")[2].partition("/")[0]
 
     def kill(self) -> None:
         self.process.kill()

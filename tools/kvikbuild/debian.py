@@ -27,8 +27,9 @@ def missing_packages() -> list[str]:
     # openssl makes the certificates of the tests; make and gcc build the stand-ins and plug-ins.
     programs = {"gcc": "gcc", "make": "make", "ld": "binutils", "readelf": "binutils", "openssl": "openssl"}
     if os.geteuid() == 0:
-        # For tests between network namespaces, which root makes, and for commands in the documentation.
-        programs |= {"ip": "iproute2", "ss": "iproute2", "curl": "curl"}
+        # For tests between network namespaces, which root makes, for commands in the documentation, and for
+        # the queries of the dashboard.
+        programs |= {"ip": "iproute2", "ss": "iproute2", "curl": "curl", "prometheus": "prometheus"}
     for program, package in programs.items():
         if shutil.which(program) is None and package not in missing:
             missing.append(package)

@@ -60,7 +60,7 @@ pub use kvik_transport::nics::{NicKind, NicOptions};
 pub use kvik_transport::tls::TlsFiles;
 pub use kvik_transport::{Estimate, RegionMemory, TransportId};
 pub use meet::Meeting;
-pub use metrics::{Kind, METRICS, Metric};
+pub use metrics::{Kind, METRICS, Metric, Text as MetricsText};
 pub use notify::{Notice, Notifying, To};
 pub use observer::WeakEngine;
 pub use observers::{Ended, Observer};

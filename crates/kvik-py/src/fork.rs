@@ -27,6 +27,17 @@ impl<T> Owned<T> {
         self.value.as_ref().filter(|_| self.owner == process::id())
     }
 
+    /// Drops the value without Python's lock: its end waits for threads, which may want to log.
+    pub fn end(&mut self)
+    where
+        T: Send,
+    {
+        if self.here().is_some() {
+            let value = self.value.take();
+            Python::attach(|py| py.detach(|| drop(value)));
+        }
+    }
+
     /// The value.
     ///
     /// # Errors

@@ -39,12 +39,25 @@ fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
     kvik_core::parse_size(text).or_raise(py)
 }
 
-/// Every metric of an engine: name, kind, labels and meaning, in the order of `Engine.metrics`.
-#[pyfunction]
-fn engine_metrics() -> Vec<(&'static str, &'static str, Vec<&'static str>, &'static str)> {
+/// Name, kind, labels and meaning of a metric.
+type Told = (&'static str, &'static str, Vec<&'static str>, &'static str);
+
+fn told(metrics: &[kvik_engine::Metric]) -> Vec<Told> {
     let told =
         |metric: &kvik_engine::Metric| (metric.name, metric.kind.name(), metric.labels.to_vec(), metric.help);
-    kvik_engine::METRICS.iter().map(told).collect()
+    metrics.iter().map(told).collect()
+}
+
+/// Every metric of an engine: name, kind, labels and meaning, in the order of `Engine.metrics`.
+#[pyfunction]
+fn engine_metrics() -> Vec<Told> {
+    told(kvik_engine::METRICS)
+}
+
+/// The same of a store, in the order of `Store.metrics`.
+#[pyfunction]
+fn store_metrics() -> Vec<Told> {
+    told(kvik_store::METRICS)
 }
 
 /// The native module.
@@ -79,6 +92,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(content::content_chain, module)?)?;
     module.add_function(wrap_pyfunction!(engine_metrics, module)?)?;
+    module.add_function(wrap_pyfunction!(store_metrics, module)?)?;
     module.add_function(wrap_pyfunction!(logs::set_log_level, module)?)?;
     module.add_function(wrap_pyfunction!(logs::next_records, module)?)?;
     module.add_function(wrap_pyfunction!(logs::flush_records, module)?)?;

@@ -13,7 +13,7 @@ use kvik_store::policy::PolicyKind;
 use kvik_store::replay::{Comparison, Outcome, Trace, compare, parse_capacities};
 use kvik_store::{
     Ack, BlockKey, Client, Counts, Getting, LogOptions, Namespace, Putting, Server, Shape, Space,
-    StoreOptions, Stored,
+    StoreOptions, Stored, TenantOptions,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -94,13 +94,37 @@ pub fn block_keys_of<'py>(
     Ok(PyBytes::new(py, &joined(&keys.or_raise(py)?)))
 }
 
-fn options(
-    memory: &Bound<'_, PyAny>,
+/// What a store is made with, as `kvik.store.client.StoreOptions` has it.
+#[derive(FromPyObject)]
+struct GivenOptions<'py> {
+    memory: Bound<'py, PyAny>,
     log: Option<PathBuf>,
-    log_size: &Bound<'_, PyAny>,
-) -> PyResult<StoreOptions> {
-    let log = log.map(|log| Ok::<_, PyErr>((log, LogOptions::new(size(log_size)?)))).transpose()?;
-    Ok(StoreOptions { memory: size(memory)?, log, ..StoreOptions::default() })
+    log_size: Bound<'py, PyAny>,
+    policy: String,
+    tenants: Vec<GivenTenant<'py>>,
+}
+
+/// What `kvik.Tenant` gives.
+#[derive(FromPyObject)]
+struct GivenTenant<'py> {
+    name: String,
+    quota: Option<Bound<'py, PyAny>>,
+    apart: bool,
+}
+
+impl GivenTenant<'_> {
+    fn options(self) -> PyResult<TenantOptions> {
+        let quota = self.quota.map(|quota| size(&quota)).transpose()?;
+        Ok(TenantOptions { name: self.name, quota, apart: self.apart })
+    }
+}
+
+fn options(given: &Bound<'_, PyAny>) -> PyResult<StoreOptions> {
+    let GivenOptions { memory, log, log_size, policy, tenants } = given.extract()?;
+    let log = log.map(|log| Ok::<_, PyErr>((log, LogOptions::new(size(&log_size)?)))).transpose()?;
+    let tenants = tenants.into_iter().map(GivenTenant::options).collect::<PyResult<_>>()?;
+    let policy = PolicyKind::parse(&policy).or_raise(given.py())?;
+    Ok(StoreOptions { memory: size(&memory)?, log, policy, tenants })
 }
 
 fn joined(keys: &[BlockKey]) -> Vec<u8> {
@@ -136,16 +160,10 @@ pub struct PyStoreClient(Owned<Client>);
 
 #[pymethods]
 impl PyStoreClient {
-    /// A store within this process. memory, log_size: bytes, or text such as "1GiB". log: a directory.
+    /// A store within this process.
     #[staticmethod]
-    fn embedded(
-        py: Python<'_>,
-        engine: &Bound<'_, PyEngine>,
-        memory: &Bound<'_, PyAny>,
-        log: Option<PathBuf>,
-        log_size: &Bound<'_, PyAny>,
-    ) -> PyResult<Self> {
-        let options = options(memory, log, log_size)?;
+    fn embedded(py: Python<'_>, engine: &Bound<'_, PyEngine>, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let options = options(given)?;
         let engine = engine.get().0.get(py)?;
         Ok(PyStoreClient(Owned::new(py.detach(|| Client::embedded(engine, &options)).or_raise(py)?)))
     }
@@ -193,6 +211,18 @@ impl PyStoreClient {
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let client = self.0.get(py)?;
         named(py, &py.detach(|| client.stat()).or_raise(py)?)
+    }
+
+    /// All figures of the store, in the Prometheus text format.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let client = self.0.get(py)?;
+        py.detach(|| client.metrics()).or_raise(py)
+    }
+}
+
+impl Drop for PyStoreClient {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -267,6 +297,12 @@ impl PyStoreSpace {
     fn clear(&self, py: Python<'_>) -> PyResult<u64> {
         let space = self.0.get(py)?;
         py.detach(|| space.clear()).or_raise(py)
+    }
+}
+
+impl Drop for PyStoreSpace {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -347,16 +383,10 @@ pub struct PyStoreServer(Owned<Server>);
 
 #[pymethods]
 impl PyStoreServer {
-    /// Serve until it is stopped, or the engine closed. memory, log_size: bytes, or text such as "1GiB". log: a directory.
+    /// Serve until it is stopped, or the engine closed.
     #[new]
-    fn new(
-        py: Python<'_>,
-        engine: &Bound<'_, PyEngine>,
-        memory: &Bound<'_, PyAny>,
-        log: Option<PathBuf>,
-        log_size: &Bound<'_, PyAny>,
-    ) -> PyResult<Self> {
-        let options = options(memory, log, log_size)?;
+    fn new(py: Python<'_>, engine: &Bound<'_, PyEngine>, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let options = options(given)?;
         let engine = engine.get().0.get(py)?;
         Ok(PyStoreServer(Owned::new(py.detach(|| Server::start(engine, &options)).or_raise(py)?)))
     }
@@ -366,11 +396,23 @@ impl PyStoreServer {
         named(py, &self.0.get(py)?.counts())
     }
 
+    /// All figures, in the Prometheus text format.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let server = self.0.get(py)?;
+        Ok(py.detach(|| server.metrics()))
+    }
+
     /// Serve nobody any more.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let server = self.0.get(py)?;
         py.detach(|| server.stop());
         Ok(())
+    }
+}
+
+impl Drop for PyStoreServer {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

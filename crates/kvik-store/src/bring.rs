@@ -19,9 +19,12 @@ use std::time::Instant;
 const WINDOW: u64 = 16 << 20;
 
 /// What became of a block that was to be in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Brought {
     Missing,
     Here,
+    /// It came from below, for this caller or for another one that it has waited for.
+    Loaded,
 }
 
 /// Blocks that are brought back for one caller.
@@ -39,7 +42,7 @@ struct Pieces {
     /// What comes after a block that is missing is of no use.
     end: usize,
     running: usize,
-    here: Vec<bool>,
+    found: Vec<Brought>,
     failed: Option<Error>,
 }
 
@@ -58,8 +61,8 @@ impl Work<Store> for Window {
         let mut pieces = lock(&self.pieces);
         pieces.running -= 1;
         match brought {
-            Ok(Brought::Here) => pieces.here[at] = true,
             Ok(Brought::Missing) => pieces.end = pieces.end.min(at),
+            Ok(found) => pieces.found[at] = found,
             Err(error) => (pieces.end, pieces.failed) = (pieces.end.min(at), Some(error)),
         }
         if pieces.next >= pieces.end && pieces.running == 0 {
@@ -75,13 +78,14 @@ impl Work<Store> for Window {
 
 impl Window {
     fn new(namespace: u16, keys: &[BlockKey], until: Instant) -> Window {
-        let (keys, here) = (keys.to_vec(), vec![false; keys.len()]);
-        let pieces = Pieces { next: 0, end: keys.len(), running: 0, here, failed: None };
+        let (keys, found) = (keys.to_vec(), vec![Brought::Missing; keys.len()]);
+        let pieces = Pieces { next: 0, end: keys.len(), running: 0, found, failed: None };
         Window { namespace, keys, until, pieces: Mutex::new(pieces), done: Condvar::new() }
     }
 
-    /// Waits until none is being read; how many came, from the first one on.
-    fn wait(&self) -> Result<usize> {
+    /// Waits until none is being read; how many are in memory, from the first one on, and how many of them came from
+    /// below.
+    fn wait(&self) -> Result<(usize, usize)> {
         let mut pieces = lock(&self.pieces);
         while pieces.running > 0 {
             let left = self.until.saturating_duration_since(Instant::now());
@@ -90,21 +94,23 @@ impl Window {
             }
             pieces = self.done.wait_timeout(pieces, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let here = pieces.here.iter().take_while(|here| **here).count();
-        pieces.failed.take().map_or(Ok(here), Err)
+        let here = || pieces.found.iter().take_while(|found| **found != Brought::Missing);
+        let counts = (here().count(), here().filter(|found| **found == Brought::Loaded).count());
+        pieces.failed.take().map_or(Ok(counts), Err)
     }
 }
 
 impl Store {
     /// Brings blocks back that lie below, from the first key on, as many as make a window. How many of the keys are in
-    /// memory then, from the first one on. What another caller is bringing is waited for.
+    /// memory then, from the first one on, and how many of them came from below. What another caller is bringing is
+    /// waited for.
     ///
     /// # Errors
     /// The machine has no memory.
-    pub fn bring(&self, namespace: u16, keys: &[BlockKey], until: Instant) -> Result<usize> {
+    pub fn bring(&self, namespace: u16, keys: &[BlockKey], until: Instant) -> Result<(usize, usize)> {
         let (count, missing) = self.window(namespace, keys);
         if missing == 0 {
-            return Ok(count);
+            return Ok((count, 0));
         }
         let window = Arc::new(Window::new(namespace, &keys[..count], until));
         if missing > 1 {
@@ -134,9 +140,12 @@ impl Store {
 
     fn bring_one(&self, namespace: u16, key: &BlockKey, until: Instant) -> Result<Brought> {
         let mut state = self.state();
+        let mut waited = false;
         loop {
             let Some(id) = state.index.find(namespace, key) else { return Ok(Brought::Missing) };
             match state.index.node(id).life {
+                // Somebody else has loaded it.
+                Life::Resident if waited => return Ok(Brought::Loaded),
                 Life::Resident => return Ok(Brought::Here),
                 Life::Below => {
                     let identity = state.identity(id);
@@ -155,7 +164,10 @@ impl Store {
                         return Ok(brought);
                     }
                 }
-                Life::Loading if Instant::now() < until => state = self.wait(state, until),
+                Life::Loading if Instant::now() < until => {
+                    state.figures.waits += u64::from(!std::mem::replace(&mut waited, true));
+                    state = self.wait(state, until);
+                }
                 _ => return Ok(Brought::Missing),
             }
         }
@@ -168,21 +180,24 @@ impl Store {
         identity: &Identity,
         at: Option<(Arc<kvik_host::Memory>, u64)>,
     ) -> Brought {
+        let began = Instant::now();
         let loaded = match (self.below(), at) {
             (Some(below), Some((memory, offset))) => {
                 below.log.load(place, identity, &memory, offset as usize)
             }
             _ => Ok(None),
         };
+        let took = began.elapsed();
         let mut state = self.state();
         let brought = match loaded {
             Ok(Some(sums)) => {
+                self.latencies().load.add(took);
                 state.counts.loaded += 1;
                 let sum = entry::sum_of(&sums);
                 let id = filling.id;
                 if state.publish(filling, sum) {
                     state.list(id);
-                    Brought::Here
+                    Brought::Loaded
                 } else {
                     Brought::Missing
                 }

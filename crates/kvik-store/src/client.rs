@@ -111,6 +111,26 @@ impl Client {
         self.inner.choices.counts()
     }
 
+    /// All figures of the store, in the Prometheus text format: see [`crate::METRICS`].
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn metrics(&self) -> Result<String> {
+        let answers = self.ask(Request::Metrics, None)?;
+        let mut text = String::new();
+        loop {
+            match answers.next(None)? {
+                Response::Metrics(part) => {
+                    text.push_str(&part.text);
+                    if !part.more {
+                        return Ok(text);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
     fn ask(&self, request: Request, deadline: Option<Duration>) -> Result<Answers> {
         self.inner.link.ask(request, deadline.unwrap_or(DEADLINE))
     }

@@ -6,6 +6,7 @@
 //! - What is published was summed after it arrived; what is served later is compared with that.
 
 use crate::BlockKey;
+use crate::figures::Cause;
 use crate::index::Id;
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
@@ -78,19 +79,25 @@ impl Store {
             if before.is_none() {
                 // What comes after a block that is not here would be found by nobody.
                 all.found.refused = all.keys.len() as u64;
-                state.counts.refused_orphan += all.found.refused;
+                state.figures.refuse(Cause::ParentMissing, all.found.refused);
                 return Ok(all);
             }
         }
         for (at, key) in all.keys.iter().enumerate() {
             match state.reserve(namespace, before, *key) {
-                Ok(Reserved::Here | Reserved::Busy) => all.found.known += 1,
+                Ok(Reserved::Here) => all.found.known += 1,
+                Ok(Reserved::Busy) => {
+                    all.found.known += 1;
+                    state.figures.waits += 1;
+                }
                 Ok(Reserved::New(filling)) => all.new.push_back((at as u32, filling)),
                 other => {
                     // Of what comes behind, the policy is to know that it was asked for: it is admitted as a whole.
                     state.ask_for(namespace, &all.keys[at + 1..]);
                     all.found.refused = (all.keys.len() - at) as u64;
-                    state.counts.refused_room += all.found.refused;
+                    if let Ok(Reserved::NoRoom(cause)) = other {
+                        state.figures.refuse(cause, all.found.refused);
+                    }
                     drop(state);
                     return other.map(|_| all);
                 }
@@ -250,7 +257,7 @@ impl Store {
     /// The bytes of these did not come. From the last one to the first: those behind go before their parents.
     fn abandon(&self, fillings: Vec<Filling>) {
         let mut state = self.state();
-        state.counts.refused_lost += fillings.len() as u64;
+        state.figures.refuse(Cause::Lost, fillings.len() as u64);
         fillings.into_iter().rev().for_each(|filling| state.abandon(filling));
     }
 }

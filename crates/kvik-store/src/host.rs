@@ -14,6 +14,7 @@ use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// Requests of one client that wait, at most.
 const WAITING: usize = 256;
@@ -28,7 +29,8 @@ pub(crate) struct Job {
 
 #[derive(Default)]
 struct Client {
-    waiting: VecDeque<Job>,
+    /// With when each came.
+    waiting: VecDeque<(Instant, Job)>,
     running: usize,
 }
 
@@ -66,7 +68,7 @@ impl Shared {
     fn serve(&self) {
         let mut queues = self.queues();
         loop {
-            let Some((client, job)) = queues.next(self.each) else {
+            let Some((client, came, job)) = queues.next(self.each) else {
                 if queues.closed {
                     return;
                 }
@@ -74,7 +76,7 @@ impl Shared {
                 continue;
             };
             drop(queues);
-            self.service.answer(job.request, &*job.reply);
+            self.service.answer(job.request, came, &*job.reply);
             queues = self.queues();
             queues.done(client, self.each);
         }
@@ -82,15 +84,15 @@ impl Shared {
 }
 
 impl Queues {
-    fn next(&mut self, each: usize) -> Option<(EngineId, Job)> {
+    fn next(&mut self, each: usize) -> Option<(EngineId, Instant, Job)> {
         let id = self.turn.pop_front()?;
         let client = self.clients.get_mut(&id)?;
-        let job = client.waiting.pop_front()?;
+        let (came, job) = client.waiting.pop_front()?;
         client.running += 1;
         if !client.waiting.is_empty() && client.running < each {
             self.turn.push_back(id);
         }
-        Some((id, job))
+        Some((id, came, job))
     }
 
     fn done(&mut self, id: EngineId, each: usize) {
@@ -145,7 +147,7 @@ impl Host {
                 format!("{WAITING} requests of this client wait already: wait for their answers first");
             return Err(Error::new(Code::MemoryCapReached, text));
         }
-        entry.waiting.push_back(job);
+        entry.waiting.push_back((Instant::now(), job));
         if entry.waiting.len() == 1 && entry.running < self.shared.each {
             queues.turn.push_back(client);
         }

@@ -51,6 +51,8 @@ pub(crate) struct Node {
     pub pins: u32,
     /// Until when it is to stay, in seconds of the store's clock; 0 for not longer than any other.
     pub kept_until: u32,
+    /// When it was stored or last read, in seconds of the store's clock.
+    pub used_at: u32,
     pub life: Life,
     /// It was asked for since the tier below last looked for room.
     pub used: bool,
@@ -125,6 +127,7 @@ impl Index {
             namespace,
             pins: 0,
             kept_until: 0,
+            used_at: 0,
             life,
             used: false,
             listed: false,
@@ -153,6 +156,7 @@ impl Index {
                 namespace: 0,
                 pins: 0,
                 kept_until: 0,
+                used_at: 0,
                 life: Life::Free,
                 used: false,
                 listed: false,
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_node_is_small() {
-        assert!(size_of::<Node>() <= 96, "{}", size_of::<Node>());
+        assert!(size_of::<Node>() <= 88, "{}", size_of::<Node>());
     }
 
     /// Against a map of parents: random trees that grow and lose whole branches.

@@ -8,7 +8,7 @@ use crate::BlockKey;
 use crate::index::Id;
 use crate::store::{Store, check_keys};
 use crate::wire::MAX_GROUPS;
-use kvik_core::{GrantState, Result, Right, Ticket, Use};
+use kvik_core::{Result, Right, Ticket, Use};
 use kvik_engine::{Grant, GrantOptions};
 use std::time::Duration;
 
@@ -28,10 +28,6 @@ pub(crate) struct Lent {
 impl Lent {
     pub fn ticket(&self) -> &Ticket {
         self.grant.ticket()
-    }
-
-    pub fn is_over(&self) -> bool {
-        self.grant.state() != GrantState::Live
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::MAX_KEYS;
 use crate::host::{Host, Job};
-use crate::remote::Remote;
+use crate::remote::{Expected, Remote};
 use crate::wire::{Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
 use std::sync::Arc;
@@ -22,10 +22,15 @@ pub(crate) enum Link {
 
 /// What comes back for one request.
 pub(crate) struct Answers {
-    from: Receiver<Response>,
+    from: Source,
     until: Instant,
-    /// Who is told when no answer comes.
-    remote: Option<Arc<Remote>>,
+}
+
+/// Where answers come from.
+enum Source {
+    Embedded(Receiver<Response>),
+    /// With who is told when no answer comes.
+    Remote(Expected, Arc<Remote>),
 }
 
 impl Link {
@@ -41,11 +46,11 @@ impl Link {
                 // Nobody reads any more: then nobody needs the answer.
                 let reply = Box::new(move |response| drop(to.send(response)));
                 host.submit(*client, Job { request, reply })?;
-                Ok(Answers { from, until, remote: None })
+                Ok(Answers { from: Source::Embedded(from), until })
             }
             Link::Remote(remote) => {
-                let from = remote.ask(&request, deadline)?;
-                Ok(Answers { from, until, remote: Some(remote.clone()) })
+                let expected = remote.ask(&request, deadline)?;
+                Ok(Answers { from: Source::Remote(expected, remote.clone()), until })
             }
         }
     }
@@ -59,7 +64,11 @@ impl Answers {
     pub fn next(&self, timeout: Option<Duration>) -> Result<Response> {
         let left = self.left();
         let wait = timeout.map_or(left, |timeout| timeout.min(left));
-        match self.from.recv_timeout(wait) {
+        let from = match &self.from {
+            Source::Embedded(from) => from,
+            Source::Remote(expected, _) => &expected.from,
+        };
+        match from.recv_timeout(wait) {
             Ok(Response::Failed(code, text)) => Err(Error::new(code, text)),
             Ok(response) => Ok(response),
             Err(RecvTimeoutError::Timeout) if wait < left => {
@@ -76,9 +85,9 @@ impl Answers {
 
     fn failed(&self, code: Code, text: &str) -> Error {
         let error = Error::new(code, text);
-        match &self.remote {
-            Some(remote) => remote.failed(error),
-            None => error,
+        match &self.from {
+            Source::Remote(_, remote) => remote.failed(error),
+            Source::Embedded(_) => error,
         }
     }
 

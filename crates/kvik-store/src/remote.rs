@@ -76,7 +76,7 @@ impl Remote {
     ///
     /// # Errors
     /// `StoreUnavailable` where it is down, or is found to be so now.
-    pub fn ask(&self, request: &Request, deadline: Duration) -> Result<Receiver<Response>> {
+    pub fn ask(&self, request: &Request, deadline: Duration) -> Result<Expected> {
         let peer = self.peer()?;
         self.send(peer, request, deadline).map_err(|error| self.failed(error))
     }
@@ -101,16 +101,10 @@ impl Remote {
         }
     }
 
-    fn send(&self, peer: EngineId, request: &Request, deadline: Duration) -> Result<Receiver<Response>> {
-        let (number, answers) = self.answers.expect(peer);
-        let sent = self.engine.notify_on(REQUESTS, peer, &request.encode(number), Some(deadline));
-        match sent {
-            Ok(_) => Ok(answers),
-            Err(error) => {
-                self.answers.give_up(number);
-                Err(error)
-            }
-        }
+    fn send(&self, peer: EngineId, request: &Request, deadline: Duration) -> Result<Expected> {
+        let expected = AnswersOf::expect(&self.answers, peer);
+        let message = request.encode(expected.number);
+        self.engine.notify_on(REQUESTS, peer, &message, Some(deadline)).map(|_| expected)
     }
 
     fn unavailable(&self, error: &Error) -> Error {
@@ -154,7 +148,7 @@ impl Remote {
         let opened = lock(&self.opened).clone();
         for request in opened.iter().chain([&Request::Stat]) {
             let answers = self.send(peer, request, left())?;
-            match answers.recv_timeout(left()) {
+            match answers.from.recv_timeout(left()) {
                 Ok(Response::Failed(code, text)) => {
                     log::warn!("the store at {} refuses a namespace: {code}: {text}", self.address);
                 }
@@ -232,6 +226,19 @@ struct AnswersOf {
     inbox: Arc<Inbox>,
 }
 
+/// The answers to a request, as they come. Dropped, nobody waits for them any more.
+pub(crate) struct Expected {
+    pub from: Receiver<Response>,
+    number: u64,
+    answers: Arc<AnswersOf>,
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        lock(&self.answers.waiting).remove(&self.number);
+    }
+}
+
 /// Who waits for the answers to a request.
 struct Waiting {
     peer: EngineId,
@@ -264,15 +271,11 @@ impl AnswersOf {
         Ok(answers)
     }
 
-    fn expect(&self, peer: EngineId) -> (u64, Receiver<Response>) {
+    fn expect(answers: &Arc<AnswersOf>, peer: EngineId) -> Expected {
         let (to, from) = channel();
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
-        lock(&self.waiting).insert(number, Waiting { peer, to, left: ANSWERS });
-        (number, from)
-    }
-
-    fn give_up(&self, number: u64) {
-        lock(&self.waiting).remove(&number);
+        let number = answers.number.fetch_add(1, Ordering::Relaxed);
+        lock(&answers.waiting).insert(number, Waiting { peer, to, left: ANSWERS });
+        Expected { from, number, answers: answers.clone() }
     }
 
     /// Nobody answers any more: who waits hears it at once.
@@ -311,5 +314,26 @@ fn receive(inbox: &Inbox, answers: &Weak<AnswersOf>) {
                 Err(error) => log::warn!("{who} sent something that is no answer: {error}"),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Lending;
+    use kvik_engine::Config;
+
+    #[test]
+    fn who_gives_up_leaves_nothing_behind() {
+        let engine = Engine::start(Config::default()).unwrap();
+        let (answers, peer) = (AnswersOf::engine(&engine).unwrap(), EngineId([7; 16]));
+        let (first, other) = (AnswersOf::expect(&answers, peer), AnswersOf::expect(&answers, peer));
+        answers.take(peer, first.number, Response::Lent(Lending { more: true, ..Lending::default() }));
+        assert!(matches!(first.from.try_recv(), Ok(Response::Lent(_))));
+        drop(first);
+        assert_eq!(lock(&answers.waiting).len(), 1);
+        answers.take(peer, other.number, Response::Done(3));
+        assert!(matches!(other.from.try_recv(), Ok(Response::Done(3))));
+        assert_eq!(lock(&answers.waiting).len(), 0);
     }
 }

@@ -45,6 +45,11 @@ impl Server {
     pub fn counts(&self) -> crate::Counts {
         self.host.service().store().counts()
     }
+
+    /// All figures, in the Prometheus text format: see [`crate::METRICS`].
+    pub fn metrics(&self) -> String {
+        self.host.service().store().metrics()
+    }
 }
 
 impl Drop for Server {
@@ -69,8 +74,9 @@ fn receive(inbox: &Inbox, engine: &Engine, host: &Host) {
             Ok(whole) => whole,
             Err((number, error)) => {
                 log::warn!("{who} sent something that is no request: {error}");
+                let failed = host.service().failed(error);
                 if let Some(number) = number {
-                    reply(&Response::Failed(error.code, error.text), number, client, engine);
+                    reply(&failed, number, client, engine);
                 }
                 continue;
             }
@@ -78,7 +84,7 @@ fn receive(inbox: &Inbox, engine: &Engine, host: &Host) {
         let back = engine.clone();
         let answer = Box::new(move |response| reply(&response, number, client, &back));
         if let Err(error) = host.submit(client, Job { request, reply: answer }) {
-            reply(&Response::Failed(error.code, error.text), number, client, engine);
+            reply(&host.service().failed(error), number, client, engine);
         }
     }
 }

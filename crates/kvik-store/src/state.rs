@@ -16,13 +16,16 @@
 //! - A block that is pinned, filling or loading is not evicted; its slot is its own until the last of them lets go.
 //! - A block is here only while its parent is: whoever goes takes what comes after it along.
 
+use crate::figures::{Cause, Figures, OfTenant, Where};
 use crate::index::{Id, Index, Life, NO_SLAB, Node};
-use crate::policy::{Policy, PolicyKind};
+use crate::policy::PolicyKind;
+use crate::share::{Share, why_full};
 use crate::slab::{Class, Slabs, Slot};
 use crate::tenants::Tenants;
 use crate::{BlockKey, Counts, Identity, Place, Shape};
 use kvik_core::Result;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Blocks that are asked to go for one that comes, before it is refused.
 const TRIES: usize = 64;
@@ -43,17 +46,8 @@ pub(crate) enum Reserved {
     Busy,
     /// It is to be brought.
     New(Filling),
-    /// There is no room: all that could go is in use.
-    NoRoom,
-}
-
-/// Blocks that make room for each other.
-struct Share {
-    policy: Box<dyn Policy>,
-    used: u64,
-    quota: Option<u64>,
-    /// Bytes of blocks that are to stay for a while.
-    kept: u64,
+    /// There is no room, for this reason.
+    NoRoom(Cause),
 }
 
 /// See the module's text.
@@ -62,8 +56,9 @@ pub(crate) struct State {
     pub slabs: Slabs,
     pub tenants: Tenants,
     pub counts: Counts,
+    pub figures: Figures,
     /// That of all tenants without a quota, then one for each tenant that has one.
-    shares: Vec<Share>,
+    pub shares: Vec<Share>,
     /// The tenant's share; 0 beyond its end.
     share_of: Vec<usize>,
     /// Bytes that the tier below may take, 0 without one. What leaves memory stays there: so whatever comes is taken, on
@@ -73,8 +68,15 @@ pub(crate) struct State {
     wanted: u64,
     /// Blocks that are to stay, by the second in which that ends.
     kept: BTreeSet<(u32, Id)>,
+    /// Bytes of blocks that somebody reads.
+    pub lent: u64,
     /// Seconds since the store began.
     now: u32,
+}
+
+/// How long ago something was.
+fn seconds(now: u32, then: u32) -> Duration {
+    Duration::from_secs(now.saturating_sub(then).into())
 }
 
 /// What a policy knows a block by, apart from its number.
@@ -86,25 +88,24 @@ fn fingerprint(key: &BlockKey) -> u64 {
 
 impl State {
     pub fn new(slabs: Slabs, tenants: Tenants, policy: PolicyKind, below: u64) -> State {
-        let common = policy.build(slabs.capacity());
-        let mut shares = vec![Share { policy: common, used: 0, quota: None, kept: 0 }];
+        let mut shares = vec![Share::common(policy, slabs.capacity())];
         let mut share_of = Vec::new();
         for tenant in tenants.tenants() {
             share_of.push(if tenant.quota.is_some() { shares.len() } else { 0 });
-            if let Some(quota) = tenant.quota {
-                shares.push(Share { policy: policy.build(quota), used: 0, quota: Some(quota), kept: 0 });
-            }
+            shares.extend(tenant.quota.map(|quota| Share::of(policy, &tenant.name, quota)));
         }
         State {
             index: Index::new(),
             slabs,
             tenants,
             counts: Counts::default(),
+            figures: Figures::new(),
             shares,
             share_of,
             below,
             wanted: 0,
             kept: BTreeSet::new(),
+            lent: 0,
             now: 0,
         }
     }
@@ -116,6 +117,11 @@ impl State {
 
     pub fn shape(&self, namespace: u16) -> Shape {
         self.tenants.namespace(namespace).shape
+    }
+
+    /// The figures of a namespace's tenant.
+    pub fn figures_of(&mut self, namespace: u16) -> &mut OfTenant {
+        self.figures.of(self.tenants.series(namespace))
     }
 
     /// Bytes of blocks in memory.
@@ -139,11 +145,11 @@ impl State {
         let id = self.index.add(key, parent, namespace, Life::Filling);
         parent.iter().for_each(|parent| self.hold_or_release(*parent));
         match self.place(id, true) {
-            Ok(Some(slot)) => Ok(Reserved::New(Filling { id, slot })),
+            Ok(Ok(slot)) => Ok(Reserved::New(Filling { id, slot })),
             other => {
                 self.take_out(id);
                 self.index.release(id);
-                other.map(|_| Reserved::NoRoom)
+                Ok(Reserved::NoRoom(other?.err().unwrap_or(Cause::InUse)))
             }
         }
     }
@@ -168,10 +174,10 @@ impl State {
         }
         self.index.node_mut(id).life = Life::Loading;
         let placed = self.place(id, false);
-        if !matches!(placed, Ok(Some(_))) {
+        if !matches!(placed, Ok(Ok(_))) {
             self.index.node_mut(id).life = Life::Below;
         }
-        Ok(placed?.map(|slot| Filling { id, slot }))
+        Ok(placed?.ok().map(|slot| Filling { id, slot }))
     }
 
     /// The bytes are there, and summed: whoever asks for the block gets it from now on. False when it was removed
@@ -182,8 +188,18 @@ impl State {
             self.settle(id);
             return false;
         }
+        let now = self.now;
         let node = self.index.node_mut(id);
+        let loaded = node.life == Life::Loading;
+        if !loaded {
+            node.used_at = now;
+        }
         (node.life, node.sum, node.listed) = (Life::Resident, sum, false);
+        let namespace = node.namespace;
+        let bytes = self.shape(namespace).bytes();
+        let of = self.figures_of(namespace);
+        of.bytes_in[Where::Memory as usize] += bytes;
+        of.bytes_out[Where::Log as usize] += if loaded { bytes } else { 0 };
         true
     }
 
@@ -214,6 +230,8 @@ impl State {
         }
         node.pins += 1;
         let slot = Slot { slab: node.slab, slot: node.slot };
+        let (first, namespace) = (node.pins == 1, node.namespace);
+        self.lent += if first { self.shape(namespace).bytes() } else { 0 };
         self.hold_or_release(id);
         Some(slot)
     }
@@ -221,7 +239,10 @@ impl State {
     pub fn unpin(&mut self, id: Id) {
         let node = self.index.node_mut(id);
         node.pins = node.pins.saturating_sub(1);
-        match node.life {
+        let (last, namespace, life) = (node.pins == 0, node.namespace, node.life);
+        let bytes = if last { self.shape(namespace).bytes() } else { 0 };
+        self.lent = self.lent.saturating_sub(bytes);
+        match life {
             Life::Leaving => self.settle(id),
             _ => self.hold_or_release(id),
         }
@@ -230,11 +251,15 @@ impl State {
     /// Blocks of one request were asked for, or `put`, in this order. The last ones count first: who asks for a block
     /// asks for those before it, which are thus to stay longer.
     pub fn touch(&mut self, namespace: u16, ids: &[Id], put: bool) {
-        let share = self.share(namespace);
+        let (share, now) = (self.share(namespace), self.now);
         self.shares[share].policy.request();
         for id in ids.iter().rev() {
             let node = self.index.node_mut(*id);
-            node.used |= !put;
+            if !put {
+                node.used = true;
+                let gap = seconds(now, std::mem::replace(&mut node.used_at, now));
+                self.figures.reuse_gap.add(gap);
+            }
             if node.life == Life::Resident && node.listed {
                 let fingerprint = fingerprint(&node.key);
                 self.shares[share].policy.touch(*id, fingerprint);
@@ -405,9 +430,19 @@ impl State {
                 found => found,
             },
         };
-        let id = self.index.add(identity.key, parent, namespace, Life::Below);
-        self.index.node_mut(id).place = place.0;
+        let (id, now) = (self.index.add(identity.key, parent, namespace, Life::Below), self.now);
+        let node = self.index.node_mut(id);
+        (node.place, node.used_at) = (place.0, now);
         true
+    }
+
+    /// A block was written to the tier below.
+    pub fn note_written(&mut self, id: Id, place: Place) {
+        self.set_place(id, place);
+        self.counts.written += 1;
+        let namespace = self.index.node(id).namespace;
+        let bytes = self.shape(namespace).bytes();
+        self.figures_of(namespace).bytes_in[Where::Log as usize] += bytes;
     }
 
     /// What a block is.
@@ -446,10 +481,10 @@ impl State {
 
     // ---- room ----
 
-    /// A slot for a block, if others can go for it.
+    /// A slot for a block, if others can go for it; or why they cannot.
     ///
     /// What is `new` has to be worth another one's place.
-    fn place(&mut self, id: Id, new: bool) -> Result<Option<Slot>> {
+    fn place(&mut self, id: Id, new: bool) -> Result<Result<Slot, Cause>> {
         let namespace = self.index.node(id).namespace;
         let (share, shape) = (self.share(namespace), self.shape(namespace));
         let known = self.tenants.namespace(namespace);
@@ -457,8 +492,11 @@ impl State {
         let class = Class { shape, apart };
         if let Some(quota) = self.shares[share].quota {
             while self.shares[share].used + shape.bytes() > quota {
-                if !self.admits(share, id, new) || self.evict(share).is_none() {
-                    return Ok(None);
+                if !self.admits(share, id, new) {
+                    return Ok(Err(Cause::NotAdmitted));
+                }
+                if self.evict(share).is_none() {
+                    return Ok(Err(Cause::Quota));
                 }
             }
         }
@@ -467,18 +505,18 @@ impl State {
                 let node = self.index.node_mut(id);
                 (node.slab, node.slot) = (slot.slab, slot.slot);
                 self.shares[share].used += shape.bytes();
-                return Ok(Some(slot));
+                return Ok(Ok(slot));
             }
             if !self.admits(share, id, new) {
-                return Ok(None);
+                return Ok(Err(Cause::NotAdmitted));
             }
             let fullest = (0..self.shares.len()).max_by_key(|at| self.shares[*at].used).unwrap_or(share);
-            let Some(freed) = self.evict(fullest) else { return Ok(None) };
+            let Some(freed) = self.evict(fullest) else { break };
             if self.slabs.class(freed) != Some(class) {
                 self.empty(freed.slab);
             }
         }
-        Ok(None)
+        Ok(Err(why_full(&self.shares, self.lent)))
     }
 
     /// Whether a block's copy in memory may go.
@@ -524,8 +562,9 @@ impl State {
     /// The copy of a block in memory makes room for others.
     fn move_out(&mut self, id: Id) {
         self.counts.evicted += 1;
-        let Node { key, namespace, place, .. } = *self.index.node(id);
+        let Node { key, namespace, place, used_at, .. } = *self.index.node(id);
         let share = self.share(namespace);
+        self.figures.evict(self.shares[share].deciding(), seconds(self.now, used_at));
         self.shares[share].policy.evict(id, fingerprint(&key));
         self.index.node_mut(id).life = Life::Below;
         self.free_slot(id);

@@ -1,6 +1,7 @@
 //! The store itself: what a server and an embedded store have in common. Who asks is the caller's matter.
 
 use crate::below::{Below, Blocks};
+use crate::figures::{Cause, Latencies};
 use crate::index::{Id, Life};
 use crate::policy::PolicyKind;
 use crate::slab::Slabs;
@@ -48,6 +49,7 @@ struct Inner {
     blocks: Arc<Blocks>,
     began: Instant,
     below: Option<Below>,
+    latencies: Arc<Latencies>,
 }
 
 impl Store {
@@ -71,12 +73,18 @@ impl Store {
             log::info!("the log has {} blocks, and {left} that come after none", blocks.count());
         }
         let below = log.map(Below::new);
-        Ok(Store { inner: Arc::new(Inner { engine, blocks, began: Instant::now(), below }) })
+        let (began, latencies) = (Instant::now(), Arc::new(Latencies::new()));
+        Ok(Store { inner: Arc::new(Inner { engine, blocks, began, below, latencies }) })
     }
 
     /// The tier below memory, and who moves blocks to it and back.
     pub fn below(&self) -> Option<&Below> {
         self.inner.below.as_ref()
+    }
+
+    /// What operations took.
+    pub fn latencies(&self) -> &Arc<Latencies> {
+        &self.inner.latencies
     }
 
     /// Waits until some block was published or given up, or it is time.
@@ -192,8 +200,17 @@ impl Store {
     /// What has happened, and what is here now.
     pub fn counts(&self) -> Counts {
         let state = self.state();
-        let (blocks, memory_bytes) = (state.index.len() as u64, state.used());
-        Counts { blocks, memory_bytes, memory_taken: state.slabs.taken(), ..state.counts.clone() }
+        let refused = |cause| state.figures.refused(cause);
+        let (orphan, lost) = (refused(Cause::ParentMissing), refused(Cause::Lost));
+        Counts {
+            blocks: state.index.len() as u64,
+            memory_bytes: state.used(),
+            memory_taken: state.slabs.taken(),
+            refused_orphan: orphan,
+            refused_lost: lost,
+            refused_room: Cause::ALL.map(refused).iter().sum::<u64>() - orphan - lost,
+            ..state.counts.clone()
+        }
     }
 }
 

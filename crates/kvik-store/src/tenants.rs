@@ -11,6 +11,10 @@ use std::collections::HashMap;
 const MOST: usize = 4096;
 /// The longest name of a tenant, in bytes.
 const MAX_NAME: usize = 128;
+/// Tenants without options that have figures of their own: names come from clients, and series must stay few.
+const MOST_SERIES: usize = 64;
+/// The name under which all other tenants are counted together.
+const OTHER: &str = "other";
 
 /// What is known of a namespace.
 #[derive(Debug, Clone)]
@@ -41,6 +45,12 @@ pub(crate) struct Tenants {
     by_id: HashMap<NamespaceId, u16>,
     tenants: Vec<TenantOptions>,
     by_name: HashMap<String, u16>,
+    /// The series of each tenant's figures.
+    series: Vec<u16>,
+    /// The name of each series.
+    series_names: Vec<String>,
+    /// Tenants without options that have a series.
+    unknown: usize,
 }
 
 impl Tenants {
@@ -49,18 +59,18 @@ impl Tenants {
     /// # Errors
     /// `InvalidArgument` for a name that is empty, too long or there twice, or a quota of 0.
     pub fn new(options: &[TenantOptions]) -> Result<Tenants> {
-        let mut tenants = Tenants::default();
+        let mut tenants = Tenants { series_names: vec![OTHER.to_owned()], ..Tenants::default() };
         for one in options {
             if tenants.by_name.contains_key(&one.name) || one.quota == Some(0) {
                 let text = format!("tenant {:?} is named twice, or has a quota of 0 bytes", one.name);
                 return Err(Error::new(Code::InvalidArgument, text));
             }
-            tenants.enter(one.clone())?;
+            tenants.enter(one.clone(), true)?;
         }
         Ok(tenants)
     }
 
-    fn enter(&mut self, options: TenantOptions) -> Result<u16> {
+    fn enter(&mut self, options: TenantOptions, known: bool) -> Result<u16> {
         let name = &options.name;
         if name.is_empty() || name.len() > MAX_NAME || name.contains(|c: char| c.is_control()) {
             let text =
@@ -72,6 +82,12 @@ impl Tenants {
         }
         let number = self.tenants.len() as u16;
         self.by_name.insert(name.clone(), number);
+        let own = name != OTHER && (known || self.unknown < MOST_SERIES);
+        self.unknown += usize::from(own && !known);
+        self.series.push(if own { self.series_names.len() as u16 } else { 0 });
+        if own {
+            self.series_names.push(name.clone());
+        }
         self.tenants.push(options);
         Ok(number)
     }
@@ -103,7 +119,10 @@ impl Tenants {
         }
         let tenant = match self.by_name.get(tenant) {
             Some(tenant) => *tenant,
-            None => self.enter(TenantOptions { name: tenant.to_owned(), quota: None, apart: false })?,
+            None => {
+                let options = TenantOptions { name: tenant.to_owned(), quota: None, apart: false };
+                self.enter(options, false)?
+            }
         };
         let number = self.namespaces.len() as u16;
         self.namespaces.push(Known { id, shape, tenant, model: model.to_owned() });
@@ -135,6 +154,17 @@ impl Tenants {
         &self.tenants
     }
 
+    /// The series that the figures of a namespace's tenant are in. Those that are known from the start have one of their
+    /// own, and so have the first others; the rest share the first series.
+    pub fn series(&self, namespace: u16) -> u16 {
+        self.series[usize::from(self.namespace(namespace).tenant)]
+    }
+
+    /// The name of each series.
+    pub fn series_names(&self) -> &[String] {
+        &self.series_names
+    }
+
     /// The number of a tenant with this name.
     pub fn named(&self, name: &str) -> Option<u16> {
         self.by_name.get(name).copied()
@@ -149,5 +179,32 @@ impl Namespace {
     /// What people read of it.
     pub(crate) fn words(&self) -> String {
         format!("{}@{}", self.model, self.revision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_few_names_and_tenants_of_the_options_always_one() {
+        let known = |name: &str| TenantOptions { name: name.to_owned(), quota: Some(1), apart: false };
+        let mut tenants = Tenants::new(&[known("a"), known("b")]).unwrap();
+        let shape = Shape::new(1, 1, 64).unwrap();
+        let mut open = |number: u8, tenant: &str| {
+            let namespace = tenants.open(NamespaceId([number; 32]), tenant, shape, "m").unwrap();
+            let series = tenants.series(namespace);
+            tenants.series_names()[usize::from(series)].clone()
+        };
+        assert_eq!(open(0, "b"), "b");
+        assert_eq!(open(1, "other"), "other");
+        for number in 0..MOST_SERIES as u8 {
+            let name = format!("tenant {number}");
+            assert_eq!(open(number + 2, &name), name);
+        }
+        assert_eq!(open(100, "one too many"), "other");
+        assert_eq!(open(101, "tenant 3"), "tenant 3");
+        assert_eq!(open(102, "a"), "a");
+        assert_eq!(tenants.series_names().len(), 1 + 2 + MOST_SERIES);
     }
 }

@@ -77,6 +77,8 @@ pub struct Usage {
     pub capacity: u64,
     /// Bytes that it takes, with blocks that are no longer wanted and whose room it has not needed yet.
     pub bytes: u64,
+    /// Files that it has.
+    pub segments: u64,
     /// Bytes that were stored and are not durable yet.
     pub unsynced: u64,
     /// Bytes of blocks that were stored.

@@ -19,6 +19,8 @@ pub(crate) const REQUESTS: Topic = 1;
 pub(crate) const RESPONSES: Topic = 2;
 /// The longest text.
 const MAX_TEXT: usize = 1024;
+/// The longest part of figures.
+const MAX_PART: usize = 32 << 10;
 /// The groups of one answer, at most: their tickets have to fit a notification.
 pub(crate) const MAX_GROUPS: usize = 128;
 
@@ -79,6 +81,8 @@ pub(crate) enum Request {
         tenant: String,
     },
     Stat,
+    /// All figures, as text.
+    Metrics,
 }
 
 /// Blocks that a client brings.
@@ -95,7 +99,8 @@ pub(crate) struct Put {
     pub deadline: Duration,
 }
 
-/// What a server answers. A put is answered twice where it was accepted first; a get in parts.
+/// What a server answers. A put is answered twice where it was accepted first; a get, and what asks for figures, in
+/// parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Response {
     Opened,
@@ -107,6 +112,7 @@ pub(crate) enum Response {
     /// So many blocks.
     Done(u64),
     Counts(Box<Counts>),
+    Metrics(MetricsPart),
     Failed(Code, String),
 }
 
@@ -119,6 +125,31 @@ pub(crate) struct Lending {
     pub tickets: Vec<Ticket>,
     /// Another part follows.
     pub more: bool,
+}
+
+/// Some lines of a store's figures.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MetricsPart {
+    pub text: String,
+    /// Another part follows.
+    pub more: bool,
+}
+
+impl MetricsPart {
+    /// Whole lines of a text, as many at once as a message takes; those of the longest names are shorter than one.
+    pub fn divide(text: &str) -> Vec<MetricsPart> {
+        let mut parts: Vec<MetricsPart> = Vec::new();
+        for line in text.split_inclusive('\n') {
+            match parts.last_mut() {
+                Some(part) if part.text.len() + line.len() <= MAX_PART => part.text.push_str(line),
+                last => {
+                    last.into_iter().for_each(|part| part.more = true);
+                    parts.push(MetricsPart { text: line.to_owned(), more: false });
+                }
+            }
+        }
+        parts
+    }
 }
 
 struct Writer(Vec<u8>);
@@ -147,7 +178,10 @@ impl Writer {
         self.u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
     }
     fn text(&mut self, text: &str) -> &mut Writer {
-        let mut end = text.len().min(MAX_TEXT);
+        self.text_upto(text, MAX_TEXT)
+    }
+    fn text_upto(&mut self, text: &str, most: usize) -> &mut Writer {
+        let mut end = text.len().min(most);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
@@ -210,7 +244,10 @@ impl<'a> Reader<'a> {
         }
     }
     fn text(&mut self) -> Result<String> {
-        let count = self.count(MAX_TEXT, 1)?;
+        self.text_upto(MAX_TEXT)
+    }
+    fn text_upto(&mut self, most: usize) -> Result<String> {
+        let count = self.count(most, 1)?;
         let text = std::str::from_utf8(self.bytes(count)?).map_err(|_| wrong("a text is not UTF-8"))?;
         Ok(text.to_owned())
     }
@@ -303,6 +340,7 @@ impl Request {
                 writer.text(tenant);
             }
             Request::Stat => writer = Writer::new(10, number),
+            Request::Metrics => writer = Writer::new(11, number),
         }
         writer.0
     }
@@ -345,6 +383,7 @@ impl Request {
             8 => Request::ClearNamespace { namespace: r.namespace()? },
             9 => Request::ClearTenant { tenant: r.text()? },
             10 => Request::Stat,
+            11 => Request::Metrics,
             _ => return Err(wrong("it asks for something that there is not")),
         })
     }
@@ -353,7 +392,12 @@ impl Request {
 impl Response {
     /// Whether nothing more answers the same request.
     pub fn is_last(&self) -> bool {
-        !matches!(self, Response::Accepted | Response::Lent(Lending { more: true, .. }))
+        !matches!(
+            self,
+            Response::Accepted
+                | Response::Lent(Lending { more: true, .. })
+                | Response::Metrics(MetricsPart { more: true, .. })
+        )
     }
 
     pub fn encode(&self, number: u64) -> Vec<u8> {
@@ -395,6 +439,10 @@ impl Response {
                     writer.text(name).u64(value);
                 }
             }
+            Response::Metrics(part) => {
+                writer = Writer::new(73, number);
+                writer.bytes(&[u8::from(part.more)]).text_upto(&part.text, MAX_PART);
+            }
             Response::Failed(code, text) => {
                 writer = Writer::new(72, number);
                 writer.u16(*code as u16).text(text);
@@ -428,6 +476,7 @@ impl Response {
                 Response::Counts(Box::new(counts))
             }
             72 => Response::Failed(Code::from_wire(r.u16()?), r.text()?),
+            73 => Response::Metrics(MetricsPart { more: r.flag()?, text: r.text_upto(MAX_PART)? }),
             _ => return Err(wrong("it answers something that there is not")),
         };
         Ok((number, whole(&r, response)?))

@@ -1,6 +1,6 @@
 //! Messages of the store: each comes back as it was, and nothing else is one.
 
-use crate::wire::{Ack, Lending, MAX_GROUPS, Put, Request, Response};
+use crate::wire::{Ack, Lending, MAX_GROUPS, MetricsPart, Put, Request, Response};
 use crate::{BlockKey, Counts, MAX_KEYS, NamespaceId, Shape, Stored};
 use kvik_core::{Code, EngineId, GrantId, HostTag, Incarnation, Right, Ticket};
 use std::time::Duration;
@@ -43,6 +43,7 @@ fn requests() -> Vec<Request> {
         Request::ClearNamespace { namespace },
         Request::ClearTenant { tenant: "one".into() },
         Request::Stat,
+        Request::Metrics,
     ]
 }
 
@@ -58,6 +59,7 @@ fn responses() -> Vec<Response> {
         Response::Here(vec![true, false, true]),
         Response::Done(3),
         Response::Counts(Box::new(Counts { stored: 5, hits: 6, ..Counts::default() })),
+        Response::Metrics(MetricsPart { text: "a_total 7\n".repeat(3000), more: true }),
         Response::Failed(Code::NamespaceUnknown, "why".into()),
     ]
 }
@@ -114,4 +116,22 @@ fn a_request_that_cannot_be_read_is_answered_by_its_number() {
     message.truncate(20);
     assert_eq!(Request::decode(&message).unwrap_err().0, Some(77));
     assert_eq!(Request::decode(&message[..5]).unwrap_err().0, None);
+}
+
+#[test]
+fn figures_are_divided_at_lines_and_come_back_as_they_were() {
+    let text: String = (0..20_000).map(|number| format!("kvik_x{{n=\"{number}\"}} {number}\n")).collect();
+    let parts = MetricsPart::divide(&text);
+    assert!(parts.len() > 10);
+    assert!(parts.iter().all(|part| part.text.ends_with('\n')));
+    let more: Vec<bool> = parts.iter().map(|part| part.more).collect();
+    assert!(!more[parts.len() - 1] && more[..parts.len() - 1].iter().all(|more| *more));
+    let all: String = parts
+        .into_iter()
+        .map(|part| match Response::decode(&Response::Metrics(part).encode(1)).unwrap() {
+            (_, Response::Metrics(part)) => part.text,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(all, text);
 }

@@ -251,8 +251,7 @@ impl Store {
             && known.0 == 0
             && state.index.node(id).life != Life::Leaving
         {
-            state.set_place(id, place);
-            state.counts.written += 1;
+            state.note_written(id, place);
         }
         state.unpin(id);
         if let Ok(None) = written {

@@ -12,6 +12,7 @@ mod frames;
 mod greetings;
 mod layouts;
 mod local;
+mod message;
 mod node;
 mod router;
 mod segment;
@@ -38,6 +39,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("router", router::router),
     ("address", addresses::address),
     ("segment", segment::segment),
+    ("message", message::message),
 ];
 
 /// Runs a target.

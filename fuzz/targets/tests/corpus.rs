@@ -165,6 +165,11 @@ fn segments() {
 }
 
 #[test]
+fn store_messages() {
+    check("message", 20_000);
+}
+
+#[test]
 fn every_target_is_here_and_has_a_program() {
     let (tests, manifest) = (include_str!("corpus.rs"), include_str!("../../Cargo.toml"));
     for (target, _) in kvik_fuzz_targets::TARGETS {

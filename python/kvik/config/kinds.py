@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from kvik._native import parse_size
 from kvik.errors import KvikError
+from kvik.store.tenants import Tenant
 
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
@@ -350,6 +351,20 @@ class Texts(_Several):
     def to_text(self, value: Any) -> str:
         """Parts between semicolons."""
         return ";".join(value)
+
+
+@dataclass(frozen=True)
+class Tenants(Texts):
+    """Tenants of a store, as `Tenant.parse` reads them."""
+
+    metavar: ClassVar[str] = "TENANT"
+
+    def part(self, text: str) -> str:
+        """One of them, as it was written."""
+        quota = Tenant.parse(text).quota
+        if quota is not None:
+            Size().from_value(quota)
+        return text
 
 
 @dataclass(frozen=True)

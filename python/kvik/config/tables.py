@@ -20,6 +20,7 @@ from kvik.config.kinds import (
     Seconds,
     Secret,
     Size,
+    Tenants,
     Text,
     Texts,
     Urls,
@@ -34,6 +35,29 @@ _connector = partial(Option, section="connector")
 _router = partial(Option, section="router")
 _emulator = partial(Option, section="emulator")
 _store = partial(Option, section="store")
+
+
+def _logged(section: str, at_info: str) -> tuple[Option, Option]:
+    """What a server logs to standard error, and how. `at_info` says what that level is good for."""
+    return (
+        Option(
+            name="log_level",
+            section=section,
+            kind=Choice(("debug", "info", "warning", "error")),
+            default="info",
+            help="What is logged to standard error.",
+            reason=at_info,
+        ),
+        Option(
+            name="log_format",
+            section=section,
+            kind=Choice(("text", "json")),
+            default="text",
+            help="Lines for people, or one JSON object a line.",
+            reason="JSON has ids in fields of their own, which log collectors can search.",
+        ),
+    )
+
 
 ENGINE = Entry(
     name="engine",
@@ -331,20 +355,7 @@ ROUTER = Entry(
             help="Most requests in progress.",
             reason="More get 503, which a client can retry, instead of a queue that nobody sees.",
         ),
-        _router(
-            name="log_level",
-            kind=Choice(("debug", "info", "warning", "error")),
-            default="info",
-            help="What is logged to standard error.",
-            reason="At info it is one line a request; warning leaves only trouble.",
-        ),
-        _router(
-            name="log_format",
-            kind=Choice(("text", "json")),
-            default="text",
-            help="Lines for people, or one JSON object a line.",
-            reason="JSON has the request's id in a field of its own, which log collectors can search.",
-        ),
+        *_logged("router", "At info it is one line a request; warning leaves only trouble."),
     ),
 )
 
@@ -517,21 +528,31 @@ STORE = Entry(
             help="Bytes that the log may take on its disk.",
             reason="Beyond it the blocks go that were not asked for for longest.",
         ),
+        _store(
+            name="policy",
+            kind=Choice(("selector", "lru", "s3-fifo", "s3-fifo-half", "s3-fifo-admit")),
+            default="selector",
+            help="Which block makes room for another one.",
+            reason="The selector does what the best of the others does on the load that there is; a named "
+            "one is for comparisons.",
+        ),
+        _store(
+            name="tenant",
+            kind=Tenants("a tenant, such as NAME=quota:2GiB,apart"),
+            default=None,
+            help="What a tenant may have: NAME=quota:SIZE (of memory), apart (regions of its own), or both.",
+            reason="All others share what is left, and regions. The log is shared by all.",
+        ),
+        _store(
+            name="metrics",
+            kind=Addresses(),
+            default=None,
+            help="Where Prometheus finds /metrics, over HTTP; port 0 takes a free one.",
+            reason="Figures have names of tenants, and who asks is not authenticated: so it is off, and any "
+            "address but loopback is a choice.",
+        ),
         *(option for option in ENGINE.options if option.name in _OF_A_STORE),
-        _store(
-            name="log_level",
-            kind=Choice(("debug", "info", "warning", "error")),
-            default="info",
-            help="What is logged to standard error.",
-            reason="At info it is a line for each client that comes or goes; warning leaves only trouble.",
-        ),
-        _store(
-            name="log_format",
-            kind=Choice(("text", "json")),
-            default="text",
-            help="Lines for people, or one JSON object a line.",
-            reason="JSON has ids in fields of their own, which log collectors can search.",
-        ),
+        *_logged("store", "At info it is a line for each client that comes or goes; warning leaves trouble."),
     ),
 )
 

@@ -14,11 +14,10 @@ from kvik.stat.engines import About
 Labels = dict[str, str]
 
 
-class Snapshot:
-    """An engine's metrics at one time."""
+class Samples:
+    """Metrics at one time, from the Prometheus text format."""
 
-    def __init__(self, about: About, text: str) -> None:
-        self.about = about
+    def __init__(self, text: str) -> None:
         self._samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -35,6 +34,14 @@ class Snapshot:
             if labels.items() <= found.items():
                 sums[key(found)] += value
         return sums
+
+
+class Snapshot(Samples):
+    """An engine's metrics at one time."""
+
+    def __init__(self, about: About, text: str) -> None:
+        super().__init__(text)
+        self.about = about
 
 
 @dataclass(frozen=True)

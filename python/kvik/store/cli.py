@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
-import socket
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.live import Live
 
 import kvik
-from kvik import _native, logs
+from kvik import _native, logs, signals
 from kvik.config import STORE, flags
-
-_WIDTH = 100
+from kvik.stat.snapshot import Samples
+from kvik.store import scrape
+from kvik.store.figures import Figures, figures
+from kvik.store.names import StoreOptions
+from kvik.store.show import WIDTH, view
+from kvik.store.tenants import Tenant
 
 
 class _Group(click.Group):
@@ -45,51 +50,74 @@ def serve(**given: Any) -> None:
     """Serve a store to the engines that are admitted, until interrupted."""
     options = flags.chosen(STORE, given)
     logs.to_stderr(options.pop("log_level"), options.pop("log_format"))
-    kept = [options.pop(name) for name in ("memory", "log", "log_size")]
+    tenants = [Tenant.parse(text) for text in options.pop("tenant") or ()]
+    kept = {name: options.pop(name) for name in ("memory", "log", "log_size", "policy")}
+    metrics = options.pop("metrics") or ()
     try:
         with kvik.Engine(name="store", **options) as engine:
-            server = _native.StoreServer(engine, *kept)
-            _until_signalled(f"kvik store serves on {' '.join(engine.addresses)}")
+            server = _native.StoreServer(engine, StoreOptions(tenants=tenants, **kept))
+            with scrape.serving(metrics, lambda: server.metrics() + engine.metrics()) as bound:
+                pages = "".join(f", metrics on http://{address}/metrics" for address in bound)
+                ready = f"kvik store serves on {' '.join(engine.addresses)}{pages}"
+                signals.wait_for_one(lambda: click.echo(ready))
             server.stop()
-    except kvik.KvikError as error:
+    except (kvik.KvikError, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-def _until_signalled(ready: str) -> None:
-    """Say that it is ready, and return at SIGINT or SIGTERM; must run in the main thread."""
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        writer.setblocking(False)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        click.echo(ready)
-        reader.recv(1)
-        signal.set_wakeup_fd(-1)
 
 
 @store.command()
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def stat(address: str, as_json: bool) -> None:
-    """Show what a store has done since it began, and what it has now.
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600.0),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--once", is_flag=True, help="Show what happened in one interval, and end.")
+@click.option("--json", "as_json", is_flag=True, help="As --once, as one JSON object.")
+@click.option("--prometheus", is_flag=True, help="Print the metrics themselves.")
+def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: bool) -> None:
+    """Show what a store is doing: tiers, tenants, times, refusals.
 
-    The secret or TLS that it demands is taken from KVIK_SECRET, KVIK_TLS or the configuration file.
+    Without --once the view stays and is renewed until Ctrl-C. The secret or TLS that the store demands is
+    taken from KVIK_SECRET, KVIK_TLS or the configuration file.
     """
+    if prometheus and (once or as_json):
+        raise click.UsageError("--prometheus goes without --once and --json")
     try:
         with kvik.Engine(name="store-stat") as engine:
-            counts = _native.StoreClient.connect(engine, address, None).stat()
+            client = _native.StoreClient.connect(engine, address, None)
+            if prometheus:
+                click.echo(client.metrics(), nl=False)
+                return
+            watched = _watch(client, address, interval)
+            if as_json:
+                click.echo(json.dumps(next(watched).to_json(), indent=1))
+            elif once:
+                _console().print(view(next(watched)))
+            else:
+                with Live(console=_console(), auto_refresh=False) as live:
+                    live.update(f"store at {address}: looking for {interval:g} s", refresh=True)
+                    for now in watched:
+                        live.update(view(now), refresh=True)
     except kvik.KvikError as error:
         raise click.ClickException(str(error)) from error
-    if as_json:
-        click.echo(json.dumps(counts, indent=1))
+    except KeyboardInterrupt:
         return
-    table = Table("what", "number", title=f"store at {address}", title_justify="left")
-    for name, value in counts.items():
-        table.add_row(name.replace("_", " "), f"{value:,}")
-    _console().print(table)
+
+
+def _watch(client: _native.StoreClient, address: str, interval: float) -> Iterator[Figures]:
+    """What a store did, again after each interval, until it does not answer."""
+    before, looked = Samples(client.metrics()), time.monotonic()
+    pause = threading.Event()
+    while True:
+        pause.wait(interval)
+        after, now = Samples(client.metrics()), time.monotonic()
+        yield figures(address, before, after, now - looked)
+        before, looked = after, now
 
 
 def _console() -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH)
+    return console if console.is_terminal else Console(width=WIDTH)

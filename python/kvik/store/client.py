@@ -8,7 +8,8 @@ from collections.abc import Generator, Iterator, Sequence
 
 from kvik import _native
 from kvik._native import Engine, Layout, PageSet
-from kvik.store.names import AckName, Choice, Namespace, Stored
+from kvik.store.names import AckName, Choice, Namespace, PolicyName, Stored, StoreOptions
+from kvik.store.tenants import Tenant
 
 
 class Store:
@@ -37,6 +38,8 @@ class Store:
         memory: int | str = "1GiB",
         log: str | os.PathLike[str] | None = None,
         log_size: int | str = "16GiB",
+        policy: PolicyName = "selector",
+        tenants: Sequence[Tenant] = (),
         tenant: str = "default",
     ) -> Store:
         """A store within this process, which ends with the last ``Store`` that was made of it.
@@ -44,11 +47,13 @@ class Store:
         namespace: what the blocks are of. layout: of the pages that are put and read: its layers, slices and
         bytes of a run are the shape of every block. memory: bytes of blocks, or text such as "1GiB", from
         1 MiB. log: a directory for blocks that outlive the process; None for none. log_size: bytes that it
-        may take there. tenant: whose blocks they are, for quotas and figures.
+        may take there. policy: which block makes room for another one. tenants: those with a quota or with
+        regions of their own. tenant: whose blocks they are, for quotas and figures.
 
         Raises InvalidArgument; StorageFailed where another process has the log open, or the disk refuses.
         """
-        return cls(_native.StoreClient.embedded(engine, memory, log, log_size), namespace, layout, tenant)
+        options = StoreOptions(memory=memory, log=log, log_size=log_size, policy=policy, tenants=tenants)
+        return cls(_native.StoreClient.embedded(engine, options), namespace, layout, tenant)
 
     @classmethod
     def connect(
@@ -171,6 +176,10 @@ class Store:
     def stat(self) -> dict[str, int]:
         """What has happened in the whole store since it began, and what is there now, by name."""
         return self._client.stat()
+
+    def metrics(self) -> str:
+        """All figures of the whole store in the Prometheus text format: docs/reference/metrics.md."""
+        return self._client.metrics()
 
 
 class Put:

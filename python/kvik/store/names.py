@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from kvik.store.tenants import Tenant
+
 AckName: TypeAlias = Literal["accepted", "stored", "durable"]
+PolicyName: TypeAlias = Literal["selector", "lru", "s3-fifo", "s3-fifo-half", "s3-fifo-admit"]
 ReasonName: TypeAlias = Literal["faster", "unknown", "refresh", "slower", "unavailable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What a store is made with; see ``Store.embedded``."""
+
+    memory: int | str = "1GiB"
+    log: str | os.PathLike[str] | None = None
+    log_size: int | str = "16GiB"
+    policy: PolicyName = "selector"
+    tenants: Sequence[Tenant] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

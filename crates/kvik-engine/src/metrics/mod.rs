@@ -18,3 +18,4 @@ mod text;
 pub(crate) use expose::metrics_text;
 pub use table::{Kind, METRICS, Metric};
 pub(crate) use tables::{Metrics, op_name};
+pub use text::Text;

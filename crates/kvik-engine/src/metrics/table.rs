@@ -35,18 +35,28 @@ pub struct Metric {
     pub help: &'static str,
 }
 
-macro_rules! metrics {
-    ($($constant:ident $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+/// A table of metrics: a constant for each, and the list of all of them in the order of the exposition.
+#[macro_export]
+macro_rules! metrics_table {
+    (
+        $vis:vis consts;
+        $(#[$meta:meta])* $all:ident;
+        $($constant:ident $kind:ident $name:literal [$($label:literal),*] $help:literal;)*
+    ) => {
         $(
-            pub(super) const $constant: Metric =
-                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+            $vis const $constant: $crate::Metric = $crate::Metric {
+                name: $name, kind: $crate::Kind::$kind, labels: &[$($label),*], help: $help,
+            };
         )*
-        /// Every metric of an engine, in the order of the exposition.
-        pub const METRICS: &[Metric] = &[$($constant),*];
+        $(#[$meta])*
+        pub const $all: &[$crate::Metric] = &[$($constant),*];
     };
 }
 
-metrics! {
+metrics_table! {
+    pub(super) consts;
+    /// Every metric of an engine, in the order of the exposition.
+    METRICS;
     INFO Gauge "kvik_engine_info" ["engine", "engine_name", "version", "transport"]
         "1; its labels say which engine this is and which transport it was told to use.";
     START Gauge "kvik_engine_start_time_seconds" []

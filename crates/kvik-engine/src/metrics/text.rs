@@ -5,7 +5,7 @@ use std::fmt::{Display, Write};
 
 /// An exposition in the making. Families are begun in order; samples belong to the last one.
 #[derive(Default)]
-pub(super) struct Text {
+pub struct Text {
     out: String,
 }
 
@@ -53,6 +53,7 @@ impl Text {
         self.series(metric, "_count", labels, None, &below);
     }
 
+    /// What was written.
     pub fn into_string(self) -> String {
         self.out
     }

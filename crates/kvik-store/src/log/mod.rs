@@ -261,11 +261,15 @@ impl Tier for Log {
 
     fn usage(&self) -> Usage {
         let Shared { options, counters, .. } = &*self.shared;
-        let State { bytes, unsynced, .. } = *self.shared.state();
+        let (bytes, unsynced, segments) = {
+            let State { bytes, unsynced, tracks, spare, .. } = &*self.shared.state();
+            (*bytes, *unsynced, (tracks.len() + usize::from(spare.is_some())) as u64)
+        };
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Usage {
             capacity: options.size,
             bytes,
+            segments,
             unsynced,
             stored: read(&counters.stored),
             loaded: read(&counters.loaded),

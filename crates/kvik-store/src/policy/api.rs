@@ -53,6 +53,11 @@ pub trait Policy: Send {
     /// A block is gone for another reason: nothing is concluded from it.
     fn remove(&mut self, id: u32);
 
+    /// The name of the policy that decides at present, where it is another one's turn.
+    fn chosen(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Bytes of memory that the policy takes.
     fn memory(&self) -> usize;
 }

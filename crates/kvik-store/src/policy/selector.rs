@@ -181,6 +181,10 @@ impl Policy for Selector {
         self.s3fifo.remove(id);
     }
 
+    fn chosen(&self) -> Option<&'static str> {
+        Some(self.candidates[self.chosen].kind.name())
+    }
+
     fn memory(&self) -> usize {
         let shadows: usize = self.candidates.iter().map(|candidate| candidate.shadow.memory()).sum();
         self.lru.memory() + self.s3fifo.memory() + shadows

@@ -1,0 +1,200 @@
+"""From metrics of a store to what operators want to know of it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvik.stat.snapshot import Labels, Samples
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What gets and puts did in one tier, for one tenant or for all of them."""
+
+    lookups: int
+    """Blocks that the tier was asked for."""
+    hits: int
+    misses: int
+    hit_rate: float | None
+    """Of 1; None where nothing was asked for."""
+    in_bytes: int
+    out_bytes: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Quantiles of a histogram, in seconds, interpolated within its buckets."""
+
+    count: int
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Period:
+    """What happened in a time. Of tiers: memory, log."""
+
+    seconds: float | None
+    """How long it was; None: since the store began."""
+    tiers: dict[str, Traffic]
+    tenants: dict[str, dict[str, Traffic]]
+    """By tenant, then by tier."""
+    latency: dict[str, dict[str, Times]]
+    """By operation (get_first, get, put, load), then by tier."""
+    reuse_gap: Times | None
+    idle: Times | None
+    refused_blocks: dict[str, int]
+    refused_requests: dict[str, int]
+    evicted: dict[str, int]
+    corrupt: int
+    shared_waits: int
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a store has at a time; bytes by tenant have the empty name for all tenants without a quota."""
+
+    blocks: int
+    memory_bytes: dict[str, int]
+    quota_bytes: dict[str, int]
+    pinned_bytes: dict[str, int]
+    memory_taken: int
+    memory_capacity: int
+    lent_bytes: int
+    policy: dict[str, str]
+    """The policy that decides, by tenant in the same way."""
+    log: dict[str, int] | None
+    """Bytes, counts since the store began; None where there is no log."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A store at one time, and what it did."""
+
+    address: str
+    now: Now
+    interval: Period
+    since_start: Period
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return asdict(self)
+
+
+def figures(address: str, before: Samples, after: Samples, seconds: float) -> Figures:
+    """Compare two looks at a store, ``seconds`` apart."""
+    nothing = Samples("")
+    return Figures(address, _now(after), _period(before, after, seconds), _period(nothing, after, None))
+
+
+def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
+    """The value below which a share of the observations lie, as Prometheus' ``histogram_quantile`` has it.
+
+    buckets: bounds and how many observations are at most that, in order, infinity last. What lies above the
+    last finite bound counts as that bound. There must be an observation.
+    """
+    rank = share * buckets[-1][1]
+    bound = below = 0.0
+    for upper, count in buckets:
+        if count >= rank and count > below:
+            return bound if math.isinf(upper) else bound + (upper - bound) * (rank - below) / (count - below)
+        bound, below = (bound if math.isinf(upper) else upper), count
+    return bound
+
+
+_Key = Callable[[Labels], Any]
+
+
+class _Rise:
+    """How much counters have risen between two looks. A store that was started again begins at 0."""
+
+    def __init__(self, before: Samples, after: Samples) -> None:
+        self._before, self._after = before, after
+
+    def by(self, name: str, key: _Key) -> dict[Any, int]:
+        earlier = self._before.by(name, key)
+        later = self._after.by(name, key)
+        return {what: int(max(value - earlier.get(what, 0.0), 0.0)) for what, value in later.items()}
+
+    def by_label(self, name: str, label: str) -> dict[str, int]:
+        return {what: count for what, count in self.by(name, lambda of: of[label]).items() if count}
+
+    def total(self, name: str) -> int:
+        return sum(self.by(name, lambda _: "").values())
+
+    def times(self, name: str, key: _Key) -> dict[Any, Times]:
+        """Quantiles of the histograms that have observations."""
+        found: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+        buckets = self.by(f"{name}_bucket", lambda of: (key(of), float(of["le"])))
+        for (what, bound), count in buckets.items():
+            found[what].append((bound, count))
+        told = {}
+        for what, unsorted in found.items():
+            counts = sorted(unsorted)
+            if counts[-1][1] > 0:
+                told[what] = Times(int(counts[-1][1]), quantile(0.5, counts), quantile(0.99, counts))
+        return told
+
+
+def _period(before: Samples, after: Samples, seconds: float | None) -> Period:
+    rise = _Rise(before, after)
+    tiers = _traffic(rise, lambda of: ("", of["tier"]))
+    latency: dict[str, dict[str, Times]] = defaultdict(dict)
+    for (op, tier), times in rise.times("kvik_store_operation_seconds", _op).items():
+        latency[op][tier] = times
+    return Period(
+        seconds=seconds,
+        tiers=tiers.get("", {}),
+        tenants=_traffic(rise, lambda of: (of["tenant"], of["tier"])),
+        latency=dict(latency),
+        reuse_gap=rise.times("kvik_store_reuse_gap_seconds", lambda _: "").get(""),
+        idle=rise.times("kvik_store_evicted_idle_seconds", lambda _: "").get(""),
+        refused_blocks=rise.by_label("kvik_store_refused_blocks_total", "cause"),
+        refused_requests=rise.by_label("kvik_store_refused_requests_total", "code"),
+        evicted=rise.by_label("kvik_store_evicted_blocks_total", "policy"),
+        corrupt=rise.total("kvik_store_corrupt_blocks_total"),
+        shared_waits=rise.total("kvik_store_shared_waits_total"),
+    )
+
+
+def _op(labels: Labels) -> tuple[str, str]:
+    return labels["op"], labels["tier"]
+
+
+def _traffic(rise: _Rise, key: _Key) -> dict[str, dict[str, Traffic]]:
+    lookups, hits = rise.by("kvik_store_lookups_total", key), rise.by("kvik_store_hits_total", key)
+    misses = rise.by("kvik_store_misses_total", key)
+    came, went = rise.by("kvik_store_in_bytes_total", key), rise.by("kvik_store_out_bytes_total", key)
+    told: dict[str, dict[str, Traffic]] = defaultdict(dict)
+    for (tenant, tier), asked in lookups.items():
+        at = (tenant, tier)
+        rate = hits[at] / asked if asked else None
+        told[tenant][tier] = Traffic(asked, hits[at], misses[at], rate, came[at], went[at])
+    return dict(told)
+
+
+_LOG = ("capacity_bytes", "bytes", "segments", "unsynced_bytes", "copied_bytes_total", "dropped_blocks_total",
+        "unwritten_blocks_total", "syncs_total", "quarantined_records_total", "failures_total")  # fmt: skip
+
+
+def _now(after: Samples) -> Now:
+    def by_tenant(name: str) -> dict[str, int]:
+        return {tenant: int(value) for tenant, value in after.by(name, lambda of: of["tenant"]).items()}
+
+    has_log = bool(after.by("kvik_store_log_bytes", lambda _: ""))
+    log = {name.removesuffix("_total"): int(after.total(f"kvik_store_log_{name}")) for name in _LOG}
+    return Now(
+        blocks=int(after.total("kvik_store_blocks")),
+        memory_bytes=by_tenant("kvik_store_memory_bytes"),
+        quota_bytes=by_tenant("kvik_store_quota_bytes"),
+        pinned_bytes=by_tenant("kvik_store_pinned_bytes"),
+        memory_taken=int(after.total("kvik_store_memory_taken_bytes")),
+        memory_capacity=int(after.total("kvik_store_memory_capacity_bytes")),
+        lent_bytes=int(after.total("kvik_store_lent_bytes")),
+        policy=dict(after.by("kvik_store_policy", lambda of: (of["tenant"], of["policy"])).keys()),
+        log=log if has_log else None,
+    )

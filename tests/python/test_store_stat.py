@@ -1,0 +1,208 @@
+"""`kvik store stat`, tenants' options, and the page for scrapers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+import kvik
+from kvik.config import STORE
+from kvik.demo.processes import LOOPBACK
+from kvik.stat.snapshot import Samples
+from kvik.store import scrape
+from kvik.store.cli import store as command
+from kvik.store.figures import figures, quantile
+from kvik.store.show import WIDTH
+from tests.python.store_rig import BLOCK, NAMESPACE, Rig, Served
+
+BANK = kvik.Namespace(**{**NAMESPACE.__dict__, "salt": b"bank"})
+
+
+def ask(*arguments: str, status: int = 0) -> str:
+    """What `kvik store stat` prints."""
+    done = CliRunner().invoke(command, ["stat", *arguments])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A store that has stored 16 blocks, was asked for 20, and has refused 4 of a tenant."""
+    with (
+        Served(
+            "--memory", "8MiB", "--policy", "lru", "--tenant", f"bank=quota:{12 * BLOCK},apart"
+        ) as process,
+        kvik.Engine() as engine,
+    ):
+        rig = Rig(engine, process.address)
+        keys = rig.store.keys(range(80))
+        rig.put(keys[: 16 * 32])
+        assert rig.got(keys) == 16
+        bank = rig.store.within(BANK, tenant="bank")
+        assert bank.put(bank.keys(range(64)), rig.pages(range(16))).wait().refused == 4
+        del rig.bytes
+        yield process
+
+
+def test_programs_get_all_of_it(served: Served) -> None:
+    told = json.loads(ask(served.address, "--json", "--interval", "0.1"))
+    ever, now = told["since_start"], told["now"]
+    memory = ever["tiers"]["memory"]
+    assert (memory["lookups"], memory["hits"], memory["misses"], memory["hit_rate"]) == (20, 16, 4, 0.8)
+    assert (memory["in_bytes"], memory["out_bytes"]) == (28 * BLOCK, 16 * BLOCK)
+    assert ever["tenants"]["default"]["memory"]["hits"] == 16
+    assert ever["tenants"]["bank"]["memory"]["in_bytes"] == 12 * BLOCK
+    assert ever["refused_blocks"] == {"quota": 4}
+    assert ever["latency"]["put"]["memory"]["count"] == 2
+    assert 0 < ever["latency"]["get_first"]["memory"]["p50"] <= ever["latency"]["get_first"]["memory"]["p99"]
+    assert ever["reuse_gap"]["count"] == 16
+    assert told["interval"]["tiers"]["memory"]["lookups"] == 0
+    assert now["memory_bytes"] == {"": 16 * BLOCK, "bank": 12 * BLOCK}
+    assert now["quota_bytes"] == {"bank": 12 * BLOCK}
+    assert now["policy"] == {"": "lru", "bank": "lru"}
+    assert now["log"] is None
+
+
+def test_people_get_it_in_columns(served: Served) -> None:
+    shown = ask(served.address, "--once", "--interval", "0.1")
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    for text in ("80.0 %", "bank, memory", "get, first block, memory", "reuse gap", "blocks: 4 quota"):
+        assert text in shown, shown
+
+
+def test_the_metrics_themselves(served: Served) -> None:
+    names = [family.name for family in text_string_to_metric_families(ask(served.address, "--prometheus"))]
+    assert "kvik_store_lookups" in names
+    assert "--once" in ask(served.address, "--prometheus", "--once", status=2)
+
+
+def test_who_does_not_answer_is_named() -> None:
+    assert f"{LOOPBACK}:1" in ask(f"{LOOPBACK}:1", "--once", status=1)
+
+
+def test_a_quantile_is_that_of_prometheus() -> None:
+    infinity = float("inf")
+    buckets = [(1.0, 10.0), (2.0, 10.0), (5.0, 40.0), (infinity, 40.0)]
+    assert quantile(0.25, buckets) == 1.0
+    assert quantile(0.5, buckets) == 2.0 + 3.0 * 10 / 30
+    assert quantile(0.99, [(1.0, 0.0), (2.0, 0.0), (infinity, 7.0)]) == 2.0
+
+
+def test_a_store_that_began_anew_has_done_nothing_less() -> None:
+    def samples(hits: int) -> Samples:
+        labels = 'tenant="a",tier="memory"'
+        names = ("lookups_total", "hits_total", "misses_total", "in_bytes_total", "out_bytes_total")
+        return Samples("".join(f"kvik_store_{name}{{{labels}}} {hits}\n" for name in names))
+
+    between = figures("x", samples(50), samples(7), 1.0).interval
+    assert between.tiers["memory"].hits == 0
+
+
+def test_tenants_have_what_they_were_given() -> None:
+    with kvik.Engine() as engine:
+        rig = Rig(engine, None)
+        tenants = [kvik.Tenant("bank", quota="64KiB"), kvik.Tenant("other one", apart=True)]
+        one = kvik.Store.embedded(
+            engine, BANK, rig.layout, memory="4MiB", policy="lru", tenants=tenants, tenant="bank"
+        )
+        assert one.put(one.keys(range(32)), rig.pages(range(8))).wait() == kvik.Stored(4, 0, 4)
+        with pytest.raises(kvik.InvalidArgument, match="named twice"):
+            kvik.Store.embedded(engine, BANK, rig.layout, tenants=[tenants[0], tenants[0]])
+        with pytest.raises(kvik.InvalidArgument, match="no eviction policy"):
+            kvik.Store.embedded(engine, BANK, rig.layout, policy="best")  # type: ignore[arg-type]
+        del rig.bytes
+
+
+def test_every_policy_of_the_options_is_one() -> None:
+    with kvik.Engine() as engine:
+        rig = Rig(engine, None)
+        for policy in STORE["policy"].kind.words:  # type: ignore[attr-defined]
+            made = kvik.Store.embedded(engine, BANK, rig.layout, memory="1MiB", policy=policy)
+            decides = "s3-fifo" if policy == "selector" else policy  # It has seen nothing yet.
+            assert f'kvik_store_policy{{tenant="",policy="{decides}"}} 1' in made.metrics()
+        del rig.bytes
+
+
+def test_a_tenant_that_is_apart_has_regions_of_its_own() -> None:
+    """A region is opened by one key: blocks of others do not lie in it."""
+    with kvik.Engine() as engine:
+        rig = Rig(engine, None)
+        regions = []
+        for apart in (False, True):
+            tenants = [kvik.Tenant("bank", apart=apart)]
+            shared = kvik.Store.embedded(engine, NAMESPACE, rig.layout, memory="4MiB", tenants=tenants)
+            before = engine_regions(engine)
+            rig.fill(keys := shared.keys(range(8)))
+            shared.put(keys, rig.pages(range(2))).wait()
+            bank = shared.within(BANK, tenant="bank")
+            bank.put(bank.keys(range(8)), rig.pages(range(2))).wait()
+            regions.append(engine_regions(engine) - before)
+            del shared, bank
+        assert regions == [1, 2]
+        del rig.bytes
+
+
+def engine_regions(engine: kvik.Engine) -> int:
+    return int(Samples(engine.metrics()).total("kvik_regions"))
+
+
+@pytest.mark.parametrize(
+    ("text", "tenant"),
+    [
+        ("a", kvik.Tenant("a")),
+        ("a=quota:2GiB", kvik.Tenant("a", "2GiB")),
+        ("a=apart", kvik.Tenant("a", None, True)),
+        ("a b=quota:64KiB, apart", kvik.Tenant("a b", "64KiB", True)),
+    ],
+)
+def test_tenants_are_read(text: str, tenant: kvik.Tenant) -> None:
+    assert kvik.Tenant.parse(text) == tenant
+    read = STORE["tenant"].kind.from_text(f"{text};z=apart")
+    assert [kvik.Tenant.parse(one) for one in read] == [tenant, kvik.Tenant("z", None, True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "=apart", "a=", "a=quota", "a=quota:", "a=quota:much", "a=apart,apart", "a=near", "a=apart:1"],
+)
+def test_what_is_no_tenant_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^$|NAME=quota"):
+        STORE["tenant"].kind.from_text(text)
+    done = CliRunner().invoke(command, ["serve", "--tenant", text])
+    assert done.exit_code == 2
+    assert "NAME=quota" in done.output
+
+
+def test_who_does_not_speak_http_keeps_nobody_waiting() -> None:
+    with scrape.serving([f"{LOOPBACK}:0", "[::1]:0"], lambda: "a 7\n") as bound:
+        assert bound[1].startswith("[::1]:")
+        host, _, port = bound[0].rpartition(":")
+        silent = [socket.create_connection((host, int(port)), timeout=5) for _ in range(8)]
+        silent[0].sendall(b"GET /metrics HTTP/1.1\r\n")
+        silent[1].sendall(b"\0" * 9000)
+        for address in bound:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+                assert answer.read() == b"a 7\n"
+        post = urllib.request.Request(f"http://{bound[0]}/metrics", data=b"x")
+        with pytest.raises(urllib.error.HTTPError, match="405"):
+            urllib.request.urlopen(post, timeout=5)  # noqa: S310 - the scheme is above
+        # More than it takes: the others are closed at once.
+        many = [socket.create_connection((host, int(port)), timeout=5) for _ in range(16)]
+        assert any(one.recv(1) == b"" for one in many[-2:])
+        for one in silent + many:
+            one.close()
+
+
+def test_an_address_that_is_taken_is_an_error() -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        address = f"{LOOPBACK}:{taken.getsockname()[1]}"
+        done = CliRunner().invoke(command, ["serve", "--listen", f"{LOOPBACK}:0", "--metrics", address])
+    assert done.exit_code == 1
+    assert f"metrics cannot be served at {address}" in done.output
