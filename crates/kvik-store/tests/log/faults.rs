@@ -85,6 +85,8 @@ fn endure(fault: &Fault, base: u64, context: &str) -> bool {
             Ok(()) => break,
             // A log that was full while the disk failed looks again a second later.
             Err(error) if error.code == Code::StorageFull && Instant::now() < until => {}
+            // What was on its way to the disk when that failed takes with it what comes to the same segment.
+            Err(error) if error.code == code && attempt == 0 => {}
             Err(error) => panic!("{context}: {error:?}"),
         }
     }
