@@ -1,7 +1,8 @@
 //! Who reads a block reads that one, whatever becomes of it meanwhile.
 
 use crate::rig::*;
-use kvik_store::{BlockKey, Getting};
+use kvik_store::policy::PolicyKind;
+use kvik_store::{BlockKey, Getting, StoreOptions};
 use std::time::{Duration, Instant};
 
 /// Longer than the test takes, so that nothing ends by itself.
@@ -28,7 +29,9 @@ fn is_read(getting: Getting, pages: &Pages, ids: &[u32], keys: &[BlockKey]) {
 
 #[test]
 fn what_is_lent_is_not_evicted() {
-    let rig = Rig::new(1 << 20);
+    // The policy takes the oldest first, and these are older than what comes.
+    let policy = PolicyKind::Lru;
+    let rig = Rig::with(StoreOptions { memory: 1 << 20, policy, ..StoreOptions::default() });
     // Each is a prompt of its own, so that any of them could go.
     let keys: Vec<BlockKey> = (0..20).flat_map(|prompt| rig.keys(&[prompt])).collect();
     (0..20).for_each(|prompt| assert_eq!(rig.put(&[prompt]).stored, 1));
