@@ -55,7 +55,7 @@ def content(key: bytes) -> Bytes:
     """The bytes of a block: words that follow from its key, each another."""
     seed = np.frombuffer(key, dtype=np.uint64)
     words = np.arange(BLOCK // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed: Bytes = ((words ^ seed[0]) * (seed[1] | np.uint64(1)) ^ seed[2]).view(np.uint8)
+    mixed: Bytes = ((words ^ seed[0]) * (seed[1] | np.uint64(1)) ^ seed[2] ^ seed[3]).view(np.uint8)
     return mixed.reshape(LAYERS, RUN)
 
 

@@ -27,10 +27,12 @@ from tests.python.store_rig import NAMESPACE, Rig, Served
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "kvik-store.json"
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
-LIMIT = 25.0
+LIMIT = 60.0
 METRIC = re.compile(r"kvik_store_\w+")
-# What the test does not bring about: a disk that fails, bytes that change, a put that meets another one.
-NEVER = {"corrupt_blocks", "shared_waits", "log_failures", "log_quarantined_records"}
+# What the test does not bring about: a disk that fails or is slow, bytes that change, a put that meets another one.
+NEVER = {
+    "corrupt_blocks", "shared_waits", "log_failures", "log_quarantined_records", "log_unwritten_blocks",
+}  # fmt: skip
 
 
 def queries() -> list[str]:

@@ -200,8 +200,31 @@ impl Store {
             let place = |key: &BlockKey| Some(state.index.node(state.index.find(namespace, key)?).place);
             keys.iter().map_while(place).take_while(|place| *place != 0).map(Place).collect()
         };
-        below.log.sync(&places, awaited.until.saturating_duration_since(Instant::now()))?;
-        Ok(places.len())
+        let synced = below.log.sync(&places, awaited.until.saturating_duration_since(Instant::now()));
+        if synced.is_err() {
+            self.forget_failed(namespace, keys, &below.log);
+        }
+        synced.map(|()| places.len())
+    }
+
+    /// Blocks whose segment the disk has failed to keep are not there: they are written again when they are put again.
+    /// What is not durable yet, and may be, stays.
+    fn forget_failed(&self, namespace: u16, keys: &[BlockKey], tier: &dyn Tier) {
+        let placed: Vec<(Id, Place)> = {
+            let state = self.state();
+            let of = |key: &BlockKey| state.index.find(namespace, key);
+            keys.iter().filter_map(of).map(|id| (id, Place(state.index.node(id).place))).collect()
+        };
+        for (id, place) in placed.into_iter().filter(|(_, place)| place.0 != 0) {
+            let failed = tier.sync(&[place], Duration::ZERO);
+            if failed.is_err_and(|error| error.code != Code::DeadlineExceeded) {
+                let mut state = self.state();
+                // It may have been moved, or stored again, meanwhile.
+                if state.index.node(id).place == place.0 {
+                    state.lose_place(id);
+                }
+            }
+        }
     }
 
     /// Writes a block that is in memory, if it is not written yet: where it is.
