@@ -29,7 +29,7 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "kvik-store.json"
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 LIMIT = 60.0
 METRIC = re.compile(r"kvik_store_\w+")
-# What the test does not bring about: a disk that fails or is slow, bytes that change, a put that meets another one.
+# Not brought about: a disk that fails or is slow, bytes that change, a put that meets another one.
 NEVER = {
     "corrupt_blocks", "shared_waits", "log_failures", "log_quarantined_records", "log_unwritten_blocks",
 }  # fmt: skip
