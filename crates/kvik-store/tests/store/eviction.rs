@@ -66,9 +66,10 @@ fn blocks_of_another_shape_get_room() {
     let other = namespace("wide");
     let (space, pages) = (rig.client.open("one", &other, wide).unwrap(), Pages::new(&rig.engine, 64, wide));
     for prompt in 0..100 {
-        assert_eq!(put(&space, &pages, None, &keys(&other, &[prompt])).stored, 1, "prompt {prompt}");
+        // What was read is let go of a moment later, and keeps its slab from going until then.
+        becomes(|| put(&space, &pages, None, &keys(&other, &[prompt])).refused == 0);
         assert_eq!(get(&space, &pages, &keys(&other, &[prompt])), 1);
-        assert_eq!(rig.put(&[prompt, 7]).refused, 0);
+        becomes(|| rig.put(&[prompt, 7]).refused == 0);
     }
     assert!(rig.client.stat().unwrap().memory_taken <= 1 << 20);
 }

@@ -156,15 +156,10 @@ impl Rig {
 
     /// Waits until the store is empty: what was lent comes back a moment after it was read.
     pub fn becomes_empty(&self) {
-        let until = Instant::now() + Duration::from_secs(20);
-        loop {
+        becomes(|| {
             let counts = self.client.stat().unwrap();
-            if (counts.blocks, counts.memory_bytes) == (0, 0) {
-                return;
-            }
-            assert!(Instant::now() < until, "{counts:?}");
-            std::thread::yield_now();
-        }
+            (counts.blocks, counts.memory_bytes) == (0, 0)
+        });
     }
 
     pub fn put(&self, prompt: &[u32]) -> Stored {
@@ -174,6 +169,15 @@ impl Rig {
     /// How many blocks of a prompt come back; each is compared.
     pub fn get(&self, prompt: &[u32]) -> usize {
         get(&self.space, &self.pages, &self.keys(prompt))
+    }
+}
+
+/// Waits until something is so.
+pub fn becomes(mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !so() {
+        assert!(Instant::now() < until, "it does not become so");
+        std::thread::yield_now();
     }
 }
 
