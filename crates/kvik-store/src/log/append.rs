@@ -106,7 +106,8 @@ impl Shared {
             if whose == For::Room && state.watch.as_ref().is_some_and(|watch| watch.void) {
                 return Ok(Room::Void);
             }
-            if whose == For::Owner && state.unsynced > 0 && state.unsynced + body > self.options.unsynced {
+            let unsynced = state.unsynced();
+            if whose == For::Owner && unsynced > 0 && unsynced + body > self.options.unsynced {
                 state.sync_wanted = true;
                 self.sync_work.notify_one();
                 state = self.wait(state, by, "what was stored before is still not durable")?;
@@ -131,8 +132,6 @@ impl Shared {
     /// What else changes with the room that was taken.
     fn taken(&self, state: &mut State, record: &Record<'_>, whose: For, room: &Room) {
         let Room::Taken(taken) = room else { return };
-        let bytes = state.head.as_ref().map_or(0, |head| head.next - taken.offset);
-        state.unsynced += bytes;
         // Half of what may wait is made durable while the other half is written: a disk is idle between syncs otherwise.
         let waits = state.head.as_ref().map_or(0, |head| head.unsynced);
         if whose == For::Owner && waits >= self.options.unsynced / 2 && !state.sync_wanted {

@@ -262,8 +262,9 @@ impl Tier for Log {
     fn usage(&self) -> Usage {
         let Shared { options, counters, .. } = &*self.shared;
         let (bytes, unsynced, segments) = {
-            let State { bytes, unsynced, tracks, spare, .. } = &*self.shared.state();
-            (*bytes, *unsynced, (tracks.len() + usize::from(spare.is_some())) as u64)
+            let state = self.shared.state();
+            let State { bytes, tracks, spare, .. } = &*state;
+            (*bytes, state.unsynced(), (tracks.len() + usize::from(spare.is_some())) as u64)
         };
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Usage {

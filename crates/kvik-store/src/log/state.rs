@@ -133,8 +133,8 @@ pub(super) struct State {
     pub next_number: u32,
     /// Bytes of all files.
     pub bytes: u64,
-    /// Bytes that have room and are not durable yet.
-    pub unsynced: u64,
+    /// Bytes that the sync that runs now is for.
+    pub syncing: u64,
     pub sync_wanted: bool,
     /// When the first of what nobody waits for was written.
     pub dirty_since: Option<Instant>,
@@ -152,6 +152,12 @@ impl State {
         self.head.iter_mut().chain(&mut self.closing).find(|writing| writing.number == number)
     }
 
+    /// Bytes that have room and are not durable yet. Nobody keeps count of them: what is given up in any way is not
+    /// among them any more.
+    pub fn unsynced(&self) -> u64 {
+        self.syncing + self.head.iter().chain(&self.closing).map(|writing| writing.unsynced).sum::<u64>()
+    }
+
     /// Full, or to be closed for another reason: nothing more goes to the head.
     pub fn close_head(&mut self) {
         self.closing.extend(self.head.take());
@@ -161,8 +167,7 @@ impl State {
     /// Nothing of a segment that is not durable yet will be.
     pub fn fail(&mut self, number: u32, error: &Error) {
         if self.head.as_ref().is_some_and(|head| head.number == number) {
-            let head = self.head.take();
-            self.unsynced = self.unsynced.saturating_sub(head.map_or(0, |head| head.unsynced));
+            self.head = None;
         }
         self.closing.retain(|writing| writing.number != number);
         if let Some(track) = self.tracks.get_mut(&number) {

@@ -91,6 +91,7 @@ impl Shared {
             let (number, file, to) = (writing.number, writing.file.clone(), writing.next);
             jobs.push(Job { number, file, to, bytes });
         }
+        state.syncing = jobs.iter().map(|job| job.bytes).sum();
         // What has room is being written; a sync that began before its end would not count for it.
         while jobs.iter().any(|job| {
             state
@@ -100,12 +101,15 @@ impl Shared {
         }) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        // Of what could not be written nothing is left to sync.
         jobs.retain(|job| state.tracks.get(&job.number).is_some_and(|track| track.synced_to < job.to));
+        state.syncing = jobs.iter().map(|job| job.bytes).sum();
+        self.progress.notify_all();
         drop(state);
         for job in jobs {
             let synced = job.file.sync().map_err(|error| self.failed("syncing", job.number, &error));
             let mut state = self.state();
-            state.unsynced = state.unsynced.saturating_sub(job.bytes);
+            state.syncing = state.syncing.saturating_sub(job.bytes);
             match synced {
                 Ok(()) => {
                     count(&self.counters.syncs, 1);

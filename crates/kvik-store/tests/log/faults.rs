@@ -1,6 +1,6 @@
 //! The disk refuses each kind of operation, once or for good.
 
-use crate::blocks::{LONG, Rng, seed};
+use crate::blocks::{Block, LONG, Rng, seed, shape};
 use crate::disk::{Contents, Disk, Fate, Kind, Meddled, Meddler, after_power_loss};
 use crate::owner::Index;
 use crate::workload::{self, Journal, Step};
@@ -136,6 +136,32 @@ fn a_disk_may_refuse_any_operation() {
         }
     }
     println!("{faults} faults endured");
+}
+
+/// What could not be written is not waited for: the log goes on as soon as the disk does.
+#[test]
+fn writes_that_fail_leave_nothing_that_waits_for_a_sync() {
+    let failing = Arc::new(AtomicBool::new(false));
+    let armed = failing.clone();
+    let meddler = move |done: Kind, after: bool| {
+        let fails = done == Kind::Write && !after && armed.load(Ordering::SeqCst);
+        if fails { Fate::Fails(ErrorKind::StorageFull) } else { Fate::Done }
+    };
+    let files = Meddled { files: Box::new(Disk::default()), meddler: Arc::new(meddler) };
+    let log = Log::open_on(Box::new(files), workload::options(), Index::all()).unwrap();
+    // Two of these are more than what may wait to become durable.
+    let block = |number| Block::new(number, number, shape(6));
+    let place = block(1).store(&log).unwrap();
+    log.sync(&[place], LONG).unwrap();
+    failing.store(true, Ordering::SeqCst);
+    for number in 2..6 {
+        let error = block(number).store(&log).unwrap_err();
+        assert!(error.code == Code::StorageFull, "{number}: {error:?}");
+    }
+    failing.store(false, Ordering::SeqCst);
+    let place = block(7).store(&log).unwrap();
+    log.sync(&[place], LONG).unwrap();
+    assert_eq!(log.usage().unsynced, 0);
 }
 
 /// A disk that stops answering: who stores more than the bound is told by the deadline, and nothing piles up.
