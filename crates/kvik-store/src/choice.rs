@@ -36,7 +36,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// All of them, in the order of [`Choices::counts`].
+    /// All of them, in the order in which they are counted.
     pub const ALL: [Reason; 5] =
         [Reason::Faster, Reason::Unknown, Reason::Refresh, Reason::Slower, Reason::Unavailable];
 
