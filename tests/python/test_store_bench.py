@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvik
+from kvik.bench.errors import CheckError
 from kvik.store.bench import live, models
 from kvik.store.bench.cli import bench
 from kvik.store.bench.figures import Rounds
-from kvik.store.bench.pages import Pages, WrongBytesError
+from kvik.store.bench.pages import Pages
 
 BESIDE = Path(__file__).parents[2] / "bench" / "beside"
 
@@ -108,7 +109,7 @@ def test_a_flipped_bit_fails_the_comparison() -> None:
         np.copyto(pages.target, pages.source)
         pages.check()
         pages.target[-1] ^= 1
-        with pytest.raises(WrongBytesError):
+        with pytest.raises(CheckError):
             pages.check()
 
 

@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from kvik.bench.errors import BenchError
 from kvik.store.bench.pages import Pages
 
 Copy = Callable[[], object]
-
-
-class MissingError(Exception):
-    """Why a baseline cannot be measured here."""
 
 
 def memcpy(pages: Pages, pool: ThreadPoolExecutor, threads: int) -> Copy:
@@ -98,7 +95,7 @@ def swap_out(pages: Pages) -> Copy:
 def _swap(pages: Pages, *, to_gpu: bool) -> Copy:
     torch = _torch()
     if not torch.cuda.is_available():
-        raise MissingError("no GPU that PyTorch can use")
+        raise BenchError("no GPU that PyTorch can use")
     shape = (pages.blocks, pages.shape.bytes)
     here = torch.from_numpy(pages.source.reshape(shape)).pin_memory()
     there = torch.empty(shape, dtype=torch.uint8, device="cuda")
@@ -116,7 +113,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise MissingError("no PyTorch") from None
+        raise BenchError("no PyTorch") from None
     return torch
 
 

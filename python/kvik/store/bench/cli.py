@@ -13,10 +13,10 @@ from rich.table import Table
 
 import kvik
 from kvik import _native
+from kvik.bench.errors import BenchError
 from kvik.store.bench import copies as measuring
 from kvik.store.bench import live, misses, models
 from kvik.store.bench.figures import GIB, markdown, text
-from kvik.store.bench.pages import WrongBytesError
 
 _WIDTH = 100
 _TRANSPORTS = ("local", "tcp")
@@ -85,7 +85,7 @@ def copies(
         shapes, over = models.chosen(names), _chosen(transports)
         within = [measuring.measure_copies(shape, plan) for shape in shapes]
         cells = [measuring.measure(shape, transport, plan) for transport in over for shape in shapes]
-    except (kvik.KvikError, WrongBytesError) as error:
+    except (kvik.KvikError, BenchError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps(_told(plan, within, cells), indent=1))

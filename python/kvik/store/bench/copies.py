@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import kvik
+from kvik.bench.errors import BenchError
 from kvik.store.bench import baselines
 from kvik.store.bench.beside import Beside
 from kvik.store.bench.figures import Rounds, seconds
@@ -107,7 +108,7 @@ def _client(shape: BlockShape, transport: kvik.TransportName, plan: Plan) -> Ite
 def measure(shape: BlockShape, transport: kvik.TransportName, plan: Plan) -> Cell:
     """All rounds of one model over one transport. What came back is compared with what was put.
 
-    Raises `KvikError`, and `WrongBytesError` where a byte came back that was not put.
+    Raises `KvikError`, and `CheckError` where a byte came back that was not put.
     """
     cell = Cell(shape, transport)
     with (
@@ -150,7 +151,7 @@ def measure_copies(shape: BlockShape, plan: Plan) -> Cell:
         for name, baseline in baselines.BASELINES.items():
             try:
                 copies[name] = baseline(pages)
-            except baselines.MissingError as missing:
+            except BenchError as missing:
                 cell.missing[name] = str(missing)
         for rounds in (Rounds(), *([cell.rounds] * plan.rounds)):
             for name, copy in copies.items():

@@ -8,13 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 import kvik
+from kvik.bench.errors import CheckError
 from kvik.store.bench.models import BlockShape
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class WrongBytesError(Exception):
-    """What came back is not what was put."""
 
 
 @dataclass
@@ -65,6 +62,6 @@ class Pages:
         self.target[:] = 0x5A
 
     def check(self) -> None:
-        """Compare every byte of both buffers; raises `WrongBytesError`."""
+        """Compare every byte of both buffers; raises `CheckError`."""
         if not np.array_equal(self.source, self.target):
-            raise WrongBytesError(f"{self.shape.model}: what came back is not what was put")
+            raise CheckError(f"{self.shape.model}: what came back is not what was put")
