@@ -24,7 +24,7 @@ impl Engine {
         setup.check()?;
         let peer = match peer.into() {
             To::Ticket(ticket) => Some(Identity { engine: ticket.engine, incarnation: ticket.incarnation }),
-            To::Peer(engine) => self.inner().peers.table.find(&engine),
+            To::Peer(engine) | To::Connected(engine) => self.inner().peers.table.find(&engine),
         };
         let open = self.inner().base.node(|node, _| {
             let session = node.session_with(&peer?)?;

@@ -24,6 +24,8 @@ pub enum To {
     Ticket(Arc<Ticket>),
     /// An engine that this one is connected to, or connects to again.
     Peer(EngineId),
+    /// An engine that this one is connected to: without a connection, `PeerLost` at once.
+    Connected(EngineId),
 }
 
 impl From<&Ticket> for To {
@@ -142,7 +144,7 @@ impl Notifying {
         let to = to.into();
         let whom = match &to {
             To::Ticket(ticket) => ticket.engine,
-            To::Peer(peer) => *peer,
+            To::Peer(peer) | To::Connected(peer) => *peer,
         };
         if whom == engine.id() {
             let text = "a notification is for another engine: this one is the caller's own";
@@ -195,7 +197,7 @@ impl Notifying {
         let inner = self.engine.inner();
         let peer = match &self.to {
             To::Ticket(ticket) => Identity { engine: ticket.engine, incarnation: ticket.incarnation },
-            To::Peer(engine) => match inner.peers.table.find(engine) {
+            To::Peer(engine) | To::Connected(engine) => match inner.peers.table.find(engine) {
                 Some(peer) => peer,
                 None => {
                     let text = format!(
@@ -232,7 +234,7 @@ impl Notifying {
         let late =
             || Error::new(Code::PeerUnreachable, format!("engine {} was not reached in time", peer.engine));
         let To::Ticket(ticket) = &self.to else {
-            return match inner.peers.table.comes_back(peer) {
+            return match matches!(self.to, To::Peer(_)) && inner.peers.table.comes_back(peer) {
                 true => Ok(late()),
                 false => Err(Error::new(
                     Code::PeerLost,

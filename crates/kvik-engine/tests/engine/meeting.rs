@@ -4,7 +4,7 @@ use crate::addresses::closed_port;
 use crate::common::*;
 use crate::events::{Child, expect};
 use kvik_core::{Code, Error};
-use kvik_engine::{Config, Engine, Event, Events, Meeting, PeerState, Preference, Who};
+use kvik_engine::{Config, Engine, Event, Events, Meeting, PeerState, Preference, To, Who};
 use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -200,6 +200,10 @@ fn who_was_met_and_lost_comes_back_by_itself_or_is_met_again() {
     expect(&events, "peer_suspect", 2.0);
     expect(&events, "peer_lost", 2.0);
     assert!(client.peers()[0].reconnecting);
+    // Who wants it only while it is connected does not wait for that.
+    let began = Instant::now();
+    let error = client.notify(To::Connected(who.engine), b"hello", Some(PATIENCE)).err().unwrap();
+    assert!(error.code == Code::PeerLost && began.elapsed() < PATIENCE / 2, "{error}: {:?}", began.elapsed());
     child.signal(Signal::CONT);
     expect(&events, "peer_up", 8.0);
     assert_eq!(meet(&client, at).unwrap(), who);
