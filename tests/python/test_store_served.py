@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,6 +17,8 @@ from tests.python.peers import ROOT
 from tests.python.store_rig import NAMESPACE, Rig, Served
 
 DEADLINE = 1.0
+LONG = 60.0
+"""Longer than a test takes: what ends before has not ended by its deadline."""
 SECRET = "a secret of this test"  # noqa: S105 - no secret of anybody
 
 
@@ -99,19 +104,118 @@ def _unavailable(rig: Rig, keys: bytes) -> None:
     assert time.monotonic() - began < 5 * DEADLINE
 
 
+@contextmanager
+def _at_once() -> Iterator[None]:
+    """StoreUnavailable, long before the deadline of a call."""
+    began = time.monotonic()
+    with pytest.raises(kvik.StoreUnavailable):
+        yield
+    assert time.monotonic() - began < LONG / 6
+
+
 @over_each
-def test_a_killed_store_costs_one_deadline_and_comes_back_empty(transport: kvik.TransportName) -> None:
+def test_a_killed_store_costs_no_deadline_and_comes_back_empty(transport: kvik.TransportName) -> None:
     with Served() as served, kvik.Engine(transport=transport) as engine:
         rig = Rig(engine, served.address)
         keys = rig.store.keys(range(32))
         rig.put(keys)
         assert rig.got(keys) == 8
         served.kill()
-        _unavailable(rig, keys)
+        for _ in range(20):
+            with _at_once():
+                rig.got(keys, LONG)
         served.again()
         _resumes(rig, keys, 0)
         assert rig.put(keys).stored == 8
         assert rig.got(keys) == 8
+        del rig.bytes
+
+
+@over_each
+def test_a_store_that_is_back_before_it_is_asked_costs_no_request(transport: kvik.TransportName) -> None:
+    with Served() as served, kvik.Engine(transport=transport) as engine:
+        rig = Rig(engine, served.address)
+        keys = rig.store.keys(range(16))
+        served.kill()
+        # Choosing sends nothing: the client has noticed by itself, and meets the store again by itself.
+        _becomes(rig, available=False)
+        served.again()
+        _becomes(rig, available=True)
+        assert rig.got(keys) == 0
+        assert rig.put(keys).stored == 4
+        del rig.bytes
+
+
+def _becomes(rig: Rig, *, available: bool) -> None:
+    """The client knows by itself whether the store is there."""
+    until = time.monotonic() + 20
+    while (rig.store.choose(1, 1.0).reason != "unavailable") != available:
+        assert time.monotonic() < until, f"it does not notice that the store is there: {available}"
+        time.sleep(0.02)  # Nobody is told of it but who asks.
+
+
+@over_each
+def test_a_store_that_is_killed_in_the_middle_of_a_get_ends_it(transport: kvik.TransportName) -> None:
+    with Served("--memory", "64MiB") as served, kvik.Engine(transport=transport) as engine:
+        # More than a get has on its way at once.
+        layout = kvik.Layout(64, 1 << 18, layers=2, layer_stride=64 << 18)
+        region = engine.allocate(layout.nbytes)
+        store = kvik.Store.connect(engine, served.address, NAMESPACE, layout)
+        keys, pages = store.keys(range(4 * 64)), region.pages(layout, range(64))
+        assert store.put(keys, pages, deadline=LONG).wait().stored == 64
+        get = store.get(keys, pages, deadline=LONG)
+        assert get.next() == 1
+        served.kill()
+        with _at_once():
+            get.wait()
+
+
+@over_each
+def test_a_store_that_is_killed_before_it_answers_ends_what_waits(transport: kvik.TransportName) -> None:
+    with Served() as served, kvik.Engine(transport=transport) as engine:
+        rig = Rig(engine, served.address)
+        keys = rig.store.keys(range(16))
+        with served.stopped():
+            get = rig.store.get(keys, rig.pages(range(4)), deadline=LONG)
+            served.process.kill()
+            with _at_once():
+                get.wait()
+        del rig.bytes
+
+
+def _lent(rig: Rig) -> int:
+    """Bytes that are lent."""
+    (line,) = [line for line in rig.store.metrics().splitlines() if line.startswith("kvik_store_lent_bytes ")]
+    return int(line.split()[1])
+
+
+@over_each
+def test_a_get_whose_task_is_cancelled_gives_back_what_is_lent(transport: kvik.TransportName) -> None:
+    gets = 20
+
+    async def give_up(rig: Rig, keys: bytes) -> None:
+        async def got() -> int:
+            return await rig.store.get(keys, rig.pages(range(16, 32)), deadline=LONG)
+
+        for turns in range(gets):
+            task = asyncio.ensure_future(got())
+            for _ in range(1 + turns % 3):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with Served() as served, kvik.Engine(transport=transport) as engine:
+        rig = Rig(engine, served.address)
+        keys = rig.store.keys(range(64))
+        rig.put(keys)
+        began = time.monotonic()
+        asyncio.run(give_up(rig, keys))
+        # All of them were asked for, and nothing of them is lent any more.
+        while rig.store.stat()["hits"] < gets * 16 or _lent(rig):
+            assert time.monotonic() - began < LONG / 2, "blocks are lent to nobody"
+            time.sleep(0.02)  # Nobody tells a client when the store has what it lent.
+        assert rig.got(keys) == 16
         del rig.bytes
 
 

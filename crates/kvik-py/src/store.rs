@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// What `kvik.Namespace` gives.
@@ -262,7 +263,8 @@ impl PyStoreSpace {
         let (space, keys) = (self.0.get(py)?, keys(py, names)?);
         let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
         let getting = py.detach(|| space.get(&keys, set, deadline)).or_raise(py)?;
-        Ok(PyGetting { getting: Owned::new(Mutex::new(getting)), _pages: pages.clone().unbind() })
+        let (getting, cancelled) = (Owned::new(Mutex::new(getting)), AtomicBool::new(false));
+        Ok(PyGetting { getting, cancelled, _pages: pages.clone().unbind() })
     }
 
     /// Whether to fetch, why, bytes, and the estimate where there is one: seconds, and bytes that go before.
@@ -340,6 +342,7 @@ fn counted(stored: Stored) -> (u64, u64, u64) {
 #[pyclass(name = "StoreGetting", module = "kvik._native", frozen)]
 pub struct PyGetting {
     getting: Owned<Mutex<Getting>>,
+    cancelled: AtomicBool,
     _pages: Py<PyPageSet>,
 }
 
@@ -348,7 +351,21 @@ impl PyGetting {
     /// How many blocks are there and verified by now, after waiting for more; None when no more come.
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<usize>> {
         let getting = self.getting.get(py)?;
-        for_end(py, timeout, |step| getting.lock().unwrap_or_else(PoisonError::into_inner).next(step))
+        for_end(py, timeout, |step| {
+            let mut getting = getting.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.cancelled.load(Ordering::Relaxed) {
+                getting.cancel();
+            }
+            getting.next(step)
+        })
+    }
+
+    /// Ask for the end. Where a thread waits for it just now, that one ends it, within a step.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let getting = self.getting.get(py)?;
+        self.cancelled.store(true, Ordering::Relaxed);
+        py.detach(|| getting.try_lock().map(|mut getting| getting.cancel()).unwrap_or_default());
+        Ok(())
     }
 
     /// How many blocks are there and verified.

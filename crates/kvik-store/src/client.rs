@@ -60,7 +60,7 @@ impl Client {
     }
 
     pub(crate) fn of(engine: &Engine, host: Host) -> Client {
-        let link = Link::Embedded(Arc::new(host), engine.id());
+        let link = Link::Embedded(Arc::new(host), engine.clone());
         Client::over(engine, link)
     }
 

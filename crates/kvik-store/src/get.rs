@@ -2,16 +2,20 @@
 //!
 //! Invariants:
 //! - What is counted was compared with the checksum that the store has of it.
-//! - When a get has ended, or was given up, nothing lands in the caller's pages any more, and the store is told.
+//! - When a get has ended, or was given up, nothing lands in the caller's pages any more, and what the store has lent is
+//!   given back: what is read by then, what is not ([`Borrowed`]), and what is still on its way ([`Answer`]).
 
 use crate::choice::Gauge;
 use crate::client::unexpected;
-use crate::link::Answers;
+#[cfg(doc)]
+use crate::link::Answer;
+use crate::link::{Answers, give_back};
 use crate::sums::block_sums;
 use crate::wire::{Lending, Response};
 use kvik_core::{Class, Code, Error, Result, Ticket};
 use kvik_engine::{Engine, PageSet, Transfer, TransferOptions, Verify};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes that a get asks for at once, at least one block; the first time it is one block, so that its use begins early.
@@ -22,7 +26,8 @@ const AHEAD: usize = 4;
 /// A get that was begun: blocks come in their order.
 pub struct Getting {
     engine: Engine,
-    answers: Answers,
+    /// None when the get was given up.
+    answers: Option<Answers>,
     pages: PageSet,
     block_bytes: u64,
     part: Option<Part>,
@@ -34,13 +39,38 @@ pub struct Getting {
 
 /// What the store lends at once.
 struct Part {
-    lending: Lending,
+    /// Of each block its group, and its checksum.
+    blocks: Vec<(u16, u64)>,
+    groups: Vec<Lent>,
     /// Where its blocks begin among the keys.
     first: usize,
     /// Blocks of it that were begun to read.
     begun: usize,
-    /// Of each group how many of its positions were asked for, and how many it has.
-    asked: Vec<(u32, u32)>,
+}
+
+/// Blocks of one grant.
+struct Lent {
+    /// None when all of its positions were asked for: then the transfers have it.
+    grant: Option<Arc<Borrowed>>,
+    /// How many of its positions were asked for, and how many it has.
+    asked: u32,
+    all: u32,
+}
+
+/// A grant of the store. When nobody reads by it any more, it is given back.
+struct Borrowed {
+    engine: Engine,
+    ticket: Ticket,
+    /// A transfer has done so.
+    confirmed: bool,
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if !self.confirmed {
+            give_back(&self.ticket, &self.engine);
+        }
+    }
 }
 
 /// Blocks of one grant that are read at once: their positions in it, and of each its place and checksum.
@@ -52,7 +82,6 @@ struct Named {
 
 /// Blocks that are on their way.
 struct Moving {
-    engine: Engine,
     count: usize,
     groups: Vec<Group>,
 }
@@ -63,8 +92,9 @@ struct Group {
     /// Of each block its place among the keys, and its checksum.
     places: Vec<(usize, u64)>,
     transfer: Transfer,
-    /// The grant, where this is its last use, and the transfer alone does not confirm that.
-    last: Option<Ticket>,
+    /// Given back after the last of its transfers, which confirms it where it is the only one.
+    grant: Arc<Borrowed>,
+    alone: bool,
     finished: bool,
 }
 
@@ -76,7 +106,7 @@ impl Getting {
         block_bytes: u64,
         gauge: Option<Gauge>,
     ) -> Getting {
-        let (moving, part) = (VecDeque::new(), None);
+        let (answers, moving, part) = (Some(answers), VecDeque::new(), None);
         Getting { engine, answers, pages, block_bytes, part, more: true, moving, verified: 0, gauge }
     }
 
@@ -112,7 +142,9 @@ impl Getting {
             }
         }
         let Some(moving) = self.moving.front_mut() else { return Ok(None) };
-        moving.finish(timeout)?;
+        if let Err(error) = moving.finish(timeout) {
+            return Err(self.answers.as_ref().map_or(error.clone(), |answers| answers.not_moved(error)));
+        }
         self.verified += moving.count;
         self.moving.pop_front();
         Ok(Some(self.verified))
@@ -127,13 +159,12 @@ impl Getting {
         Ok(self.verified)
     }
 
-    /// Ends it: when this returns, nothing lands in the caller's pages any more.
+    /// Ends it: when this returns, nothing lands in the caller's pages any more, and the store is told that nobody
+    /// reads what it has lent. What it still lends is given back as it comes.
     pub fn cancel(&mut self) {
+        self.answers = None;
         self.moving.clear();
-        self.more = false;
-        if let Some(part) = self.part.take() {
-            part.give_back(&self.engine);
-        }
+        self.part = None;
     }
 
     /// How many blocks are there and verified, from the first key on.
@@ -143,61 +174,67 @@ impl Getting {
 
     /// Begins to read the next blocks; false when there are none.
     fn begin(&mut self, timeout: Option<Duration>) -> Result<bool> {
+        let Some(answers) = &self.answers else { return Ok(false) };
         loop {
             if let Some(part) = &self.part
-                && part.begun < part.lending.blocks.len()
+                && part.begun < part.blocks.len()
             {
                 break;
             }
             if !self.more {
                 return Ok(false);
             }
-            let lending = match self.answers.next(timeout)? {
+            let lending = match answers.next(timeout)? {
                 Response::Lent(lending) => lending,
                 other => return Err(unexpected(&other)),
             };
             self.more = lending.more;
-            let first = self.part.as_ref().map_or(0, |part| part.first + part.lending.blocks.len());
-            self.part = Some(Part::new(lending, first, self.pages.len())?);
+            let first = self.part.as_ref().map_or(0, |part| part.first + part.blocks.len());
+            self.part = Some(Part::new(&self.engine, lending, first, self.pages.len())?);
         }
         let Some(part) = &mut self.part else { return Ok(false) };
         let window = if self.verified == 0 && self.moving.is_empty() { 1 } else { WINDOW / self.block_bytes };
-        let moving = part.begin(&self.engine, &self.pages, window.max(1) as usize, self.answers.left())?;
-        self.moving.push_back(moving);
+        let moving = part.begin(&self.engine, &self.pages, window.max(1) as usize, answers.left());
+        self.moving.push_back(moving.map_err(|error| answers.not_moved(error))?);
         Ok(true)
     }
 }
 
 impl Part {
-    fn new(lending: Lending, first: usize, pages: usize) -> Result<Part> {
-        let mut asked = vec![(0, 0); lending.tickets.len()];
-        lending.blocks.iter().for_each(|(group, _)| asked[usize::from(*group)].1 += 1);
-        if first + lending.blocks.len() > pages {
+    fn new(engine: &Engine, lending: Lending, first: usize, pages: usize) -> Result<Part> {
+        let Lending { blocks, tickets, .. } = lending;
+        let lent = |ticket| {
+            let grant = Borrowed { engine: engine.clone(), ticket, confirmed: false };
+            Lent { grant: Some(Arc::new(grant)), asked: 0, all: 0 }
+        };
+        let mut groups: Vec<Lent> = tickets.into_iter().map(lent).collect();
+        blocks.iter().for_each(|(group, _)| groups[usize::from(*group)].all += 1);
+        if first + blocks.len() > pages {
             return Err(Error::new(Code::ProtocolError, "the store lends more blocks than were asked for"));
         }
-        Ok(Part { lending, first, begun: 0, asked })
+        Ok(Part { blocks, groups, first, begun: 0 })
     }
 
     fn begin(&mut self, engine: &Engine, pages: &PageSet, count: usize, left: Duration) -> Result<Moving> {
-        let blocks = &self.lending.blocks[self.begun..];
+        let blocks = &self.blocks[self.begun..];
         let blocks = &blocks[..count.min(blocks.len())];
         // By number, so that blocks of one grant come together, in the order of its positions.
         let mut by_group: BTreeMap<u16, Named> = BTreeMap::new();
         for (at, (group, sum)) in blocks.iter().enumerate() {
-            let (next, _) = &mut self.asked[usize::from(*group)];
+            let lent = &mut self.groups[usize::from(*group)];
             let named = by_group.entry(*group).or_default();
-            named.positions.push(*next);
+            named.positions.push(lent.asked);
             named.places.push((self.first + self.begun + at, *sum));
-            *next += 1;
+            lent.asked += 1;
         }
-        let mut moving = Moving { engine: engine.clone(), count: blocks.len(), groups: Vec::new() };
+        let mut moving = Moving { count: blocks.len(), groups: Vec::new() };
         self.begun += blocks.len();
         for (group, Named { positions, places }) in by_group {
-            let group = usize::from(group);
+            let lent = &mut self.groups[usize::from(group)];
+            let Some(grant) = lent.next() else { continue };
             let into = pages.select(places.iter().map(|(place, _)| *place))?;
-            let (asked, all) = self.asked[group];
             // A transfer that is the only one of its grant confirms it. Of several, the last may end first.
-            let alone = positions.len() == all as usize;
+            let alone = positions.len() == lent.all as usize;
             let options = TransferOptions {
                 class: Class::Bulk,
                 deadline: Some(left.max(Duration::from_millis(1))),
@@ -206,28 +243,17 @@ impl Part {
                 verify: Some(Verify::Off),
                 ..TransferOptions::default()
             };
-            let ticket = &self.lending.tickets[group];
-            let transfer = engine.read(&into, ticket, Some(positions.into()), options)?;
-            let last = (asked == all && !alone).then(|| ticket.clone());
-            moving.groups.push(Group { into, places, transfer, last, finished: false });
+            let transfer = engine.read(&into, &grant.ticket, Some(positions.into()), options)?;
+            moving.groups.push(Group { into, places, transfer, grant, alone, finished: false });
         }
         Ok(moving)
     }
-
-    /// The blocks of a part are not read any more.
-    fn give_back(&self, engine: &Engine) {
-        for ((asked, all), ticket) in self.asked.iter().zip(&self.lending.tickets) {
-            if asked < all {
-                release(ticket, engine);
-            }
-        }
-    }
 }
 
-/// Gives a grant of the store back, which nobody waits for: where that fails, the grant ends by its expiry.
-fn release(ticket: &Ticket, engine: &Engine) {
-    if let Err(error) = engine.release(ticket, TransferOptions::default()) {
-        log::debug!("blocks of the store are kept until their grant expires: {error}");
+impl Lent {
+    /// The grant, for the positions that were just asked for.
+    fn next(&mut self) -> Option<Arc<Borrowed>> {
+        if self.asked == self.all { self.grant.take() } else { self.grant.clone() }
     }
 }
 
@@ -264,9 +290,14 @@ impl Drop for Moving {
     /// Nothing lands in the caller's pages once the get is over.
     fn drop(&mut self) {
         self.groups.iter().for_each(|group| group.transfer.cancel());
-        for group in self.groups.drain(..) {
-            drop(group.transfer.wait(None));
-            group.last.iter().for_each(|ticket| release(ticket, &self.engine));
+        for mut group in self.groups.drain(..) {
+            let ended = group.transfer.wait(None);
+            if group.alone
+                && ended.is_ok()
+                && let Some(grant) = Arc::get_mut(&mut group.grant)
+            {
+                grant.confirmed = true;
+            }
         }
     }
 }

@@ -4,7 +4,8 @@ use crate::MAX_KEYS;
 use crate::host::{Host, Job};
 use crate::remote::{Expected, Remote};
 use crate::wire::{Request, Response};
-use kvik_core::{Code, EngineId, Error, Result};
+use kvik_core::{Code, EngineId, Error, Incarnation, Result, Ticket};
+use kvik_engine::{Engine, TransferOptions};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ pub(crate) const ANSWERS: usize = MAX_KEYS + 2;
 
 /// Where a client's requests go.
 pub(crate) enum Link {
-    /// To a store in this process.
-    Embedded(Arc<Host>, EngineId),
+    /// To a store in this process, of this engine.
+    Embedded(Arc<Host>, Engine),
     /// To one that another process serves.
     Remote(Arc<Remote>),
 }
@@ -26,9 +27,46 @@ pub(crate) struct Answers {
     until: Instant,
 }
 
+/// An answer on its way to who asked. What it lends is given back at once where nobody takes it, because who asked has
+/// given up: whether it is still to come then, or has come and was not looked at.
+pub(crate) struct Answer {
+    response: Response,
+    engine: Engine,
+    /// Whose answer it is.
+    from: (EngineId, Incarnation),
+}
+
+impl Answer {
+    pub fn new(response: Response, engine: &Engine, from: (EngineId, Incarnation)) -> Answer {
+        Answer { response, engine: engine.clone(), from }
+    }
+
+    /// Takes it, with what it lends.
+    pub fn take(mut self) -> Response {
+        std::mem::replace(&mut self.response, Response::Accepted)
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Response::Lent(lending) = &self.response {
+            // A ticket of another engine is none that the store has lent.
+            let own = |ticket: &&Ticket| (ticket.engine, ticket.incarnation) == self.from;
+            lending.tickets.iter().filter(own).for_each(|ticket| give_back(ticket, &self.engine));
+        }
+    }
+}
+
+/// Gives a grant of the store back, which nobody waits for: where that fails, the grant ends by its expiry.
+pub(crate) fn give_back(ticket: &Ticket, engine: &Engine) {
+    if let Err(error) = engine.release(ticket, TransferOptions::default()) {
+        log::debug!("blocks of the store are kept until their grant expires: {error}");
+    }
+}
+
 /// Where answers come from.
 enum Source {
-    Embedded(Receiver<Response>),
+    Embedded(Receiver<Answer>),
     /// With who is told when no answer comes.
     Remote(Expected, Arc<Remote>),
 }
@@ -41,11 +79,14 @@ impl Link {
     pub fn ask(&self, request: Request, deadline: Duration) -> Result<Answers> {
         let until = Instant::now() + deadline;
         match self {
-            Link::Embedded(host, client) => {
-                let (to, from) = channel();
+            Link::Embedded(host, engine) => {
+                let ((to, from), engine) = (channel(), engine.clone());
+                let client = engine.id();
                 // Nobody reads any more: then nobody needs the answer.
-                let reply = Box::new(move |response| drop(to.send(response)));
-                host.submit(*client, Job { request, reply })?;
+                let reply = Box::new(move |response| {
+                    drop(to.send(Answer::new(response, &engine, (engine.id(), engine.incarnation()))));
+                });
+                host.submit(client, Job { request, reply })?;
                 Ok(Answers { from: Source::Embedded(from), until })
             }
             Link::Remote(remote) => {
@@ -68,7 +109,7 @@ impl Answers {
             Source::Embedded(from) => from,
             Source::Remote(expected, _) => &expected.from,
         };
-        match from.recv_timeout(wait) {
+        match from.recv_timeout(wait).map(Answer::take) {
             Ok(Response::Failed(code, text)) => Err(Error::new(code, text)),
             Ok(response) => Ok(response),
             Err(RecvTimeoutError::Timeout) if wait < left => {
@@ -84,7 +125,18 @@ impl Answers {
     }
 
     fn failed(&self, code: Code, text: &str) -> Error {
-        let error = Error::new(code, text);
+        self.told(Error::new(code, text))
+    }
+
+    /// A transfer of what the store has lent has failed: the error for who asked.
+    pub fn not_moved(&self, error: Error) -> Error {
+        match error.code {
+            Code::PeerLost | Code::PeerRestarted | Code::PeerUnreachable => self.told(error),
+            _ => error,
+        }
+    }
+
+    fn told(&self, error: Error) -> Error {
         match &self.from {
             Source::Remote(_, remote) => remote.failed(error),
             Source::Embedded(_) => error,

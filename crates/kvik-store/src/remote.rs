@@ -6,15 +6,16 @@
 //! ```
 //!
 //! Invariants:
-//! - A store that does not answer costs whoever asks at that time his deadline. From then on everybody hears at once
-//!   that it is down, until the thread has met it again and had an answer: no request is sent to find that out.
+//! - A store that is lost, because its process or its connection ends, costs nobody more than the time to notice that.
+//!   One that is there and does not answer costs whoever asks at that time his deadline. From then on everybody hears
+//!   at once that it is down, until the thread has met it again and had an answer: no request is sent to find that out.
 //! - A request is answered once: by the store, or by what went wrong.
 
-use crate::link::ANSWERS;
+use crate::link::{ANSWERS, Answer};
 use crate::no_thread;
 use crate::wire::{REQUESTS, RESPONSES, Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
-use kvik_engine::{Engine, Inbox, Message};
+use kvik_engine::{Engine, Inbox, Message, To, Who};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,8 +64,9 @@ impl Remote {
             changed: Condvar::new(),
             opened: Mutex::default(),
         });
-        remote.meet(deadline)?;
         let weak = Arc::downgrade(&remote);
+        lock(&remote.answers.stores).push(weak.clone());
+        remote.meet(deadline)?;
         drop(
             spawn_named("kvik-store-met", &ThreadOptions::default(), move || watch(&weak))
                 .map_err(no_thread)?,
@@ -104,7 +106,8 @@ impl Remote {
     fn send(&self, peer: EngineId, request: &Request, deadline: Duration) -> Result<Expected> {
         let expected = AnswersOf::expect(&self.answers, peer);
         let message = request.encode(expected.number);
-        self.engine.notify_on(REQUESTS, peer, &message, Some(deadline)).map(|_| expected)
+        // Without a connection it is down: to wait for one is the thread's part, and not of who asks.
+        self.engine.notify_on(REQUESTS, To::Connected(peer), &message, Some(deadline)).map(|_| expected)
     }
 
     fn unavailable(&self, error: &Error) -> Error {
@@ -128,14 +131,18 @@ impl Remote {
         if !of_health.contains(&error.code) {
             return error;
         }
+        self.down(&error, |_| true);
+        self.unavailable(&error)
+    }
+
+    /// It is down from now on, where this is so of the engine that it was up with.
+    fn down(&self, error: &Error, so: impl Fn(EngineId) -> bool) {
         let mut health = lock(&self.health);
-        if let Health::Up(_) = &*health {
-            log::warn!("the store at {} does not answer: {error}", self.address);
+        if matches!(&*health, Health::Up(peer) if so(*peer)) {
+            log::warn!("the store at {} is not available: {error}", self.address);
             *health = Health::Down(error.clone());
             self.changed.notify_all();
         }
-        drop(health);
-        self.unavailable(&error)
     }
 
     /// Meets the store, says what namespaces are, and waits for its answers.
@@ -148,7 +155,7 @@ impl Remote {
         let opened = lock(&self.opened).clone();
         for request in opened.iter().chain([&Request::Stat]) {
             let answers = self.send(peer, request, left())?;
-            match answers.from.recv_timeout(left()) {
+            match answers.from.recv_timeout(left()).map(Answer::take) {
                 Ok(Response::Failed(code, text)) => {
                     log::warn!("the store at {} refuses a namespace: {code}: {text}", self.address);
                 }
@@ -221,14 +228,17 @@ fn watch(remote: &Weak<Remote>) {
 
 /// Takes the answers of all stores that an engine asks, and hands each to who waits for it.
 struct AnswersOf {
+    engine: Engine,
     waiting: Mutex<HashMap<u64, Waiting>>,
     number: AtomicU64,
     inbox: Arc<Inbox>,
+    /// Those that are to hear when a peer is lost.
+    stores: Mutex<Vec<Weak<Remote>>>,
 }
 
 /// The answers to a request, as they come. Dropped, nobody waits for them any more.
 pub(crate) struct Expected {
-    pub from: Receiver<Response>,
+    pub from: Receiver<Answer>,
     number: u64,
     answers: Arc<AnswersOf>,
 }
@@ -242,7 +252,7 @@ impl Drop for Expected {
 /// Who waits for the answers to a request.
 struct Waiting {
     peer: EngineId,
-    to: Sender<Response>,
+    to: Sender<Answer>,
     /// How many may still come: that bounds what is held of a client that does not read.
     left: usize,
 }
@@ -260,14 +270,16 @@ impl AnswersOf {
             return Ok(answers);
         }
         let inbox = Arc::new(engine.inbox(RESPONSES)?);
-        let (waiting, number) = (Mutex::default(), AtomicU64::new(1));
-        let answers = Arc::new(AnswersOf { waiting, number, inbox: inbox.clone() });
+        let (engine, waiting, number) = (engine.clone(), Mutex::default(), AtomicU64::new(1));
+        let id = engine.id();
+        let all_of = AnswersOf { engine, waiting, number, inbox: inbox.clone(), stores: Mutex::default() };
+        let answers = Arc::new(all_of);
         let weak = Arc::downgrade(&answers);
         drop(
             spawn_named("kvik-store-rx", &ThreadOptions::default(), move || receive(&inbox, &weak))
                 .map_err(no_thread)?,
         );
-        all.push((engine.id(), Arc::downgrade(&answers)));
+        all.push((id, Arc::downgrade(&answers)));
         Ok(answers)
     }
 
@@ -278,21 +290,33 @@ impl AnswersOf {
         Expected { from, number, answers: answers.clone() }
     }
 
-    /// Nobody answers any more: who waits hears it at once.
-    fn lost(&self, peer: EngineId) {
+    /// Nobody answers any more: the store is down, and who waits hears it at once.
+    fn lost(&self, peer: EngineId, error: &Error) {
+        let stores: Vec<Arc<Remote>> = {
+            let mut stores = lock(&self.stores);
+            stores.retain(|store| store.strong_count() > 0);
+            stores.iter().filter_map(Weak::upgrade).collect()
+        };
+        // An engine that closes loses all of its peers, which is no news of them.
+        let open = stores.iter().filter(|store| !store.engine.is_closed());
+        open.for_each(|store| store.down(error, |up| up == peer));
         lock(&self.waiting).retain(|_, waiting| waiting.peer != peer);
     }
 
-    fn take(&self, peer: EngineId, number: u64, response: Response) {
+    fn take(&self, who: &Who, number: u64, response: Response) {
+        let last = response.is_last();
+        let answer = Answer::new(response, &self.engine, (who.engine, who.incarnation));
         let mut waiting = lock(&self.waiting);
-        let Some(one) = waiting.get_mut(&number).filter(|one| one.peer == peer) else { return };
+        // Where nobody waits any more, what it lends is given back with it, when the lock is free.
+        let Some(one) = waiting.get_mut(&number).filter(|one| one.peer == who.engine) else { return };
         one.left -= 1;
-        let last = response.is_last() || one.left == 0;
-        // Nobody reads any more: then nobody needs the answer.
-        let gone = one.to.send(response).is_err();
-        if last || gone {
+        let over = last || one.left == 0;
+        let unread = one.to.send(answer);
+        if over || unread.is_err() {
             waiting.remove(&number);
         }
+        drop(waiting);
+        drop(unread);
     }
 }
 
@@ -308,9 +332,9 @@ fn receive(inbox: &Inbox, answers: &Weak<AnswersOf>) {
         let Some(answers) = answers.upgrade() else { return };
         match message {
             None => {}
-            Some(Message::PeerLost(who, _)) => answers.lost(who.engine),
+            Some(Message::PeerLost(who, error)) => answers.lost(who.engine, &error),
             Some(Message::Notification(who, message)) => match Response::decode(&message) {
-                Ok((number, response)) => answers.take(who.engine, number, response),
+                Ok((number, response)) => answers.take(&who, number, response),
                 Err(error) => log::warn!("{who} sent something that is no answer: {error}"),
             },
         }
@@ -327,13 +351,14 @@ mod tests {
     fn who_gives_up_leaves_nothing_behind() {
         let engine = Engine::start(Config::default()).unwrap();
         let (answers, peer) = (AnswersOf::engine(&engine).unwrap(), EngineId([7; 16]));
+        let who = Who { engine: peer, incarnation: engine.incarnation(), name: String::new() };
         let (first, other) = (AnswersOf::expect(&answers, peer), AnswersOf::expect(&answers, peer));
-        answers.take(peer, first.number, Response::Lent(Lending { more: true, ..Lending::default() }));
-        assert!(matches!(first.from.try_recv(), Ok(Response::Lent(_))));
+        answers.take(&who, first.number, Response::Lent(Lending { more: true, ..Lending::default() }));
+        assert!(matches!(first.from.try_recv().map(Answer::take), Ok(Response::Lent(_))));
         drop(first);
         assert_eq!(lock(&answers.waiting).len(), 1);
-        answers.take(peer, other.number, Response::Done(3));
-        assert!(matches!(other.from.try_recv(), Ok(Response::Done(3))));
+        answers.take(&who, other.number, Response::Done(3));
+        assert!(matches!(other.from.try_recv().map(Answer::take), Ok(Response::Done(3))));
         assert_eq!(lock(&answers.waiting).len(), 0);
     }
 }

@@ -213,6 +213,7 @@ class Get:
     """A get that was begun. Iterate over it, ``wait()``, or ``await`` it; dropped, it ends.
 
     Each turn of the iteration gives how many blocks are there and verified by then, from the first key on.
+    Cancelling a task that awaits it cancels it.
     """
 
     def __init__(self, native: _native.StoreGetting) -> None:
@@ -241,5 +242,19 @@ class Get:
             pass
         return self.verified
 
+    def cancel(self) -> None:
+        """Ask for the end: no more blocks come. Once ``wait`` has returned, nothing lands in the pages."""
+        self._native.cancel()
+
     def __await__(self) -> Generator[object, None, int]:
-        return asyncio.to_thread(self.wait).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> int:
+        waiting = asyncio.ensure_future(asyncio.to_thread(self.wait))
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self.cancel()
+            # Only an ended get leaves the caller's pages alone, so the task learns of its own end after it.
+            await asyncio.gather(waiting, return_exceptions=True)
+            raise
