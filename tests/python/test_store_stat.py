@@ -17,6 +17,7 @@ from kvik.config import STORE
 from kvik.demo.processes import LOOPBACK
 from kvik.stat.snapshot import Samples
 from kvik.store import scrape
+from kvik.store.cli import DEFAULT_ADDRESS
 from kvik.store.cli import store as command
 from kvik.store.figures import figures, quantile
 from kvik.store.show import WIDTH
@@ -49,6 +50,21 @@ def served() -> Iterator[Served]:
         assert bank.put(bank.keys(range(64)), rig.pages(range(16))).wait().refused == 4
         del rig.bytes
         yield process
+
+
+def test_the_words_of_an_option_are_in_its_help_and_the_address_has_a_default() -> None:
+    told = " ".join(CliRunner().invoke(command, ["serve", "--help"]).output.split())
+    assert "One of selector, lru, s3-fifo, s3-fifo-half, s3-fifo-admit. [KVIK_STORE_POLICY" in told
+    assert DEFAULT_ADDRESS == "127.0.0.1:7500"
+    assert f"[KVIK_STORE_LISTEN; default {DEFAULT_ADDRESS}]" in told
+
+
+def test_people_are_shown_tenants_that_have_asked_for_something(served: Served) -> None:
+    told = ask(served.address, "--once", "--interval", "0.1")
+    assert "default, memory" in told
+    assert "bank, memory" in told
+    assert "0 B being read" in told
+    assert "other, memory" not in told
 
 
 def test_programs_get_all_of_it(served: Served) -> None:

@@ -70,7 +70,10 @@ impl Store {
         let log = log.map(|(dir, options)| Log::open(dir, options.clone(), blocks.clone())).transpose()?;
         if log.is_some() {
             let left = blocks.found_all();
-            log::info!("the log has {} blocks, and {left} that come after none", blocks.count());
+            log::info!("the log has {} blocks", blocks.count());
+            if left > 0 {
+                log::info!("{left} more in the log are not found any more: the blocks before them are gone");
+            }
         }
         let below = log.map(Below::new);
         let (began, latencies) = (Instant::now(), Arc::new(Latencies::new()));

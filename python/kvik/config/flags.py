@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kvik.config.kinds import Flag
+from kvik.config.kinds import Choice, Flag
 from kvik.config.resolve import values
 from kvik.config.schema import Entry, Option
 from kvik.errors import InvalidArgument
@@ -57,7 +57,8 @@ def chosen(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
 def _flag(option: Option) -> Callable[[_Command], _Command]:
     default = "required" if option.required else f"default {option.shown(option.default)}"
     repeat = " May be repeated." if option.kind.several else ""
-    text = f"{option.help}{repeat} [{option.variable}; {default}]"
+    words = f" One of {', '.join(option.kind.words)}." if isinstance(option.kind, Choice) else ""
+    text = f"{option.help}{words}{repeat} [{option.variable}; {default}]"
     if isinstance(option.kind, Flag):
         return click.option(f"{option.flag}/--no-{option.flag[2:]}", default=None, help=text)
     return click.option(

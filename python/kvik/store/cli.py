@@ -23,6 +23,9 @@ from kvik.store.names import StoreOptions
 from kvik.store.show import WIDTH, view
 from kvik.store.tenants import Tenant
 
+DEFAULT_ADDRESS: str = next(option.default[0] for option in STORE.options if option.name == "listen")
+"""Where `serve` listens unless told."""
+
 
 class _Group(click.Group):
     """Imports the benchmarks only when they are called: a server has no need of them."""
@@ -41,7 +44,11 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 def store() -> None:
-    """Keep KV for engines that come and go."""
+    """Keep KV for engines that come and go.
+
+    `serve` runs a store; engines use it by `kvik.Store.connect(engine, "HOST:PORT", ...)`, and `stat` shows
+    what it does.
+    """
 
 
 @store.command()
@@ -66,7 +73,7 @@ def serve(**given: Any) -> None:
 
 
 @store.command()
-@click.argument("address", metavar="HOST:PORT")
+@click.argument("address", metavar="[HOST:PORT]", default=DEFAULT_ADDRESS)
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600.0),
@@ -79,6 +86,8 @@ def serve(**given: Any) -> None:
 @click.option("--prometheus", is_flag=True, help="Print the metrics themselves.")
 def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: bool) -> None:
     """Show what a store is doing: tiers, tenants, times, refusals.
+
+    HOST:PORT is what `kvik store serve` said that it serves on; without it, 127.0.0.1:7500.
 
     Without --once the view stays and is renewed until Ctrl-C. The secret or TLS that the store demands is
     taken from KVIK_SECRET, KVIK_TLS or the configuration file.

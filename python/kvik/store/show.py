@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvik.bench.options import size_text
 from kvik.store.figures import Figures, Period, Times, Traffic
 
 WIDTH = 100
@@ -53,7 +52,11 @@ def _traffic(figures: Figures) -> Table:
 
     for tier, ever in figures.since_start.tiers.items():
         add(tier, figures.interval.tiers[tier], ever)
-    tenants = figures.since_start.tenants
+    tenants = {
+        name: tiers
+        for name, tiers in figures.since_start.tenants.items()
+        if any(ever.lookups or ever.in_bytes for ever in tiers.values())
+    }
     busiest = sorted(tenants, key=lambda name: (-tenants[name]["memory"].lookups, name))
     for name in busiest[:_MOST_TENANTS]:
         for tier, ever in tenants[name].items():
@@ -155,4 +158,4 @@ def _size(count: int) -> str:
     for unit, power in _UNITS:
         if count >= 1 << power:
             return f"{count / (1 << power):.1f} {unit}"
-    return size_text(count)
+    return f"{count} B"
