@@ -130,8 +130,11 @@ impl Answers {
 
     /// A transfer of what the store has lent has failed: the error for who asked.
     pub fn not_moved(&self, error: Error) -> Error {
-        match error.code {
-            Code::PeerLost | Code::PeerRestarted | Code::PeerUnreachable => self.told(error),
+        match (error.code, &self.from) {
+            (Code::PeerLost | Code::PeerRestarted | Code::PeerUnreachable, _) => self.told(error),
+            (Code::TransportUnavailable, Source::Remote(_, remote)) => {
+                remote.unless_it_answers(error, self.left())
+            }
             _ => error,
         }
     }

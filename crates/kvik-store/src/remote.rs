@@ -19,7 +19,7 @@ use kvik_engine::{Engine, Inbox, Message, To, Who};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -133,6 +133,18 @@ impl Remote {
         }
         self.down(&error, |_| true);
         self.unavailable(&error)
+    }
+
+    /// A transport has failed with this error. That of a store that has gone may be noticed before the end of its
+    /// session, and then tells of the store's health, too: so it is asked.
+    pub fn unless_it_answers(&self, error: Error, left: Duration) -> Error {
+        let time = left.clamp(Duration::from_millis(1), PATIENCE);
+        let asked = self.peer().and_then(|peer| self.send(peer, &Request::Stat, time));
+        match asked.map(|answers| answers.from.recv_timeout(time)) {
+            Err(gone) => self.failed(gone),
+            Ok(Err(RecvTimeoutError::Disconnected)) => self.failed(Error::new(Code::PeerLost, error.text)),
+            Ok(_) => error,
+        }
     }
 
     /// It is down from now on, where this is so of the engine that it was up with.
