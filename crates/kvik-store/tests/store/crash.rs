@@ -1,44 +1,23 @@
 //! A server is killed at the system calls by which it changes its disk, while a client puts, gets and removes; then its
 //! log is opened again and asked for everything.
 
+use crate::meddled::*;
 use crate::rig::*;
-use crate::tracer::Traced;
+use crate::tracer::{CHANGES, Fate};
 use kvik_core::Result;
-use kvik_engine::{Config, Engine};
-use kvik_store::{Ack, Client, LogOptions, Server, Space, StoreOptions};
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use kvik_store::Ack;
+use std::path::Path;
+use std::time::Duration;
 
 /// Prompts that are put: more than the log has room for.
 const PROMPTS: u32 = 40;
+const LOG: u64 = 1 << 20;
 /// Of those that were put last, so many are always in the log: it drops from its oldest part on.
 const LATE: usize = 4;
 /// Asked for after every put, so never dropped.
 const FAVOURITE: [u32; 3] = [9001, 9002, 9003];
-/// One call in so many is killed at; `KVIK_KILLS=all` kills at each.
+/// One call in so many is killed at. `KVIK_KILLS` says otherwise: about how many kills there are, or `all`.
 const STRIDE: u64 = 7;
-const PATIENCE: Duration = Duration::from_secs(20);
-
-fn options(dir: &Path) -> StoreOptions {
-    let log = LogOptions { segment: Some(128 << 10), ..LogOptions::new(1 << 20) };
-    StoreOptions { memory: 1 << 20, log: Some((dir.to_owned(), log)), ..StoreOptions::default() }
-}
-
-/// The server; it is run by the test below.
-#[test]
-#[ignore = "a part of another test"]
-fn child() {
-    let Some(dir) = std::env::var_os("KVIK_LOG_DIR").map(PathBuf::from) else { return };
-    let engine = Engine::start(Config::default()).unwrap();
-    let server = Server::start(&engine, &options(&dir)).unwrap();
-    println!("\nat {}", engine.addresses()[0]);
-    // Until the parent is done, or gone.
-    let _ = std::io::stdin().read_line(&mut String::new());
-    drop(server);
-}
 
 fn prompt(number: u32) -> [u32; 3] {
     [number, number + 1000, number + 2000]
@@ -55,35 +34,19 @@ struct Ledger {
     doubtful: Option<u32>,
 }
 
-struct Asking {
-    space: Space,
-    pages: Pages,
-}
-
 impl Asking {
-    fn put(&self, prompt: &[u32]) -> Result<()> {
-        let keys = keys(&namespace("tiny"), prompt);
-        let ids: Vec<u32> = (0..keys.len() as u32).collect();
-        keys.iter().zip(&ids).for_each(|(key, page)| self.pages.fill(*page, key));
-        let mut put = self.space.put(None, &keys, &self.pages.set(&ids), Ack::Durable, Some(PATIENCE))?;
-        assert_eq!(put.wait(None)?.refused, 0, "{prompt:?}");
+    fn put_durably(&self, prompt: &[u32]) -> Result<()> {
+        let stored = self.put(prompt, Ack::Durable, PATIENCE)?;
+        assert_eq!(stored.refused, 0, "{prompt:?}");
         Ok(())
-    }
-
-    fn get(&self, prompt: &[u32]) -> Result<usize> {
-        let keys = keys(&namespace("tiny"), prompt);
-        let ids: Vec<u32> = (0..keys.len() as u32).map(|page| page + 20).collect();
-        let there = self.space.get(&keys, &self.pages.set(&ids), Some(PATIENCE))?.wait()?;
-        (0..there).for_each(|at| assert!(self.pages.holds(ids[at], &keys[at]), "block {at} is another"));
-        Ok(there)
     }
 
     /// Puts, gets and removes until the server is gone, or nothing is left to do.
     fn work(&self, ledger: &mut Ledger) -> Result<()> {
-        self.put(&FAVOURITE)?;
+        self.put_durably(&FAVOURITE)?;
         ledger.favourite = true;
         for number in 0..PROMPTS {
-            self.put(&prompt(number))?;
+            self.put_durably(&prompt(number))?;
             ledger.durable.push(number);
             assert_eq!(self.get(&FAVOURITE)?, FAVOURITE.len(), "after {number}");
             if number % 5 == 4 {
@@ -101,43 +64,22 @@ impl Asking {
 
 /// How many calls the server made, and what it had acknowledged when it was killed at one of them.
 fn killed_at(dir: &Path, at: u64) -> (u64, Ledger) {
-    let mut ledger = Ledger::default();
-    let (tell, told) = channel();
-    let calls = std::thread::scope(|scope| {
-        let follows = scope.spawn(move || {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["crash::child", "--exact", "--ignored", "--nocapture"]).env("KVIK_LOG_DIR", dir);
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut traced = Traced::start(&mut command).expect("a process may trace its children");
-            tell.send((traced.child.stdin.take(), traced.child.stdout.take())).unwrap();
-            traced.run(at).unwrap()
-        });
-        let (stdin, stdout) = told.recv().unwrap();
-        let mut lines = BufReader::new(stdout.unwrap()).lines().map_while(|line| line.ok());
-        let address = lines.find_map(|line| Some(line.strip_prefix("at ")?.to_owned()));
-        if let Some(address) = address {
-            let engine = Engine::start(Config::default()).unwrap();
-            let worked = Client::connect(&engine, &address, Some(PATIENCE)).and_then(|client| {
-                let space = client.open("one", &namespace("tiny"), shape())?;
-                Asking { space, pages: Pages::new(&engine, 64, shape()) }.work(&mut ledger)
-            });
-            assert!(worked.is_ok() || at < u64::MAX, "{worked:?}");
-        }
-        drop(stdin);
-        follows.join().unwrap()
+    let (mut calls, mut ledger) = (0, Ledger::default());
+    let kill = |_| {
+        calls += 1;
+        if calls == at { Fate::Killed } else { Fate::Goes }
+    };
+    meddled((dir, LOG), &CHANGES, kill, |address| {
+        let Some(address) = address else { return };
+        let worked = Asking::server(&address).and_then(|asking| asking.work(&mut ledger));
+        assert!(worked.is_ok() || at < u64::MAX, "{worked:?}");
     });
     (calls, ledger)
 }
 
-/// Opens the log again and asks for everything: the seconds to open it, and how many blocks had to be there.
+/// Opens what the server has left, and asks for everything: how long opening took, and how many blocks had to be there.
 fn check(dir: &Path, ledger: &Ledger, context: &str) -> (Duration, u64) {
-    let engine = Engine::start(Config::default()).unwrap();
-    let begun = Instant::now();
-    let client =
-        Client::embedded(&engine, &options(dir)).unwrap_or_else(|error| panic!("{context}: {error}"));
-    let opened = begun.elapsed();
-    let space = client.open("one", &namespace("tiny"), shape()).unwrap();
-    let asking = Asking { space, pages: Pages::new(&engine, 64, shape()) };
+    let asking = Asking::embedded(&options(dir, LOG)).unwrap_or_else(|error| panic!("{context}: {error}"));
     // Each block that comes is compared.
     let found = |prompt: &[u32]| asking.get(prompt).unwrap_or_else(|error| panic!("{context}: {error}"));
     let favourite = found(&FAVOURITE);
@@ -152,28 +94,29 @@ fn check(dir: &Path, ledger: &Ledger, context: &str) -> (Duration, u64) {
         let there = found(&prompt(number));
         assert!(there < 2 || !ledger.removed.contains(&number), "{context}: prompt {number} was removed");
     }
-    assert_eq!(client.stat().unwrap().corrupt, 0, "{context}");
-    (opened, needed)
+    assert_eq!(asking.client.stat().unwrap().corrupt, 0, "{context}");
+    (asking.opened, needed)
 }
 
 #[test]
 fn a_server_may_be_killed_at_any_write() {
     let seed = Random::new().next();
-    let stride = if std::env::var_os("KVIK_KILLS").is_some_and(|all| all == "all") { 1 } else { STRIDE };
-    let folder =
-        |at: u64| std::env::temp_dir().join(format!("kvik-server-crash-{}-{at}", std::process::id()));
+    let folder = |at: u64| Folder::new(&format!("crash-{at}"));
     let whole = folder(0);
-    let (all, ledger) = killed_at(&whole, u64::MAX);
+    let (all, ledger) = killed_at(&whole.0, u64::MAX);
     assert!(ledger.removed.len() == 8 && all > 150, "{all} calls: too few for this to mean anything");
-    std::fs::remove_dir_all(&whole).unwrap();
+    let stride = match std::env::var("KVIK_KILLS") {
+        Ok(kills) if kills == "all" => 1,
+        Ok(kills) => (all / kills.parse::<u64>().unwrap()).max(1),
+        Err(_) => STRIDE,
+    };
     let (mut kills, mut needed, mut slowest) = (0, 0, Duration::ZERO);
     for at in (1..=all).filter(|at| at % stride == seed % stride) {
         let dir = folder(at);
-        let (calls, ledger) = killed_at(&dir, at);
+        let (calls, ledger) = killed_at(&dir.0, at);
         let context = format!("KVIK_SEED={seed} killed at call {at} of {all}");
-        let (opened, had_to_be) = check(&dir, &ledger, &context);
+        let (opened, had_to_be) = check(&dir.0, &ledger, &context);
         (kills, needed, slowest) = (kills + u64::from(calls == at), needed + had_to_be, slowest.max(opened));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
     println!("{kills} kills at {all} calls: {needed} blocks had to be there, opened in {slowest:?} at most");
     assert!(kills > all / stride / 2 && needed > kills, "the server was seldom killed");

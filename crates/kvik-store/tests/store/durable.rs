@@ -3,25 +3,8 @@
 use crate::rig::*;
 use kvik_engine::{Config, Engine};
 use kvik_store::{Ack, Client, LogOptions, Shape, StoreOptions, Stored};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// A directory that goes with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("kvik-store-{name}-{}", std::process::id()));
-        drop(std::fs::remove_dir_all(&path));
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
-}
 
 fn rig(folder: &Path, size: u64) -> Rig {
     let log = Some((folder.to_owned(), LogOptions::new(size)));

@@ -3,6 +3,7 @@
 use kvik_core::{Layers, Layout};
 use kvik_engine::{Config, Engine, PageSet, Region};
 use kvik_store::{Ack, BlockKey, Client, Namespace, Shape, Space, StoreOptions, Stored};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ pub const RUN: u64 = 2048;
 pub const BLOCK: u64 = LAYERS as u64 * SLICES as u64 * RUN;
 
 /// Random numbers from `KVIK_SEED`, which is printed.
+#[derive(Default)]
 pub struct Random(u64);
 
 impl Random {
@@ -125,6 +127,23 @@ impl Pages {
 
     pub fn set(&self, pages: &[u32]) -> PageSet {
         PageSet::new(&self.region, self.layout.clone(), pages.into(), None, None).unwrap()
+    }
+}
+
+/// A directory that goes with the test.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("kvik-store-{name}-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&path));
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
     }
 }
 
