@@ -3,24 +3,29 @@
 //!
 //! Invariant: no lock of the store is held while the tier is called.
 
-use crate::crew::Crew;
+use crate::bring::Pulse;
+use crate::crew::{Crew, Work};
 use crate::state::State;
 use crate::store::Store;
 use crate::tenants::Known;
 use crate::tier::{Found, Identity, Place, Tier, TierOwner};
-use crate::write::{PATIENCE, Soon};
+use crate::write::Soon;
 use crate::{BlockKey, Log, NamespaceId, Shape};
-use kvik_core::Result;
+use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Threads that write. Past the page cache one request at a time leaves a disk idle while the next block is summed and on
 /// its way: measured (`examples/log_io.rs`), four write as fast as any number.
 const WRITERS: usize = 4;
-/// Threads that read for those who ask for more than one block, and read too.
-const READERS: usize = 3;
+/// Threads that read: past the page cache four keep a disk as busy as any number.
+const READERS: usize = 4;
+/// How long a removal waits for the tier: less than a client waits for the answer, who would take the store for gone.
+const REMOVAL: Duration = Duration::from_secs(4);
 
 /// What lies below the memory of a store.
 pub(crate) struct Below {
@@ -28,11 +33,18 @@ pub(crate) struct Below {
     pub soon: Arc<Soon>,
     pub writers: Crew<Store>,
     pub readers: Crew<Store>,
+    pub pulse: Pulse,
 }
 
 impl Below {
     pub fn new(log: Log) -> Below {
-        Below { log, soon: Arc::default(), writers: Crew::new(), readers: Crew::new() }
+        Below {
+            log,
+            soon: Arc::default(),
+            writers: Crew::new(),
+            readers: Crew::new(),
+            pulse: Pulse::default(),
+        }
     }
 
     /// What waits is still written; then the threads end.
@@ -197,12 +209,11 @@ impl Store {
     /// Takes blocks out of the tier too.
     ///
     /// # Errors
-    /// What the tier says; the blocks are gone from memory all the same.
+    /// What the tier says, `DeadlineExceeded`; the blocks are gone from memory all the same.
     pub fn remove_below(&self, gone: &[(BlockKey, u64)]) -> Result<()> {
-        let Some(below) = self.below() else { return Ok(()) };
-        let written = gone.iter().filter(|(_, place)| *place != 0);
-        let places: Result<Vec<Place>> = written.map(|(key, _)| below.log.remove(key, PATIENCE)).collect();
-        below.log.sync(&places?, PATIENCE)
+        let written: Vec<BlockKey> =
+            gone.iter().filter(|(_, place)| *place != 0).map(|(key, _)| *key).collect();
+        self.say(written, |log, key, within| log.remove(key, within))
     }
 
     /// The same for whole namespaces.
@@ -210,9 +221,48 @@ impl Store {
     /// # Errors
     /// As for [`Store::remove_below`].
     pub fn clear_below(&self, namespaces: &[NamespaceId]) -> Result<()> {
-        let Some(below) = self.below() else { return Ok(()) };
-        let places: Result<Vec<Place>> =
-            namespaces.iter().map(|namespace| below.log.remove_namespace(namespace, PATIENCE)).collect();
-        below.log.sync(&places?, PATIENCE)
+        self.say(namespaces.to_vec(), |log, namespace, within| log.remove_namespace(namespace, within))
+    }
+
+    /// Has one of the threads that write say something of each of these in the tier, and waits until it is durable.
+    fn say<T: Send + 'static>(&self, of: Vec<T>, say: fn(&Log, &T, Duration) -> Result<Place>) -> Result<()> {
+        let Some(below) = self.below().filter(|_| !of.is_empty()) else { return Ok(()) };
+        let (until, (tell, told)) = (Instant::now() + REMOVAL, channel());
+        let left = move || until.saturating_duration_since(Instant::now());
+        let all = move |log: &Log| {
+            let places: Result<Vec<Place>> = of.iter().map(|one| say(log, one, left())).collect();
+            // Who asked may wait no longer.
+            drop(tell.send(places.and_then(|places| log.sync(&places, left()))));
+        };
+        let saying = Arc::new(Saying(Mutex::new(Some(Box::new(all)))));
+        below.writers.offer(saying.clone());
+        told.recv_timeout(REMOVAL).unwrap_or_else(|_| {
+            // What was not begun must not come behind what is stored from now on.
+            drop(lock(&saying.0).take());
+            let text = format!(
+                "what was removed may still be in the log in {}, and be found after a restart: remove it again, and look \
+                 whether that disk answers",
+                below.log.name()
+            );
+            Err(Error::new(Code::DeadlineExceeded, text))
+        })
+    }
+}
+
+/// Something to write that is no block, once.
+struct Saying(Mutex<Option<Say>>);
+
+type Say = Box<dyn FnOnce(&Log) + Send>;
+
+impl Work<Store> for Saying {
+    fn step(&self, store: &Store) {
+        let say = lock(&self.0).take();
+        if let (Some(say), Some(below)) = (say, store.below()) {
+            say(&below.log);
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        lock(&self.0).is_some()
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! - What comes back is published only after the tier has compared all of it.
-//! - Who asks reads too. So it waits for nobody's turn, and the threads beside it only make it faster.
+//! - Threads of their own read, and who asks waits for them until its deadline. So a disk that stops answering (a server
+//!   of NFS that is gone, say) keeps nobody from what is in memory: a call to it that hangs cannot be ended.
 
-use crate::below::lock;
+use crate::below::{Below, lock};
 use crate::crew::Work;
 use crate::index::Life;
 use crate::state::Filling;
@@ -13,10 +14,46 @@ use crate::tier::{Identity, Place, Tier};
 use crate::{BlockKey, entry};
 use kvik_core::{Code, Error, Result};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that are brought back before the first of them are lent, at least one block.
 const WINDOW: u64 = 16 << 20;
+/// A disk that was asked and has given nothing for so long has stopped: what is only there is a miss until it gives
+/// something again.
+const STOPPED: Duration = Duration::from_secs(2);
+
+/// Whether the disk gives anything.
+#[derive(Default)]
+pub(crate) struct Pulse(Mutex<Option<Asked>>);
+
+/// Reads that have begun and not ended.
+struct Asked {
+    count: usize,
+    /// When one of them ended, or the first began.
+    last: Instant,
+}
+
+impl Pulse {
+    fn begin(&self) {
+        match &mut *lock(&self.0) {
+            Some(asked) => asked.count += 1,
+            none => *none = Some(Asked { count: 1, last: Instant::now() }),
+        }
+    }
+
+    fn end(&self) {
+        let mut reads = lock(&self.0);
+        *reads = reads
+            .take()
+            .filter(|asked| asked.count > 1)
+            .map(|asked| Asked { count: asked.count - 1, last: Instant::now() });
+    }
+
+    /// How long it is until the disk has stopped if it gives nothing; none where it has.
+    fn left(&self) -> Duration {
+        lock(&self.0).as_ref().map_or(STOPPED, |asked| STOPPED.saturating_sub(asked.last.elapsed()))
+    }
+}
 
 /// What became of a block that was to be in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,13 +120,18 @@ impl Window {
         Window { namespace, keys, until, pieces: Mutex::new(pieces), done: Condvar::new() }
     }
 
-    /// Waits until none is being read; how many are in memory, from the first one on, and how many of them came from
-    /// below.
-    fn wait(&self) -> Result<(usize, usize)> {
+    /// Waits until none is being read, while there is time and the disk gives something; how many are in memory, from the
+    /// first one on, and how many of them came from below.
+    fn wait(&self, below: &Below) -> Result<(usize, usize)> {
         let mut pieces = lock(&self.pieces);
-        while pieces.running > 0 {
-            let left = self.until.saturating_duration_since(Instant::now());
+        while pieces.next < pieces.end || pieces.running > 0 {
+            let left = self.until.saturating_duration_since(Instant::now()).min(below.pulse.left());
             if left.is_zero() {
+                // Nobody begins another one.
+                pieces.end = pieces.end.min(pieces.next);
+                if pieces.running > 0 {
+                    log::warn!("blocks in the log in {} do not come in time: a miss", below.log.name());
+                }
                 break;
             }
             pieces = self.done.wait_timeout(pieces, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -112,14 +154,12 @@ impl Store {
         if missing == 0 {
             return Ok((count, 0));
         }
+        let Some(below) = self.below() else { return Ok((0, 0)) };
         let window = Arc::new(Window::new(namespace, &keys[..count], until));
-        if missing > 1 {
-            self.below().iter().for_each(|below| below.readers.offer(window.clone()));
+        if !below.pulse.left().is_zero() {
+            below.readers.offer(window.clone());
         }
-        while window.has_more() {
-            window.step(self);
-        }
-        window.wait()
+        window.wait(below)
     }
 
     /// How many keys make a window, and how many of them are not in memory. What a window brings must not drive out
@@ -183,7 +223,10 @@ impl Store {
         let began = Instant::now();
         let loaded = match (self.below(), at) {
             (Some(below), Some((memory, offset))) => {
-                below.log.load(place, identity, &memory, offset as usize)
+                below.pulse.begin();
+                let loaded = below.log.load(place, identity, &memory, offset as usize);
+                below.pulse.end();
+                loaded
             }
             _ => Ok(None),
         };

@@ -126,6 +126,12 @@ impl Drop for Tally<'_> {
     }
 }
 
+/// Until when what a client has so much time for may take, so that it hears of what is late within its time, and does not
+/// take the store for gone.
+fn answered_by(time: Duration) -> Instant {
+    Instant::now() + time - (time / 8).min(Duration::from_millis(500))
+}
+
 impl Service {
     pub fn new(store: Store) -> Service {
         Service { store, loans: Arc::default() }
@@ -220,7 +226,7 @@ impl Service {
     fn put(&self, put: &Put, came: Instant, reply: &dyn Fn(Response)) -> Result<Response> {
         let namespace = self.known(&put.namespace)?;
         let time = put.deadline.min(LONGEST);
-        let until = Instant::now() + time;
+        let until = answered_by(time);
         let durable = put.ack == Ack::Durable;
         let awaited = Awaited::new(until);
         if durable && self.store.below().is_none() {
@@ -268,7 +274,7 @@ impl Service {
     ) -> Result<Response> {
         let (namespace, expiry) = (self.known(namespace)?, expiry.min(LONGEST));
         check_keys(keys)?;
-        let until = Instant::now() + expiry;
+        let until = answered_by(expiry);
         let mut tally = Tally::new(&self.store, namespace, came);
         let (mut first, mut from_log) = (0, 0);
         loop {

@@ -107,14 +107,15 @@ impl Awaited {
         Arc::new(Awaited { until, pieces: Mutex::default(), done: Condvar::new() })
     }
 
-    /// Waits until none is left to write.
-    fn wait(&self) -> Result<()> {
+    /// Waits until none is left to write to the log of this name.
+    fn wait(&self, log: &str) -> Result<()> {
         let mut pieces = lock(&self.pieces);
         while !pieces.left.is_empty() || pieces.running > 0 {
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let text = format!(
-                    "{} blocks of a put are not on the disk by its deadline: give it more time, or put fewer at once",
+                    "{} blocks of a put are not in the log in {log} by its deadline: give it more time, put fewer at once, \
+                     or look whether that disk answers",
                     pieces.left.len() + pieces.running
                 );
                 pieces.left.clear();
@@ -184,7 +185,8 @@ impl Store {
             let text = "this store has no log, so nothing in it is durable: ask for `stored`, or start it with a log";
             return Err(Error::new(Code::InvalidArgument, text));
         };
-        awaited.wait()?;
+        let log = below.log.name();
+        awaited.wait(&log)?;
         let unwritten: Vec<_> = {
             let state = self.state();
             let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
@@ -193,7 +195,7 @@ impl Store {
         };
         if !unwritten.is_empty() {
             self.write_now(awaited, unwritten);
-            awaited.wait()?;
+            awaited.wait(&log)?;
         }
         let places: Vec<Place> = {
             let state = self.state();

@@ -20,8 +20,10 @@ pub(super) fn disk(what: &str, error: &io::Error) -> Error {
 }
 
 /// Who waited got no further by its deadline.
-pub(super) fn late(what: &str) -> Error {
-    Error::new(Code::DeadlineExceeded, format!("{what}; the disk is slower than what is asked of it"))
+pub(super) fn late(what: &str, name: &str) -> Error {
+    let text =
+        format!("the log in {name}: {what}; the disk is slower than what is asked of it, or does not answer");
+    Error::new(Code::DeadlineExceeded, text)
 }
 
 /// The log may only be read.

@@ -150,6 +150,11 @@ impl Log {
         Ok(log)
     }
 
+    /// Where it is, for texts.
+    pub fn name(&self) -> String {
+        self.shared.files.name()
+    }
+
     /// Whether the log may only be read.
     pub fn read_only(&self) -> bool {
         self.shared.files.read_only()

@@ -230,7 +230,7 @@ impl Shared {
         }
         let left = by.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(errors::late(what));
+            return Err(errors::late(what, &self.files.name()));
         }
         Ok(self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0)
     }

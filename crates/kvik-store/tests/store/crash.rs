@@ -19,10 +19,6 @@ const FAVOURITE: [u32; 3] = [9001, 9002, 9003];
 /// One call in so many is killed at. `KVIK_KILLS` says otherwise: about how many kills there are, or `all`.
 const STRIDE: u64 = 7;
 
-fn prompt(number: u32) -> [u32; 3] {
-    [number, number + 1000, number + 2000]
-}
-
 /// What the server has acknowledged.
 #[derive(Default)]
 struct Ledger {
@@ -69,9 +65,9 @@ fn killed_at(dir: &Path, at: u64) -> (u64, Ledger) {
         calls += 1;
         if calls == at { Fate::Killed } else { Fate::Goes }
     };
-    meddled((dir, LOG), &CHANGES, kill, |address| {
-        let Some(address) = address else { return };
-        let worked = Asking::server(&address).and_then(|asking| asking.work(&mut ledger));
+    meddled((dir, LOG), &CHANGES, kill, |server| {
+        let Some(server) = server else { return };
+        let worked = Asking::server(&server.address).and_then(|asking| asking.work(&mut ledger));
         assert!(worked.is_ok() || at < u64::MAX, "{worked:?}");
     });
     (calls, ledger)

@@ -3,100 +3,13 @@
 
 use crate::meddled::*;
 use crate::rig::*;
-use crate::tracer::Fate;
-use kvik_core::{Code, Error, Result};
-use kvik_store::{Ack, Stored};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use kvik_core::{Code, Error};
+use kvik_store::Ack;
 
 /// So large that nothing has to go, though each sync that fails costs a segment.
 const LOG: u64 = 64 << 20;
-const SYNCS: &[libc::c_long] = &[libc::SYS_fdatasync, libc::SYS_fsync];
-const WRITES: &[libc::c_long] = &[libc::SYS_pwritev];
-const READS: &[libc::c_long] = &[libc::SYS_preadv];
-const CALLS: [libc::c_long; 4] = [libc::SYS_fdatasync, libc::SYS_fsync, libc::SYS_pwritev, libc::SYS_preadv];
-/// A server that hangs is found out, and one that is only slow is not.
-const SOON: Duration = Duration::from_secs(10);
-
-/// What the disk refuses.
-#[derive(Default)]
-struct Disk(Mutex<Trouble>);
-
-#[derive(Default)]
-struct Trouble {
-    calls: &'static [libc::c_long],
-    error: i32,
-    /// Of so many calls one fails, by chance.
-    one_in: u64,
-    random: Random,
-    failed: u64,
-    killed: bool,
-}
-
-impl Disk {
-    fn fails(&self, calls: &'static [libc::c_long], error: i32, one_in: u64) {
-        let mut trouble = self.0.lock().unwrap();
-        (trouble.calls, trouble.error, trouble.one_in) = (calls, error, one_in);
-    }
-
-    fn is_well(&self) {
-        self.fails(&[], 0, 1);
-    }
-
-    /// The server does not survive its next call.
-    fn is_gone(&self) {
-        self.0.lock().unwrap().killed = true;
-    }
-
-    /// How many calls have failed.
-    fn failed(&self) -> u64 {
-        self.0.lock().unwrap().failed
-    }
-
-    fn fate(&self, call: libc::c_long) -> Fate {
-        let mut trouble = self.0.lock().unwrap();
-        if trouble.killed {
-            return Fate::Killed;
-        }
-        let one_in = trouble.one_in;
-        if !trouble.calls.contains(&call) || trouble.random.below(one_in) > 0 {
-            return Fate::Goes;
-        }
-        trouble.failed += 1;
-        Fate::Fails(trouble.error)
-    }
-}
-
-fn prompt(number: u32) -> [u32; 3] {
-    [number, number + 1000, number + 2000]
-}
-
-/// Everything that asks here has an answer soon, whatever that is.
-fn soon<R>(ask: impl FnOnce() -> R) -> R {
-    let began = Instant::now();
-    let answer = ask();
-    assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
-    answer
-}
 
 impl Asking {
-    fn durable(&self, number: u32) -> Result<Stored> {
-        soon(|| self.put(&prompt(number), Ack::Durable, PATIENCE))
-    }
-
-    fn there(&self, number: u32) -> usize {
-        soon(|| self.get(&prompt(number))).unwrap()
-    }
-
-    /// What was refused is taken as soon as the disk is well, and is written again for that.
-    fn becomes_durable(&self, number: u32) {
-        // Threads of the log may still be busy with what has failed.
-        becomes(|| match self.durable(number) {
-            Ok(stored) => stored.stored + stored.known == 3,
-            Err(_) => false,
-        });
-    }
-
     /// How many operations of the log the store says have failed.
     fn failures(&self) -> u64 {
         let metrics = self.client.metrics().unwrap();
@@ -129,8 +42,8 @@ fn a_disk_that_fails_takes_nothing_with_it_that_was_acknowledged() {
         (&folder.0, LOG),
         &CALLS,
         |call| disk.fate(call),
-        |address| {
-            let asking = Asking::server(&address.expect("a server")).unwrap();
+        |server| {
+            let asking = Asking::server(&server.expect("a server").address).unwrap();
             asking.durable(0).unwrap();
             asking.refused(&disk, (SYNCS, libc::EIO), Code::StorageFailed, 10);
             asking.refused(&disk, (WRITES, libc::EIO), Code::StorageFailed, 20);
@@ -178,8 +91,8 @@ fn what_is_durable_stays_whatever_a_disk_refuses_by_chance() {
         (&folder.0, LOG),
         &CALLS,
         |call| disk.fate(call),
-        |address| {
-            let asking = Asking::server(&address.expect("a server")).unwrap();
+        |server| {
+            let asking = Asking::server(&server.expect("a server").address).unwrap();
             for number in 0..80 {
                 let error = if random.below(2) == 0 { libc::EIO } else { libc::ENOSPC };
                 disk.fails(troubles[random.below(4) as usize], error, 1 + random.below(6));

@@ -13,4 +13,5 @@ mod meddled;
 mod replayed;
 mod rig;
 mod served;
+mod stopped;
 mod tracer;

@@ -1,5 +1,5 @@
 //! Meddles with a child process at the system calls by which it changes a disk, counted over all of its threads: the
-//! child is killed before one, or one fails.
+//! child is killed before one, or one fails, or waits.
 //!
 //! A filter in the child stops it at these calls alone; its parent decides at each stop. So the child runs the program
 //! that is tested as it is, and every other call at its usual speed.
@@ -32,6 +32,8 @@ pub enum Fate {
     Killed,
     /// It is not made, and fails with this error.
     Fails(i32),
+    /// It is not made yet: that is asked again when the child is stopped the next time, by a signal for example.
+    Waits,
 }
 
 /// The filter, in the kernel's classic BPF: loads the number of the call, and for `openat` its flags. What it stops at
@@ -61,6 +63,8 @@ fn filter(calls: &[libc::c_long]) -> Vec<libc::sock_filter> {
 pub struct Traced {
     pub child: Child,
     calls: Vec<libc::c_long>,
+    /// Threads that wait, with how they have stopped.
+    waiting: Vec<(libc::pid_t, libc::c_int)>,
 }
 
 impl Traced {
@@ -82,7 +86,7 @@ impl Traced {
         };
         // SAFETY: What it does is allowed between fork and exec: it allocates nothing and takes no lock.
         let child = unsafe { command.pre_exec(follow) }.spawn()?;
-        Ok(Traced { child, calls: calls.to_vec() })
+        Ok(Traced { child, calls: calls.to_vec(), waiting: Vec::new() })
     }
 
     /// Runs the child until it ends, and asks what becomes of each of its calls.
@@ -108,10 +112,13 @@ impl Traced {
                 request(libc::PTRACE_SETOPTIONS, who, 0, options as usize)?;
                 begun = true;
             }
-            match self.stopped(who, status, &mut decide) {
-                // It was killed meanwhile.
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                other => other?,
+            let waiting = std::mem::take(&mut self.waiting);
+            for (who, status) in waiting.into_iter().chain([(who, status)]) {
+                match self.stopped(who, status, &mut decide) {
+                    // It was killed meanwhile.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    other => other?,
+                }
             }
         }
     }
@@ -128,6 +135,10 @@ impl Traced {
                 Fate::Goes => {}
                 Fate::Killed => return self.child.kill(),
                 Fate::Fails(error) => fail(who, error)?,
+                Fate::Waits => {
+                    self.waiting.push((who, status));
+                    return Ok(());
+                }
             }
         }
         // What it was stopped with is the tracer's, but for signals that are the child's own.

@@ -1,0 +1,133 @@
+//! A disk that stops answering, and goes on later: a server of NFS that is started again, say.
+
+use crate::meddled::*;
+use crate::rig::*;
+use crate::tracer::CHANGES;
+use kvik_core::Code;
+use kvik_store::Ack;
+use rustix::process::Signal;
+use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// So large that nothing has to go.
+const LOG: u64 = 16 << 20;
+/// Twice as many blocks as the memory holds.
+const PROMPTS: u32 = 60;
+/// Within that a disk gives everything again: a server of NFS first lets those come back who had something open.
+const AGAIN: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_secs(3);
+
+/// Who asks has an answer in time while the disk has stopped, and memory goes on; afterwards everything is there. How
+/// many prompts were missed meanwhile.
+fn through_a_stop(asking: &Asking, dir: &Path, stop: impl FnOnce(), go_on: impl FnOnce()) -> usize {
+    for number in 0..PROMPTS {
+        asking.durable(number).unwrap();
+    }
+    stop();
+    let began = Instant::now();
+    let late = asking.put(&prompt(100), Ack::Durable, SHORT).expect_err("the disk has stopped");
+    println!("{:?} after {:?}", late, began.elapsed());
+    assert!(began.elapsed() < 2 * SHORT, "it took {:?}", began.elapsed());
+    assert!(matches!(late.code, Code::DeadlineExceeded | Code::StorageFailed), "{late:?}");
+    assert!(late.text.contains(dir.to_str().unwrap()), "{late:?}");
+    let in_memory = || {
+        let stored = soon(|| asking.put(&prompt(101), Ack::Stored, PATIENCE)).unwrap();
+        assert_eq!((stored.stored + stored.known, asking.there(101)), (3, 3));
+    };
+    in_memory();
+    // What has to come from the disk is a miss, and keeps nobody.
+    let missed = (0..PROMPTS).filter(|number| asking.there(*number) < 3).count();
+    in_memory();
+    let removed = soon(|| asking.space.remove(&keys(&namespace("tiny"), &prompt(0))));
+    in_memory();
+    go_on();
+    let until = Instant::now() + AGAIN;
+    while let Err(error) = asking.put(&prompt(100), Ack::Durable, PATIENCE) {
+        assert!(Instant::now() < until, "{error:?}");
+    }
+    println!("durable again {:?} after that", AGAIN - until.saturating_duration_since(Instant::now()));
+    if removed.is_err() {
+        becomes(|| asking.space.remove(&keys(&namespace("tiny"), &prompt(0))).is_ok());
+    }
+    for number in 1..PROMPTS {
+        becomes(|| asking.there(number) == 3);
+    }
+    missed
+}
+
+fn check_again(dir: &Path) {
+    let asking = Asking::embedded(&options(dir, LOG)).unwrap();
+    for number in (1..PROMPTS).chain([100]) {
+        assert_eq!(asking.there(number), 3, "prompt {number} was durable");
+    }
+}
+
+#[test]
+fn a_disk_that_stops_answering_keeps_nobody() {
+    let (folder, disk) = (Folder::new("stopped"), Disk::default());
+    let mut calls = CHANGES.to_vec();
+    calls.push(libc::SYS_preadv);
+    let stopped: &[libc::c_long] = calls.clone().leak();
+    disk.is_well();
+    let missed = meddled(
+        (&folder.0, LOG),
+        &calls,
+        |call| disk.fate(call),
+        |server| {
+            let server = server.expect("a server");
+            let asking = Asking::server(&server.address).unwrap();
+            let go_on = || {
+                disk.stops(&[]);
+                // Its threads are asked again when any of them stops, for a signal that nobody minds.
+                rustix::process::kill_process(server.pid, Signal::URG).unwrap();
+            };
+            through_a_stop(&asking, &folder.0, || disk.stops(stopped), go_on)
+        },
+    );
+    assert!(missed >= 10, "{missed} prompts were not in memory");
+    check_again(&folder.0);
+}
+
+/// A shell that does something to the disk. It was there before any file on that disk was open: a process that starts
+/// another one has its files closed in that, which NFS answers when all of their bytes are on the server.
+struct Shell(Child);
+
+impl Shell {
+    fn start() -> Shell {
+        let each = "while read -r line; do eval \"$line\" && echo done || exit; done";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", each]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Shell(shell.spawn().unwrap())
+    }
+
+    /// Runs a command that the environment has by this name.
+    fn run(&mut self, name: &str) {
+        let command = std::env::var(name).expect("a command");
+        writeln!(self.0.stdin.as_mut().unwrap(), "{command}").unwrap();
+        let mut answer = [0; 5];
+        self.0.stdout.as_mut().unwrap().read_exact(&mut answer).expect("a command that succeeds");
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        drop(self.0.wait());
+    }
+}
+
+#[test]
+#[ignore = "takes a disk below TMPDIR that commands stop and start: see tests/rdma/nfs.py"]
+fn a_disk_that_a_command_stops_keeps_nobody() {
+    let shell = RefCell::new(Shell::start());
+    let folder = Folder::new("commanded");
+    let asking = Asking::embedded(&options(&folder.0, LOG)).unwrap();
+    let shell = &shell;
+    let has = |name| move || shell.borrow_mut().run(name);
+    through_a_stop(&asking, &folder.0, has("KVIK_DISK_STOPS"), has("KVIK_DISK_GOES_ON"));
+    drop(asking);
+    check_again(&folder.0);
+}
