@@ -14,7 +14,7 @@ from tests.rdma.programs import test_program as build_program
 from tests.rdma.shown import HIDDEN
 
 # Test programs of the crates that are run in the guest. The stage builds them before any test's time begins.
-PROGRAMS = ("conform", "ports", "verbs")
+PROGRAMS = ("conform", "log", "ports", "store", "verbs")
 LIMIT = 1500.0  # seconds that the guest may live, below the limit of the stage
 FULL = bool(os.environ.get("KVIK_TEST_FULL"))
 

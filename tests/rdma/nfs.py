@@ -1,9 +1,9 @@
 """A command beside an NFS server, over which it has a folder: `nfs.py MODULES MOUNT_OPTIONS MIB COMMAND...`.
 
-Makes a file system of so many MiB, has the kernel's own server export it, and mounts it by that server over the
-loopback network. The command finds it as TMPDIR, and in variables what stops the server, has it go on, and has it
-export for reading only. The exit status is the command's. Runs in the guest, with nothing but the standard
-library; no program of an NFS package is needed, since the server's tables are written here.
+Makes a file system of so many MiB, has the kernel's own server export it, and mounts it by that server over
+the loopback network. The command finds it as TMPDIR, and in variables what stops the server, has it go on, or
+has it export for reading only. The exit status is the command's. Runs in the guest, with nothing but the
+standard library; no program of an NFS package is needed, since the server's tables are written here.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ MODULES = ("nfsd", "nfsv4")
 SERVER, TABLES = Path("/proc/fs/nfsd"), Path("/proc/net/rpc")
 EXPORT, RECOVERY, MOUNT = Path("/run/nfs.export"), Path("/run/nfs.recovery"), Path("/run/nfs")
 FOR_EVER = 2**31 - 1  # when an entry of the server's tables ends
-# Of an export: from ports of any user, no check of the folders above, and a number in place of its disk's name.
+# Of an export: from any port, no check of the folders above, and a number in place of its disk's name.
 FLAGS = 0x2 | 0x400 | 0x2000
 READ_ONLY = 0x1
 NOBODY = 65534

@@ -148,7 +148,9 @@ def rdma(context: Context) -> None:
     _pytest(context, "dev", "tests/rdma", env, more=["-v", "-s"])
 
 
-_GUEST_PROGRAMS = ("--test", "conform", "--test", "ports", "--test", "verbs")
+_GUEST_PROGRAMS = tuple(
+    word for name in ("conform", "log", "ports", "store", "verbs") for word in ("--test", name)
+)
 
 
 def soak_faults(context: Context) -> None:

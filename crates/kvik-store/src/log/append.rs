@@ -238,8 +238,13 @@ impl Shared {
                         writing.namespaces.insert(*id, namespace);
                     }
                     (Ok(()), _) => {}
-                    // Nobody took room after it, so the next one may have it.
-                    (Err(_), _) if writing.flights.is_empty() && writing.next > offset => {
+                    // Nobody took room after it, so the next one may have it; unless what has failed may still come to
+                    // the disk, as NFS may have it after a time limit: it would lie over the next one then.
+                    (Err(error), _)
+                        if error.code == Code::StorageFull
+                            && writing.flights.is_empty()
+                            && writing.next > offset =>
+                    {
                         self.give_back(writing, record, offset);
                     }
                     (Err(_), _) => {}

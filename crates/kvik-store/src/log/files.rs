@@ -111,8 +111,15 @@ impl Directory {
     /// What the kernel says; `ResourceBusy` where another process has it.
     pub fn open(path: &Path) -> io::Result<Directory> {
         let folder = Folder::open(path, true)?;
-        let read_only = !folder.writable();
-        let lock = match folder.lock(LOCK, !read_only) {
+        let mut read_only = !folder.writable();
+        let mut locked = folder.lock(LOCK, !read_only);
+        // NFS remembers what it was told of a directory before its server made that read-only.
+        if locked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ReadOnlyFilesystem) && !read_only
+        {
+            read_only = true;
+            locked = folder.lock(LOCK, false);
+        }
+        let lock = match locked {
             Ok(Locked::Yes(lock)) => Some(lock),
             Ok(Locked::Other(pid)) => {
                 let who = if pid.is_empty() { "another process".into() } else { format!("process {pid}") };

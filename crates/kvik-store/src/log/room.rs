@@ -62,8 +62,10 @@ impl Shared {
                     state = self.room_work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 if state.closed {
-                    if let Some(spare) = state.spare.take() {
-                        let _ = self.files.remove(&file_name(spare.number));
+                    if let Some(Writing { number, file, .. }) = state.spare.take() {
+                        // Of a file that is open NFS keeps the room.
+                        drop(file);
+                        let _ = self.files.remove(&file_name(number));
                     }
                     return;
                 }

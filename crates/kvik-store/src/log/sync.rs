@@ -143,6 +143,9 @@ impl Shared {
         for writing in full {
             let (number, was) = (writing.number, writing.size);
             let size = if writing.listed.is_empty() {
+                // Of a file that is open NFS keeps the room.
+                self.handles.close(number);
+                drop(writing);
                 self.files.remove(&file_name(number)).map(|()| None)
             } else {
                 close(writing).map(Some)

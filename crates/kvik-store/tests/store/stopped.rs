@@ -20,6 +20,12 @@ const PROMPTS: u32 = 60;
 const AGAIN: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(3);
 
+/// Memory goes on, whatever the disk does.
+fn in_memory(asking: &Asking) {
+    let stored = soon(|| asking.put(&prompt(9999), Ack::Stored, PATIENCE)).unwrap();
+    assert_eq!((stored.stored + stored.known, asking.there(9999)), (3, 3));
+}
+
 /// Who asks has an answer in time while the disk has stopped, and memory goes on; afterwards everything is there. How
 /// many prompts were missed meanwhile.
 fn through_a_stop(asking: &Asking, dir: &Path, stop: impl FnOnce(), go_on: impl FnOnce()) -> usize {
@@ -33,16 +39,12 @@ fn through_a_stop(asking: &Asking, dir: &Path, stop: impl FnOnce(), go_on: impl 
     assert!(began.elapsed() < 2 * SHORT, "it took {:?}", began.elapsed());
     assert!(matches!(late.code, Code::DeadlineExceeded | Code::StorageFailed), "{late:?}");
     assert!(late.text.contains(dir.to_str().unwrap()), "{late:?}");
-    let in_memory = || {
-        let stored = soon(|| asking.put(&prompt(101), Ack::Stored, PATIENCE)).unwrap();
-        assert_eq!((stored.stored + stored.known, asking.there(101)), (3, 3));
-    };
-    in_memory();
+    in_memory(asking);
     // What has to come from the disk is a miss, and keeps nobody.
     let missed = (0..PROMPTS).filter(|number| asking.there(*number) < 3).count();
-    in_memory();
+    in_memory(asking);
     let removed = soon(|| asking.space.remove(&keys(&namespace("tiny"), &prompt(0))));
-    in_memory();
+    in_memory(asking);
     go_on();
     let until = Instant::now() + AGAIN;
     while let Err(error) = asking.put(&prompt(100), Ack::Durable, PATIENCE) {
@@ -130,4 +132,62 @@ fn a_disk_that_a_command_stops_keeps_nobody() {
     through_a_stop(&asking, &folder.0, has("KVIK_DISK_STOPS"), has("KVIK_DISK_GOES_ON"));
     drop(asking);
     check_again(&folder.0);
+}
+
+#[test]
+#[ignore = "takes a disk below TMPDIR of a few MiB: see tests/rdma/nfs.py"]
+fn a_disk_that_is_full_keeps_what_it_has() {
+    let folder = Folder::new("full");
+    let asking = Asking::embedded(&options(&folder.0, LOG)).unwrap();
+    let mut durable = Vec::new();
+    let full = (0..1000).find_map(|number| match asking.durable(number) {
+        Ok(_) => {
+            durable.push(number);
+            None
+        }
+        Err(error) => Some(error),
+    });
+    let full = full.expect("a disk that is full");
+    println!("after {} prompts: {full}", durable.len());
+    assert!(full.code == Code::StorageFull && full.text.contains(folder.0.to_str().unwrap()), "{full:?}");
+    in_memory(&asking);
+    drop(asking);
+    let asking = Asking::embedded(&options(&folder.0, LOG)).unwrap();
+    assert!(durable.len() > 10);
+    durable.iter().for_each(|number| assert_eq!(asking.there(*number), 3, "prompt {number} was durable"));
+}
+
+#[test]
+#[ignore = "takes a disk below TMPDIR that commands make read-only: see tests/rdma/nfs.py"]
+fn a_disk_that_becomes_read_only_is_read() {
+    let mut shell = Shell::start();
+    let folder = Folder::new("read-only");
+    let open = || Asking::embedded(&options(&folder.0, LOG));
+    let refused = |asking: &Asking, number| {
+        let error = asking.durable(number).expect_err("nothing can be written");
+        assert!(error.code == Code::StorageFailed, "{error:?}");
+        assert!(error.text.contains(folder.0.to_str().unwrap()), "{error:?}");
+        println!("{error}");
+        in_memory(asking);
+    };
+    let asking = open().unwrap();
+    (0..4).for_each(|number| assert_eq!(asking.durable(number).unwrap().stored, 3));
+    shell.run("KVIK_DISK_READ_ONLY");
+    refused(&asking, 10);
+    drop(asking);
+    // Until this machine asks again, it remembers that the directory could be written to.
+    let mut reading = None;
+    becomes(|| {
+        reading = open().ok();
+        reading.is_some()
+    });
+    let asking = reading.expect("a log that is read");
+    (0..4).for_each(|number| assert_eq!(asking.there(number), 3, "prompt {number} was durable"));
+    refused(&asking, 11);
+    drop(asking);
+    shell.run("KVIK_DISK_WRITABLE");
+    // The same again.
+    becomes(|| open().is_ok_and(|asking| asking.durable(12).is_ok()));
+    let asking = open().unwrap();
+    (0..4).chain([12]).for_each(|number| assert_eq!(asking.there(number), 3, "prompt {number} was durable"));
 }
