@@ -41,7 +41,7 @@ def test_a_server_with_its_log_on_nfs_that_is_killed(
     guest: Guest, kernel: Kernel, programs: dict[str, Path]
 ) -> None:
     """The same of a whole server."""
-    output = on_nfs(guest, kernel, programs["store"], "crash::", kills=3)
+    output = on_nfs(guest, kernel, programs["store"], "crash::")
     assert passed(output) == 1
     assert "blocks had to be there" in output
 
