@@ -3,8 +3,8 @@
 //!
 //! Invariant: no lock of the store is held while the tier is called.
 
-use crate::bring::Pulse;
 use crate::crew::{Crew, Work};
+use crate::pulse::Pulse;
 use crate::state::State;
 use crate::store::Store;
 use crate::tenants::Known;

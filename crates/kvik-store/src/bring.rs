@@ -14,46 +14,10 @@ use crate::tier::{Identity, Place, Tier};
 use crate::{BlockKey, entry};
 use kvik_core::{Code, Error, Result};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Bytes that are brought back before the first of them are lent, at least one block.
 const WINDOW: u64 = 16 << 20;
-/// A disk that was asked and has given nothing for so long has stopped: what is only there is a miss until it gives
-/// something again.
-const STOPPED: Duration = Duration::from_secs(2);
-
-/// Whether the disk gives anything.
-#[derive(Default)]
-pub(crate) struct Pulse(Mutex<Option<Asked>>);
-
-/// Reads that have begun and not ended.
-struct Asked {
-    count: usize,
-    /// When one of them ended, or the first began.
-    last: Instant,
-}
-
-impl Pulse {
-    fn begin(&self) {
-        match &mut *lock(&self.0) {
-            Some(asked) => asked.count += 1,
-            none => *none = Some(Asked { count: 1, last: Instant::now() }),
-        }
-    }
-
-    fn end(&self) {
-        let mut reads = lock(&self.0);
-        *reads = reads
-            .take()
-            .filter(|asked| asked.count > 1)
-            .map(|asked| Asked { count: asked.count - 1, last: Instant::now() });
-    }
-
-    /// How long it is until the disk has stopped if it gives nothing; none where it has.
-    fn left(&self) -> Duration {
-        lock(&self.0).as_ref().map_or(STOPPED, |asked| STOPPED.saturating_sub(asked.last.elapsed()))
-    }
-}
 
 /// What became of a block that was to be in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

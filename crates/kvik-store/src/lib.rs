@@ -31,6 +31,7 @@ mod link;
 mod log;
 mod metrics;
 pub mod policy;
+mod pulse;
 mod put;
 mod remote;
 pub mod replay;
