@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import numpy as np
 import pytest
 
 import kvik
@@ -217,6 +219,42 @@ def test_a_get_whose_task_is_cancelled_gives_back_what_is_lent(transport: kvik.T
             time.sleep(0.02)  # Nobody tells a client when the store has what it lent.
         assert rig.got(keys) == 16
         del rig.bytes
+
+
+@over_each
+def test_a_put_whose_task_is_cancelled_leaves_the_pages_alone(transport: kvik.TransportName) -> None:
+    async def give_up(engine: kvik.Engine, keys: bytes, pages: kvik.PageSet, turns: int) -> bool:
+        async def put() -> kvik.Stored:
+            return await store.put(keys, pages, deadline=LONG)
+
+        task = asyncio.ensure_future(put())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        # They are the caller's again: nobody may read them.
+        assert re.search(r"^kvik_grants_live 0$", engine.metrics(), re.MULTILINE)
+        return task.cancelled()
+
+    blocks, page = 64, 1 << 20
+    with Served("--memory", "256MiB") as served, kvik.Engine(transport=transport) as engine:
+        layout = kvik.Layout(blocks, page, layers=1)
+        store = kvik.Store.connect(engine, served.address, NAMESPACE, layout)
+        region = engine.allocate(blocks * page)
+        keys = store.keys(range(blocks * store.namespace.block_tokens))
+        memory = np.frombuffer(memoryview(region), dtype=np.uint8)
+        cancelled = 0
+        for turn in range(12):
+            memory[:] = turn
+            cancelled += asyncio.run(give_up(engine, keys, region.pages(layout, range(blocks)), 1 + turn))
+            # What the store took of them before is what was put.
+            memory[:] = 0xEE
+            there = store.get(keys, region.pages(layout, range(blocks)), deadline=LONG).wait()
+            assert (memory[: there * page] == turn).all(), "the store read pages that were the caller's again"
+            store.clear()
+        assert cancelled > 0
+        del memory
 
 
 @over_each

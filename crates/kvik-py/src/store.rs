@@ -20,7 +20,7 @@ use pyo3::types::{PyBytes, PyDict};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What `kvik.Namespace` gives.
 #[derive(FromPyObject)]
@@ -250,7 +250,8 @@ impl PyStoreSpace {
         let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
         let parent = parent.map(BlockKey);
         let putting = py.detach(|| space.put(parent, &keys, set, wanted, deadline)).or_raise(py)?;
-        Ok(PyPutting { putting: Owned::new(Mutex::new(putting)), _pages: pages.clone().unbind() })
+        let (putting, cancelled) = (Owned::new(Mutex::new(putting)), AtomicBool::new(false));
+        Ok(PyPutting { putting, cancelled, _pages: pages.clone().unbind() })
     }
 
     fn get(
@@ -312,6 +313,7 @@ impl Drop for PyStoreSpace {
 #[pyclass(name = "StorePutting", module = "kvik._native", frozen)]
 pub struct PyPutting {
     putting: Owned<Mutex<Putting>>,
+    cancelled: AtomicBool,
     _pages: Py<PyPageSet>,
 }
 
@@ -320,17 +322,33 @@ impl PyPutting {
     /// What was asked to be acknowledged; None: the store has taken it up, and nothing is stored yet.
     fn acknowledged(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<(u64, u64, u64)>> {
         let putting = self.putting.get(py)?;
-        let acknowledged = for_end(py, timeout, |step| {
-            putting.lock().unwrap_or_else(PoisonError::into_inner).acknowledged(step)
-        });
+        let acknowledged = for_end(py, timeout, |step| self.ended_if_asked(putting).acknowledged(step));
         Ok(acknowledged?.map(counted))
     }
 
     /// The end: blocks that were stored, were known, were refused.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(u64, u64, u64)> {
         let putting = self.putting.get(py)?;
-        let wait = |step| putting.lock().unwrap_or_else(PoisonError::into_inner).wait(step);
-        for_end(py, timeout, wait).map(counted)
+        for_end(py, timeout, |step| self.ended_if_asked(putting).wait(step)).map(counted)
+    }
+
+    /// Ask for the end. Where a thread waits for it just now, that one ends it, within a step.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let putting = self.putting.get(py)?;
+        self.cancelled.store(true, Ordering::Relaxed);
+        py.detach(|| putting.try_lock().map(|mut putting| putting.cancel()).unwrap_or_default());
+        Ok(())
+    }
+}
+
+impl PyPutting {
+    /// The put, ended where that was asked for.
+    fn ended_if_asked<'a>(&self, putting: &'a Mutex<Putting>) -> MutexGuard<'a, Putting> {
+        let mut putting = putting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.cancelled.load(Ordering::Relaxed) {
+            putting.cancel();
+        }
+        putting
     }
 }
 

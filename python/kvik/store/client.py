@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeVar
 
 from kvik import _native
 from kvik._native import Engine, Layout, PageSet
 from kvik.store.names import AckName, Choice, Namespace, PolicyName, Stored, StoreOptions
 from kvik.store.tenants import Tenant
+
+_T = TypeVar("_T")
 
 
 class Store:
@@ -183,7 +186,10 @@ class Store:
 
 
 class Put:
-    """A put that was begun. Use ``wait()``, or ``await`` it; dropped, it ends."""
+    """A put that was begun. Use ``wait()``, or ``await`` it; dropped, it ends.
+
+    Cancelling a task that awaits it cancels it.
+    """
 
     def __init__(self, native: _native.StorePutting) -> None:
         self._native = native
@@ -205,8 +211,12 @@ class Put:
         """
         return Stored(*self._native.wait(timeout))
 
+    def cancel(self) -> None:
+        """Ask for the end: nothing more is stored. After ``wait`` the pages are the caller's again."""
+        self._native.cancel()
+
     def __await__(self) -> Generator[object, None, Stored]:
-        return asyncio.to_thread(self.wait).__await__()
+        return _awaited(self.wait, self.cancel).__await__()
 
 
 class Get:
@@ -247,14 +257,15 @@ class Get:
         self._native.cancel()
 
     def __await__(self) -> Generator[object, None, int]:
-        return self._awaited().__await__()
+        return _awaited(self.wait, self.cancel).__await__()
 
-    async def _awaited(self) -> int:
-        waiting = asyncio.ensure_future(asyncio.to_thread(self.wait))
-        try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            self.cancel()
-            # Only an ended get leaves the caller's pages alone, so the task learns of its own end after it.
-            await asyncio.gather(waiting, return_exceptions=True)
-            raise
+
+async def _awaited(wait: Callable[[], _T], cancel: Callable[[], None]) -> _T:
+    waiting = asyncio.ensure_future(asyncio.to_thread(wait))
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        cancel()
+        # Only what has ended leaves the caller's pages alone, so the task learns of its own end after it.
+        await asyncio.gather(waiting, return_exceptions=True)
+        raise
