@@ -8,7 +8,7 @@
 //! each of its runs, slice by slice: so a page of `[heads][32 tokens][content]` is two parts that are just like two
 //! pages of `[heads][16 tokens][content]`. The ids of a view in k parts count parts: part p of page n is `n * k + p`.
 
-use crate::{Code, Error, Layout, Result};
+use crate::{Code, Error, Layout, PageSums, Result};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +32,7 @@ pub struct View {
     parts: u32,
     order: Order,
     pieces: Pieces,
+    sums: Option<Arc<PageSums>>,
 }
 
 /// The pieces of one page, or part of a page, in one layer: what is contiguous for sure.
@@ -185,7 +186,7 @@ impl View {
                 "the page set is longer than 2^63 bytes: it names its pages too often",
             ));
         }
-        Ok(View { layout, pages: ids, layers, slices, parts, order, pieces })
+        Ok(View { layout, pages: ids, layers, slices, parts, order, pieces, sums: None })
     }
 
     /// The layout that places the elements.
@@ -209,9 +210,21 @@ impl View {
         self.order
     }
     /// The same elements in another order.
-    pub fn with_order(mut self, order: Order) -> View {
-        self.order = order;
-        self
+    pub fn with_order(self, order: Order) -> View {
+        View { order, sums: None, ..self }
+    }
+    /// The same elements, with a table for checksums of their pages, of `layers` layers each: who places bytes here fills
+    /// it with what it has in its cache.
+    ///
+    /// # Errors
+    /// As for [`PageSums::new`].
+    pub fn summing(self, layers: u32) -> Result<View> {
+        let sums = Some(Arc::new(PageSums::new(&self, layers)?));
+        Ok(View { sums, ..self })
+    }
+    /// Where checksums of its pages are wanted: the table.
+    pub fn sums(&self) -> Option<&Arc<PageSums>> {
+        self.sums.as_ref()
     }
     /// How many parts of a page are told apart: 1 where ids are those of pages.
     pub fn parts(&self) -> u32 {

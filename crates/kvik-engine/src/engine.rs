@@ -18,7 +18,9 @@ use crate::sync::lock;
 use crate::tag::Tag;
 use crate::transfer::Transfer;
 use crate::transfers::request::{TransferEntry, TransferRequest};
-use kvik_core::{Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Result, Right, Ticket};
+use kvik_core::{
+    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Result, Right, Ticket, View,
+};
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::spawn_named;
@@ -384,6 +386,7 @@ impl Engine {
             deadline: boottime() + time,
             want: options.transport.unwrap_or(config.transport),
             verify: options.verify.unwrap_or(config.verify),
+            sums: options.sums,
             extents: 0,
             pages: 0,
         })
@@ -402,8 +405,9 @@ impl Engine {
                 "the ticket is this engine's own, which is served by a plain copy: leave the transport out",
             ));
         }
-        let size =
-            1024 + 8 * request.pages + request.memory.as_ref().map_or(0, |(_, _, view)| view.bytes() >> 18);
+        let of_view =
+            |view: &View| (view.bytes() >> 18) + view.sums().map_or(0, |sums| 16 * sums.len() as u64);
+        let size = 1024 + 8 * request.pages + request.memory.as_ref().map_or(0, |(_, _, view)| of_view(view));
         let lease = base.budget.take(size, "a transfer")?;
         let end = Arc::<End<Report>>::default();
         let entry = TransferEntry {

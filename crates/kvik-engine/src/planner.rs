@@ -45,7 +45,7 @@ pub(crate) fn claim(positions: Option<&[u32]>, options: &TransferOptions) -> Res
 /// of it.
 ///
 /// Where both lists name pages one to one, they are sorted by position: neighbours in the grant that are neighbours
-/// here too become one extent.
+/// here too become one extent. Where checksums of pages are wanted they stay in their order, and go page by page.
 pub(crate) fn plan(view: &View, positions: Option<Arc<[u32]>>, options: &TransferOptions) -> Result<Plan> {
     for (what, list) in [("local pages", Some(view.pages())), ("positions", positions.as_ref())] {
         match list.map(|list| list.len() as u64) {
@@ -60,15 +60,20 @@ pub(crate) fn plan(view: &View, positions: Option<Arc<[u32]>>, options: &Transfe
         }
     }
     check_remote(options)?;
-    let order = order(view, positions.as_deref(), options.remote_parts);
+    let order = order(view, positions.as_deref(), options);
     let (mine, theirs) = match positions {
-        Some(theirs) if theirs.len() == view.pages().len() && !theirs.is_sorted() => {
+        Some(theirs)
+            if theirs.len() == view.pages().len() && !theirs.is_sorted() && options.sums.is_none() =>
+        {
             sorted(view.pages(), &theirs)
         }
         other => (view.pages().clone(), other),
     };
     let (layout, parts) = (view.layout().clone(), view.parts());
-    let view = View::of_parts(layout, parts, mine, view.layers(), view.slices(), order)?;
+    let mut view = View::of_parts(layout, parts, mine, view.layers(), view.slices(), order)?;
+    if let Some(layers) = options.sums.filter(|_| order == Order::PageFirst) {
+        view = view.summing(layers)?;
+    }
     let extents = view.runs(0..view.bytes()).count() as u64;
     let select = Select {
         positions: theirs.as_ref().map(PageList::of),
@@ -79,12 +84,13 @@ pub(crate) fn plan(view: &View, positions: Option<Arc<[u32]>>, options: &Transfe
     Ok(Plan { view, select, extents })
 }
 
-/// Page by page where that makes longer runs here and no page can be of another size there: as many of them make as
-/// many bytes. Where no positions are named the grant is taken to have as many, and the owner refuses if it has not. All else goes layer by layer, which fits pages of any size.
-fn order(view: &View, positions: Option<&[u32]>, remote_parts: Option<u32>) -> Order {
+/// Page by page where that makes longer runs here, or checksums of pages are wanted, and no page can be of another size
+/// there: as many of them make as many bytes. Where no positions are named the grant is taken to have as many, and the
+/// owner refuses if it has not. All else goes layer by layer, which fits pages of any size.
+fn order(view: &View, positions: Option<&[u32]>, options: &TransferOptions) -> Order {
     let as_many = positions.is_none_or(|theirs| theirs.len() == view.pages().len());
-    let whole = view.parts() == 1 && remote_parts.is_none_or(|parts| parts == 1);
-    match view.layout().page_major() && as_many && whole {
+    let whole = view.parts() == 1 && options.remote_parts.is_none_or(|parts| parts == 1);
+    match (view.layout().page_major() || options.sums.is_some()) && as_many && whole {
         true => Order::PageFirst,
         false => Order::LayerFirst,
     }
@@ -112,7 +118,13 @@ fn check_remote(options: &TransferOptions) -> Result<()> {
 }
 
 /// About how many bytes a chunk has: smaller where a transfer is small, so that every channel has a part of it.
-pub(crate) fn chunk_bytes(bytes: u64, network: bool, channels: u16) -> u64 {
+pub(crate) fn chunk_bytes(view: &View, network: bool, channels: u16) -> u64 {
+    let chunk = sensible_chunk(view.bytes(), network, channels);
+    // What one checksum covers is not in two chunks, where that can be had.
+    view.sums().map_or(chunk, |sums| sums.align(chunk))
+}
+
+fn sensible_chunk(bytes: u64, network: bool, channels: u16) -> u64 {
     let most = if network { CHUNK } else { COPY_CHUNK };
     bytes.div_ceil(u64::from(channels.max(1))).clamp(64 << 10, most)
 }
@@ -201,7 +213,7 @@ mod tests {
 
         #[test]
         fn chunks_are_of_a_sensible_size(bytes in any::<u64>(), network in any::<bool>(), channels in any::<u16>()) {
-            let chunk = chunk_bytes(bytes, network, channels);
+            let chunk = sensible_chunk(bytes, network, channels);
             prop_assert!((64 << 10..=1 << 20).contains(&chunk));
             // Every channel has a part, unless the parts would be too small or too large.
             let share = bytes.div_ceil(channels.max(1).into());

@@ -3,6 +3,7 @@
 use crate::config::MAX_DEADLINE;
 use crate::grant::describe;
 use crate::inner::Inner;
+use crate::report::Report;
 use crate::sync::lock;
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
 use kvik_transport::{RegionMemory, WeakRegionMemory, page_sums};
@@ -268,7 +269,15 @@ impl PageSet {
     /// # Errors
     /// `InvalidArgument` for 0 layers, `RegionClosed`.
     pub fn sums(&self, layers: u32) -> Result<Vec<u64>> {
-        page_sums(&self.region.memory()?, &self.view, layers)
+        page_sums(&self.region.memory()?, &self.view, layers, None)
+    }
+
+    /// The same after a read into these pages: what it summed as it placed it is not summed again.
+    ///
+    /// # Errors
+    /// As for [`PageSet::sums`].
+    pub fn sums_after(&self, read: &Report, layers: u32) -> Result<Vec<u64>> {
+        page_sums(&self.region.memory()?, &self.view, layers, read.sums.as_deref())
     }
 
     /// Its layers, and of each page of a layer the slices and the bytes of one.

@@ -2,9 +2,10 @@
 
 use crate::config::{Preference, Verify};
 use crate::select::Rejected;
-use kvik_core::{Class, Content};
+use kvik_core::{Class, Content, PageSums};
 use kvik_transport::{Estimate, TransportId};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What can be chosen for one transfer; what is not chosen is the engine's, or the grant's.
@@ -36,6 +37,9 @@ pub struct TransferOptions {
     /// many as the owner said where that is more, have confirmed. From 1 to 4096; the largest that any of them
     /// declares is what counts. Default: 1.
     pub readers: Option<u16>,
+    /// Of a read: checksums of this side's pages are wanted, of so many layers of a page each. Threads that place bytes
+    /// sum them while they have them in their cache; see [`Report::sums`].
+    pub sums: Option<u32>,
     /// A request id for this side's log lines; it is never sent.
     pub tag: String,
 }
@@ -69,6 +73,9 @@ pub struct Report {
     pub total: Duration,
     /// How long it was expected to take on that transport, by what was measured with this peer before.
     pub estimate: Option<Estimate>,
+    /// The checksums that [`TransferOptions::sums`] asks for, as far as the transport has made them; see
+    /// [`PageSet::sums_after`](crate::PageSet::sums_after).
+    pub sums: Option<Arc<PageSums>>,
     /// The other transports of the engine, each with the reason why it was not taken.
     pub rejected_transports: Vec<Rejected>,
 }

@@ -172,11 +172,15 @@ impl Memory {
         self.span.copy_out(offset, into)
     }
 
-    /// The checksum (XXH3, 64 bits) of a range, in one pass; `None` where it takes [`Self::for_each_chunk`]: short
-    /// ranges, and processors without wide vectors. Meanwhile `len` bytes at `next`, which are moved next, come into
-    /// the cache: a hint, which is right at any offset.
-    pub fn sum(&self, offset: usize, len: usize, next: Option<usize>) -> Result<Option<u64>, HostError> {
-        self.span.sum(offset, len, next)
+    /// The checksum (XXH3, 64 bits) of ranges (offset and bytes) that follow one another, in one pass; `None` where it
+    /// takes [`Self::for_each_chunk`]: few bytes, ranges of odd sizes, and processors without wide vectors. Meanwhile
+    /// as many bytes at `next`, which are moved next, come into the cache: a hint, which is right at any offset.
+    pub fn sum(
+        &self,
+        ranges: impl Iterator<Item = (usize, usize)>,
+        next: Option<usize>,
+    ) -> Result<Option<u64>, HostError> {
+        self.span.sum(ranges, next)
     }
 
     /// Copies a range out through `scratch` in pieces of at most 16 KiB and hands each to `f`, for checksums.

@@ -65,22 +65,6 @@ impl PeerMemory {
     ) -> Result<(), HostError> {
         Memory::copy_between(dst, dst_off, self, offset, len)
     }
-
-    /// As [`Memory::sum`].
-    pub fn sum(&self, offset: usize, len: usize, next: Option<usize>) -> Result<Option<u64>, HostError> {
-        self.memory.sum(offset, len, next)
-    }
-
-    /// As [`Memory::for_each_chunk`].
-    pub fn for_each_chunk(
-        &self,
-        offset: usize,
-        len: usize,
-        scratch: &mut [u8],
-        f: impl FnMut(&[u8]),
-    ) -> Result<(), HostError> {
-        self.memory.for_each_chunk(offset, len, scratch, f)
-    }
 }
 
 impl Deref for PeerMemory {

@@ -106,21 +106,29 @@ impl Span {
         Ok(())
     }
 
-    /// The XXH3 sum of a range, in one pass; `None` where that needs a copy first (see [`crate::sum`]). Meanwhile as
-    /// many bytes at `next` are brought into the cache; without it those of the range itself, ahead of the reading.
+    /// The XXH3 sum of ranges that follow one another, in one pass; `None` where that needs a copy first (see
+    /// [`crate::sum`]). Meanwhile as many bytes at `next` are brought into the cache; without it those of the ranges
+    /// themselves, ahead of the reading.
     pub(crate) fn sum(
         &self,
-        offset: usize,
-        len: usize,
+        ranges: impl Iterator<Item = (usize, usize)>,
         next: Option<usize>,
     ) -> Result<Option<u64>, HostError> {
-        let at = self.at(offset, len)?;
-        let next = match next {
-            Some(next) => self.base.as_ptr().wrapping_add(next),
-            None => at.wrapping_add(AHEAD),
-        };
-        // SAFETY: `at` is mapped for `len` bytes while `self`'s owner lives; no slice is made of them.
-        Ok(unsafe { crate::sum::xxh3(at, len, next) })
+        let Some(mut sum) = crate::sum::Xxh3::new() else { return Ok(None) };
+        let (mut ranges, mut taken) = (ranges.peekable(), 0);
+        while let Some((offset, len)) = ranges.next() {
+            let at = self.at(offset, len)?;
+            let next = match next {
+                Some(next) => self.base.as_ptr().wrapping_add(next + taken),
+                None => at.wrapping_add(AHEAD),
+            };
+            // SAFETY: `at` is mapped for `len` bytes while `self`'s owner lives; no slice is made of them.
+            if !unsafe { sum.add(at, len, ranges.peek().is_none(), next) } {
+                return Ok(None);
+            }
+            taken += len;
+        }
+        Ok(sum.finish())
     }
 }
 

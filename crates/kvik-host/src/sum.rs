@@ -5,7 +5,7 @@
 //! bytes meanwhile, and then the sum is that of some mix, which the comparison above finds. What is read is each
 //! byte once (the last 64 twice), and the sum is bit for bit that of the XXH3 specification, version 0.8.
 //!
-//! Only what pays: inputs longer than 240 bytes, on processors with AVX2, which is found out at run time. Vectors of
+//! Runs that follow one another have one sum together. Only what pays: more than 240 bytes, on processors with AVX2, which is found out at run time. Vectors of
 //! 512 bits were measured too: what bounds this is memory, and the processor's clock falls for all that runs beside.
 //!
 //! While it computes, memory has nothing to do; so one prefetch a stripe brings in the bytes that are moved next.
@@ -48,21 +48,47 @@ static SECRET: [u8; 192] = [
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 ];
 
-/// The sum of `len` bytes at `at`; `None` where this module has nothing to offer. Meanwhile `len` bytes at `next` are
-/// brought into the cache: a hint, for which any address will do.
-///
-/// # Safety
-/// `at` is mapped and readable for `len` bytes during the call.
-pub(crate) unsafe fn xxh3(at: *const u8, len: usize, next: *const u8) -> Option<u64> {
-    if len <= SHORT {
-        return None;
+/// The sum of runs of memory that follow one another, in the making.
+pub(crate) struct Xxh3 {
+    acc: [u64; 8],
+    stripes: usize,
+    len: usize,
+}
+
+impl Xxh3 {
+    /// One of nothing; `None` where this module has nothing to offer.
+    pub(crate) fn new() -> Option<Xxh3> {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            return Some(Xxh3 { acc: START, stripes: 0, len: 0 });
+        }
+        None
     }
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, and the rest is the caller's promise.
-        return Some(finish(unsafe { vectors::accumulate(at, len, next) }, len));
+
+    /// Takes a run: whole stripes, and of the last run at least one; false where it is not so. Meanwhile `len` bytes at
+    /// `next` are brought into the cache: a hint, for which any address will do.
+    ///
+    /// # Safety
+    /// `at` is mapped and readable for `len` bytes during the call.
+    pub(crate) unsafe fn add(&mut self, at: *const u8, len: usize, last: bool, next: *const u8) -> bool {
+        if !(last || len.is_multiple_of(STRIPE)) || len < STRIPE {
+            return false;
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has AVX2, or there would be no `self`; the rest is the caller's promise.
+        unsafe {
+            self.stripes += vectors::accumulate(&mut self.acc, self.stripes, (at, len, last), next);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (at, next, self.stripes);
+        self.len += len;
+        true
     }
-    None
+
+    /// The sum; `None` where there are too few bytes for what this module computes. The last run was added.
+    pub(crate) fn finish(self) -> Option<u64> {
+        (self.len > SHORT).then(|| finish(self.acc, self.len))
+    }
 }
 
 fn secret(at: usize) -> u64 {
@@ -89,30 +115,40 @@ mod vectors {
     use super::*;
     use std::arch::x86_64::*;
 
+    /// Takes the stripes of a run: how many were whole ones. Of the last run the last stripe ends where the run ends, and
+    /// may go back into the one before.
+    ///
     /// # Safety
-    /// The processor has AVX2; `at` is readable for `len` bytes, more than [`SHORT`].
+    /// The processor has AVX2; `at` is readable for `len` bytes, at least a stripe, and whole ones but for the last run.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn accumulate(at: *const u8, len: usize, next: *const u8) -> [u64; 8] {
-        let mut out = [0u64; 8];
-        // SAFETY: stripes lie within `len` bytes of `at`: the last whole one ends at or before len - 1, the very last
-        // at len, and len > 64. Of the secret the offsets 0..=120, 121 and 128 are read, 64 bytes each, of 192. A
-        // prefetch of an address that is not mapped is ignored.
+    pub(super) unsafe fn accumulate(
+        acc: &mut [u64; 8],
+        before: usize,
+        (at, len, last): (*const u8, usize, bool),
+        next: *const u8,
+    ) -> usize {
+        let stripes = (len - usize::from(last)) / STRIPE;
+        let out = acc.as_mut_ptr();
+        // SAFETY: stripes lie within `len` bytes of `at`: the last whole one ends at len or before, the very last at len,
+        // and len >= 64. Of the secret the offsets 0..=120, 121 and 128 are read, 64 bytes each, of 192. `out` has 64
+        // bytes. A prefetch of an address that is not mapped is ignored.
         unsafe {
-            let start = START.as_ptr();
-            let mut acc = (_mm256_loadu_si256(start.cast()), _mm256_loadu_si256(start.add(4).cast()));
-            for number in 0..(len - 1) / STRIPE {
+            let mut acc = (_mm256_loadu_si256(out.cast()), _mm256_loadu_si256(out.add(4).cast()));
+            for number in 0..stripes {
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(number * STRIPE).cast());
-                let within = number % BLOCK;
+                let within = (before + number) % BLOCK;
                 acc = stripe(acc, at.add(number * STRIPE), SECRET.as_ptr().add(within * 8));
                 if within == BLOCK - 1 {
                     acc = scramble(acc, SECRET.as_ptr().add(128));
                 }
             }
-            acc = stripe(acc, at.add(len - STRIPE), SECRET.as_ptr().add(121));
-            _mm256_storeu_si256(out.as_mut_ptr().cast(), acc.0);
-            _mm256_storeu_si256(out.as_mut_ptr().add(4).cast(), acc.1);
+            if last {
+                acc = stripe(acc, at.add(len - STRIPE), SECRET.as_ptr().add(121));
+            }
+            _mm256_storeu_si256(out.cast(), acc.0);
+            _mm256_storeu_si256(out.add(4).cast(), acc.1);
         }
-        out
+        stripes
     }
 
     type Pair = (__m256i, __m256i);
@@ -163,11 +199,29 @@ mod tests {
     use super::*;
     use twox_hash::XxHash3_64;
 
+    /// The sum of runs that follow one another.
+    fn sum(runs: &[&[u8]], next: *const u8) -> Option<u64> {
+        let mut sum = Xxh3::new()?;
+        for (number, run) in runs.iter().enumerate() {
+            // SAFETY: the slice lives.
+            if !unsafe { sum.add(run.as_ptr(), run.len(), number + 1 == runs.len(), next) } {
+                return None;
+            }
+        }
+        sum.finish()
+    }
+
+    fn bytes(len: u32) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + i / 253) as u8).collect()
+    }
+
+    fn wide() -> bool {
+        std::arch::is_x86_feature_detected!("avx2")
+    }
+
     #[test]
     fn every_length_gives_the_sum_of_the_specification() {
-        let bytes: Vec<u8> =
-            (0..if cfg!(miri) { 3000u32 } else { 200_000 }).map(|i| (i * 31 + i / 253) as u8).collect();
-        let wide = std::arch::is_x86_feature_detected!("avx2");
+        let bytes = bytes(if cfg!(miri) { 3000 } else { 200_000 });
         // Around the ends of stripes and blocks, and what pages are. Interpreted, one of each kind.
         let few = [241, 256, 257, 1024, 1087, 1088, 1089, 2113].into_iter();
         let many =
@@ -179,14 +233,48 @@ mod tests {
                 let expected = XxHash3_64::oneshot(part);
                 // What comes next may be anywhere, also nowhere.
                 for next in [part.as_ptr(), std::ptr::null(), part.as_ptr().wrapping_add(1 << 40)] {
-                    // SAFETY: the slice lives.
-                    let sum = unsafe { xxh3(part.as_ptr(), len, next) };
-                    assert_eq!(sum, wide.then_some(expected), "{len} bytes from {start}");
+                    assert_eq!(sum(&[part], next), wide().then_some(expected), "{len} bytes from {start}");
                 }
             }
         }
-        // SAFETY: the slice lives.
-        let short = unsafe { xxh3(bytes.as_ptr(), SHORT, std::ptr::null()) };
-        assert_eq!(short, None, "short inputs take another algorithm");
+        assert_eq!(sum(&[&bytes[..SHORT]], std::ptr::null()), None, "short inputs take another algorithm");
+    }
+
+    #[test]
+    fn runs_of_whole_stripes_give_the_sum_of_all_their_bytes() {
+        let bytes = bytes(5000);
+        let cuts: [&[usize]; 8] = [
+            &[64, 192],
+            &[512, 512],
+            &[1024, 1024],
+            &[1024, 64],
+            &[960, 64, 64],
+            &[64, 960, 77],
+            &[128, 2048, 1000],
+            &[1024, 1024, 1024, 1024],
+        ];
+        for cut in cuts {
+            let mut rest = &bytes[3..];
+            let mut runs = Vec::new();
+            for len in cut {
+                let (run, behind) = rest.split_at(*len);
+                // Apart in memory, so that nothing is read beyond a run.
+                runs.push(run.to_vec());
+                rest = behind;
+            }
+            let runs: Vec<&[u8]> = runs.iter().map(Vec::as_slice).collect();
+            let expected = XxHash3_64::oneshot(&runs.concat());
+            assert_eq!(sum(&runs, std::ptr::null()), wide().then_some(expected), "{cut:?}");
+        }
+        assert_eq!(
+            sum(&[&bytes[..100], &bytes[..500]], std::ptr::null()),
+            None,
+            "half a stripe is in two runs"
+        );
+        assert_eq!(
+            sum(&[&bytes[..512], &bytes[..63]], std::ptr::null()),
+            None,
+            "the last stripe is in two runs"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! How the stream of a transfer is cut into what is moved, and what is summed, at once.
 
 use crate::channel::{MAX_CHUNK, MAX_SUMS};
-use kvik_core::{Code, Error, Result, Shape};
+use kvik_core::{Code, Error, Result, View};
 use std::ops::Range;
 
 /// Largest unit under one checksum: it is summed while it is in the second-level cache, with what moves next beside it.
@@ -23,10 +23,14 @@ pub struct Chunking {
 }
 
 impl Chunking {
-    /// Units of whole pages where pages are of a sensible size, chunks of about `target` bytes.
-    pub fn new(shape: &Shape, bytes: u64, target: u64, sums: bool) -> Chunking {
-        let row = shape.row_bytes;
-        let unit = if row < MIN_UNIT {
+    /// Units of whole pages where pages are of a sensible size, or of what checksums of pages cover where those are wanted;
+    /// chunks of about `target` bytes.
+    pub fn new(view: &View, target: u64, sums: bool) -> Chunking {
+        let (row, bytes) = (view.row_bytes(), view.bytes());
+        let covered = view.sums().and_then(|sums| sums.unit());
+        let unit = if let Some(unit) = covered.filter(|unit| (MIN_UNIT..=MAX_UNIT).contains(unit)) {
+            unit
+        } else if row < MIN_UNIT {
             row * MIN_UNIT.div_ceil(row)
         } else if row <= MAX_UNIT {
             row
@@ -79,16 +83,18 @@ impl Chunking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvik_core::Order;
+    use kvik_core::{Layers, Layout, Order};
+    use std::sync::Arc;
 
     #[test]
     fn chunkings_cover_the_stream_in_units_of_pages() {
         for row in [1u64, 100, 4096, 16 << 10, 65_536, 1 << 20, 3 << 20, (5 << 20) + 1] {
-            let shape =
-                Shape { layers: 3, pages: 7, row_bytes: row, run_bytes: row, order: Order::LayerFirst };
-            let huge = Chunking::new(&shape, row * 21, u64::MAX, true);
+            let layout = Arc::new(Layout::contiguous(7, row).unwrap());
+            let pages: Vec<u32> = (0..7).cycle().take(21).collect();
+            let view = View::new(layout, pages.into(), 0..1, 0..1, Order::PageFirst).unwrap();
+            let huge = Chunking::new(&view, u64::MAX, true);
             Chunking::from_peer(huge.bytes, huge.unit as u32, huge.chunk as u32, true).unwrap();
-            let chunking = Chunking::new(&shape, row * 21, 512 << 10, true);
+            let chunking = Chunking::new(&view, 512 << 10, true);
             assert!(
                 chunking.chunk <= u64::from(MAX_CHUNK) && chunking.chunk.is_multiple_of(chunking.unit),
                 "{row}: {chunking:?}"
@@ -103,6 +109,22 @@ mod tests {
             }
             assert_eq!(at, chunking.bytes);
         }
+    }
+
+    #[test]
+    fn where_checksums_of_pages_are_wanted_units_are_what_they_cover() {
+        let view = |row, layers, each| {
+            let strided = Layers::Strided { count: layers, stride: row * 4 };
+            let layout = Arc::new(Layout::new(0, 4, row, row, 1, row, strided).unwrap());
+            let view = View::new(layout, [3, 1].into(), 0..layers, 0..1, Order::PageFirst).unwrap();
+            Chunking::new(&view.summing(each).unwrap(), 256 << 10, true)
+        };
+        let chunking = view(16 << 10, 36, 4);
+        assert_eq!((chunking.unit, chunking.chunk), (64 << 10, 256 << 10));
+        // Those of the last layers cover fewer, and those of very small or very large pages are no sensible units.
+        assert_eq!(view(16 << 10, 35, 4).unit, 16 << 10);
+        assert_eq!(view(1 << 10, 2, 1).unit, 4 << 10);
+        assert_eq!(view(1 << 20, 2, 1).unit, 128 << 10);
     }
 
     #[test]

@@ -10,17 +10,13 @@ use crate::figures::Cause;
 use crate::index::Id;
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
-use crate::sums::block_sums;
+use crate::sums::{summed_layers, sums_after};
+use crate::windows::Windows;
 use kvik_core::{Class, Result, Ticket};
 use kvik_engine::{PageSet, Transfer, TransferOptions};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Bytes that are on their way before the first of them are summed, at least one block.
-const WINDOW: u64 = 4 << 20;
-/// Windows on their way at once: one moves while another is summed.
-const AHEAD: usize = 4;
 
 /// What became of the blocks of a put.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -123,14 +119,18 @@ impl Reservation {
         published: impl Fn(Vec<(Id, BlockKey)>),
     ) -> Result<Stored> {
         let until = Instant::now() + deadline;
+        let mut windows = Windows::new(self.store.state().shape(self.namespace).bytes());
         let mut ahead = VecDeque::new();
         let mut stored = 0;
         loop {
-            while ahead.len() < AHEAD && !self.new.is_empty() {
-                ahead.push_back(self.begin(ticket, until)?);
+            while windows.has_room() && !self.new.is_empty() {
+                let count = windows.blocks().min(self.new.len());
+                windows.begun(count);
+                ahead.push_back((count, self.begin(count, ticket, until)?));
             }
-            let Some(window) = ahead.pop_front() else { break };
+            let Some((count, window)) = ahead.pop_front() else { break };
             let blocks = window.finish()?;
+            windows.ended(count);
             stored += blocks.len() as u64;
             published(blocks);
         }
@@ -147,12 +147,10 @@ impl Reservation {
         Ok(Stored { stored, refused, ..self.found })
     }
 
-    /// Begins to read the next window.
-    fn begin(&mut self, ticket: &Ticket, until: Instant) -> Result<Window> {
-        let bytes = self.store.state().shape(self.namespace).bytes();
-        let count = (WINDOW / bytes).max(1) as usize;
+    /// Begins to read the next window, of `count` blocks.
+    fn begin(&mut self, count: usize, ticket: &Ticket, until: Instant) -> Result<Window> {
         let mut slabs: Vec<(u16, Vec<u32>, Vec<Filling>)> = Vec::new();
-        for (at, filling) in self.new.drain(..count.min(self.new.len())) {
+        for (at, filling) in self.new.drain(..count) {
             match slabs.iter_mut().find(|(slab, ..)| *slab == filling.slot.slab) {
                 Some((_, places, fillings)) => {
                     places.push(at);
@@ -194,6 +192,7 @@ impl Reservation {
             class: Class::Bulk,
             deadline: Some(left),
             confirm: Some(false),
+            sums: Some(summed_layers(&pages)?),
             ..TransferOptions::default()
         };
         let transfer = self.store.engine().read(&pages, ticket, Some(places.into()), options)?;
@@ -207,7 +206,7 @@ impl Window {
         let mut stored = Vec::new();
         while !self.groups.is_empty() {
             let mut group = self.groups.remove(0);
-            let sums = group.transfer.wait(None).and_then(|_| block_sums(&group.pages));
+            let sums = group.transfer.wait(None).and_then(|read| sums_after(&read, &group.pages));
             let sums = match sums {
                 Ok(sums) => sums,
                 Err(error) => {

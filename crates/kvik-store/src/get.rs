@@ -10,7 +10,8 @@ use crate::client::unexpected;
 #[cfg(doc)]
 use crate::link::Answer;
 use crate::link::{Answers, give_back};
-use crate::sums::block_sums;
+use crate::sums::{summed_layers, sums_after};
+use crate::windows::Windows;
 use crate::wire::{Lending, Response};
 use kvik_core::{Class, Code, Error, Result, Ticket};
 use kvik_engine::{Engine, PageSet, Transfer, TransferOptions, Verify};
@@ -18,10 +19,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes that a get asks for at once, at least one block; the first time it is one block, so that its use begins early.
-const WINDOW: u64 = 4 << 20;
-/// Windows on their way at once.
-const AHEAD: usize = 4;
+/// Windows that are begun before one is waited for: with one more each time there are soon enough, and the first block is
+/// not kept waiting for the beginning of all of them.
+const BEGUN: usize = 2;
 
 /// A get that was begun: blocks come in their order.
 pub struct Getting {
@@ -29,7 +29,7 @@ pub struct Getting {
     /// None when the get was given up.
     answers: Option<Answers>,
     pages: PageSet,
-    block_bytes: u64,
+    windows: Windows,
     part: Option<Part>,
     more: bool,
     moving: VecDeque<Moving>,
@@ -106,8 +106,8 @@ impl Getting {
         block_bytes: u64,
         gauge: Option<Gauge>,
     ) -> Getting {
-        let (answers, moving, part) = (Some(answers), VecDeque::new(), None);
-        Getting { engine, answers, pages, block_bytes, part, more: true, moving, verified: 0, gauge }
+        let (answers, windows, moving) = (Some(answers), Windows::new(block_bytes), VecDeque::new());
+        Getting { engine, answers, pages, windows, part: None, more: true, moving, verified: 0, gauge }
     }
 
     /// Waits for more blocks, with `None` as long as the deadline takes: how many are there now and verified, from the
@@ -125,13 +125,16 @@ impl Getting {
         if let Ok(None) = there
             && let Some(gauge) = self.gauge.take()
         {
-            gauge.ended(self.verified as u64 * self.block_bytes);
+            gauge.ended(self.verified as u64 * self.windows.block_bytes());
         }
         there
     }
 
     fn wait_for_more(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
-        while self.moving.len() < AHEAD {
+        for _ in 0..BEGUN {
+            if !self.windows.has_room() {
+                break;
+            }
             // What is on its way already is not kept waiting for what the store says of the rest.
             let patience = if self.moving.is_empty() { timeout } else { Some(Duration::ZERO) };
             match self.begin(patience) {
@@ -146,6 +149,7 @@ impl Getting {
             return Err(self.answers.as_ref().map_or(error.clone(), |answers| answers.not_moved(error)));
         }
         self.verified += moving.count;
+        self.windows.ended(moving.count);
         self.moving.pop_front();
         Ok(Some(self.verified))
     }
@@ -193,9 +197,10 @@ impl Getting {
             self.part = Some(Part::new(&self.engine, lending, first, self.pages.len())?);
         }
         let Some(part) = &mut self.part else { return Ok(false) };
-        let window = if self.verified == 0 && self.moving.is_empty() { 1 } else { WINDOW / self.block_bytes };
-        let moving = part.begin(&self.engine, &self.pages, window.max(1) as usize, answers.left());
-        self.moving.push_back(moving.map_err(|error| answers.not_moved(error))?);
+        let moving = part.begin(&self.engine, &self.pages, self.windows.blocks(), answers.left());
+        let moving = moving.map_err(|error| answers.not_moved(error))?;
+        self.windows.begun(moving.count);
+        self.moving.push_back(moving);
         Ok(true)
     }
 }
@@ -241,6 +246,7 @@ impl Part {
                 confirm: Some(alone),
                 // Every block is compared with what the store has of it: that finds what the transport would.
                 verify: Some(Verify::Off),
+                sums: Some(summed_layers(&into)?),
                 ..TransferOptions::default()
             };
             let transfer = engine.read(&into, &grant.ticket, Some(positions.into()), options)?;
@@ -260,8 +266,8 @@ impl Lent {
 impl Group {
     /// Waits until the blocks are there, and compares them.
     fn finish(&self, timeout: Option<Duration>) -> Result<()> {
-        self.transfer.wait(timeout)?;
-        for ((place, expected), found) in self.places.iter().zip(block_sums(&self.into)?) {
+        let read = self.transfer.wait(timeout)?;
+        for ((place, expected), found) in self.places.iter().zip(sums_after(&read, &self.into)?) {
             if found != *expected {
                 let text = format!(
                     "block {place} of a get is not what was stored: its checksum is {found:016x}, not \

@@ -44,6 +44,7 @@ mod store;
 mod sums;
 mod tenants;
 mod tier;
+mod windows;
 mod wire;
 #[cfg(test)]
 mod wire_tests;

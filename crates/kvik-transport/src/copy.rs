@@ -6,15 +6,15 @@
 //! They also sum what a NIC has moved, which no thread has seen pass. Where one of the two sides lies on a GPU, its
 //! streams copy (`gpu`), from memory of this process or of another one.
 //!
-//! With checksums a part is copied piece by piece, and each piece is compared while it is in the cache.
+//! With checksums a part is copied piece by piece, and each piece is compared, or summed, while it is in the cache.
 
 use crate::basics::{lock, stopped};
 use crate::devices::{Broken, DeviceCopier, Readable, Stuck};
 use crate::local::{Links, LocalLink, PeerRegion, link_broke};
 use crate::services::finish;
-use crate::sums::{Bytes, Checksummer, PIECE};
+use crate::sums::{Bytes, Checksummer, PIECE, next_piece, sum_placed};
 use crate::{Queue, RegionMemory, WorkSource, from_host};
-use kvik_core::{Code, Error, Extents, Result, View};
+use kvik_core::{Code, Error, Extents, PageSums, Result, View};
 use kvik_host::device::DeviceMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, PeerFence, RunBuffer};
@@ -230,7 +230,8 @@ impl Copier {
         })
     }
 
-    /// Copies piece by piece, and compares each with its source, whose bytes lie as `view` says.
+    /// Copies piece by piece, compares each with its source, whose bytes lie as `view` says, and sums it where its pages
+    /// have a table for that.
     fn copy_pieces(
         &mut self,
         request: &WorkRequest<RegionMemory>,
@@ -241,7 +242,12 @@ impl Copier {
         let mut verify = Duration::ZERO;
         for piece in pieces(request) {
             copy(self, Extents::new(view, &request.view, piece.clone()))?;
-            verify += self.compare(request, piece, source, view)?;
+            verify += self.compare(request, piece.clone(), source, view)?;
+            if request.view.sums().is_some() {
+                let (began, own) = (Instant::now(), request.region.host(COPIER)?);
+                sum_placed(&mut self.checksummer, (&**own, &request.view), piece)?;
+                verify += began.elapsed();
+            }
         }
         Ok((Extents::new(view, &request.view, request.part.clone()).count() as u64, verify))
     }
@@ -264,7 +270,7 @@ impl Copier {
                     );
                 }
                 (PeerRegion::Mapped(memory, _), RegionMemory::Device(to)) => {
-                    return self.copy_up(request, &source.view, (&mut &*memory, memory), to);
+                    return self.copy_up(request, &source.view, (&mut &*memory, &**memory), to);
                 }
                 (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(request, source, memory)?,
                 (PeerRegion::Process { process, addr, len }, to) => {
@@ -294,7 +300,7 @@ impl Copier {
         let began = Instant::now();
         if request.sums {
             self.gpus.compare(&mut self.checksummer, request, |_, checksummer, unit| {
-                Ok(checksummer.sum_of(bytes, view, unit)?)
+                Ok(checksummer.sum_of(bytes, view, unit, None)?)
             })?;
         }
         let verify = if request.sums { began.elapsed() } else { Duration::ZERO };
@@ -309,7 +315,7 @@ impl Copier {
         memory: &kvik_host::PeerMemory,
     ) -> Result<Copied> {
         let to = request.region.host(COPIER)?;
-        self.copy_pieces(request, &source.view, memory, |_, extents| {
+        self.copy_pieces(request, &source.view, &**memory, |_, extents| {
             extents.into_iter().try_for_each(|e| {
                 memory
                     .copy_into(e.left as usize, to, e.right as usize, e.len as usize)
@@ -348,8 +354,9 @@ impl Copier {
         let mut start = piece.start;
         while start < piece.end {
             let end = (start + request.unit).min(piece.end);
-            let there = self.checksummer.sum_of(bytes, source, start..end)?;
-            let here = self.checksummer.sum_of(&**own, &request.view, start..end)?;
+            let (from, to) = (next_piece(source, start), next_piece(&request.view, start));
+            let there = self.checksummer.sum_of(bytes, source, start..end, from)?;
+            let here = self.checksummer.sum_of(&**own, &request.view, start..end, to)?;
             if there != here {
                 return Err(mismatch(&request.view, start));
             }
@@ -369,12 +376,25 @@ fn ended(result: Result<WorkOutcome, Broken>) -> Result<WorkOutcome, Box<Stuck>>
     }
 }
 
-/// A work request's part in pieces of whole units that are copied and compared before the next ones: all of it at once
-/// where nothing is compared.
-fn pieces(request: &WorkRequest<RegionMemory>) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (part, unit) = (request.part.clone(), request.unit.max(1));
-    let step = if request.sums { unit * (PIECE / unit).max(1) } else { (part.end - part.start).max(1) };
-    part.clone().step_by(step as usize).map(move |start| start..(start + step).min(part.end))
+/// A work request's part in pieces that are copied, compared and summed before the next ones: of whole units where they
+/// are compared, of what checksums of pages cover where those are wanted, and all of it at once where nothing is.
+fn pieces(request: &WorkRequest<RegionMemory>) -> impl Iterator<Item = Range<u64>> {
+    let (part, unit, sums) = (request.part.clone(), request.unit.max(1), request.view.sums());
+    let mut at = part.start;
+    std::iter::from_fn(move || {
+        let start = at;
+        let whole = |sums: &PageSums| match sums.within(start..start + PIECE) {
+            none if none.is_empty() => sums.within(0..start).end,
+            several => several.end - 1,
+        };
+        at = match sums {
+            Some(sums) => sums.covers(whole(sums)).end,
+            None if request.sums => start + unit * (PIECE / unit).max(1),
+            None => part.end,
+        };
+        at = at.min(part.end);
+        (start < at).then_some(start..at)
+    })
 }
 
 /// Memory of another process, which is read through the kernel.
@@ -447,7 +467,11 @@ impl Readable for Batched<'_, '_> {
 }
 
 impl Bytes for Elsewhere<'_> {
-    fn sum(&self, _offset: usize, _len: usize, _next: Option<usize>) -> Result<Option<u64>, HostError> {
+    fn sum(
+        &self,
+        _: impl Iterator<Item = (usize, usize)>,
+        _: Option<usize>,
+    ) -> Result<Option<u64>, HostError> {
         Ok(None)
     }
 

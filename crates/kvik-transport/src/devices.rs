@@ -9,7 +9,7 @@
 
 use crate::basics::stopped;
 use crate::copy::mismatch;
-use crate::sums::Checksummer;
+use crate::sums::{Checksummer, next_piece};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::device::{Device, DeviceMemory, DeviceStream};
@@ -250,7 +250,10 @@ impl DeviceCopier {
         part: Range<u64>,
     ) -> Result<u64, Broken> {
         let memory = match memory {
-            RegionMemory::Host(memory) => return Ok(checksummer.sum_of(&**memory, view, part)?),
+            RegionMemory::Host(memory) => {
+                let next = next_piece(view, part.start);
+                return Ok(checksummer.sum_of(&**memory, view, part, next)?);
+            }
             RegionMemory::Device(memory) => memory,
         };
         for part in in_parts(&part) {

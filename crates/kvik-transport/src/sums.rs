@@ -6,8 +6,8 @@
 //! summed, memory is idle: then it fetches what the next call writes to, which takes it less than the call would.
 
 use crate::{RegionMemory, from_host};
-use kvik_core::{Code, Error, Order, PageSum, Result, View};
-use kvik_host::{HostError, Memory, PeerMemory};
+use kvik_core::{Code, Error, Order, PageSum, PageSums, Result, View};
+use kvik_host::{HostError, Memory};
 use std::ops::Range;
 
 /// Bytes that are placed and summed before the next ones are looked at: with those next ones and with what the kernel
@@ -20,8 +20,12 @@ pub(crate) const SENT: u64 = 512 << 10;
 
 /// Memory that can be summed.
 pub(crate) trait Bytes {
-    /// The sum of a range in one pass, where that is possible; `next` is what is moved next.
-    fn sum(&self, offset: usize, len: usize, next: Option<usize>) -> Result<Option<u64>, HostError>;
+    /// The sum of ranges that follow one another in one pass, where that is possible; `next` is what is moved next.
+    fn sum(
+        &self,
+        ranges: impl Iterator<Item = (usize, usize)>,
+        next: Option<usize>,
+    ) -> Result<Option<u64>, HostError>;
     /// The range, copied out through `scratch`: registered memory is never a slice.
     fn each(
         &self,
@@ -32,31 +36,24 @@ pub(crate) trait Bytes {
     ) -> Result<(), HostError>;
 }
 
-macro_rules! bytes {
-    ($($memory:ty),*) => {
-        $(impl Bytes for $memory {
-            fn sum(
-                &self,
-                offset: usize,
-                len: usize,
-                next: Option<usize>,
-            ) -> Result<Option<u64>, HostError> {
-                self.sum(offset, len, next)
-            }
-            fn each(
-                &self,
-                offset: usize,
-                len: usize,
-                scratch: &mut [u8],
-                f: &mut dyn FnMut(&[u8]),
-            ) -> Result<(), HostError> {
-                self.for_each_chunk(offset, len, scratch, f)
-            }
-        })*
-    };
+impl Bytes for Memory {
+    fn sum(
+        &self,
+        ranges: impl Iterator<Item = (usize, usize)>,
+        next: Option<usize>,
+    ) -> Result<Option<u64>, HostError> {
+        self.sum(ranges, next)
+    }
+    fn each(
+        &self,
+        offset: usize,
+        len: usize,
+        scratch: &mut [u8],
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), HostError> {
+        self.for_each_chunk(offset, len, scratch, f)
+    }
 }
-
-bytes!(Memory, PeerMemory);
 
 /// Where memory is copied to that cannot be summed in one pass, and the sum in the making.
 pub(crate) struct Checksummer {
@@ -83,9 +80,17 @@ impl Checksummer {
         self.sum.finish()
     }
 
-    /// The checksum of a part that was placed, or that was copied from.
-    pub fn sum_of(&mut self, bytes: &impl Bytes, view: &View, part: Range<u64>) -> Result<u64> {
-        if let Some(sum) = in_one_pass(bytes, view, part.clone(), next_piece(view, part.start))? {
+    /// The checksum of a part that was placed, or that is sent, in one pass where that is possible. Meanwhile what lies at
+    /// `next` comes into the cache.
+    pub fn sum_of(
+        &mut self,
+        bytes: &impl Bytes,
+        view: &View,
+        part: Range<u64>,
+        next: Option<usize>,
+    ) -> Result<u64> {
+        let ranges = view.runs(part.clone()).map(|run| (run.offset as usize, run.len as usize));
+        if let Some(sum) = bytes.sum(ranges, next).map_err(broken)? {
             return Ok(sum);
         }
         let Checksummer { scratch, sum } = self;
@@ -114,29 +119,40 @@ impl Checksummer {
     }
 }
 
+/// Sums what was placed of a view with a table for that, as far as it is not known: all that lies whole in `part`.
+pub(crate) fn sum_placed(
+    checksummer: &mut Checksummer,
+    (memory, view): (&Memory, &View),
+    part: Range<u64>,
+) -> Result<()> {
+    let Some(sums) = view.sums() else { return Ok(()) };
+    for number in sums.within(part).filter(|number| sums.get(*number).is_none()) {
+        sums.set(number, checksummer.sum_of(memory, view, sums.covers(number), None)?);
+    }
+    Ok(())
+}
+
 /// The checksums of the pages of a view, page by page: for each `layers` layers of a page that of all its bytes in
-/// them, in the order of layers and slices.
+/// them, in the order of layers and slices. Those that `known` has are taken from there, if it is of as many.
 ///
 /// # Errors
 /// `InvalidArgument` for 0 layers; what a device says of a copy.
-pub fn page_sums(memory: &RegionMemory, view: &View, layers: u32) -> Result<Vec<u64>> {
-    if layers == 0 {
-        return Err(Error::new(Code::InvalidArgument, "a checksum covers at least one layer"));
-    }
+pub fn page_sums(
+    memory: &RegionMemory,
+    view: &View,
+    layers: u32,
+    known: Option<&PageSums>,
+) -> Result<Vec<u64>> {
     let view = view.clone().with_order(Order::PageFirst);
-    let (page, unit) = (view.row_bytes() * view.layers().len() as u64, view.row_bytes() * u64::from(layers));
+    let all = PageSums::new(&view, layers)?;
+    let known = known.filter(|known| known.is_like(&all));
     let mut checksummer = Checksummer::default();
-    let mut sums = Vec::with_capacity((view.bytes() / page * page.div_ceil(unit)) as usize);
-    for start in (0..view.bytes()).step_by(page as usize) {
-        for at in (start..start + page).step_by(unit as usize) {
-            let part = at..(at + unit).min(start + page);
-            sums.push(match memory {
-                RegionMemory::Host(memory) => checksummer.sum_of(&**memory, &view, part)?,
-                RegionMemory::Device(_) => checksummer.sum_of_device(memory, &view, part)?,
-            });
-        }
-    }
-    Ok(sums)
+    let sum = |number| match (known.and_then(|known| known.get(number)), memory) {
+        (Some(sum), _) => Ok(sum),
+        (None, RegionMemory::Host(memory)) => checksummer.sum_of(&**memory, &view, all.covers(number), None),
+        (None, RegionMemory::Device(_)) => checksummer.sum_of_device(memory, &view, all.covers(number)),
+    };
+    (0..all.len()).map(sum).collect()
 }
 
 fn broken(error: HostError) -> Error {
@@ -144,27 +160,8 @@ fn broken(error: HostError) -> Error {
 }
 
 /// Where the bytes lie that are a piece further in the stream.
-fn next_piece(view: &View, at: u64) -> Option<usize> {
+pub(crate) fn next_piece(view: &View, at: u64) -> Option<usize> {
     view.runs(at + PIECE..at + PIECE + 1).next().map(|run| run.offset as usize)
-}
-
-/// The sum of a part that is one run of memory, where it takes no copy.
-fn in_one_pass(
-    bytes: &impl Bytes,
-    view: &View,
-    part: Range<u64>,
-    next: Option<usize>,
-) -> Result<Option<u64>> {
-    match only_run(view, part) {
-        Some((offset, len)) => bytes.sum(offset, len, next).map_err(broken),
-        None => Ok(None),
-    }
-}
-
-fn only_run(view: &View, part: Range<u64>) -> Option<(usize, usize)> {
-    let mut runs = view.runs(part);
-    let run = runs.next()?;
-    runs.next().is_none().then_some((run.offset as usize, run.len as usize))
 }
 
 /// The checksums of a chunk in the making, piece by piece.
@@ -188,8 +185,8 @@ impl Running {
     }
 
     /// Takes the chunk's bytes up to `to` at least, of those up to `have` that are there, and calls `each` with the
-    /// checksum of every unit that is whole with them. A unit that is one run of memory is taken when all of it is
-    /// there. `part` is the chunk's part of the stream.
+    /// checksum of every unit that is whole with them: a unit is taken when all of it is there. `part` is the chunk's
+    /// part of the stream.
     pub fn go_on(
         &mut self,
         checksummer: &mut Checksummer,
@@ -201,30 +198,13 @@ impl Running {
         let (to, have) = ((part.start + to).min(part.end), (part.start + have).min(part.end));
         let mut at = part.start + self.done;
         while at < to {
-            let start = part.start + (at - part.start) / unit * unit;
-            let end = (start + unit).min(part.end);
-            if at == start && only_run(view, start..end).is_some() {
-                if end > have {
-                    break;
-                }
-                let next = if self.placed { next_piece(view, start) } else { None };
-                if let Some(sum) = in_one_pass(memory, view, start..end, next)? {
-                    each(sum);
-                    at = end;
-                    continue;
-                }
+            let end = (at + unit).min(part.end);
+            if end > have {
+                break;
             }
-            let stop = end.min(have);
-            for run in view.runs(at..stop) {
-                let (offset, len) = (run.offset as usize, run.len as usize);
-                memory
-                    .for_each_chunk(offset, len, &mut checksummer.scratch, |bytes| self.sum.update(bytes))
-                    .map_err(broken)?;
-            }
-            if stop == end {
-                each(self.sum.finish());
-            }
-            at = stop;
+            let next = if self.placed { next_piece(view, at) } else { None };
+            each(checksummer.sum_of(memory, view, at..end, next)?);
+            at = end;
         }
         self.done = at - part.start;
         Ok(())
@@ -246,7 +226,7 @@ impl Running {
             let stop = end.min(to);
             let len = (stop - self.done) as usize;
             let whole = if (self.done, stop) == (start, end) {
-                buffer.sum(at, len, None).map_err(broken)?
+                buffer.sum([(at, len)].into_iter(), None).map_err(broken)?
             } else {
                 None
             };
@@ -330,7 +310,11 @@ mod tests {
     struct Going(bool);
 
     impl Bytes for Going {
-        fn sum(&self, _: usize, _: usize, _: Option<usize>) -> Result<Option<u64>, HostError> {
+        fn sum(
+            &self,
+            _: impl Iterator<Item = (usize, usize)>,
+            _: Option<usize>,
+        ) -> Result<Option<u64>, HostError> {
             Ok(None)
         }
         fn each(&self, _: usize, _: usize, _: &mut [u8], f: &mut dyn FnMut(&[u8])) -> Result<(), HostError> {
@@ -344,7 +328,7 @@ mod tests {
         let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
         let view = View::new(layout, [0].into(), 0..1, 0..1, Order::LayerFirst).unwrap();
         let mut checksummer = Checksummer::default();
-        let mut sum = |going| checksummer.sum_of(&Going(going), &view, 0..4096);
+        let mut sum = |going| checksummer.sum_of(&Going(going), &view, 0..4096, None);
         let whole = sum(false).unwrap();
         sum(true).unwrap_err();
         assert_eq!(sum(false).unwrap(), whole);
@@ -360,7 +344,8 @@ mod tests {
         let mut checksummer = Checksummer::default();
         for (part, at) in [(0..4096u64, 16384usize), (100..200, 16484), (10..12000, 16394)] {
             let len = (part.end - part.start) as usize;
-            assert_eq!(checksummer.sum_of(&memory, &view, part).unwrap(), page_sum(&bytes[at..at + len]));
+            let sum = checksummer.sum_of(&memory, &view, part, None).unwrap();
+            assert_eq!(sum, page_sum(&bytes[at..at + len]));
         }
     }
 }

@@ -105,6 +105,7 @@ impl Transfers {
         log::info!(transfer = id, grant:% = ticket.grant, peer:% = ticket.engine, request:% = tag; "the transfer goes over {to}: {error}");
         let owner = entry.request.owner();
         (entry.key, entry.fence) = (None, None);
+        entry.request.forget_sums().map_err(Some)?;
         // It had begun: should its session be gone too, it is lost as any other.
         entry.retries = 0;
         let (peer, reason) = (self.peers.table.who(&owner), error.text.clone());
@@ -165,6 +166,7 @@ impl Transfers {
             verify,
             total: now.saturating_sub(entry.began),
             estimate: taken.and_then(|taken| taken.estimate),
+            sums: entry.request.memory.as_ref().and_then(|(_, _, view)| view.sums().cloned()),
             rejected_transports: taken.map_or_else(Vec::new, |taken| taken.rejected.clone()),
         }
     }

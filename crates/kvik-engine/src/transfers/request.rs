@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::select::Rejected;
 use crate::tag::Tag;
 use crate::warm_up::WarmUpState;
-use kvik_core::{Class, ContentClaim, Error, RegionId, Ticket, View};
+use kvik_core::{Class, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_host::FenceSlot;
 use kvik_proto::{FlowKey, Identity, Op, Open, Path, Select, Side};
 use kvik_transport::{Estimate, Moved, RegionMemory, Request, Transport, TransportId};
@@ -37,6 +37,8 @@ pub(crate) struct TransferRequest {
     pub deadline: Duration,
     pub want: Preference,
     pub verify: Verify,
+    /// Layers that a checksum of this side's pages covers, where they are wanted.
+    pub sums: Option<u32>,
     pub extents: u64,
     pub pages: u64,
 }
@@ -48,6 +50,15 @@ impl TransferRequest {
 
     pub fn moves(&self) -> bool {
         self.memory.is_some()
+    }
+
+    /// It begins anew: what was summed of what it had placed counts for nothing.
+    pub fn forget_sums(&mut self) -> Result<()> {
+        let Some((_, _, view)) = &mut self.memory else { return Ok(()) };
+        if let Some(layers) = self.sums.filter(|_| view.sums().is_some()) {
+            *view = view.clone().summing(layers)?;
+        }
+        Ok(())
     }
 
     /// What transports are asked.
@@ -64,8 +75,8 @@ impl TransferRequest {
             view: view.clone(),
             fence,
         });
-        let bytes = side.as_ref().map_or(0, |side| side.view.bytes());
         let network = path != Path::Memory;
+        let chunk = side.as_ref().map_or(0, |side| chunk_bytes(&side.view, network, channels));
         Some(Open {
             grant: self.ticket.grant,
             layout: self.ticket.layout,
@@ -78,7 +89,7 @@ impl TransferRequest {
             confirm: self.confirm,
             readers: self.readers,
             deadline: self.deadline,
-            chunk: chunk_bytes(bytes, network, channels),
+            chunk,
             side,
             select: self.select.clone(),
             extend: self.extend,

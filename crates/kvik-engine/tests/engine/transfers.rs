@@ -43,6 +43,66 @@ fn local_moves_pages_both_ways() {
     both_ways(Preference::Auto, Verify::Full, "local");
 }
 
+/// A layout of `pages` pages of `layers` layers with two slices of `run` bytes each: all of a page together, or all of a layer.
+fn layered(pages: u32, layers: u32, run: u64, page_major: bool) -> Arc<Layout> {
+    let row = 2 * run;
+    let (page, layer) = match page_major {
+        true => (row * u64::from(layers), row),
+        false => (row, row * u64::from(pages)),
+    };
+    let layers = Layers::Strided { count: layers, stride: layer };
+    // Slices of a layer lie apart where pages do, as keys and values of a serving engine do.
+    Arc::new(Layout::new(0, pages, run, page, 2, run, layers).unwrap())
+}
+
+#[test]
+fn checksums_that_are_wanted_are_made_while_the_bytes_are_placed() {
+    for (transport, verify, own) in [
+        (Preference::Local, Verify::Auto, false),
+        (Preference::Local, Verify::Full, false),
+        (Preference::Tcp, Verify::Off, false),
+        (Preference::Tcp, Verify::Full, false),
+        (Preference::Auto, Verify::Auto, true),
+    ] {
+        let owner = engine(transport);
+        let reader = if own { owner.clone() } else { engine(transport) };
+        // Layers a checksum: all alike, and a few in the last one; runs of whole vectors, and odd ones; larger than a chunk.
+        for (layers, run, each) in
+            [(6, 8192, 2), (7, 8192, 3), (5, 1000, 2), (3, 300_000, 1), (40, 32_768, 2)]
+        {
+            for page_major in [false, true] {
+                let layout = layered(9, layers, run, page_major);
+                let (there, here) =
+                    (owner.allocate(layout.end()).unwrap(), reader.allocate(layout.end()).unwrap());
+                fill(&there, 7);
+                let set = |region, ids: &[u32], layout: &Arc<Layout>| {
+                    PageSet::new(region, layout.clone(), ids.into(), None, None).unwrap()
+                };
+                let grant = owner.grant(&set(&there, &[8, 0, 3, 4, 1], &layout), many()).unwrap();
+                // Positions in no order: checksums come in that of this side's pages.
+                let into = set(&here, &[2, 7, 5, 6], &layered(9, layers, run, !page_major));
+                let options =
+                    TransferOptions { verify: Some(verify), sums: Some(each), ..TransferOptions::default() };
+                let read = reader.read(&into, grant.ticket(), Some([3, 0, 4, 2].into()), options).unwrap();
+                let report = read.wait(Some(PATIENCE)).unwrap();
+                let expected = set(&there, &[4, 8, 1, 3], &layout).sums(each).unwrap();
+                let what = format!("{transport:?} {verify:?} {layers} x {run}, {each} each, {page_major}");
+                assert_eq!(into.sums(each).unwrap(), expected, "{what}: the bytes");
+                assert_eq!(into.sums_after(&report, each).unwrap(), expected, "{what}: the checksums");
+                assert_eq!(into.sums_after(&report, layers).unwrap(), into.sums(layers).unwrap(), "{what}");
+                let made = report.sums.unwrap();
+                let known = (0..made.len()).filter(|number| made.get(*number).is_some()).count();
+                // Who places a chunk sums all that lies whole in it; those of a network have 512 KiB.
+                let chunk = made.align(512 << 10);
+                let whole = made.unit().is_some_and(|unit| chunk.is_multiple_of(unit))
+                    || made.align(1 << 20) == chunk;
+                println!("{what}: {known} of {} were known", made.len());
+                assert!(known == made.len() || !whole && transport == Preference::Tcp, "{what}: {known}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_own_ticket_is_a_copy() {
     let engine = engine(Preference::Auto);

@@ -88,7 +88,7 @@ impl<R: Clone> Open<R> {
 
     fn chunking(&self) -> Chunking {
         match &self.side {
-            Some(side) => Chunking::new(&side.view.shape(), side.view.bytes(), self.chunk, self.sums),
+            Some(side) => Chunking::new(&side.view, self.chunk, self.sums),
             None => Chunking { bytes: 0, chunk: 1, unit: 1, sums: false },
         }
     }

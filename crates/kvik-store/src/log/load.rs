@@ -125,7 +125,7 @@ fn compare(
     for (number, expected) in sums.iter().enumerate() {
         let from = number * part;
         let bytes = part.min(len - from);
-        let sum = match memory.sum(at + from, bytes, None)? {
+        let sum = match memory.sum([(at + from, bytes)].into_iter(), None)? {
             Some(sum) => sum,
             None => {
                 scratch.resize(16 << 10, 0);

@@ -6,7 +6,7 @@
 
 use crate::basics::stopped;
 use crate::copy::mismatch;
-use crate::sums::{PIECE, Running};
+use crate::sums::{PIECE, Running, sum_placed};
 use crate::tcp::outgoing::Tools;
 use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::stream::{CHANNEL, Stream};
@@ -64,6 +64,8 @@ struct Chunk {
     handed: u64,
     /// The half of the buffers that the first piece is in; known with the first byte.
     first: usize,
+    /// Bytes of the payload of which the pages' checksums are made, where they are wanted.
+    summed: u64,
     /// Checksums that are being made; none are wanted without.
     running: Option<Running>,
     verify: Duration,
@@ -75,8 +77,9 @@ impl Chunk {
         request: Option<WorkRequest<RegionMemory>>,
         running: Option<Running>,
     ) -> Chunk {
-        let (got, counted, extents, handed, first, verify) = (0, 0, 0, 0, 0, Duration::ZERO);
-        Chunk { header, request, got, counted, extents, handed, first, running, verify }
+        let (got, counted, extents, handed, first, summed) = (0, 0, 0, 0, 0, 0);
+        let verify = Duration::ZERO;
+        Chunk { header, request, got, counted, extents, handed, first, summed, running, verify }
     }
 
     fn payload(&self) -> u64 {
@@ -89,8 +92,10 @@ impl Chunk {
     /// Up to where the payload is received in this call.
     fn upto(&self) -> u64 {
         let piece = if self.gpu().is_some() { piece_end(self.got) } else { u64::MAX };
-        match (&self.request, &self.running) {
-            (Some(_), Some(_)) => self.payload().min(self.got + PIECE).min(piece),
+        match &self.request {
+            Some(request) if self.running.is_some() || request.view.sums().is_some() => {
+                self.payload().min(self.got + PIECE).min(piece)
+            }
             _ => self.payload().min(piece),
         }
     }
@@ -129,6 +134,30 @@ impl Chunk {
         self.handed = got;
         self.extents += runs?;
         staging.take_error().map_or(Ok(()), Err)
+    }
+
+    /// Sums of what has come what checksums of pages are wanted of. Those of its units that cover the same are these.
+    fn sum_pages(&mut self, placed: &[u64], tools: &mut Tools) -> Result<()> {
+        let Some(request) = &self.request else { return Ok(()) };
+        let (Some(sums), RegionMemory::Host(memory)) = (request.view.sums(), &request.region) else {
+            return Ok(());
+        };
+        let (began, start) = (Instant::now(), request.part.start);
+        let come = start + self.summed..start + self.got.min(self.payload());
+        let whole = sums.within(come.clone());
+        if whole.is_empty() {
+            return Ok(());
+        }
+        if self.running.is_some() && sums.unit() == Some(request.unit) {
+            let unit = |number| ((sums.covers(number).start - start) / request.unit) as usize;
+            for number in whole.clone() {
+                placed.get(unit(number)).into_iter().for_each(|sum| sums.set(number, *sum));
+            }
+        }
+        sum_placed(&mut tools.checksummer, (memory, &request.view), come)?;
+        self.summed = sums.covers(whole.end - 1).end - start;
+        self.verify += began.elapsed();
+        Ok(())
     }
 
     /// Sums what has come.
@@ -237,6 +266,7 @@ impl Incoming {
                 }
                 chunk.got += moved as u64;
                 let summed = chunk.sum_up(&mut self.sums, &mut self.stagings, tools);
+                let summed = summed.and_then(|()| chunk.sum_pages(&self.sums, tools));
                 let placed = summed.and_then(|()| chunk.hand_on(&mut self.stagings, tools));
                 if let Err(error) = placed
                     && let Some(request) = chunk.request.take()
@@ -360,7 +390,7 @@ fn check(chunk: &Chunk, request: &WorkRequest<RegionMemory>, trailer: &[u8], pla
         return WorkOutcome::Failed(Error::new(Code::ChecksumMismatch, text));
     }
     if !request.sums {
-        return WorkOutcome::Done { extents: chunk.extents, verify: Duration::ZERO };
+        return WorkOutcome::Done { extents: chunk.extents, verify: chunk.verify };
     }
     let mut wrong =
         sums.chunks_exact(SUM_BYTES).zip(placed).position(|(sent, sum)| sent != sum.to_le_bytes());
