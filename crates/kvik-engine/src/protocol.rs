@@ -57,6 +57,33 @@ impl Protocol {
 
     /// Makes calls, and carries out what they made happen.
     pub fn node<T>(&self, f: impl FnOnce(&mut Calls<'_>, Duration) -> T) -> T {
+        self.calls(f, |carrier, unsent| unsent.into_iter().for_each(|session| carrier.flush(session)))
+    }
+
+    /// The same, but for what waits on the control connections of these sessions then: it goes with what is sent there
+    /// next, or at the next [`Protocol::flush`].
+    pub fn node_unsent(&self, f: impl FnOnce(&mut Calls<'_>)) -> Vec<u64> {
+        let mut sessions = Vec::new();
+        self.calls(|node, _| f(node), |_, unsent| sessions = unsent);
+        sessions
+    }
+
+    /// Sends what waits on the control connections of these sessions.
+    pub fn flush(&self, sessions: impl IntoIterator<Item = u64>) {
+        if let Some(carrier) = self.carrier() {
+            sessions.into_iter().for_each(|session| carrier.flush(session));
+        }
+    }
+
+    fn carrier(&self) -> Option<Arc<dyn Carrier>> {
+        self.carrier.get().and_then(Weak::upgrade)
+    }
+
+    fn calls<T>(
+        &self,
+        f: impl FnOnce(&mut Calls<'_>, Duration) -> T,
+        send: impl FnOnce(&dyn Carrier, Vec<u64>),
+    ) -> T {
         let now = boottime();
         let mut node = Calls::on(&self.shared, now);
         let result = f(&mut node, now);
@@ -74,9 +101,9 @@ impl Protocol {
         }
         node.take_unsent(&mut unsent);
         if !(unsent.is_empty() && events.is_empty())
-            && let Some(carrier) = self.carrier.get().and_then(Weak::upgrade)
+            && let Some(carrier) = self.carrier()
         {
-            unsent.into_iter().for_each(|session| carrier.flush(session));
+            send(&*carrier, unsent);
             events.into_iter().for_each(|event| carrier.carry_out(event));
         }
         if let Some(at) = self.next_timeout() {

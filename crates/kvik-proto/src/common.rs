@@ -200,9 +200,12 @@ impl<'a, R: Clone> Call<'a, R> {
         self.output.effects.push_back(effect);
     }
 
-    /// A session has something to send on its control connection.
+    /// A session has something to send on its control connection. Each call notes it, also where something waits there
+    /// already: whoever put that may leave it for later.
     pub fn note_unsent(&mut self, session: u64) {
-        self.output.unsent.push(session);
+        if self.output.unsent.last() != Some(&session) {
+            self.output.unsent.push(session);
+        }
     }
 
     /// A peer's NIC may reach the pages of one flow more, or of one less.

@@ -286,9 +286,7 @@ impl<'a, R: Clone> Context<'a, R> {
     /// Sends a frame on a connection that may be gone by now.
     pub fn send(&mut self, frame: &Frame) {
         let Some(connection) = self.connection.as_mut() else { return };
-        if connection.output.is_empty() {
-            self.call.note_unsent(self.session);
-        }
+        self.call.note_unsent(self.session);
         frame.encode(&mut connection.output);
         connection.last_out = self.call.clock();
         if connection.output.len() > MAX_OUTPUT {

@@ -8,8 +8,7 @@
 //! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the device is through with it.
 
 use crate::basics::stopped;
-use crate::copy::mismatch;
-use crate::sums::{Checksummer, next_piece};
+use crate::sums::{Checksummer, mismatch, next_piece};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::device::{Device, DeviceMemory, DeviceStream};

@@ -31,6 +31,7 @@ pub mod transport;
 mod basics;
 mod copy;
 mod devices;
+mod fenced;
 mod pace;
 mod sums;
 

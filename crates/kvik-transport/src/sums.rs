@@ -247,6 +247,19 @@ impl Running {
     }
 }
 
+/// The error for bytes that are not what was sent.
+pub(crate) fn mismatch(view: &View, position: u64) -> Error {
+    let (layer, page) = view.locate(position);
+    Error::new(
+        Code::ChecksumMismatch,
+        format!(
+            "what was placed is not what was sent: page {page}, layer {layer} (position {position} of the transfer); \
+             the pages were changed during the transfer, or memory or the network damages data: do not use them"
+        ),
+    )
+    .about_page(page)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,9 +4,10 @@
 //! has one consumer, or none.
 //!
 //! Invariants:
-//! - A notification is acknowledged when the consumer takes it. Where a topic has no consumer it is acknowledged as it
-//!   comes, and counted: it fills nobody's window. Each topic of a session has a window of its own, so that a slow
-//!   consumer holds up its own topic only.
+//! - A notification that the consumer takes is acknowledged with what is sent to the peer next, or a millisecond
+//!   later: an answer brings it along. Where a topic has no consumer it is acknowledged as it comes, and counted: it fills
+//!   nobody's window. Each topic of a session has a window of its own, so that a slow consumer holds up its own topic
+//!   only.
 //! - After [`Message::PeerLost`] no notification comes that the peer has sent in a session before: what was not taken by
 //!   then is dropped, and its sender knows that it may be.
 //! - What is held is bounded: notifications by the windows of those who send them, ends of peers by what the consumer
@@ -18,13 +19,21 @@ use crate::end::duplicate;
 use crate::engine::Engine;
 use crate::events::Who;
 use crate::inner::Inner;
+use crate::protocol::Calls;
+use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
-use kvik_proto::Topic;
+use kvik_proto::{Notification, Topic};
 pub(crate) use queues::Inboxes;
 use queues::{Item, Queue, identity};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long an acknowledgement may wait for something to go with, while the consumer waits for the next notification.
+/// A consumer that is busy sends them when it asks for that, or with its answer.
+const SOON: Duration = Duration::from_millis(1);
+/// Acknowledgements that wait, at most: a small part of a sender's window.
+const MOST: usize = 64;
 
 /// What an inbox has.
 #[derive(Debug, Clone)]
@@ -41,6 +50,14 @@ pub struct Inbox {
     inner: Arc<Inner>,
     topic: Topic,
     queue: Arc<Queue>,
+    unsent: Mutex<Unsent>,
+}
+
+/// Sessions in which acknowledgements wait, and since when.
+#[derive(Default)]
+struct Unsent {
+    sessions: Vec<u64>,
+    since: Option<Instant>,
 }
 
 impl Engine {
@@ -61,9 +78,16 @@ impl Engine {
         }
         let queue = inner.base.observers.inboxes.open(topic)?;
         // An engine that closes ends the inboxes that are there by then: either it has seen this one, or this sees it.
-        let inbox = Inbox { inner, topic, queue };
+        let inbox = Inbox { inner, topic, queue, unsent: Mutex::default() };
         inbox.inner.base.setup.check()?;
         Ok(inbox)
+    }
+}
+
+impl Unsent {
+    /// When they are sent, at the latest.
+    fn due(&self) -> Option<Instant> {
+        self.since.map(|since| since + SOON)
     }
 }
 
@@ -74,21 +98,50 @@ impl Inbox {
     }
 
     /// What comes next; `None` when nothing came in time, or the inbox is closed. A notification counts as taken when
-    /// this returns it.
+    /// this returns it; its sender hears so with what goes to it next, and at the latest when this is called again and
+    /// nothing more has come.
     ///
     /// # Errors
     /// `EngineClosed` once the engine is closed, `EngineForked`.
     pub fn next(&self, timeout: Duration) -> Result<Option<Message>> {
         let base = &self.inner.base;
         base.setup.check_fork()?;
-        match self.queue.take(timeout) {
-            Some(Item::Note(who, note)) => {
-                base.node(|node, _| node.session(note.session).note_taken(note.topic, note.number));
-                Ok(Some(Message::Notification(who, note.payload)))
+        let until = Instant::now() + timeout.min(crate::config::MAX_DEADLINE);
+        loop {
+            let waits = lock(&self.unsent).due();
+            match self.queue.take(waits.map_or(until, |due| due.min(until))) {
+                Some(Item::Note(who, note)) => {
+                    self.taken(&note);
+                    return Ok(Some(Message::Notification(who, note.payload)));
+                }
+                Some(Item::Lost(who, error)) => return Ok(Some(Message::PeerLost(who, error))),
+                None => self.acknowledge(),
             }
-            Some(Item::Lost(who, error)) => Ok(Some(Message::PeerLost(who, error))),
-            None => base.setup.check().map(|()| None),
+            if waits.is_none() || self.queue.is_closed() || Instant::now() >= until {
+                return base.setup.check().map(|()| None);
+            }
         }
+    }
+
+    /// A notification is the consumer's.
+    fn taken(&self, note: &Notification) {
+        let taken = |node: &mut Calls<'_>| node.session(note.session).note_taken(note.topic, note.number);
+        let sessions = self.inner.base.protocol.node_unsent(taken);
+        let (mut unsent, now) = (lock(&self.unsent), Instant::now());
+        unsent.sessions.extend(sessions);
+        let since = *unsent.since.get_or_insert(now);
+        if unsent.sessions.len() >= MOST || now - since >= SOON {
+            drop(unsent);
+            self.acknowledge();
+        }
+    }
+
+    /// Sends the acknowledgements that wait.
+    fn acknowledge(&self) {
+        let Unsent { mut sessions, .. } = std::mem::take(&mut *lock(&self.unsent));
+        sessions.sort_unstable();
+        sessions.dedup();
+        self.inner.base.protocol.flush(sessions);
     }
 
     /// Hears of the end of this peer, also where no notification of it has come: [`Message::PeerLost`], at once if
@@ -121,6 +174,7 @@ impl Inbox {
         if base.setup.check_fork().is_err() {
             return;
         }
+        self.acknowledge();
         let left = base.observers.inboxes.leave(self.topic, &self.queue);
         base.node(|node, _| {
             left.iter().for_each(|(session, number)| node.session(*session).note_taken(self.topic, *number))

@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The inboxes of an engine, by topic.
 #[derive(Default)]
@@ -89,8 +89,7 @@ impl Queue {
         }
     }
 
-    pub(super) fn take(&self, timeout: Duration) -> Option<Item> {
-        let until = Instant::now() + timeout.min(crate::config::MAX_DEADLINE);
+    pub(super) fn take(&self, until: Instant) -> Option<Item> {
         let mut state = lock(&self.state);
         loop {
             if state.closed {

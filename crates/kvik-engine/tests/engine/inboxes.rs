@@ -107,6 +107,29 @@ fn what_nobody_consumes_is_acknowledged_dropped_and_counted() {
 }
 
 #[test]
+fn an_answer_brings_the_acknowledgement_of_its_request_along() {
+    let (server, client) = pair();
+    let (requests, answers) = (server.inbox(1).unwrap(), client.inbox(2).unwrap());
+    for round in 0..100u32 {
+        let request = client.notify_on(1, server.id(), &round.to_le_bytes(), Some(PATIENCE)).unwrap();
+        assert_eq!(next(&requests).1, round.to_le_bytes());
+        // The consumer does not ask for more, so nothing but this sends the acknowledgement before the next heartbeat.
+        server.notify_on(2, client.id(), &round.to_le_bytes(), Some(PATIENCE)).unwrap();
+        assert_eq!(next(&answers).1, round.to_le_bytes());
+        assert!(request.is_done(), "round {round}: answered, and not acknowledged");
+    }
+    // Without an answer, and with nobody who asks for more, the heartbeat brings it.
+    let request = client.notify_on(1, server.id(), b"no answer", Some(PATIENCE)).unwrap();
+    assert_eq!(next(&requests).1, b"no answer");
+    request.wait(Some(PATIENCE)).unwrap();
+    // And who asks for more sends it, for as long as nothing comes.
+    let request = client.notify_on(1, server.id(), b"no answer", Some(PATIENCE)).unwrap();
+    assert_eq!(next(&requests).1, b"no answer");
+    assert!(requests.next(Duration::from_millis(2)).unwrap().is_none());
+    request.wait(Some(PATIENCE)).unwrap();
+}
+
+#[test]
 fn a_consumer_that_never_takes_holds_up_its_own_topic_and_no_other() {
     let (server, client) = pair();
     let (stuck, works, events) =

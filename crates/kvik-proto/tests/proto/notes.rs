@@ -43,6 +43,20 @@ fn inject(world: &mut World, session: u64, frames: &[Frame]) -> Option<Error> {
 }
 
 #[test]
+fn each_call_tells_that_something_waits_to_be_sent() {
+    let (mut world, session) = World::pair(1);
+    let node = &mut world.peers[0].node;
+    for call in 0..3 {
+        let mut unsent = Vec::new();
+        // What the calls before have left there is not sent yet.
+        node.session(session).notify(0, &payload(call, 8), ms(30_000)).unwrap();
+        node.session(session).notify(0, &payload(call, 8), ms(30_000)).unwrap();
+        node.take_unsent(&mut unsent);
+        assert_eq!(unsent, [session]);
+    }
+}
+
+#[test]
 fn they_come_in_order_and_end_when_they_are_taken() {
     for seed in 0..4 {
         let (mut world, session) = World::pair(seed);

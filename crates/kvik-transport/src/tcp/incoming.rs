@@ -5,8 +5,7 @@
 //! page-locked memory piece by piece; one goes on to the GPU while the next is received.
 
 use crate::basics::stopped;
-use crate::copy::mismatch;
-use crate::sums::{PIECE, Running, sum_placed};
+use crate::sums::{PIECE, Running, mismatch, sum_placed};
 use crate::tcp::outgoing::Tools;
 use crate::tcp::staged::{HALF, Stagings, half_of, piece_end, place};
 use crate::tcp::stream::{CHANNEL, Stream};
