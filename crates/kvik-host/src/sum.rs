@@ -5,8 +5,9 @@
 //! bytes meanwhile, and then the sum is that of some mix, which the comparison above finds. What is read is each
 //! byte once (the last 64 twice), and the sum is bit for bit that of the XXH3 specification, version 0.8.
 //!
-//! Runs that follow one another have one sum together. Only what pays: more than 240 bytes, on processors with AVX2, which is found out at run time. Vectors of
-//! 512 bits were measured too: what bounds this is memory, and the processor's clock falls for all that runs beside.
+//! Runs that follow one another have one sum together. Only what pays: more than 240 bytes, on processors with AVX2, which
+//! is found out at run time. Vectors of 512 bits were measured too: what bounds this is memory, and the processor's clock falls
+//! for all that runs beside.
 //!
 //! While it computes, memory has nothing to do; so one prefetch a stripe brings in the bytes that are moved next.
 

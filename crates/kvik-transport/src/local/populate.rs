@@ -2,8 +2,8 @@
 //!
 //! A mapping begins without page-table entries, and a copy that meets a page for the first time pays for a fault. This
 //! thread walks what a peer has shown, in small steps, and maps what the peer has touched. What it has touched since
-//! is found after a copy from the region, as long as some of it was missing: one walk at a time, and never more than a
-//! tenth of the time.
+//! is found after a copy from the region, as long as some of it was missing: one walk at a time, over the steps that were
+//! not there as a whole, and never more than a tenth of the time. After walks that came upon nothing new it is less.
 //!
 //! Page tables are memory of this process that a peer causes: they are made for at most [`MOST`] bytes of all peers'
 //! regions together, a 512th of which they take.
@@ -25,6 +25,8 @@ const MOST: u64 = 64 << 30;
 /// The pause after a walk is so many times as long as it, and at least this long.
 const PAUSE: u32 = 9;
 const LEAST: Duration = Duration::from_millis(5);
+/// The pause doubles with each walk that comes upon nothing new, so often at most: to a thousandth of the time.
+const DOUBLED: u32 = 7;
 
 /// The thread's other side.
 pub struct Populator {
@@ -49,9 +51,27 @@ struct Queue {
 pub struct Populated {
     /// It waits for the thread, or there is nothing more to do for it.
     settled: AtomicBool,
-    counted: Mutex<Option<Counted>>,
-    /// Not before that.
-    rests_until: Mutex<Option<Instant>>,
+    walked: Mutex<Walked>,
+}
+
+#[derive(Debug, Default)]
+struct Walked {
+    counted: Option<Counted>,
+    /// Not again before that.
+    rests_until: Option<Instant>,
+    /// Of each step whether all of it was there once: nothing more is to be done for it.
+    whole: Vec<bool>,
+    /// Walks since the last one after which more steps were whole.
+    fruitless: u32,
+}
+
+impl Walked {
+    /// A walk has ended that took so long, after which more steps were whole, or not.
+    fn rest(&mut self, time: Duration, more: bool) {
+        self.fruitless = if more { 0 } else { (self.fruitless + 1).min(DOUBLED) };
+        let pause = (time * PAUSE).max(LEAST) * (1 << self.fruitless);
+        self.rests_until = Some(Instant::now() + pause);
+    }
 }
 
 /// Bytes of a region that count, until it is gone.
@@ -85,19 +105,20 @@ impl Populator {
         if state.settled.load(Ordering::Relaxed) {
             return;
         }
-        if lock(&state.rests_until).is_some_and(|until| Instant::now() < until)
+        let walked = &mut *lock(&state.walked);
+        if walked.rests_until.is_some_and(|until| Instant::now() < until)
             || state.settled.swap(true, Ordering::AcqRel)
         {
             return;
         }
         let bytes = memory.len() as u64;
-        let counted = &mut *lock(&state.counted);
-        if counted.is_none() {
+        if walked.counted.is_none() {
             if self.inner.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST {
                 self.inner.bytes.fetch_sub(bytes, Ordering::Relaxed);
                 return;
             }
-            *counted = Some(Counted(self.inner.bytes.clone(), bytes));
+            walked.counted = Some(Counted(self.inner.bytes.clone(), bytes));
+            walked.whole = vec![false; memory.len().div_ceil(PeerMemory::STEP)];
         }
         lock(&self.inner.queue).regions.push_back(Arc::downgrade(region));
         self.inner.wake.notify_one();
@@ -140,26 +161,82 @@ impl Inner {
 
     /// The region is held for a step at a time, so that one that its peer takes back goes.
     fn walk(&self, region: &Weak<PeerRegion>, seen: &mut Vec<u8>) {
-        let (began, mut offset, mut whole) = (Instant::now(), 0, true);
+        let (began, mut step, mut more) = (Instant::now(), 0, false);
         loop {
             if lock(&self.queue).over {
                 return;
             }
             let Some(region) = region.upgrade() else { return };
             let PeerRegion::Mapped(memory, state) = &*region else { return };
-            if offset >= memory.len() {
-                if !whole {
-                    let rest = (began.elapsed() * PAUSE).max(LEAST);
-                    *lock(&state.rests_until) = Some(Instant::now() + rest);
+            let next = {
+                let mut walked = lock(&state.walked);
+                let next = walked.whole.iter().skip(step).position(|whole| !whole);
+                if next.is_none() && walked.whole.contains(&false) {
+                    walked.rest(began.elapsed(), more);
                     state.settled.store(false, Ordering::Release);
                 }
-                return;
-            }
-            match memory.populate(offset, seen) {
-                Ok(all) => whole &= all,
+                next
+            };
+            let Some(next) = next else { return };
+            step += next;
+            match memory.populate(step * PeerMemory::STEP, seen) {
+                Ok(whole) => {
+                    lock(&state.walked).whole[step] = whole;
+                    more |= whole;
+                }
                 Err(error) => return log::debug!("a peer's memory is mapped as it is used: {error}"),
             }
-            offset += PeerMemory::STEP;
+            step += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_host::{HugePages, Memory};
+
+    #[test]
+    fn a_region_is_walked_until_all_of_it_was_there_and_no_step_twice() {
+        const STEP: usize = PeerMemory::STEP;
+        let owner = Memory::shared(3 * STEP, HugePages::Never).unwrap();
+        let fd = owner.fd().unwrap().try_clone_to_owned().unwrap();
+        let mapped = PeerMemory::map(fd, 3 * STEP).unwrap();
+        let region = Arc::new(PeerRegion::Mapped(mapped, Populated::default()));
+        let PeerRegion::Mapped(_, state) = &*region else { panic!("it is mapped") };
+        // Nobody but this test walks.
+        let inner = Inner { queue: Mutex::default(), wake: Condvar::new(), bytes: Arc::default() };
+        let populator = Populator { inner: Arc::new(inner), thread: Mutex::default() };
+        let mut seen = Vec::new();
+        for (touched, expected) in [(1, [false, true, false]), (0, [true, true, false]), (2, [true; 3])] {
+            owner.copy_in(touched * STEP, &vec![7; STEP]).unwrap();
+            lock(&state.walked).rests_until = None;
+            populator.look_at(&region);
+            populator.look_at(&region);
+            let queued = lock(&populator.inner.queue).regions.drain(..).collect::<Vec<_>>();
+            assert_eq!(queued.len(), 1, "step {touched}: looked at twice, walked once");
+            populator.inner.walk(&queued[0], &mut seen);
+            assert_eq!(lock(&state.walked).whole, expected);
+            // It rests, or is done with.
+            populator.look_at(&region);
+            assert!(lock(&populator.inner.queue).regions.is_empty());
+        }
+        lock(&state.walked).rests_until = None;
+        populator.look_at(&region);
+        assert!(lock(&populator.inner.queue).regions.is_empty(), "all of it was there");
+    }
+
+    #[test]
+    fn walks_that_find_nothing_new_become_rare() {
+        let (mut walked, time) = (Walked::default(), Duration::from_secs(1));
+        let mut rest = |more| {
+            walked.rest(time, more);
+            let pause = walked.rests_until.unwrap() - Instant::now();
+            (pause.as_secs_f64() / time.as_secs_f64()).round() as u32
+        };
+        assert_eq!(rest(true), 9);
+        let pauses: Vec<u32> = (0..9).map(|_| rest(false)).collect();
+        assert_eq!(pauses, [18, 36, 72, 144, 288, 576, 1152, 1152, 1152]);
+        assert_eq!(rest(true), 9);
     }
 }
