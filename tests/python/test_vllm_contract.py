@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import inspect
 import json
 import logging.handlers
@@ -20,6 +21,7 @@ from tests.python.fake_engine import FakeNative
 from tests.python.vllm_harness import (
     V1,
     VERSIONS,
+    Factory,
     Server,
     admit,
     base_tool,
@@ -72,6 +74,18 @@ def test_everything_that_the_scheduler_calls_is_there(kvik_vllm: ModuleType) -> 
     }
     assert "get_num_new_matched_tokens" in called
     assert not {name for name in called if not hasattr(kvik_vllm.KvikConnector, name)}
+
+
+def test_vllm_knows_the_connector_by_name(kvik_vllm: ModuleType) -> None:
+    """By kvik's plugin, in a process that imports nothing else of it, and by the module itself."""
+    assert Factory.known.pop("KvikConnector") == ("kvik.vllm", "KvikConnector")
+    (plugin,) = (
+        one for one in importlib.metadata.entry_points(group="vllm.general_plugins") if one.name == "kvik"
+    )
+    for _ in range(2):
+        plugin.load()()
+        module, name = Factory.known["KvikConnector"]
+        assert getattr(importlib.import_module(module), name) is kvik_vllm.KvikConnector
 
 
 @pytest.mark.usefixtures("kvik_vllm")

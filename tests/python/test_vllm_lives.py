@@ -72,6 +72,28 @@ def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) 
         assert server.pool.used() == set()
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_hellos_come_with_the_first_step_where_the_handshake_is_another_connectors(
+    kvik_vllm: ModuleType, native: FakeNative, tp: int
+) -> None:
+    """As under `MultiConnector`, which carries the handshake of one of its connectors."""
+    p = Server(kvik_vllm, native, "kv_producer", tp=tp, handshake=False)
+    d = Server(kvik_vllm, native, "kv_consumer", tp=tp, handshake=False)
+    params = offer(p, prompt(BLOCK), [3])
+    p.step()
+    early = request("d-0", prompt(BLOCK), params)
+    assert admit(d, early, [4]) == 0  # nothing is known of this server's own ranks yet: it is computed here
+    d.step()
+    assert d.total("recomputed_not_ready") == 1
+    wanted = request("d-1", prompt(BLOCK), params)
+    assert admit(d, wanted, [5]) == BLOCK
+    assert d.step().received == {"d-1"}
+    assert d.values(5) == {3}
+    assert not d.scheduler.build_connector_meta(None).asks
+    d.step()
+    assert p.step().sent == {"p-1"}
+
+
 def test_two_ranks(kvik_vllm: ModuleType, native: FakeNative) -> None:
     p, d = (Server(kvik_vllm, native, role, tp=2) for role in ("kv_producer", "kv_consumer"))
     params = offer(p, prompt(8), [1, 2])

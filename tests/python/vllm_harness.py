@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.python.fake_engine import FakeNative
 from tests.python.handover_harness import Status, across, prompt, request
@@ -70,6 +70,18 @@ class CacheHitSource(enum.Enum):
     EXTERNAL_UNSPECIFIED = "external_unspecified"
 
 
+class Factory:
+    """vLLM's register of connectors: a name is taken once."""
+
+    known: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    @classmethod
+    def register_connector(cls, name: str, module_path: str, class_name: str) -> None:
+        if name in cls.known:
+            raise ValueError(f"Connector '{name}' is already registered.")
+        cls.known[name] = (module_path, class_name)
+
+
 @contextlib.contextmanager
 def stand_in(version: str) -> Iterator[ModuleType]:
     """Give `kvik.vllm`, imported against vLLM `version`'s own base class."""
@@ -93,6 +105,9 @@ def stand_in(version: str) -> Iterator[ModuleType]:
         ):  # fmt: skip
             sys.modules[name] = _Empty(name)
         sys.modules["vllm"].__version__ = version  # type: ignore[attr-defined]
+        factory = sys.modules["vllm.distributed.kv_transfer.kv_connector.factory"]
+        factory.KVConnectorFactory = Factory  # type: ignore[attr-defined]
+        Factory.known.clear()
         sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]
         sys.modules["vllm.v1.metrics.cache_hit_source"].CacheHitSource = CacheHitSource  # type: ignore[attr-defined]
         for part in ("base", "metrics"):
@@ -241,8 +256,11 @@ class Server:
         dims: Mapping[str, int | None] | None = None,
         kv_heads: int | None = None,
         kind: type = FullAttentionSpec,
+        handshake: bool = True,
     ) -> None:
-        """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies."""
+        """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
+        Without `handshake` vLLM carries that of another connector, and gives it to this one.
+        """
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
         sizes: dict[str, Any] = {"heads": 2, "slots": 4} | dict(dims or {})
@@ -258,7 +276,8 @@ class Server:
             worker = make(config, base.KVConnectorRole.WORKER, cache)
             self.tensors.append(kv_tensors(blocks, **sizes))
             worker.register_kv_caches(self.tensors[rank])
-            hellos[0, rank] = across(worker.get_handshake_metadata())
+            foreign = base.KVConnectorHandshakeMetadata()
+            hellos[0, rank] = across(worker.get_handshake_metadata()) if handshake else foreign
             self.workers.append(worker)
         self.scheduler.set_xfer_handshake_metadata_pp_aware(hellos)
         self.pool = FakePool(blocks)

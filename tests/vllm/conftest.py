@@ -26,6 +26,7 @@ SPECS = {
     for spec in (
         PairSpec("no-prefix-cache"),
         PairSpec("prefix-cache", prefix_caching=True),
+        PairSpec("several", several=True),
         PairSpec("tp2", ranks=(2, 2)),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),
         PairSpec(

@@ -1,6 +1,7 @@
 """A prefill engine, a decode engine and a router: started together, asked by hand or through the router."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from tests.python.peers import stop
 from tests.vllm.forked import ForkedServer, ForkParent
 from tests.vllm.wire import Wire
 
+ROOT = Path(__file__).parents[2]
 ENGINES = ("prefill", "decode")
 BLOCK_BYTES = BLOCK_TOKENS * KV_BYTES_PER_TOKEN
 EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these tests
@@ -40,7 +42,8 @@ class PairSpec:
     can be turned round. With `secrets` they run on two hosts (network namespaces), and have these secrets:
     prefill's and decode's. wired: KV passes a `Wire`, and both engines may be killed and started again where
     they were. decode_arguments: more of decode's command line. forked: from a process that has imported vLLM
-    already, and not each by a command line of its own, which takes ten times as long.
+    already, and not each by a command line of its own, which takes ten times as long. several: kvik's
+    connector is one of two.
     """
 
     name: str
@@ -52,6 +55,26 @@ class PairSpec:
     wired: bool = False
     decode_arguments: Sequence[str] = ()
     forked: bool = True
+    several: bool = False
+
+
+@dataclass(frozen=True)
+class Several(Connector):
+    """kvik's connector as the second of two of vLLM's `MultiConnector`."""
+
+    def config(self) -> str:
+        """The JSON of `--kv-transfer-config`."""
+        beside = {
+            "kv_connector": "BesideConnector",
+            "kv_connector_module_path": "tests.vllm.beside_connector",
+            "kv_role": self.role,
+        }
+        return json.dumps({
+            "kv_connector": "MultiConnector",
+            "kv_role": self.role,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"connectors": [beside, json.loads(super().config())]},
+        })  # fmt: skip
 
 
 Hosts = tuple[Host | None, Host | None]
@@ -194,11 +217,13 @@ def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | Non
             if name == "prefill":
                 extra |= {"listen": f"{address}:{wire.target}", "advertise": f"{address}:{wire.port}"}
         role: Role = "kv_both" if spec.both else "kv_producer" if name == "prefill" else "kv_consumer"
-        connector = Connector(role, None if role == "kv_producer" else report, extra=extra)
+        kind = Several if spec.several else Connector
+        connector = kind(role, None if role == "kv_producer" else report, extra=extra)
+        env = {"KVIK_SECRET": secret} if secret else {}
         made.append(
             EngineSpec(
                 name, connector, tensor_parallel=ranks, prefix_caching=spec.prefix_caching,
-                host=address, env={"KVIK_SECRET": secret} if secret else {},
+                host=address, env=env | {"PYTHONPATH": str(ROOT)} if spec.several else env,
                 arguments=spec.decode_arguments if name == "decode" else (),
             )
         )  # fmt: skip

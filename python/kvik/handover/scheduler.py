@@ -113,6 +113,11 @@ class SchedulerSide:
 
     # Start.
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the worker ranks have said what they are; until then nothing is handed over."""
+        return bool(self._ranks)
+
     def set_ranks(self, hellos: Mapping[int, RankHello]) -> None:
         """Take what every worker rank said at start. All ranks of one server must lie alike."""
         shapes = {hello.shape for hello in hellos.values()}

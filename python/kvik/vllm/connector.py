@@ -51,20 +51,24 @@ class KvikHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 @dataclass
 class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """One step's plan, as vLLM carries it from the scheduler process to the workers."""
+    """One step's plan, as vLLM carries it from the scheduler process to the workers. asks: the scheduler side
+    has not heard of the ranks yet, and wants their hellos."""
 
     plan: StepPlan = field(default_factory=StepPlan)
+    asks: bool = False
 
 
 @dataclass
 class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """On how many ranks the grants of parked handovers have ended, by request id."""
+    """On how many ranks the grants of parked handovers have ended, by request id; the hellos that were asked
+    for, by tensor-parallel rank."""
 
     parked_ends: Counter[str]
+    hellos: dict[int, RankHello] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KvikWorkerMetadata:
         """Add another rank's."""
-        return KvikWorkerMetadata(self.parked_ends + other.parked_ends)
+        return KvikWorkerMetadata(self.parked_ends + other.parked_ends, self.hellos | other.hellos)
 
 
 class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -82,6 +86,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         _check_setup(parallel, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._asked = False
         report = ReportFile(config.report_file)
         module = native.load()
         if role is KVConnectorRole.SCHEDULER:
@@ -131,13 +136,16 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:  # noqa: ARG002
         """This step's plan for the workers."""
-        return KvikMetadata(self._on_scheduler().take_plan())
+        side = self._on_scheduler()
+        return KvikMetadata(side.take_plan(), asks=not side.has_ranks)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers reported with the last step."""
-        meta = connector_output.kv_connector_worker_meta
+        meta, side = connector_output.kv_connector_worker_meta, self._on_scheduler()
         ends = meta.parked_ends if isinstance(meta, KvikWorkerMetadata) else {}
-        self._on_scheduler().update_output(connector_output, ends)
+        if isinstance(meta, KvikWorkerMetadata) and meta.hellos and not side.has_ranks:
+            side.set_ranks(meta.hellos)
+        side.update_output(connector_output, ends)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended (vLLM without the hybrid memory allocator)."""
@@ -150,9 +158,12 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._on_scheduler().request_finished(request, block_ids)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """The ranks' hellos, by tensor-parallel rank."""
+        """The ranks' hellos, by tensor-parallel rank. vLLM's `MultiConnector` carries those of one of its
+        connectors only, and gives them to all: where that is another one, the first step asks for them.
+        """
         hellos = {rank: entry.hello for rank, entry in metadata.items() if isinstance(entry, KvikHandshake)}
-        self._on_scheduler().set_ranks(hellos)
+        if hellos:
+            self._on_scheduler().set_ranks(hellos)
 
     def reset_cache(self) -> bool | None:
         """There is no cache here to reset, which is a success."""
@@ -172,6 +183,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A step begins: start its plan now; `start_load_kv` may come only after the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         if isinstance(connector_metadata, KvikMetadata):
+            self._asked = connector_metadata.asks
             self._on_worker().begin_step(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -202,8 +214,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_worker_meta(self) -> KvikWorkerMetadata | None:
         """What vLLM's own output has no field for."""
-        ends = self._on_worker().take_parked_ends()
-        return KvikWorkerMetadata(Counter(ends)) if ends else None
+        ends, hellos = self._on_worker().take_parked_ends(), {}
+        if self._asked:
+            hello = self._on_worker().hello()
+            self._asked, hellos = False, {hello.tp: hello}
+        return KvikWorkerMetadata(Counter(ends), hellos) if ends or hellos else None
 
     # Both.
 
