@@ -6,6 +6,7 @@ is imported already (`fork_parent`), since imports are nine tenths of a start.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,12 +22,22 @@ from tests.netns.hosts import two_hosts
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_engine, start_pair
 
+NGRAMS = json.dumps({
+    "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
+})  # fmt: skip
 SPECS = {
     spec.name: spec
     for spec in (
         PairSpec("no-prefix-cache"),
         PairSpec("prefix-cache", prefix_caching=True),
-        PairSpec("several", several=True),
+        PairSpec("several", several=True, decode_arguments=["--speculative-config", NGRAMS]),
+        PairSpec(
+            "small-steps",
+            prefix_caching=True,
+            arguments=["--max-num-batched-tokens", "256", "--async-scheduling"],
+            decode_arguments=["--num-gpu-blocks-override", "48"],
+        ),
+        PairSpec("dp2", arguments=["--data-parallel-size", "2"]),
         PairSpec("tp2", ranks=(2, 2)),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),
         PairSpec(

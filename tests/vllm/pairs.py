@@ -41,9 +41,9 @@ class PairSpec:
     ranks: tensor-parallel ranks of prefill and decode. both: each engine plays both roles, so that the pair
     can be turned round. With `secrets` they run on two hosts (network namespaces), and have these secrets:
     prefill's and decode's. wired: KV passes a `Wire`, and both engines may be killed and started again where
-    they were. decode_arguments: more of decode's command line. forked: from a process that has imported vLLM
-    already, and not each by a command line of its own, which takes ten times as long. several: kvik's
-    connector is one of two.
+    they were. arguments, decode_arguments: more of both command lines, and of decode's. forked: from a
+    process that has imported vLLM already, and not each by a command line of its own, which takes ten times
+    as long. several: kvik's connector is one of two.
     """
 
     name: str
@@ -53,6 +53,7 @@ class PairSpec:
     extra: Mapping[str, object] = field(default_factory=dict)
     secrets: tuple[str, str] | None = None
     wired: bool = False
+    arguments: Sequence[str] = ()
     decode_arguments: Sequence[str] = ()
     forked: bool = True
     several: bool = False
@@ -224,7 +225,7 @@ def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | Non
             EngineSpec(
                 name, connector, tensor_parallel=ranks, prefix_caching=spec.prefix_caching,
                 host=address, env=env | {"PYTHONPATH": str(ROOT)} if spec.several else env,
-                arguments=spec.decode_arguments if name == "decode" else (),
+                arguments=[*spec.arguments, *(spec.decode_arguments if name == "decode" else ())],
             )
         )  # fmt: skip
     return made

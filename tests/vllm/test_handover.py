@@ -1,11 +1,14 @@
 """Tokens through the router equal one engine's own, and the KV really moved."""
 
+import re
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS
+from kvik.demo.processes import HttpServer
 from tests.vllm.conftest import Reference
 from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, used, wait_used
 
@@ -93,6 +96,24 @@ def test_unequal_ranks(pair: Pair, reference: Reference, turned: bool) -> None:
     assert {load.rank for load in loads} == set(range(running.spec.ranks[1]))
     assert running.decode_computed() - computed <= len(SMALL), "decode computed more than one token a prompt"
     wait_used(running.prefill, before, SLACK)
+
+
+def answered_by(engine: HttpServer) -> dict[str, float]:
+    """Requests that each data-parallel rank of a server has answered, by rank."""
+    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as response:  # noqa: S310 - this test's own
+        text = response.read().decode()
+    samples = re.findall(r'^vllm:request_success_total\{engine="(\d+)".*"length".*\} (\S+)$', text, re.M)
+    return {rank: float(value) for rank, value in samples}
+
+
+@pytest.mark.parametrize("pair", ["dp2"], indirect=True)
+def test_data_parallel(pair: Pair, reference: Reference) -> None:
+    """Two data-parallel ranks on either side: each prompt comes from the one that has computed it."""
+    check(pair, reference, SMALL, seed=16, at_once=8)
+    for engine in pair.engines():
+        answered = answered_by(engine)
+        assert len(answered) == 2, answered
+        assert min(answered.values()) > 0, f"a rank of {engine.name} had nothing to do: {answered}"
 
 
 @pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)

@@ -1,4 +1,4 @@
-"""kvik's connector beside another one, under vLLM's `MultiConnector`."""
+"""kvik's connector beside another one, under vLLM's `MultiConnector`; decode also guesses tokens ahead."""
 
 import pytest
 
@@ -31,3 +31,4 @@ def test_handover_beside_another_connector(pair: Pair, reference: Reference) -> 
     after = client.metrics(pair.decode.url)
     loaded = "vllm:kvik_loaded_bytes_total"
     assert after[loaded] - before[loaded] == sum(map(blocks_of, LENGTHS)) * BLOCK_BYTES
+    assert after["vllm:spec_decode_num_draft_tokens_total"] > 0

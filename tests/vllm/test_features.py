@@ -1,0 +1,70 @@
+"""What vLLM does with requests: prefills in chunks, steps before outputs are known, samples, preemption."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvik.demo import client
+from tests.vllm.conftest import Reference
+from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, wait_used
+
+TOKENS = 16
+PREEMPTIONS = "vllm:num_preemptions_total"
+small_steps = pytest.mark.parametrize("pair", ["small-steps"], indirect=True)
+
+
+@small_steps
+@pytest.mark.parametrize("length", [257, 1025, 2500])
+def test_prefill_in_chunks(pair: Pair, reference: Reference, length: int) -> None:
+    """A prompt is computed 256 tokens at a time, and handed over once."""
+    prompt = prompt_of(length, seed=70)
+    pair.reports.new()
+    computed = pair.decode_computed()
+    assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    (load,) = pair.reports.wait(1)
+    assert (load.outcome, load.bytes) == ("loaded", blocks_of(length) * BLOCK_BYTES)
+    assert pair.decode_computed() == computed
+
+
+def _samples(url: str, prompt: Sequence[int], **more: object) -> list[list[int]]:
+    # vLLM takes several samples only at random; of one candidate that is the best one.
+    choices = client.post(url, client.body(prompt, TOKENS, n=3, temperature=1.0, top_k=1, **more))["choices"]
+    assert isinstance(choices, list)
+    return [choice["token_ids"] for choice in choices]
+
+
+@small_steps
+def test_several_samples(pair: Pair, reference: Reference) -> None:
+    """The samples of one request share an offer, which one of them takes."""
+    prompt = prompt_of(800, seed=71)
+    pair.reports.new()
+    params = pair.prefill_by_hand(prompt)
+    assert _samples(pair.decode.url, prompt, kv_transfer_params=params) == [reference(prompt, TOKENS)] * 3
+    assert "loaded" in [load.outcome for load in pair.reports.wait(1)]
+    # kvik's router has decode compute what is to be sampled several times.
+    prompt = prompt_of(700, seed=71)
+    assert _samples(pair.router.url, prompt) == [reference(prompt, TOKENS)] * 3
+
+
+@small_steps
+def test_several_prompts(pair: Pair, reference: Reference) -> None:
+    """kvik's router has decode compute a request of several prompts."""
+    prompts = [prompt_of(length, seed=72) for length in (500, 300)]
+    answer = client.post(pair.router.url, client.body([], TOKENS) | {"prompt": prompts})
+    choices = answer["choices"]
+    assert isinstance(choices, list)
+    assert [choice["token_ids"] for choice in choices] == [reference(prompt, TOKENS) for prompt in prompts]
+
+
+@small_steps
+def test_preempted(pair: Pair, reference: Reference) -> None:
+    """Decode has not enough KV blocks for all sequences, and computes those again that lose theirs."""
+    prompts = [prompt_of(600 + i, seed=73) for i in range(10)]
+    before = client.metrics(pair.decode.url)[PREEMPTIONS]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda prompt: client.complete(pair.router.url, prompt, 300).tokens, prompts))
+    assert client.metrics(pair.decode.url)[PREEMPTIONS] > before, "nothing was preempted"
+    assert answers == [reference(prompt, 300) for prompt in prompts]
+    for engine in pair.engines():
+        wait_used(engine, 0.0, within=20.0)
