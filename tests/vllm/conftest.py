@@ -35,6 +35,7 @@ SPECS = {
             "small-steps",
             prefix_caching=True,
             arguments=["--max-num-batched-tokens", "256", "--async-scheduling"],
+            adapter=True,
             decode_arguments=["--num-gpu-blocks-override", "48"],
         ),
         PairSpec("dp2", arguments=["--data-parallel-size", "2"]),

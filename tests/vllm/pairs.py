@@ -18,6 +18,7 @@ from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 from tests.netns.hosts import Host
 from tests.python.peers import stop
+from tests.vllm.adapter import ADAPTED, write_adapter
 from tests.vllm.forked import ForkedServer, ForkParent
 from tests.vllm.wire import Wire
 
@@ -41,9 +42,9 @@ class PairSpec:
     ranks: tensor-parallel ranks of prefill and decode. both: each engine plays both roles, so that the pair
     can be turned round. With `secrets` they run on two hosts (network namespaces), and have these secrets:
     prefill's and decode's. wired: KV passes a `Wire`, and both engines may be killed and started again where
-    they were. arguments, decode_arguments: more of both command lines, and of decode's. forked: from a
-    process that has imported vLLM already, and not each by a command line of its own, which takes ten times
-    as long. several: kvik's connector is one of two.
+    they were. arguments, decode_arguments: more of both command lines, and of decode's. adapter: both have a
+    LoRA adapter, `ADAPTED`. forked: from a process that has imported vLLM already, and not each by a command
+    line of its own, which takes ten times as long. several: kvik's connector is one of two.
     """
 
     name: str
@@ -54,6 +55,7 @@ class PairSpec:
     secrets: tuple[str, str] | None = None
     wired: bool = False
     arguments: Sequence[str] = ()
+    adapter: bool = False
     decode_arguments: Sequence[str] = ()
     forked: bool = True
     several: bool = False
@@ -163,6 +165,9 @@ def start_pair(
     """
     begin = partial(start_engine, parent if spec.forked else None, model)
     folder.mkdir(parents=True)
+    if spec.adapter:
+        adapter = f"{ADAPTED}={write_adapter(folder / 'adapter')}"
+        spec = replace(spec, arguments=[*spec.arguments, "--enable-lora", "--lora-modules", adapter])
     reports = [folder / f"{name}-loads.jsonl" for name in ENGINES]
     fleet = Fleet()
     wire = None

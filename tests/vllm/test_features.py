@@ -1,11 +1,16 @@
 """What vLLM does with requests: prefills in chunks, steps before outputs are known, samples, preemption."""
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 
 from kvik.demo import client
+from kvik.demo.engines import MODEL
+from kvik.demo.processes import HttpServer
+from tests.vllm.adapter import ADAPTED
 from tests.vllm.conftest import Reference
 from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, wait_used
 
@@ -55,6 +60,40 @@ def test_several_prompts(pair: Pair, reference: Reference) -> None:
     choices = answer["choices"]
     assert isinstance(choices, list)
     assert [choice["token_ids"] for choice in choices] == [reference(prompt, TOKENS) for prompt in prompts]
+
+
+@small_steps
+def test_lora(pair: Pair, reference: Reference) -> None:
+    """KV of an adapter goes to requests for this adapter, and to no other ones."""
+    prompt = prompt_of(600, seed=74)
+    adapted = client.body(prompt, TOKENS, model=ADAPTED)
+    expected = client.tokens_of(client.post(pair.prefill.url, adapted))
+    assert expected != reference(prompt, TOKENS), "the adapter changes nothing"
+    for model, tokens in ((ADAPTED, expected), (MODEL, reference(prompt, TOKENS))):
+        pair.reports.new()
+        answer = client.post(pair.router.url, client.body(prompt, TOKENS, model=model))
+        assert client.tokens_of(answer) == tokens
+        (one,) = pair.reports.wait(1)
+        assert (one.outcome, one.bytes) == ("loaded", blocks_of(600) * BLOCK_BYTES)
+    # What the adapter's prefill offers is refused for the model without it.
+    prompt = prompt_of(601, seed=74)
+    params = pair.prefill_by_hand(prompt, model=ADAPTED)
+    pair.reports.new()
+    assert pair.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS)
+    assert [one.reason for one in pair.reports.wait(1)] == ["digest_mismatch"]
+
+
+@small_steps
+def test_structured_output(pair: Pair, alone: HttpServer) -> None:
+    """Tokens that a grammar allows are the same with KV that was handed over."""
+    prompt = prompt_of(500, seed=75)
+    asked = client.body(prompt, 12, structured_outputs={"regex": "[a-f]{12}"})
+    pair.reports.new()
+    answers = [client.post(url, asked) for url in (alone.url, pair.router.url)]
+    assert client.tokens_of(answers[0]) == client.tokens_of(answers[1])
+    (choice,) = cast("list[dict[str, str]]", answers[1]["choices"])
+    assert re.fullmatch("[a-f]{12}", choice["text"])
+    assert [one.outcome for one in pair.reports.wait(1)] == ["loaded"]
 
 
 @small_steps
