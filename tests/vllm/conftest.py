@@ -29,15 +29,13 @@ SPECS = {
     spec.name: spec
     for spec in (
         PairSpec("no-prefix-cache"),
-        PairSpec("prefix-cache", prefix_caching=True),
-        PairSpec("several", several=True, decode_arguments=["--speculative-config", NGRAMS]),
         PairSpec(
-            "small-steps",
+            "prefix-cache",
             prefix_caching=True,
-            arguments=["--max-num-batched-tokens", "256", "--async-scheduling"],
             adapter=True,
-            decode_arguments=["--num-gpu-blocks-override", "48"],
+            arguments=["--max-num-batched-tokens", "256", "--async-scheduling"],
         ),
+        PairSpec("several", several=True, decode_arguments=["--speculative-config", NGRAMS]),
         PairSpec("dp2", arguments=["--data-parallel-size", "2"]),
         PairSpec("tp2", ranks=(2, 2)),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),

@@ -16,7 +16,8 @@ from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, wait_used
 
 TOKENS = 16
 PREEMPTIONS = "vllm:num_preemptions_total"
-small_steps = pytest.mark.parametrize("pair", ["small-steps"], indirect=True)
+small_steps = pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)
+small_cache = pytest.mark.parametrize("pair", ["wired"], indirect=True)
 
 
 @small_steps
@@ -96,10 +97,10 @@ def test_structured_output(pair: Pair, alone: HttpServer) -> None:
     assert [one.outcome for one in pair.reports.wait(1)] == ["loaded"]
 
 
-@small_steps
+@small_cache
 def test_preempted(pair: Pair, reference: Reference) -> None:
     """Decode has not enough KV blocks for all sequences, and computes those again that lose theirs."""
-    prompts = [prompt_of(600 + i, seed=73) for i in range(10)]
+    prompts = [prompt_of(600 + i, seed=73) for i in range(6)]
     before = client.metrics(pair.decode.url)[PREEMPTIONS]
     with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda prompt: client.complete(pair.router.url, prompt, 300).tokens, prompts))
