@@ -71,17 +71,19 @@ class FakePageSet:
     region: FakeRegion
     layout: FakeLayout
     ids: tuple[int, ...]
+    layers: tuple[int, int]
     slices: tuple[int, int]
     parts: int
 
     @property
     def nbytes(self) -> int:
-        return self.layout.layers * sum(size for _, size in self.stream(0))
+        return (self.layers[1] - self.layers[0]) * sum(size for _, size in self.stream(0))
 
     def stream(self, layer: int) -> list[Piece]:
-        """One layer's bytes in the order of the stream: number by number, and in each slice by slice."""
+        """The bytes of one of its layers in the order of the stream: number by number, and in each slice by
+        slice."""
         size = self.layout.run_bytes // self.parts
-        base = self.region.address + self.layout.offsets[layer]
+        base = self.region.address + self.layout.offsets[self.layers[0] + layer]
         return [
             (
                 base
@@ -100,17 +102,24 @@ class FakeRegion:
         self.address, self.nbytes = address, nbytes
 
     def pages(
-        self, layout: FakeLayout, ids: Any, *, slices: tuple[int, int] | None = None, parts: int = 1
+        self,
+        layout: FakeLayout,
+        ids: Any,
+        *,
+        layers: tuple[int, int] | None = None,
+        slices: tuple[int, int] | None = None,
+        parts: int = 1,
     ) -> FakePageSet:
         numbers = tuple(int(i) for i in np.asarray(ids))
         first, end = slices or (0, layout.slices)
-        if layout.run_bytes % parts:
+        begin, until = layers or (0, layout.layers)
+        if layout.run_bytes % parts or not 0 <= begin < until <= layout.layers:
             raise KvikError("invalid_argument")
         if not 0 <= first < end <= layout.slices or any(not 0 <= i < layout.pages * parts for i in numbers):
             raise KvikError("page_out_of_range")
         if len(set(numbers)) != len(numbers):
             raise KvikError("duplicate_page")
-        return FakePageSet(self, layout, numbers, (first, end), parts)
+        return FakePageSet(self, layout, numbers, (begin, until), (first, end), parts)
 
     def close(self, _timeout: float = 5.0) -> None:
         return None
@@ -188,6 +197,7 @@ class Remote:
     """Which of the granted pages a read is about, by their places in the grant."""
 
     positions: range
+    layers: tuple[int, int] | None
     slices: tuple[int, int] | None
     parts: int
 
@@ -274,10 +284,13 @@ class FakeTransfer:
         """Copy the remote stream into the local one; only the numbers of bytes and layers must agree."""
         parts = self._remote.parts
         ids = [granted.ids[at // parts] * parts + at % parts for at in self._remote.positions]
-        remote = granted.region.pages(granted.layout, ids, slices=self._remote.slices, parts=parts)
-        if local.layout.layers != remote.layout.layers:
+        remote = granted.region.pages(
+            granted.layout, ids, layers=self._remote.layers, slices=self._remote.slices, parts=parts
+        )
+        layers = local.layers[1] - local.layers[0]
+        if layers != remote.layers[1] - remote.layers[0]:
             raise KvikError("shape_mismatch")
-        for layer in range(local.layout.layers):
+        for layer in range(layers):
             here, there = local.stream(layer), remote.stream(layer)
             sizes = {size for _, size in here} | {size for _, size in there}
             if len(here) != len(there) or len(sizes) != 1:
@@ -334,6 +347,7 @@ class FakeEngine:
         *,
         deadline: float,
         confirm: bool = True,
+        remote_layers: tuple[int, int] | None = None,
         remote_slices: tuple[int, int] | None = None,
         remote_parts: int = 1,
         readers: int = 1,
@@ -341,14 +355,14 @@ class FakeEngine:
         content: FakeContent,
     ) -> FakeTransfer:
         assert tag
-        remote = Remote(positions, remote_slices, remote_parts)
+        remote = Remote(positions, remote_layers, remote_slices, remote_parts)
         return self._open(FakeTransfer(self, local, ticket, remote, deadline, readers, content, confirm))
 
     def release(
         self, ticket: FakeTicket, *, deadline: float, readers: int = 1, tag: str = "", content: FakeContent
     ) -> FakeTransfer:
         assert tag
-        remote = Remote(range(0), None, 1)
+        remote = Remote(range(0), None, None, 1)
         return self._open(FakeTransfer(self, None, ticket, remote, deadline, readers, content, True))
 
     def close(self, _timeout: float = 5.0) -> None:

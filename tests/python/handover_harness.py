@@ -12,7 +12,7 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from kvik.handover.holding import HeldBlocks
 from kvik.handover.mapping import heads_of
 from kvik.handover.memory import KvMemory
 from kvik.handover.native import Native
-from kvik.handover.protocol import KvShape
+from kvik.handover.protocol import KvShape, RankPlace
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
@@ -67,14 +67,16 @@ def shape_of(
     *,
     kind: str = "gqa",
     layers: int = 2,
+    stages: tuple[int, ...] = (),
     content: int = 3,
     order: str = "HNC",
 ) -> KvShape:
-    """The shape of one rank."""
+    """The shape of a server; `stages`, the layers of each pipeline stage, replaces `layers`."""
+    stages = stages or (layers,)
     heads = max(1, kv_heads // tp)
     return KvShape(
-        kind=kind, layers=layers, kv_heads=kv_heads, content=content, dtype="float32", tp=tp, pp=1,
-        heads=heads, block_tokens=block_tokens, order=order,
+        kind=kind, layers=sum(stages), kv_heads=kv_heads, content=content, dtype="float32", tp=tp,
+        stages=stages, heads=heads, block_tokens=block_tokens, order=order,
         block_bytes=heads * block_tokens * content * ITEM,
     )  # fmt: skip
 
@@ -84,16 +86,23 @@ def kv_code(layer: int, head: int, token: int) -> int:
     return (layer * 64 + head) * 65536 + token + 1
 
 
-Kv = npt.NDArray[np.uint32]  # [layers, blocks, heads of the rank, tokens of a block, content]
+Kv = npt.NDArray[np.uint32]  # [layers of the rank, blocks, heads of the rank, tokens of a block, content]
 
 
-def compute(kv: Kv, shape: KvShape, heads: tuple[int, int], blocks: list[int], tokens: range) -> None:
-    """Write the KV of some of the model's heads, for these tokens of a prompt that lies in `blocks`."""
+def compute(
+    kv: Kv,
+    block_tokens: int,
+    layers: tuple[int, int],
+    heads: tuple[int, int],
+    blocks: list[int],
+    tokens: range,
+) -> None:
+    """Write the KV of some of the model's layers and heads, for these tokens of a prompt in `blocks`."""
     for token in tokens:
-        block, slot = blocks[token // shape.block_tokens], token % shape.block_tokens
-        for layer in range(shape.layers):
+        block, slot = blocks[token // block_tokens], token % block_tokens
+        for number, layer in enumerate(range(*layers)):
             codes = [kv_code(layer, head, token) for head in range(*heads)]
-            kv[layer, block, :, slot, :] = np.asarray(codes, dtype=np.uint32)[:, None]
+            kv[number, block, :, slot, :] = np.asarray(codes, dtype=np.uint32)[:, None]
 
 
 @dataclass
@@ -107,15 +116,26 @@ class Rank:
     """One worker rank and its KV; `kv` is a view of it whatever the order in memory."""
 
     def __init__(
-        self, native: Native, role: str, tp: int, shape: KvShape, blocks: int, report: Path, transport: str
+        self,
+        native: Native,
+        role: str,
+        place: RankPlace,
+        server: KvShape,
+        blocks: int,
+        report: Path,
+        transport: str,
     ) -> None:
+        self.layers = server.layers_of(place.pp)
+        mine = server.stages[place.pp]
+        shape = replace(server, layers=mine, stages=(mine,))
         sizes = {"H": shape.heads, "N": shape.block_tokens, "C": shape.content}
         order = shape.order if len(shape.order) == len(sizes) else "HNC"  # "H[...]": any will do
         self.memory = np.zeros((shape.layers, blocks, *(sizes[letter] for letter in order)), dtype=np.uint32)
         self.kv: Kv = self.memory.transpose(0, 1, *(2 + order.index(letter) for letter in "HNC"))
-        self.heads = heads_of(tp, shape.tp, shape.kv_heads)
+        self.heads = heads_of(place.tp, shape.tp, shape.kv_heads)
+        self.block_tokens = shape.block_tokens
         config = ConnectorConfig(transport=transport)
-        self.worker = WorkerSide(native, config, role, tp, shape.tp, 0, ReportFile(str(report)))
+        self.worker = WorkerSide(native, config, role, place, ReportFile(str(report)))
         self.worker.register(
             KvMemory(
                 address=self.memory.ctypes.data,
@@ -127,6 +147,10 @@ class Rank:
                 owner=self.memory,
             )
         )
+
+    def compute(self, kv: Kv, blocks: list[int], tokens: range) -> None:
+        """Write this rank's part of the KV of these tokens of a prompt that lies in `blocks`."""
+        compute(kv, self.block_tokens, self.layers, self.heads, blocks, tokens)
 
 
 class Side:
@@ -147,14 +171,21 @@ class Side:
         identity = Identity(
             engine_id=role,
             model={"model": "tiny"},
-            tp_size=shape.tp,
+            ranks=shape.ranks,
             is_producer=role == "prefill",
             is_consumer=role == "decode",
         )
-        held = HeldBlocks(2.0, shape.tp, clock)
+        held = HeldBlocks(2.0, shape.ranks, clock)
         self.scheduler = SchedulerSide(native, identity, 120.0, held, ReportFile(str(self.report)))
-        self.ranks = [Rank(native, role, tp, shape, blocks, self.report, transport) for tp in range(shape.tp)]
-        self.scheduler.set_ranks({tp: across(rank.worker.hello()) for tp, rank in enumerate(self.ranks)})
+        places = [
+            RankPlace(tp, shape.tp, pp, len(shape.stages))
+            for pp in range(len(shape.stages))
+            for tp in range(shape.tp)
+        ]
+        self.ranks = [Rank(native, role, place, shape, blocks, self.report, transport) for place in places]
+        self.scheduler.set_ranks(
+            {number: across(rank.worker.hello()) for number, rank in enumerate(self.ranks)}
+        )
         self.reported: Counter[tuple[str, str]] = Counter()
 
     def close(self) -> None:
@@ -185,7 +216,7 @@ class Side:
     def write(self, blocks: list[int], tokens: range) -> None:
         """Compute the KV of these tokens of a prompt that lies in `blocks`."""
         for rank in self.ranks:
-            compute(rank.kv, self.shape, rank.heads, blocks, tokens)
+            rank.compute(rank.kv, blocks, tokens)
 
     def offer(self, tokens: list[int], blocks: list[int], request_id: str = "p-1") -> dict[str, Any]:
         """Prefill a prompt and offer its KV; the parameters, through JSON."""
@@ -207,7 +238,7 @@ class Side:
         """Whether every head of every rank has these tokens of a prompt in `blocks`, and nothing else."""
         for rank in self.ranks:
             right = np.zeros_like(rank.kv)
-            compute(right, self.shape, rank.heads, blocks, tokens)
+            rank.compute(right, blocks, tokens)
             if not np.array_equal(rank.kv[:, blocks], right[:, blocks]):
                 return False
         return True

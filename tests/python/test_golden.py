@@ -4,6 +4,7 @@ KVIK_TEST_GOLDEN=write makes the files of this release that are not there yet.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ SHAPE = protocol.KvShape(
     content=256,
     dtype="bfloat16",
     tp=2,
-    pp=1,
+    stages=(28,),
     heads=4,
     block_tokens=16,
     order="HNC",
@@ -49,6 +50,21 @@ OFFERS = {
         namespace="cd" * 32,
         model="a/model",
         shape=SHAPE,
+        expires_in=120.0,
+    ),
+    "two stages of two ranks": protocol.Handover(
+        remote_request_id="cmpl-18",
+        remote_engine_id="prefill-0",
+        address="10.77.1.1:4000",
+        num_tokens=17,
+        tickets=tuple(
+            protocol.RankTicket(tp, pp, 0, f"kvik1.{pp}.{tp}")
+            for pp, tp in itertools.product(range(2), repeat=2)
+        ),
+        digest="ab" * 32,
+        namespace="cd" * 32,
+        model="a/model",
+        shape=dataclasses.replace(SHAPE, stages=(16, 12)),
         expires_in=120.0,
     ),
     "one latent": protocol.Handover(

@@ -21,6 +21,9 @@ SHAPES = {
     "4 to 2": (shape_of(4, 8, 8), shape_of(2, 8, 8)),
     "3 to 2": (shape_of(3, 6, 8), shape_of(2, 6, 8)),
     "8 with copies to 2": (shape_of(8, 4, 8), shape_of(2, 4, 8)),
+    "stages 1 to 2": (shape_of(1, 4, 8, stages=(5,)), shape_of(1, 4, 8, stages=(2, 3))),
+    "stages 2 to 1, ranks 1 to 2": (shape_of(1, 4, 8, stages=(2, 3)), shape_of(2, 4, 8, stages=(5,))),
+    "stages 3 to 2, blocks 4 to 8": (shape_of(1, 4, 4, stages=(1, 3, 1)), shape_of(1, 4, 8, stages=(2, 3))),
     "MLA 4 to 2": (shape_of(4, 1, 8, kind="mla"), shape_of(2, 1, 8, kind="mla")),
     "MLA 2 to 4": (shape_of(2, 1, 8, kind="mla"), shape_of(4, 1, 8, kind="mla")),
     "blocks 4 to 8": (shape_of(1, 4, 4), shape_of(1, 4, 8)),
@@ -74,7 +77,9 @@ def test_handover(tmp_path: Path, name: str, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "local"])
-@pytest.mark.parametrize("name", ["4 to 2", "1 to 2", "MLA 2 to 4", "blocks 8 to 4, ranks 2 to 4"])
+@pytest.mark.parametrize(
+    "name", ["4 to 2", "1 to 2", "stages 3 to 2, blocks 4 to 8", "MLA 2 to 4", "blocks 8 to 4, ranks 2 to 4"]
+)
 def test_tickets_of_another_prompt_lead_to_nothing(tmp_path: Path, name: str, transport: str) -> None:
     """The owner refuses by name, nothing is written, and both prompts still find their KV."""
     with servers(SHAPES[name], tmp_path, transport) as (p, d):

@@ -53,6 +53,46 @@ def test_every_head_is_read_once_from_a_rank_that_has_it(theirs: int, ours: int,
     assert [confirming[rank] for rank in range(theirs)] == list(found.readers)
 
 
+STAGES = ((12,), (6, 6), (5, 7), (4, 4, 4), (1, 10, 1), (3, 3, 3, 3))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("theirs", "ours"), list(itertools.product(STAGES, STAGES)))
+@pytest.mark.parametrize("tp", list(itertools.product((1, 2, 4), repeat=2)))
+def test_every_layer_and_head_is_read_once_from_a_rank_that_has_it(
+    tp: tuple[int, int], theirs: tuple[int, ...], ours: tuple[int, ...], kv_heads: int
+) -> None:
+    prefill, decode = (
+        shape_of(size, kv_heads, stages=stages) for size, stages in zip(tp, (theirs, ours), strict=True)
+    )
+    found = map_ranks(prefill, decode)
+    assert (len(found.reads), len(found.readers)) == (decode.ranks, prefill.ranks)
+
+    def named(
+        shape: KvShape, rank: int, layers: tuple[int, int], heads: tuple[int, int]
+    ) -> set[tuple[int, int]]:
+        """The model's layers and heads that a rank counts so."""
+        stage, place = divmod(rank, shape.tp)
+        layer, head = shape.layers_of(stage)[0], heads_of(place, shape.tp, kv_heads)[0]
+        return {(layer + at, head + of) for at in range(*layers) for of in range(*heads)}
+
+    def whole(shape: KvShape, rank: int) -> set[tuple[int, int]]:
+        return named(shape, rank, (0, shape.stages[rank // shape.tp]), (0, shape.heads))
+
+    confirming = Counter[int]()
+    for rank, reads in enumerate(found.reads):
+        got = Counter[tuple[int, int]]()
+        for read in reads:
+            remote = named(prefill, read.rank, read.remote_layers, read.remote_heads)
+            assert remote == named(decode, rank, read.local_layers, read.local_heads)
+            assert remote <= whole(prefill, read.rank)
+            got.update(remote)
+        assert got == dict.fromkeys(whole(decode, rank), 1)
+        confirming.update(read.rank for read in reads)
+        assert len({read.rank for read in reads}) == len(reads), "one ticket is read in one transfer"
+    assert [confirming[rank] for rank in range(prefill.ranks)] == list(found.readers)
+
+
 @pytest.mark.parametrize(("theirs", "ours"), list(itertools.product(RANKS, RANKS)))
 def test_every_unread_ticket_has_one_releaser(theirs: int, ours: int) -> None:
     assert all(sum(releaser(rank, ours) == one for one in range(ours)) == 1 for rank in range(theirs))
@@ -117,11 +157,11 @@ def test_parts_of_unequal_blocks_meet(theirs: int, ours: int) -> None:
 def different(shape: KvShape) -> list[tuple[KvShape, str]]:
     """Shapes that cannot be read by `shape` (or could not be real), and what is said of them."""
     return [
-        (replace(shape, layers=9), "layers differ"),
+        (replace(shape, layers=9, stages=(9,)), "layers differ"),
         (replace(shape, kind="mla"), "kind differ"),
         (replace(shape, dtype="bfloat16"), "dtype differ"),
         (replace(shape, dtype="bfloat16", block_bytes=shape.block_bytes // 2), "dtype, token_bytes differ"),
-        (replace(shape, pp=2), "pp differ"),
+        (replace(shape, stages=(1, 2)), "prefill stages have 3 of 2 layers"),
         (shape_of(2, 8), "kv_heads differ"),
         (shape_of(2, 4, content=5), "content, token_bytes differ"),
         (replace(shape, heads=4, block_bytes=2 * shape.block_bytes), "says that it holds 4 KV heads"),

@@ -53,7 +53,7 @@ def hand_over(p: Side, d: Side, length: int, local_tokens: int = 0) -> dict[str,
     assert d.holds(ours, range(length))
     d.step()
     assert p.step().sent == {"p-1"}
-    assert [grant.state for grant in grants(p, params)] == ["consumed"] * p.shape.tp
+    assert [grant.state for grant in grants(p, params)] == ["consumed"] * p.shape.ranks
     for grant in grants(p, params):  # each engine says it once, and nobody says it too much
         assert len(grant.confirmed) == len(set(grant.confirmed)) == grant.declared
     for server in (p, d):
@@ -66,8 +66,8 @@ def moved_bytes(p: Side, d: Side, first: int, end: int) -> dict[int, int]:
     """By arithmetic, of each decode rank: whole parts of the tokens, of all its heads, in every layer."""
     part = math.gcd(p.shape.block_tokens, d.shape.block_tokens)
     parts = -(-end // part) - first // part
-    one_rank = d.shape.layers * d.shape.heads * parts * part * d.shape.content * ITEM
-    return dict.fromkeys(range(d.shape.tp), one_rank)
+    one_layer = d.shape.heads * parts * part * d.shape.content * ITEM
+    return {rank: d.shape.stages[rank // d.shape.tp] * one_layer for rank in range(d.shape.ranks)}
 
 
 def reported_bytes(d: Side) -> dict[int, int]:
@@ -99,6 +99,26 @@ def test_unequal_ranks_that_do_not_divide_each_other(
     p, d = pair(native, tmp_path, shape_of(theirs, 12), shape_of(ours, 12))
     hand_over(p, d, length=7)
     assert reported_bytes(d) == moved_bytes(p, d, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), list(itertools.product(((4,), (2, 2), (3, 1), (1, 2, 1)), repeat=2))
+)
+@pytest.mark.parametrize("tp", [(1, 1), (2, 1), (1, 2), (4, 2)])
+def test_pipeline_stages(
+    native: FakeNative, tmp_path: Path, theirs: tuple[int, ...], ours: tuple[int, ...], tp: tuple[int, int]
+) -> None:
+    """Any division of the layers meets any other, also with unequal tensor-parallel ranks."""
+    p, d = pair(native, tmp_path, shape_of(tp[0], 4, stages=theirs), shape_of(tp[1], 4, stages=ours))
+    hand_over(p, d, length=10, local_tokens=4)
+    assert reported_bytes(d) == moved_bytes(p, d, 4, 10)
+
+
+def test_copies_of_a_stage_that_nobody_reads_come_back(native: FakeNative, tmp_path: Path) -> None:
+    """Eight ranks with copies of two heads, in two stages; the one reader wants a copy of each a stage."""
+    p, d = pair(native, tmp_path, shape_of(4, 2, stages=(1, 1)), shape_of(1, 2, stages=(2,)))
+    hand_over(p, d, length=9)
+    assert len(d.records()) == 4
 
 
 @pytest.mark.parametrize(("theirs", "ours"), RANKS)

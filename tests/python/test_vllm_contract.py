@@ -103,7 +103,11 @@ def test_unserved_setups_are_refused_by_name(kvik_vllm: ModuleType, native: Fake
     spec = type(kv_cache_config().kv_cache_groups[0].kv_cache_spec)
     sliding = type("SlidingWindowSpec", (), {})
     for config, cache, text in (
-        (vllm_config("kv_both", pipeline_parallel_size=2), kv_cache_config(), "pipeline_parallel_size 1"),
+        (
+            vllm_config("kv_both", decode_context_parallel_size=2),
+            kv_cache_config(),
+            "decode_context_parallel_size 1",
+        ),
         (vllm_config("kv_both"), kv_cache_config((spec, sliding)), "this model has 2"),
         (vllm_config("kv_both"), kv_cache_config((sliding,)), "SlidingWindowSpec"),
         (vllm_config("kv_both", extra={"expiry_s": 3}), kv_cache_config(), "did you mean 'expiry'"),

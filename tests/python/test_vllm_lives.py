@@ -108,6 +108,43 @@ def test_two_ranks(kvik_vllm: ModuleType, native: FakeNative) -> None:
     assert p.step().sent == {"p-1"}
 
 
+LAYERS = 6
+
+
+def staged(kvik_vllm: ModuleType, native: FakeNative, role: str, stages: int) -> Server:
+    return Server(kvik_vllm, native, role, pp=stages, dims={"layers": LAYERS // stages})
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(2, 2), (2, 1), (1, 2), (3, 2)])
+def test_pipeline_stages(kvik_vllm: ModuleType, native: FakeNative, theirs: int, ours: int) -> None:
+    p, d = staged(kvik_vllm, native, "kv_producer", theirs), staged(kvik_vllm, native, "kv_consumer", ours)
+    params = offer(p, prompt(8), [1, 2])
+    assert params["pp_size"] == theirs
+    tickets = params["kvik"]["tickets"]
+    assert [(t["tp"], t["pp"], t["dp"]) for t in tickets] == [(0, stage, 0) for stage in range(theirs)]
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params), [4, 5]) == 8
+    assert d.step().received == {"d-1"}
+    assert d.values(4) == {1}
+    assert d.values(5) == {2}
+    d.step()
+    assert p.step().sent == {"p-1"}
+
+
+@pytest.mark.parametrize("stages", [[2, 4], [4, 2]])
+def test_stages_that_prefill_has_not_lead_to_nothing(
+    kvik_vllm: ModuleType, native: FakeNative, stages: list[int]
+) -> None:
+    """The owner knows which layers its pages are."""
+    p, d = staged(kvik_vllm, native, "kv_producer", 2), staged(kvik_vllm, native, "kv_consumer", 1)
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    params["kvik"]["shape"]["stages"] = stages
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+    assert d.step().invalid == {5, 6}
+    assert d.total("loads_failed_content_mismatch") == 1
+
+
 def test_prefix_hit_loads_only_what_is_missing(pair: tuple[Server, Server]) -> None:
     p, d = pair
     params = offer(p, prompt(14), [1, 2, 3, 4])

@@ -70,7 +70,7 @@ def test_layout_of_the_usual_tensors() -> None:
     assert memory.layer_offsets == [layer * 16 * 128 for layer in range(11)]  # layer 10 comes after layer 9
     assert memory.block_stride == memory.shape.block_bytes == 128
     assert str(memory.shape) == (
-        "kind=gqa layers=11 kv_heads=4 content=8 dtype=bfloat16 tp=2 pp=1 heads=2 block_tokens=4 "
+        "kind=gqa layers=11 kv_heads=4 content=8 dtype=bfloat16 tp=2 stages=11 heads=2 block_tokens=4 "
         f"order=H[cpu {platform.machine()}] block_bytes=128"
     )
     layout = memory.layout(FakeNative())

@@ -250,6 +250,7 @@ class Server:
         role: str,
         *,
         tp: int = 1,
+        pp: int = 1,
         blocks: int = 16,
         extra: dict[str, Any] | None = None,
         model: str = "tiny",
@@ -265,19 +266,24 @@ class Server:
         base = sys.modules[f"{V1}.base"]
         sizes: dict[str, Any] = {"heads": 2, "slots": 4} | dict(dims or {})
         cache = kv_cache_config((kind,), sizes["slots"])
-        config = vllm_config(role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp)
+        config = vllm_config(
+            role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp, pipeline_parallel_size=pp
+        )
         config.model_config.model = model
         make = kvik_vllm.KvikConnector
         self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, cache)
         self.workers, self.tensors, hellos = [], [], {}
-        for rank in range(tp):
-            group = SimpleNamespace(rank_in_group=rank)
-            sys.modules["vllm.distributed.parallel_state"].get_tp_group = lambda g=group: g  # type: ignore[attr-defined]
+        state: Any = sys.modules["vllm.distributed.parallel_state"]
+        for rank in range(tp * pp):
+            place = divmod(rank, tp)
+            state.get_pp_group, state.get_tp_group = (
+                lambda number=number: SimpleNamespace(rank_in_group=number) for number in place
+            )
             worker = make(config, base.KVConnectorRole.WORKER, cache)
             self.tensors.append(kv_tensors(blocks, **sizes))
             worker.register_kv_caches(self.tensors[rank])
             foreign = base.KVConnectorHandshakeMetadata()
-            hellos[0, rank] = across(worker.get_handshake_metadata()) if handshake else foreign
+            hellos[place] = across(worker.get_handshake_metadata()) if handshake else foreign
             self.workers.append(worker)
         self.scheduler.set_xfer_handshake_metadata_pp_aware(hellos)
         self.pool = FakePool(blocks)

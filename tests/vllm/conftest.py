@@ -39,6 +39,7 @@ SPECS = {
         PairSpec("dp2", arguments=["--data-parallel-size", "2"]),
         PairSpec("tp2", ranks=(2, 2)),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),
+        PairSpec("pp1-pp2", stages=(1, 2), both=True),
         PairSpec(
             "wired", wired=True, extra={"expiry": 8.0}, decode_arguments=["--num-gpu-blocks-override", "40"]
         ),

@@ -242,12 +242,31 @@ def main(control: socket.socket, keeper_file: str) -> int:
     specification.loader.exec_module(keeper)
     for module in MODULES:
         importlib.import_module(module)
+    _let_eager_stages_receive(sys.modules["vllm.v1.worker.cpu_model_runner"])
     _check_forkable(control.fileno())
     gc.collect()
     gc.freeze()  # so that collections in children do not touch, and copy, what they share
     control.send(b"ready")
     job = Parent(control, keeper, environment).serve()
     return 0 if job is None else job()
+
+
+def _let_eager_stages_receive(module: ModuleType) -> None:
+    """vLLM makes the buffer into which a later pipeline stage receives when it warms up what it has compiled.
+    With `--enforce-eager` nothing is compiled on a CPU, and the first request ends the server: here the
+    buffer is made with the model. Compiling would cost a server's start a minute."""
+    runner = vars(module)["CPUModelRunner"]
+    load = runner.load_model
+
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = load(self, *args, **kwargs)
+        if vars(self)["intermediate_tensors"] is None:
+            self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
+        return loaded
+
+    runner.load_model = load_model
 
 
 def _check_forkable(control: int) -> None:

@@ -39,17 +39,19 @@ ASK_PREFILL = {
 class PairSpec:
     """How the engines of a pair differ from the plain ones.
 
-    ranks: tensor-parallel ranks of prefill and decode. both: each engine plays both roles, so that the pair
-    can be turned round. With `secrets` they run on two hosts (network namespaces), and have these secrets:
-    prefill's and decode's. wired: KV passes a `Wire`, and both engines may be killed and started again where
-    they were. arguments, decode_arguments: more of both command lines, and of decode's. adapter: both have a
-    LoRA adapter, `ADAPTED`. forked: from a process that has imported vLLM already, and not each by a command
-    line of its own, which takes ten times as long. several: kvik's connector is one of two.
+    ranks: tensor-parallel ranks of prefill and decode. stages: their pipeline stages. both: each engine
+    plays both roles, so that the pair can be turned round. With `secrets` they run on two hosts (network
+    namespaces), and have these secrets: prefill's and decode's. wired: KV passes a `Wire`, and both engines
+    may be killed and started again where they were. arguments, decode_arguments: more of both command
+    lines, and of decode's. adapter: both have a LoRA adapter, `ADAPTED`. forked: from a process that has
+    imported vLLM already, and not each by a command line of its own, which takes ten times as long.
+    several: kvik's connector is one of two.
     """
 
     name: str
     prefix_caching: bool = False
     ranks: tuple[int, int] = (1, 1)
+    stages: tuple[int, int] = (1, 1)
     both: bool = False
     extra: Mapping[str, object] = field(default_factory=dict)
     secrets: tuple[str, str] | None = None
@@ -103,9 +105,9 @@ class Pair:
     def turned(self) -> "Pair":
         """The same engines the other way round; not for the router."""
         assert self.spec.both
-        ranks = (self.spec.ranks[1], self.spec.ranks[0])
+        spec = replace(self.spec, ranks=self.spec.ranks[::-1], stages=self.spec.stages[::-1])
         return replace(
-            self, spec=replace(self.spec, ranks=ranks), prefill=self.decode, decode=self.prefill,
+            self, spec=spec, prefill=self.decode, decode=self.prefill,
             reports=self.reverse, reverse=self.reports,
         )  # fmt: skip
 
@@ -213,8 +215,8 @@ def _start(begin: Callable[[], HttpServer], host: Host | None) -> HttpServer:
 def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | None) -> list[EngineSpec]:
     """The prefill and the decode engine."""
     made = []
-    for name, host, secret, ranks, report in zip(
-        ENGINES, hosts, spec.secrets or ("", ""), spec.ranks, reports, strict=True
+    for name, host, secret, ranks, stages, report in zip(
+        ENGINES, hosts, spec.secrets or ("", ""), spec.ranks, spec.stages, reports, strict=True
     ):
         address = LOOPBACK if host is None else host.v4
         extra = {"expiry": EXPIRY, "listen": f"{address}:0", **spec.extra}
@@ -226,11 +228,14 @@ def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | Non
         kind = Several if spec.several else Connector
         connector = kind(role, None if role == "kv_producer" else report, extra=extra)
         env = {"KVIK_SECRET": secret} if secret else {}
+        arguments = [*spec.arguments, *(spec.decode_arguments if name == "decode" else ())]
+        if stages > 1:
+            arguments += ["--pipeline-parallel-size", str(stages)]
         made.append(
             EngineSpec(
                 name, connector, tensor_parallel=ranks, prefix_caching=spec.prefix_caching,
                 host=address, env=env | {"PYTHONPATH": str(ROOT)} if spec.several else env,
-                arguments=[*spec.arguments, *(spec.decode_arguments if name == "decode" else ())],
+                arguments=arguments,
             )
         )  # fmt: skip
     return made

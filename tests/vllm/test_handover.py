@@ -77,10 +77,10 @@ def test_two_ranks(pair: Pair, reference: Reference) -> None:
     check(pair, reference, SMALL, seed=3, at_once=1)
 
 
-@pytest.mark.parametrize("pair", ["tp1-tp2"], indirect=True)
+@pytest.mark.parametrize("pair", ["tp1-tp2", "pp1-pp2"], indirect=True)
 @pytest.mark.parametrize("turned", [False, True], ids=["1-to-2", "2-to-1"])
 def test_unequal_ranks(pair: Pair, reference: Reference, turned: bool) -> None:
-    """One rank hands over to two, and two to one: each of the two moves its half of the heads."""
+    """One rank hands over to two, and two to one: each moves its half of the heads, or of the layers."""
     running = pair.turned() if turned else pair
     before, computed = used(running.prefill), running.decode_computed()
     for length in SMALL:
@@ -93,7 +93,7 @@ def test_unequal_ranks(pair: Pair, reference: Reference, turned: bool) -> None:
     assert {load.outcome for load in loads} == {"loaded"}
     halves = [blocks_of(length) * BLOCK_BYTES // 2 for length in lengths]
     assert sorted(load.bytes for load in loads) == sorted(2 * halves)
-    assert {load.rank for load in loads} == set(range(running.spec.ranks[1]))
+    assert {load.rank for load in loads} == set(range(running.spec.ranks[1] * running.spec.stages[1]))
     assert running.decode_computed() - computed <= len(SMALL), "decode computed more than one token a prompt"
     wait_used(running.prefill, before, SLACK)
 

@@ -76,7 +76,7 @@ def pool_memory(model: ModelShape, layout: RankLayout, pages: int, *, plain: boo
         content=layout.content,
         dtype=model.dtype,
         tp=layout.tp,
-        pp=1,
+        stages=(layout.layers,),
         heads=len(layout.heads),
         block_tokens=layout.page_tokens,
         order="HNC",

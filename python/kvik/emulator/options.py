@@ -87,7 +87,7 @@ class Options:
             identity=Identity(
                 engine_id=str(uuid.uuid4()),
                 model=model,
-                tp_size=self.tp,
+                ranks=self.tp,
                 is_producer=self.role in ("prefill", "both"),
                 is_consumer=self.role in ("decode", "both"),
             ),

@@ -28,7 +28,7 @@ from kvik.emulator.watch import Watch, unwatched
 from kvik.emulator.wire import Message
 from kvik.handover import native
 from kvik.handover.config import ConnectorConfig
-from kvik.handover.protocol import StepPlan
+from kvik.handover.protocol import RankPlace, StepPlan
 from kvik.handover.report import ReportFile
 from kvik.handover.worker import WorkerSide
 from kvik.shapes import ModelShape
@@ -68,9 +68,7 @@ class Rank:
             self._watch.native(native.load()),
             config,
             role=f"emulator-{setup.role}",
-            tp=setup.tp_rank,
-            tp_size=setup.tp,
-            dp=setup.dp_rank,
+            place=RankPlace(tp=setup.tp_rank, tp_size=setup.tp, dp=setup.dp_rank),
             report=ReportFile(config.report_file),
         )
         self._worker.register(memory)

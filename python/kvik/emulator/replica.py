@@ -125,14 +125,14 @@ class Replica:
         config = ConnectorConfig.from_extra(plan.setup.connector)
         self._report = ReportFile(config.report_file)
         identity = replace(plan.identity, engine_id=f"{plan.identity.engine_id}_dp{dp}")
-        held = HeldBlocks(config.park_after, identity.tp_size)
+        held = HeldBlocks(config.park_after, identity.ranks)
         self._native = native.load()
         self._side = SchedulerSide(self._native, identity, config.expiry, held, self._report)
         pool = PagePool(plan.setup.pages)
         held.bind(pool)  # type: ignore[arg-type]  # its blocks are pages, to the handover any object
         self._store = self._store_side(pool)
         self.scheduler = Scheduler(
-            plan.limits, pool, self._side, identity.tp_size, self._keys, metrics, self._store
+            plan.limits, pool, self._side, identity.ranks, self._keys, metrics, self._store
         )
         tp = plan.setup.tp
         self._weigh = weigh_ranks([plan.setup.shape.heads_of_rank(tp, rank) for rank in range(tp)])

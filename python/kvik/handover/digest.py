@@ -52,7 +52,8 @@ def part_bytes(model: KvShape, division: KvShape, rank: int) -> bytes:
     `model` says what the model's KV is, `division` how a server divides it among its ranks and blocks. The
     rank's number is not in it: ranks that hold copies of the same heads are interchangeable.
     """
-    first, end = heads_of(rank, division.tp, model.kv_heads)
+    stage, tp = divmod(rank, division.tp)
+    first, end = heads_of(tp, division.tp, model.kv_heads)
     return canonical(
         {
             "kind": model.kind,
@@ -62,7 +63,7 @@ def part_bytes(model: KvShape, division: KvShape, rank: int) -> bytes:
             "order": division.order,
             "block_tokens": division.block_tokens,
             "block_bytes": (end - first) * division.block_tokens * model.token_bytes,
-            "layers": [0, model.layers, model.layers],
+            "layers": [*division.layers_of(stage), model.layers],
             "heads": [first, end, model.kv_heads],
         }
     )

@@ -4,7 +4,8 @@ A model has `kv_heads` KV heads in every layer. With `tp` ranks, a rank holds `k
 order; with more ranks than heads, `tp / kv_heads` ranks in a row hold copies of one head. MLA is the second
 case: its latent KV counts as one head, which every rank has. So each side's division is known from two
 numbers, a decode rank's reads are where its heads meet those of the prefill ranks, and of several ranks that
-hold copies one is asked.
+hold copies one is asked. Pipeline stages divide the layers in the same way: a decode rank reads the layers
+that it has in common with a prefill rank, and its heads of them.
 
 KV blocks of unequal sizes meet in *parts*: equal runs of tokens, as long as the greatest common divisor of
 the two block sizes. Part j of block p has the number `p * parts + j`, where p is a block's own
@@ -61,26 +62,26 @@ def map_ranks(prefill: KvShape, decode: KvShape) -> RankMap:
     for side, shape in (("prefill", prefill), ("decode", decode)):
         _check_division(side, shape, prefill, decode)
     _check_order(prefill, decode)
-    reads = tuple(_reads_of(rank, prefill, decode) for rank in range(decode.tp))
+    reads = tuple(_reads_of(rank, prefill, decode) for rank in range(decode.ranks))
     asked = Counter(read.rank for one in reads for read in one)
     part = math.gcd(prefill.block_tokens, decode.block_tokens)
     return RankMap(
         reads=reads,
-        readers=tuple(asked[rank] for rank in range(prefill.tp)),
+        readers=tuple(asked[rank] for rank in range(prefill.ranks)),
         part_tokens=part,
         local_parts=decode.block_tokens // part,
         remote_parts=prefill.block_tokens // part,
     )
 
 
-def releaser(prefill_rank: int, decode_tp: int) -> int:
+def releaser(prefill_rank: int, decode_ranks: int) -> int:
     """The decode rank that gives back a ticket of this prefill rank when none is going to read it."""
-    return prefill_rank % decode_tp
+    return prefill_rank % decode_ranks
 
 
 def heads_of(rank: int, tp: int, kv_heads: int) -> tuple[int, int]:
-    """The model's KV heads (from, to) that one of `tp` ranks holds. One of the two numbers divides the
-    other."""
+    """The model's KV heads (from, to) that one of `tp` tensor-parallel ranks holds. One of the two numbers
+    divides the other."""
     if tp > kv_heads:
         head = rank // (tp // kv_heads)
         return head, head + 1
@@ -89,21 +90,38 @@ def heads_of(rank: int, tp: int, kv_heads: int) -> tuple[int, int]:
 
 
 def _reads_of(rank: int, prefill: KvShape, decode: KvShape) -> tuple[Read, ...]:
-    """Go through the rank's heads in order; each read takes as many as its prefill rank holds."""
-    begin, end = heads_of(rank, decode.tp, decode.kv_heads)
-    reads, head = [], begin
-    while head < end:
-        source = _holder(head, rank, prefill)
-        first, last = heads_of(source, prefill.tp, prefill.kv_heads)
-        until = min(last, end)
-        reads.append(Read(source, (head - first, until - first), (head - begin, until - begin)))
-        head = until
+    """Go through the prefill stages that have some of the rank's layers, and in each through the rank's heads
+    in order; each read takes as many as its prefill rank holds."""
+    stage, tp = divmod(rank, decode.tp)
+    begin, end = heads_of(tp, decode.tp, decode.kv_heads)
+    mine = decode.layers_of(stage)
+    reads = []
+    for theirs in range(len(prefill.stages)):
+        layers = prefill.layers_of(theirs)
+        common = max(mine[0], layers[0]), min(mine[1], layers[1])
+        if common[0] >= common[1]:
+            continue
+        head = begin
+        while head < end:
+            source = _holder(head, tp, prefill)
+            first, last = heads_of(source, prefill.tp, prefill.kv_heads)
+            until = min(last, end)
+            reads.append(
+                Read(
+                    rank=theirs * prefill.tp + source,
+                    remote_heads=(head - first, until - first),
+                    local_heads=(head - begin, until - begin),
+                    remote_layers=(common[0] - layers[0], common[1] - layers[0]),
+                    local_layers=(common[0] - mine[0], common[1] - mine[0]),
+                )
+            )
+            head = until
     return tuple(reads)
 
 
 def _holder(head: int, reader: int, prefill: KvShape) -> int:
-    """The prefill rank that `reader` asks for a head. Readers take turns among the ranks with a copy, which
-    with equally many ranks on both sides is each its own."""
+    """The tensor-parallel prefill rank that the decode one `reader` asks for a head. Readers take turns among
+    the ranks with a copy, which with equally many ranks on both sides is each its own."""
     copies = max(1, prefill.tp // prefill.kv_heads)
     return head * copies + reader % copies if copies > 1 else head // prefill.heads
 
@@ -119,8 +137,6 @@ def _refuse(reason: str, prefill: KvShape, decode: KvShape) -> RefusedError:
 def _check_same_kv(prefill: KvShape, decode: KvShape) -> None:
     theirs, ours = prefill.model_kv(), decode.model_kv()
     differ = [name for name in theirs if theirs[name] != ours[name]]
-    if prefill.pp != decode.pp:
-        differ.append("pp")
     if differ:
         raise _refuse(f"{', '.join(differ)} differ", prefill, decode)
 
@@ -142,6 +158,8 @@ def _check_division(side: str, shape: KvShape, prefill: KvShape, decode: KvShape
             prefill,
             decode,
         )
+    if sum(shape.stages) != shape.layers:
+        raise _refuse(f"{side} stages have {sum(shape.stages)} of {shape.layers} layers", prefill, decode)
     if shape.block_bytes != shape.heads * shape.block_tokens * shape.token_bytes:
         raise _refuse(f"block_bytes of {side} do not divide by heads and tokens", prefill, decode)
 

@@ -71,7 +71,13 @@ class Region(Protocol):
     """Memory that the engine may touch."""
 
     def pages(
-        self, layout: Any, ids: Any, *, slices: tuple[int, int] | None = None, parts: int = 1
+        self,
+        layout: Any,
+        ids: Any,
+        *,
+        layers: tuple[int, int] | None = None,
+        slices: tuple[int, int] | None = None,
+        parts: int = 1,
     ) -> PageSet: ...
     def close(self, timeout: float = ...) -> None: ...
 
@@ -105,6 +111,7 @@ class Engine(Protocol):
         *,
         deadline: float,
         confirm: bool,
+        remote_layers: tuple[int, int],
         remote_slices: tuple[int, int] | None,
         remote_parts: int,
         readers: int,

@@ -11,10 +11,10 @@ the owner of the pages compares it with the content that the grant was issued fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_RANKS = 4096
 MAX_SIZE = 2**40
 MAX_TICKET_TEXT = 256
@@ -36,9 +36,10 @@ class KvShape:
     those.
 
     The model's: `kind` ("gqa": K and V of each head, "mla": one latent that all heads share), `layers`,
-    `kv_heads` (1 for mla), `content` (elements a token a head: K and V packed, or the latent), `dtype`, `pp`.
-    The server's: `tp` ranks, KV blocks of `block_tokens`. A rank's: `heads` of the model's, `block_bytes` of
-    one KV block in one layer. `order` names the dimensions in such a block from outer to inner: H heads,
+    `kv_heads` (1 for mla), `content` (elements a token a head: K and V packed, or the latent), `dtype`.
+    The server's: `tp` tensor-parallel ranks in each pipeline stage, `stages` (how many layers each pipeline
+    stage has, in order), KV blocks of `block_tokens`. A rank's: `heads` of the model's, `block_bytes` of one
+    KV block in one layer. `order` names the dimensions in such a block from outer to inner: H heads,
     N tokens, C content; brackets are around what only a named kernel can read, as in "H[cpu vec]".
 
     Two servers need the same model's KV; how the rest may differ is in `mapping.py`.
@@ -50,14 +51,26 @@ class KvShape:
     content: int
     dtype: str
     tp: int
-    pp: int
+    stages: tuple[int, ...]
     heads: int
     block_tokens: int
     order: str
     block_bytes: int
 
     def __str__(self) -> str:
-        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+        values = vars(self) | {"stages": "+".join(map(str, self.stages))}
+        return " ".join(f"{f.name}={values[f.name]}" for f in fields(self))
+
+    @property
+    def ranks(self) -> int:
+        """Worker ranks of the server: those of all its pipeline stages. Rank r is the tensor-parallel rank
+        `r % tp` of stage `r // tp`."""
+        return self.tp * len(self.stages)
+
+    def layers_of(self, stage: int) -> tuple[int, int]:
+        """The model's layers (from, to) that a pipeline stage has."""
+        first = sum(self.stages[:stage])
+        return first, first + self.stages[stage]
 
     @property
     def token_bytes(self) -> int:
@@ -81,15 +94,17 @@ class KvShape:
             raise RefusedError("params_invalid", "kv_transfer_params.kvik.shape is not an object")
         values: dict[str, Any] = {}
         for f in fields(cls):
-            value = raw.get(f.name)
+            value: Any = raw.get(f.name)
             if f.type == "str":
                 fits = type(value) is str and len(value) <= 32
+            elif f.name == "stages":
+                value = tuple(value) if isinstance(value, list | tuple) else ()
+                fits = 0 < len(value) <= MAX_RANKS and all(_is_size(layers) for layers in value)
             else:
-                fits = type(value) is int and 0 < value <= (MAX_RANKS if f.name in ("tp", "pp") else MAX_SIZE)
+                fits = _is_size(value, MAX_RANKS if f.name == "tp" else MAX_SIZE)
             if not fits:
-                raise RefusedError(
-                    "params_invalid", f"kv_transfer_params.kvik.shape.{f.name} is {str(value)[:80]!r}"
-                )
+                found = str(raw.get(f.name))[:80]
+                raise RefusedError("params_invalid", f"kv_transfer_params.kvik.shape.{f.name} is {found!r}")
             values[f.name] = value
         return cls(**values)
 
@@ -119,12 +134,19 @@ class Handover:
     shape: KvShape
     expires_in: float
 
+    def by_rank(self) -> dict[int, str]:
+        """The ticket of each prefill rank; those of ranks that the shape has not are left out."""
+        tp, pp = self.shape.tp, len(self.shape.stages)
+        return {one.pp * tp + one.tp: one.ticket for one in self.tickets if one.tp < tp and one.pp < pp}
+
     def check_ranks(self) -> None:
         """`RefusedError` unless there is exactly one ticket of each rank that the shape speaks of."""
-        ranks = sorted(ticket.tp for ticket in self.tickets)
-        if ranks != list(range(self.shape.tp)):
+        if len(self.tickets) != self.shape.ranks or len(self.by_rank()) != self.shape.ranks:
+            ranks = sorted((one.pp, one.tp) for one in self.tickets)
             raise RefusedError(
-                "params_invalid", f"tickets of ranks {ranks[:16]}, the shape says tp={self.shape.tp}"
+                "params_invalid",
+                f"tickets of ranks (pp, tp) {ranks[:16]}, the shape says tp={self.shape.tp} "
+                f"pp={len(self.shape.stages)}",
             )
 
     def encode(self, blocks: list[int]) -> dict[str, Any]:
@@ -142,7 +164,7 @@ class Handover:
             "remote_host": host,
             "remote_port": int(port) if port.isdigit() else 0,
             "tp_size": self.shape.tp,
-            "pp_size": self.shape.pp,
+            "pp_size": len(self.shape.stages),
             "dcp_size": 1,
             "remote_num_tokens": self.num_tokens,
             "remote_blocks_expiry_time": None,
@@ -199,6 +221,10 @@ def _tickets(raw: Any) -> tuple[RankTicket, ...]:
     return tuple(tickets)
 
 
+def _is_size(value: object, largest: int = MAX_SIZE) -> bool:
+    return type(value) is int and 0 < value <= largest
+
+
 def _integer(raw: Mapping[str, Any], key: str, low: int, high: int) -> int:
     value = raw.get(key)
     number = int(value) if isinstance(value, float) and value == value and abs(value) < 2**53 else value
@@ -214,7 +240,7 @@ def _text(raw: Mapping[str, Any], key: str, longest: int) -> str:
     return value
 
 
-# Plans of one engine step, scheduler process to workers; ranks are tensor-parallel ones.
+# Plans of one engine step, scheduler process to workers. Ranks are counted as in `KvShape.ranks`.
 
 
 @dataclass(frozen=True)
@@ -237,26 +263,29 @@ class Positions:
 
 @dataclass(frozen=True)
 class Read:
-    """What one decode rank reads from one prefill rank, in every layer.
+    """What one decode rank reads from one prefill rank: these heads in these layers.
 
-    rank: the prefill rank. remote_heads, local_heads: from, to (exclusive), counted from the first head of
+    rank: the prefill rank. remote_*, local_*: from, to (exclusive), counted from the first head and layer of
     the rank that holds them; equally many.
     """
 
     rank: int
     remote_heads: tuple[int, int]
     local_heads: tuple[int, int]
+    remote_layers: tuple[int, int]
+    local_layers: tuple[int, int]
 
 
 @dataclass
 class Send:
     """Prefill: expose these KV blocks of a finished request; `grants` by prefill rank. `chain`: the content
-    of the blocks, one link each."""
+    of the blocks, one link each; `parts`: which part of the model's KV each rank has of them."""
 
     request_id: str
     blocks: list[int]
     grants: dict[int, str]
     chain: bytes
+    parts: dict[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -295,11 +324,12 @@ class Load:
 
 @dataclass
 class Release:
-    """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now. `own`
-    is what the request has a right to: who has not the offer's prompt ends nobody's offer."""
+    """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now;
+    `tickets` by prefill rank. `own` is what the request has a right to: who has not the offer's prompt ends
+    nobody's offer."""
 
     request_id: str
-    tickets: list[RankTicket]
+    tickets: dict[int, str]
     own: Own
 
 
@@ -319,15 +349,53 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class RankHello:
-    """What a worker rank tells its scheduler once, after its KV tensors are registered."""
+class RankPlace:
+    """Which worker rank of a server this is: its tensor-, pipeline- and data-parallel index, and how many of
+    the first two there are."""
 
-    tp: int
-    dp: int
+    tp: int = 0
+    tp_size: int = 1
+    pp: int = 0
+    pp_size: int = 1
+    dp: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Its number among the ranks of one data-parallel replica."""
+        return self.pp * self.tp_size + self.tp
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks a data-parallel replica has."""
+        return self.pp_size * self.tp_size
+
+
+@dataclass(frozen=True)
+class RankHello:
+    """What a worker rank tells its scheduler once, after its KV tensors are registered. The `shape` has one
+    stage, the rank's own layers: only the scheduler hears of all."""
+
+    place: RankPlace
     ticket_template: str
     address: str
     kvik_engine_id: str
     shape: KvShape
+
+
+def server_shape(hellos: Mapping[int, RankHello], ranks: int) -> KvShape:
+    """The shape of a whole server. `ValueError` names what is missing or unlike: its ranks must lie alike,
+    but for the number of layers of a pipeline stage."""
+    said = "; ".join(f"rank {rank} [{hello.shape}]" for rank, hello in sorted(hellos.items()))
+    if sorted(hellos) != list(range(ranks)):
+        raise ValueError(f"kvik: expected hellos of {ranks} rank(s), got: {said}")
+    tp = hellos[0].place.tp_size
+    layers = [hellos[rank].shape.layers for rank in range(ranks)]
+    stages = tuple(layers[::tp])
+    whole = replace(hellos[0].shape, layers=sum(stages), stages=stages)
+    alike = {replace(hello.shape, layers=whole.layers, stages=stages) for hello in hellos.values()} == {whole}
+    if not alike or layers != [stages[rank // tp] for rank in range(ranks)]:
+        raise ValueError(f"kvik: the ranks of one server have unlike KV: {said}")
+    return whole
 
 
 def wait_note(waited_s: float) -> dict[str, Any]:

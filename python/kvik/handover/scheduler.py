@@ -43,6 +43,7 @@ from kvik.handover.mapping import RankMap, map_ranks
 from kvik.handover.native import Native
 from kvik.handover.protocol import (
     Handover,
+    KvShape,
     Load,
     Own,
     RankHello,
@@ -51,6 +52,7 @@ from kvik.handover.protocol import (
     Release,
     Send,
     StepPlan,
+    server_shape,
 )
 from kvik.handover.report import LoadRecord, ReportFile
 
@@ -83,11 +85,12 @@ class Pull:
 
 @dataclass(frozen=True)
 class Identity:
-    """What this server is: its id, what its KV depends on besides tokens and shape, and its roles."""
+    """What this server is: its id, what its KV depends on besides tokens and shape, its worker ranks, and its
+    roles."""
 
     engine_id: str
     model: Mapping[str, str]
-    tp_size: int
+    ranks: int
     is_producer: bool
     is_consumer: bool
 
@@ -105,6 +108,8 @@ class SchedulerSide:
         self._expiry_s = expiry_s
         self._report = report
         self._ranks: dict[int, RankHello] = {}
+        self._shape: KvShape | None = None
+        self._parts: dict[int, bytes] = {}
         self._namespace = b""
         self._namespace_hex = ""
         self._pulls: dict[str, Pull] = {}
@@ -119,16 +124,10 @@ class SchedulerSide:
         return bool(self._ranks)
 
     def set_ranks(self, hellos: Mapping[int, RankHello]) -> None:
-        """Take what every worker rank said at start. All ranks of one server must lie alike."""
-        shapes = {hello.shape for hello in hellos.values()}
-        if sorted(hellos) != list(range(self._identity.tp_size)) or len(shapes) != 1:
-            raise ValueError(
-                f"kvik: expected {self._identity.tp_size} rank(s) with one KV shape, "
-                f"got ranks {sorted(hellos)} with {len(shapes)} shapes: "
-                f"{'; '.join(f'[{shape}]' for shape in shapes)}"
-            )
-        self._ranks = dict(hellos)
-        shape = hellos[0].shape
+        """Take what every worker rank said at start, by rank. `ValueError` when one is missing or unlike."""
+        shape = server_shape(hellos, self._identity.ranks)
+        self._ranks, self._shape = dict(hellos), shape
+        self._parts = {rank: digest.part_bytes(shape, shape, rank) for rank in hellos}
         self._namespace = digest.namespace_bytes(self._identity.model, shape)
         self._namespace_hex = digest.namespace_digest(self._native, self._namespace)
         logger.info(
@@ -148,7 +147,7 @@ class SchedulerSide:
             return 0, False
         if self._verify(request, pull, pull.handover) is None:
             return 0, False
-        block_tokens = self._ranks[0].shape.block_tokens
+        block_tokens = self._own_shape().block_tokens
         whole_prompt = pull.handover.num_tokens == request.num_tokens
         usable = (
             pull.handover.num_tokens
@@ -176,12 +175,13 @@ class SchedulerSide:
         if external == 0 or pull.ranks is None or pull.own is None:
             pull.phase = Phase.SETTLED
             self.counters["not_needed"] += 1
-            self._release(request, pull, pull.handover.tickets)
+            self._release(request, pull, pull.handover.by_rank())
             return
         pull.phase = Phase.LOADING
         pull.asked_at = time.monotonic()
         end = pull.local_tokens + external
-        block_tokens, blocks = self._ranks[0].shape.block_tokens, block_ids[0]
+        tickets = pull.handover.by_rank()
+        block_tokens, blocks = self._own_shape().block_tokens, block_ids[0]
         self._plan.loads.append(
             Load(
                 request_id=request.request_id,
@@ -190,12 +190,12 @@ class SchedulerSide:
                 local=pull.ranks.local_pages(blocks, pull.local_tokens, end),
                 remote=pull.ranks.remote_positions(pull.local_tokens, end),
                 reads=dict(enumerate(pull.ranks.reads)),
-                tickets={ticket.tp: ticket.ticket for ticket in pull.handover.tickets},
+                tickets=tickets,
                 readers=dict(enumerate(pull.ranks.readers)),
                 own=pull.own,
             )
         )
-        copies = [ticket for ticket in pull.handover.tickets if not pull.ranks.readers[ticket.tp]]
+        copies = {rank: ticket for rank, ticket in tickets.items() if not pull.ranks.readers[rank]}
         self._release(request, pull, copies)
 
     def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
@@ -225,7 +225,7 @@ class SchedulerSide:
                 "kvik: request %s ended as %s: nothing to hand over", request.request_id, request.status.name
             )
             return False, None
-        block_tokens = self._ranks[0].shape.block_tokens
+        block_tokens = self._own_shape().block_tokens
         blocks = list(block_ids[0][: -(-num_tokens // block_tokens)])
         try:
             chain = digest.request_chain(self._native, self._namespace, request, num_tokens, block_tokens)
@@ -239,10 +239,10 @@ class SchedulerSide:
         # An id a rank, from the system's random source: knowing one opens nothing at another rank.
         grants = {rank: secrets.token_hex(16) for rank in self._ranks}
         tickets = tuple(
-            RankTicket(rank, 0, hello.dp, self._compose(hello, grants[rank]))
+            RankTicket(hello.place.tp, hello.place.pp, hello.place.dp, self._compose(hello, grants[rank]))
             for rank, hello in self._ranks.items()
         )
-        self._plan.sends.append(Send(request.request_id, blocks, grants, chain))
+        self._plan.sends.append(Send(request.request_id, blocks, grants, chain, self._parts))
         self.held.hold(request.request_id, blocks)
         self.counters["offered"] += 1
         logger.info(
@@ -252,17 +252,16 @@ class SchedulerSide:
             len(blocks),
             grants[0],
         )
-        first = self._ranks[0]
         return Handover(
             remote_request_id=request.request_id,
             remote_engine_id=self._identity.engine_id,
-            address=first.address,
+            address=self._ranks[0].address,
             num_tokens=num_tokens,
             tickets=tickets,
             digest=digest.links(chain)[-1].hex(),
             namespace=self._namespace_hex,
             model=self._identity.model.get("model", ""),
-            shape=first.shape,
+            shape=self._own_shape(),
             expires_in=self._expiry_s,
         ).encode(blocks)
 
@@ -281,6 +280,11 @@ class SchedulerSide:
         """Counts since the last call."""
         counters, self.counters = self.counters, Counter()
         return counters
+
+    def _own_shape(self) -> KvShape:
+        if self._shape is None:
+            raise RuntimeError("kvik: the worker ranks have not said how their KV lies")
+        return self._shape
 
     # Offers.
 
@@ -306,13 +310,13 @@ class SchedulerSide:
             except RefusedError as refused:
                 pull.phase = Phase.SETTLED
                 self._refused(request.request_id, offer.remote_request_id, refused)
-                self._release(request, pull, offer.tickets)
+                self._release(request, pull, offer.by_rank())
         return pull.ranks
 
     def _check(self, request: Any, offer: Handover) -> tuple[RankMap, Own]:
         if not self._ranks:
             raise RefusedError("not_ready", "this server's ranks have not registered their KV memory")
-        ranks = map_ranks(offer.shape, self._ranks[0].shape)
+        ranks = map_ranks(offer.shape, self._own_shape())
         offer.check_ranks()
         return ranks, self._own(request, offer)
 
@@ -344,9 +348,9 @@ class SchedulerSide:
                 f"content digest of the first {offer.num_tokens} tokens: prefill {offer.digest[:16]}, "
                 f"own prompt {content[:16]}",
             )
-        model = self._ranks[0].shape
-        ranks = {ticket.tp for ticket in offer.tickets if ticket.tp < offer.shape.tp}
-        return Own(chain, {rank: digest.part_bytes(model, offer.shape, rank) for rank in sorted(ranks)})
+        model = self._own_shape()
+        ranks = sorted(offer.by_rank())
+        return Own(chain, {rank: digest.part_bytes(model, offer.shape, rank) for rank in ranks})
 
     def _refused(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
         """Say, count and record that an offer is not used."""
@@ -354,7 +358,7 @@ class SchedulerSide:
         self.counters[f"recomputed_{refused.code}"] += 1
         self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
 
-    def _release(self, request: Any, pull: Pull, tickets: Sequence[RankTicket]) -> None:
+    def _release(self, request: Any, pull: Pull, tickets: Mapping[int, str]) -> None:
         """Give tickets of an offer back, where the request has a right to its content."""
         own = pull.own
         if own is None and pull.handover is not None and self._ranks:
@@ -362,7 +366,7 @@ class SchedulerSide:
                 own = self._own(request, pull.handover)
             except RefusedError:
                 return
-        mine = [ticket for ticket in tickets if own is not None and ticket.tp in own.parts]
+        mine = {rank: ticket for rank, ticket in tickets.items() if own is not None and rank in own.parts}
         if own is not None and mine:
             self._plan.releases.append(Release(request.request_id, mine, own))
 
@@ -377,7 +381,7 @@ class SchedulerSide:
         del self._pulls[request.request_id]
         if pull.phase is Phase.OFFERED and pull.handover is not None:
             self.counters["abandoned"] += 1
-            self._release(request, pull, pull.handover.tickets)
+            self._release(request, pull, pull.handover.by_rank())
         elif pull.phase is Phase.LOADING:
             self._plan.cancels.append(request.request_id)
         return pull.waited_s

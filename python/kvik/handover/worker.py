@@ -6,8 +6,8 @@ pass to end. What has ended is collected by polling flags once a step; the trans
 own threads.
 
 Each request id is reported exactly once: as sent when its grant has ended, as received when its load has
-ended. A load is one transfer for each prefill rank that has some of this rank's heads (`mapping.py`): it has
-ended when all of them have, and failed when one of them has, which cancels the others.
+ended. A load is one transfer for each prefill rank that has some of this rank's heads and layers
+(`mapping.py`): it has ended when all of them have, and failed when one of them has, which cancels the others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from kvik.handover import digest
 from kvik.handover.config import ConnectorConfig
 from kvik.handover.mapping import releaser
 from kvik.handover.memory import KvMemory
 from kvik.handover.metrics import LoadStats
 from kvik.handover.native import Content, Engine, Grant, Native, Region, Transfer, error_code
-from kvik.handover.protocol import Load, Own, RankHello, Read, Release, Send, StepPlan
+from kvik.handover.protocol import Load, Own, RankHello, RankPlace, Read, Release, Send, StepPlan
 from kvik.handover.report import LoadRecord, ReportFile, loaded
 
 logger = logging.getLogger("kvik.handover")
@@ -97,15 +96,13 @@ class WorkerSide:
         native: Native,
         config: ConnectorConfig,
         role: str,
-        tp: int,
-        tp_size: int,
-        dp: int,
+        place: RankPlace,
         report: ReportFile,
     ) -> None:
         self._native = native
         self._config = config
-        self._name = f"{role}-rank{tp}"
-        self._tp, self._tp_size, self._dp = tp, tp_size, dp
+        self._name = f"{role}-rank{place.rank}"
+        self._place = place
         self._report = report
         self._engine: Engine | None = None
         self._region: Region | None = None
@@ -126,7 +123,7 @@ class WorkerSide:
         if self._engine is not None:
             raise RuntimeError("kvik: KV memory was registered twice in one worker")
         engine = self._native.Engine(
-            **self._config.engine_options(self._name, self._dp * self._tp_size + self._tp)
+            **self._config.engine_options(self._name, self._place.dp * self._place.ranks + self._place.rank)
         )
         self._engine = engine
         self._region = memory.region(engine)
@@ -150,7 +147,7 @@ class WorkerSide:
             raise RuntimeError("kvik: the worker's KV memory is not registered")
         template = engine.ticket_template(self._layout)
         addresses = template.addresses or engine.addresses
-        return RankHello(self._tp, self._dp, str(template), addresses[0], engine.id, self._memory.shape)
+        return RankHello(self._place, str(template), addresses[0], engine.id, self._memory.shape)
 
     # One step.
 
@@ -225,7 +222,8 @@ class WorkerSide:
     def _issue(self, send: Send) -> None:
         """Expose a finished request's blocks to one decode server."""
         engine, region = self._ready()
-        grant_id = send.grants[self._tp]
+        rank = self._place.rank
+        grant_id = send.grants[rank]
         try:
             self._grants[send.request_id] = engine.grant(
                 region.pages(self._layout, np.asarray(send.blocks, dtype=np.uint32)),
@@ -235,20 +233,13 @@ class WorkerSide:
                 max_expiry=self._config.max_expiry,
                 grant_id=grant_id,
                 tag=send.request_id,
-                content=self._granted(send.chain),
+                content=self._native.Content(send.chain, send.parts[rank]),
             )
         except self._native.KvikError as error:
             # The blocks must go back all the same; the reader is told that the grant is unknown.
             logger.error("kvik: request %s: grant %s not issued: %s", send.request_id, grant_id, error)
             self.stats.count("sends_failed")
             self._sent.add(send.request_id)
-
-    def _granted(self, chain: bytes) -> Content:
-        """The content of this rank's pages of a prompt."""
-        if self._memory is None:
-            raise RuntimeError("kvik: the worker's KV memory is not registered")
-        shape = self._memory.shape
-        return self._native.Content(chain, digest.part_bytes(shape, shape, self._tp))
 
     def _wanted(self, own: Own, rank: int) -> Content:
         """The content that a request has a right to on a prefill rank."""
@@ -271,8 +262,8 @@ class WorkerSide:
     # Decode side.
 
     def _start(self, load: Load) -> None:
-        """Begin reading this rank's heads of the missing blocks of one request."""
-        opened = OpenLoad(load, [self._open(load, read) for read in load.reads[self._tp]])
+        """Begin reading this rank's part of the missing blocks of one request."""
+        opened = OpenLoad(load, [self._open(load, read) for read in load.reads[self._place.rank]])
         self._loads[load.request_id] = opened
 
     def _open(self, load: Load, read: Read) -> OpenRead:
@@ -283,6 +274,7 @@ class WorkerSide:
                 region.pages(
                     self._layout,
                     np.asarray(load.local.ids, dtype=np.uint32),
+                    layers=read.local_layers,
                     slices=heads,
                     parts=load.local.parts,
                 ),
@@ -290,6 +282,7 @@ class WorkerSide:
                 range(load.remote.first, load.remote.end),
                 deadline=self._config.deadline,
                 confirm=load.to_the_end,
+                remote_layers=read.remote_layers,
                 remote_slices=remote_heads,
                 remote_parts=load.remote.parts,
                 readers=load.readers[read.rank],
@@ -314,7 +307,7 @@ class WorkerSide:
         for one in ended.reads:
             if one.transfer is not None and (report := one.transfer.report()) is not None:
                 reports.append(report)
-                self._report.write(loaded(load, self._tp, one.read.rank, report))
+                self._report.write(loaded(load, self._place.rank, one.read.rank, report))
                 if not load.to_the_end:
                     self._release_share(load, one.read.rank)
         self.stats.add_load(reports)
@@ -331,7 +324,7 @@ class WorkerSide:
         self.stats.count("loads_cancelled" if ended.cancelled else f"loads_failed_{code}")
         self._report.write(
             LoadRecord(
-                load.request_id, load.remote_request_id, "failed", code, self._tp, cause.read.rank,
+                load.request_id, load.remote_request_id, "failed", code, self._place.rank, cause.read.rank,
                 len(load.local_blocks),
             )
         )  # fmt: skip
@@ -356,10 +349,9 @@ class WorkerSide:
 
     def _give_back(self, release: Release) -> None:
         """Release this rank's share of the tickets: each has one releaser."""
-        for ticket in release.tickets:
-            if releaser(ticket.tp, self._tp_size) == self._tp:
-                content = self._wanted(release.own, ticket.tp)
-                self._release(release.request_id, ticket.ticket, 1, content)
+        for rank, ticket in release.tickets.items():
+            if releaser(rank, self._place.ranks) == self._place.rank:
+                self._release(release.request_id, ticket, 1, self._wanted(release.own, rank))
 
     def _release_share(self, load: Load, rank: int) -> None:
         """Say that this rank has done with the ticket of a prefill rank, without having used it up."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvik.handover import native
 from kvik.handover.config import ConnectorConfig
 from kvik.handover.holding import HeldBlocks
-from kvik.handover.protocol import RankHello, StepPlan
+from kvik.handover.protocol import RankHello, RankPlace, StepPlan
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
@@ -61,7 +62,7 @@ class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
 @dataclass
 class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """On how many ranks the grants of parked handovers have ended, by request id; the hellos that were asked
-    for, by tensor-parallel rank."""
+    for, by rank."""
 
     parked_ends: Counter[str]
     hellos: dict[int, RankHello] = field(default_factory=dict)
@@ -94,11 +95,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             identity = Identity(
                 engine_id=str(transfer.engine_id),
                 model=_model_identity(vllm_config, config),
-                tp_size=parallel.tensor_parallel_size,
+                ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
             )
-            held = HeldBlocks(config.park_after, identity.tp_size)
+            held = HeldBlocks(config.park_after, identity.ranks)
             self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
         else:
             self._model_kv = _model_kv(vllm_config, kv_cache_config)
@@ -106,9 +107,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 module,
                 config,
                 role="vllm-" + str(transfer.kv_role).removeprefix("kv_"),
-                tp=_tp_rank(),
-                tp_size=parallel.tensor_parallel_size,
-                dp=parallel.data_parallel_rank,
+                place=_place(parallel),
                 report=report,
             )
 
@@ -158,10 +157,22 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._on_scheduler().request_finished(request, block_ids)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """The ranks' hellos, by tensor-parallel rank. vLLM's `MultiConnector` carries those of one of its
+        """The ranks' hellos, by tensor-parallel rank."""
+        self._hear(metadata.values())
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """The ranks' hellos, by pipeline stage and tensor-parallel rank."""
+        self._hear(metadata.values())
+
+    def _hear(self, metadata: Iterable[KVConnectorHandshakeMetadata]) -> None:
+        """Take the ranks' hellos, where they are there. vLLM's `MultiConnector` carries those of one of its
         connectors only, and gives them to all: where that is another one, the first step asks for them.
         """
-        hellos = {rank: entry.hello for rank, entry in metadata.items() if isinstance(entry, KvikHandshake)}
+        hellos = {
+            entry.hello.place.rank: entry.hello for entry in metadata if isinstance(entry, KvikHandshake)
+        }
         if hellos:
             self._on_scheduler().set_ranks(hellos)
 
@@ -217,7 +228,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         ends, hellos = self._on_worker().take_parked_ends(), {}
         if self._asked:
             hello = self._on_worker().hello()
-            self._asked, hellos = False, {hello.tp: hello}
+            self._asked, hellos = False, {hello.place.rank: hello}
         return KvikWorkerMetadata(Counter(ends), hellos) if ends or hellos else None
 
     # Both.
@@ -274,7 +285,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
     """Refuse, by name, what this version does not hand over."""
-    sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
+    sizes = ("decode_context_parallel_size", "prefill_context_parallel_size")
     for name in sizes:
         if getattr(parallel, name, 1) != 1:
             raise SetupError(f"kvik hands over with {name} 1; this server has {getattr(parallel, name)}")
@@ -320,7 +331,14 @@ def _model_kv(vllm_config: Any, kv_cache_config: Any) -> layout.ModelKv:
     return layout.ModelKv(kind, heads, ranks, spec.block_size)
 
 
-def _tp_rank() -> int:
-    from vllm.distributed.parallel_state import get_tp_group
+def _place(parallel: Any) -> RankPlace:
+    """Which worker rank this process is."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-    return int(get_tp_group().rank_in_group)
+    return RankPlace(
+        tp=int(get_tp_group().rank_in_group),
+        tp_size=parallel.tensor_parallel_size,
+        pp=int(get_pp_group().rank_in_group),
+        pp_size=parallel.pipeline_parallel_size,
+        dp=parallel.data_parallel_rank,
+    )

@@ -82,7 +82,7 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
         content=sizes["C"],
         dtype=str(first.dtype).removeprefix("torch."),
         tp=model.tp,
-        pp=1,
+        stages=(len(offsets),),
         heads=sizes["H"],
         block_tokens=sizes["N"],
         order=order if model.kind == "mla" else _packed(order, packing_of(first)),

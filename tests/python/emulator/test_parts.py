@@ -24,7 +24,7 @@ from kvik.emulator.requests import Request, Sampling, Status
 from kvik.emulator.wire import Message
 from kvik.handover import native
 from kvik.handover.holding import HeldBlocks
-from kvik.handover.protocol import RankHello
+from kvik.handover.protocol import RankHello, RankPlace
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from tests.python.emulator.servers import ASK_PREFILL, TINY, prompt_of
@@ -36,10 +36,10 @@ VLLM_MODEL = {"model": "tiny@None", "dtype": "torch.float32", "quantization": "N
 def _side(engine: kvik.Engine, model: dict[str, str], name: str) -> SchedulerSide:
     """The scheduler side of a server with this identity and the KV of the tiny shape."""
     memory = pool_memory(TINY, TINY.of_rank(16), 64, plain=False)
-    identity = Identity(engine_id=name, model=model, tp_size=1, is_producer=True, is_consumer=True)
+    identity = Identity(engine_id=name, model=model, ranks=1, is_producer=True, is_consumer=True)
     side = SchedulerSide(native.load(), identity, 60.0, HeldBlocks(2.0, 1), ReportFile(None))
     template = engine.ticket_template(memory.layout(native.load()))
-    side.set_ranks({0: RankHello(0, 0, str(template), engine.addresses[0], engine.id, memory.shape)})
+    side.set_ranks({0: RankHello(RankPlace(), str(template), engine.addresses[0], engine.id, memory.shape)})
     return side
 
 
@@ -197,7 +197,7 @@ def test_setups_and_plans_survive_the_wire() -> None:
     setup = OPTIONS.plan().setup
     assert wire.build(Setup, wire.plain(setup)) == setup
     hello = wire.plain(
-        RankHello(0, 1, "t", "a", "e", pool_memory(TINY, TINY.of_rank(16), 4, plain=True).shape)
+        RankHello(RankPlace(dp=1), "t", "a", "e", pool_memory(TINY, TINY.of_rank(16), 4, plain=True).shape)
     )
     assert wire.plain(wire.build(RankHello, hello)) == hello
     assert wire.build(dict[int, tuple[str, int | None]], {"3": ["x", None]}) == {3: ("x", None)}
