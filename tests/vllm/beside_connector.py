@@ -25,10 +25,16 @@ class BesideMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class BesideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Holds the blocks of each request that has ended until the next step, as one that stores them does."""
+    """Holds the blocks of each request that was computed from its end until the next step, as one that
+    stores them does.
+
+    A request that is aborted while it waits for its KV has nothing to store. If its blocks were held, vLLM
+    would free it when one of both connectors is done with it, and end with an error at the other one's word.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        self._computed: set[str] = set()
         self._ended: list[str] = []
         self._held: set[str] = set()
 
@@ -37,11 +43,15 @@ class BesideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None: ...
 
-    def build_connector_meta(self, scheduler_output: Any) -> BesideMetadata:  # noqa: ARG002
+    def build_connector_meta(self, scheduler_output: Any) -> BesideMetadata:
+        self._computed.update(scheduler_output.num_scheduled_tokens)
         ended, self._ended = self._ended, []
         return BesideMetadata(ended)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002
+        if request.request_id not in self._computed:
+            return False, None
+        self._computed.remove(request.request_id)
         self._ended.append(request.request_id)
         return True, None
 

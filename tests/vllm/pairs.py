@@ -306,8 +306,10 @@ def kill(process: Process) -> None:
 
 
 def tree(pid: int) -> list[int]:
+    """A process and its descendants, without those that have ended meanwhile."""
     found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += tree(int(child))
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += tree(int(child))
     return found

@@ -1,17 +1,13 @@
 """Requests that go wrong half-way: a correct answer or a clear error, and every KV block comes back."""
 
-import http.client
-import json
 import random
-import socket
-import threading
 import time
-from urllib.parse import urlsplit
 
 import pytest
 
 from kvik.demo import client
 from tests.vllm.conftest import Reference
+from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import EXPIRY, Pair, freeze, prompt_of, used, wait_used
 
 TOKENS = 16
@@ -77,7 +73,7 @@ def test_client_leaves_at_any_time(pair: Pair, reference: Reference) -> None:
     rng = random.Random(seed)
     before = levels(pair)
     for number in range(8):
-        ask_and_leave(pair.router.url, prompt_of(2000, seed + number), after=rng.uniform(0.0, 1.5))
+        ask_and_leave(pair.router.url, prompt_of(2000, seed + number), 64, after=rng.uniform(0.0, 1.5))
     prompt = prompt_of(700, seed)
     assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
     wait_back(pair, before, EXPIRY + SLACK)
@@ -91,7 +87,7 @@ def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
     params = pair.prefill_by_hand(prompt)
     thaw = freeze(pair.prefill)
     try:
-        ask_and_leave(pair.decode.url, prompt, after=0.7, kv_transfer_params=params)
+        ask_and_leave(pair.decode.url, prompt, 64, after=0.7, kv_transfer_params=params)
         wait_used(pair.decode, before[1], SLACK)
     finally:
         thaw()
@@ -154,23 +150,3 @@ def test_other_cache_salt(pair: Pair, reference: Reference) -> None:
     assert answer == reference(prompt, TOKENS)
     assert reasons(pair) == [("recomputed", "digest_mismatch")]
     wait_back(pair, before)
-
-
-def ask_and_leave(url: str, prompt: list[int], after: float, **more: object) -> None:
-    """Send a request and cut the connection after so many seconds, or when the answer is over."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-    connection.connect()
-    cut = threading.Timer(after, connection.sock.shutdown, [socket.SHUT_RDWR])
-    cut.start()
-    try:
-        payload = client.body(prompt, 64, stream=True, **more)
-        connection.request(
-            "POST", "/v1/completions", json.dumps(payload), {"Content-Type": "application/json"}
-        )
-        connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
-        return  # cut, as intended
-    finally:
-        cut.cancel()
-        connection.close()

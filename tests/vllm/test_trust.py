@@ -17,8 +17,8 @@ import pytest
 from kvik.demo import client
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
 from tests.vllm.conftest import TRUST, Reference
+from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import Pair, kill, prompt_of, used, wait_used
-from tests.vllm.test_trouble import ask_and_leave
 from tests.vllm.wire import Wire
 
 TOKENS = 12
@@ -144,7 +144,7 @@ def test_abort_under_memory_pressure(case: Case, reference: Reference) -> None:
     wire_of(pair).slow(500e3)
     with ThreadPoolExecutor(5) as pool:
         for prompt, given in zip(prompts[:3], params, strict=False):
-            pool.submit(ask_and_leave, pair.decode.url, prompt, after=1.5, kv_transfer_params=given)
+            pool.submit(ask_and_leave, pair.decode.url, prompt, 64, after=1.5, kv_transfer_params=given)
         assert wire_of(pair).wait_carried(64 << 10, SLACK), "no KV passes"
         case.happens()
         rest = [

@@ -78,12 +78,18 @@ def complete(
         if response.status != 200:
             raise RequestError(response.status, response.read().decode(errors="replace"))
         result = Completion(headers=_joined(response.getheaders()))
-        for event in _events(response):
-            _add(result, event, time.monotonic() - start)
+        read_stream(response, result, start)
         result.total = time.monotonic() - start
         return result
     finally:
         connection.close()
+
+
+def read_stream(response: http.client.HTTPResponse, result: Completion, start: float) -> None:
+    """Add the tokens of a streamed answer to `result` as they come, up to its end. `start` (monotonic) is
+    when it was asked for; raises `RequestError` where the stream has an error in it or is cut."""
+    for event in _events(response):
+        _add(result, event, time.monotonic() - start)
 
 
 def _joined(headers: list[tuple[str, str]]) -> dict[str, str]:
@@ -111,6 +117,8 @@ def _add(result: Completion, event: dict[str, object], now: float) -> None:
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, object]]:
     """The JSON objects of a server-sent event stream, up to its `[DONE]`."""
     for line in response:
+        if not line.endswith(b"\n"):
+            break  # cut within it
         text = line.decode().strip()
         if text == "data: [DONE]":
             return
