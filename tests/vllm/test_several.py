@@ -5,9 +5,11 @@ import pytest
 from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS
 from tests.vllm.conftest import Reference
-from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, wait_used
+from tests.vllm.leaving import ask_and_leave
+from tests.vllm.pairs import BLOCK_BYTES, EXPIRY, Pair, blocks_of, freeze, prompt_of, wait_used
 
 TOKENS = 16
+SLACK = 20.0  # seconds for a busy machine
 LENGTHS = (300, BLOCK_TOKENS, 1025)
 several = pytest.mark.parametrize("pair", ["several"], indirect=True)
 
@@ -26,9 +28,27 @@ def test_handover_beside_another_connector(pair: Pair, reference: Reference) -> 
         (load,) = pair.reports.wait(1)
         assert (load.outcome, load.bytes) == ("loaded", blocks_of(length) * BLOCK_BYTES)
     for engine in pair.engines():
-        wait_used(engine, 0.0, within=20.0)
+        wait_used(engine, 0.0, SLACK)
         assert engine.alive, engine.tail()
     after = client.metrics(pair.decode.url)
     loaded = "vllm:kvik_loaded_bytes_total"
     assert after[loaded] - before[loaded] == sum(map(blocks_of, LENGTHS)) * BLOCK_BYTES
     assert after["vllm:spec_decode_num_draft_tokens_total"] > 0
+
+
+@several
+def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
+    """A client leaves while decode waits for its KV: kvik alone has something to end, and both servers go
+    on."""
+    prompt, again = prompt_of(1500, seed=62), prompt_of(400, seed=63)
+    params = pair.prefill_by_hand(prompt)
+    thaw = freeze(pair.prefill)
+    try:
+        answer, left = ask_and_leave(pair.decode.url, prompt, TOKENS, after=0.7, kv_transfer_params=params)
+        assert left, f"decode did not wait for its KV: {answer}"
+        wait_used(pair.decode, 0.0, SLACK)
+    finally:
+        thaw()
+    assert client.complete(pair.router.url, again, TOKENS).tokens == reference(again, TOKENS)
+    for engine in pair.engines():
+        wait_used(engine, 0.0, EXPIRY + SLACK)
