@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.metadata
 import inspect
 import json
 import logging.handlers
 import queue
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -169,8 +172,9 @@ def test_the_policy_that_fails_requests_is_warned_of(
     assert '"kv_load_failure_policy": "recompute"' in caplog.text
 
 
-def test_the_handover_speaks_in_vllms_log(kvik_vllm: ModuleType, native: FakeNative) -> None:
-    """At vLLM's level and with its handlers, and once, however many connectors a process has."""
+@contextlib.contextmanager
+def vllms_log() -> Iterator[queue.SimpleQueue[logging.LogRecord]]:
+    """The records that vLLM's handlers get while the block runs, at vLLM's usual level."""
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handler = logging.handlers.QueueHandler(records)
     ours, vllm = logging.getLogger("kvik.handover"), logging.getLogger("vllm")
@@ -179,18 +183,78 @@ def test_the_handover_speaks_in_vllms_log(kvik_vllm: ModuleType, native: FakeNat
     vllm.setLevel(logging.INFO)
     vllm.addHandler(handler)
     try:
-        p, _ = (Server(kvik_vllm, native, role) for role in ("kv_producer", "kv_consumer"))
-        while not records.empty():
-            records.get()
-        offer(p, prompt(8), [1, 2])
+        yield records
     finally:
         vllm.removeHandler(handler)
         ours.setLevel(before[0])
         vllm.setLevel(before[1])
-    record = records.get_nowait()
-    assert records.empty()
-    assert record.levelno == logging.INFO
-    assert "request p-1: 8 tokens in 2 KV blocks offered" in record.getMessage()
+
+
+def taken(records: queue.SimpleQueue[logging.LogRecord]) -> list[str]:
+    """Level and text of what was logged since the last call."""
+    found = []
+    while not records.empty():
+        record = records.get_nowait()
+        found.append(f"{record.levelname} {record.getMessage()}")
+    return found
+
+
+def test_the_handover_speaks_in_vllms_log(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    """At vLLM's level and with its handlers, and once, however many connectors a process has."""
+    with vllms_log() as records:
+        p, _ = (Server(kvik_vllm, native, role) for role in ("kv_producer", "kv_consumer"))
+        taken(records)
+        offer(p, prompt(8), [1, 2])
+        (line,) = taken(records)
+    assert line.startswith("INFO kvik: request p-1: 8 tokens in 2 KV blocks offered")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_handover_is_a_line_on_either_side_with_one_id(
+    kvik_vllm: ModuleType, native: FakeNative, ranks: int
+) -> None:
+    with vllms_log() as records:
+        p, d = (Server(kvik_vllm, native, role, tp=ranks) for role in ("kv_producer", "kv_consumer"))
+        params = offer(p, prompt(8), [1, 2])
+        p.step()
+        assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+        taken(records)
+        d.step()
+        (line,) = taken(records)
+        moved = 2 * 3 * (2 * 4 * 8) * 2  # blocks, layers, a block of the rank's heads, bytes
+        assert line == (
+            "INFO kvik: request d-1: KV of prefill's request p-1 loaded: 2 KV blocks, "
+            f"{moved} bytes on rank 0 of {ranks}, over tcp (4 channels) in 2.00 ms"
+        )
+        p.step()
+        (line,) = taken(records)
+    assert re.fullmatch(
+        r"INFO kvik: request p-1: every reader has confirmed, 2 KV blocks "
+        rf"\({moved} bytes on rank 0 of {ranks}\) go back after \d+\.\d\d ms",
+        line,
+    )
+
+
+def test_other_ends_name_the_same_id_and_speak_up(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    with vllms_log() as records:
+        p, d = (Server(kvik_vllm, native, role) for role in ("kv_producer", "kv_consumer"))
+        params = offer(p, prompt(8), [1, 2])
+        p.step()
+        native.now += 121
+        taken(records)
+        p.step()
+        (line,) = taken(records)
+        assert line.startswith("WARNING kvik: request p-1: its grant ended as expired, 2 KV blocks (")
+        assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
+        d.step()
+        (line,) = taken(records)
+        assert line.startswith("WARNING kvik: request d-1: load of prefill's request p-1 from its rank 0 failed")
+        # A client may have changed it: it must not look like a line of another request.
+        params["remote_request_id"] = "p-1\nINFO kvik: request d-1: all is well"
+        assert admit(d, request("d-2", prompt(8, first=50), params), [5, 6]) == 0
+        (line,) = taken(records)
+    assert line.startswith("WARNING kvik: request d-2, with KV of prefill's request 'p-1\\nINFO")
+    assert "\n" not in line
 
 
 def test_shutdown(pair: tuple[Server, Server], native: FakeNative) -> None:

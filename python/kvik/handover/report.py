@@ -75,6 +75,12 @@ def loaded(load: Load, rank: int, remote_rank: int, report: Report) -> LoadRecor
     )
 
 
+def in_log(request_id: str) -> str:
+    """The prefill side's request id for a line of a log, as that side's log has it. It came through clients:
+    what is not printable, such as the end of a line, is escaped."""
+    return request_id if request_id.isprintable() else ascii(request_id)
+
+
 class ReportFile:
     """Appends records; a file that cannot be written is said once and never fails a request."""
 

@@ -54,7 +54,7 @@ from kvik.handover.protocol import (
     StepPlan,
     server_shape,
 )
-from kvik.handover.report import LoadRecord, ReportFile
+from kvik.handover.report import LoadRecord, ReportFile, in_log
 
 logger = logging.getLogger("kvik.handover")
 
@@ -354,7 +354,10 @@ class SchedulerSide:
 
     def _refused(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
         """Say, count and record that an offer is not used."""
-        logger.warning("kvik: request %s is recomputed (%s): %s", request_id, refused.code, refused)
+        logger.warning(
+            "kvik: request %s, with KV of prefill's request %s, is recomputed (%s): %s", request_id,
+            in_log(remote_request_id), refused.code, refused,
+        )  # fmt: skip
         self.counters[f"recomputed_{refused.code}"] += 1
         self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
 

@@ -13,6 +13,7 @@ ended. A load is one transfer for each prefill rank that has some of this rank's
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from kvik.handover.memory import KvMemory
 from kvik.handover.metrics import LoadStats
 from kvik.handover.native import Content, Engine, Grant, Native, Region, Transfer, error_code
 from kvik.handover.protocol import Load, Own, RankHello, RankPlace, Read, Release, Send, StepPlan
-from kvik.handover.report import LoadRecord, ReportFile, loaded
+from kvik.handover.report import LoadRecord, ReportFile, in_log, loaded
 
 logger = logging.getLogger("kvik.handover")
 
@@ -38,6 +39,15 @@ NOTHING_TO_RELEASE = frozenset(
         "secret_required", "secret_mismatch", "tls_required", "engine_closed", "engine_forked",
     }
 )  # fmt: skip
+
+
+@dataclass
+class OpenSend:
+    """A grant over `blocks` KV blocks, and when it was issued, by the monotonic clock."""
+
+    grant: Grant
+    blocks: int
+    issued_at: float
 
 
 @dataclass
@@ -108,8 +118,8 @@ class WorkerSide:
         self._region: Region | None = None
         self._layout: Any = None
         self._memory: KvMemory | None = None
-        self._grants: dict[str, Grant] = {}
-        self._parked: dict[str, Grant] = {}
+        self._grants: dict[str, OpenSend] = {}
+        self._parked: dict[str, OpenSend] = {}
         self._parked_ends: list[str] = []
         self._loads: dict[str, OpenLoad] = {}
         self._releases: list[tuple[str, Transfer]] = []
@@ -166,16 +176,16 @@ class WorkerSide:
 
     def collect(self) -> tuple[set[str], set[str]]:
         """Request ids whose blocks are sent, and whose loads have ended, since the last call."""
-        for request_id, grant in list(self._grants.items()):
-            if grant.state != "live":
+        for request_id, send in list(self._grants.items()):
+            if (state := send.grant.state) != "live":
                 del self._grants[request_id]
                 self._sent.add(request_id)
-                self._end_send(request_id, grant.state)
-        for request_id, grant in list(self._parked.items()):
-            if grant.state != "live":
+                self._end_send(request_id, send, state)
+        for request_id, send in list(self._parked.items()):
+            if (state := send.grant.state) != "live":
                 del self._parked[request_id]
                 self._parked_ends.append(request_id)
-                self._end_send(request_id, grant.state)
+                self._end_send(request_id, send, state)
         for request_id, open_load in list(self._loads.items()):
             if open_load.poll():
                 del self._loads[request_id]
@@ -225,7 +235,7 @@ class WorkerSide:
         rank = self._place.rank
         grant_id = send.grants[rank]
         try:
-            self._grants[send.request_id] = engine.grant(
+            grant = engine.grant(
                 region.pages(self._layout, np.asarray(send.blocks, dtype=np.uint32)),
                 right="read",
                 use=1,
@@ -240,23 +250,32 @@ class WorkerSide:
             logger.error("kvik: request %s: grant %s not issued: %s", send.request_id, grant_id, error)
             self.stats.count("sends_failed")
             self._sent.add(send.request_id)
+            return
+        self._grants[send.request_id] = OpenSend(grant, len(send.blocks), time.monotonic())
 
     def _wanted(self, own: Own, rank: int) -> Content:
         """The content that a request has a right to on a prefill rank."""
         return self._native.Content(own.chain, own.parts[rank])
 
-    def _end_send(self, request_id: str, state: str) -> None:
-        level = logging.DEBUG if state == "consumed" else logging.WARNING
-        logger.log(level, "kvik: request %s: grant ended as %s, its KV blocks go back", request_id, state)
+    def _end_send(self, request_id: str, send: OpenSend, state: str) -> None:
+        """Say and count how a grant has ended. Readers that confirm do so after reading, or to give back what
+        they do not need: this side cannot tell which."""
+        level = logging.WARNING if state != "consumed" else self._good_level()
+        ended = "every reader has confirmed" if state == "consumed" else f"its grant ended as {state}"
+        logger.log(
+            level, "kvik: request %s: %s, %d KV blocks (%d bytes on %s) go back after %.2f ms", request_id,
+            ended, send.blocks, send.blocks * self._bytes_of_a_block(), self._rank_text(),
+            (time.monotonic() - send.issued_at) * 1e3,
+        )  # fmt: skip
         self.stats.count(f"sends_{state}")
 
     def _park(self, request_id: str) -> None:
         """Let the engine's request end while its grant lives on. One that ended first was reported."""
-        grant = self._grants.pop(request_id, None)
-        if grant is None:
+        send = self._grants.pop(request_id, None)
+        if send is None:
             self._parked_ends.append(request_id)
             return
-        self._parked[request_id] = grant
+        self._parked[request_id] = send
         self._sent.add(request_id)
 
     # Decode side.
@@ -311,9 +330,12 @@ class WorkerSide:
                 if not load.to_the_end:
                     self._release_share(load, one.read.rank)
         self.stats.add_load(reports)
-        logger.debug(
-            "kvik: request %s: %d bytes of %d rank(s) over %s in %.2f ms", load.request_id,
-            sum(report.bytes for report in reports), len(reports), reports[0].mechanism,
+        logger.log(
+            self._good_level(),
+            "kvik: request %s: KV of prefill's request %s loaded: %d KV blocks, %d bytes on %s, over %s in "
+            "%.2f ms", load.request_id, in_log(load.remote_request_id), len(load.local_blocks),
+            sum(report.bytes for report in reports), self._rank_text(),
+            ", ".join(sorted({f"{report.transport} ({report.mechanism})" for report in reports})),
             max(report.total_s for report in reports) * 1e3,
         )  # fmt: skip
 
@@ -332,8 +354,8 @@ class WorkerSide:
             # An aborted request's blocks are freed by the engine; naming them here could hit the next owner.
             self._invalid_blocks.update(load.local_blocks)
             logger.warning(
-                "kvik: request %s: load from prefill rank %d failed (%s): %s", load.request_id,
-                cause.read.rank, code, error,
+                "kvik: request %s: load of prefill's request %s from its rank %d failed (%s): %s",
+                load.request_id, in_log(load.remote_request_id), cause.read.rank, code, error,
             )  # fmt: skip
         for one in ended.reads:
             failed = one.error()
@@ -388,6 +410,18 @@ class WorkerSide:
     def _release_failed(self, request_id: str, error: Exception) -> None:
         self.stats.count("releases_failed")
         logger.info("kvik: request %s: offer not released, it ends by its expiry: %s", request_id, error)
+
+    def _good_level(self) -> int:
+        """The level of what went well: one line a request, so that of the first rank, and the others' for
+        who looks closer."""
+        return logging.INFO if self._tp == 0 else logging.DEBUG
+
+    def _rank_text(self) -> str:
+        return f"rank {self._tp} of {self._tp_size}"
+
+    def _bytes_of_a_block(self) -> int:
+        """Of one KV block of this rank, in all layers."""
+        return 0 if self._memory is None else self._memory.shape.layers * self._memory.shape.block_bytes
 
     def _ready(self) -> tuple[Engine, Region]:
         if self._engine is None or self._region is None:
