@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import importlib.metadata
 import inspect
 import json
@@ -24,6 +25,7 @@ from tests.python.fake_engine import FakeNative
 from tests.python.vllm_harness import (
     V1,
     VERSIONS,
+    Current,
     Factory,
     Server,
     admit,
@@ -161,15 +163,43 @@ def test_stats_add_up_and_reach_the_log_line(pair: tuple[Server, Server], kvik_v
     assert build().is_empty()
 
 
+def warned(text: str) -> int:
+    return text.count('"kv_load_failure_policy": "recompute"')
+
+
+@pytest.mark.parametrize(
+    ("role", "policy", "warnings"),
+    [("kv_consumer", "fail", 1), ("kv_both", "fail", 1), ("kv_producer", "fail", 0), ("kv_both", "recompute", 0)],
+)
 def test_the_policy_that_fails_requests_is_warned_of(
-    kvik_vllm: ModuleType, native: FakeNative, caplog: pytest.LogCaptureFixture
+    kvik_vllm: ModuleType, native: FakeNative, role: str, policy: str, warnings: int
 ) -> None:
-    Server(kvik_vllm, native, "kv_both")
-    assert "kv_load_failure_policy" not in caplog.text
-    config = vllm_config("kv_consumer")
-    config.kv_transfer_config.kv_load_failure_policy = "fail"
-    kvik_vllm.KvikConnector(config, sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER, kv_cache_config())
-    assert '"kv_load_failure_policy": "recompute"' in caplog.text
+    """Once a server, by those who load."""
+    with vllms_log() as records:
+        Server(kvik_vllm, native, role, tp=2, policy=policy)
+        assert warned("\n".join(taken(records))) == warnings
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "warnings"), [("recompute", "fail", 0), ("fail", "recompute", 1), (None, "fail", 0)]
+)
+def test_the_policy_is_that_of_the_server_and_not_of_one_of_its_connectors(
+    kvik_vllm: ModuleType, native: FakeNative, outer: str | None, inner: str, warnings: int
+) -> None:
+    """As vLLM's `MultiConnector` makes its connectors: of a copy of the config, with a part in place of the
+    whole. Where the whole cannot be seen, nothing is said of it."""
+    Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
+    whole = vllm_config("kv_consumer")
+    whole.kv_transfer_config.kv_load_failure_policy = outer
+    config = copy.copy(whole)
+    config.kv_transfer_config = copy.copy(whole.kv_transfer_config)
+    config.kv_transfer_config.kv_load_failure_policy = inner
+    roles = sys.modules[f"{V1}.base"].KVConnectorRole
+    with vllms_log() as records:
+        kvik_vllm.KvikConnector(config, roles.SCHEDULER, kv_cache_config())
+        with Current.set(None if outer is None else whole):
+            kvik_vllm.KvikConnector(config, roles.WORKER, kv_cache_config())
+        assert warned("\n".join(taken(records))) == warnings
 
 
 @contextlib.contextmanager

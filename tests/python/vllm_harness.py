@@ -82,6 +82,25 @@ class Factory:
         cls.known[name] = (module_path, class_name)
 
 
+class Current:
+    """vLLM's current config, which it sets while it builds workers' connectors."""
+
+    config: ClassVar[Any] = None
+
+    @classmethod
+    def get(cls) -> Any:
+        return cls.config
+
+    @classmethod
+    @contextlib.contextmanager
+    def set(cls, config: Any) -> Iterator[None]:
+        before, cls.config = cls.config, config
+        try:
+            yield
+        finally:
+            cls.config = before
+
+
 @contextlib.contextmanager
 def stand_in(version: str) -> Iterator[ModuleType]:
     """Give `kvik.vllm`, imported against vLLM `version`'s own base class."""
@@ -109,6 +128,7 @@ def stand_in(version: str) -> Iterator[ModuleType]:
         factory.KVConnectorFactory = Factory  # type: ignore[attr-defined]
         Factory.known.clear()
         sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]
+        sys.modules["vllm.config"].get_current_vllm_config_or_none = Current.get  # type: ignore[attr-defined]
         sys.modules["vllm.v1.metrics.cache_hit_source"].CacheHitSource = CacheHitSource  # type: ignore[attr-defined]
         for part in ("base", "metrics"):
             loaded = _load(f"{V1}.{part}", folder / V1.replace(".", "/") / f"{part}.py")
@@ -258,6 +278,7 @@ class Server:
         kv_heads: int | None = None,
         kind: type = FullAttentionSpec,
         handshake: bool = True,
+        policy: str = "recompute",
     ) -> None:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
         Without `handshake` vLLM carries that of another connector, and gives it to this one.
@@ -270,6 +291,7 @@ class Server:
             role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp, pipeline_parallel_size=pp
         )
         config.model_config.model = model
+        config.kv_transfer_config.kv_load_failure_policy = policy
         make = kvik_vllm.KvikConnector
         self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, cache)
         self.workers, self.tensors, hellos = [], [], {}
@@ -279,7 +301,8 @@ class Server:
             state.get_pp_group, state.get_tp_group = (
                 lambda number=number: SimpleNamespace(rank_in_group=number) for number in place
             )
-            worker = make(config, base.KVConnectorRole.WORKER, cache)
+            with Current.set(config):
+                worker = make(config, base.KVConnectorRole.WORKER, cache)
             self.tensors.append(kv_tensors(blocks, **sizes))
             worker.register_kv_caches(self.tensors[rank])
             foreign = base.KVConnectorHandshakeMetadata()

@@ -36,7 +36,7 @@ SPECS = {
             arguments=["--max-num-batched-tokens", "256", "--async-scheduling"],
         ),
         PairSpec("several", several=True, decode_arguments=["--speculative-config", NGRAMS]),
-        PairSpec("dp2", arguments=["--data-parallel-size", "2"]),
+        PairSpec("dp2", arguments=["--data-parallel-size", "2"], unsaid=True),
         PairSpec("tp2", ranks=(2, 2)),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),
         PairSpec("pp1-pp2", stages=(1, 2), both=True),

@@ -29,6 +29,7 @@ EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these t
 START_LIMIT = 300.0
 COMPUTED = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
 USAGE = "vllm:kv_cache_usage_perc"
+POLICY_WARNING = "kv_load_failure_policy is 'fail'"
 ASK_PREFILL = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
@@ -45,7 +46,7 @@ class PairSpec:
     may be killed and started again where they were. arguments, decode_arguments: more of both command
     lines, and of decode's. adapter: both have a LoRA adapter, `ADAPTED`. forked: from a process that has
     imported vLLM already, and not each by a command line of its own, which takes ten times as long.
-    several: kvik's connector is one of two.
+    several: kvik's connector is one of two. unsaid: see `Unsaid`.
     """
 
     name: str
@@ -61,11 +62,23 @@ class PairSpec:
     decode_arguments: Sequence[str] = ()
     forked: bool = True
     several: bool = False
+    unsaid: bool = False
 
 
 @dataclass(frozen=True)
-class Several(Connector):
-    """kvik's connector as the second of two of vLLM's `MultiConnector`."""
+class Unsaid(Connector):
+    """Says nothing of loads that fail, so that vLLM's own policy counts, which ends the request."""
+
+    def config(self) -> str:
+        """The JSON of `--kv-transfer-config`."""
+        config = json.loads(super().config())
+        del config["kv_load_failure_policy"]
+        return json.dumps(config)
+
+
+@dataclass(frozen=True)
+class Several(Unsaid):
+    """kvik's connector as the second of two of vLLM's `MultiConnector`, where only the whole has a policy."""
 
     def config(self) -> str:
         """The JSON of `--kv-transfer-config`."""
@@ -225,7 +238,7 @@ def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | Non
             if name == "prefill":
                 extra |= {"listen": f"{address}:{wire.target}", "advertise": f"{address}:{wire.port}"}
         role: Role = "kv_both" if spec.both else "kv_producer" if name == "prefill" else "kv_consumer"
-        kind = Several if spec.several else Connector
+        kind = Several if spec.several else Unsaid if spec.unsaid else Connector
         connector = kind(role, None if role == "kv_producer" else report, extra=extra)
         env = {"KVIK_SECRET": secret} if secret else {}
         arguments = [*spec.arguments, *(spec.decode_arguments if name == "decode" else ())]
@@ -254,6 +267,11 @@ def prompt_of(length: int, seed: int) -> list[int]:
 def blocks_of(length: int) -> int:
     """KV blocks of a prompt."""
     return -(-length // BLOCK_TOKENS)
+
+
+def logged(engine: HttpServer, text: str) -> list[str]:
+    """The lines of its log that have this text."""
+    return [line for line in engine.log.read_text(errors="replace").splitlines() if text in line]
 
 
 def used(engine: HttpServer) -> float:

@@ -1,6 +1,7 @@
 """Tokens through the router equal one engine's own, and the KV really moved."""
 
 import re
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS
 from kvik.demo.processes import HttpServer
 from tests.vllm.conftest import Reference
-from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, used, wait_used
+from tests.vllm.pairs import BLOCK_BYTES, POLICY_WARNING, Pair, blocks_of, logged, prompt_of, used, wait_used
 
 TOKENS = 16
 SLACK = 20.0  # seconds for a busy machine
@@ -114,6 +115,35 @@ def test_data_parallel(pair: Pair, reference: Reference) -> None:
         answered = answered_by(engine)
         assert len(answered) == 2, answered
         assert min(answered.values()) > 0, f"a rank of {engine.name} had nothing to do: {answered}"
+
+
+@pytest.mark.parametrize("pair", ["dp2"], indirect=True)
+def test_the_policy_that_ends_requests_is_warned_of(pair: Pair) -> None:
+    """It is vLLM's default, and matters to who loads: a line from each data-parallel rank of decode."""
+    assert logged(pair.prefill, POLICY_WARNING) == []
+    assert len(logged(pair.decode, POLICY_WARNING)) == 2
+
+
+@pytest.mark.parametrize("pair", ["no-prefix-cache", "tp2"], indirect=True)
+def test_both_logs_tell_of_a_handover_by_one_id(pair: Pair) -> None:
+    """At vLLM's usual level: one line on either side, however many ranks, with the blocks and the bytes."""
+    prompt = prompt_of(300, seed=17)
+    params = pair.prefill_by_hand(prompt)
+    assert params is not None
+    request_id = str(params["remote_request_id"])
+    pair.reports.new()
+    pair.decode_by_hand(prompt, params, TOKENS)
+    ranks = pair.spec.ranks[1]
+    (load,) = (load for load in pair.reports.wait(ranks) if load.rank == 0)
+    blocks, size = blocks_of(300), blocks_of(300) * BLOCK_BYTES // ranks
+    (loaded,) = logged(pair.decode, request_id)
+    assert f"of prefill's request {request_id} loaded: {blocks} KV blocks, {size} bytes on rank 0" in loaded
+    assert f"over {load.transport} ({load.mechanism}) in " in loaded
+    pair.prefill.wait_until(lambda: len(logged(pair.prefill, request_id)) > 1, time.monotonic() + SLACK)
+    offered, taken = logged(pair.prefill, request_id)
+    assert f"300 tokens in {blocks} KV blocks offered" in offered
+    assert f"{request_id}: every reader has confirmed, {blocks} KV blocks ({size} bytes on rank 0" in taken
+    assert all(" INFO " in line for line in (offered, taken, loaded))
 
 
 @pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)

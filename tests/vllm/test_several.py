@@ -6,7 +6,17 @@ from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS
 from tests.vllm.conftest import Reference
 from tests.vllm.leaving import ask_and_leave
-from tests.vllm.pairs import BLOCK_BYTES, EXPIRY, Pair, blocks_of, freeze, prompt_of, wait_used
+from tests.vllm.pairs import (
+    BLOCK_BYTES,
+    EXPIRY,
+    POLICY_WARNING,
+    Pair,
+    blocks_of,
+    freeze,
+    logged,
+    prompt_of,
+    wait_used,
+)
 
 TOKENS = 16
 SLACK = 20.0  # seconds for a busy machine
@@ -52,3 +62,11 @@ def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
     assert client.complete(pair.router.url, again, TOKENS).tokens == reference(again, TOKENS)
     for engine in pair.engines():
         wait_used(engine, 0.0, EXPIRY + SLACK)
+
+
+@several
+def test_the_policy_outside_is_the_one_that_counts(pair: Pair) -> None:
+    """vLLM recomputes, as the whole config says; kvik's own part of it says nothing, and no warning comes."""
+    for engine in pair.engines():
+        assert logged(engine, "kvik: vllm-"), "kvik has not spoken at all"
+        assert not logged(engine, POLICY_WARNING)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as vllm_base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -91,7 +92,6 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         report = ReportFile(config.report_file)
         module = native.load()
         if role is KVConnectorRole.SCHEDULER:
-            _warn_of_policy(transfer)
             identity = Identity(
                 engine_id=str(transfer.engine_id),
                 model=_model_identity(vllm_config, config),
@@ -102,6 +102,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             held = HeldBlocks(config.park_after, identity.ranks)
             self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
         else:
+            _warn_of_policy(transfer)
             self._model_kv = _model_kv(vllm_config, kv_cache_config)
             self._worker = WorkerSide(
                 module,
@@ -301,12 +302,22 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
         )
 
 
-def _warn_of_policy(transfer: Any) -> None:
-    if getattr(transfer, "kv_load_failure_policy", None) == "fail" and transfer.is_kv_consumer:
+def _warn_of_policy(own: Any) -> None:
+    """Warn, once a server, where vLLM ends requests whose KV load fails. `own` is kvik's own part of the config.
+
+    vLLM follows the policy of the server's config. A connector of a `MultiConnector` is given a copy of that
+    config with its own part in place of the whole, whose policy nobody reads. Only a worker can see the whole:
+    vLLM makes the server's config the current one while it builds workers' connectors (0.28 to 0.33). Where
+    there is none, the policy is not known, and nothing is said of it.
+    """
+    current = get_current_vllm_config_or_none()
+    if current is None or not own.is_kv_consumer or _tp_rank() != 0:
+        return
+    if current.kv_transfer_config.kv_load_failure_policy == "fail":
         logger.warning(
             "kvik: kv_load_failure_policy is 'fail' (vLLM's default): a request whose KV load fails "
             'ends with an error. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config '
-            "to compute it here instead."
+            "(under MultiConnector: beside its kv_role, not in its list) to compute it here instead."
         )
 
 
