@@ -17,6 +17,7 @@ from kvik.config import CONNECTOR, EMULATOR, ENGINE, ENTRIES, ROUTER, Entry, Opt
 from kvik.config.file import load
 from kvik.config.kinds import (
     Addresses,
+    ByRank,
     Choice,
     Cpus,
     Flag,
@@ -265,6 +266,20 @@ def test_a_kind_reads_text_and_writes_it_again(kind: Kind, text: str, value: Any
     assert kind.from_value(value) == value
     if not kind.secret:
         assert kind.from_text(kind.to_text(value)) == value
+
+
+def test_a_value_for_each_rank_is_read_by_the_kind_of_one() -> None:
+    kind = ByRank(Text(3))
+    for given, wanted in (
+        ("all", "all"),
+        (["a", "b"], {0: "a", 1: "b"}),
+        ({"3": "d", "12": "m"}, {3: "d", 12: "m"}),
+    ):
+        assert kind.from_value(given) == wanted
+    assert kind.from_text("all") == "all"
+    for wrong in ("four", ["a", "four"], {"0": 1}, {"zero": "a"}, [], {}, None, 4):
+        assert refused(kind.from_value, wrong)
+    assert {entry.name: list(entry.direct) for entry in ENTRIES if entry.direct} == {"connector": ["nics"]}
 
 
 @pytest.mark.parametrize(("kind", "text"), REFUSES)

@@ -292,6 +292,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("KVIK_TRANSPORT", "rdma", '"rdma"', 'transport is "auto", "tcp", "local" or "nics", not \'rdma\''),
     ("KVIK_LISTEN", "10.0.0.5", '"10.0.0.5"', "listen is HOST:PORT or [IPV6]:PORT, or several of them"),
     ("KVIK_CPUS", "a", '["0"]', "cpus is CPU numbers"),
+    ("KVIK_NICS", "n" * 257, '["efa"]', "nics is the name of NICs of 1 to 256 bytes, not "),
     ("KVIK_NUMA_NODE", "-1", "-1", "numa_node is a whole number from 0"),
     ("KVIK_NAME", "n" * 101, '"' + "n" * 101 + '"', "name is text of 1 to 100 bytes"),
     (

@@ -31,6 +31,7 @@ from tests.python.vllm_harness import (
     admit,
     base_tool,
     kv_cache_config,
+    kv_tensors,
     offer,
     prompt,
     request,
@@ -163,13 +164,55 @@ def test_stats_add_up_and_reach_the_log_line(pair: tuple[Server, Server], kvik_v
     assert build().is_empty()
 
 
+def test_a_replica_of_a_model_without_experts_is_not_the_first_rank_again(
+    kvik_vllm: ModuleType, native: FakeNative
+) -> None:
+    """vLLM tells each such replica that its data-parallel rank is 0 of 1; only its index says which it is."""
+    Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
+    config = vllm_config("kv_both", data_parallel_index=1, data_parallel_rank=0)
+    config.kv_transfer_config.kv_connector_extra_config = {
+        "listen": "127.0.0.1:7400",
+        "nics": ["efa:a", "efa:b"],
+    }
+    role = sys.modules[f"{V1}.base"].KVConnectorRole.WORKER
+    with vllms_log() as records:
+        worker = kvik_vllm.KvikConnector(config, role, kv_cache_config())
+        taken(records)
+        worker.register_kv_caches(kv_tensors(blocks=16))
+        (line,) = taken(records)
+    hello = worker.get_handshake_metadata().hello
+    options = next(engine.options for engine in native.engines.values() if engine.id == hello.kvik_engine_id)
+    assert (options["name"], options["listen"], options["nics"]) == (
+        "vllm-both-rank1",
+        ["127.0.0.1:7401"],
+        "efa:b",
+    )
+    assert line.startswith("INFO kvik: vllm-both-rank1: engine ")
+    assert ", NICs efa:b, 16 KV blocks" in line
+    assert hello.place.dp == 1
+
+
+def test_nics_that_do_not_fit_the_ranks_are_refused(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    """On both sides of a server, before anything is opened."""
+    Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
+    config = vllm_config("kv_both", tp=2, extra={"nics": ["efa"]})
+    for role in sys.modules[f"{V1}.base"].KVConnectorRole:
+        with pytest.raises(ValueError, match="nics names no NICs for rank 1 of this server, but for 0"):
+            kvik_vllm.KvikConnector(config, role, kv_cache_config())
+
+
 def warned(text: str) -> int:
     return text.count('"kv_load_failure_policy": "recompute"')
 
 
 @pytest.mark.parametrize(
     ("role", "policy", "warnings"),
-    [("kv_consumer", "fail", 1), ("kv_both", "fail", 1), ("kv_producer", "fail", 0), ("kv_both", "recompute", 0)],
+    [
+        ("kv_consumer", "fail", 1),
+        ("kv_both", "fail", 1),
+        ("kv_producer", "fail", 0),
+        ("kv_both", "recompute", 0),
+    ],
 )
 def test_the_policy_that_fails_requests_is_warned_of(
     kvik_vllm: ModuleType, native: FakeNative, role: str, policy: str, warnings: int
@@ -278,7 +321,9 @@ def test_other_ends_name_the_same_id_and_speak_up(kvik_vllm: ModuleType, native:
         assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
         d.step()
         (line,) = taken(records)
-        assert line.startswith("WARNING kvik: request d-1: load of prefill's request p-1 from its rank 0 failed")
+        assert line.startswith(
+            "WARNING kvik: request d-1: load of prefill's request p-1 from its rank 0 failed"
+        )
         # A client may have changed it: it must not look like a line of another request.
         params["remote_request_id"] = "p-1\nINFO kvik: request d-1: all is well"
         assert admit(d, request("d-2", prompt(8, first=50), params), [5, 6]) == 0

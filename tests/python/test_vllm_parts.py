@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,6 +62,72 @@ def test_fixed_ports_are_counted_by_rank() -> None:
     ):
         assert make(listen=(listen,)).engine_options("n", 3)["listen"] == [at_rank_3]
         assert make(advertise=(listen,)).engine_options("n", 3)["advertise"] == [at_rank_3]
+
+
+def test_nics_of_each_rank() -> None:
+    make = part("config").ConnectorConfig.from_extra
+    variable = {"KVIK_NICS": "efa"}
+    for nics, of_ranks in (
+        ("verbs:mlx5_0,mlx5_1@3", {0: "verbs:mlx5_0,mlx5_1@3", 7: "verbs:mlx5_0,mlx5_1@3"}),
+        (None, {0: "efa", 1: "efa"}),
+        (["verbs:mlx5_0", "verbs:mlx5_1"], {0: "verbs:mlx5_0", 1: "verbs:mlx5_1"}),
+        # Ranks whose GPUs have one NIC in common.
+        (["verbs:mlx5_0", "verbs:mlx5_0"], {0: "verbs:mlx5_0", 1: "verbs:mlx5_0"}),
+        ({"1": "efa:b", "0": "efa:a", "10": "efa:c"}, {0: "efa:a", 1: "efa:b", 10: "efa:c"}),
+    ):
+        made = make({"nics": nics}, env=variable)
+        for rank, wanted in of_ranks.items():
+            assert made.engine_options("n", rank)["nics"] == wanted
+    assert "nics" not in make({}, env={}).engine_options("n", 0)
+
+
+@pytest.mark.parametrize(
+    ("nics", "text"),
+    [
+        ([], "nics is the name of NICs of 1 to 256 bytes; or one for each rank of the server: a list"),
+        ({}, "or an object from rank number to value, not {}"),
+        (4, "or an object from rank number to value, not 4"),
+        (["efa", 4], "nics of rank 1 is the name of NICs of 1 to 256 bytes, not 4"),
+        (["efa", None], "nics of rank 1 is the name"),
+        ({"0": "efa", "3": ""}, "nics of rank 3 is the name"),
+        ({"0": ["efa"]}, "nics of rank 0 is the name"),
+        ({"0": "efa", 0: "efa"}, "nics names rank 0 twice"),
+        *(
+            ({"0": "efa", key: "efa"}, f"nics names ranks by their numbers, from 0, not {key!r}")
+            for key in ("", "a", "-1", "00", "01", " 1", "1.0", "+1", "²", "1" * 7, -1, True, None)
+        ),
+    ],
+)
+def test_nics_that_name_no_ranks_are_refused(nics: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)) as told:
+        part("config").ConnectorConfig.from_extra({"nics": nics}, env={})
+    assert str(told.value).startswith("kv_connector_extra_config: nics ")
+
+
+@pytest.mark.parametrize(
+    ("nics", "server", "text"),
+    [
+        ("efa", (2, 0, 1), None),
+        (["a"], (1, 0, 1), None),
+        (["a", "b"], (2, 0, 1), None),
+        (["a", "b", "c", "d"], (2, 1, 2), None),
+        (["a", "b", "c", "d"], (2, 1, 1), None),  # a second replica that vLLM says to be the only one
+        ({"2": "c", "3": "d"}, (2, 1, 2), None),  # another machine has the first
+        (["a"], (2, 0, 1), "nics names no NICs for rank 1 of this server, but for 0"),
+        (["a", "b"], (1, 2, 1), "nics names no NICs for rank 2 of this server, but for 0, 1"),
+        ({"1": "b"}, (2, 0, 1), "nics names no NICs for rank 0 of this server, but for 1"),
+        (["a", "b", "c"], (2, 0, 1), "nics names rank 2, and not rank 3, which is of the same replica"),
+        ({"0": "a", "1": "b", "7": "h"}, (2, 0, 1), "nics names rank 7, and not rank 6"),
+        (["a", "b", "c"], (1, 0, 2), "nics names rank 2, and this server has ranks 0 to 1"),
+    ],
+)
+def test_nics_fit_the_ranks_of_the_server(nics: Any, server: tuple[int, int, int], text: str | None) -> None:
+    config = part("config").ConnectorConfig.from_extra({"nics": nics}, env={})
+    if text is None:
+        config.check_ranks(*server)
+    else:
+        with pytest.raises(ValueError, match=f"kv_connector_extra_config: {text}"):
+            config.check_ranks(*server)
 
 
 def test_layout_of_the_usual_tensors() -> None:

@@ -203,7 +203,10 @@ def vllm_config(
     role: str, tp: int = 1, extra: dict[str, Any] | None = None, kv_heads: int = 2, **parallel: Any
 ) -> Any:
     """A VllmConfig, as far as the connector looks at it; `kv_heads` are the model's."""
-    sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": 1, "data_parallel_rank": 0}
+    sizes = {
+        "tensor_parallel_size": tp, "pipeline_parallel_size": 1,
+        "data_parallel_index": 0, "data_parallel_size": 1,
+    }  # fmt: skip
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(
             kv_role=role,

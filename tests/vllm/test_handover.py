@@ -124,6 +124,16 @@ def test_the_policy_that_ends_requests_is_warned_of(pair: Pair) -> None:
     assert len(logged(pair.decode, POLICY_WARNING)) == 2
 
 
+@pytest.mark.parametrize("pair", ["dp2", "tp2"], indirect=True)
+def test_each_rank_of_a_server_has_its_number(pair: Pair) -> None:
+    """Ports and NICs are given by it."""
+    for engine, role in zip(pair.engines(), ("producer", "consumer"), strict=True):
+        found = [
+            re.findall(rf"kvik: vllm-{role}-rank(\d+): engine ", line) for line in logged(engine, ": engine ")
+        ]
+        assert sorted(found) == [["0"], ["1"]]
+
+
 @pytest.mark.parametrize("pair", ["no-prefix-cache", "tp2"], indirect=True)
 def test_both_logs_tell_of_a_handover_by_one_id(pair: Pair) -> None:
     """At vLLM's usual level: one line on either side, however many ranks, with the blocks and the bytes."""
@@ -139,7 +149,13 @@ def test_both_logs_tell_of_a_handover_by_one_id(pair: Pair) -> None:
     (loaded,) = logged(pair.decode, request_id)
     assert f"of prefill's request {request_id} loaded: {blocks} KV blocks, {size} bytes on rank 0" in loaded
     assert f"over {load.transport} ({load.mechanism}) in " in loaded
-    pair.prefill.wait_until(lambda: len(logged(pair.prefill, request_id)) > 1, time.monotonic() + SLACK)
+
+    def noticed() -> bool:
+        # A step: an idle engine notices nothing where decode took longer than `park_after`.
+        used(pair.prefill)
+        return len(logged(pair.prefill, request_id)) > 1
+
+    pair.prefill.wait_until(noticed, time.monotonic() + SLACK)
     offered, taken = logged(pair.prefill, request_id)
     assert f"300 tokens in {blocks} KV blocks offered" in offered
     assert f"{request_id}: every reader has confirmed, {blocks} KV blocks ({size} bytes on rank 0" in taken

@@ -24,6 +24,19 @@ _UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10))
 _MOST_CPUS = 65_536
 
 
+class PartError(ValueError):
+    """What is wrong with one part of a value; the text goes on after the option's name."""
+
+
+def shortly(value: object) -> str:
+    """A value that was refused, for a line of an error."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python writes
+        text = "a very long number"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 class Kind(ABC):
     """One kind of value."""
 
@@ -395,3 +408,53 @@ class Cpus(_Several):
 
     def _checked(self, parts: list[Any]) -> tuple[Any, ...]:
         return super()._checked([cpu for part in parts for cpu in part])
+
+
+_RANK = re.compile(r"0|[1-9]\d{0,5}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ByRank(Kind):
+    """One value for all ranks of a server, which is itself; or one for each: a dict by rank number."""
+
+    one: Kind
+
+    @property
+    def accepts(self) -> str:
+        """The three forms."""
+        return (
+            f"{self.one.accepts}; or one for each rank of the server: a list in the order of the ranks, or "
+            "an object from rank number to value"
+        )
+
+    def from_text(self, text: str) -> Any:
+        """One for all."""
+        return self.one.from_text(text)
+
+    def from_value(self, value: object) -> Any:
+        """One for all, a list, or an object, whose keys JSON has as text."""
+        if isinstance(value, list | tuple):
+            return self._each(list(enumerate(value)))
+        if isinstance(value, dict):
+            return self._each([(self._rank(key), part) for key, part in value.items()])
+        return self.one.from_value(value)
+
+    def _each(self, parts: list[tuple[int, object]]) -> dict[int, Any]:
+        if not parts:
+            raise ValueError
+        read: dict[int, Any] = {}
+        for rank, part in parts:
+            if rank in read:
+                raise PartError(f"names rank {rank} twice")
+            try:
+                read[rank] = self.one.from_value(part)
+            except ValueError as error:
+                raise PartError(f"of rank {rank} is {self.one.accepts}, not {shortly(part)}") from error
+        return read
+
+    def _rank(self, key: object) -> int:
+        if type(key) is int and key >= 0:
+            return key
+        if not isinstance(key, str) or not _RANK.fullmatch(key):
+            raise PartError(f"names ranks by their numbers, from 0, not {shortly(key)}")
+        return int(key)

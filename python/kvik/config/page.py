@@ -38,6 +38,9 @@ def _parts() -> Iterator[list[str]]:
         yield ["", f"## {entry.title}", "", intro]
         if shared:
             yield ["", *_shared(shared)]
+        for name, kind in entry.direct.items():
+            text = f"Given directly, `{name}` is {kind.accepts}."
+            yield ["", *textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)]
         for option in own:
             yield ["", f"### {entry.name}: `{option.name}`", "", *_option(option)]
 

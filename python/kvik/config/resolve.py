@@ -118,10 +118,11 @@ def given_values(entry: Entry, given: Mapping[str, Any], where: str) -> dict[str
         if name not in options:
             problems.append(f"{where}: unknown key {name!r}{_advice(name, options)}")
         elif value is not None:
+            kind = entry.direct.get(name, options[name].kind)
             try:
-                checked[name] = options[name].kind.from_value(value)
-            except ValueError:
-                problems.append(f"{where}: {options[name].refusal(value)}")
+                checked[name] = kind.from_value(value)
+            except ValueError as error:
+                problems.append(f"{where}: {options[name].refusal(value, kind, error)}")
     if problems:
         raise InvalidArgument("\n".join(problems))
     return checked

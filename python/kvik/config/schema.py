@@ -7,10 +7,10 @@ take it. The options themselves are in `kvik.config.tables`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvik.config.kinds import Kind
+from kvik.config.kinds import Kind, PartError, shortly
 
 PREFIX = "KVIK_"
 ENGINE_SECTION = "engine"
@@ -55,19 +55,14 @@ class Option:
             return "(required)" if self.required else self.unset
         return self.kind.to_text(value) + self.kind.suffix
 
-    def refusal(self, value: object) -> str:
-        """What is wrong with a value that the kind does not accept."""
-        if self.kind.secret:
-            return f"{self.name} is {self.kind.accepts}; this is not (and is not shown)"
-        return f"{self.name} is {self.kind.accepts}, not {_shortly(value)}"
-
-
-def _shortly(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number of more digits than Python writes
-        text = "a very long number"
-    return text if len(text) <= 60 else text[:57] + "..."
+    def refusal(self, value: object, kind: Kind | None = None, error: ValueError | None = None) -> str:
+        """What is wrong with a value that the kind, the option's own if none is given, did not accept."""
+        kind = kind or self.kind
+        if kind.secret:
+            return f"{self.name} is {kind.accepts}; this is not (and is not shown)"
+        if isinstance(error, PartError):
+            return f"{self.name} {error}"
+        return f"{self.name} is {kind.accepts}, not {shortly(value)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +76,8 @@ class Entry:
     options: tuple[Option, ...]
     check: Callable[[Mapping[str, Any]], str | None] = lambda _values: None
     """What is wrong with values that are each right."""
+    direct: Mapping[str, Kind] = field(default_factory=dict, compare=False)
+    """What options take where they are given directly, by name, if that is more than their variables take."""
 
     def __getitem__(self, name: str) -> Option:
         return next(option for option in self.options if option.name == name)

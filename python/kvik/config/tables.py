@@ -13,6 +13,7 @@ from typing import Any
 
 from kvik.config.kinds import (
     Addresses,
+    ByRank,
     Choice,
     Cpus,
     Flag,
@@ -208,6 +209,8 @@ CONNECTOR = Entry(
     title="The connector of a serving engine",
     where="a key of `kv_connector_extra_config`",
     check=_expiry_order,
+    # A rank's NICs are those beside its GPU. A variable is one text, for all ranks.
+    direct={"nics": ByRank(ENGINE["nics"].kind)},
     options=(
         *(option for option in ENGINE.options if option.name not in _ENGINE_ONLY),
         _connector(

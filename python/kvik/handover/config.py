@@ -13,6 +13,7 @@ from typing import Any
 
 from kvik.config import CONNECTOR, given_values, values
 from kvik.config.resolve import look_around
+from kvik.errors import InvalidArgument
 
 _WHERE = "kv_connector_extra_config"
 _DEFAULTS = CONNECTOR.defaults()
@@ -20,7 +21,8 @@ _DEFAULTS = CONNECTOR.defaults()
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorConfig:
-    """Options of one serving engine's connector; each rank gets the same ones. Times are in seconds."""
+    """Options of one serving engine's connector; each rank gets the same ones, but for `nics` where they are
+    a mapping from rank (`RankPlace.number`). Times are in seconds."""
 
     listen: tuple[str, ...] = _DEFAULTS["listen"]
     advertise: tuple[str, ...] | None = None
@@ -32,7 +34,7 @@ class ConnectorConfig:
     io_threads: int = _DEFAULTS["io_threads"]
     deadline: float = _DEFAULTS["deadline"]
     memory_cap: int = _DEFAULTS["memory_cap"]
-    nics: str | None = None
+    nics: str | Mapping[int, str] | None = None
     cpus: tuple[int, ...] | None = None
     numa_node: int | None = None
     expiry: float = _DEFAULTS["expiry"]
@@ -51,6 +53,39 @@ class ConnectorConfig:
         """
         return cls(**values(CONNECTOR, given_values(CONNECTOR, extra, _WHERE), look_around(env)))
 
+    def check_ranks(self, ranks: int, dp: int, dp_size: int) -> None:
+        """Refuse `nics` that do not fit the ranks of a server. `ranks`: those of each replica of data
+        parallelism; `dp`: the replica that this process is part of; `dp_size`: how many vLLM says there are.
+
+        Of a model without experts vLLM says 1 of any, and then a whole replica too many is not seen.
+        """
+        if self.nics is None or isinstance(self.nics, str):
+            return
+        for rank in range(dp * ranks, (dp + 1) * ranks):
+            self.nics_of(rank)
+        for rank in sorted(self.nics):
+            replica = range(rank // ranks * ranks, (rank // ranks + 1) * ranks)
+            missing = next((other for other in replica if other not in self.nics), None)
+            if missing is not None:
+                raise InvalidArgument(
+                    f"{_WHERE}: nics names rank {rank}, and not rank {missing}, which is of the same replica"
+                )
+            if 1 < dp_size <= rank // ranks:
+                raise InvalidArgument(
+                    f"{_WHERE}: nics names rank {rank}, and this server has ranks 0 to {dp_size * ranks - 1}"
+                )
+
+    def nics_of(self, rank: int) -> str | None:
+        """The NICs of the rank of this number. Raises `InvalidArgument` where only other ranks have some."""
+        if self.nics is None or isinstance(self.nics, str):
+            return self.nics
+        if rank not in self.nics:
+            named = ", ".join(map(str, sorted(self.nics)))
+            raise InvalidArgument(
+                f"{_WHERE}: nics names no NICs for rank {rank} of this server, but for {named}"
+            )
+        return self.nics[rank]
+
     def engine_options(self, name: str, rank_offset: int) -> dict[str, Any]:
         """Keyword arguments of `kvik.Engine` for the rank that is `rank_offset`th on this server.
 
@@ -67,7 +102,7 @@ class ConnectorConfig:
             "io_threads": self.io_threads,
             "deadline": self.deadline,
             "memory_cap": self.memory_cap,
-            "nics": self.nics,
+            "nics": self.nics_of(rank_offset),
             "cpus": self.cpus,
             "numa_node": self.numa_node,
             "name": name,

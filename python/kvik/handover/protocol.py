@@ -369,6 +369,11 @@ class RankPlace:
         """How many ranks a data-parallel replica has."""
         return self.pp_size * self.tp_size
 
+    @property
+    def number(self) -> int:
+        """Its number on the whole server: the replicas' ranks are counted one after the other."""
+        return self.dp * self.ranks + self.rank
+
 
 @dataclass(frozen=True)
 class RankHello:

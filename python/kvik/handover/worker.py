@@ -111,8 +111,8 @@ class WorkerSide:
     ) -> None:
         self._native = native
         self._config = config
-        self._name = f"{role}-rank{place.rank}"
         self._place = place
+        self._name = f"{role}-rank{place.number}"
         self._report = report
         self._engine: Engine | None = None
         self._region: Region | None = None
@@ -132,16 +132,15 @@ class WorkerSide:
         """Register this rank's KV memory and start its engine. Called once."""
         if self._engine is not None:
             raise RuntimeError("kvik: KV memory was registered twice in one worker")
-        engine = self._native.Engine(
-            **self._config.engine_options(self._name, self._place.dp * self._place.ranks + self._place.rank)
-        )
+        engine = self._native.Engine(**self._config.engine_options(self._name, self._place.number))
         self._engine = engine
         self._region = memory.region(engine)
         self._layout = memory.layout(self._native)
         self._memory = memory  # keeps the storage alive for as long as the engine may touch it
         logger.info(
-            "kvik: %s: engine %s on %s, %d KV blocks of %d layers in one region of %d bytes, shape [%s]",
-            self._name, engine.id, ", ".join(engine.addresses), memory.num_blocks, memory.shape.layers,
+            "kvik: %s: engine %s on %s, NICs %s, %d KV blocks of %d layers in one region of %d bytes, "
+            "shape [%s]", self._name, engine.id, ", ".join(engine.addresses),
+            self._config.nics_of(self._place.number) or "none", memory.num_blocks, memory.shape.layers,
             memory.nbytes, memory.shape,
         )  # fmt: skip
 
@@ -414,10 +413,10 @@ class WorkerSide:
     def _good_level(self) -> int:
         """The level of what went well: one line a request, so that of the first rank, and the others' for
         who looks closer."""
-        return logging.INFO if self._tp == 0 else logging.DEBUG
+        return logging.INFO if self._place.rank == 0 else logging.DEBUG
 
     def _rank_text(self) -> str:
-        return f"rank {self._tp} of {self._tp_size}"
+        return f"rank {self._place.rank} of {self._place.ranks}"
 
     def _bytes_of_a_block(self) -> int:
         """Of one KV block of this rank, in all layers."""

@@ -86,6 +86,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         parallel = vllm_config.parallel_config
         config = ConnectorConfig.from_extra(transfer.kv_connector_extra_config or {})
         _check_setup(parallel, kv_cache_config)
+        ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        config.check_ranks(ranks, parallel.data_parallel_index, parallel.data_parallel_size)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._asked = False
@@ -95,20 +97,22 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             identity = Identity(
                 engine_id=str(transfer.engine_id),
                 model=_model_identity(vllm_config, config),
-                ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+                ranks=ranks,
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
             )
             held = HeldBlocks(config.park_after, identity.ranks)
             self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
         else:
-            _warn_of_policy(transfer)
+            place = _place(parallel)
+            if place.rank == 0:  # one warning a server
+                _warn_of_policy(transfer)
             self._model_kv = _model_kv(vllm_config, kv_cache_config)
             self._worker = WorkerSide(
                 module,
                 config,
                 role="vllm-" + str(transfer.kv_role).removeprefix("kv_"),
-                place=_place(parallel),
+                place=place,
                 report=report,
             )
 
@@ -303,15 +307,15 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
 
 
 def _warn_of_policy(own: Any) -> None:
-    """Warn, once a server, where vLLM ends requests whose KV load fails. `own` is kvik's own part of the config.
+    """Warn where vLLM ends requests whose KV load fails. `own` is kvik's own part of the config.
 
     vLLM follows the policy of the server's config. A connector of a `MultiConnector` is given a copy of that
-    config with its own part in place of the whole, whose policy nobody reads. Only a worker can see the whole:
-    vLLM makes the server's config the current one while it builds workers' connectors (0.28 to 0.33). Where
-    there is none, the policy is not known, and nothing is said of it.
+    config with its own part in place of the whole, whose policy nobody reads. Only a worker can see the
+    whole: vLLM makes the server's config the current one while it builds workers' connectors (0.28 to 0.33).
+    Where there is none, the policy is not known, and nothing is said of it.
     """
     current = get_current_vllm_config_or_none()
-    if current is None or not own.is_kv_consumer or _tp_rank() != 0:
+    if current is None or not own.is_kv_consumer:
         return
     if current.kv_transfer_config.kv_load_failure_policy == "fail":
         logger.warning(
@@ -351,5 +355,6 @@ def _place(parallel: Any) -> RankPlace:
         tp_size=parallel.tensor_parallel_size,
         pp=int(get_pp_group().rank_in_group),
         pp_size=parallel.pipeline_parallel_size,
-        dp=parallel.data_parallel_rank,
+        # Not `data_parallel_rank`: in each replica of a model without experts that is 0.
+        dp=parallel.data_parallel_index,
     )
