@@ -250,7 +250,7 @@ def vllms_log() -> Iterator[queue.SimpleQueue[logging.LogRecord]]:
     """The records that vLLM's handlers get while the block runs, at vLLM's usual level."""
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handler = logging.handlers.QueueHandler(records)
-    ours, vllm = logging.getLogger("kvik.handover"), logging.getLogger("vllm")
+    ours, vllm = logging.getLogger("kvik"), logging.getLogger("vllm")
     before = ours.level, vllm.level
     ours.setLevel(logging.NOTSET)
     vllm.setLevel(logging.INFO)
@@ -280,6 +280,15 @@ def test_the_handover_speaks_in_vllms_log(kvik_vllm: ModuleType, native: FakeNat
         offer(p, prompt(8), [1, 2])
         (line,) = taken(records)
     assert line.startswith("INFO kvik: request p-1: 8 tokens in 2 KV blocks offered")
+
+
+def test_engines_speak_in_vllms_log(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    """Why a session ended is known to the engine alone."""
+    with vllms_log() as records:
+        Server(kvik_vllm, native, "kv_producer")
+        taken(records)
+        logging.getLogger("kvik.engine").info("session 3 ended: the peer closed a channel")
+        assert taken(records) == ["INFO session 3 ended: the peer closed a channel"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

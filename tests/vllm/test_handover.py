@@ -37,6 +37,15 @@ def ask(pair: Pair, prompts: list[list[int]], at_once: int) -> list[list[int]]:
         return list(pool.map(lambda prompt: client.complete(pair.router.url, prompt, TOKENS).tokens, prompts))
 
 
+def said_of_sessions(engine: HttpServer) -> list[str]:
+    """What an engine's log says of loads that failed, and of its peers."""
+    telling = re.compile(
+        r"kvik: request .* failed|session \d+ (begun|ended)|the peer is silent|a channel did not"
+    )
+    lines = engine.log.read_text(errors="replace").splitlines()
+    return [f"{engine.name}: {line}" for line in lines if telling.search(line)]
+
+
 def check(pair: Pair, reference: Reference, lengths: tuple[int, ...], seed: int, at_once: int) -> None:
     """Fresh prompts of these lengths: equal tokens, exactly their KV blocks moved, nothing recomputed."""
     print(f"seed {seed}")
@@ -49,9 +58,9 @@ def check(pair: Pair, reference: Reference, lengths: tuple[int, ...], seed: int,
     expected = expected_loads(lengths)
     ranks = pair.spec.ranks[1]
     loads = pair.reports.wait(len(expected) * ranks)
-    assert {load.outcome for load in loads} == {"loaded"}, [
-        load for load in loads if load.outcome != "loaded"
-    ]
+    if failed := [load for load in loads if load.outcome != "loaded"]:
+        print(*failed, *(line for engine in pair.engines() for line in said_of_sessions(engine)), sep="\n")
+    assert not failed
     for rank in range(ranks):
         moved = sorted(load.bytes * ranks for load in loads if load.rank == rank)
         assert moved == expected, f"rank {rank} moved other bytes"

@@ -14,7 +14,7 @@
 //! * the host's own libraries, loaded at run time: [`library`], [`fabric`] (libfabric), [`verbs`] (libibverbs),
 //!   [`plugin`] (whatever speaks the C interface of `include/kvik/nic.h`), [`cuda`] (memory of GPUs), which transports
 //!   see as one kind of [`device`];
-//! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`];
+//! * the process: [`thread`](mod@thread), [`cpu`], [`fork`], [`clock`], [`descriptors`];
 //! * facts: [`identity`] (is a peer on this host), [`addr`] (interfaces), [`huge_pages`], [`probe`] (what works
 //!   here, in words).
 //!
@@ -25,6 +25,7 @@ pub mod addr;
 pub mod clock;
 pub mod cpu;
 pub mod cuda;
+pub mod descriptors;
 pub mod device;
 pub mod event;
 pub mod fabric;

@@ -1,11 +1,12 @@
-"""The handover's log records in vLLM's log."""
+"""kvik's log records in vLLM's log: what the handover says, and what its engines say of peers that came, fell silent
+and went."""
 
 from __future__ import annotations
 
 import logging
 
 NAME = "vllm.kvik"
-FROM = "kvik.handover"
+FROM = "kvik"
 
 
 class ToVllm(logging.Handler):
@@ -19,7 +20,7 @@ class ToVllm(logging.Handler):
 
 
 def adopt() -> None:
-    """Let `kvik.handover` speak in vLLM's log; again is harmless. A level that was set already is kept."""
+    """Let kvik speak in vLLM's log; again is harmless. A level that was set already is kept."""
     ours = logging.getLogger(FROM)
     if ours.level == logging.NOTSET:
         ours.setLevel(logging.getLogger(NAME).getEffectiveLevel())

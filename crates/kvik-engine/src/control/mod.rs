@@ -27,6 +27,7 @@ use crate::peers::Target;
 use conns::{Conn, Conns, WAKER};
 use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
+use kvik_host::descriptors;
 use kvik_host::event::{Events, Interest};
 use kvik_host::socket::TcpListener;
 use kvik_host::thread::{ThreadOptions, be_prompt};
@@ -64,6 +65,10 @@ impl Control {
         // Heartbeats must not wait for whatever else computes on this machine: a busy peer is not a dead one.
         if let Err(error) = be_prompt() {
             log::debug!("heartbeats are sent at ordinary priority: {error}");
+        }
+        // Nor for the kernel to make room for one more connection, so that is done while there is none.
+        if let Err(error) = descriptors::make_room() {
+            log::debug!("a connection may have to wait for room: {error}");
         }
         let mut events = Events::new(64);
         loop {

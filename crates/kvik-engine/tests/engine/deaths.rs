@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::local::foreign;
 use kvik_core::{Code, Ticket};
 use kvik_engine::{Preference, Region, Transfer, TransferOptions};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -250,4 +250,18 @@ fn an_owner_gets_its_pages_back_from_a_stopped_reader() {
     // Its memory is its own again, without the peer's help.
     source.close(Duration::from_millis(100)).unwrap();
     assert!(began.elapsed() < Duration::from_millis(1700), "{:?}", began.elapsed());
+}
+
+/// Who opens a descriptor for which the kernel's table has no place may stand still for longer than a peer may be silent.
+#[test]
+fn no_peer_falls_silent_because_the_table_of_descriptors_grows() {
+    let child = Child::start("auto");
+    let reader = engine(Preference::Auto);
+    let here = reader.allocate(PAGE).unwrap();
+    let first = reader.read(&all(&here), child.readable(), Some([0].into()), within(PATIENCE)).unwrap();
+    first.wait(Some(PATIENCE)).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.pid.as_raw_nonzero())).unwrap();
+    let places = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(4096);
+    assert!(places.trim().parse::<u64>().unwrap() >= allowed, "{places} places for descriptors");
 }
