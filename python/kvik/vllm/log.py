@@ -1,5 +1,4 @@
-"""kvik's log records in vLLM's log: what the handover says, and what its engines say of peers that came, fell silent
-and went."""
+"""kvik's log records in vLLM's log: what the handover says, and what its engines say of their peers."""
 
 from __future__ import annotations
 
