@@ -136,17 +136,17 @@ class Rank:
         self.block_tokens = shape.block_tokens
         config = ConnectorConfig(transport=transport)
         self.worker = WorkerSide(native, config, role, place, ReportFile(str(report)))
-        self.worker.register(
-            KvMemory(
-                address=self.memory.ctypes.data,
-                nbytes=self.memory.nbytes,
-                num_blocks=blocks,
-                block_stride=shape.block_bytes,
-                layer_offsets=[layer * blocks * shape.block_bytes for layer in range(shape.layers)],
-                shape=shape,
-                owner=self.memory,
-            )
+        memory = KvMemory(
+            address=self.memory.ctypes.data,
+            nbytes=self.memory.nbytes,
+            num_blocks=blocks,
+            block_stride=shape.block_bytes,
+            layers=tuple(str(layer) for layer in range(*self.layers)),
+            layer_offsets=[layer * blocks * shape.block_bytes for layer in range(shape.layers)],
+            shape=shape,
+            owner=self.memory,
         )
+        self.worker.register([memory])
 
     def compute(self, kv: Kv, blocks: list[int], tokens: range) -> None:
         """Write this rank's part of the KV of these tokens of a prompt that lies in `blocks`."""

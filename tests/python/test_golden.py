@@ -45,11 +45,15 @@ OFFERS = {
         remote_engine_id="prefill-0",
         address="10.77.1.1:4000",
         num_tokens=40,
-        tickets=(protocol.RankTicket(0, 0, 0, "kvik1.first"), protocol.RankTicket(1, 0, 0, "kvik1.second")),
+        tickets=(
+            protocol.RankTicket(0, 0, 0, 0, "kvik1.first"),
+            protocol.RankTicket(0, 1, 0, 0, "kvik1.second"),
+        ),
         digest="ab" * 32,
         namespace="cd" * 32,
         model="a/model",
-        shape=SHAPE,
+        shapes=(SHAPE,),
+        firsts=(0,),
         expires_in=120.0,
     ),
     "two stages of two ranks": protocol.Handover(
@@ -58,13 +62,33 @@ OFFERS = {
         address="10.77.1.1:4000",
         num_tokens=17,
         tickets=tuple(
-            protocol.RankTicket(tp, pp, 0, f"kvik1.{pp}.{tp}")
+            protocol.RankTicket(0, tp, pp, 0, f"kvik1.{pp}.{tp}")
             for pp, tp in itertools.product(range(2), repeat=2)
         ),
         digest="ab" * 32,
         namespace="cd" * 32,
         model="a/model",
-        shape=dataclasses.replace(SHAPE, stages=(16, 12)),
+        shapes=(dataclasses.replace(SHAPE, stages=(16, 12)),),
+        firsts=(0,),
+        expires_in=120.0,
+    ),
+    "a window beside all tokens": protocol.Handover(
+        remote_request_id="cmpl-20",
+        remote_engine_id="prefill-0",
+        address="10.77.1.1:4000",
+        num_tokens=2049,
+        tickets=tuple(
+            protocol.RankTicket(group, tp, 0, 0, f"kvik1.{group}.{tp}")
+            for group, tp in itertools.product(range(2), repeat=2)
+        ),
+        digest="ab" * 32,
+        namespace="cd" * 32,
+        model="a/model",
+        shapes=(
+            dataclasses.replace(SHAPE, members="12" * 16),
+            dataclasses.replace(SHAPE, members="34" * 16, window=1024),
+        ),
+        firsts=(0, 64),
         expires_in=120.0,
     ),
     "one latent": protocol.Handover(
@@ -72,11 +96,12 @@ OFFERS = {
         remote_engine_id="prefill-1",
         address="[fd77::1]:65535",
         num_tokens=1,
-        tickets=(protocol.RankTicket(0, 0, 3, "kvik1.only"),),
+        tickets=(protocol.RankTicket(0, 0, 0, 3, "kvik1.only"),),
         digest="00" * 32,
         namespace="ff" * 32,
         model="another",
-        shape=LATENT,
+        shapes=(LATENT,),
+        firsts=(0,),
         expires_in=1.0,
     ),
 }
@@ -109,7 +134,7 @@ def as_json(value: Any) -> Any:
 def offers() -> str:
     """What prefill servers offer, each beside what it says."""
     told = [
-        {"name": name, "says": as_json(offer), "kv_transfer_params": offer.encode(BLOCKS)}
+        {"name": name, "says": as_json(offer), "kv_transfer_params": offer.encode([BLOCKS])}
         for name, offer in OFFERS.items()
     ]
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
@@ -122,12 +147,12 @@ def test_kv_transfer_params_of_every_release_are_read() -> None:
             read = protocol.decode(params)
             assert as_json(read) == offer["says"], (path, offer["name"])
             if params["kvik"]["version"] == protocol.PROTOCOL_VERSION:
-                assert json.loads(json.dumps(read.encode(BLOCKS))) == params, (path, offer["name"])
+                assert json.loads(json.dumps(read.encode([BLOCKS]))) == params, (path, offer["name"])
 
 
 @pytest.mark.parametrize("version", [1, 2, protocol.PROTOCOL_VERSION + 1])
 def test_another_version_of_the_params_is_refused_by_name(version: int) -> None:
-    params = OFFERS["two ranks"].encode(BLOCKS)
+    params = OFFERS["two ranks"].encode([BLOCKS])
     params["kvik"]["version"] = version
     with pytest.raises(protocol.RefusedError) as refused:
         protocol.decode(params)

@@ -43,7 +43,7 @@ def test_a_digest_is_of_one_block_size(native: Native) -> None:
 
 def test_a_namespace_does_not_tell_how_the_kv_is_divided(native: Native) -> None:
     def of(shape: KvShape) -> str:
-        return digest.namespace_digest(native, digest.namespace_bytes({"model": "tiny"}, shape))
+        return digest.namespace_digest(native, digest.namespace_bytes({"model": "tiny"}, [shape]))
 
     same = {of(shape_of(tp, 4, tokens)) for tp in (1, 2, 4, 8) for tokens in (16, 32)}
     assert len(same) == 1

@@ -143,7 +143,7 @@ def test_parts_of_unequal_blocks_meet(theirs: int, ours: int) -> None:
         )
         for start in range(0, length, ours):
             local = found.local_pages(local_blocks, start, length)
-            remote = found.remote_positions(start, length)
+            remote = found.remote_positions(start, length, 0)
             tokens = tokens_of(found, local.parts, local_blocks, local.ids)
             assert 0 <= remote.first < remote.end <= len(remote_blocks) * remote.parts
             ids = [

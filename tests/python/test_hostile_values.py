@@ -80,7 +80,9 @@ def check_offer(handover: Handover) -> None:
     """What was read is within its bounds, and comes back as it is."""
     assert 0 < len(handover.tickets) <= MAX_RANKS
     assert 0 < handover.num_tokens <= MAX_TOKENS
-    assert handover.shape.block_tokens > 0
+    assert len(handover.shapes) == len(handover.firsts)
+    for shape, first in zip(handover.shapes, handover.firsts, strict=True):
+        assert 0 <= first * shape.block_tokens < handover.num_tokens
     assert math.isfinite(handover.expires_in)
     again = decode(json.loads(json.dumps(handover.encode([]))))
     assert dataclasses.replace(again, address=handover.address) == handover

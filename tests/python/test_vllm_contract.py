@@ -27,7 +27,9 @@ from tests.python.vllm_harness import (
     VERSIONS,
     Current,
     Factory,
+    FullAttentionSpec,
     Server,
+    SlidingWindowSpec,
     admit,
     base_tool,
     kv_cache_config,
@@ -107,19 +109,34 @@ def test_unserved_setups_are_refused_by_name(kvik_vllm: ModuleType, native: Fake
     Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
     role = sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER
     spec = type(kv_cache_config().kv_cache_groups[0].kv_cache_spec)
-    sliding = type("SlidingWindowSpec", (), {})
+    other = type("ChunkedLocalAttentionSpec", (), {})
     for config, cache, text in (
         (
             vllm_config("kv_both", decode_context_parallel_size=2),
             kv_cache_config(),
             "decode_context_parallel_size 1",
         ),
-        (vllm_config("kv_both"), kv_cache_config((spec, sliding)), "this model has 2"),
-        (vllm_config("kv_both"), kv_cache_config((sliding,)), "SlidingWindowSpec"),
+        (vllm_config("kv_both"), kv_cache_config((spec, other)), "FullAttentionSpec and ChunkedLocal"),
+        (vllm_config("kv_both"), kv_cache_config((other,)), "this model's is ChunkedLocalAttentionSpec"),
+        (vllm_config("kv_both"), kv_cache_config(()), "no KV cache"),
         (vllm_config("kv_both", extra={"expiry_s": 3}), kv_cache_config(), "did you mean 'expiry'"),
     ):
         with pytest.raises(ValueError, match=text):
             kvik_vllm.KvikConnector(config, role, cache)
+
+
+def test_several_groups_are_served_where_a_failed_load_of_them_can_be_told(
+    kvik_vllm: ModuleType, native: FakeNative
+) -> None:
+    Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
+    base = sys.modules[f"{V1}.base"]
+    cache = kv_cache_config((FullAttentionSpec, SlidingWindowSpec))
+    if hasattr(base, "KVConnectorTransferResults"):
+        made = kvik_vllm.KvikConnector(vllm_config("kv_both"), base.KVConnectorRole.SCHEDULER, cache)
+        assert made.get_loaded_kv_cache_group_ids(None) == (0, 1)
+    else:
+        with pytest.raises(ValueError, match=r"with vLLM 0\.30 or later.*this model has 2"):
+            kvik_vllm.KvikConnector(vllm_config("kv_both"), base.KVConnectorRole.SCHEDULER, cache)
 
 
 def test_report_file(kvik_vllm: ModuleType, native: FakeNative, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_stages_that_prefill_has_not_lead_to_nothing(
     p, d = staged(kvik_vllm, native, "kv_producer", 2), staged(kvik_vllm, native, "kv_consumer", 1)
     params = offer(p, prompt(8), [1, 2])
     p.step()
-    params["kvik"]["shape"]["stages"] = stages
+    params["kvik"]["shapes"][0]["stages"] = stages
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 8
     assert d.step().invalid == {5, 6}
     assert d.total("loads_failed_content_mismatch") == 1
@@ -370,7 +370,7 @@ def test_other_shape_is_refused_naming_both(
     assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
     d.step()
     for server, shape in (("prefill", p), ("decode", d)):
-        assert f"{server} has [{shape.workers[0].get_handshake_metadata().hello.shape}]" in caplog.text
+        assert f"{server} has [{shape.workers[0].get_handshake_metadata().hello.shapes[0]}]" in caplog.text
     assert d.total("recomputed_shape_mismatch") == 1
     # Other blocks of the same model's KV: the content is this request's, so that it may give the offer back.
     assert p.step().sent == ({"p-1"} if "slots" in dims else set())
@@ -446,7 +446,7 @@ def test_other_model_is_refused(kvik_vllm: ModuleType, native: FakeNative) -> No
         lambda params: params["kvik"].update(version=1),
         lambda params: params["kvik"].update(tickets=[]),
         lambda params: params["kvik"].update(tickets=[{"tp": 0, "pp": 0, "dp": 0, "ticket": "x" * 300}]),
-        lambda params: params["kvik"].update(shape={"tp": 1}),
+        lambda params: params["kvik"].update(shapes=[{"tp": 1}]),
         lambda params: params["kvik"].update(digest=None),
         lambda params: params.update(remote_num_tokens=2**40),
         lambda params: params.update(remote_num_tokens="8"),

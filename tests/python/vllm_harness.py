@@ -29,6 +29,7 @@ __all__ = ["Status", "across", "prompt", "request"]  # from the harness without 
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+Blocks = list[int] | tuple[list[int], ...]  # of one group, or of each
 REPLACED = ("vllm", "torch", "prometheus_client", "kvik.vllm", "kvik.handover")
 
 
@@ -194,7 +195,7 @@ def kv_tensors(
     per_layer = math.prod(shape)
     storage = _Storage(layers * per_layer * 2)
     return {
-        f"model.layers.{layer}.attn": FakeTensor(shape, dense(shape), storage, layer * per_layer)
+        layer_name(layer): FakeTensor(shape, dense(shape), storage, layer * per_layer)
         for layer in range(layers)
     }
 
@@ -229,12 +230,29 @@ class FullAttentionSpec:
     """Stands for vLLM's class of that name, by its name."""
 
 
+class SlidingWindowSpec:
+    """Likewise."""
+
+    sliding_window = 6
+
+
 def kv_cache_config(kinds: tuple[type, ...] = (FullAttentionSpec,), block_tokens: int = 4) -> Any:
-    """A KVCacheConfig with one group a kind."""
+    """A KVCacheConfig with one group a kind: three layers each, whose tensors are those of `kv_tensors`."""
     specs = [kind() for kind in kinds]
     for spec in specs:
         spec.block_size = block_tokens
-    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+    groups = [
+        SimpleNamespace(
+            kv_cache_spec=spec, layer_names=[layer_name(len(specs) * layer + group) for layer in range(3)]
+        )
+        for group, spec in enumerate(specs)
+    ]
+    return SimpleNamespace(kv_cache_groups=groups)
+
+
+def layer_name(number: int) -> str:
+    """As vLLM names a layer's attention."""
+    return f"model.layers.{number}.attn"
 
 
 class FakePool:
@@ -261,6 +279,7 @@ class StepResult:
     sent: set[str]
     received: set[str]
     invalid: set[int]
+    failed: set[str]
 
 
 class Server:
@@ -280,16 +299,19 @@ class Server:
         dims: Mapping[str, int | None] | None = None,
         kv_heads: int | None = None,
         kind: type = FullAttentionSpec,
+        kinds: tuple[type, ...] = (),
         handshake: bool = True,
         policy: str = "recompute",
     ) -> None:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
-        Without `handshake` vLLM carries that of another connector, and gives it to this one.
+        `kinds`: of several groups of layers, whose KV lies in the same tensors. Without `handshake` vLLM
+        carries that of another connector, and gives it to this one.
         """
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
         sizes: dict[str, Any] = {"heads": 2, "slots": 4} | dict(dims or {})
-        cache = kv_cache_config((kind,), sizes["slots"])
+        kinds = kinds or (kind,)
+        cache = kv_cache_config(kinds, sizes["slots"])
         config = vllm_config(
             role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp, pipeline_parallel_size=pp
         )
@@ -306,7 +328,16 @@ class Server:
             )
             with Current.set(config):
                 worker = make(config, base.KVConnectorRole.WORKER, cache)
-            self.tensors.append(kv_tensors(blocks, **sizes))
+            own = kv_tensors(blocks, **sizes)
+            self.tensors.append(
+                own
+                if len(kinds) == 1
+                else {
+                    layer_name(len(kinds) * number + group): tensor
+                    for number, tensor in enumerate(own.values())
+                    for group in range(len(kinds))
+                }
+            )
             worker.register_kv_caches(self.tensors[rank])
             foreign = base.KVConnectorHandshakeMetadata()
             hellos[place] = across(worker.get_handshake_metadata()) if handshake else foreign
@@ -323,7 +354,7 @@ class Server:
     def step(self) -> StepResult:
         """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them."""
         meta = across(self.scheduler.build_connector_meta(SimpleNamespace()))
-        result = StepResult(set(), set(), set())
+        result = StepResult(set(), set(), set(), set())
         worker_meta = None
         for worker in self.workers:
             worker.handle_preemptions(meta)
@@ -350,9 +381,12 @@ class Server:
         return result
 
     def _collect(self, worker: Any, result: StepResult) -> None:
-        if hasattr(worker, "get_transfer_results"):
+        base: Any = sys.modules[f"{V1}.base"]
+        if hasattr(base.KVConnectorBase_V1, "get_transfer_results"):
             transfers = worker.get_transfer_results(set())
             sent, received = transfers.finished_sending, transfers.finished_recving
+            assert transfers.failed_recving <= received, "vLLM waits for one that is only said to have failed"
+            result.failed |= transfers.failed_recving
         else:
             sent, received = (ids or set() for ids in worker.get_finished(set()))
         result.invalid |= worker.get_block_ids_with_load_errors()
@@ -372,9 +406,10 @@ class Server:
         self.scheduler.on_new_request(arriving)
 
     def prefill(
-        self, request_id: str, tokens: list[int], blocks: list[int], **more: Any
+        self, request_id: str, tokens: list[int], blocks: Blocks, **more: Any
     ) -> dict[str, Any] | None:
         """Run a prefill to its end with max_tokens=1; return its parameters."""
+        groups = groups_of(blocks)
         done = request(request_id, tokens, {"do_remote_decode": True, "do_remote_prefill": False}, **more)
         self.arrive(done)
         assert self.scheduler.get_num_new_matched_tokens(done, 0) == (0, False)
@@ -382,11 +417,11 @@ class Server:
         self.step()
         done.num_computed_tokens = len(tokens)
         done.status = Status.FINISHED_LENGTH_CAPPED
-        held, params = self.scheduler.request_finished_all_groups(done, (blocks,))
+        held, params = self.scheduler.request_finished_all_groups(done, groups)
         assert held == (params is not None)
         if held:
-            self.sending[request_id] = blocks
-            self.pool.touch([self.pool.blocks[block] for block in blocks])
+            self.sending[request_id] = [block for group in groups for block in group]
+            self.pool.touch([self.pool.blocks[block] for block in self.sending[request_id]])
         return dict(params) if held else None
 
     def fill(self, block: int, value: int) -> None:
@@ -409,23 +444,28 @@ class Server:
         return float(sum(stats.get(name, 0) for stats in self.stats))
 
 
-def allocated(blocks: list[int]) -> Any:
-    """vLLM's KVCacheBlocks with one group."""
-    return SimpleNamespace(get_block_ids=lambda: (blocks,))
+def groups_of(blocks: Blocks) -> tuple[list[int], ...]:
+    """KV blocks by group."""
+    return blocks if isinstance(blocks, tuple) else (blocks,)
+
+
+def allocated(blocks: Blocks) -> Any:
+    """vLLM's KVCacheBlocks."""
+    return SimpleNamespace(get_block_ids=lambda: groups_of(blocks))
 
 
 def offer(
-    p: Server, tokens: list[int], blocks: list[int], request_id: str = "p-1", **more: Any
+    p: Server, tokens: list[int], blocks: Blocks, request_id: str = "p-1", **more: Any
 ) -> dict[str, Any]:
     """Prefill `tokens` into `blocks` (filled with their own number), and send the parameters through JSON."""
-    for block in blocks:
+    for block in (block for group in groups_of(blocks) for block in group):
         p.fill(block, block)
     params = p.prefill(request_id, tokens, blocks, **more)
     assert params is not None
     return dict(json.loads(json.dumps(params)))
 
 
-def admit(d: Server, wanted: Any, blocks: list[int], local_tokens: int = 0) -> int:
+def admit(d: Server, wanted: Any, blocks: Blocks, local_tokens: int = 0) -> int:
     """Ask for a load and allocate; return the external tokens (0: vLLM computes)."""
     if wanted.request_id not in d.known:
         d.arrive(wanted)

@@ -88,6 +88,7 @@ def pool_memory(model: ModelShape, layout: RankLayout, pages: int, *, plain: boo
         nbytes=stride * layout.layers,
         num_blocks=pages,
         block_stride=layout.block_bytes,
+        layers=tuple(str(layer) for layer in range(layout.layers)),
         layer_offsets=[layer * stride for layer in range(layout.layers)],
         shape=shape,
         owner=[],

@@ -71,7 +71,7 @@ class Rank:
             place=RankPlace(tp=setup.tp_rank, tp_size=setup.tp, dp=setup.dp_rank),
             report=ReportFile(config.report_file),
         )
-        self._worker.register(memory)
+        self._worker.register([memory])
         self._words = words_of(memory)
         self._kv = KvFunction(layout.layers, list(layout.heads), self._words.shape[4])
         self._store = self._open_store(setup)

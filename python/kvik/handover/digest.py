@@ -22,7 +22,7 @@ from kvik.handover.mapping import heads_of
 from kvik.handover.native import Native
 from kvik.handover.protocol import LINK_BYTES, KvShape, RefusedError
 
-NAMESPACE_SCHEMA = 2
+NAMESPACE_SCHEMA = 3
 
 
 def canonical(value: Any) -> bytes:
@@ -35,10 +35,11 @@ def links(chain: bytes) -> list[bytes]:
     return [chain[at : at + LINK_BYTES] for at in range(0, len(chain), LINK_BYTES)]
 
 
-def namespace_bytes(identity: Mapping[str, str], shape: KvShape) -> bytes:
-    """All that KV depends on besides tokens; one differing field is another namespace. How a server divides
-    the model's KV among ranks and blocks is not in it."""
-    return canonical({"schema": NAMESPACE_SCHEMA, "identity": dict(identity), "kv": shape.model_kv()})
+def namespace_bytes(identity: Mapping[str, str], shapes: Sequence[KvShape]) -> bytes:
+    """All that KV depends on besides tokens; one differing field is another namespace. `shapes` are those of
+    the groups. How a server divides the model's KV among ranks and blocks is not in it."""
+    kv = [shape.model_kv() for shape in shapes]
+    return canonical({"schema": NAMESPACE_SCHEMA, "identity": dict(identity), "kv": kv})
 
 
 def namespace_digest(native: Native, namespace: bytes) -> str:
@@ -47,7 +48,8 @@ def namespace_digest(native: Native, namespace: bytes) -> str:
 
 
 def part_bytes(model: KvShape, division: KvShape, rank: int) -> bytes:
-    """Which part of the model's KV the pages of one rank are, and how their bytes lie in a KV block.
+    """Which part of the model's KV the pages of one rank are, of one group, and how their bytes lie in a KV
+    block.
 
     `model` says what the model's KV is, `division` how a server divides it among its ranks and blocks. The
     rank's number is not in it: ranks that hold copies of the same heads are interchangeable.
@@ -65,6 +67,8 @@ def part_bytes(model: KvShape, division: KvShape, rank: int) -> bytes:
             "block_bytes": (end - first) * division.block_tokens * model.token_bytes,
             "layers": [*division.layers_of(stage), model.layers],
             "heads": [first, end, model.kv_heads],
+            "window": model.window,
+            "members": model.members,
         }
     )
 

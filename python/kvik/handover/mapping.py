@@ -44,9 +44,11 @@ class RankMap:
         """The parts of a request's decode KV blocks that hold these tokens; `first_token` begins a part."""
         return _parts(blocks, self.local_parts, *self._range(first_token, end_token))
 
-    def remote_positions(self, first_token: int, end_token: int) -> Positions:
-        """Where the same tokens lie in the grant, whose pages are the prompt's KV blocks in order."""
-        return Positions(*self._range(first_token, end_token), self.remote_parts)
+    def remote_positions(self, first_token: int, end_token: int, first_block: int) -> Positions:
+        """Where the same tokens lie in the grant, whose pages are the prompt's KV blocks from `first_block`
+        on, in order. What lies before it has a negative position: it has not been granted."""
+        first, end = (at - first_block * self.remote_parts for at in self._range(first_token, end_token))
+        return Positions(first, end, self.remote_parts)
 
     def _range(self, first_token: int, end_token: int) -> tuple[int, int]:
         return first_token // self.part_tokens, -(-end_token // self.part_tokens)

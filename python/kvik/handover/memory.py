@@ -11,16 +11,19 @@ from kvik.handover.protocol import KvShape
 
 @dataclass(frozen=True)
 class KvMemory:
-    """The one storage behind all of a rank's KV, and how blocks lie in it (bytes from its beginning).
+    """The one storage behind all of a rank's KV, and how the blocks of one group of layers lie in it (bytes
+    from its beginning).
 
     address, nbytes: the storage. num_blocks: KV blocks in it. block_stride: bytes from one block of a layer
-    to the next. layer_offsets: where each layer begins. owner: kept for as long as kvik may touch the memory.
+    to the next. layers: their names, in order. layer_offsets: where each begins. owner: kept for as long as
+    kvik may touch the memory.
     """
 
     address: int
     nbytes: int
     num_blocks: int
     block_stride: int
+    layers: tuple[str, ...]
     layer_offsets: list[int]
     shape: KvShape
     owner: Any

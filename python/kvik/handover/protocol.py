@@ -10,12 +10,14 @@ the owner of the pages compares it with the content that the grant was issued fo
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_RANKS = 4096
+MAX_GROUPS = 64
 MAX_SIZE = 2**40
 MAX_TICKET_TEXT = 256
 MAX_TOKENS = 2**31
@@ -32,11 +34,16 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class KvShape:
-    """A model's KV, and how one rank holds its part of it. Never strides or block counts: nobody else needs
-    those.
+    """The KV of one group of a model's layers, and how one rank holds its part of it. Never strides or block
+    counts: nobody else needs those.
+
+    Most models have one group. Those that mix kinds of attention have several, such as layers that look at
+    all tokens and layers that look at the last ones only: each group has KV blocks of its own for a request.
 
     The model's: `kind` ("gqa": K and V of each head, "mla": one latent that all heads share), `layers`,
-    `kv_heads` (1 for mla), `content` (elements a token a head: K and V packed, or the latent), `dtype`.
+    `kv_heads` (1 for mla), `content` (elements a token a head: K and V packed, or the latent), `dtype`,
+    `window` (how many tokens a token sees, itself among them; 0: all before it), `members` (of several
+    groups, which layers this one has: a digest of their names in order; of one, nothing).
     The server's: `tp` tensor-parallel ranks in each pipeline stage, `stages` (how many layers each pipeline
     stage has, in order), KV blocks of `block_tokens`. A rank's: `heads` of the model's, `block_bytes` of one
     KV block in one layer. `order` names the dimensions in such a block from outer to inner: H heads,
@@ -56,10 +63,13 @@ class KvShape:
     block_tokens: int
     order: str
     block_bytes: int
+    window: int = 0
+    members: str = ""
 
     def __str__(self) -> str:
         values = vars(self) | {"stages": "+".join(map(str, self.stages))}
-        return " ".join(f"{f.name}={values[f.name]}" for f in fields(self))
+        said = (f.name for f in fields(self) if f.name not in ("window", "members") or values[f.name])
+        return " ".join(f"{name}={values[name]}" for name in said)
 
     @property
     def ranks(self) -> int:
@@ -84,14 +94,14 @@ class KvShape:
 
     def model_kv(self) -> dict[str, str | int]:
         """What does not depend on how a server divides it: the same for all servers of a model."""
-        names = ("kind", "layers", "kv_heads", "content", "dtype", "token_bytes")
+        names = ("kind", "layers", "kv_heads", "content", "dtype", "token_bytes", "window", "members")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_dict(cls, raw: Any) -> KvShape:
         """Read a peer's shape; `RefusedError` when a field is missing or of another type."""
         if not isinstance(raw, Mapping):
-            raise RefusedError("params_invalid", "kv_transfer_params.kvik.shape is not an object")
+            raise RefusedError("params_invalid", "kv_transfer_params.kvik.shapes has what is not an object")
         values: dict[str, Any] = {}
         for f in fields(cls):
             value: Any = raw.get(f.name)
@@ -100,19 +110,23 @@ class KvShape:
             elif f.name == "stages":
                 value = tuple(value) if isinstance(value, list | tuple) else ()
                 fits = 0 < len(value) <= MAX_RANKS and all(_is_size(layers) for layers in value)
+            elif f.name == "window":
+                fits = type(value) is int and 0 <= value <= MAX_TOKENS
             else:
                 fits = _is_size(value, MAX_RANKS if f.name == "tp" else MAX_SIZE)
             if not fits:
                 found = str(raw.get(f.name))[:80]
-                raise RefusedError("params_invalid", f"kv_transfer_params.kvik.shape.{f.name} is {found!r}")
+                raise RefusedError("params_invalid", f"kv_transfer_params.kvik.shapes: {f.name} is {found!r}")
             values[f.name] = value
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class RankTicket:
-    """One prefill rank's ticket; `tp`, `pp`, `dp` are its tensor-, pipeline- and data-parallel index."""
+    """One prefill rank's ticket for its pages of one group; `tp`, `pp`, `dp` are its tensor-, pipeline- and
+    data-parallel index."""
 
+    group: int
     tp: int
     pp: int
     dp: int
@@ -121,7 +135,11 @@ class RankTicket:
 
 @dataclass(frozen=True)
 class Handover:
-    """One request's KV as the prefill side offers it. `address` (HOST:PORT, first rank) is for proxies."""
+    """One request's KV as the prefill side offers it. `address` (HOST:PORT, first rank) is for proxies.
+
+    shapes: of each group of layers; they differ in anything but the division into ranks. firsts: of each
+    group, the first of the prompt's KV blocks that is offered; one with a window has only the last ones left.
+    """
 
     remote_request_id: str
     remote_engine_id: str
@@ -131,34 +149,49 @@ class Handover:
     digest: str
     namespace: str
     model: str
-    shape: KvShape
+    shapes: tuple[KvShape, ...]
+    firsts: tuple[int, ...]
     expires_in: float
 
-    def by_rank(self) -> dict[int, str]:
-        """The ticket of each prefill rank; those of ranks that the shape has not are left out."""
+    @property
+    def shape(self) -> KvShape:
+        """Of the first group, for what is the same in all."""
+        return self.shapes[0]
+
+    def by_rank(self, group: int) -> dict[int, str]:
+        """The ticket of each prefill rank for a group; those of ranks that no shape has are left out."""
         tp, pp = self.shape.tp, len(self.shape.stages)
-        return {one.pp * tp + one.tp: one.ticket for one in self.tickets if one.tp < tp and one.pp < pp}
+        return {
+            one.pp * tp + one.tp: one.ticket
+            for one in self.tickets
+            if one.group == group and one.tp < tp and one.pp < pp
+        }
 
     def check_ranks(self) -> None:
-        """`RefusedError` unless there is exactly one ticket of each rank that the shape speaks of."""
-        if len(self.tickets) != self.shape.ranks or len(self.by_rank()) != self.shape.ranks:
-            ranks = sorted((one.pp, one.tp) for one in self.tickets)
+        """`RefusedError` unless the groups are divided alike, and there is exactly one ticket of each rank
+        for each group."""
+        divisions = {(shape.tp, len(shape.stages)) for shape in self.shapes}
+        found = [len(self.by_rank(group)) for group in range(len(self.shapes))]
+        ranks = self.shape.ranks
+        if len(divisions) > 1 or len(self.tickets) != ranks * len(found) or set(found) != {ranks}:
+            told = sorted((one.group, one.pp, one.tp) for one in self.tickets)
             raise RefusedError(
                 "params_invalid",
-                f"tickets of ranks (pp, tp) {ranks[:16]}, the shape says tp={self.shape.tp} "
-                f"pp={len(self.shape.stages)}",
+                f"tickets of (group, pp, tp) {told[:16]}, the shapes say (tp, pp) {sorted(divisions)} in "
+                f"{len(found)} group(s)",
             )
 
-    def encode(self, blocks: list[int]) -> dict[str, Any]:
+    def encode(self, blocks: list[list[int]]) -> dict[str, Any]:
         """The dict that the serving engine returns to its client as `kv_transfer_params`.
 
-        The `blocks` are in it for proxies that look whether there are any; `decode` does not read them.
+        The `blocks` of each group are in it for proxies that look whether there are any; `decode` does not
+        read them.
         """
         host, _, port = self.address.rpartition(":")
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [blocks],
+            "remote_block_ids": blocks,
             "remote_engine_id": self.remote_engine_id,
             "remote_request_id": self.remote_request_id,
             "remote_host": host,
@@ -175,7 +208,8 @@ class Handover:
                 "digest": self.digest,
                 "namespace": self.namespace,
                 "model": self.model,
-                "shape": asdict(self.shape),
+                "shapes": [asdict(shape) for shape in self.shapes],
+                "firsts": list(self.firsts),
                 "expires_in": self.expires_in,
             },
         }
@@ -193,31 +227,57 @@ def decode(params: Mapping[str, Any]) -> Handover:
             "params_version",
             f"kvik params version {str(ours.get('version'))[:20]}, this server speaks {PROTOCOL_VERSION}",
         )
+    num_tokens = _integer(params, "remote_num_tokens", 1, MAX_TOKENS)
+    shapes, firsts = _groups(ours, num_tokens)
     return Handover(
         remote_request_id=_text(params, "remote_request_id", 1024),
         remote_engine_id=_text(params, "remote_engine_id", 1024),
         address=f"{params.get('remote_host')}:{params.get('remote_port')}"[:300],
-        num_tokens=_integer(params, "remote_num_tokens", 1, MAX_TOKENS),
+        num_tokens=num_tokens,
         tickets=_tickets(ours.get("tickets")),
         digest=_text(ours, "digest", 128),
         namespace=_text(ours, "namespace", 128),
         model=_text(ours, "model", 1024),
-        shape=KvShape.from_dict(ours.get("shape")),
+        shapes=shapes,
+        firsts=firsts,
         expires_in=float(_integer(ours, "expires_in", 0, 10**9)),
     )
 
 
+def _groups(ours: Mapping[str, Any], num_tokens: int) -> tuple[tuple[KvShape, ...], tuple[int, ...]]:
+    """The groups' shapes, and the first offered block of each."""
+    raw, firsts = ours.get("shapes"), ours.get("firsts")
+    if not isinstance(raw, list) or not 0 < len(raw) <= MAX_GROUPS:
+        raise RefusedError("params_invalid", "kv_transfer_params.kvik.shapes is not one entry a group")
+    shapes = tuple(KvShape.from_dict(shape) for shape in raw)
+    numbers = firsts if isinstance(firsts, list) and len(firsts) == len(shapes) else ()
+    fit = [
+        first
+        for first, shape in zip(numbers, shapes, strict=False)
+        if type(first) is int and 0 <= first * shape.block_tokens < num_tokens
+    ]
+    if len(fit) != len(shapes):
+        raise RefusedError(
+            "params_invalid",
+            f"kv_transfer_params.kvik.firsts is not one KV block of {num_tokens} tokens a group: "
+            f"{str(firsts)[:80]}",
+        )
+    return shapes, tuple(fit)
+
+
 def _tickets(raw: Any) -> tuple[RankTicket, ...]:
     if not isinstance(raw, list) or not 0 < len(raw) <= MAX_RANKS:
-        raise RefusedError("params_invalid", "kv_transfer_params.kvik.tickets is not one entry a rank")
+        raise RefusedError(
+            "params_invalid", "kv_transfer_params.kvik.tickets is not one entry a rank and group"
+        )
     tickets = []
     for entry in raw:
         if not isinstance(entry, Mapping):
             raise RefusedError(
                 "params_invalid", "kv_transfer_params.kvik.tickets has an entry that is not an object"
             )
-        tp, pp, dp = (_integer(entry, key, 0, MAX_RANKS) for key in ("tp", "pp", "dp"))
-        tickets.append(RankTicket(tp, pp, dp, _text(entry, "ticket", MAX_TICKET_TEXT)))
+        group, tp, pp, dp = (_integer(entry, key, 0, MAX_RANKS) for key in ("group", "tp", "pp", "dp"))
+        tickets.append(RankTicket(group, tp, pp, dp, _text(entry, "ticket", MAX_TICKET_TEXT)))
     return tuple(tickets)
 
 
@@ -277,36 +337,43 @@ class Read:
 
 
 @dataclass
-class Send:
-    """Prefill: expose these KV blocks of a finished request; `grants` by prefill rank. `chain`: the content
-    of the blocks, one link each; `parts`: which part of the model's KV each rank has of them."""
+class GroupSend:
+    """A finished request's KV blocks of one group; `grants` by prefill rank. `chain`: the content of the
+    blocks, one link each; `parts`: which part of the model's KV each rank has of them."""
 
-    request_id: str
     blocks: list[int]
     grants: dict[int, str]
     chain: bytes
     parts: dict[int, bytes]
 
 
+@dataclass
+class Send:
+    """Prefill: expose a finished request's KV blocks, by group."""
+
+    request_id: str
+    groups: list[GroupSend]
+
+
 @dataclass(frozen=True)
 class Own:
-    """The content that a decode request has a right to, by its own prompt: the `chain` over the prefill
-    side's KV blocks, and of each prefill rank which part of the model's KV its pages are."""
+    """The content of one group that a decode request has a right to, by its own prompt: the `chain` over
+    those of the prefill side's KV blocks that are offered, and of each prefill rank which part of the model's
+    KV its pages are."""
 
     chain: bytes
     parts: dict[int, bytes]
 
 
 @dataclass
-class Load:
-    """Decode: read the `remote` pages into the `local` ones, which fill `local_blocks`.
+class GroupLoad:
+    """Decode: read the `remote` pages of a group into the `local` ones, which fill `local_blocks`.
 
     reads: by decode rank. tickets, readers: by prefill rank, `readers` being how many decode ranks confirm.
     own: stated with every read and release; the owner refuses where its grant has other content.
     """
 
-    request_id: str
-    remote_request_id: str
+    group: int
     local_blocks: list[int]
     local: Pages
     remote: Positions
@@ -323,10 +390,24 @@ class Load:
 
 
 @dataclass
+class Load:
+    """Decode: read what is missing of a request, by group."""
+
+    request_id: str
+    remote_request_id: str
+    groups: list[GroupLoad]
+
+    @property
+    def blocks(self) -> int:
+        """How many local KV blocks it fills."""
+        return sum(len(group.local_blocks) for group in self.groups)
+
+
+@dataclass
 class Release:
     """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now;
-    `tickets` by prefill rank. `own` is what the request has a right to: who has not the offer's prompt ends
-    nobody's offer."""
+    `tickets` of one group by prefill rank. `own` is what the request has a right to: who has not the offer's
+    prompt ends nobody's offer."""
 
     request_id: str
     tickets: dict[int, str]
@@ -377,30 +458,59 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class RankHello:
-    """What a worker rank tells its scheduler once, after its KV tensors are registered. The `shape` has one
-    stage, the rank's own layers: only the scheduler hears of all."""
+    """What a worker rank tells its scheduler once, after its KV tensors are registered: for each group a
+    ticket template, the names of its layers in order, and its shape. A shape here has one stage, the rank's
+    own layers, and no `members`: only the scheduler hears of all."""
 
     place: RankPlace
-    ticket_template: str
     address: str
     kvik_engine_id: str
-    shape: KvShape
+    ticket_templates: tuple[str, ...]
+    layers: tuple[tuple[str, ...], ...]
+    shapes: tuple[KvShape, ...]
 
 
-def server_shape(hellos: Mapping[int, RankHello], ranks: int) -> KvShape:
-    """The shape of a whole server. `ValueError` names what is missing or unlike: its ranks must lie alike,
-    but for the number of layers of a pipeline stage."""
-    said = "; ".join(f"rank {rank} [{hello.shape}]" for rank, hello in sorted(hellos.items()))
+def server_shapes(hellos: Mapping[int, RankHello], ranks: int) -> tuple[KvShape, ...]:
+    """The shapes of a whole server, by group. `ValueError` names what is missing or unlike: its ranks must
+    lie alike, but for the layers of a pipeline stage."""
+    said = "; ".join(
+        f"rank {rank} {[str(shape) for shape in hello.shapes]}" for rank, hello in sorted(hellos.items())
+    )
     if sorted(hellos) != list(range(ranks)):
         raise ValueError(f"kvik: expected hellos of {ranks} rank(s), got: {said}")
+    groups = len(hellos[0].shapes)
+    if not groups or {len(hello.shapes) for hello in hellos.values()} != {groups}:
+        raise ValueError(f"kvik: the ranks of one server have unlike groups of layers: {said}")
+    return tuple(_whole(hellos, ranks, group, said) for group in range(groups))
+
+
+def _whole(hellos: Mapping[int, RankHello], ranks: int, group: int, said: str) -> KvShape:
+    """The shape of one group over all ranks."""
     tp = hellos[0].place.tp_size
-    layers = [hellos[rank].shape.layers for rank in range(ranks)]
-    stages = tuple(layers[::tp])
-    whole = replace(hellos[0].shape, layers=sum(stages), stages=stages)
-    alike = {replace(hello.shape, layers=whole.layers, stages=stages) for hello in hellos.values()} == {whole}
-    if not alike or layers != [stages[rank // tp] for rank in range(ranks)]:
+    names = [hellos[rank].layers[group] for rank in range(ranks)]
+    counts = [hellos[rank].shapes[group].layers for rank in range(ranks)]
+    stages = tuple(counts[::tp])
+    several = len(hellos[0].shapes) > 1
+    whole = replace(
+        hellos[0].shapes[group],
+        layers=sum(stages),
+        stages=stages,
+        members=_digest_of([name for stage in names[::tp] for name in stage]) if several else "",
+    )
+    alike = all(
+        replace(hello.shapes[group], layers=whole.layers, stages=stages, members=whole.members) == whole
+        for hello in hellos.values()
+    )
+    if not alike or any(
+        (counts[rank], names[rank]) != (stages[rank // tp], names[rank // tp * tp]) for rank in range(ranks)
+    ):
         raise ValueError(f"kvik: the ranks of one server have unlike KV: {said}")
     return whole
+
+
+def _digest_of(names: list[str]) -> str:
+    """So short that it fits into a shape, so long that no two groups have the same."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
 
 
 def wait_note(waited_s: float) -> dict[str, Any]:

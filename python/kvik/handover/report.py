@@ -12,7 +12,7 @@ import logging
 from dataclasses import asdict, dataclass
 
 from kvik.handover.native import Report
-from kvik.handover.protocol import Load
+from kvik.handover.protocol import GroupLoad, Load
 
 logger = logging.getLogger("kvik.handover")
 
@@ -23,11 +23,11 @@ class LoadRecord:
 
     outcome: "loaded" (the KV is there), "failed" (a load that ended in an error; the serving engine
     recomputes), "recomputed" (the offer was refused before any load). A load of one rank that succeeded is a
-    line for each prefill rank that it read from, and `bytes`, `pages`, `extents` add up over them; one that
-    failed is one line, about the prefill rank that failed it. remote_rank: the prefill rank. blocks: the
-    local KV blocks that the load fills, the same in each line of it. pages: moved by this transfer; parts
-    count as pages where the two sides' KV blocks are unequal. Times in seconds; `bytes` are zero unless
-    loaded.
+    line for each prefill rank that it read from and each group of the model's layers, and `bytes`, `pages`,
+    `extents` add up over them; one that failed is one line, about the prefill rank that failed it.
+    remote_rank: the prefill rank. group: of layers. blocks: the local KV blocks that the load fills, of this
+    group, the same for each prefill rank. pages: moved by this transfer; parts count as pages where the two
+    sides' KV blocks are unequal. Times in seconds; `bytes` are zero unless loaded.
     """
 
     request_id: str
@@ -47,9 +47,10 @@ class LoadRecord:
     wire_s: float | None = None
     verify_s: float | None = None
     total_s: float | None = None
+    group: int = 0
 
 
-def loaded(load: Load, rank: int, remote_rank: int, report: Report) -> LoadRecord:
+def loaded(load: Load, group: GroupLoad, rank: int, remote_rank: int, report: Report) -> LoadRecord:
     """The record of one transfer of a load that succeeded."""
     copied = (
         "bytes",
@@ -70,7 +71,8 @@ def loaded(load: Load, rank: int, remote_rank: int, report: Report) -> LoadRecor
         None,
         rank,
         remote_rank,
-        len(load.local_blocks),
+        len(group.local_blocks),
+        group=group.group,
         **{key: getattr(report, key) for key in copied},
     )
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import secrets
 import time
 from collections import Counter
@@ -42,6 +43,9 @@ from kvik.handover.holding import HeldBlocks
 from kvik.handover.mapping import RankMap, map_ranks
 from kvik.handover.native import Native
 from kvik.handover.protocol import (
+    LINK_BYTES,
+    GroupLoad,
+    GroupSend,
     Handover,
     KvShape,
     Load,
@@ -52,7 +56,7 @@ from kvik.handover.protocol import (
     Release,
     Send,
     StepPlan,
-    server_shape,
+    server_shapes,
 )
 from kvik.handover.report import LoadRecord, ReportFile, in_log
 
@@ -71,13 +75,13 @@ class Phase(enum.Enum):
 
 @dataclass
 class Pull:
-    """One decode request that came with an offer. `handover` is None where it could not be read, `ranks` and
-    `own` until the offer is checked."""
+    """One decode request that came with an offer. `handover` is None where it could not be read; `ranks` and
+    `own`, by group, are None until the offer is checked."""
 
     handover: Handover | None
     phase: Phase = Phase.OFFERED
-    ranks: RankMap | None = None
-    own: Own | None = None
+    ranks: list[RankMap] | None = None
+    own: list[Own] | None = None
     local_tokens: int = 0
     asked_at: float | None = None
     waited_s: float | None = None
@@ -86,13 +90,14 @@ class Pull:
 @dataclass(frozen=True)
 class Identity:
     """What this server is: its id, what its KV depends on besides tokens and shape, its worker ranks, and its
-    roles."""
+    roles. `null_block` stands in a request's KV blocks for one that its group does not keep."""
 
     engine_id: str
     model: Mapping[str, str]
     ranks: int
     is_producer: bool
     is_consumer: bool
+    null_block: int | None = None
 
 
 class SchedulerSide:
@@ -108,8 +113,8 @@ class SchedulerSide:
         self._expiry_s = expiry_s
         self._report = report
         self._ranks: dict[int, RankHello] = {}
-        self._shape: KvShape | None = None
-        self._parts: dict[int, bytes] = {}
+        self._shapes: tuple[KvShape, ...] = ()
+        self._parts: list[dict[int, bytes]] = []
         self._namespace = b""
         self._namespace_hex = ""
         self._pulls: dict[str, Pull] = {}
@@ -125,13 +130,13 @@ class SchedulerSide:
 
     def set_ranks(self, hellos: Mapping[int, RankHello]) -> None:
         """Take what every worker rank said at start, by rank. `ValueError` when one is missing or unlike."""
-        shape = server_shape(hellos, self._identity.ranks)
-        self._ranks, self._shape = dict(hellos), shape
-        self._parts = {rank: digest.part_bytes(shape, shape, rank) for rank in hellos}
-        self._namespace = digest.namespace_bytes(self._identity.model, shape)
+        shapes = server_shapes(hellos, self._identity.ranks)
+        self._ranks, self._shapes = dict(hellos), shapes
+        self._parts = [{rank: digest.part_bytes(shape, shape, rank) for rank in hellos} for shape in shapes]
+        self._namespace = digest.namespace_bytes(self._identity.model, shapes)
         self._namespace_hex = digest.namespace_digest(self._native, self._namespace)
         logger.info(
-            "kvik: %d rank(s), KV shape [%s], namespace %s", len(hellos), shape, self._namespace_hex[:16]
+            "kvik: %d rank(s), KV %s, namespace %s", len(hellos), _said(shapes), self._namespace_hex[:16]
         )
 
     # Decode side.
@@ -147,19 +152,52 @@ class SchedulerSide:
             return 0, False
         if self._verify(request, pull, pull.handover) is None:
             return 0, False
-        block_tokens = self._own_shape().block_tokens
-        whole_prompt = pull.handover.num_tokens == request.num_tokens
-        usable = (
-            pull.handover.num_tokens
-            if whole_prompt
-            else pull.handover.num_tokens // block_tokens * block_tokens
-        )
+        offered = pull.handover.num_tokens
+        usable = self._usable(offered, offered == request.num_tokens)
         # The last prompt token is computed anyway, to sample from it: a load of it alone saves nothing.
-        gain = usable - num_computed_tokens - (1 if whole_prompt else 0)
-        if gain <= 0 or num_computed_tokens % block_tokens:
+        gain = min(usable, request.num_tokens - 1) - num_computed_tokens
+        if gain <= 0 or any(num_computed_tokens % shape.block_tokens for shape in self._own_shapes()):
+            return 0, False
+        if (gone := self._beyond_reach(pull.handover, usable)) is not None:
+            pull.phase = Phase.SETTLED
+            self._refused(request.request_id, pull.handover.remote_request_id, gone)
+            self._release_all(request, pull)
             return 0, False
         pull.local_tokens = num_computed_tokens
         return usable - num_computed_tokens, True
+
+    def _usable(self, offered: int, whole_prompt: bool) -> int:
+        """How many tokens of an offer can be taken: all of them for the same prompt, else those of whole KV
+        blocks of all groups.
+
+        vLLM drops the KV blocks in front of a window as soon as all tokens are there, and then computes the
+        last one again, whose window begins one token earlier: where that token is the last of a block that
+        has just been dropped, only whole blocks are taken, of all tokens but the last.
+        """
+        shapes = self._own_shapes()
+        step = math.lcm(*(shape.block_tokens for shape in shapes))
+        if not whole_prompt:
+            return offered // step * step
+        cut = any(
+            shape.window
+            and offered >= shape.window
+            and (offered - shape.window + 1) % shape.block_tokens == 0
+            for shape in shapes
+        )
+        return (offered - 1) // step * step if cut else offered
+
+    def _beyond_reach(self, offer: Handover, usable: int) -> RefusedError | None:
+        """Why the offer does not have what the windows of so many tokens need, if it has not."""
+        for own, theirs, first in zip(self._own_shapes(), offer.shapes, offer.firsts, strict=True):
+            dropped = max(0, usable - own.window + 1) if own.window else 0
+            needed, offered = dropped // own.block_tokens * own.block_tokens, first * theirs.block_tokens
+            if needed < offered:
+                return RefusedError(
+                    "window_missing",
+                    f"{usable} tokens need KV from token {needed} on in layers with a window of {own.window},"
+                    f" prefill has kept it from token {offered} on",
+                )
+        return None
 
     def update_state_after_alloc(
         self, request: Any, block_ids: Sequence[Sequence[int]], external: int
@@ -175,28 +213,48 @@ class SchedulerSide:
         if external == 0 or pull.ranks is None or pull.own is None:
             pull.phase = Phase.SETTLED
             self.counters["not_needed"] += 1
-            self._release(request, pull, pull.handover.by_rank())
+            self._release_all(request, pull)
             return
         pull.phase = Phase.LOADING
         pull.asked_at = time.monotonic()
-        end = pull.local_tokens + external
-        tickets = pull.handover.by_rank()
-        block_tokens, blocks = self._own_shape().block_tokens, block_ids[0]
-        self._plan.loads.append(
-            Load(
-                request_id=request.request_id,
-                remote_request_id=pull.handover.remote_request_id,
-                local_blocks=list(blocks[pull.local_tokens // block_tokens : -(-end // block_tokens)]),
-                local=pull.ranks.local_pages(blocks, pull.local_tokens, end),
-                remote=pull.ranks.remote_positions(pull.local_tokens, end),
-                reads=dict(enumerate(pull.ranks.reads)),
-                tickets=tickets,
-                readers=dict(enumerate(pull.ranks.readers)),
-                own=pull.own,
-            )
+        load = Load(request.request_id, pull.handover.remote_request_id, [])
+        for group, (ranks, own) in enumerate(zip(pull.ranks, pull.own, strict=True)):
+            end = pull.local_tokens + external
+            loaded = self._load_of(group, ranks, own, pull.handover, block_ids[group], pull.local_tokens, end)
+            load.groups.append(loaded)
+            copies = {rank: ticket for rank, ticket in loaded.tickets.items() if not ranks.readers[rank]}
+            self._release(request, own, copies)
+        self._plan.loads.append(load)
+
+    def _load_of(
+        self,
+        group: int,
+        ranks: RankMap,
+        own: Own,
+        offer: Handover,
+        blocks: Sequence[int],
+        start: int,
+        end: int,
+    ) -> GroupLoad:
+        """What a load of these tokens is in one group, without KV blocks that are not kept."""
+        tokens = self._own_shapes()[group].block_tokens
+        first, last = self._first_kept(blocks, start // tokens, -(-end // tokens)), -(-end // tokens)
+        start = max(start, first * tokens)
+        return GroupLoad(
+            group=group,
+            local_blocks=list(blocks[first:last]),
+            local=ranks.local_pages(blocks, start, end),
+            remote=ranks.remote_positions(start, end, offer.firsts[group]),
+            reads=dict(enumerate(ranks.reads)),
+            tickets=offer.by_rank(group),
+            readers=dict(enumerate(ranks.readers)),
+            own=own,
         )
-        copies = {rank: ticket for rank, ticket in tickets.items() if not pull.ranks.readers[rank]}
-        self._release(request, pull, copies)
+
+    def _first_kept(self, blocks: Sequence[int], first: int, end: int) -> int:
+        """The place of the first of these KV blocks behind which none is missing; `end` if there is none."""
+        missing = [place for place in range(first, end) if blocks[place] == self._identity.null_block]
+        return missing[-1] + 1 if missing else first
 
     def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
         """What all ranks have reported: ended loads (also failed ones), ended sends, ended parked sends."""
@@ -225,32 +283,56 @@ class SchedulerSide:
                 "kvik: request %s ended as %s: nothing to hand over", request.request_id, request.status.name
             )
             return False, None
-        block_tokens = self._own_shape().block_tokens
-        blocks = list(block_ids[0][: -(-num_tokens // block_tokens)])
         try:
-            chain = digest.request_chain(self._native, self._namespace, request, num_tokens, block_tokens)
+            chains = self._chains(request, num_tokens, self._own_shapes())
         except RefusedError as refused:
             logger.warning("kvik: request %s is not handed over: %s", request.request_id, refused)
             return False, None
-        return True, self._offer(request, blocks, num_tokens, chain)
+        groups, firsts = [], []
+        for shape, chain, blocks, parts in zip(
+            self._own_shapes(), chains, block_ids, self._parts, strict=True
+        ):
+            end = -(-num_tokens // shape.block_tokens)
+            first = self._first_kept(blocks, 0, end)
+            # An id a rank, from the system's random source: knowing one opens nothing at another rank.
+            grants = {rank: secrets.token_hex(16) for rank in self._ranks}
+            groups.append(GroupSend(list(blocks[first:end]), grants, chain[first * LINK_BYTES :], parts))
+            firsts.append(first)
+        if not all(group.blocks for group in groups):
+            logger.info("kvik: request %s: its last KV block is not kept", request.request_id)
+            return False, None
+        return True, self._offer(request, num_tokens, digest.links(chains[0])[-1], groups, firsts)
 
-    def _offer(self, request: Any, blocks: list[int], num_tokens: int, chain: bytes) -> dict[str, Any]:
+    def _chains(self, request: Any, num_tokens: int, shapes: Sequence[KvShape]) -> list[bytes]:
+        """The content of so many tokens by group: a link of it is one KV block of these shapes."""
+        made = {
+            tokens: digest.request_chain(self._native, self._namespace, request, num_tokens, tokens)
+            for tokens in {shape.block_tokens for shape in shapes}
+        }
+        return [made[shape.block_tokens] for shape in shapes]
+
+    def _offer(
+        self, request: Any, num_tokens: int, content: bytes, groups: list[GroupSend], firsts: list[int]
+    ) -> dict[str, Any]:
         """Queue the grants of one finished prefill and compose its parameters."""
-        # An id a rank, from the system's random source: knowing one opens nothing at another rank.
-        grants = {rank: secrets.token_hex(16) for rank in self._ranks}
         tickets = tuple(
-            RankTicket(hello.place.tp, hello.place.pp, hello.place.dp, self._compose(hello, grants[rank]))
+            RankTicket(
+                group, hello.place.tp, hello.place.pp, hello.place.dp,
+                self._compose(hello.ticket_templates[group], send.grants[rank]),
+            )
+            for group, send in enumerate(groups)
             for rank, hello in self._ranks.items()
-        )
-        self._plan.sends.append(Send(request.request_id, blocks, grants, chain, self._parts))
-        self.held.hold(request.request_id, blocks)
+        )  # fmt: skip
+        self._plan.sends.append(Send(request.request_id, groups))
+        held = [block for send in groups for block in send.blocks]
+        self.held.hold(request.request_id, held)
         self.counters["offered"] += 1
         logger.info(
             "kvik: request %s: %d tokens in %d KV blocks offered, grant %s",
             request.request_id,
             num_tokens,
-            len(blocks),
-            grants[0],
+            len(held),
+            groups[0].grants[0],
         )
         return Handover(
             remote_request_id=request.request_id,
@@ -258,15 +340,16 @@ class SchedulerSide:
             address=self._ranks[0].address,
             num_tokens=num_tokens,
             tickets=tickets,
-            digest=digest.links(chain)[-1].hex(),
+            digest=content.hex(),
             namespace=self._namespace_hex,
             model=self._identity.model.get("model", ""),
-            shape=self._own_shape(),
+            shapes=self._own_shapes(),
+            firsts=tuple(firsts),
             expires_in=self._expiry_s,
-        ).encode(blocks)
+        ).encode([send.blocks for send in groups])
 
-    def _compose(self, hello: RankHello, grant_id: str) -> str:
-        return str(self._native.Ticket(hello.ticket_template).with_grant(grant_id, self._expiry_s))
+    def _compose(self, template: str, grant_id: str) -> str:
+        return str(self._native.Ticket(template).with_grant(grant_id, self._expiry_s))
 
     # Every step.
 
@@ -281,10 +364,10 @@ class SchedulerSide:
         counters, self.counters = self.counters, Counter()
         return counters
 
-    def _own_shape(self) -> KvShape:
-        if self._shape is None:
+    def _own_shapes(self) -> tuple[KvShape, ...]:
+        if not self._shapes:
             raise RuntimeError("kvik: the worker ranks have not said how their KV lies")
-        return self._shape
+        return self._shapes
 
     # Offers.
 
@@ -302,7 +385,7 @@ class SchedulerSide:
             self._pulls[request_id] = pull
         return pull
 
-    def _verify(self, request: Any, pull: Pull, offer: Handover) -> RankMap | None:
+    def _verify(self, request: Any, pull: Pull, offer: Handover) -> list[RankMap] | None:
         """Compare the offer with this server and this request, once. None: refused."""
         if pull.ranks is None:
             try:
@@ -310,17 +393,23 @@ class SchedulerSide:
             except RefusedError as refused:
                 pull.phase = Phase.SETTLED
                 self._refused(request.request_id, offer.remote_request_id, refused)
-                self._release(request, pull, offer.by_rank())
+                self._release_all(request, pull)
         return pull.ranks
 
-    def _check(self, request: Any, offer: Handover) -> tuple[RankMap, Own]:
+    def _check(self, request: Any, offer: Handover) -> tuple[list[RankMap], list[Own]]:
         if not self._ranks:
             raise RefusedError("not_ready", "this server's ranks have not registered their KV memory")
-        ranks = map_ranks(offer.shape, self._own_shape())
+        ours = self._own_shapes()
+        if len(offer.shapes) != len(ours):
+            raise RefusedError(
+                "shape_mismatch",
+                f"unlike groups of layers: prefill has {_said(offer.shapes)}, decode has {_said(ours)}",
+            )
+        ranks = [map_ranks(theirs, own) for theirs, own in zip(offer.shapes, ours, strict=True)]
         offer.check_ranks()
         return ranks, self._own(request, offer)
 
-    def _own(self, request: Any, offer: Handover) -> Own:
+    def _own(self, request: Any, offer: Handover) -> list[Own]:
         """What the request has a right to, in the KV blocks and among the ranks that the offer speaks of.
 
         Computed from the request's own prompt and this server's own model; `RefusedError` where that is not
@@ -338,19 +427,23 @@ class SchedulerSide:
                 f"the offer covers {offer.num_tokens} tokens, the prompt has {request.num_prompt_tokens}",
             )
         # A link is of one KV block of the side that has the grant.
-        chain = digest.request_chain(
-            self._native, self._namespace, request, offer.num_tokens, offer.shape.block_tokens
-        )
-        content = digest.links(chain)[-1].hex()
+        chains = self._chains(request, offer.num_tokens, offer.shapes)
+        content = digest.links(chains[0])[-1].hex()
         if content != offer.digest:
             raise RefusedError(
                 "digest_mismatch",
                 f"content digest of the first {offer.num_tokens} tokens: prefill {offer.digest[:16]}, "
                 f"own prompt {content[:16]}",
             )
-        model = self._own_shape()
-        ranks = sorted(offer.by_rank())
-        return Own(chain, {rank: digest.part_bytes(model, offer.shape, rank) for rank in ranks})
+        return [
+            Own(
+                chain[first * LINK_BYTES :],
+                {rank: digest.part_bytes(model, theirs, rank) for rank in sorted(offer.by_rank(group))},
+            )
+            for group, (chain, first, model, theirs) in enumerate(
+                zip(chains, offer.firsts, self._own_shapes(), offer.shapes, strict=True)
+            )
+        ]
 
     def _refused(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
         """Say, count and record that an offer is not used."""
@@ -361,16 +454,23 @@ class SchedulerSide:
         self.counters[f"recomputed_{refused.code}"] += 1
         self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
 
-    def _release(self, request: Any, pull: Pull, tickets: Mapping[int, str]) -> None:
-        """Give tickets of an offer back, where the request has a right to its content."""
-        own = pull.own
-        if own is None and pull.handover is not None and self._ranks:
+    def _release_all(self, request: Any, pull: Pull) -> None:
+        """Give an offer back, where the request has a right to its content."""
+        offer, owns = pull.handover, pull.own
+        if offer is None or not self._ranks:
+            return
+        if owns is None and len(offer.shapes) == len(self._own_shapes()):
             try:
-                own = self._own(request, pull.handover)
+                owns = self._own(request, offer)
             except RefusedError:
                 return
-        mine = {rank: ticket for rank, ticket in tickets.items() if own is not None and rank in own.parts}
-        if own is not None and mine:
+        for group, own in enumerate(owns or ()):
+            self._release(request, own, offer.by_rank(group))
+
+    def _release(self, request: Any, own: Own, tickets: Mapping[int, str]) -> None:
+        """Give tickets of one group back."""
+        mine = {rank: ticket for rank, ticket in tickets.items() if rank in own.parts}
+        if mine:
             self._plan.releases.append(Release(request.request_id, mine, own))
 
     def _drop_pull(self, request: Any) -> float | None:
@@ -384,7 +484,12 @@ class SchedulerSide:
         del self._pulls[request.request_id]
         if pull.phase is Phase.OFFERED and pull.handover is not None:
             self.counters["abandoned"] += 1
-            self._release(request, pull, pull.handover.by_rank())
+            self._release_all(request, pull)
         elif pull.phase is Phase.LOADING:
             self._plan.cancels.append(request.request_id)
         return pull.waited_s
+
+
+def _said(shapes: Sequence[KvShape]) -> str:
+    """Shapes for a person."""
+    return " ".join(f"[{shape}]" for shape in shapes)

@@ -7,13 +7,15 @@ own threads.
 
 Each request id is reported exactly once: as sent when its grant has ended, as received when its load has
 ended. A load is one transfer for each prefill rank that has some of this rank's heads and layers
-(`mapping.py`): it has ended when all of them have, and failed when one of them has, which cancels the others.
+(`mapping.py`): it has ended when all of them have, and failed when one of them has, which cancels the others. Where a model's layers form several groups,
+each has KV blocks, a layout and grants of its own in the same memory.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,18 @@ from kvik.handover.mapping import releaser
 from kvik.handover.memory import KvMemory
 from kvik.handover.metrics import LoadStats
 from kvik.handover.native import Content, Engine, Grant, Native, Region, Transfer, error_code
-from kvik.handover.protocol import Load, Own, RankHello, RankPlace, Read, Release, Send, StepPlan
+from kvik.handover.protocol import (
+    GroupLoad,
+    GroupSend,
+    Load,
+    Own,
+    RankHello,
+    RankPlace,
+    Read,
+    Release,
+    Send,
+    StepPlan,
+)
 from kvik.handover.report import LoadRecord, ReportFile, in_log, loaded
 
 logger = logging.getLogger("kvik.handover")
@@ -43,17 +56,28 @@ NOTHING_TO_RELEASE = frozenset(
 
 @dataclass
 class OpenSend:
-    """A grant over `blocks` KV blocks, and when it was issued, by the monotonic clock."""
+    """The grants over a request's KV blocks, one a group; how many blocks and bytes, and when they were
+    issued, by the monotonic clock."""
 
-    grant: Grant
+    grants: list[Grant]
     blocks: int
+    nbytes: int
     issued_at: float
+
+    @property
+    def state(self) -> str:
+        """Live while one of them is; then as the first ended that was not consumed."""
+        states = [grant.state for grant in self.grants]
+        if "live" in states:
+            return "live"
+        return next((state for state in states if state != "consumed"), "consumed")
 
 
 @dataclass
 class OpenRead:
     """One of a load's transfers; without `transfer` it could not be started, because of `refused`."""
 
+    group: GroupLoad
     read: Read
     transfer: Transfer | None
     refused: Exception | None = None
@@ -116,8 +140,8 @@ class WorkerSide:
         self._report = report
         self._engine: Engine | None = None
         self._region: Region | None = None
-        self._layout: Any = None
-        self._memory: KvMemory | None = None
+        self._layouts: list[Any] = []
+        self._memories: list[KvMemory] = []
         self._grants: dict[str, OpenSend] = {}
         self._parked: dict[str, OpenSend] = {}
         self._parked_ends: list[str] = []
@@ -126,37 +150,46 @@ class WorkerSide:
         self._sent: set[str] = set()
         self._received: set[str] = set()
         self._invalid_blocks: set[int] = set()
+        self._failed: set[str] = set()
         self.stats = LoadStats()
 
-    def register(self, memory: KvMemory) -> None:
-        """Register this rank's KV memory and start its engine. Called once."""
+    def register(self, memories: Sequence[KvMemory]) -> None:
+        """Register this rank's KV memory, as each group of layers lies in it, and start its engine. Called
+        once."""
         if self._engine is not None:
             raise RuntimeError("kvik: KV memory was registered twice in one worker")
         engine = self._native.Engine(**self._config.engine_options(self._name, self._place.number))
         self._engine = engine
-        self._region = memory.region(engine)
-        self._layout = memory.layout(self._native)
-        self._memory = memory  # keeps the storage alive for as long as the engine may touch it
-        logger.info(
-            "kvik: %s: engine %s on %s, NICs %s, %d KV blocks of %d layers in one region of %d bytes, "
-            "shape [%s]", self._name, engine.id, ", ".join(engine.addresses),
-            self._config.nics_of(self._place.number) or "none", memory.num_blocks, memory.shape.layers,
-            memory.nbytes, memory.shape,
-        )  # fmt: skip
+        self._region = memories[0].region(engine)
+        self._layouts = [memory.layout(self._native) for memory in memories]
+        self._memories = list(memories)  # keeps the storage alive for as long as the engine may touch it
+        for memory in memories:
+            logger.info(
+                "kvik: %s: engine %s on %s, NICs %s, %d KV blocks of %d layers in one region of %d bytes, "
+                "shape [%s]", self._name, engine.id, ", ".join(engine.addresses),
+                self._config.nics_of(self._place.number) or "none", memory.num_blocks, memory.shape.layers,
+                memory.nbytes, memory.shape,
+            )  # fmt: skip
 
     def opened(self) -> tuple[Engine, Region, Any]:
-        """The engine, its region, and how pages lie there: for what else uses this memory."""
+        """The engine, its region, and how pages of the first group lie there: for what else uses this
+        memory."""
         engine, region = self._ready()
-        return engine, region, self._layout
+        return engine, region, self._layouts[0]
 
     def hello(self) -> RankHello:
         """What the scheduler side needs to compose tickets for this rank."""
         engine, _ = self._ready()
-        if self._memory is None:
-            raise RuntimeError("kvik: the worker's KV memory is not registered")
-        template = engine.ticket_template(self._layout)
-        addresses = template.addresses or engine.addresses
-        return RankHello(self._place, str(template), addresses[0], engine.id, self._memory.shape)
+        templates = [engine.ticket_template(layout) for layout in self._layouts]
+        addresses = templates[0].addresses or engine.addresses
+        return RankHello(
+            place=self._place,
+            address=addresses[0],
+            kvik_engine_id=engine.id,
+            ticket_templates=tuple(str(template) for template in templates),
+            layers=tuple(memory.layers for memory in self._memories),
+            shapes=tuple(memory.shape for memory in self._memories),
+        )
 
     # One step.
 
@@ -176,12 +209,12 @@ class WorkerSide:
     def collect(self) -> tuple[set[str], set[str]]:
         """Request ids whose blocks are sent, and whose loads have ended, since the last call."""
         for request_id, send in list(self._grants.items()):
-            if (state := send.grant.state) != "live":
+            if (state := send.state) != "live":
                 del self._grants[request_id]
                 self._sent.add(request_id)
                 self._end_send(request_id, send, state)
         for request_id, send in list(self._parked.items()):
-            if (state := send.grant.state) != "live":
+            if (state := send.state) != "live":
                 del self._parked[request_id]
                 self._parked_ends.append(request_id)
                 self._end_send(request_id, send, state)
@@ -200,9 +233,15 @@ class WorkerSide:
         return ends
 
     def take_invalid_blocks(self) -> set[int]:
-        """Local KV blocks that a failed load was to fill, since the last call."""
+        """Local KV blocks that a failed load was to fill, since the last call: of a model with one group,
+        where such a block tells which tokens are missing."""
         blocks, self._invalid_blocks = self._invalid_blocks, set()
         return blocks
+
+    def take_failed(self) -> set[str]:
+        """Request ids of failed loads of a model with several groups, since the last call."""
+        failed, self._failed = self._failed, set()
+        return failed
 
     def take_stats(self) -> LoadStats:
         """Counts since the last call."""
@@ -223,34 +262,48 @@ class WorkerSide:
         self._parked.clear()
         self._loads.clear()
         self._releases.clear()
-        self._memory = None
+        self._memories.clear()
         self._report.close()
 
     # Prefill side.
 
     def _issue(self, send: Send) -> None:
         """Expose a finished request's blocks to one decode server."""
+        grants: list[Grant] = []
+        nbytes = 0
+        for group, (one, memory) in enumerate(zip(send.groups, self._memories, strict=True)):
+            nbytes += len(one.blocks) * memory.shape.layers * memory.shape.block_bytes
+            try:
+                grants.append(self._grant(send.request_id, group, one))
+            except self._native.KvikError as error:
+                # The blocks must go back all the same; the reader is told that the grant is unknown.
+                logger.error(
+                    "kvik: request %s: grant %s not issued: %s", send.request_id,
+                    one.grants[self._place.rank], error,
+                )  # fmt: skip
+                self.stats.count("sends_failed")
+                for grant in grants:
+                    grant.revoke()
+                break
+        if grants:
+            blocks = sum(len(one.blocks) for one in send.groups)
+            self._grants[send.request_id] = OpenSend(grants, blocks, nbytes, time.monotonic())
+        else:
+            self._sent.add(send.request_id)
+
+    def _grant(self, request_id: str, group: int, send: GroupSend) -> Grant:
         engine, region = self._ready()
         rank = self._place.rank
-        grant_id = send.grants[rank]
-        try:
-            grant = engine.grant(
-                region.pages(self._layout, np.asarray(send.blocks, dtype=np.uint32)),
-                right="read",
-                use=1,
-                expiry=self._config.expiry,
-                max_expiry=self._config.max_expiry,
-                grant_id=grant_id,
-                tag=send.request_id,
-                content=self._native.Content(send.chain, send.parts[rank]),
-            )
-        except self._native.KvikError as error:
-            # The blocks must go back all the same; the reader is told that the grant is unknown.
-            logger.error("kvik: request %s: grant %s not issued: %s", send.request_id, grant_id, error)
-            self.stats.count("sends_failed")
-            self._sent.add(send.request_id)
-            return
-        self._grants[send.request_id] = OpenSend(grant, len(send.blocks), time.monotonic())
+        return engine.grant(
+            region.pages(self._layouts[group], np.asarray(send.blocks, dtype=np.uint32)),
+            right="read",
+            use=1,
+            expiry=self._config.expiry,
+            max_expiry=self._config.max_expiry,
+            grant_id=send.grants[rank],
+            tag=request_id,
+            content=self._native.Content(send.chain, send.parts[rank]),
+        )
 
     def _wanted(self, own: Own, rank: int) -> Content:
         """The content that a request has a right to on a prefill rank."""
@@ -263,7 +316,7 @@ class WorkerSide:
         ended = "every reader has confirmed" if state == "consumed" else f"its grant ended as {state}"
         logger.log(
             level, "kvik: request %s: %s, %d KV blocks (%d bytes on %s) go back after %.2f ms", request_id,
-            ended, send.blocks, send.blocks * self._bytes_of_a_block(), self._rank_text(),
+            ended, send.blocks, send.nbytes, self._rank_text(),
             (time.monotonic() - send.issued_at) * 1e3,
         )  # fmt: skip
         self.stats.count(f"sends_{state}")
@@ -281,39 +334,44 @@ class WorkerSide:
 
     def _start(self, load: Load) -> None:
         """Begin reading this rank's part of the missing blocks of one request."""
-        opened = OpenLoad(load, [self._open(load, read) for read in load.reads[self._place.rank]])
-        self._loads[load.request_id] = opened
+        reads = [
+            self._open(load.request_id, group, read)
+            for group in load.groups
+            for read in group.reads[self._place.rank]
+        ]
+        self._loads[load.request_id] = OpenLoad(load, reads)
 
-    def _open(self, load: Load, read: Read) -> OpenRead:
+    def _open(self, request_id: str, group: GroupLoad, read: Read) -> OpenRead:
         engine, region = self._ready()
-        heads, remote_heads = self._slices(read.local_heads), self._slices(read.remote_heads)
+        if group.remote.first < 0:
+            # The serving engine has kept more of a window's KV blocks than it was taken to keep.
+            why = "prefill has not kept the KV blocks that this server wants in a window"
+            return OpenRead(group, read, None, RuntimeError(why))
+        # Heads are slices of a layout; None, the whole, where heads lie inside the tokens.
+        apart = self._memories[group.group].shape.heads_outermost
         try:
             transfer = engine.read(
                 region.pages(
-                    self._layout,
-                    np.asarray(load.local.ids, dtype=np.uint32),
+                    self._layouts[group.group],
+                    np.asarray(group.local.ids, dtype=np.uint32),
                     layers=read.local_layers,
-                    slices=heads,
-                    parts=load.local.parts,
+                    slices=read.local_heads if apart else None,
+                    parts=group.local.parts,
                 ),
-                self._native.Ticket(load.tickets[read.rank]),
-                range(load.remote.first, load.remote.end),
+                self._native.Ticket(group.tickets[read.rank]),
+                range(group.remote.first, group.remote.end),
                 deadline=self._config.deadline,
-                confirm=load.to_the_end,
+                confirm=group.to_the_end,
                 remote_layers=read.remote_layers,
-                remote_slices=remote_heads,
-                remote_parts=load.remote.parts,
-                readers=load.readers[read.rank],
-                tag=load.request_id,
-                content=self._wanted(load.own, read.rank),
+                remote_slices=read.remote_heads if apart else None,
+                remote_parts=group.remote.parts,
+                readers=group.readers[read.rank],
+                tag=request_id,
+                content=self._wanted(group.own, read.rank),
             )
         except self._native.KvikError as error:
-            return OpenRead(read, None, error)
-        return OpenRead(read, transfer)
-
-    def _slices(self, heads: tuple[int, int]) -> tuple[int, int] | None:
-        """Heads as slices of a layout; None, the whole, where heads lie inside the tokens."""
-        return heads if self._memory is not None and self._memory.shape.heads_outermost else None
+            return OpenRead(group, read, None, error)
+        return OpenRead(group, read, transfer)
 
     def _end_load(self, ended: OpenLoad) -> None:
         load = ended.load
@@ -325,14 +383,14 @@ class WorkerSide:
         for one in ended.reads:
             if one.transfer is not None and (report := one.transfer.report()) is not None:
                 reports.append(report)
-                self._report.write(loaded(load, self._place.rank, one.read.rank, report))
-                if not load.to_the_end:
-                    self._release_share(load, one.read.rank)
+                self._report.write(loaded(load, one.group, self._place.rank, one.read.rank, report))
+                if not one.group.to_the_end:
+                    self._release_share(load.request_id, one.group, one.read.rank)
         self.stats.add_load(reports)
         logger.log(
             self._good_level(),
             "kvik: request %s: KV of prefill's request %s loaded: %d KV blocks, %d bytes on %s, over %s in "
-            "%.2f ms", load.request_id, in_log(load.remote_request_id), len(load.local_blocks),
+            "%.2f ms", load.request_id, in_log(load.remote_request_id), load.blocks,
             sum(report.bytes for report in reports), self._rank_text(),
             ", ".join(sorted({f"{report.transport} ({report.mechanism})" for report in reports})),
             max(report.total_s for report in reports) * 1e3,
@@ -346,12 +404,15 @@ class WorkerSide:
         self._report.write(
             LoadRecord(
                 load.request_id, load.remote_request_id, "failed", code, self._place.rank, cause.read.rank,
-                len(load.local_blocks),
+                load.blocks,
             )
         )  # fmt: skip
         if not ended.cancelled:
             # An aborted request's blocks are freed by the engine; naming them here could hit the next owner.
-            self._invalid_blocks.update(load.local_blocks)
+            if len(load.groups) == 1:
+                self._invalid_blocks.update(load.groups[0].local_blocks)
+            else:
+                self._failed.add(load.request_id)
             logger.warning(
                 "kvik: request %s: load of prefill's request %s from its rank %d failed (%s): %s",
                 load.request_id, in_log(load.remote_request_id), cause.read.rank, code, error,
@@ -359,7 +420,7 @@ class WorkerSide:
         for one in ended.reads:
             failed = one.error()
             if failed is not None and error_code(failed) not in NOTHING_TO_RELEASE:
-                self._release_share(load, one.read.rank)
+                self._release_share(load.request_id, one.group, one.read.rank)
 
     def _cancel(self, request_id: str) -> None:
         """Stop the load of an aborted request; it is reported when it has ended."""
@@ -374,10 +435,10 @@ class WorkerSide:
             if releaser(rank, self._place.ranks) == self._place.rank:
                 self._release(release.request_id, ticket, 1, self._wanted(release.own, rank))
 
-    def _release_share(self, load: Load, rank: int) -> None:
+    def _release_share(self, request_id: str, group: GroupLoad, rank: int) -> None:
         """Say that this rank has done with the ticket of a prefill rank, without having used it up."""
-        content = self._wanted(load.own, rank)
-        self._release(load.request_id, load.tickets[rank], load.readers[rank], content)
+        content = self._wanted(group.own, rank)
+        self._release(request_id, group.tickets[rank], group.readers[rank], content)
 
     def _release(self, request_id: str, ticket: str, readers: int, content: Content) -> None:
         """Say that this rank has done with a ticket, as one of so many that confirm."""
@@ -417,10 +478,6 @@ class WorkerSide:
 
     def _rank_text(self) -> str:
         return f"rank {self._place.rank} of {self._place.ranks}"
-
-    def _bytes_of_a_block(self) -> int:
-        """Of one KV block of this rank, in all layers."""
-        return 0 if self._memory is None else self._memory.shape.layers * self._memory.shape.block_bytes
 
     def _ready(self) -> tuple[Engine, Region]:
         if self._engine is None or self._region is None:

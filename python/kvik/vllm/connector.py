@@ -37,7 +37,10 @@ from kvik.vllm.observe import KvikPromMetrics, KvikStats
 
 logger = logging.getLogger(log.NAME)
 
-KV_SPECS = {"FullAttentionSpec": "gqa", "MLAAttentionSpec": "mla"}
+KV_SPECS = {"FullAttentionSpec": "gqa", "SlidingWindowSpec": "gqa", "MLAAttentionSpec": "mla"}
+NULL_BLOCK = (
+    0  # vLLM's KV block for what a window does not need any more (the first of its pool, 0.28 to 0.33)
+)
 
 
 class SetupError(ValueError):
@@ -86,6 +89,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         parallel = vllm_config.parallel_config
         config = ConnectorConfig.from_extra(transfer.kv_connector_extra_config or {})
         _check_setup(parallel, kv_cache_config)
+        self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         config.check_ranks(ranks, parallel.data_parallel_index, parallel.data_parallel_size)
         self._scheduler: SchedulerSide | None = None
@@ -100,6 +104,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 ranks=ranks,
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
+                null_block=NULL_BLOCK if any(map(_window, _specs(kv_cache_config))) else None,
             )
             held = HeldBlocks(config.park_after, identity.ranks)
             self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
@@ -107,7 +112,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             place = _place(parallel)
             if place.rank == 0:  # one warning a server
                 _warn_of_policy(transfer)
-            self._model_kv = _model_kv(vllm_config, kv_cache_config)
+            self._model_kv = [_model_kv(vllm_config, spec) for spec in _specs(kv_cache_config)]
             self._worker = WorkerSide(
                 module,
                 config,
@@ -131,8 +136,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._on_scheduler().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:  # noqa: ARG002
-        """A handover brings all of the request's KV, so every group (there is one)."""
-        return (0,)
+        """A handover brings all of the request's KV, so every group."""
+        return tuple(range(len(self._groups)))
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks for the request are allocated."""
@@ -189,7 +194,14 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """The KV tensors are allocated."""
-        self._on_worker().register(layout.inspect(kv_caches, self._model_kv))
+        if len(self._groups) == 1:  # layers that share another one's KV may be in no group
+            memories = [layout.inspect(kv_caches, self._model_kv[0])]
+        else:
+            memories = [
+                layout.inspect({name: kv_caches[name] for name in names if name in kv_caches}, model)
+                for names, model in zip(self._groups, self._model_kv, strict=True)
+            ]
+        self._on_worker().register(memories)
 
     def get_handshake_metadata(self) -> KvikHandshake:
         """This rank's hello to the scheduler process."""
@@ -215,14 +227,19 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Nothing to wait for: sent blocks are held until their grant has ended."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
-        """Request ids whose sends and loads have ended. vLLM 0.30 and later ask by `get_transfer_results`,
-        which calls this.
+        """Request ids whose sends and loads have ended (vLLM before 0.30).
 
         Failed loads are named by their blocks (`get_block_ids_with_load_errors`), which is exact for one KV
-        cache group.
+        cache group; those of a model with several are named by `get_transfer_results`.
         """
         sent, received = self._on_worker().collect()
         return sent or None, received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
+        """Request ids whose sends and loads have ended, and which loads of several KV cache groups have
+        failed (vLLM 0.30 and later)."""
+        sent, received = self._on_worker().collect()
+        return vllm_base.KVConnectorTransferResults(sent, received, self._on_worker().take_failed())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """KV blocks that failed loads were to fill."""
@@ -294,15 +311,18 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
     for name in sizes:
         if getattr(parallel, name, 1) != 1:
             raise SetupError(f"kvik hands over with {name} 1; this server has {getattr(parallel, name)}")
-    groups = kv_cache_config.kv_cache_groups
-    kinds = [type(group.kv_cache_spec).__name__ for group in groups]
-    if len(groups) != 1:
+    kinds = [type(spec).__name__ for spec in _specs(kv_cache_config)]
+    if not kinds:
+        raise SetupError("this model has no KV cache: there is nothing to hand over")
+    if any(kind not in KV_SPECS for kind in kinds):
         raise SetupError(
-            f"kvik hands over models with one KV cache group; this model has {len(groups)}: {kinds}"
+            f"kvik hands over KV of kind {' or '.join(sorted(KV_SPECS))}; this model's is "
+            f"{' and '.join(kinds)}"
         )
-    if kinds[0] not in KV_SPECS:
+    if len(kinds) > 1 and not hasattr(vllm_base, "KVConnectorTransferResults"):
         raise SetupError(
-            f"kvik hands over KV of kind {' or '.join(sorted(KV_SPECS))}; this model's is {kinds[0]}"
+            "kvik hands over models with several KV cache groups with vLLM 0.30 or later, which can be told of "
+            f"a failed load of them; this model has {len(kinds)}: {kinds}"
         )
 
 
@@ -337,13 +357,23 @@ def _model_identity(vllm_config: Any, config: ConnectorConfig) -> dict[str, str]
     }
 
 
-def _model_kv(vllm_config: Any, kv_cache_config: Any) -> layout.ModelKv:
+def _specs(kv_cache_config: Any) -> list[Any]:
+    """How vLLM keeps the KV of each group of layers."""
+    return [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+
+
+def _window(spec: Any) -> int:
+    """How many tokens a token sees, where the KV blocks of others are dropped; 0: all before it. A full
+    attention whose layers have windows keeps all blocks."""
+    return int(spec.sliding_window) if type(spec).__name__ == "SlidingWindowSpec" else 0
+
+
+def _model_kv(vllm_config: Any, spec: Any) -> layout.ModelKv:
     """How many KV heads the model has, and how they are divided: by ranks, or not at all (MLA)."""
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     kind = KV_SPECS[type(spec).__name__]
     heads = 1 if kind == "mla" else int(vllm_config.model_config.get_total_num_kv_heads())
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    return layout.ModelKv(kind, heads, ranks, spec.block_size)
+    return layout.ModelKv(kind, heads, ranks, spec.block_size, _window(spec))
 
 
 def _place(parallel: Any) -> RankPlace:

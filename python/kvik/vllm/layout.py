@@ -27,13 +27,15 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class ModelKv:
-    """What vLLM's configuration says of the model's KV: `kind` "gqa" or "mla", its KV heads (1 for MLA),
-    among how many ranks they are divided, and the tokens of the KV blocks that its scheduler counts."""
+    """What vLLM's configuration says of the KV of one group of a model's layers: `kind` "gqa" or "mla", its
+    KV heads (1 for MLA), among how many ranks they are divided, the tokens of the KV blocks that its
+    scheduler counts, and how many tokens a token sees (0: all before it)."""
 
     kind: str
     kv_heads: int
     tp: int
     block_tokens: int
+    window: int = 0
 
     @property
     def heads_a_rank(self) -> int:
@@ -41,7 +43,8 @@ class ModelKv:
 
 
 def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
-    """Check the tensors of `register_kv_caches` and describe them; `LayoutError` names what does not fit.
+    """Check the tensors of one group's layers, as `register_kv_caches` gives them, and describe them;
+    `LayoutError` names what does not fit.
 
     Layers that share one tensor (cross-layer KV sharing) count once. Layers are taken in the order of the
     numbers in their names, which is the same on every server of a model.
@@ -63,7 +66,7 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
             f"of {model.block_tokens} tokens: kvik hands over KV with one slot a token in blocks of one size"
         )
     storage = first.untyped_storage()
-    offsets: list[int] = []
+    offsets: dict[int, str] = {}
     for name in names:
         tensor = kv_caches[name]
         _check_alike(name, tensor, first_name, first)
@@ -72,8 +75,7 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
                 f"KV tensors of {first_name!r} and {name!r} lie in different storages; one is served"
             )
         offset = tensor.data_ptr() - storage.data_ptr()
-        if offset not in offsets:
-            offsets.append(offset)
+        offsets.setdefault(offset, name)
     item = first.element_size()
     shape = KvShape(
         kind=model.kind,
@@ -87,13 +89,15 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
         block_tokens=sizes["N"],
         order=order if model.kind == "mla" else _packed(order, packing_of(first)),
         block_bytes=sizes["H"] * sizes["N"] * sizes["C"] * item,
+        window=model.window,
     )
     return KvMemory(
         address=storage.data_ptr(),
         nbytes=storage.nbytes(),
         num_blocks=first.shape[0],
         block_stride=first.stride(0) * item,
-        layer_offsets=offsets,
+        layers=tuple(offsets.values()),
+        layer_offsets=list(offsets),
         shape=shape,
         owner=kv_caches,
     )

@@ -39,7 +39,10 @@ def _side(engine: kvik.Engine, model: dict[str, str], name: str) -> SchedulerSid
     identity = Identity(engine_id=name, model=model, ranks=1, is_producer=True, is_consumer=True)
     side = SchedulerSide(native.load(), identity, 60.0, HeldBlocks(2.0, 1), ReportFile(None))
     template = engine.ticket_template(memory.layout(native.load()))
-    side.set_ranks({0: RankHello(RankPlace(), str(template), engine.addresses[0], engine.id, memory.shape)})
+    hello = RankHello(
+        RankPlace(), engine.addresses[0], engine.id, (str(template),), (memory.layers,), (memory.shape,)
+    )
+    side.set_ranks({0: hello})
     return side
 
 
@@ -196,9 +199,8 @@ def test_setups_and_plans_survive_the_wire() -> None:
     """Dataclasses with dataclasses, tuples, dicts with numbers for keys, and nothing."""
     setup = OPTIONS.plan().setup
     assert wire.build(Setup, wire.plain(setup)) == setup
-    hello = wire.plain(
-        RankHello(RankPlace(dp=1), "t", "a", "e", pool_memory(TINY, TINY.of_rank(16), 4, plain=True).shape)
-    )
+    memory = pool_memory(TINY, TINY.of_rank(16), 4, plain=True)
+    hello = wire.plain(RankHello(RankPlace(dp=1), "a", "e", ("t",), (memory.layers,), (memory.shape,)))
     assert wire.plain(wire.build(RankHello, hello)) == hello
     assert wire.build(dict[int, tuple[str, int | None]], {"3": ["x", None]}) == {3: ("x", None)}
     assert wire.build(list[tuple[int, ...]], [[1, 2], []]) == [(1, 2), ()]
