@@ -5,10 +5,11 @@ memory, where the serving engine's own work on fresh blocks is done by then, so 
 pass to end. What has ended is collected by polling flags once a step; the transfers run in the kvik engine's
 own threads.
 
-Each request id is reported exactly once: as sent when its grant has ended, as received when its load has
+Each request id is reported exactly once: as sent when its grants have ended, as received when its load has
 ended. A load is one transfer for each prefill rank that has some of this rank's heads and layers
-(`mapping.py`): it has ended when all of them have, and failed when one of them has, which cancels the others. Where a model's layers form several groups,
-each has KV blocks, a layout and grants of its own in the same memory.
+(`mapping.py`): it has ended when all of them have, and failed when one of them has, which cancels the others.
+Where a model's layers form several groups, each has KV blocks, a layout and grants of its own in the same
+memory, and transfers of its own in a load.
 """
 
 from __future__ import annotations

@@ -321,8 +321,8 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
         )
     if len(kinds) > 1 and not hasattr(vllm_base, "KVConnectorTransferResults"):
         raise SetupError(
-            "kvik hands over models with several KV cache groups with vLLM 0.30 or later, which can be told of "
-            f"a failed load of them; this model has {len(kinds)}: {kinds}"
+            "kvik hands over models with several KV cache groups with vLLM 0.30 or later, which can be told "
+            f"of a failed load of them; this model has {len(kinds)}: {kinds}"
         )
 
 
