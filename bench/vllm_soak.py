@@ -297,8 +297,8 @@ class Client:
         names = BOTH if where == "router" else (where,)
         with self._watched(f"no request to {where}", names, began):
             status = send(self.urls[where], sent, LIMIT)
-            # The router answers by itself what it can tell, with another number of the same kind. Parameters of
-            # a handover are its own to set.
+            # The router answers by itself what it can tell, with another number of the same kind. Parameters
+            # of a handover are its own to set.
             reserved = where == "router" and b'"kv_transfer_params"' in sent[2]
             if status // 100 != (4 if reserved and alone == 200 else alone // 100):
                 raise client.RequestError(status, f"{alone} by an engine alone: {str(sent)[:300]}")

@@ -25,6 +25,9 @@ from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_engine, start_pa
 NGRAMS = json.dumps({
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
 })  # fmt: skip
+SMALL_STEPS = ["--max-num-batched-tokens", "256"]  # a long prompt is computed in several
+WINDOW = 300  # tokens that a token sees in every other layer
+WINDOWS = json.dumps({"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2})
 SPECS = {
     spec.name: spec
     for spec in (
@@ -33,9 +36,10 @@ SPECS = {
             "prefix-cache",
             prefix_caching=True,
             adapter=True,
-            arguments=["--max-num-batched-tokens", "256", "--async-scheduling"],
+            arguments=[*SMALL_STEPS, "--async-scheduling"],
         ),
         PairSpec("several", several=True, decode_arguments=["--speculative-config", NGRAMS]),
+        PairSpec("windows", prefix_caching=True, arguments=["--hf-overrides", WINDOWS, *SMALL_STEPS]),
         PairSpec("dp2", arguments=["--data-parallel-size", "2"], unsaid=True),
         PairSpec("tp2", ranks=(2, 2)),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),

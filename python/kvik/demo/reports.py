@@ -30,6 +30,7 @@ class Load:
     wire_s: float | None
     verify_s: float | None
     total_s: float | None
+    group: int  # of the model's layers
 
 
 class ReportReader:

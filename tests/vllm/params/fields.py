@@ -11,7 +11,7 @@ Edit = Callable[[Any, random.Random], Any]
 Path = tuple[str | int, ...]
 LAST_TOKEN = 511  # of the tiny model's vocabulary; any number that is no block id does
 KVIK: Path = ("kvik",)
-SHAPE: Path = ("kvik", "shape")
+SHAPE: Path = ("kvik", "shapes", 0)
 
 NUMBER: Mapping[str, Edit] = {
     "removed": lambda _v, _r: REMOVED,
@@ -97,9 +97,9 @@ def tickets() -> list[Mutation]:
         "5000 of them": lambda v, _r: v * 5000,
     })  # fmt: skip
     found += _each("tickets", entry, OBJECT)
-    found += _each("tickets", (*entry, "tp"), NUMBER)
-    for name in ("pp", "dp"):
-        found += _each("tickets", (*entry, name), NUMBER, harmless=frozenset({"zero", "one more"}))
+    for name in ("group", "tp", "pp"):
+        found += _each("tickets", (*entry, name), NUMBER)
+    found += _each("tickets", (*entry, "dp"), NUMBER, harmless=frozenset({"zero", "one more"}))
     text = (*entry, "ticket")
     found += _each("tickets", text, TEXT)
     found += _each("tickets", text, {
@@ -117,8 +117,13 @@ def tickets() -> list[Mutation]:
 
 def shape() -> list[Mutation]:
     """Every field of the shape, and shapes that are changed so that they agree with themselves."""
-    found = _each("shape", SHAPE, OBJECT)
-    for name in ("layers", "kv_heads", "content", "tp", "pp", "heads", "block_tokens", "block_bytes"):
+    found = _each("shape", SHAPE[:-1], OBJECT)
+    found += _each("shape", SHAPE, OBJECT)
+    found += _each("shape", (*SHAPE, "stages"), OBJECT)
+    found += _each("shape", (*KVIK, "firsts"), OBJECT)
+    for path in ((*KVIK, "firsts", 0), (*SHAPE, "window")):
+        found += _each("shape", path, NUMBER, harmless=frozenset({"zero"}))
+    for name in ("layers", "kv_heads", "content", "tp", "heads", "block_tokens", "block_bytes"):
         found += _each("shape", (*SHAPE, name), NUMBER)
     for name in ("kind", "dtype", "order"):
         found += _each("shape", (*SHAPE, name), TEXT)
@@ -241,10 +246,10 @@ def _shaped(says: Callable[[dict[str, Any]], dict[str, Any]], ids: bool = False)
     def change(offers: list[Params], _rng: random.Random) -> Params:
         made = offers[0]
         part = made["kvik"]
-        before = dict(part["shape"])
-        part["shape"] |= says(before)
+        (shape,) = part["shapes"]
+        shape |= says(dict(shape))
         if ids:
-            tokens, ranks = part["shape"]["block_tokens"], part["shape"]["tp"]
+            tokens, ranks = shape["block_tokens"], shape["tp"]
             part["tickets"] = [
                 {**part["tickets"][rank % len(part["tickets"])], "tp": rank} for rank in range(ranks)
             ]

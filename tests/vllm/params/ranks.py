@@ -24,9 +24,11 @@ def ranks() -> list[Mutation]:
         "only rank 0": lambda e: e[:1],
         "only rank 1": lambda e: e[1:],
         "a third of rank 0": lambda e: [*e, {**e[0], "tp": 2}],
-        "pp and dp swapped in": lambda e: [{**e[0], "pp": 1}, {**e[1], "dp": 1}],
+        "rank 0 is called of the second stage": lambda e: [{**e[0], "pp": 1}, e[1]],
+        "rank 1 is called of the second group": lambda e: [e[0], {**e[1], "group": 1}],
+        "rank 1 is called of the second replica": lambda e: [e[0], {**e[1], "dp": 1}],
     }
-    harmless = {"pp and dp swapped in"}
+    harmless = {"rank 1 is called of the second replica"}
     found += [
         Mutation("two ranks", f"tickets: {name}", _tickets(edit), loads=name in harmless)
         for name, edit in within.items()
@@ -90,12 +92,11 @@ def _said(
 ) -> Callable[[list[Params], random.Random], Params]:
     def change(offers: list[Params], _rng: random.Random) -> Params:
         part = offers[0]["kvik"]
-        part["shape"] |= says(dict(part["shape"]))
+        (shape,) = part["shapes"]
+        shape |= says(dict(shape))
         if take:
             entries = part["tickets"]
-            part["tickets"] = [
-                {**entries[rank % 2], "tp": rank} for rank in range(max(1, part["shape"]["tp"]))
-            ]
+            part["tickets"] = [{**entries[rank % 2], "tp": rank} for rank in range(max(1, shape["tp"]))]
         return offers[0]
 
     return change
