@@ -129,6 +129,19 @@ def test_tickets_of_the_other_group_lead_to_nothing(mixed: tuple[Server, Server]
     assert d.total("loads_failed_content_mismatch") == 1
 
 
+def test_tickets_of_like_groups_lead_to_nothing(kvik_vllm: ModuleType, native: FakeNative) -> None:
+    """Groups whose KV is of one form: only the layers' names tell them apart."""
+    like = (FullAttentionSpec, FullAttentionSpec)
+    p, d = (Server(kvik_vllm, native, role, kinds=like) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(14), ([1, 2, 3, 4], [9, 10, 11, 12]))
+    p.step()
+    for ticket in params["kvik"]["tickets"]:
+        ticket["group"] = 1 - ticket["group"]
+    assert admit(d, request("d-1", prompt(14), params), ([5, 6, 7, 8], [13, 14, 15, 3])) == 14
+    assert d.step().failed == {"d-1"}
+    assert d.total("loads_failed_content_mismatch") == 1
+
+
 @pytest.mark.parametrize("firsts", [[0, 1], [1, 2], [0, 0]])
 def test_another_first_block_leads_to_nothing(mixed: tuple[Server, Server], firsts: list[int]) -> None:
     p, d = mixed
