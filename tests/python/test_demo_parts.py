@@ -19,6 +19,7 @@ RECORD: dict[str, object] = {
     "request_id": "a", "remote_request_id": "b", "outcome": "loaded", "reason": None, "rank": 0, "blocks": 1,
     "bytes": 128 * KV_BYTES_PER_TOKEN, "pages": 1, "extents": 4, "transport": "local", "mechanism": "memfd",
     "plan_s": 0.0, "post_s": 0.0, "wire_s": 0.001, "verify_s": 0.0, "total_s": 0.002,
+    "group": 0,
 }  # fmt: skip
 KV = KvFacts(128, 128 * KV_BYTES_PER_TOKEN, range(3, 259))
 NOTHING = Compute(None, None)
