@@ -79,8 +79,8 @@ def router_codes() -> set[str]:
     return {*direct, *failed, *refused}
 
 
-# `KvikError` is what all of the engine's are, `RefusedError` carries the refusals, which have entries, and `PartError`
-# becomes a line of an `InvalidArgument`.
+# `KvikError` is what all of the engine's are, `RefusedError` carries the refusals, which have entries, and
+# `PartError` becomes a line of an `InvalidArgument`.
 NO_ENTRY = {"KvikError", "PartError", "RefusedError"}
 
 
