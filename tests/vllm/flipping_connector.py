@@ -22,7 +22,7 @@ class FlippingConnector(KvikConnector):
         for send in connector_metadata.plan.sends:
             # The dimension of KV blocks is by far the largest.
             axis = max(range(self._spoilt.dim()), key=lambda dim: int(self._spoilt.shape[dim]))
-            numbers = self._spoilt.select(axis, send.blocks[0])
+            numbers = self._spoilt.select(axis, send.groups[0].blocks[0])
             first = (0,) * numbers.dim()
             numbers[first] = _flip(float(numbers[first]))
         super().bind_connector_metadata(connector_metadata)

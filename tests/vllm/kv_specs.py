@@ -97,7 +97,7 @@ def _answer(config: dict[str, Any], engine: dict[str, Any], tp: int) -> dict[str
         "page_size_bytes": spec.page_size_bytes,
         "layout": layout.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **_memory(plan, layout, _model_kv(vllm_config, plan)),
+        **_memory(plan, layout, _model_kv(vllm_config, plan.kv_cache_groups[0].kv_cache_spec)),
     }
 
 
