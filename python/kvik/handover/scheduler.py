@@ -238,7 +238,8 @@ class SchedulerSide:
     ) -> GroupLoad:
         """What a load of these tokens is in one group, without KV blocks that are not kept."""
         tokens = self._own_shapes()[group].block_tokens
-        first, last = self._first_kept(blocks, start // tokens, -(-end // tokens)), -(-end // tokens)
+        last = -(-end // tokens)
+        first = self._first_kept(blocks, start // tokens, last)
         start = max(start, first * tokens)
         return GroupLoad(
             group=group,
@@ -253,7 +254,8 @@ class SchedulerSide:
 
     def _first_kept(self, blocks: Sequence[int], first: int, end: int) -> int:
         """The place of the first of these KV blocks behind which none is missing; `end` if there is none."""
-        missing = [place for place in range(first, end) if blocks[place] == self._identity.null_block]
+        null = self._identity.null_block
+        missing = [place for place, block in enumerate(blocks[first:end], first) if block == null]
         return missing[-1] + 1 if missing else first
 
     def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
