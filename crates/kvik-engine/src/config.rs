@@ -167,6 +167,8 @@ pub struct Config {
     pub window: u64,
     /// The NICs for one-sided transfers. Default: none.
     pub nics: Option<NicOptions>,
+    /// Threads that drive the NICs, which are divided evenly among them; no more than there are NICs. Default 1.
+    pub nic_threads: u16,
     /// CPUs for kvik's threads.
     pub cpus: Option<Vec<usize>>,
     /// NUMA node for kvik's threads.
@@ -193,6 +195,7 @@ impl Default for Config {
             memory_cap: 256 << 20,
             window: kvik_proto::WINDOW,
             nics: None,
+            nic_threads: 1,
             cpus: None,
             numa_node: None,
             name: String::new(),
@@ -244,6 +247,10 @@ impl Config {
         }
         if self.io_threads == 0 || self.io_threads > 64 {
             return wrong(format!("io_threads is {}; it takes 1 to 64", self.io_threads));
+        }
+        let most = kvik_proto::MAX_NICS;
+        if self.nic_threads == 0 || usize::from(self.nic_threads) > most {
+            return wrong(format!("nic_threads is {}; it takes 1 to {most}", self.nic_threads));
         }
         if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
             return wrong(format!(

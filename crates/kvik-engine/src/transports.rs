@@ -49,7 +49,7 @@ impl Transports {
         let source = config.listen.first().map(SocketAddr::ip).filter(|ip| !ip.is_unspecified());
         let start_rma = |nics: &NicOptions| {
             let nics = NicOptions { source: nics.source.or(source), ..nics.clone() };
-            Rma::start(&nics, options).map(Arc::new)
+            Rma::start(&nics, config.nic_threads.into(), options).map(Arc::new)
         };
         let rma = config.nics.as_ref().map(start_rma).transpose()?;
         if let Some(rma) = &rma {

@@ -39,6 +39,7 @@ pub fn config(
         numa_node: given.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
         name: given.need("name", text)?,
         nics: nics(py, &given)?,
+        nic_threads: given.need("nic_threads", natural)?.within(py, "nic_threads")?,
         between: None,
     })
 }
@@ -116,6 +117,7 @@ pub fn engine_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
             "nic_library",
             config.nics.and_then(|nics| nics.library).map_or_else(String::new, |_| "set".to_owned()),
         ),
+        ("nic_threads", config.nic_threads.to_string()),
         ("cpus", several(config.cpus.unwrap_or_default().iter().map(ToString::to_string).collect())),
         ("numa_node", config.numa_node.map_or_else(String::new, |node| node.to_string())),
         ("name", config.name),

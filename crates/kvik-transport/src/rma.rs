@@ -34,12 +34,12 @@ struct Known {
 }
 
 impl Rma {
-    /// Opens the NICs, each in a thread of its own.
+    /// Opens the NICs, in so many threads, or in one for each where there are fewer of them.
     ///
     /// # Errors
     /// `TransportUnavailable`: no library, no such NIC, or one that cannot be opened.
-    pub fn start(options: &NicOptions, threads: &ThreadOptions) -> Result<Rma> {
-        let pool = NicPool::start(options, threads)?;
+    pub fn start(options: &NicOptions, count: usize, threads: &ThreadOptions) -> Result<Rma> {
+        let pool = NicPool::start(options, count, threads)?;
         Ok(Rma { pool, sessions: Mutex::default(), regions: Mutex::default() })
     }
 

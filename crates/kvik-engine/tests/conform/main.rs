@@ -156,9 +156,13 @@ conform! {
     own: Kind { transport: "self", mechanism: "copy", ..Kind::NEW };
     libfabric_tcp: Kind { transport: "libfabric", mechanism: "tcp", nics: "libfabric:tcp", ..Kind::NEW };
     libfabric_standin: Kind { standin: Some(Standin::NEW), ..EFA };
+    libfabric_standin_four: Kind { standin: Some(Standin { devices: 4, ..Standin::NEW }), ..EFA };
+    libfabric_standin_threads: Kind { standin: Some(Standin { threads: 2, ..Standin::NEW }), ..EFA };
     libfabric_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 64, ..Standin::NEW }), ..EFA };
     libfabric_standin_software: Kind { standin: Some(Standin { software: true, ..Standin::NEW }), ..EFA };
     verbs_standin: Kind { standin: Some(ROCE), ..VERBS };
+    verbs_standin_four: Kind { standin: Some(Standin { devices: 4, ..ROCE }), ..VERBS };
+    verbs_standin_threads: Kind { standin: Some(Standin { threads: 2, ..ROCE }), ..VERBS };
     verbs_standin_shallow: Kind { standin: Some(Standin { devices: 1, depth: 16, pieces: 2, ..ROCE }), ..VERBS };
     plugin: Kind { transport: "plugin", mechanism: "sample", nics: "plugin", sample: true, ..Kind::NEW };
     faulty_tcp: Kind { transport: "tcp", mechanism: "channel", late: true, wire: true, ..Kind::NEW };

@@ -54,6 +54,8 @@ pub struct Kind {
 pub struct Standin {
     pub library: standin::Standin,
     pub devices: u32,
+    /// Threads that drive them.
+    pub threads: u16,
     pub depth: u32,
     /// verbs: runs of memory that an operation takes.
     pub pieces: u32,
@@ -62,8 +64,14 @@ pub struct Standin {
 }
 
 impl Standin {
-    pub const NEW: Standin =
-        Standin { library: standin::Standin::Fabric, devices: 2, depth: 256, pieces: 16, software: false };
+    pub const NEW: Standin = Standin {
+        library: standin::Standin::Fabric,
+        devices: 2,
+        threads: 1,
+        depth: 256,
+        pieces: 16,
+        software: false,
+    };
 }
 
 /// How the bytes go, as the initiator sees it.
@@ -156,7 +164,8 @@ impl Kind {
     /// One with options of its own.
     pub fn engine_with(&self, faults: &Arc<Faults>, config: Config) -> Engine {
         let (transport, between, nics) = (self.preference(), Some(faults.between()), self.nics());
-        Engine::start(Config { transport, between, nics, ..config }).unwrap()
+        let nic_threads = self.standin.map_or(config.nic_threads, |of| of.threads);
+        Engine::start(Config { transport, between, nics, nic_threads, ..config }).unwrap()
     }
 
     /// A region that its engine uses with tickets of others.

@@ -1,17 +1,20 @@
-//! What a NIC's thread is told.
+//! What a NIC is told, and what wakes its thread for it.
 
 use crate::basics::lock;
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Result};
-use kvik_host::event::EventFd;
+use kvik_host::event::{Epoll, EventFd, Interest};
 use kvik_proto::{NicAnswer, NicCall, NicCallKind, NicKey};
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// What a thread is told.
+/// The token of what NICs are told; a NIC's own is its place.
+pub(super) const TOLD: u64 = u64::MAX;
+
+/// What a NIC is told.
 pub(crate) enum Command {
     /// The session may have something to post.
     Post(u64),
@@ -41,32 +44,71 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// Threads that have not yet cut the path of a session's peer.
+/// NICs that have not yet cut the path of a session's peer.
 pub(crate) struct Fence {
     session: u64,
     left: AtomicUsize,
 }
 
 impl Fence {
-    /// That so many threads have to cut.
-    pub fn new(session: u64, threads: usize) -> Arc<Fence> {
-        Arc::new(Fence { session, left: AtomicUsize::new(threads) })
+    /// That so many NICs have to cut.
+    pub fn new(session: u64, nics: usize) -> Arc<Fence> {
+        Arc::new(Fence { session, left: AtomicUsize::new(nics) })
     }
 
     pub fn session(&self) -> u64 {
         self.session
     }
 
-    /// This thread has: true for the last one.
+    /// This NIC has: true for the last one.
     pub fn is_done(&self) -> bool {
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }
 
-/// What waits for a thread.
+/// What the thread of some NICs sleeps on: their own sets, by their places there, and one descriptor for what they are
+/// told.
+pub(super) struct Waker {
+    pub epoll: Epoll,
+    fd: EventFd,
+    /// The NICs that something waits for, by their places on the thread. Who finds none here signals.
+    told: AtomicU32,
+}
+
+impl Waker {
+    /// # Errors
+    /// The kernel's: it has no descriptor to spare.
+    pub fn new() -> Result<Arc<Waker>> {
+        let fail = |error| from_host(Code::InvalidArgument, error);
+        let (epoll, fd) = (Epoll::new().map_err(fail)?, EventFd::new().map_err(fail)?);
+        epoll.add(&fd, TOLD, Interest::READ).map_err(fail)?;
+        Ok(Arc::new(Waker { epoll, fd, told: AtomicU32::new(0) }))
+    }
+
+    /// The NICs that something waits for, by their places.
+    pub fn take(&self) -> u32 {
+        // First: who tells a NIC from here on finds none told, and signals anew.
+        if let Err(error) = self.fd.drain() {
+            log::error!("a thread of NICs cannot read its waker: {error}");
+        }
+        self.told.swap(0, Ordering::AcqRel)
+    }
+
+    fn wake(&self, at: usize) {
+        if self.told.fetch_or(1 << at, Ordering::AcqRel) == 0
+            && let Err(error) = self.fd.signal()
+        {
+            log::error!("a thread of NICs cannot be woken: {error}");
+        }
+    }
+}
+
+/// What waits for a NIC.
 pub(super) struct Inbox {
     waiting: Mutex<Waiting>,
-    waker: EventFd,
+    waker: Arc<Waker>,
+    /// The NIC's place on its thread.
+    at: usize,
 }
 
 #[derive(Default)]
@@ -120,16 +162,18 @@ impl Waiting {
 }
 
 impl Inbox {
-    /// # Errors
-    /// The kernel's: it has no descriptor to spare.
-    pub fn new() -> Result<Arc<Inbox>> {
-        let waker = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
-        Ok(Arc::new(Inbox { waiting: Mutex::default(), waker }))
+    /// Of the NIC at this place of the thread that is woken so.
+    pub fn new(waker: &Arc<Waker>, at: usize) -> Arc<Inbox> {
+        Arc::new(Inbox { waiting: Mutex::default(), waker: waker.clone(), at })
     }
 
-    /// What can be read when something waits.
-    pub fn waker(&self) -> &EventFd {
-        &self.waker
+    /// Adds what of the NIC is waited for.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn watch(&self, nic: &Epoll) -> Result<()> {
+        let added = self.waker.epoll.add(nic, self.at as u64, Interest::READ);
+        added.map_err(|error| from_host(Code::InvalidArgument, error))
     }
 
     pub fn put(&self, command: Command) {
@@ -139,16 +183,13 @@ impl Inbox {
             waiting.put(command);
         }
         drop(waiting);
-        if first && let Err(error) = self.waker.signal() {
-            log::error!("a NIC's thread cannot be woken: {error}");
+        if first {
+            self.waker.wake(self.at);
         }
     }
 
     /// Takes all that waits.
     pub fn take(&self, into: &mut Vec<Command>) {
-        if let Err(error) = self.waker.drain() {
-            log::error!("a NIC's thread cannot read its waker: {error}");
-        }
         let mut waiting = lock(&self.waiting);
         waiting.posts.clear();
         waiting.words.clear();

@@ -1,9 +1,10 @@
-//! Chunks that a NIC moves, one-sided: one thread a NIC, which alone touches it.
+//! Chunks that a NIC moves, one-sided. One thread alone touches it, which may have several NICs.
 //!
 //! - [`NicOptions`]: which NICs, and what speaks to them;
 //! - [`NicPool`]: their threads;
 //! - `device`: what a thread needs of a NIC; `libfabric`, `verbs` and `plugin` have it;
-//! - `worker`: the thread: what it is told (`inbox`), and when it sleeps;
+//! - `thread`: when a thread sleeps, and which of its NICs has its turn;
+//! - `worker`: one NIC of it: what it is told (`inbox`), and what it does in a turn;
 //! - `posting`: the work requests that it has in flight (`requests`), each session's in its turn (`turns`);
 //! - `connections`: its connections to `peers`: how they open, mend and close;
 //! - `warm_up`: connections that are opened before anything moves over them (`probes`);
@@ -22,6 +23,7 @@ mod posting;
 mod probes;
 mod requests;
 mod stats;
+mod thread;
 mod told;
 mod turns;
 mod verbs;
@@ -34,7 +36,7 @@ pub use stats::NicStats;
 use crate::basics::lock;
 use crate::{RegionMemory, Services, TransportId, from_host};
 pub(crate) use inbox::Command;
-use inbox::{Fence, Inbox};
+use inbox::{Fence, Inbox, Waker};
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
@@ -42,6 +44,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use thread::NicThread;
 use told::{Told, Unreachable};
 use worker::{Place, Worker};
 
@@ -52,8 +55,9 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// How long a NIC may take to open: some take seconds.
 const OPEN: Duration = Duration::from_secs(60);
 
-/// The threads of an engine's NICs.
+/// The NICs of an engine, and their threads.
 pub(crate) struct NicPool {
+    /// What each NIC is told.
     workers: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Threads that have opened their NICs wait here for somebody to serve.
@@ -66,7 +70,7 @@ pub(crate) struct NicPool {
     pub stats: Vec<Arc<NicStats>>,
 }
 
-/// What a thread said, which may have ended instead, or may be stuck in the NIC's driver.
+/// What a NIC's thread said, which may have ended instead, or may be stuck in a driver.
 fn answered<T>(
     wait: &Receiver<Result<T>>,
     nic: &NicStats,
@@ -110,11 +114,11 @@ impl Drop for NicPool {
 }
 
 impl NicPool {
-    /// Opens the NICs, each in a thread of its own.
+    /// Opens the NICs, in so many threads, or in one for each where there are fewer of them.
     ///
     /// # Errors
     /// `TransportUnavailable`: no library, no such NIC, or one that cannot be opened.
-    pub fn start(options: &NicOptions, threads: &ThreadOptions) -> Result<NicPool> {
+    pub fn start(options: &NicOptions, count: usize, threads: &ThreadOptions) -> Result<NicPool> {
         let mut pool = NicPool {
             workers: Vec::new(),
             threads: Mutex::default(),
@@ -129,19 +133,19 @@ impl NicPool {
             NicKind::Libfabric(provider) => {
                 let nics = libfabric::nics(options, provider)?;
                 let named = nics.into_iter().map(|nic| (nic.name(), nic));
-                pool.open(options, threads, named.collect(), move |nic| {
+                pool.open(options, (count, threads), named.collect(), move |nic| {
                     libfabric::FabricRmaDevice::open(&nic, depth)
                 })
             }
             NicKind::Verbs => {
                 let nics = verbs::nics(options)?;
-                pool.open(options, threads, nics, move |nic| verbs::VerbsRmaDevice::open(nic, depth))
+                pool.open(options, (count, threads), nics, move |nic| verbs::VerbsRmaDevice::open(nic, depth))
             }
             NicKind::Plugin => {
                 let plugin = plugin::load(options)?;
                 let nics = plugin::nics(&plugin)?;
                 pool.mechanism = plugin.name().to_owned();
-                pool.open(options, threads, nics, move |number| {
+                pool.open(options, (count, threads), nics, move |number| {
                     plugin::PluginRmaDevice::open(&plugin, number, depth)
                 })
             }
@@ -157,51 +161,56 @@ impl NicPool {
         Ok(pool)
     }
 
-    /// Starts a thread for each of these NICs, or for those that the options name: their addresses.
+    /// Opens these NICs, or those that the options name, in as many threads as are wanted: their addresses.
     fn open<N: Send + 'static, C: device::RmaDevice>(
         &mut self,
         options: &NicOptions,
-        threads: &ThreadOptions,
+        (count, threads): (usize, &ThreadOptions),
         nics: Vec<(String, N)>,
         open: impl Fn(N) -> Result<C> + Clone + Send + 'static,
     ) -> Result<Vec<Vec<u8>>> {
         let nics = named(options, nics)?;
         let unreachable = Unreachable::new(nics.len());
-        let mut opening = Vec::new();
-        for (number, (name, nic)) in nics.into_iter().enumerate() {
-            let inbox = Inbox::new()?;
-            let stats = Arc::new(NicStats::new(name));
-            let ((tell, opened), (serve, begin)) = (sync_channel(1), sync_channel(1));
-            let place = Place {
-                number,
-                inbox: inbox.clone(),
-                unreachable: unreachable.clone(),
-                stats: stats.clone(),
-                told: self.told.clone(),
-            };
-            let open = open.clone();
-            let thread = spawn_named(&format!("kvik-nic-{number}"), threads, move || {
-                match open(nic).and_then(|device| Worker::open(device, place)) {
-                    Ok((address, serve)) => {
-                        let _ = tell.send(Ok(address));
-                        // Nobody is there when the pool ends before.
-                        if let Ok(services) = begin.recv() {
-                            serve(services).run();
+        let (all, count) = (nics.len(), count.clamp(1, nics.len().max(1)));
+        let (mut nics, mut opening) = (nics.into_iter().enumerate(), Vec::new());
+        for thread in 0..count {
+            // Neighbours share a thread, and none has more than one more than another.
+            let of_this = (thread + 1) * all / count - thread * all / count;
+            let (waker, mut own) = (Waker::new()?, Vec::new());
+            for (number, (name, nic)) in nics.by_ref().take(of_this) {
+                let (inbox, stats) = (Inbox::new(&waker, own.len()), Arc::new(NicStats::new(name)));
+                let (tell, opened) = sync_channel(1);
+                self.workers.push(inbox.clone());
+                self.stats.push(stats.clone());
+                opening.push(opened);
+                let (unreachable, told) = (unreachable.clone(), self.told.clone());
+                own.push((nic, Place { number, inbox, unreachable, stats, told }, tell));
+            }
+            let ((serve, begin), open) = (sync_channel::<Arc<Services>>(1), open.clone());
+            let thread = spawn_named(&format!("kvik-nic-{thread}"), threads, move || {
+                let mut ready = Vec::new();
+                for (nic, place, tell) in own {
+                    match open(nic).and_then(|device| Worker::open(device, place)) {
+                        Ok((address, serve)) => {
+                            ready.push(serve);
+                            let _ = tell.send(Ok(address));
                         }
+                        // The engine does not start then.
+                        Err(error) => return drop(tell.send(Err(error))),
                     }
-                    Err(error) => drop(tell.send(Err(error))),
+                }
+                // Nobody is there when the pool ends before.
+                if let Ok(services) = begin.recv() {
+                    let nics = ready.into_iter().map(|serve| serve(services.clone()));
+                    NicThread::new(waker, nics).run();
                 }
             });
             lock(&self.threads).push(thread.map_err(|error| from_host(Code::InvalidArgument, error))?);
             lock(&self.waiting).push(serve);
-            self.workers.push(inbox);
-            self.stats.push(stats);
-            opening.push(opened);
         }
-        // They open side by side.
-        let limit = (OPEN, Instant::now() + OPEN);
+        // Threads open side by side, and each its NICs one after the other.
         let opened: Result<Vec<_>> = (opening.iter().zip(&self.stats))
-            .map(|(opened, nic)| answered(opened, nic, "open", limit))
+            .map(|(opened, nic)| answered(opened, nic, "open", (OPEN, Instant::now() + OPEN)))
             .collect();
         if opened.as_ref().is_err_and(|error| error.code == Code::DeadlineExceeded) {
             // Whoever waited for a stuck one would be stuck with it. It ends when it comes back.
@@ -218,12 +227,12 @@ impl NicPool {
         }
     }
 
-    /// Tells every NIC's thread.
+    /// Tells every NIC.
     pub fn tell(&self, command: impl Fn() -> Command) {
         self.workers.iter().for_each(|worker| worker.put(command()));
     }
 
-    /// Tells every NIC's thread, and where each will answer.
+    /// Tells every NIC, and where each will answer.
     fn ask<T>(&self, command: impl Fn(SyncSender<T>) -> Command) -> Vec<Receiver<T>> {
         let ask = |worker: &Arc<Inbox>| {
             let (answer, wait) = sync_channel(1);
@@ -297,7 +306,7 @@ impl NicPool {
         self.tell(|| Command::Stop);
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
-                log::error!("a NIC's thread panicked; its transfers end by their deadlines");
+                log::error!("a thread of NICs panicked; its transfers end by their deadlines");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A NIC's thread: what it is told, and when it sleeps.
+//! A NIC: what it is told, one turn of it, and when the next one is due. Its `thread` gives them.
 
 use super::device::{Done, RmaDevice, Run};
 use super::inbox::{Command, Fence, Inbox};
@@ -10,23 +10,23 @@ use super::stats::NicStats;
 use super::told::{Told, Unreachable};
 use crate::{RegionMemory, Services, from_host};
 use kvik_core::{Code, Error, Result};
-use kvik_host::event::{Epoll, Events, Interest};
+use kvik_host::event::Epoll;
 use kvik_proto::WorkRequest;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const WAKER: u64 = 0;
-const QUEUE: u64 = 1;
+/// The one token of a NIC's own set.
+const QUEUE: u64 = 0;
 /// How long the thread sleeps at most while something is in flight: stops are looked at.
 const STOP_POLL: Duration = Duration::from_millis(10);
-/// An idle thread wakes this rarely; everything that matters wakes it at once.
+/// An idle NIC has a turn this rarely; everything that matters wakes its thread at once.
 const IDLE_WAIT: Duration = Duration::from_secs(3600);
-/// Polls in vain before a thread that has nothing to wait for lets others run for a moment.
+/// Polls in vain before a NIC that has no descriptor lets others run for a moment.
 const SPINS: u32 = 200;
 const SPIN_PAUSE: Duration = Duration::from_micros(20);
 
-/// A thread's place in its pool.
+/// A NIC's place in its pool.
 pub(super) struct Place {
     /// The NIC's number, by which peers name it.
     pub number: usize,
@@ -43,13 +43,18 @@ pub(super) struct Worker<C: RmaDevice> {
     pub stats: Arc<NicStats>,
     /// What all NICs of the engine share with it.
     pub told: Arc<Told>,
-    epoll: Rc<Epoll>,
+    /// What of the device is waited for.
+    pub epoll: Rc<Epoll>,
     pub services: Arc<Services>,
     // In the order in which they are let go of: what the device made before the device.
     pub memories: Memories<C>,
     pub device: C,
     /// The device tells by a descriptor when to poll.
     waits: bool,
+    /// Turns in a row in which nothing moved.
+    idle: u32,
+    /// When the next turn is due, if nothing happens before.
+    pub due: Instant,
     /// Why the NIC never can be used again: what has ended cannot be learnt of it.
     pub broken: Option<Error>,
     pub peers: Peers<C::Conn>,
@@ -63,14 +68,14 @@ pub(super) struct Worker<C: RmaDevice> {
 }
 
 impl<C: RmaDevice> Worker<C> {
-    /// The address that peers reach its NIC by, and what makes the thread's state when it is to serve.
+    /// The address that peers reach the NIC by, and what makes its state when it is to serve.
     pub fn open(mut device: C, place: Place) -> Result<(Vec<u8>, impl FnOnce(Arc<Services>) -> Self)> {
         let Place { number, inbox, unreachable, stats, told } = place;
         let fail = |error| from_host(Code::InvalidArgument, error);
         let epoll = Rc::new(Epoll::new().map_err(fail)?);
-        epoll.add(inbox.waker(), WAKER, Interest::READ).map_err(fail)?;
         let address = device.address()?;
         let waits = device.watch(&epoll, QUEUE)?;
+        inbox.watch(&epoll)?;
         let serve = move |services| Worker {
             requests: Requests::new(device.depth()),
             peers: Peers::new(number, stats.clone(), unreachable),
@@ -83,6 +88,8 @@ impl<C: RmaDevice> Worker<C> {
             memories: Memories::new(),
             device,
             waits,
+            idle: 0,
+            due: Instant::now(),
             broken: None,
             probes: Probes::default(),
             done: Vec::new(),
@@ -92,31 +99,26 @@ impl<C: RmaDevice> Worker<C> {
         Ok((address, serve))
     }
 
-    pub fn run(&mut self) {
-        let (mut events, mut commands) = (Events::new(8), Vec::new());
-        let mut idle = 0;
-        loop {
-            let wait = self.wait(idle);
-            if let Err(error) = self.epoll.wait(&mut events, wait) {
-                log::error!("a NIC's thread cannot wait and ends: {error}");
-                return self.end();
-            }
-            if events.iter().any(|event| event.token == WAKER) {
-                self.inbox.take(&mut commands);
-                for command in commands.drain(..) {
-                    if matches!(command, Command::Stop) {
-                        return self.end();
-                    }
-                    self.execute(command);
-                }
-            }
-            let moved = self.progress();
-            idle = if moved { 0 } else { idle.saturating_add(1) };
+    /// Does what it was told, and has its turn. False: it was told to end.
+    pub fn turn(&mut self, told: bool, commands: &mut Vec<Command>) -> bool {
+        if told {
+            self.inbox.take(commands);
         }
+        for command in commands.drain(..) {
+            if matches!(command, Command::Stop) {
+                self.end();
+                return false;
+            }
+            self.execute(command);
+        }
+        self.idle = if self.progress() { 0 } else { self.idle.saturating_add(1) };
+        let wait = self.wait();
+        self.due = Instant::now() + wait;
+        true
     }
 
-    /// How long the thread may sleep now.
-    fn wait(&mut self, idle: u32) -> Duration {
+    /// How long the NIC needs no turn now, unless something happens.
+    fn wait(&mut self) -> Duration {
         let busy = !self.requests.is_empty()
             || self.memories.is_leaving()
             || !self.peers.degraded().is_empty()
@@ -125,7 +127,7 @@ impl<C: RmaDevice> Worker<C> {
         match (busy, self.waits) {
             (_, true) if self.broken.is_none() && !self.device.may_wait() => Duration::ZERO,
             (true, true) => STOP_POLL,
-            (true, false) if idle < SPINS => Duration::ZERO,
+            (true, false) if self.idle < SPINS => Duration::ZERO,
             (true, false) => SPIN_PAUSE,
             (false, _) => self.peers.soonest_opening().unwrap_or(IDLE_WAIT),
         }
@@ -205,7 +207,7 @@ impl<C: RmaDevice> Worker<C> {
         self.device.forget(session);
     }
 
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         for session in self.requests.sessions() {
             self.abandon(session, "the engine was closed");
         }

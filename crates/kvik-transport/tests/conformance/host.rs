@@ -473,7 +473,7 @@ fn start(kind: Kind, number: u8, faults: &Arc<Faults>) -> Arc<Host> {
         Kind::Rma(nics) => {
             let nics: NicOptions = nics.parse().unwrap();
             let nics = NicOptions { source: Some([127, 0, 0, 1].into()), ..nics };
-            let rma = Arc::new(Rma::start(&nics, &options).unwrap());
+            let rma = Arc::new(Rma::start(&nics, 1, &options).unwrap());
             rma.serve(&services);
             assert!(host.rma.set(rma.clone()).is_ok());
             rest(rma);

@@ -1,0 +1,75 @@
+//! A thread of NICs: when it sleeps, and which of them has its turn.
+//!
+//! A NIC has a turn when it was told something, when its descriptor tells of something, and when its own time for the
+//! next one has come; a NIC with none of these is not looked at. All that are ready have one turn each before any of
+//! them has another, and what one does in a turn is bounded by its queue: so a busy one holds nobody up for longer.
+
+use super::device::RmaDevice;
+use super::inbox::{Command, TOLD, Waker};
+use super::worker::Worker;
+use kvik_host::event::Events;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// See the module's text.
+pub(super) struct NicThread<C: RmaDevice> {
+    waker: Arc<Waker>,
+    /// By their places; None where one has ended.
+    nics: Vec<Option<Worker<C>>>,
+}
+
+impl<C: RmaDevice> NicThread<C> {
+    pub fn new(waker: Arc<Waker>, nics: impl Iterator<Item = Worker<C>>) -> NicThread<C> {
+        NicThread { waker, nics: nics.map(Some).collect() }
+    }
+
+    /// Serves the NICs until the last one was told to end.
+    pub fn run(&mut self) {
+        let (mut events, mut commands) = (Events::new(1 + self.nics.len()), Vec::new());
+        while let Some(due) = self.nics.iter().flatten().map(|nic| nic.due).min() {
+            let wait = due.saturating_duration_since(Instant::now());
+            if let Err(error) = self.waker.epoll.wait(&mut events, wait) {
+                log::error!("a thread of NICs cannot wait and ends: {error}");
+                return self.nics.iter_mut().flatten().for_each(Worker::end);
+            }
+            let (mut told, mut ready) = (0, 0);
+            for event in events.iter() {
+                match event.token {
+                    TOLD => told = self.waker.take(),
+                    at => ready |= 1 << at,
+                }
+            }
+            let now = Instant::now();
+            for at in 0..self.nics.len() {
+                let is_in = |which: u32| which >> at & 1 == 1;
+                if is_in(told | ready) || self.nics[at].as_ref().is_some_and(|nic| nic.due <= now) {
+                    self.turn(at, is_in(told), &mut commands);
+                }
+            }
+        }
+    }
+
+    /// One NIC's. A panic in it ends this one, and no other.
+    fn turn(&mut self, at: usize, told: bool, commands: &mut Vec<Command>) {
+        let slot = &mut self.nics[at];
+        let Some(nic) = slot else { return };
+        let was_broken = nic.broken.is_some();
+        let goes_on = catch_unwind(AssertUnwindSafe(|| nic.turn(told, commands)));
+        // It is not polled any more, and what it has would wake the thread again and again.
+        if nic.broken.is_some()
+            && !was_broken
+            && let Err(error) = self.waker.epoll.delete(&*nic.epoll)
+        {
+            log::error!("NIC {} ({}) goes on to wake its thread: {error}", nic.number, nic.stats.name());
+        }
+        if matches!(goes_on, Ok(true)) {
+            return;
+        }
+        let (number, stats) = (nic.number, nic.stats.clone());
+        let closed = catch_unwind(AssertUnwindSafe(|| drop(slot.take())));
+        if goes_on.is_err() || closed.is_err() {
+            log::error!("NIC {number} ({}) panicked; its transfers end by their deadlines", stats.name());
+        }
+    }
+}
