@@ -112,6 +112,8 @@ BOUNDS: list[tuple[str, Any, Any]] = [
     ("channels", 64, 65),
     ("io_threads", 1, 0),
     ("io_threads", 64, 65),
+    ("nic_threads", 1, 0),
+    ("nic_threads", 32, 33),
     ("deadline", 86_400.0, 86_401.0),
     ("deadline", 0.001, 0.0),
     ("memory_cap", 1 << 20, (1 << 20) - 1),

@@ -49,6 +49,7 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// nics: the NICs that move pages one-sidedly ("efa", "libfabric:PROVIDER", "plugin", with ":DEVICE,..." for
 ///     some); None for none.
 /// nic_library: the file of the library that speaks to them, where the usual places are not meant.
+/// nic_threads: threads that drive the NICs, which are divided evenly among them; no more than there are NICs.
 /// cpus, numa_node: CPU numbers, or a node's number, for kvik's threads; left out they go where the kernel
 ///     puts them.
 /// name: for logs.
@@ -69,7 +70,7 @@ impl PyEngine {
     #[pyo3(signature = (listen=None, **given),
            text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, tls=None, transport='auto', \
                              verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', window='32MiB', \
-                             nics=None, nic_library=None, cpus=None, numa_node=None, name='')")]
+                             nics=None, nic_library=None, nic_threads=1, cpus=None, numa_node=None, name='')")]
     fn new(
         py: Python<'_>,
         listen: Option<&Bound<'_, PyAny>>,

@@ -169,6 +169,15 @@ ENGINE = Entry(
             "cannot share a device; of a plug-in it is always this file.",
         ),
         _engine(
+            name="nic_threads",
+            kind=Whole(1, 32),
+            default=1,
+            help="Threads that drive the NICs, which are divided evenly among them; no more than there are "
+            "NICs.",
+            reason="One serves 16 NICs with work to spare. More where extents are small and cores are free, "
+            "and where NICs shall open and take in memory side by side.",
+        ),
+        _engine(
             name="cpus",
             kind=Cpus(),
             default=None,
@@ -495,8 +504,8 @@ EMULATOR = Entry(
 )
 
 # Of a server's engine; its address is the store's own, since clients have it in their configuration.
-_OF_A_STORE = ("advertise", "secret", "tls", "transport", "nics", "nic_library", "channels", "io_threads",
-               "memory_cap", "cpus", "numa_node")  # fmt: skip
+_OF_A_STORE = ("advertise", "secret", "tls", "transport", "nics", "nic_library", "nic_threads", "channels",
+               "io_threads", "memory_cap", "cpus", "numa_node")  # fmt: skip
 
 STORE = Entry(
     name="store",

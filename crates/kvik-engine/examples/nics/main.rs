@@ -5,6 +5,7 @@
 //! - `against`: kvik over a provider of libfabric, and a loop over the same provider that does nothing else;
 //! - `queues`: transfers of few and of many extents, over the stand-in's queues of several depths;
 //! - `first`: the first transfer between two engines, cold and after `warm`, as a function of NICs a side;
+//! - `threads`: work requests of 16 NICs that move nothing, by how many threads drive them;
 //! - `rate`: kvik alone, for comparisons with the tools of others.
 //!
 //! Each side is a process of its own: this program again, as one of the [`sides`] or [`plain`] ones, which is
@@ -21,6 +22,7 @@ mod queues;
 mod rate;
 mod sides;
 mod tables;
+mod threads;
 mod words;
 
 use std::error::Error;
@@ -37,11 +39,12 @@ fn main() -> ExitCode {
         "against" => against::run(options),
         "queues" => queues::run(options),
         "first" => first::run(options),
+        "threads" => threads::run(options),
         "rate" => rate::run(options),
         "owner" | "mover" => sides::serve(command, options),
         "plain-target" => plain::target(options),
         "plain-mover" => plain::mover(options),
-        other => Err(format!("{other:?} is no command: take against, queues, first or rate").into()),
+        other => Err(format!("{other:?} is no command: take against, queues, first, threads or rate").into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -59,6 +59,16 @@ impl Pair {
     pub fn turn(&mut self, op: &str, size: u64, (count, open, transfers): (u64, u64, u64)) -> Result<f64> {
         self.mover.number(&format!("turn {op} {size} {count} {open} {transfers}"))
     }
+
+    /// CPU seconds of the mover's threads of NICs so far, and of all of its threads.
+    ///
+    /// # Errors
+    /// The side's.
+    pub fn cpu(&mut self) -> Result<[f64; 2]> {
+        let words = self.mover.ask("cpu")?;
+        let number = |at: usize| words.get(at).and_then(|word| word.parse().ok());
+        Ok([number(0).ok_or("no times")?, number(1).ok_or("no times")?])
+    }
 }
 
 /// The folder of the stand-in's fabric, which goes with the value. Its daemon is started by the first side
@@ -106,19 +116,28 @@ pub fn library(options: &Options) -> Result<String> {
     if !named.is_empty() {
         return Ok(named.to_owned());
     }
-    let program = std::env::current_exe()?;
-    let folder = program.with_file_name("nics-standin");
+    build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/fabric"), "libfabric.so.1")
+}
+
+/// A plug-in whose devices move nothing, built as [`library`] is.
+///
+/// # Errors
+/// It cannot be built: gcc and make are needed.
+pub fn still() -> Result<String> {
+    build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/plugin"), "still.so")
+}
+
+/// A library of the checkout's, in a folder beside this program.
+fn build(sources: &str, name: &str) -> Result<String> {
+    let folder = std::env::current_exe()?.with_file_name("nics-standin");
     std::fs::create_dir_all(&folder)?;
-    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/fabric");
+    let file = folder.join(name).display().to_string();
     let mut make = Command::new("make");
-    make.args(["-s", "-C", sources]).arg(format!("OUT={}", folder.display()));
-    let status =
-        make.status().map_err(|error| format!("make, to build the stand-in for libfabric: {error}"))?;
+    make.args(["-s", "-C", sources]).arg(format!("OUT={}", folder.display())).arg(&file);
+    let status = make.status().map_err(|error| format!("make, to build {name}: {error}"))?;
     match status.success() {
-        true => Ok(folder.join("libfabric.so.1").display().to_string()),
-        false => {
-            Err(format!("the stand-in for libfabric could not be built: make ended with {status}").into())
-        }
+        true => Ok(file),
+        false => Err(format!("{name} could not be built: make ended with {status}").into()),
     }
 }
 

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 /// Grants and transfers live as long as any run.
 const LONG: Duration = Duration::from_secs(3600);
 /// The options of both, with their defaults. Where `cpu` names a processor, they are started on it.
-pub const OPTIONS: [(&str, &str); 6] = [
+pub const OPTIONS: [(&str, &str); 7] = [
     ("nics", "libfabric:tcp"),
+    ("nic_threads", "1"),
     ("library", ""),
     ("depth", "64"),
     ("buffer", "256"),
@@ -26,6 +27,8 @@ pub const OPTIONS: [(&str, &str); 6] = [
 ];
 /// Their names.
 pub const NAMES: [&str; 6] = ["nics", "library", "depth", "buffer", "verify", "cpu"];
+/// How the threads that drive NICs are called.
+const NIC_THREADS: &str = "kvik-nic-";
 
 struct Side {
     engine: Engine,
@@ -46,8 +49,13 @@ pub fn serve(role: &str, options: &[String]) -> Result<()> {
     let mut nics: NicOptions = options.text("nics").parse()?;
     nics.depth = options.number("depth")?;
     nics.library = Some(options.text("library")).filter(|text| !text.is_empty()).map(Into::into);
-    let config =
-        Config { transport: Preference::Nics, nics: Some(nics), name: role.to_owned(), ..Config::default() };
+    let config = Config {
+        transport: Preference::Nics,
+        nics: Some(nics),
+        nic_threads: options.number("nic_threads")?,
+        name: role.to_owned(),
+        ..Config::default()
+    };
     let engine = Engine::start(config)?;
     let region = engine.allocate(options.number::<u64>("buffer")? << 20)?;
     let verify = options.text("verify").parse()?;
@@ -82,6 +90,7 @@ impl Side {
             ["turn", op, size, count, open, transfers] => {
                 self.turn(op, size, (count.parse()?, open.parse()?, transfers.parse()?))
             }
+            ["cpu"] => cpu_seconds().map(|[nics, all]| format!("{nics} {all}")),
             other => Err(format!("{other:?} is no command").into()),
         }
     }
@@ -170,6 +179,22 @@ impl Side {
             false => Err(format!("{} pages were moved as {extents} extents", count * transfers).into()),
         }
     }
+}
+
+/// Time that this process's threads of NICs have run, and all of its threads, as the scheduler counts it.
+fn cpu_seconds() -> Result<[f64; 2]> {
+    let mut seconds = [0.0; 2];
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let folder = task?.path();
+        let name = std::fs::read_to_string(folder.join("comm"))?;
+        let counted = std::fs::read_to_string(folder.join("schedstat"))?;
+        let nanoseconds: f64 = counted.split_whitespace().next().ok_or("an empty schedstat")?.parse()?;
+        seconds[1] += nanoseconds / 1e9;
+        if name.starts_with(NIC_THREADS) {
+            seconds[0] += nanoseconds / 1e9;
+        }
+    }
+    Ok(seconds)
 }
 
 /// The extents of a transfer that has ended well.

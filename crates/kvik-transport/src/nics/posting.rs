@@ -43,10 +43,11 @@ impl<C: RmaDevice> Worker<C> {
         self.requests.report(&*self.services.work, &self.stats);
     }
 
-    /// Claims work requests while there are places for them, handovers first, of each session in turn.
+    /// Claims work requests if there are places for them, handovers first, of each session in turn. Whether it has, and
+    /// may find more: those of the next session or batch are for its next turn, after the other NICs of its thread.
     pub(super) fn take_work(&mut self) -> bool {
         let (mut took, mut claimed) = (false, std::mem::take(&mut self.claimed));
-        while let Some((class, session, most)) = self.requests.turns().next_to_claim() {
+        while !took && let Some((class, session, most)) = self.requests.turns().next_to_claim() {
             if self.peers.may_take(session) {
                 let (queue, claim) = (Queue::Post(session), Claim::Only(class));
                 self.services.work.claim_batch(queue, claim, most, &mut claimed);

@@ -2,7 +2,9 @@
 //!
 //! A NIC has a turn when it was told something, when its descriptor tells of something, and when its own time for the
 //! next one has come; a NIC with none of these is not looked at. All that are ready have one turn each before any of
-//! them has another, and what one does in a turn is bounded by its queue: so a busy one holds nobody up for longer.
+//! them has another, and what one does in a turn is bounded by its queue: so a busy one holds nobody up for longer. Who
+//! claims work goes behind the others, and claims one batch a turn: so they share a transfer, as NICs with threads of
+//! their own do by chance.
 
 use super::device::RmaDevice;
 use super::inbox::{Command, TOLD, Waker};
@@ -17,11 +19,13 @@ pub(super) struct NicThread<C: RmaDevice> {
     waker: Arc<Waker>,
     /// By their places; None where one has ended.
     nics: Vec<Option<Worker<C>>>,
+    /// The place whose turn comes first.
+    first: usize,
 }
 
 impl<C: RmaDevice> NicThread<C> {
     pub fn new(waker: Arc<Waker>, nics: impl Iterator<Item = Worker<C>>) -> NicThread<C> {
-        NicThread { waker, nics: nics.map(Some).collect() }
+        NicThread { waker, nics: nics.map(Some).collect(), first: 0 }
     }
 
     /// Serves the NICs until the last one was told to end.
@@ -40,8 +44,8 @@ impl<C: RmaDevice> NicThread<C> {
                     at => ready |= 1 << at,
                 }
             }
-            let now = Instant::now();
-            for at in 0..self.nics.len() {
+            let (now, first, all) = (Instant::now(), self.first, self.nics.len());
+            for at in (first..all).chain(0..first) {
                 let is_in = |which: u32| which >> at & 1 == 1;
                 if is_in(told | ready) || self.nics[at].as_ref().is_some_and(|nic| nic.due <= now) {
                     self.turn(at, is_in(told), &mut commands);
@@ -64,6 +68,9 @@ impl<C: RmaDevice> NicThread<C> {
             log::error!("NIC {} ({}) goes on to wake its thread: {error}", nic.number, nic.stats.name());
         }
         if matches!(goes_on, Ok(true)) {
+            if nic.took {
+                self.first = (at + 1) % self.nics.len();
+            }
             return;
         }
         let (number, stats) = (nic.number, nic.stats.clone());

@@ -53,6 +53,8 @@ pub(super) struct Worker<C: RmaDevice> {
     waits: bool,
     /// Turns in a row in which nothing moved.
     idle: u32,
+    /// It has claimed work requests in its last turn, and may find more.
+    pub took: bool,
     /// When the next turn is due, if nothing happens before.
     pub due: Instant,
     /// Why the NIC never can be used again: what has ended cannot be learnt of it.
@@ -89,6 +91,7 @@ impl<C: RmaDevice> Worker<C> {
             device,
             waits,
             idle: 0,
+            took: false,
             due: Instant::now(),
             broken: None,
             probes: Probes::default(),
@@ -125,6 +128,7 @@ impl<C: RmaDevice> Worker<C> {
             || self.probes.is_busy()
             || self.told.is_exposed();
         match (busy, self.waits) {
+            _ if self.took => Duration::ZERO,
             (_, true) if self.broken.is_none() && !self.device.may_wait() => Duration::ZERO,
             (true, true) => STOP_POLL,
             (true, false) if self.idle < SPINS => Duration::ZERO,
@@ -163,7 +167,8 @@ impl<C: RmaDevice> Worker<C> {
         self.reconnect();
         self.progress_probes();
         self.report();
-        moved |= self.take_work();
+        self.took = self.take_work();
+        moved |= self.took;
         moved |= self.post();
         // What could not be posted at all is over at once.
         self.report();
