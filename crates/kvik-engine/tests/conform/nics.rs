@@ -333,7 +333,8 @@ fn blinded(pair: &Pair, control: &mut Control, op: Op) -> Result<(), kvik_core::
     let enough = (nics - 1) * MOST + 1;
     let (there, here) = pair.regions(((nics + 1) * MOST * CHUNK / 2 / (64 << 10)) as u32, 64 << 10);
     let grant = pair.grant(op, &whole(&there, 64 << 10));
-    control.say("delay micros=100000000");
+    // Of each piece of 16 KiB: they are long in flight, and go on at once when it is taken away.
+    control.say("delay micros=30000");
     let transfer = pair.begin(op, &whole(&here, 64 << 10), &grant, PATIENCE);
     wait_until("operations to be in flight", || control.counts()["in_flight"] >= enough);
     control.say("blind device=0");
