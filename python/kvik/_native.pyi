@@ -70,7 +70,7 @@ class Engine:
         window: Size | None = "32MiB",
         nics: str | None = None,
         nic_library: str | os.PathLike[str] | None = None,
-        nic_threads: SupportsIndex | None = 1,
+        nic_threads: SupportsIndex | None = 4,
         cpus: Iterable[SupportsIndex] | None = None,
         numa_node: SupportsIndex | None = None,
         name: str | None = "",

@@ -167,7 +167,7 @@ pub struct Config {
     pub window: u64,
     /// The NICs for one-sided transfers. Default: none.
     pub nics: Option<NicOptions>,
-    /// Threads that drive the NICs, which are divided evenly among them; no more than there are NICs. Default 1.
+    /// Threads that drive the NICs, which are divided evenly among them; no more than there are NICs. Default 4.
     pub nic_threads: u16,
     /// CPUs for kvik's threads.
     pub cpus: Option<Vec<usize>>,
@@ -195,7 +195,7 @@ impl Default for Config {
             memory_cap: 256 << 20,
             window: kvik_proto::WINDOW,
             nics: None,
-            nic_threads: 1,
+            nic_threads: 4,
             cpus: None,
             numa_node: None,
             name: String::new(),

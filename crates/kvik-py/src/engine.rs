@@ -70,7 +70,7 @@ impl PyEngine {
     #[pyo3(signature = (listen=None, **given),
            text_signature = "(listen='127.0.0.1:0', *, advertise=None, secret=None, tls=None, transport='auto', \
                              verify='auto', channels=4, io_threads=2, deadline=30.0, memory_cap='256MiB', window='32MiB', \
-                             nics=None, nic_library=None, nic_threads=1, cpus=None, numa_node=None, name='')")]
+                             nics=None, nic_library=None, nic_threads=4, cpus=None, numa_node=None, name='')")]
     fn new(
         py: Python<'_>,
         listen: Option<&Bound<'_, PyAny>>,

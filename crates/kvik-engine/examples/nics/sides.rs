@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// The options of both, with their defaults. Where `cpu` names a processor, they are started on it.
 pub const OPTIONS: [(&str, &str); 7] = [
     ("nics", "libfabric:tcp"),
-    ("nic_threads", "1"),
+    ("nic_threads", "4"),
     ("library", ""),
     ("depth", "64"),
     ("buffer", "256"),

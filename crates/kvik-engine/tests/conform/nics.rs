@@ -385,6 +385,26 @@ fn a_nic_whose_completions_cannot_be_read_lets_the_thread_sleep_that_it_shares()
     });
 }
 
+/// None of them is always the first to claim.
+#[test]
+fn nics_of_one_thread_share_transfers_that_each_could_move_alone() {
+    let name = "nics_of_one_thread_share_transfers_that_each_could_move_alone";
+    EFA.shared.place(&format!("{}::{name}", module_path!()), |_| {
+        let pair = Pair::new(EFA.shared);
+        let (there, here) = pair.regions(1, PAGE);
+        let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+        for _ in 0..32 {
+            pair.run(Op::Read, &whole(&here, PAGE), &grant, Verify::Off).unwrap();
+        }
+        let moved =
+            EFA.names.map(|name| metric(&pair.other, &format!("kvik_nic_bytes_total{{nic=\"{name}\"")));
+        assert!(
+            moved.iter().all(|bytes| *bytes > 0.0) && moved.iter().sum::<f64>() == 32.0 * PAGE as f64,
+            "{moved:?}"
+        );
+    });
+}
+
 #[test]
 fn the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read() {
     let name = "the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read";
