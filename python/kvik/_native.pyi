@@ -32,9 +32,17 @@ class _CudaArray(Protocol):
 class _SupportsArray(Protocol):
     def __array__(self) -> Any: ...
 
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
 Ids: TypeAlias = Buffer | range | Sequence[SupportsIndex] | _SupportsArray
 # Before Python 3.12, NumPy does not say that its arrays are buffers.
 Registrable: TypeAlias = Buffer | npt.NDArray[Any] | _Tensor | _CudaArray | tuple[int, int]
+Stream: TypeAlias = _CudaStream | _TorchStream | int
 Size: TypeAlias = int | str
 GrantStateName: TypeAlias = Literal["live", "consumed", "expired", "revoked", "closed"]
 LogEntry: TypeAlias = tuple[int, str, str, float, str, str, int, dict[str, str]]
@@ -97,6 +105,7 @@ class Engine:
         max_expiry: float = 600.0,
         content: Content | None = None,
         grant_id: str | None = None,
+        after: Stream | None = None,
         tag: str = "",
     ) -> Grant: ...
     def ticket_template(self, layout: Layout) -> Ticket: ...
@@ -116,6 +125,7 @@ class Engine:
         remote_parts: SupportsIndex | None = None,
         readers: SupportsIndex = 1,
         content: Content | None = None,
+        after: Stream | None = None,
         tag: str = "",
     ) -> Transfer: ...
     def write(
@@ -134,6 +144,7 @@ class Engine:
         remote_parts: SupportsIndex | None = None,
         readers: SupportsIndex = 1,
         content: Content | None = None,
+        after: Stream | None = None,
         tag: str = "",
     ) -> Transfer: ...
     def release(

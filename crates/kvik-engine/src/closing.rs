@@ -84,6 +84,7 @@ impl Handle {
 /// Waits for the engine's threads, and ends what only they could have ended.
 fn join_all(inner: &Arc<Inner>, control: &Mutex<Option<JoinHandle<()>>>) {
     inner.base.transports.all().iter().rev().for_each(|transport| transport.stop());
+    inner.streams.stop();
     if let Some(thread) = lock(control).take()
         && thread.join().is_err()
     {

@@ -14,6 +14,7 @@ use crate::planner::{Plan, claim, plan};
 use crate::region::{PageSet, Region};
 use crate::report::{Report, TransferOptions};
 use crate::setup::Setup;
+use crate::stream_order::Then;
 use crate::sync::lock;
 use crate::tag::Tag;
 use crate::transfer::Transfer;
@@ -181,6 +182,7 @@ impl Engine {
         let ticket =
             Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
         let now = boottime();
+        let after = options.after.map(|stream| (stream, memory.clone()));
         let offer = Offer {
             region: memory,
             region_id: pages.region.id(),
@@ -198,7 +200,15 @@ impl Engine {
         let cell = Arc::new(GrantCell { tag: Tag::new(&options.tag), end: End::default() });
         // First, so that its end finds it, however soon that comes.
         inner.grants.add(id, cell.clone(), slot, lease);
-        base.node(|node, now| node.grants().give(id, offer, now)).inspect_err(|_| inner.grants.forget(id))?;
+        let given = base.node(|node, now| match &after {
+            None => node.grants().give(id, offer, now),
+            Some(_) => node.grants().give_later(id, offer),
+        });
+        given.inspect_err(|_| inner.grants.forget(id))?;
+        if let Some((stream, memory)) = after {
+            let ready = inner.streams.go_on_after(stream, &memory, Then::Ready(id));
+            ready.inspect_err(|_| base.node(|node, _| node.grants().end(id, GrantState::Revoked)))?;
+        }
         // As for transfers; and a region that closed meanwhile has ended the grants that it knew of.
         if base.setup.is_closed() || pages.region.is_closed() {
             base.node(|node, _| node.grants().end(id, GrantState::Closed));
@@ -387,6 +397,7 @@ impl Engine {
             want: options.transport.unwrap_or(config.transport),
             verify: options.verify.unwrap_or(config.verify),
             sums: options.sums,
+            after: options.after,
             extents: 0,
             pages: 0,
         })
@@ -410,10 +421,12 @@ impl Engine {
         let size = 1024 + 8 * request.pages + request.memory.as_ref().map_or(0, |(_, _, view)| of_view(view));
         let lease = base.budget.take(size, "a transfer")?;
         let end = Arc::<End<Report>>::default();
+        let after = request.after.zip(request.memory.as_ref().map(|(memory, ..)| memory.clone()));
         let entry = TransferEntry {
             end: Arc::clone(&end),
             plan: boottime().saturating_sub(began),
             request,
+            after_stream: after.is_some(),
             began,
             key: None,
             begun: began,
@@ -430,9 +443,13 @@ impl Engine {
         if base.setup.is_closed() {
             transfers.give_up(id, closed());
         }
-        match own {
-            true => transfers.begin_own(id),
-            false => transfers.take_up(id),
+        match after {
+            None => transfers.set_out(id),
+            Some((stream, memory)) => {
+                transfers.wait(id);
+                let begins = self.inner().streams.go_on_after(stream, &memory, Then::Begin(id));
+                begins.inspect_err(|error| transfers.give_up(id, error.clone()))?;
+            }
         }
         Ok(Transfer { transfers: transfers.clone(), id, end })
     }

@@ -6,6 +6,7 @@ use crate::region::Region;
 use kvik_core::{
     CONTENT_DIGEST_BYTES, Code, Content, Error, GrantId, GrantState, Result, Right, Ticket, Use, View,
 };
+use kvik_host::device::CallerStream;
 use kvik_proto::Holding;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,9 @@ pub struct GrantOptions {
     pub content: Option<Content>,
     /// Its id, where somebody else has already made the ticket. Default: a new one.
     pub id: Option<GrantId>,
+    /// A stream of the pages' device: nobody gets to the pages before it has done what it was given up to this call,
+    /// and who asks waits. Default: none, the pages are free.
+    pub after: Option<CallerStream>,
     /// A request id for this side's log lines; it is never sent.
     pub tag: String,
 }
@@ -39,6 +43,7 @@ impl Default for GrantOptions {
             max_expiry: Duration::from_secs(600),
             content: None,
             id: None,
+            after: None,
             tag: String::new(),
         }
     }

@@ -14,6 +14,7 @@ use crate::peers::Peers;
 use crate::protocol::Carrier;
 use crate::regions::Regions;
 use crate::setup::Setup;
+use crate::stream_order::StreamOrder;
 use crate::transfers::Transfers;
 use kvik_core::{Error, Result};
 use kvik_proto::{
@@ -33,6 +34,7 @@ pub(crate) struct Inner {
     pub regions: Regions,
     pub grants: Grants,
     pub transfers: Arc<Transfers>,
+    pub streams: Arc<StreamOrder>,
 }
 
 impl Inner {
@@ -44,11 +46,13 @@ impl Inner {
     pub fn start(setup: Setup) -> Result<Arc<Inner>> {
         let base = Arc::new(Base::new(setup)?);
         let peers = Arc::new(Peers::new(base.clone()));
+        let transfers = Arc::new(Transfers::new(base.clone(), peers.clone()));
         let inner = Arc::new(Inner {
             conns: ControlConns::default(),
             regions: Regions::new(base.clone()),
             grants: Grants::new(base.clone()),
-            transfers: Arc::new(Transfers::new(base.clone(), peers.clone())),
+            streams: StreamOrder::new(base.clone(), transfers.clone()),
+            transfers,
             peers,
             base,
         });

@@ -3,6 +3,7 @@
 use crate::config::{Preference, Verify};
 use crate::select::Rejected;
 use kvik_core::{Class, Content, PageSums};
+use kvik_host::device::CallerStream;
 use kvik_transport::{Estimate, TransportId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,6 +41,9 @@ pub struct TransferOptions {
     /// Of a read: checksums of this side's pages are wanted, of so many layers of a page each. Threads that place bytes
     /// sum them while they have them in their cache; see [`Report::sums`].
     pub sums: Option<u32>,
+    /// A stream of the device that this side's pages lie on: nothing of them is read or written before it has done what
+    /// it was given up to this call. The deadline counts from the call. Default: none, the pages are free.
+    pub after: Option<CallerStream>,
     /// A request id for this side's log lines; it is never sent.
     pub tag: String,
 }

@@ -3,7 +3,8 @@
 //! * [`is_device`] and [`open`]: what an address is, and what peers have exported;
 //! * [`Device`]: one of them;
 //! * [`DeviceMemory`]: registered memory that lies on one: an address, a length, and no byte for a processor;
-//! * [`DeviceStream`]: copies in flight, in order, with a buffer of the host that they go to and come from.
+//! * [`DeviceStream`]: copies in flight, in order, with a buffer of the host that they go to and come from;
+//! * [`CallerStream`] and [`DeviceMark`]: a stream of the program's own, and a place in it that one can wait for.
 //!
 //! [`cuda`](crate::cuda) is the one kind today. Another one implements the three traits, and has its place in the two
 //! functions.
@@ -177,6 +178,46 @@ pub trait DeviceStream: Send {
     /// # Errors
     /// The library's.
     fn tell(&mut self, flag: &Arc<EventFd>) -> Result<(), HostError>;
+
+    /// Marks the place that a stream of the program's is at. The flag is raised once it is reached, or has failed: at
+    /// that moment, or later where marks of other streams that came before are not reached yet. The program's stream
+    /// waits for nothing.
+    ///
+    /// # Errors
+    /// The library's: the stream may be another device's.
+    fn mark_of(
+        &mut self,
+        stream: CallerStream,
+        flag: &Arc<EventFd>,
+    ) -> Result<Box<dyn DeviceMark>, HostError>;
+}
+
+/// A stream of the program that uses kvik, by its driver's handle: 0 is the device's default stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallerStream(usize);
+
+impl CallerStream {
+    /// A `CUstream`, such as `torch.cuda.current_stream().cuda_stream`.
+    ///
+    /// # Safety
+    /// It is a stream, and not destroyed before the call that is given this has returned.
+    pub unsafe fn new(handle: usize) -> CallerStream {
+        CallerStream(handle)
+    }
+
+    /// The driver's handle.
+    pub fn handle(self) -> usize {
+        self.0
+    }
+}
+
+/// A place in a stream.
+pub trait DeviceMark: Send {
+    /// Whether all that the stream was given before has ended. Asks the library, and does not wait.
+    ///
+    /// # Errors
+    /// The device is lost, or the library's.
+    fn is_reached(&mut self) -> Result<bool, HostError>;
 }
 
 /// Whether an address is a device's, which no processor may touch. Loads no library: a process that has none has no

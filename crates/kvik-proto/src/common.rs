@@ -226,9 +226,9 @@ impl<'a, R: Clone> Call<'a, R> {
 
     /// # Errors
     /// `InvalidArgument` for an id that was used before.
-    pub fn add_grant(&mut self, id: GrantId, offer: Offer<R>) -> Result<()> {
+    pub fn add_grant(&mut self, id: GrantId, offer: Offer<R>, ready: bool) -> Result<()> {
         let mut grants = self.grants();
-        grants.insert(id, offer)?;
+        grants.insert(id, offer, ready)?;
         self.common.next_expiry.set(grants.next_due());
         Ok(())
     }

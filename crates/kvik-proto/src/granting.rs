@@ -24,13 +24,32 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> GrantCalls<'_, R, S> {
     /// # Errors
     /// `InvalidArgument` for an id that was used before.
     pub fn give(&mut self, id: GrantId, offer: Offer<R>, now: Duration) -> Result<()> {
-        self.node.call().add_grant(id, offer)?;
+        self.node.call().add_grant(id, offer, true)?;
+        self.serve_parked(id, now);
+        Ok(())
+    }
+
+    /// Gives a grant over pages that somebody still writes or reads. Requests wait until it is [ready](Self::ready); it
+    /// ends like any other, also before.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an id that was used before.
+    pub fn give_later(&mut self, id: GrantId, offer: Offer<R>) -> Result<()> {
+        self.node.call().add_grant(id, offer, false)
+    }
+
+    /// What the pages of a grant waited for has ended: requests are served from now on.
+    pub fn ready(&mut self, id: GrantId, now: Duration) {
+        self.node.table().set_ready(id);
+        self.serve_parked(id, now);
+    }
+
+    fn serve_parked(&mut self, id: GrantId, now: Duration) {
         self.node.expire(now);
         let parked = self.node.table().take_parked(id);
         for (session, transfer) in parked {
             self.node.with_transfers(session, |transfers, cx| transfers.unpark(transfer, now, cx));
         }
-        Ok(())
     }
 
     /// Ends a grant. `GrantEnded` comes when its pages are the owner's again, which may be at once.

@@ -2,6 +2,7 @@
 //!
 //! Invariants:
 //! - a grant is live, ending (no new flow may join; it waits for its fence, and for the flows that have pins) or gone;
+//! - no flow takes part in a grant before it is ready: somebody else still writes or reads its pages until then;
 //! - a gone grant leaves a mark that says how it ended, so that a late request gets its own error;
 //! - exactly the live grants are due at their expiry, whatever became of earlier ones;
 //! - a grant for n readers is consumed when n different engines have confirmed, and n only rises: it is the largest
@@ -23,6 +24,8 @@ const MARKS: usize = 1 << 16;
 
 struct Entry<R> {
     given: Arc<Given<R>>,
+    /// What the pages wait for has ended. Requests that come before wait.
+    ready: bool,
     /// When it ends by itself.
     expires: Duration,
     /// How many engines must confirm; none where the grant is not used up.
@@ -44,7 +47,7 @@ pub(crate) struct Grants<R> {
     due: BTreeSet<(Duration, GrantId)>,
     marks: HashMap<GrantId, GrantState>,
     mark_order: VecDeque<GrantId>,
-    /// Requests for grants that are not known yet.
+    /// Requests for grants that are not known yet, or not ready.
     parked: HashMap<GrantId, Vec<FlowKey>>,
 }
 
@@ -61,8 +64,8 @@ impl<R> Default for Grants<R> {
 }
 
 impl<R: Clone> Grants<R> {
-    /// Adds a live grant.
-    pub fn insert(&mut self, id: GrantId, offer: Offer<R>) -> Result<()> {
+    /// Adds a live grant, ready or not.
+    pub fn insert(&mut self, id: GrantId, offer: Offer<R>, ready: bool) -> Result<()> {
         if self.entries.contains_key(&id) || self.marks.contains_key(&id) {
             return Err(Error::new(
                 Code::InvalidArgument,
@@ -77,11 +80,19 @@ impl<R: Clone> Grants<R> {
             Use::Many => None,
         };
         self.due.insert((expires, id));
-        self.entries.insert(id, Entry { given, expires, readers, confirmed, flows, ending: None });
+        self.entries.insert(id, Entry { given, ready, expires, readers, confirmed, flows, ending: None });
         Ok(())
     }
 
-    /// A flow takes part in a live grant, if it may have what it asks for; none where the grant is not known.
+    /// What the pages of a grant waited for has ended.
+    pub fn set_ready(&mut self, id: GrantId) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.ready = true;
+        }
+    }
+
+    /// A flow takes part in a live grant, if it may have what it asks for; none where the grant is not known or not
+    /// ready.
     ///
     /// # Errors
     /// The way the grant ended; of [`Given::check`].
@@ -97,6 +108,9 @@ impl<R: Clone> Grants<R> {
         if let Some(ending) = &entry.ending {
             return Err(ended(id, ending.state));
         }
+        if !entry.ready {
+            return Ok(None);
+        }
         entry.given.check(asked)?;
         entry.flows.insert(flow);
         Ok(Some(entry.given.clone()))
@@ -109,13 +123,16 @@ impl<R: Clone> Grants<R> {
         }
     }
 
-    /// A request waits for a grant, if it is not known yet.
+    /// A request waits for a grant, if it is not known yet, or live and not ready.
     pub fn park(&mut self, id: GrantId, flow: FlowKey) -> bool {
-        let unknown = self.state(id).is_none();
-        if unknown {
+        let waits = match self.entries.get(&id) {
+            Some(entry) => !entry.ready && entry.ending.is_none(),
+            None => !self.marks.contains_key(&id),
+        };
+        if waits {
             self.parked.entry(id).or_default().push(flow);
         }
-        unknown
+        waits
     }
 
     /// The requests that waited for a grant.
@@ -162,7 +179,9 @@ impl<R: Clone> Grants<R> {
         }
         entry.ending = Some(Ending { state, stopped: false });
         self.due.remove(&(entry.expires, id));
-        Some((entry.flows.iter().copied().collect(), entry.given.offer().slot))
+        // Those that wait for it to be ready hear of its end too.
+        let waiting = self.parked.get(&id).into_iter().flatten();
+        Some((entry.flows.iter().chain(waiting).copied().collect(), entry.given.offer().slot))
     }
 
     /// The fence of an ending grant is up, and its flows were told. Gives the final state when none is left in it.
@@ -261,6 +280,17 @@ impl<R: Clone> Grants<R> {
     /// Number of grants that have not ended.
     pub fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Why a request was not admitted, for who cannot wait.
+    pub fn why_not_admitted(&self, id: GrantId) -> Error {
+        if !self.entries.contains_key(&id) {
+            return unknown(id);
+        }
+        let text = format!(
+            "the pages of grant {id} are still in use by a device: wait for it before a transfer within one engine"
+        );
+        Error::new(Code::GrantUnknown, text)
     }
 
     fn why_gone(&self, id: GrantId) -> Error {

@@ -6,6 +6,7 @@ use crate::content::PyContent;
 use crate::errors::OrRaise;
 use crate::events::{self, PyEvents};
 use crate::fork::Owned;
+use crate::gpus;
 use crate::grant::PyGrant;
 use crate::kept::Kept;
 use crate::layout::PyLayout;
@@ -127,8 +128,8 @@ impl PyEngine {
     ///     - (address, nbytes), of the host or of a CUDA device. The caller promises that the memory stays mapped,
     ///       readable and writable until the region, or the engine, has been closed.
     ///
-    /// Of a GPU: kvik copies by streams of its own, which wait for nobody's kernels. Before pages are granted for
-    /// reading, or written to a peer, wait for what writes them (`torch.cuda.synchronize()`, or an event); once a
+    /// Of a GPU: kvik copies by streams of its own, which wait for nobody's kernels unless they are told: give grants and
+    /// transfers the stream of the kernels that still use the pages (`after=torch.cuda.current_stream()`). Once a
     /// transfer is done, whatever is launched afterwards sees its bytes. Registration itself waits for nothing but
     /// a stream that the interface names. Such pages move over tcp and within an engine by way of page-locked memory,
     /// and over `verbs` and libfabric by dma-bufs where GPU and NIC have them.
@@ -175,15 +176,17 @@ impl PyEngine {
     ///     ContentRequired tell others.
     /// grant_id: 32 hexadecimal digits, to issue a grant that a ticket made by `ticket_template` already
     ///     names.
+    /// after: a stream of the GPU that the pages lie on, as of `Engine.read`: who asks for them waits, within its
+    ///     deadline, until the stream has done what it was given up to this call. If that fails, the grant is revoked.
     /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
     ///
     /// Raises InvalidArgument for an option that cannot be, or content that has not one link for each page (which are
     /// whole pages then), BufferInvalid for a write grant on read-only
     /// memory, RegionClosed, EngineClosed.
     #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, content=None,
-                        grant_id=None, tag=""),
+                        grant_id=None, after=None, tag=""),
            text_signature = "($self, pages, *, right='read', use=1, expiry=120.0, max_expiry=600.0, \
-                             content=None, grant_id=None, tag='')")]
+                             content=None, grant_id=None, after=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn grant(
         &self,
@@ -195,6 +198,7 @@ impl PyEngine {
         max_expiry: f64,
         content: Option<&Bound<'_, PyContent>>,
         grant_id: Option<&str>,
+        after: Option<&Bound<'_, PyAny>>,
         tag: &str,
     ) -> PyResult<PyGrant> {
         let (engine, set) = (self.0.get(py)?, pages.get().pages.get(py)?);
@@ -205,6 +209,7 @@ impl PyEngine {
             max_expiry: seconds(py, "max_expiry", max_expiry)?,
             content: crate::content::content(content),
             id: grant_id.map(GrantId::from_hex).transpose().or_raise(py)?,
+            after: gpus::stream(after)?,
             tag: tag.to_owned(),
         };
         if options.right == Right::Write {
@@ -249,6 +254,10 @@ impl PyEngine {
     ///     so many have confirmed, or as many as its `use` says where that is more. The largest number that
     ///     any of them declares is what counts: where they disagree, or one of them dies, the grant ends by
     ///     its expiry and not before.
+    /// after: a stream of the GPU that `local` lies on: nothing of it is read or written before the stream has done
+    ///     what it was given up to this call, and who calls waits for nothing. A torch stream or an object with
+    ///     `__cuda_stream__`, or the driver's handle (0: the default stream). None: the pages are free. In host memory it is
+    ///     an error.
     /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
     ///
     /// Pages of unequal size go as one stream of bytes, layer by layer. Those of several slices are named in
@@ -261,11 +270,11 @@ impl PyEngine {
     /// PeerRestarted, PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
     #[pyo3(signature = (local, ticket, positions=None, *, traffic_class="handover", deadline=None, transport=None,
                         verify=None, confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
-                        readers=Natural(1), content=None, tag="", **other),
+                        readers=Natural(1), content=None, after=None, tag="", **other),
            text_signature = "($self, local, ticket, positions=None, *, traffic_class='handover', deadline=None, \
                              transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
-                             remote_parts=None, readers=1, content=None, tag='')")]
+                             remote_parts=None, readers=1, content=None, after=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn read(
         slf: &Bound<'_, Self>,
@@ -282,13 +291,15 @@ impl PyEngine {
         remote_parts: Option<Natural>,
         readers: Natural,
         content: Option<&Bound<'_, PyContent>>,
+        after: Option<&Bound<'_, PyAny>>,
         tag: &str,
         other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyTransfer> {
         refuse(other)?;
         let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
+        let (class, after) = (args::class(slf.py(), traffic_class)?, gpus::stream(after)?);
         let common = common(slf.py(), deadline, readers, content, tag)?;
-        let common = TransferOptions { class: args::class(slf.py(), traffic_class)?, ..common };
+        let common = TransferOptions { class, after, ..common };
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
         local.get().region.get().check_writable(slf.py(), "a read")?;
         transfer::begin(slf.get().0.get(slf.py())?, slf, Engine::read, local, ticket, positions, options)
@@ -299,11 +310,11 @@ impl PyEngine {
     /// Success means that the bytes are in the owner's memory and were checked there.
     #[pyo3(signature = (local, ticket, positions=None, *, traffic_class="handover", deadline=None, transport=None,
                         verify=None, confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
-                        readers=Natural(1), content=None, tag="", **other),
+                        readers=Natural(1), content=None, after=None, tag="", **other),
            text_signature = "($self, local, ticket, positions=None, *, traffic_class='handover', deadline=None, \
                              transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
-                             remote_parts=None, readers=1, content=None, tag='')")]
+                             remote_parts=None, readers=1, content=None, after=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn write(
         slf: &Bound<'_, Self>,
@@ -320,13 +331,15 @@ impl PyEngine {
         remote_parts: Option<Natural>,
         readers: Natural,
         content: Option<&Bound<'_, PyContent>>,
+        after: Option<&Bound<'_, PyAny>>,
         tag: &str,
         other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyTransfer> {
         refuse(other)?;
         let part = Part { layers: remote_layers, slices: remote_slices, parts: remote_parts };
+        let (class, after) = (args::class(slf.py(), traffic_class)?, gpus::stream(after)?);
         let common = common(slf.py(), deadline, readers, content, tag)?;
-        let common = TransferOptions { class: args::class(slf.py(), traffic_class)?, ..common };
+        let common = TransferOptions { class, after, ..common };
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
         transfer::begin(slf.get().0.get(slf.py())?, slf, Engine::write, local, ticket, positions, options)
     }

@@ -7,6 +7,7 @@
 use crate::args::Natural;
 use crate::errors::error;
 use kvik_core::Code;
+use kvik_engine::CallerStream;
 use kvik_host::cuda::{Cuda, Stream};
 use kvik_host::{HostError, device};
 use pyo3::exceptions::{PyKeyError, PyTypeError};
@@ -82,6 +83,31 @@ pub struct Array {
 /// What the object raises, but for saying that it has none; `BufferInvalid` for what kvik cannot register.
 pub fn interface(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
     object.getattr_opt(INTERFACE)?.map(|told| read(&told)).transpose()
+}
+
+/// A stream, as an object says that it is one: by CUDA's protocol, as torch's and CuPy's do, or by the driver's handle.
+///
+/// # Errors
+/// What the object raises; `TypeError` for what is no stream.
+pub fn stream(object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<CallerStream>> {
+    let Some(object) = object else { return Ok(None) };
+    let handle = if let Some(ask) = object.getattr_opt("__cuda_stream__")? {
+        ask.call0()?.extract::<(Natural, Natural)>()?.1
+    } else if let Some(handle) = object.getattr_opt("cuda_stream")? {
+        handle.extract()?
+    } else {
+        object.extract().map_err(|_| {
+            let kind = object.get_type();
+            PyTypeError::new_err(format!(
+                "after is a stream of a GPU: an object with __cuda_stream__ or cuda_stream, or the driver's handle, not \
+                 {kind}"
+            ))
+        })?
+    };
+    let handle =
+        usize::try_from(handle.0).map_err(|_| PyTypeError::new_err("a stream's handle is an address"))?;
+    // SAFETY: the caller says that it is a stream, and keeps it for the call, as the documentation demands.
+    Ok(Some(unsafe { CallerStream::new(handle) }))
 }
 
 /// Where an address lies. What a processor may touch is the host's.

@@ -11,6 +11,31 @@ use kvik_proto::{Identity, Op, Path};
 use kvik_transport::{Estimate, Request, from_host};
 
 impl Transfers {
+    /// A transfer waits, until its deadline.
+    pub fn wait(&self, id: u64) {
+        let mut table = lock(&self.table);
+        let Some(deadline) = table.entries.get(&id).map(|entry| entry.request.deadline) else { return };
+        table.set_waiting(id, true);
+        drop(table);
+        self.base.commands.wake_by(deadline);
+    }
+
+    /// A transfer begins: whatever it waited for at first is there.
+    pub fn set_out(&self, id: u64) {
+        let own = {
+            let mut table = lock(&self.table);
+            let Some(entry) = table.entries.get_mut(&id) else { return };
+            entry.after_stream = false;
+            let own = entry.request.ticket.engine == self.base.setup.id();
+            table.set_waiting(id, false);
+            own
+        };
+        match own {
+            true => self.begin_own(id),
+            false => self.take_up(id),
+        }
+    }
+
     /// Takes up a transfer whose owner is a peer: launches it, or lets it wait for a session.
     pub fn take_up(&self, id: u64) {
         let owner = match lock(&self.table).entries.get(&id) {
@@ -39,7 +64,11 @@ impl Transfers {
     /// Begins a transfer on a session, over the transport that is selected for it.
     pub fn launch(&self, id: u64, session: u64) {
         let mut table = lock(&self.table);
-        let Some(entry) = table.entries.get_mut(&id).filter(|entry| entry.key.is_none()) else { return };
+        let Some(entry) =
+            table.entries.get_mut(&id).filter(|entry| entry.key.is_none() && !entry.after_stream)
+        else {
+            return;
+        };
         // Under the lock: whoever ends the session looks for those that wait afterwards.
         if !self.peers.has(session) {
             drop(table);

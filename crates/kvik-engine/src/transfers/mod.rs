@@ -32,7 +32,7 @@ pub(crate) struct Transfers {
 struct Table {
     entries: HashMap<u64, TransferEntry>,
     by_key: HashMap<FlowKey, u64>,
-    /// Those that wait for a session, or for something of one, by their deadlines.
+    /// Those that wait for a session, for something of one, or for a stream of a device, by their deadlines.
     waiting: BTreeSet<(Duration, u64)>,
     last: u64,
 }
@@ -48,7 +48,9 @@ impl Table {
     }
 
     fn waiting_for(&self, owner: &Identity) -> Vec<u64> {
-        let of_peer = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.request.owner() == *owner);
+        let of_peer = |id: &u64| {
+            self.entries.get(id).is_some_and(|entry| !entry.after_stream && entry.request.owner() == *owner)
+        };
         self.waiting.iter().map(|(_, id)| *id).filter(of_peer).collect()
     }
 }
@@ -102,14 +104,15 @@ impl Transfers {
     /// Ends those that have waited until their deadlines.
     pub fn end_late(&self) {
         let now = boottime();
-        let late: Vec<(u64, Identity)> = {
+        let late: Vec<(u64, Option<Identity>)> = {
             let table = lock(&self.table);
+            let owner = |id| table.entries.get(id).map(|e| (!e.after_stream).then(|| e.request.owner()));
             let late = table.waiting.iter().take_while(|(deadline, _)| *deadline <= now);
-            late.filter_map(|(_, id)| Some((*id, table.entries.get(id)?.request.owner()))).collect()
+            late.filter_map(|(_, id)| Some((*id, owner(id)?))).collect()
         };
         for (id, owner) in late {
             if !self.warm_up_is_late(id) {
-                self.give_up(id, self.why_waited(&owner));
+                self.give_up(id, owner.map_or_else(stream_is_late, |owner| self.why_waited(&owner)));
             }
         }
     }
@@ -126,4 +129,11 @@ impl Transfers {
             ),
         }
     }
+}
+
+/// Why a transfer that waited for a stream of its device until its deadline did so.
+fn stream_is_late() -> Error {
+    let text = "the deadline passed before the stream that the transfer comes behind had done its work: look at what the \
+                device runs, or give the transfer a longer deadline";
+    Error::new(Code::DeadlineExceeded, text)
 }

@@ -10,6 +10,7 @@ use crate::tag::Tag;
 use crate::warm_up::WarmUpState;
 use kvik_core::{Class, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_host::FenceSlot;
+use kvik_host::device::CallerStream;
 use kvik_proto::{FlowKey, Identity, Op, Open, Path, Select, Side};
 use kvik_transport::{Estimate, Moved, RegionMemory, Request, Transport, TransportId};
 use std::any::Any;
@@ -39,6 +40,8 @@ pub(crate) struct TransferRequest {
     pub verify: Verify,
     /// Layers that a checksum of this side's pages covers, where they are wanted.
     pub sums: Option<u32>,
+    /// A stream of this side's device that it comes behind.
+    pub after: Option<CallerStream>,
     pub extents: u64,
     pub pages: u64,
 }
@@ -101,6 +104,8 @@ impl TransferRequest {
 pub(crate) struct TransferEntry {
     pub end: Arc<End<Report>>,
     pub request: TransferRequest,
+    /// It waits for a stream of a device: nothing of it begins.
+    pub after_stream: bool,
     pub began: Duration,
     pub plan: Duration,
     pub key: Option<FlowKey>,

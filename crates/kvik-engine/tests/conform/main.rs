@@ -48,6 +48,7 @@ mod restarts;
 #[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
+mod streams;
 mod warm_up;
 mod windows;
 mod wire;

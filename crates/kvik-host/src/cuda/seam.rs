@@ -1,7 +1,7 @@
 //! GPUs as [`device`](crate::device)s.
 
 use super::{CudaError, Device, GpuMemory, Mark, Pinned, Stream};
-use crate::device::{self, DeviceMemory, DeviceStream, DmaBuf, Handle};
+use crate::device::{self, CallerStream, DeviceMark, DeviceMemory, DeviceStream, DmaBuf, Handle};
 use crate::error::HostError;
 use crate::event::EventFd;
 use crate::memory::Memory;
@@ -146,6 +146,22 @@ impl DeviceStream for Marked {
 
     fn tell(&mut self, flag: &Arc<EventFd>) -> Result<(), HostError> {
         self.stream.tell(flag)
+    }
+
+    fn mark_of(
+        &mut self,
+        stream: CallerStream,
+        flag: &Arc<EventFd>,
+    ) -> Result<Box<dyn DeviceMark>, HostError> {
+        let mark = self.stream.mark_of(stream)?;
+        self.stream.tell(flag)?;
+        Ok(Box::new(mark))
+    }
+}
+
+impl DeviceMark for Mark {
+    fn is_reached(&mut self) -> Result<bool, HostError> {
+        self.is_done()
     }
 }
 

@@ -5,6 +5,7 @@ use super::batch::{Batch, Direction};
 use super::device::{Current, Event, InUse, Inner};
 use super::rows::Rows;
 use super::{CudaError, Device, GpuMemory, Pinned};
+use crate::device::CallerStream;
 use crate::error::HostError;
 use crate::event::{EventFd, Interest, wait_ready};
 use std::ffi::c_void;
@@ -318,21 +319,30 @@ impl Stream {
     /// # Safety
     /// It is a stream that is not destroyed.
     pub unsafe fn after_stream(&mut self, stream: usize) -> Result<(), HostError> {
+        // SAFETY: the caller's promise.
+        self.mark_of(unsafe { CallerStream::new(stream) }).map(|_| ())
+    }
+
+    /// Marks the place that this stream of the caller's is at, which what is enqueued here from now on comes behind.
+    ///
+    /// # Errors
+    /// The driver's: the stream may be another device's.
+    pub fn mark_of(&mut self, stream: CallerStream) -> Result<Mark, HostError> {
         let device = &self.device.0;
         let current = device.enter()?;
         let event = device.event(&current)?;
-        let table = device.cuda.table();
-        // SAFETY: an event of the current context, and by the caller's promise a stream. What waits for an event waits
-        // for what it was recorded for, whatever becomes of it later.
+        let (table, handle) = (device.cuda.table(), stream.handle());
+        // SAFETY: an event of the current context, and by the promise of `CallerStream` a stream. What waits for an event
+        // waits for what it was recorded for, whatever becomes of it later.
         let code = unsafe {
-            match (table.event_record)(event.0, stream as Handle) {
+            match (table.event_record)(event.0, handle as Handle) {
                 abi::SUCCESS => (table.stream_wait_event)(self.stream, event.0, 0),
                 code => code,
             }
         };
-        device.give_back(event);
-        device.check(code, || format!("waiting for the stream {stream:#x}"))?;
-        Ok(())
+        let mark = Mark { device: self.device.clone(), event, held: Vec::new(), done: false, asked: true };
+        device.check(code, || format!("waiting for the stream {handle:#x}"))?;
+        Ok(mark)
     }
 
     /// What is enqueued from here on comes behind what this event was last recorded for: a `CUevent` of the caller's

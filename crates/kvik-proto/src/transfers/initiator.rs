@@ -8,7 +8,6 @@ use crate::chunking::Chunking;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
-use crate::grants::unknown;
 use crate::offer::{Given, Request};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
@@ -240,7 +239,8 @@ impl<R: Clone> Transfers<R> {
             claim: open.content.as_ref(),
             confirm: open.confirm,
         };
-        let given = cx.call().grants().admit(open.grant, &asked, key)?.ok_or_else(|| unknown(open.grant))?;
+        let admitted = cx.call().grants().admit(open.grant, &asked, key)?;
+        let given = admitted.ok_or_else(|| cx.call().grants().why_not_admitted(open.grant))?;
         let flow = match open.own_flow(key, &given, cx) {
             Ok(flow) => flow,
             Err(error) => {

@@ -81,7 +81,8 @@ impl<R: Clone> Transfers<R> {
             Role::Parked { grant } => Error::new(
                 Code::GrantUnknown,
                 format!(
-                    "the owner was not told of grant {grant} in time: it never gave it, or forgot it long after its end"
+                    "the owner had not given grant {grant} in time: it never gave it, forgot it long after its end, or its \
+                     pages were still in use by a device"
                 ),
             ),
             _ => Error::new(

@@ -49,8 +49,8 @@ impl<R: Clone> Transfers<R> {
         Ok(())
     }
 
-    /// A request for a grant that is not known: whoever gave the ticket may be a step ahead of this engine, so the
-    /// request waits, for most of its initiator's patience.
+    /// A request for a grant that is not known or not ready: whoever gave the ticket may be a step ahead of this engine,
+    /// so the request waits, for most of its initiator's patience.
     fn park(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
         let grant = begin.grant;
         let time = begin.time.min(LONGEST);
@@ -69,14 +69,14 @@ impl<R: Clone> Transfers<R> {
         self.parked.insert(key.1, begin);
     }
 
-    /// The grant that a request waited for is here.
+    /// The grant that a request waited for is here, and ready.
     pub fn unpark(&mut self, transfer: u64, now: Duration, cx: &mut Context<'_, R>) {
         let Some(begin) = self.parked.remove(&transfer) else { return };
         self.flows.remove(transfer);
         self.serve((self.session, transfer), begin, now, cx);
     }
 
-    /// Serves a request whose grant is live, or refuses it; one whose grant is not known waits for it.
+    /// Serves a request whose grant is live, or refuses it; one whose grant is not known or not ready waits for it.
     fn serve(&mut self, key: FlowKey, begin: Begin, now: Duration, cx: &mut Context<'_, R>) {
         let (grant, asked, readers) = (begin.grant, asked(&begin), begin.readers);
         let request = Request {

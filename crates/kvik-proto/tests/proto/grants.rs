@@ -3,7 +3,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, GrantId, GrantState, Layers, Layout, Order, Right, Use, View};
-use kvik_proto::{OWN_SESSION, Op, Open, PageList, Path, Select};
+use kvik_proto::{FlowKey, OWN_SESSION, Op, Open, PageList, Path, Select};
 use std::sync::Arc;
 
 /// Two engines and a grant by the second over pages 2..6 of 8, and memory of the first for four pages.
@@ -279,6 +279,59 @@ fn more_time_is_given_up_to_a_maximum_and_never_taken() {
     let left = s.world.peers[1].node.grants().extend(id, ms(5), s.world.now).unwrap();
     assert_eq!(left, ms(120_000));
     s.world.assert_no_leak();
+}
+
+/// A grant over pages that are still in use, and two requests that wait for it.
+fn later(s: &mut Scene) -> (GrantId, [FlowKey; 2]) {
+    let (id, offer) = (s.world.grant_id(), s.world.offer(1, &s.there, &s.granted, Right::Read, Use::Many));
+    s.world.issue_later(1, id, offer);
+    let side = (&s.here, &s.side);
+    let keys = [(Op::Read, Some(side)), (Op::Extend, None)].map(|(op, side)| {
+        let open = s.world.open(0, id, op, Path::Channels, side);
+        s.world.begin(0, s.session, Open { layout: s.granted.layout().digest(), ..open })
+    });
+    s.world.settle();
+    (id, keys)
+}
+
+#[test]
+fn nothing_is_served_of_a_grant_before_it_is_ready() {
+    let mut s = scene();
+    let (id, keys) = later(&mut s);
+    assert_eq!(s.world.peers[1].node.grant_state(id), Some(GrantState::Live));
+    assert!(keys.iter().all(|key| s.world.outcome(0, *key).is_none()));
+    let own = s.world.open(1, id, Op::Confirm, Path::Memory, None);
+    assert_eq!(s.world.try_begin(1, OWN_SESSION, own).unwrap_err().code, Code::GrantUnknown);
+    s.world.ready(1, id);
+    s.world.ready(1, id);
+    s.world.settle();
+    assert!(keys.iter().all(|key| s.world.outcome(0, *key) == Some(Ok(()))));
+    s.world.end_grant(1, id, GrantState::Revoked);
+    s.world.ready(1, id);
+    assert_eq!(s.read(id), Some(Code::GrantRevoked));
+    s.world.assert_no_leak();
+}
+
+#[test]
+fn who_waits_for_a_grant_to_be_ready_hears_of_its_end() {
+    let ends = [GrantState::Revoked, GrantState::Closed, GrantState::Expired];
+    let codes = [Code::GrantRevoked, Code::RegionClosed, Code::GrantUnknown];
+    for (end, code) in ends.into_iter().zip(codes) {
+        let mut s = scene();
+        let (id, keys) = later(&mut s);
+        match end {
+            // Long after the requests have given up.
+            GrantState::Expired => s.world.advance(ms(120_001)),
+            _ => s.world.end_grant(1, id, end),
+        }
+        s.world.settle();
+        assert_eq!(keys.map(|key| s.world.code(0, key)), [Some(code); 2], "{end:?}");
+        assert_eq!(s.world.peers[1].node.grant_state(id), Some(end));
+        s.world.ready(1, id);
+        assert_eq!(s.world.peers[1].node.grant_state(id), Some(end));
+        s.world.assert_quiet();
+        s.world.assert_no_leak();
+    }
 }
 
 #[test]

@@ -232,9 +232,26 @@ impl World {
     }
 
     pub fn issue(&mut self, peer: usize, id: GrantId, offer: Offer<Mem>) {
+        self.note_offer(peer, id, &offer);
+        self.peers[peer].node.grants().give(id, offer, self.now).unwrap();
+        self.pump(peer);
+    }
+
+    /// Over pages that are still in use.
+    pub fn issue_later(&mut self, peer: usize, id: GrantId, offer: Offer<Mem>) {
+        self.note_offer(peer, id, &offer);
+        self.peers[peer].node.grants().give_later(id, offer).unwrap();
+        self.pump(peer);
+    }
+
+    fn note_offer(&mut self, peer: usize, id: GrantId, offer: &Offer<Mem>) {
         self.layouts.insert(id, offer.view.layout().digest());
         self.peers[peer].grants.insert(id, offer.region.clone());
-        self.peers[peer].node.grants().give(id, offer, self.now).unwrap();
+    }
+
+    /// What the pages waited for has ended.
+    pub fn ready(&mut self, peer: usize, id: GrantId) {
+        self.peers[peer].node.grants().ready(id, self.now);
         self.pump(peer);
     }
 

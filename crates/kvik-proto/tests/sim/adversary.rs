@@ -84,6 +84,7 @@ impl World {
         self.busy.extend(0..self.links.len());
         self.fences_hang = false;
         self.posts.iter_mut().for_each(|post| post.late = false);
+        (0..self.tickets.len()).for_each(|ticket| self.ready(ticket));
     }
 
     fn double(&mut self) -> bool {

@@ -82,6 +82,7 @@ impl World {
                 "P4: work was given out of grant {}, which is over: {state:?}",
                 ticket.id
             );
+            assert!(ticket.ready, "P4: work was given out of grant {}, whose pages are in use", ticket.id);
         }
         let mut of = self.begun.iter().rev();
         let of = of.find(|begun| begun.lease == order.region.lease || key == Some(begun.key));

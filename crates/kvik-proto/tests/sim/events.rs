@@ -91,6 +91,9 @@ impl World {
         let ticket = &mut self.tickets[index];
         assert!(ticket.state.is_none(), "grant {id} ended twice");
         ticket.state = Some(state);
+        if !ticket.ready {
+            ticket.make_ready();
+        }
         self.engines[at].given.retain(|other| *other != index);
         let last = ticket.arena.snapshot();
         if ticket.right == Right::Read {

@@ -30,7 +30,10 @@ fn three_hundred_and_twenty_engines_keep_the_promises() {
             world.notify(reader);
         }
         match round {
-            1 => (0..8).for_each(|_| world.strike_some()),
+            1 => {
+                (0..8).for_each(|_| world.strike_some());
+                tickets.iter().for_each(|ticket| world.ready(*ticket));
+            }
             2 => tickets.iter().step_by(10).for_each(|at| world.end_grant(*at, GrantState::Revoked)),
             _ => {}
         }

@@ -70,6 +70,7 @@ impl World {
             expires: Duration::ZERO,
             extended: false,
             issued: false,
+            ready: false,
             again,
             state: None,
             last: None,
@@ -77,8 +78,9 @@ impl World {
         self.tickets.len() - 1
     }
 
-    /// The owner gives the grant, unless it was restarted meanwhile.
+    /// The owner gives the grant, unless it was restarted meanwhile; sometimes before its pages are free.
     pub fn issue(&mut self, index: usize, life: Duration) {
+        let later = self.rng.once_in(4);
         let ticket = &mut self.tickets[index];
         let engine = &mut self.engines[ticket.owner];
         if engine.asleep || ticket.identity != engine.identity || std::mem::replace(&mut ticket.issued, true)
@@ -88,8 +90,9 @@ impl World {
         let now = engine.clock.at(self.now);
         let (slot, generation) = engine.process.slot();
         ticket.expires = now + life;
-        let per = ticket.view.parts();
-        ticket.arena.lease(ticket.lease, ticket.view.pages().iter().map(|id| id / per).collect());
+        if !later {
+            ticket.make_ready();
+        }
         let offer = Offer {
             region: mem(&ticket.arena, ticket.lease),
             region_id: engine.process.region(&ticket.arena),
@@ -104,8 +107,28 @@ impl World {
             keys: Arc::default(),
             closed: Default::default(),
         };
-        engine.node.grants().give(ticket.id, offer, now).unwrap();
+        match later {
+            true => engine.node.grants().give_later(ticket.id, offer).unwrap(),
+            false => engine.node.grants().give(ticket.id, offer, now).unwrap(),
+        }
         engine.given.push(index);
+        let owner = ticket.owner;
+        self.pump(owner);
+    }
+
+    /// What the pages of a grant waited for has ended.
+    pub fn ready(&mut self, index: usize) {
+        let ticket = &mut self.tickets[index];
+        let engine = &mut self.engines[ticket.owner];
+        if engine.asleep || !ticket.issued || ticket.ready || ticket.identity != engine.identity {
+            return;
+        }
+        // One that is over serves nobody, also when it is said to be ready.
+        if engine.node.grant_state(ticket.id) == Some(GrantState::Live) {
+            ticket.make_ready();
+        }
+        let now = engine.clock.at(self.now);
+        engine.node.grants().ready(ticket.id, now);
         let owner = ticket.owner;
         self.pump(owner);
     }

@@ -149,6 +149,7 @@ impl Schedule {
             let owner = self.world.rng.below(self.world.engines.len());
             let ticket = self.world.plan(owner, true);
             self.world.issue(ticket, ms(60_000));
+            self.world.ready(ticket);
             for _ in 0..2 {
                 let reader = self.world.rng.below(self.world.engines.len());
                 self.world.begin(reader, ticket);
@@ -198,7 +199,8 @@ impl Schedule {
                     world.tick();
                 }
             }
-            28..38 => {
+            28 => world.ready(ticket),
+            29..38 => {
                 world.now += ms(world.rng.next() % 100);
                 world.tick();
             }

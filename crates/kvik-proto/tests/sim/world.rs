@@ -31,11 +31,22 @@ pub struct Ticket {
     pub expires: Duration,
     pub extended: bool,
     pub issued: bool,
+    /// What its pages waited for has ended.
+    pub ready: bool,
     /// Its pages are given again, with other content, as soon as they are free.
     pub again: bool,
     pub state: Option<GrantState>,
     /// What its region held when it ended.
     pub last: Option<Vec<u8>>,
+}
+
+impl Ticket {
+    /// Its pages are its grant's alone from now on: whoever touched them before broke a promise.
+    pub fn make_ready(&mut self) {
+        let per = self.view.parts();
+        self.arena.lease(self.lease, self.view.pages().iter().map(|id| id / per).collect());
+        self.ready = true;
+    }
 }
 
 /// A transfer.
