@@ -326,10 +326,12 @@ class FakeEngine:
         expiry: float,
         max_expiry: float = 600.0,
         grant_id: str | None = None,
+        after: object = None,
         tag: str = "",
         content: FakeContent,
     ) -> FakeGrant:
         assert tag
+        assert after is None
         assert (right, use) == ("read", 1)
         assert expiry <= max_expiry
         assert grant_id is not None
@@ -351,10 +353,12 @@ class FakeEngine:
         remote_slices: tuple[int, int] | None = None,
         remote_parts: int = 1,
         readers: int = 1,
+        after: object = None,
         tag: str = "",
         content: FakeContent,
     ) -> FakeTransfer:
         assert tag
+        assert after is None
         remote = Remote(positions, remote_layers, remote_slices, remote_parts)
         return self._open(FakeTransfer(self, local, ticket, remote, deadline, readers, content, confirm))
 

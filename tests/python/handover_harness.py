@@ -143,6 +143,7 @@ class Rank:
             block_stride=shape.block_bytes,
             layers=tuple(str(layer) for layer in range(*self.layers)),
             layer_offsets=[layer * blocks * shape.block_bytes for layer in range(shape.layers)],
+            head_stride=shape.block_bytes // shape.heads,
             shape=shape,
             owner=self.memory,
         )

@@ -4,13 +4,17 @@ import ctypes
 import gc
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kvik
+from kvik.handover.memory import KvMemory
 from tests.python.gpu import Array, Cuda, alone, build
+from tests.python.gpu_handover import GpuSide, check_order
+from tests.python.handover_harness import shape_of
 from tests.python.peers import LIMIT, engines, random_bytes, random_seed
 
 PAGES, PAGE = 24, 16 << 10
@@ -232,3 +236,50 @@ def test_without_cuda_no_address_is_a_gpus() -> None:
             return {"shape": (64,), "typestr": "|u1", "data": (4096, False), "version": 3}
 
     refused(Told(), "nobody in this process uses CUDA")
+
+
+@alone
+def test_a_handover_comes_behind_the_engines_streams(cuda: Cuda) -> None:
+    shape, blocks = shape_of(), 12
+
+    def make(base: int) -> KvMemory:
+        layer = blocks * shape.block_bytes
+        offsets = [layer * number for number in range(shape.layers)]
+        head = shape.block_bytes // shape.heads
+        return KvMemory(
+            base, layer * shape.layers, blocks, shape.block_bytes, ("0", "1"), offsets, head, shape, None
+        )
+
+    nbytes = blocks * shape.block_bytes * shape.layers
+    prefill, decode = (GpuSide(cuda, role, nbytes, make) for role in ("prefill", "decode"))
+    check_order(cuda, prefill, decode)
+    prefill.close()
+    decode.close()
+
+
+@alone
+def test_a_stream_is_named_by_handle_or_by_an_object(cuda: Cuda) -> None:
+    with engines() as start:
+        engine = start()
+        pages = engine.register(cuda.array(LAYOUT.nbytes)).pages(LAYOUT, range(PAGES))
+        host = engine.allocate(LAYOUT.nbytes).pages(LAYOUT, range(PAGES))
+        stream = cuda.stream()
+        for given in (stream, 0, SimpleNamespace(cuda_stream=stream), Stream(stream), None):
+            grant = engine.grant(pages, after=given)
+            engine.read(host, grant.ticket).wait(LIMIT)
+        wrong: Any
+        for wrong in ("a stream", 1.5, -1, object()):
+            with pytest.raises((TypeError, OverflowError, kvik.InvalidArgument)):
+                engine.grant(pages, after=wrong)
+        with pytest.raises(kvik.InvalidArgument, match="leave `after` out"):
+            engine.grant(host, after=stream)
+
+
+class Stream:
+    """A stream by CUDA's protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle

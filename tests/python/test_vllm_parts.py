@@ -172,10 +172,11 @@ def test_layouts_that_are_refused_by_name() -> None:
     first = tensors["model.layers.0.attn"]
     other = next(iter(kv_tensors(blocks=16).values()))
     for changed, text in (
-        (replace(first, device=SimpleNamespace(type="cuda")), "device memory comes later"),
+        (replace(first, device=SimpleNamespace(type="xpu")), "of the host and of CUDA devices"),
         (replace(first, shape=(2, 16, 2, 4, 8), strides=dense((2, 16, 2, 4, 8))), "expected .blocks, heads"),
-        (replace(first, strides=(128, 64, 16, 2)), "not one contiguous run"),
-        (replace(first, strides=(128, 64, 8, 1)), "not one contiguous run"),
+        (replace(first, strides=(128, 64, 16, 2)), "is one contiguous run"),
+        (replace(first, strides=(128, 64, 16, 1)), "is one contiguous run"),
+        (replace(first, strides=(128, 24, 8, 1)), "overlap"),
         (replace(first, strides=(32, 32, 8, 1)), "overlap"),
         (replace(first, dtype="torch.float16"), "differ between layers"),
         (other, "different storages"),
@@ -192,20 +193,46 @@ def test_layouts_that_are_refused_by_name() -> None:
         layout.inspect(kv_tensors(blocks=16, heads=None), gqa(1))
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.ja.md", "README.zh.md"])
-def test_the_readme_says_that_tensors_on_a_gpu_are_refused(name: str) -> None:
-    """Who reads that pages on a GPU are there must not take it for the connector's."""
+def test_layout_of_tensors_on_a_gpu() -> None:
+    """Most backends pack nothing, and servers with two of them fit; of another one both need the same."""
     layout = part("layout")
-    tensors = kv_tensors(blocks=16)
-    first = replace(tensors["model.layers.0.attn"], device=SimpleNamespace(type="cuda"))
-    with pytest.raises(layout.LayoutError, match="hands over host memory"):
-        layout.inspect({**tensors, "model.layers.0.attn": first}, gqa())
+    tensors = {
+        name: replace(tensor, device=SimpleNamespace(type="cuda"))
+        for name, tensor in kv_tensors(blocks=16).items()
+    }
+    for backends, order in (
+        (("FLASH_ATTN",), "HNC"),
+        (("FLASHINFER", "TRITON_ATTN"), "HNC"),
+        (("NEW_ATTN",), "H[NEW_ATTN]"),
+        (("FLASH_ATTN", "NEW_ATTN"), "H[FLASH_ATTN+NEW_ATTN]"),
+    ):
+        model = layout.ModelKv("gqa", 2, 1, 4, 0, backends)
+        assert layout.inspect(tensors, model).shape.order == order
+    with pytest.raises(layout.LayoutError, match="which attention backend"):
+        layout.inspect(tensors, gqa())
+
+
+def test_heads_may_lie_apart() -> None:
+    """Around the layers of a block, and around all blocks."""
+    inspect, storage = part("layout").inspect, next(iter(kv_tensors(blocks=16).values())).storage
+    shape = (16, 2, 4, 8)
+    around_layers = {f"l.{n}": FakeTensor(shape, (192, 96, 8, 1), storage, 32 * n) for n in range(3)}
+    around_blocks = {f"l.{n}": FakeTensor(shape, (32, 512, 8, 1), storage, 1024 * n) for n in range(3)}
+    for tensors, head_stride in ((around_layers, 192), (around_blocks, 1024)):
+        memory = inspect(tensors, gqa())
+        assert (memory.head_stride, memory.shape.block_bytes) == (head_stride, 128)
+        assert memory.layout(FakeNative()).slices == 2
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ja.md", "README.zh.md"])
+def test_the_readme_says_whose_pages_may_lie_on_a_gpu(name: str) -> None:
     (row,) = [
         line for line in (ROOT / name).read_text().splitlines() if line.startswith("|") and "CUDA" in line
     ]
     _, there, missing, _ = row.split("|")
     assert "API" in there
-    assert "vLLM connector" in missing
+    assert "vLLM connector" in there
+    assert "GPU" in missing
 
 
 @pytest.mark.parametrize("heads", [None, 1])

@@ -223,6 +223,7 @@ def vllm_config(
             get_total_num_kv_heads=lambda: kv_heads,
         ),
         cache_config=SimpleNamespace(cache_dtype="auto"),
+        compilation_config=SimpleNamespace(static_forward_context={}),
     )  # fmt: skip
 
 

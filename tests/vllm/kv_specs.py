@@ -27,7 +27,7 @@ def main(rank: int, tp: int, rendezvous: str) -> None:
     questions = [json.loads(line) for line in sys.stdin]
     register_in_process({name for question in questions for name in question["config"]["architectures"]})
     os.environ["VLLM_DIST_IDENT"] = Path(rendezvous).name  # as its executor names a group of workers
-    with _parallel(rank, tp, rendezvous):
+    with parallel(rank, tp, rendezvous):
         for question in questions:
             print(json.dumps(_answer(question["config"], question["engine"], tp)), flush=True)
         for query_heads, kv_heads in HEADS:
@@ -43,7 +43,7 @@ def register_in_process(architectures: set[str]) -> None:
 
 
 @contextlib.contextmanager
-def _parallel(rank: int, tp: int, rendezvous: str) -> Iterator[None]:
+def parallel(rank: int, tp: int, rendezvous: str) -> Iterator[None]:
     """vLLM's process groups, over gloo, as its CPU worker makes them."""
     from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
@@ -97,7 +97,7 @@ def _answer(config: dict[str, Any], engine: dict[str, Any], tp: int) -> dict[str
         "page_size_bytes": spec.page_size_bytes,
         "layout": layout.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **_memory(plan, layout, _model_kv(vllm_config, plan.kv_cache_groups[0].kv_cache_spec)),
+        **_memory(plan, layout, _model_kv(vllm_config, plan.kv_cache_groups[0])),
     }
 
 

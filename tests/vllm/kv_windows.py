@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.vllm.kv_specs import _parallel, register_in_process
+from tests.vllm.kv_specs import parallel, register_in_process
 
 
 def main(rendezvous: str) -> None:
@@ -25,7 +25,7 @@ def main(rendezvous: str) -> None:
     os.environ["VLLM_DIST_IDENT"] = Path(rendezvous).name
     questions = [json.loads(line) for line in sys.stdin]
     register_in_process({name for question in questions for name in question["config"]["architectures"]})
-    with _parallel(0, 1, rendezvous):
+    with parallel(0, 1, rendezvous):
         for question in questions:
             print(json.dumps(_answer(question)), flush=True)
 

@@ -19,7 +19,7 @@ def test_a_token_lies_within_its_heads_but_is_not_one_run(dtype_name: str, token
     dtype = getattr(torch, dtype_name)
     kernel = _get_attn_isa(dtype, TOKENS, HEAD_SIZE)
     caches = torch.zeros(2, HEADS, TOKENS, 2 * HEAD_SIZE, dtype=dtype)
-    assert packing_of(caches) == f"cpu {kernel}"
+    assert packing_of(caches, ()) == f"cpu {kernel}"
     halves = caches.view(2, HEADS, 2 * TOKENS, HEAD_SIZE).chunk(2, dim=2)
     numbers = torch.arange(1, HEADS + 1, dtype=dtype)[None, :, None].expand(1, HEADS, HEAD_SIZE).contiguous()
     ops.cpu_attn_reshape_and_cache(numbers, numbers, *halves, torch.tensor([TOKENS + token]), kernel)

@@ -226,19 +226,20 @@ impl Layout {
         let mut starts = starts.clone();
         starts.sort_unstable();
         let gap = starts.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(u64::MAX);
-        // Layers either lie apart as a whole, or all inside one step of the outermost dimension (page by page).
-        if nested(&dims, self.run_bytes)? <= gap {
-            return Ok(());
+        nested(&dims, self.run_bytes)?;
+        // Layers lie apart as a whole, or all inside one step of a page, or of a slice: dimensions within a layer, all
+        // layers, dimensions around them.
+        let reach = starts.last().zip(starts.first()).map_or(0, |(last, first)| last - first);
+        let fits = (0..=dims.len()).any(|inner| {
+            nested(&dims[..inner], self.run_bytes)
+                .is_ok_and(|bytes| bytes <= gap && nested(&dims[inner..], reach + bytes).is_ok())
+        });
+        if !fits {
+            return Err(wrong(format!(
+                "layers of the layout overlap: two start {gap} bytes apart, which is too little for what lies between"
+            )));
         }
-        let outer = dims.pop();
-        let inner = nested(&dims, self.run_bytes)?;
-        let spread = starts.last().zip(starts.first()).map_or(0, |(last, first)| last - first) + inner;
-        match outer {
-            Some((_, stride, _)) if inner <= gap && spread <= stride => Ok(()),
-            _ => Err(wrong(format!(
-                "layers of the layout overlap: two start {gap} bytes apart, less than the {inner} bytes of a layer's page"
-            ))),
-        }
+        Ok(())
     }
 }
 
@@ -292,6 +293,37 @@ mod tests {
         assert!(Layout::new(0, 4, 16, 64, 1, 0, Layers::At(vec![0, 8])).is_err());
         assert!(Layout::new(0, 4, 16, 64, 1, 0, Layers::At(vec![0, 56])).is_err());
         assert!(Layout::new(0, 4, 16, 64, 1, 0, Layers::At(vec![])).is_err());
+    }
+
+    #[test]
+    fn slices_may_lie_around_layers_and_around_pages() {
+        let around_layers = |last| Layout::new(0, 3, 16, 96, 2, 48, Layers::At(vec![0, 16, last]));
+        assert_eq!(around_layers(32).unwrap().end(), 3 * 96);
+        assert!(around_layers(40).is_err());
+        let around_pages = |slice| Layout::new(0, 3, 16, 16, 2, slice, Layers::At(vec![0, 96]));
+        assert_eq!(around_pages(48).unwrap().end(), 2 * 96);
+        assert!(around_pages(40).is_err());
+        assert!(around_pages(56).is_err());
+    }
+
+    /// What is taken has no two elements in one place.
+    #[test]
+    fn no_layout_that_is_taken_overlaps() {
+        let sizes = [1, 2, 4, 6, 8, 12, 16];
+        let mut taken = 0;
+        for (page, slice) in sizes.iter().flat_map(|page| sizes.map(|slice| (*page, slice))) {
+            for (first, second) in sizes.iter().flat_map(|first| sizes.map(|second| (*first, second))) {
+                let layers = Layers::At(vec![0, first, first + second]);
+                let Ok(layout) = Layout::new(0, 2, 2, page, 2, slice, layers) else { continue };
+                let mut bytes = std::collections::HashSet::new();
+                for (layer, at) in (0..3).flat_map(|layer| (0..4).map(move |at| (layer, at))) {
+                    let start = layout.at(layer, at / 2, at % 2);
+                    assert!(bytes.insert(start) && bytes.insert(start + 1), "{layout:?}");
+                }
+                taken += 1;
+            }
+        }
+        assert!(taken > 50, "{taken}");
     }
 
     #[test]

@@ -174,8 +174,8 @@ ENGINE = Entry(
             default=4,
             help="Threads that drive the NICs, which are divided evenly among them; no more than there are "
             "NICs.",
-            reason="With 16 NICs as many work requests as with 16 threads, at less processor time. More where "
-            "extents are small and cores are free; 1 where the model wants the cores.",
+            reason="With 16 NICs as many work requests as with 16 threads, at less processor time. More "
+            "where extents are small and cores are free; 1 where the model wants the cores.",
         ),
         _engine(
             name="cpus",

@@ -90,6 +90,7 @@ def pool_memory(model: ModelShape, layout: RankLayout, pages: int, *, plain: boo
         block_stride=layout.block_bytes,
         layers=tuple(str(layer) for layer in range(layout.layers)),
         layer_offsets=[layer * stride for layer in range(layout.layers)],
+        head_stride=layout.block_bytes // len(layout.heads),
         shape=shape,
         owner=[],
         plain=plain,

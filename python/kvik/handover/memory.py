@@ -15,8 +15,9 @@ class KvMemory:
     from its beginning).
 
     address, nbytes: the storage. num_blocks: KV blocks in it. block_stride: bytes from one block of a layer
-    to the next. layers: their names, in order. layer_offsets: where each begins. owner: kept for as long as
-    kvik may touch the memory.
+    to the next. layers: their names, in order. layer_offsets: where each begins. head_stride: bytes from one
+    head of a block to the next, where heads are outermost. owner: kept for as long as kvik may touch the
+    memory.
     """
 
     address: int
@@ -25,6 +26,7 @@ class KvMemory:
     block_stride: int
     layers: tuple[str, ...]
     layer_offsets: list[int]
+    head_stride: int
     shape: KvShape
     owner: Any
 
@@ -36,6 +38,7 @@ class KvMemory:
         """The kvik layout: a page is a KV block, a slice one head of it, or all heads where those lie inside
         the tokens."""
         slices = self.shape.heads if self.shape.heads_outermost else 1
+        strides = {"slice_stride": self.head_stride} if slices > 1 else {}
         return native.Layout(
             self.num_blocks,
             self.shape.block_bytes // slices,
@@ -43,4 +46,5 @@ class KvMemory:
             layers=len(self.layer_offsets),
             layer_offsets=self.layer_offsets,
             slices=slices,
+            **strides,
         )

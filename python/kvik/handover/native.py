@@ -100,6 +100,7 @@ class Engine(Protocol):
         expiry: float,
         max_expiry: float,
         grant_id: str,
+        after: Any,
         tag: str,
         content: Content,
     ) -> Grant: ...
@@ -115,6 +116,7 @@ class Engine(Protocol):
         remote_slices: tuple[int, int] | None,
         remote_parts: int,
         readers: int,
+        after: Any,
         tag: str,
         content: Content,
     ) -> Transfer: ...

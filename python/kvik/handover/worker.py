@@ -1,9 +1,10 @@
 """The half in a worker process: one kvik engine, its grants, and its loads.
 
-Nothing here waits. A step's plan is started before the step's forward pass: KV of this version lies in host
-memory, where the serving engine's own work on fresh blocks is done by then, so a load need not wait for the
-pass to end. What has ended is collected by polling flags once a step; the transfers run in the kvik engine's
-own threads.
+Nothing here waits. A step's plan is started before the step's forward pass. In host memory the serving
+engine's own work on the plan's KV blocks is done by then. On a GPU it may still run, or not have begun:
+grants and reads come behind what its stream was given so far, which the kvik engine sees to, and what is
+launched after a load was reported sees it. What has ended is collected by polling flags once a step; the
+transfers run in the kvik engine's own threads.
 
 Each request id is reported exactly once: as sent when its grants have ended, as received when its load has
 ended. A load is one transfer for each prefill rank that has some of this rank's heads and layers
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +142,7 @@ class WorkerSide:
         self._report = report
         self._engine: Engine | None = None
         self._region: Region | None = None
+        self._stream: Callable[[], Any] = lambda: None
         self._layouts: list[Any] = []
         self._memories: list[KvMemory] = []
         self._grants: dict[str, OpenSend] = {}
@@ -154,14 +156,17 @@ class WorkerSide:
         self._failed: set[str] = set()
         self.stats = LoadStats()
 
-    def register(self, memories: Sequence[KvMemory]) -> None:
+    def register(self, memories: Sequence[KvMemory], stream: Callable[[], Any] | None = None) -> None:
         """Register this rank's KV memory, as each group of layers lies in it, and start its engine. Called
-        once."""
+        once. `stream`: for KV on a GPU, what gives the stream that the serving engine's work is launched on;
+        KV is granted, and loaded, behind what that was given before.
+        """
         if self._engine is not None:
             raise RuntimeError("kvik: KV memory was registered twice in one worker")
         engine = self._native.Engine(**self._config.engine_options(self._name, self._place.number))
         self._engine = engine
         self._region = memories[0].region(engine)
+        self._stream = stream or self._stream
         self._layouts = [memory.layout(self._native) for memory in memories]
         self._memories = list(memories)  # keeps the storage alive for as long as the engine may touch it
         for memory in memories:
@@ -302,6 +307,7 @@ class WorkerSide:
             expiry=self._config.expiry,
             max_expiry=self._config.max_expiry,
             grant_id=send.grants[rank],
+            after=self._stream(),
             tag=request_id,
             content=self._native.Content(send.chain, send.parts[rank]),
         )
@@ -367,6 +373,7 @@ class WorkerSide:
                 remote_slices=read.remote_heads if apart else None,
                 remote_parts=group.remote.parts,
                 readers=group.readers[read.rank],
+                after=self._stream(),
                 tag=request_id,
                 content=self._wanted(group.own, read.rank),
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             place = _place(parallel)
             if place.rank == 0:  # one warning a server
                 _warn_of_policy(transfer)
-            self._model_kv = [_model_kv(vllm_config, spec) for spec in _specs(kv_cache_config)]
+            self._model_kv = [_model_kv(vllm_config, group) for group in kv_cache_config.kv_cache_groups]
             self._worker = WorkerSide(
                 module,
                 config,
@@ -201,7 +201,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 layout.inspect({name: kv_caches[name] for name in names if name in kv_caches}, model)
                 for names, model in zip(self._groups, self._model_kv, strict=True)
             ]
-        self._on_worker().register(memories)
+        device = next(iter(kv_caches.values())).device
+        self._on_worker().register(memories, _stream_of(device) if device.type == "cuda" else None)
 
     def get_handshake_metadata(self) -> KvikHandshake:
         """This rank's hello to the scheduler process."""
@@ -368,12 +369,28 @@ def _window(spec: Any) -> int:
     return int(spec.sliding_window) if type(spec).__name__ == "SlidingWindowSpec" else 0
 
 
-def _model_kv(vllm_config: Any, spec: Any) -> layout.ModelKv:
+def _model_kv(vllm_config: Any, group: Any) -> layout.ModelKv:
     """How many KV heads the model has, and how they are divided: by ranks, or not at all (MLA)."""
+    spec = group.kv_cache_spec
     kind = KV_SPECS[type(spec).__name__]
     heads = 1 if kind == "mla" else int(vllm_config.model_config.get_total_num_kv_heads())
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    return layout.ModelKv(kind, heads, ranks, spec.block_size, _window(spec))
+    backends = _backends(vllm_config, group.layer_names)
+    return layout.ModelKv(kind, heads, ranks, spec.block_size, _window(spec), backends)
+
+
+def _backends(vllm_config: Any, layers: Iterable[str]) -> tuple[str, ...]:
+    """The names of the attention backends that vLLM has chosen for these layers of this rank."""
+    modules = vllm_config.compilation_config.static_forward_context
+    known = [modules[name] for name in layers if hasattr(modules.get(name), "get_attn_backend")]
+    return tuple(sorted({module.get_attn_backend().get_name() for module in known}))
+
+
+def _stream_of(device: Any) -> Callable[[], Any]:
+    """What gives the stream that vLLM's work on a GPU is launched on by the calling thread."""
+    import torch
+
+    return lambda: torch.cuda.current_stream(device)
 
 
 def _place(parallel: Any) -> RankPlace:

@@ -2,13 +2,15 @@
 
 vLLM hands over one tensor a layer, each seen as [B, H, N, C]: KV blocks, KV heads, token slots, content (K
 and V packed), or for MLA as [B, N, C]: one latent that all heads and ranks share. The physical order is in
-the strides, and it has changed between releases, so nothing is assumed: what is not one contiguous run a
-block, alike in every layer, and inside one storage is refused by name. What the strides do not tell is how
-the kernel packs the inside of a head (`packing.py`).
+the strides; it differs between attention backends and has changed between releases, so nothing is assumed:
+what is not one contiguous run a block, or a head of a block, alike in every layer, and inside one storage is
+refused by name. What the strides do not tell is how the kernel packs the inside of a head (`packing.py`).
+Nothing here touches the memory, which may lie on a GPU.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from typing import Any
 
 from kvik.handover.memory import KvMemory
 from kvik.handover.protocol import KvShape
-from kvik.vllm.packing import packing_of
+from kvik.vllm.packing import is_rocm, packing_of
 
 DIMENSIONS = "HNC"
 
@@ -29,13 +31,15 @@ class LayoutError(ValueError):
 class ModelKv:
     """What vLLM's configuration says of the KV of one group of a model's layers: `kind` "gqa" or "mla", its
     KV heads (1 for MLA), among how many ranks they are divided, the tokens of the KV blocks that its
-    scheduler counts, and how many tokens a token sees (0: all before it)."""
+    scheduler counts, how many tokens a token sees (0: all before it), and the names that vLLM has for the
+    attention backends of its layers."""
 
     kind: str
     kv_heads: int
     tp: int
     block_tokens: int
     window: int = 0
+    backends: tuple[str, ...] = ()
 
     @property
     def heads_a_rank(self) -> int:
@@ -54,7 +58,7 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
     names = sorted(kv_caches, key=_natural)
     first_name, first = names[0], kv_caches[names[0]]
     sizes = _sizes(first_name, first, model.kind)
-    order = _check_first(first_name, first)
+    order, head_stride = _check_first(first_name, first)
     if sizes["H"] != model.heads_a_rank:
         raise LayoutError(
             f"KV tensor of {first_name!r} has {sizes['H']} KV heads; {model.kv_heads} of the model among "
@@ -76,6 +80,11 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
             )
         offset = tensor.data_ptr() - storage.data_ptr()
         offsets.setdefault(offset, name)
+    if first.device.type != "cpu" and not model.backends:
+        raise LayoutError(
+            f"vLLM does not say which attention backend {first_name!r} has, and so not how its KV blocks "
+            "are packed"
+        )
     item = first.element_size()
     shape = KvShape(
         kind=model.kind,
@@ -87,7 +96,7 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
         stages=(len(offsets),),
         heads=sizes["H"],
         block_tokens=sizes["N"],
-        order=order if model.kind == "mla" else _packed(order, packing_of(first)),
+        order=order if model.kind == "mla" else _packed(order, packing_of(first, model.backends)),
         block_bytes=sizes["H"] * sizes["N"] * sizes["C"] * item,
         window=model.window,
     )
@@ -98,36 +107,67 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
         block_stride=first.stride(0) * item,
         layers=tuple(offsets.values()),
         layer_offsets=list(offsets),
+        head_stride=head_stride * item,
         shape=shape,
         owner=kv_caches,
     )
 
 
-def _check_first(name: str, tensor: Any) -> str:
-    """Check one tensor by itself; return the order of its inner dimensions from outer to inner."""
-    if tensor.device.type != "cpu":
+def _check_first(name: str, tensor: Any) -> tuple[str, int]:
+    """Check one tensor by itself; return the order of its inner dimensions from outer to inner, and how many
+    elements lie from one head of a block to the next, where heads are outermost."""
+    if tensor.device.type not in ("cpu", "cuda"):
         raise LayoutError(
-            f"KV tensor of {name!r} is on {tensor.device}: this version hands over host memory; "
-            "device memory comes later"
+            f"KV tensor of {name!r} is on {tensor.device}: kvik hands over memory of the host and of CUDA "
+            "devices"
         )
-    letters = _letters(tensor)
-    inner = [(tensor.stride(1 + i), tensor.shape[1 + i], letter) for i, letter in enumerate(letters)]
+    if tensor.device.type == "cuda" and is_rocm():
+        raise LayoutError(
+            f"KV tensor of {name!r} is on {tensor.device} of a ROCm build: kvik hands over memory of the "
+            "host and of CUDA devices"
+        )
+    dims = _inner(tensor)
+    # Heads may lie apart from each other, and a single one has no place among the dimensions.
+    orders = {"HNC": "NC", "NHC": "NHC"}
+    order = next((order for order, run in orders.items() if _is_dense(run, dims)), None)
+    if order is None:
+        raise LayoutError(
+            f"neither one KV block of {name!r} nor each head of one is one contiguous run: "
+            f"shape {tuple(tensor.shape)}, stride {tensor.stride()}"
+        )
+    run = math.prod(dims[letter][1] for letter in orders[order])
+    heads = [dims["H"]] if order == "HNC" else []
+    _check_apart(name, tensor, heads, run)
+    return order, dims["H"][0] if dims["H"][1] > 1 else run
+
+
+def _inner(tensor: Any) -> dict[str, tuple[int, int]]:
+    """Stride and size of the dimensions behind the blocks, by their letters."""
+    dims = zip(tensor.stride()[1:], tensor.shape[1:], strict=True)
+    return {"H": (0, 1)} | dict(zip(_letters(tensor), dims, strict=True))
+
+
+def _is_dense(order: str, dims: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether these dimensions, from outer to inner, are one contiguous run. One of size 1 may have any
+    stride."""
     expected = 1
-    for stride, size, _ in sorted(inner, key=lambda dim: dim[:2]):
+    for letter in reversed(order):
+        stride, size = dims[letter]
         if size > 1 and stride != expected:
-            raise LayoutError(
-                f"one KV block of {name!r} is not one contiguous run: "
-                f"shape {tuple(tensor.shape)}, stride {tensor.stride()}"
-            )
+            return False
         expected *= size
-    if tensor.stride(0) < expected:
-        raise LayoutError(
-            f"KV blocks of {name!r} overlap: shape {tuple(tensor.shape)}, stride {tensor.stride()}"
-        )
-    # A dimension of size 1 may have any stride: it says nothing about the order and keeps its usual place.
-    known = iter(sorted((dim for dim in inner if dim[1] > 1), key=lambda dim: -dim[0]))
-    order = "".join(next(known)[2] if size > 1 else letter for _, size, letter in inner)
-    return order if "H" in order else f"H{order}"
+    return True
+
+
+def _check_apart(name: str, tensor: Any, heads: list[tuple[int, int]], run: int) -> None:
+    """Check that runs of so many elements, one a block or one a head of a block, do not overlap."""
+    extent = run
+    for stride, size in sorted([(tensor.stride(0), tensor.shape[0]), *heads]):
+        if size > 1 and stride < extent:
+            raise LayoutError(
+                f"KV blocks of {name!r} overlap: shape {tuple(tensor.shape)}, stride {tensor.stride()}"
+            )
+        extent = max(extent, stride * (size - 1) + extent)
 
 
 def _letters(tensor: Any) -> str:
@@ -146,7 +186,9 @@ def _sizes(name: str, tensor: Any, kind: str) -> dict[str, int]:
 
 
 def _packed(order: str, packing: str) -> str:
-    """The order of a block whose heads only one kernel understands: `H[cpu vec]`, heads outermost."""
+    """The order of a block; of one whose heads only one kernel understands: `H[cpu vec]`, heads outermost."""
+    if not packing:
+        return order
     return f"H[{packing}]" if order.startswith("H") else f"[{order} {packing}]"
 
 
