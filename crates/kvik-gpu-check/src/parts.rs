@@ -3,7 +3,8 @@
 use crate::pattern::{bytes, compare, shuffled};
 use crate::peer;
 use kvik_host::cuda::{Cuda, Device, GpuMemory, Kind, Pinned, Stream};
-use kvik_host::event::{Epoll, EventFd, Events, Interest};
+use kvik_host::device::{CallerStream, Device as _};
+use kvik_host::event::{Epoll, EventFd, Events, Interest, wait_ready};
 use kvik_host::{HostError, HugePages, Memory};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub enum Outcome {
 type Part = fn(&Device) -> Outcome;
 
 /// All parts, in the order in which one needs what the other shows.
-pub const PARTS: [(&str, Part); 11] = [
+pub const PARTS: [(&str, Part); 12] = [
     ("addresses are told apart", |device| outcome(addresses(device))),
     ("blocking copies", |device| outcome(blocking(device))),
     ("scattered pages to the host and back", |device| outcome(scattered(device))),
@@ -31,6 +32,7 @@ pub const PARTS: [(&str, Part); 11] = [
     ("copies to another device", across),
     ("a descriptor tells of the end", |device| outcome(told(device))),
     ("copies behind the default stream", |device| outcome(behind(device))),
+    ("a mark in another stream", |device| outcome(ordered(device))),
     ("memory of the host, locked where it is", |device| outcome(locked(device))),
     ("another process reads it", exported),
     ("dma-bufs, and writes of NICs", dmabuf),
@@ -205,6 +207,34 @@ fn behind(device: &Device) -> Checked {
         stream.after_default().map_err(text)?;
         stream.from_device(&staging, 0, &memory, 0, LEN).map_err(text)?;
         finish(&mut stream)?;
+        is(&staging, 0, &want)?;
+    }
+    Ok(())
+}
+
+/// What waits for a stream of a program's sees all that this was given before, and hears of it.
+fn ordered(device: &Device) -> Checked {
+    let (first, second, staging) = (memory(device, LEN)?, memory(device, LEN)?, pinned(device, LEN)?);
+    let flag = Arc::new(EventFd::new().map_err(text)?);
+    let mut own = device.stream(1).map_err(text)?;
+    let mut program = Stream::new(device).map_err(text)?;
+    for round in 0..2 {
+        let want = bytes(30 + round, 0, LEN);
+        first.copy_in(0, &want).map_err(text)?;
+        for _ in 0..40 {
+            program.between(&second, 0, &first, 0, LEN).map_err(text)?;
+            program.between(&first, 0, &second, 0, LEN).map_err(text)?;
+        }
+        program.from_device(&staging, 0, &second, 0, LEN).map_err(text)?;
+        let mut last = program.mark().map_err(text)?;
+        // SAFETY: a stream that is there for longer than the call.
+        let callers = unsafe { CallerStream::new(program.handle()) };
+        let mut mark = own.mark_of(callers, &flag).map_err(text)?;
+        let heard = wait_ready(&*flag, Interest::READ, LIMIT).map_err(text)?;
+        ensure(heard, "the mark is never told of")?;
+        flag.drain().map_err(text)?;
+        ensure(mark.is_reached().map_err(text)?, "what tells of the mark comes before it is reached")?;
+        ensure(last.is_done().map_err(text)?, "the mark is reached before the stream is")?;
         is(&staging, 0, &want)?;
     }
     Ok(())

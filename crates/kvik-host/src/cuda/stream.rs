@@ -65,6 +65,11 @@ impl Stream {
         &self.device
     }
 
+    /// The driver's handle, until this is dropped.
+    pub fn handle(&self) -> usize {
+        self.stream as usize
+    }
+
     /// Enqueues a copy of `len` bytes from a device's memory into the host's. The bytes count when a mark behind it is
     /// done.
     ///
