@@ -2,7 +2,7 @@
 //! it is told to. What transports do with it they do with any device.
 
 use kvik_core::Code;
-use kvik_host::device::{Device, DeviceMemory, DeviceStream, DmaBuf, Handle};
+use kvik_host::device::{Device, DeviceKind, DeviceMemory, DeviceStream, DmaBuf, Handle};
 use kvik_host::event::EventFd;
 use kvik_host::{HostError, HugePages, Memory};
 use kvik_proto::Op;
@@ -49,6 +49,9 @@ impl fmt::Display for Abacus {
 }
 
 impl Device for Abacus {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Other
+    }
     fn number(&self) -> u32 {
         5
     }
