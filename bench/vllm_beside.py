@@ -67,15 +67,8 @@ FAILURES = (
     "vllm:kvik_loads_failed_total", "vllm:kvik_requests_recomputed_total", "vllm:kvik_grants_expired_total",
 )  # fmt: skip
 MOVED = {"kvik": "vllm:kvik_loaded_bytes_total", "nixl": "vllm:nixl_bytes_transferred_sum"}
-OF_ONE_RUN = (
-    "seed",
-    "lengths",
-    "prompts",
-    "tokens",
-    "transport",
-    "cores",
-    "arms",
-)  # settings that going on keeps
+# Settings that going on keeps.
+OF_ONE_RUN = ("seed", "lengths", "prompts", "tokens", "transport", "cores", "arms", "nixl_threads")
 
 
 @dataclass(frozen=True)
@@ -86,6 +79,7 @@ class Nixl(Connector):
         """The JSON of `--kv-transfer-config`."""
         return json.dumps({
             "kv_connector": "NixlConnector", "kv_role": self.role, "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": dict(self.extra),
         })  # fmt: skip
 
 
@@ -194,7 +188,8 @@ def _specs(arm: Arm, settings: argparse.Namespace, packages: str, ports: tuple[i
     for (side, role), port in zip(roles.items(), ports, strict=True):
         connector: Connector | None = None
         if arm.moves == "nixl":
-            connector = Nixl(role)
+            threads = settings.nixl_threads
+            connector = Nixl(role, extra={} if threads is None else {"num_threads": threads})
         elif arm.moves == "kvik":
             connector = Connector(role, extra={"transport": "tcp"} if settings.transport == "tcp" else {})
         elif side == "prefill":
@@ -397,6 +392,9 @@ def parse() -> argparse.Namespace:
         "--cores", choices=("shared", "apart"), default="shared",
         help="apart: prefill has the first half of the cores, decode the other, as on two hosts",
     )  # fmt: skip
+    parser.add_argument(
+        "--nixl-threads", type=int, help="NIXL's threads of a worker; default: as vLLM has it"
+    )
     parser.add_argument("--idle", type=float, default=3.0, help="seconds of rest in each start")
     parser.add_argument("--minutes", type=float, default=30.0, help="after which no further start begins")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))

@@ -146,11 +146,13 @@ def report(raw: Raw) -> str:
 def _heads(raw: Raw) -> str:
     settings, facts = raw["settings"], raw["facts"]
     others = max(cell["busy_cores"]["others"] for cell in raw["cells"])
+    threads = settings["nixl_threads"]
     return (
         f"seed {settings['seed']}, transport {settings['transport']}, cores {settings['cores']}, "
         f"{settings['prompts']} prompts of each length a start\n"
-        f"vLLM {facts['vllm']}, kvik {facts['kvik']}, NIXL {facts['nixl']}, {facts['cpu_model']}, "
-        f"{facts['cores_usable']} cores; other programs used up to {others:.2f} of them"
+        f"vLLM {facts['vllm']}, kvik {facts['kvik']}, "
+        f"NIXL {facts['nixl']} with {'its' if threads is None else threads} threads, "
+        f"{facts['cpu_model']}, {facts['cores_usable']} cores; other programs used up to {others:.2f} of them"
     )
 
 

@@ -64,7 +64,7 @@ def raw_of(starts: int = 5) -> dict[str, Any]:
     ]
     settings = {
         "arms": list(arms), "lengths": list(LENGTHS), "prompts": PROMPTS, "seed": 1, "tokens": 2,
-        "transport": "auto", "cores": "shared",
+        "transport": "auto", "cores": "shared", "nixl_threads": None,
     }  # fmt: skip
     names = ("vllm", "kvik", "nixl", "cpu_model", "cores_usable")
     return {"settings": settings, "cells": cells, "facts": dict.fromkeys(names, "1")}
@@ -156,11 +156,12 @@ def test_all_arms_of_a_round_are_asked_the_same(beside: ModuleType) -> None:
 
 
 def test_nixl_is_configured_as_vllm_wants(beside: ModuleType) -> None:
-    settings = argparse.Namespace(transport="auto")
+    settings = argparse.Namespace(transport="auto", nixl_threads=2)
     decode, prefill = beside._specs(beside.ARMS["nixl"], settings, "/nowhere", (1, 2))
     config = json.loads(prefill.connector.config())
     assert (config["kv_connector"], config["kv_role"]) == ("NixlConnector", "kv_producer")
     assert "kv_connector_module_path" not in config
+    assert config["kv_connector_extra_config"] == {"num_threads": 2}
     ports = {one.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for one in (decode, prefill)}
     assert ports == {"1", "2"}
     assert [one.name for one in beside._specs(beside.ARMS["none"], settings, "/nowhere", (1, 2))] == [

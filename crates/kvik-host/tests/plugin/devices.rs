@@ -7,6 +7,7 @@ use kvik_host::HostError;
 use kvik_host::device::{Device, DeviceKind, DeviceMemory, DeviceStream, DmaBuf, Handle};
 use kvik_host::plugin::{Conn, Plugin, PluginDevice, PluginError, Posted, Region, Rma, RmaOp};
 use kvik_host::rma::Run;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fmt;
 use std::fs::File;
@@ -48,11 +49,20 @@ impl Device for Board {
     }
 }
 
-/// Memory of a board. `shown`: there is a dma-buf of it.
+/// What the board's driver makes of a memory.
+#[derive(Clone, Copy)]
+enum DmaBufs {
+    Mapped,
+    /// The processor may not map them, as with most drivers.
+    Unmapped,
+    None,
+}
+
+/// Memory of a board.
 struct OnBoard {
     board: Board,
     file: File,
-    shown: bool,
+    dmabufs: DmaBufs,
     writable: bool,
 }
 
@@ -70,7 +80,8 @@ impl OnBoard {
     fn new(fill: u8) -> OnBoard {
         let file = File::from(memfd_create("board", MemfdFlags::CLOEXEC).unwrap());
         file.write_all_at(&vec![0xAA; OFFSET], 0).unwrap();
-        let memory = OnBoard { board: Board(DeviceKind::Cuda), file, shown: true, writable: true };
+        let memory =
+            OnBoard { board: Board(DeviceKind::Cuda), file, dmabufs: DmaBufs::Mapped, writable: true };
         memory.copy_in(0, &vec![fill; LEN]).unwrap();
         memory
     }
@@ -105,10 +116,12 @@ impl DeviceMemory for OnBoard {
         Err(none("handles"))
     }
     fn dmabuf(&self) -> Result<DmaBuf, HostError> {
-        if !self.shown {
-            return Err(none("dma-bufs today"));
-        }
-        Ok(DmaBuf { fd: self.file.try_clone().unwrap().into(), offset: OFFSET as u64, ordered: true })
+        let fd = match self.dmabufs {
+            DmaBufs::Mapped => self.file.try_clone().unwrap().into(),
+            DmaBufs::Unmapped => eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+            DmaBufs::None => return Err(none("dma-bufs today")),
+        };
+        Ok(DmaBuf { fd, offset: OFFSET as u64, ordered: true })
     }
 }
 
@@ -209,8 +222,10 @@ fn a_devices_memory_is_held_as_long_as_it_is_known() {
 fn what_a_plug_in_does_not_reach_is_refused_with_the_reason() {
     let other = OnBoard { board: Board(DeviceKind::Other), ..OnBoard::new(1) };
     refused(sample(), other, &["the plug-in sample", "reaches no memory of board 3"]);
-    let hidden = || OnBoard { shown: false, ..OnBoard::new(1) };
+    let hidden = || OnBoard { dmabufs: DmaBufs::None, ..OnBoard::new(1) };
     refused(sample(), hidden(), &["needs a dma-buf of the memory of board 3", "no dma-bufs today"]);
+    let unmapped = OnBoard { dmabufs: DmaBufs::Unmapped, ..OnBoard::new(1) };
+    refused(sample(), unmapped, &["making memory known", "may not map the GPU's dma-buf"]);
     // One that has not asked for a dma-buf is given none.
     assert!(Side::of(broken("nothing"), hidden()).is_ok());
     assert!(Side::of(broken("nothing"), OnBoard::new(1)).is_ok());
