@@ -157,14 +157,17 @@ INTERFACES = {
         includes=["kvik/nic.h"],
         types=["kvik_nic_.*"],
         macros={
-            "uint32_t": ["KVIK_NIC_VERSION", "KVIK_NIC_READ", "KVIK_NIC_WRITE"],
+            "uint32_t": [
+                *(f"KVIK_NIC_{name}" for name in ("VERSION", "READ", "WRITE", "MEMORY_CUDA")),
+                *(f"KVIK_NIC_DMABUF_{name}" for name in ("UNUSED", "WANTED", "NEEDED")),
+            ],
             "size_t": [
                 f"KVIK_NIC_{name}" for name in ("NAME", "DEVICE_NAME", "ADDRESS", "DEVICES", "PIECES")
             ],
             "int32_t": ["KVIK_NIC_OK", "KVIK_NIC_FULL", "KVIK_NIC_ALL"],
         },
         given="kvik_nic_plugin",
-        missing=["is_up"],
+        missing=["is_up", "memories", "region_add_on"],
         folders=[ROOT / "include"],
     ),
 }

@@ -6,6 +6,9 @@
 An environment holds what tools/locks/NAME.txt pins, and lies in the cache (`~/.cache/kvik/venv/NAME-HASH`)
 like those of the build, outside of any checkout. kvik is not in it. `make lock` pins the packages again.
 A further contender is a lock file and an entry in `CONTENDERS`.
+
+One that lies `beside` another environment holds only what that one lacks. Its packages are printed as a
+folder for `PYTHONPATH`, with which that environment's Python finds them; the environment stays as it is.
 """
 
 import sys
@@ -13,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvikbuild.envs import base_env
+from kvikbuild.envs import base_env, packages_of
 from kvikbuild.stage import Context, Stage, run_stages
 
 LIMIT = 1800.0  # seconds
@@ -21,10 +24,12 @@ LIMIT = 1800.0  # seconds
 
 @dataclass(frozen=True)
 class Contender:
-    """A system, and a program that shows that its environment works; it prints a version."""
+    """A system, and a program that shows that its environment works; it prints a version. `beside`: the
+    environment whose Python finds the packages of this one."""
 
     about: str
     check: str
+    beside: str | None = None
 
 
 CONTENDERS = {
@@ -39,6 +44,19 @@ assert agent.get_agent_metadata()
 print("NIXL", version("nixl"), flush=True)
 os._exit(0)  # a process that has used UCX in this version dies in its destructors, after the end of Python
 """,
+    ),
+    "nixl-in-vllm": Contender(
+        "the same beside vLLM's environment, for vLLM's own connector",
+        """
+import os
+from importlib.metadata import version
+from vllm.distributed.nixl_utils import NixlWrapper, nixl_agent_config
+agent = NixlWrapper("check", nixl_agent_config(backends=["UCX"]))
+assert agent.get_agent_metadata()
+print("NIXL", version("nixl"), "in vLLM", version("vllm"), flush=True)
+os._exit(0)  # as above
+""",
+        beside="vllm",
     ),
     "mooncake": Contender(
         "Mooncake's transfer engine",
@@ -64,8 +82,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     made: dict[str, Path] = {}
     status = run_stages([Stage(name, _maker(name, made), limit=LIMIT) for name in arguments])
-    for name, python in made.items():
-        print(f"{name}: {python}")
+    for name, place in made.items():
+        print(f"{name}: {place}")
     return status
 
 
@@ -73,9 +91,16 @@ def _maker(name: str, made: dict[str, Path]) -> Callable[[Context], None]:
     """A stage that makes one environment, and runs its check."""
 
     def make(context: Context) -> None:
-        python = base_env(context, name) / "bin" / "python"
-        context.run([python, "-c", CONTENDERS[name].check])
-        made[name] = python
+        contender, env = CONTENDERS[name], base_env(context, name)
+        python = env / "bin" / "python"
+        if contender.beside is None:
+            context.run([python, "-c", contender.check])
+            made[name] = python
+            return
+        python = base_env(context, contender.beside) / "bin" / "python"
+        packages = packages_of(env)
+        context.run([python, "-c", contender.check], {"PYTHONPATH": str(packages)})
+        made[name] = packages
 
     return make
 

@@ -12,6 +12,8 @@
  * - An address has a pass in it, 16 random bytes that fence() changes. Whoever has the old address is
  *   turned away.
  * - A write has ended when the peer says that it has placed the last byte.
+ * - Memory of a GPU is reached by its dma-buf, which is mapped for the processor. Few drivers let that be
+ *   done: a real NIC gives the dma-buf to its own driver instead.
  * - Nothing waits: all sockets are non-blocking, and an epoll descriptor says when there is something to do.
  *
  * This file is what kvik calls. moves.c moves the bytes: it has nothing of kvik in it.
@@ -29,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -109,14 +112,45 @@ static int32_t device_address(struct kvik_nic_device *device, uint8_t *address, 
 
 static int32_t region_add(struct kvik_nic_device *device, void *start, uint64_t length,
                           struct kvik_nic_region **added, uint64_t *key, uint64_t *base) {
-    struct kvik_nic_region *region = malloc(sizeof *region);
+    struct kvik_nic_region *region = calloc(1, sizeof *region);
     if (region == NULL)
         return -ENOMEM;
-    *region = (struct kvik_nic_region){device->regions, start, length, ++device->last_key};
+    region->next = device->regions;
+    region->start = start;
+    region->address = (uint64_t)(uintptr_t)start;
+    region->length = length;
+    region->key = ++device->last_key;
     device->regions = region;
     *added = region;
     *key = region->key;
     *base = 0; /* peers say where in the region, and not at which address */
+    return KVIK_NIC_OK;
+}
+
+/* KVIK_SAMPLE_MEMORY=host: as if a NIC reached no GPUs. */
+static int32_t device_memories(struct kvik_nic_device *device, struct kvik_nic_memories *memories) {
+    const char *named = getenv("KVIK_SAMPLE_MEMORY");
+    int host = named != NULL && strcmp(named, "host") == 0;
+    (void)device;
+    *memories = (struct kvik_nic_memories){host ? 0 : 1u << KVIK_NIC_MEMORY_CUDA, KVIK_NIC_DMABUF_NEEDED};
+    return KVIK_NIC_OK;
+}
+
+static int32_t region_add_on(struct kvik_nic_device *device, const struct kvik_nic_memory *memory,
+                             struct kvik_nic_region **added, uint64_t *key, uint64_t *base) {
+    uint64_t mapped = memory->offset + memory->length;
+    void *map = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory->dmabuf, 0);
+    int32_t error;
+    if (map == MAP_FAILED)
+        return errno == ENOMEM ? -ENOMEM : BAD_DMABUF;
+    error = region_add(device, (char *)map + memory->offset, memory->length, added, key, base);
+    if (error != KVIK_NIC_OK) {
+        munmap(map, mapped);
+        return error;
+    }
+    (*added)->address = memory->address;
+    (*added)->map = map;
+    (*added)->mapped = mapped;
     return KVIK_NIC_OK;
 }
 
@@ -126,6 +160,8 @@ static int32_t region_remove(struct kvik_nic_device *device, struct kvik_nic_reg
     while (*at != region)
         at = &(*at)->next;
     *at = region->next;
+    if (region->map != NULL)
+        munmap(region->map, region->mapped);
     free(region);
     return KVIK_NIC_OK;
 }
@@ -182,7 +218,8 @@ static int32_t post(struct kvik_nic_device *device, const struct kvik_nic_post *
     if (post->count > KVIK_NIC_PIECES)
         return -EINVAL;
     for (uint32_t i = 0; i < post->count; i++) {
-        operation->pieces[i] = (struct iovec){post->pieces[i].start, post->pieces[i].length};
+        uint64_t offset = (uint64_t)(uintptr_t)post->pieces[i].start - post->region->address;
+        operation->pieces[i] = (struct iovec){post->region->start + offset, post->pieces[i].length};
         length += post->pieces[i].length;
     }
     if (length == 0 || length > LONGEST)
@@ -286,6 +323,8 @@ static void error_text(struct kvik_nic_device *device, int32_t error, char *text
     (void)device;
     if (error == BAD_ADDRESS)
         snprintf(text, room, "KVIK_SAMPLE_ADDRESS is no IPv4 address of this host; leave it out?");
+    else if (error == BAD_DMABUF)
+        snprintf(text, room, "the processor may not map the GPU's dma-buf; this sample can do nothing else");
     else
         snprintf(text, room, "%s", strerror(-error));
 }
@@ -316,6 +355,8 @@ static const struct kvik_nic_plugin TABLE = {
     .cancel = cancel,
     .fence = fence,
     .error_text = error_text,
+    .memories = device_memories,
+    .region_add_on = region_add_on,
 };
 
 /* What is answered to a kvik that knows no version of ours: the head alone. */

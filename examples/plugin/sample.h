@@ -17,7 +17,9 @@ enum {
     LONGEST = 1 << 20,    /* bytes of an operation */
     SCRATCH = 64 << 10,   /* bytes that go nowhere, at once */
     STEPS = 8,            /* calls of the kernel for one connection, before others have a turn */
-    BAD_ADDRESS = -10000  /* an error of our own, beside the negative numbers of errno */
+    /* Errors of our own, beside the negative numbers of errno. */
+    BAD_DMABUF = -9999,
+    BAD_ADDRESS = -10000
 };
 
 /* The address that peers are told. */
@@ -83,9 +85,12 @@ struct guest {
 
 struct kvik_nic_region {
     struct kvik_nic_region *next;
-    char *start;
+    char *start;      /* where the processor reaches its first byte */
+    uint64_t address; /* of its first byte in posts: the same, but for memory of a device */
     uint64_t length;
     uint64_t key;
+    void *map; /* of a dma-buf; else NULL */
+    uint64_t mapped;
 };
 
 struct ended {

@@ -49,6 +49,14 @@ extern "C" {
 #define KVIK_NIC_READ 1u  /* bytes of the peer come here */
 #define KVIK_NIC_WRITE 2u /* own bytes go there */
 
+/* Kinds of devices that memory may lie on. */
+#define KVIK_NIC_MEMORY_CUDA 1u /* an NVIDIA GPU, numbered as the CUDA driver does in this process */
+
+/* What a plug-in does with the dma-buf of a device's memory. */
+#define KVIK_NIC_DMABUF_UNUSED 0u
+#define KVIK_NIC_DMABUF_WANTED 1u /* it takes one where the device's driver makes one */
+#define KVIK_NIC_DMABUF_NEEDED 2u /* it cannot do without */
+
 /* The plug-in's own; kvik only keeps pointers to them. */
 struct kvik_nic_device;
 struct kvik_nic_region;
@@ -61,9 +69,26 @@ struct kvik_nic_limits {
     uint32_t depth;   /* operations in flight on the device, at least 1; kvik posts no more */
 };
 
+/* Which memory of other devices an open device reaches. */
+struct kvik_nic_memories {
+    uint32_t kinds;  /* a bit for each, 1u << KVIK_NIC_MEMORY_...; 0: host memory only */
+    uint32_t dmabuf; /* KVIK_NIC_DMABUF_... */
+};
+
+/* Memory of a device, such as a GPU. */
+struct kvik_nic_memory {
+    uint32_t kind;    /* KVIK_NIC_MEMORY_... */
+    uint32_t number;  /* of the device, among those of its kind that this process sees */
+    uint64_t address; /* of the first byte, as the device has it: the processor reaches nothing there */
+    uint64_t length;  /* at least 1 */
+    uint64_t offset;  /* of the first byte in the dma-buf: those are of whole pages */
+    int32_t dmabuf;   /* -1 where there is none. It is valid during the call only: who keeps it duplicates it */
+    uint32_t zero;    /* 0 */
+};
+
 /* Bytes of a region that lie in one run. */
 struct kvik_nic_piece {
-    void *start;
+    void *start; /* in a device's memory a number, as `address` above */
     uint64_t length; /* at least 1 */
 };
 
@@ -144,7 +169,7 @@ struct kvik_nic_plugin {
      * fence() gives another one. It should be hard to guess where whoever has it can reach memory. */
     int32_t (*address)(struct kvik_nic_device *device, uint8_t *address, uint32_t *length);
 
-    /* Makes host memory known to the device: for own operations, and for those of peers that have its key.
+    /* Makes host memory known to the device (region_add_on() does memory of GPUs): for own operations, and for those of peers that have its key.
      * Writes the region, the key, and what peers take for the address of its first byte (the address
      * itself, or 0, say). kvik keeps the memory mapped until region_remove() has returned 0. */
     int32_t (*region_add)(struct kvik_nic_device *device, void *start, uint64_t length,
@@ -219,6 +244,19 @@ struct kvik_nic_plugin {
      * is null when no device was asked. It is shown to people behind "the plug-in NAME: "; say what to do
      * where that is known. */
     void (*error_text)(struct kvik_nic_device *device, int32_t error, char *text, uint32_t room);
+
+    /* ---- added to version 1: both are there, or neither ---- */
+
+    /* Writes which memory of other devices region_add_on() takes. Asked once, after limits(). A device that
+     * has not these functions reaches host memory only. */
+    int32_t (*memories)(struct kvik_nic_device *device, struct kvik_nic_memories *memories);
+
+    /* As region_add(), for memory of a device; kvik keeps it allocated as long. All else is as for host memory: what
+     * a read has brought is in that memory when the read has ended, and what cancel() and fence() have cut touches it
+     * no more. kvik sees to it that the device's own work sees what has come. After an error the pages go by
+     * another transport, with error_text() as the reason. */
+    int32_t (*region_add_on)(struct kvik_nic_device *device, const struct kvik_nic_memory *memory,
+                             struct kvik_nic_region **region, uint64_t *key, uint64_t *base);
 };
 
 #if defined(__GNUC__)

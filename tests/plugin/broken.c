@@ -10,11 +10,13 @@
 
 /* The numbers that crates/kvik-host/src/plugin/abi.rs has too. */
 _Static_assert(offsetof(struct kvik_nic_plugin, device_count) == 64, "the head");
-_Static_assert(offsetof(struct kvik_nic_plugin, error_text) == 200, "the last function");
-_Static_assert(sizeof(struct kvik_nic_plugin) == 208, "the table");
+_Static_assert(offsetof(struct kvik_nic_plugin, error_text) == 200, "the last function at first");
+_Static_assert(sizeof(struct kvik_nic_plugin) == 224, "the table");
 _Static_assert(sizeof(struct kvik_nic_limits) == 16 && sizeof(struct kvik_nic_piece) == 16, "what is passed");
 _Static_assert(sizeof(struct kvik_nic_post) == 56 && offsetof(struct kvik_nic_post, token) == 48, "a post");
 _Static_assert(sizeof(struct kvik_nic_completion) == 16, "a completion");
+_Static_assert(sizeof(struct kvik_nic_memories) == 8 && sizeof(struct kvik_nic_memory) == 40, "memory");
+_Static_assert(offsetof(struct kvik_nic_memory, dmabuf) == 32, "memory of a device");
 
 #ifdef BREAK_version
 enum { OLDEST = 7, NEWEST = 9, VERSION = 0 };
@@ -24,6 +26,8 @@ enum { OLDEST = 1, NEWEST = 1, VERSION = 1 };
 
 #ifdef BREAK_table
 enum { SIZE = offsetof(struct kvik_nic_plugin, fence) };
+#elif defined(BREAK_first) /* breaks nothing: it was built before there was more */
+enum { SIZE = offsetof(struct kvik_nic_plugin, memories) };
 #else
 enum { SIZE = sizeof(struct kvik_nic_plugin) };
 #endif
@@ -196,6 +200,40 @@ static void error_text(struct kvik_nic_device *device, int32_t error, char *text
     memset(text, 'x', room);
 }
 
+/* What kvik never calls of a table that ends before it. */
+static int32_t memories(struct kvik_nic_device *device, struct kvik_nic_memories *memories) {
+    (void)device;
+#ifdef BREAK_first
+    abort();
+#endif
+    *memories = (struct kvik_nic_memories){1u << KVIK_NIC_MEMORY_CUDA, KVIK_NIC_DMABUF_UNUSED};
+#ifdef BREAK_dmabuf
+    memories->dmabuf = 9;
+#elif defined(BREAK_wanted) /* nothing: it takes what there is */
+    memories->dmabuf = KVIK_NIC_DMABUF_WANTED;
+#endif
+    return KVIK_NIC_OK;
+}
+
+/* Sees that it is told of a dma-buf only if it has asked for one; the key says whether there was one. */
+static int32_t region_add_on(struct kvik_nic_device *device, const struct kvik_nic_memory *memory,
+                             struct kvik_nic_region **region, uint64_t *key, uint64_t *base) {
+    int32_t code;
+    if (memory->kind != KVIK_NIC_MEMORY_CUDA || (memory->dmabuf == -1) != (memory->offset == 0))
+        return -1;
+#ifndef BREAK_wanted
+    if (memory->dmabuf != -1)
+        return -1;
+#endif
+#ifdef BREAK_region
+    *region = NULL;
+    return KVIK_NIC_OK;
+#endif
+    code = region_add(device, (void *)(uintptr_t)memory->address, memory->length, region, key, base);
+    *key = memory->dmabuf != -1;
+    return code;
+}
+
 static const struct kvik_nic_plugin TABLE = {
     .size = SIZE,
     .version = VERSION,
@@ -221,10 +259,14 @@ static const struct kvik_nic_plugin TABLE = {
 #endif
     .fence = fence,
     .error_text = error_text,
+    .memories = memories,
+#ifndef BREAK_half
+    .region_add_on = region_add_on,
+#endif
 };
 
 const struct kvik_nic_plugin *kvik_nic_plugin(uint32_t oldest, uint32_t newest) {
-    (void)oldest, (void)newest, (void)cancel;
+    (void)oldest, (void)newest, (void)cancel, (void)region_add_on;
 #ifdef BREAK_null
     return NULL;
 #endif

@@ -47,7 +47,10 @@ MODULES = (
     "vllm.model_executor.models.llama",
 )
 # Variables in which servers may differ, since nothing reads them during an import.
-LATE = ("KVIK_SECRET", "PYTEST_CURRENT_TEST", "PYTHONPATH", "VLLM_CPU_KVCACHE_SPACE", "VLLM_HOST_IP")
+LATE = (
+    "KVIK_SECRET", "PYTEST_CURRENT_TEST", "PYTHONPATH", "VLLM_CPU_KVCACHE_SPACE", "VLLM_HOST_IP",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT",
+)  # fmt: skip
 LARGEST = 1 << 20  # bytes of a request
 CLONE_NEWNET = 0x40000000
 

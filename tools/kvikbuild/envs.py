@@ -75,8 +75,8 @@ def overlay_env(context: Context, name: str) -> Path:
         context.run(
             [uv(context), "venv", "--quiet", "--no-project", "--python", _python(base), home], uv_env()
         )
-        pth = _site(home) / "_base.pth"
-        pth.write_text(f"import site; site.addsitedir({str(_site(base))!r})\n")
+        pth = packages_of(home) / "_base.pth"
+        pth.write_text(f"import site; site.addsitedir({str(packages_of(base))!r})\n")
         mark.write_text(str(base))
     return _python(home)
 
@@ -194,7 +194,7 @@ def _refusal(said: str) -> str:
 
 def _name_vllm(env: Path) -> None:
     """vLLM asks for its own version under the name `vllm`, and knows a CPU build by the word `cpu` in it."""
-    info = _site(env) / f"vllm-{VLLM_VERSION}.dist-info"
+    info = packages_of(env) / f"vllm-{VLLM_VERSION}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}\n")
     (info / "INSTALLER").write_text("kvik\n")
@@ -205,5 +205,6 @@ def _python(env: Path) -> Path:
     return env / "bin" / "python"
 
 
-def _site(env: Path) -> Path:
+def packages_of(env: Path) -> Path:
+    """The folder of an environment's packages."""
     return env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"

@@ -26,8 +26,20 @@ use std::time::Duration;
 /// What another process of this host opens a device's memory by. What it says is checked when it is opened.
 pub type Handle = [u8; 96];
 
+/// What a device is, for those outside of this process's own libraries who have to name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A GPU of the CUDA driver, by its ordinal.
+    Cuda,
+    /// Nobody else has a name for it.
+    Other,
+}
+
 /// A device. It is shown as people call it: `GPU 0`.
 pub trait Device: fmt::Display {
+    /// What it is.
+    fn kind(&self) -> DeviceKind;
+
     /// Its number among the devices of its kind that this process sees.
     fn number(&self) -> u32;
 

@@ -4,7 +4,6 @@
 
 use crate::common::*;
 use crate::cuda::{self, Control};
-use crate::faulty::Faults;
 use crate::pair::{Kind, Memories, OPS, Op, Pair, Standin, metric, whole};
 use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, Error};
@@ -218,30 +217,6 @@ gpus! {
             }
         }
     }
-    fn nics_that_do_not_take_a_gpu_are_rejected_and_refuse_it_by_name(_control) {
-        const NICS: &Kind =
-            &Kind { nics: "plugin", sample: true, transport: "plugin", mechanism: "sample", ..Kind::NEW };
-        let [owner, other] = [(); 2].map(|()| NICS.engine(&Faults::new(1), None));
-        for kind in MIXED {
-            let (there, here) = regions(&kind, &owner, &other);
-            let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
-            let auto = if from_gpu(&kind, Op::Read) { "tcp" } else { "local" };
-            for (transport, works) in [(Preference::Nics, ""), (Preference::Tcp, "tcp"), (Preference::Auto, auto)] {
-                let options = TransferOptions { transport: Some(transport), ..within(PATIENCE) };
-                let read = other.read(&whole(&here, PAGE), grant.ticket(), None, options);
-                match read.unwrap().wait(Some(PATIENCE)) {
-                    Ok(report) => {
-                        assert_eq!(report.transport.name(), works, "{report:?}");
-                        assert!(bytes(&there) == bytes(&here));
-                    }
-                    Err(error) => {
-                        assert!(works.is_empty() && error.code == Code::TransportUnavailable, "{transport:?}: {error}");
-                        assert!(error.text.contains("GPU 0"), "{error}");
-                    }
-                }
-            }
-        }
-    }
     fn what_channels_have_of_a_gpu_ends_with_them(control) {
         {
             let pair = Pair::new(TCP);
@@ -252,9 +227,11 @@ gpus! {
     }
 }
 
-/// NICs of RoCE devices and of EFA, by their stand-ins.
+/// NICs of RoCE devices and of EFA, by their stand-ins, and those of a plug-in.
 const ROCE_NICS: Kind = Kind { standin: Some(ROCE), ..VERBS };
 const EFA_NICS: Kind = Kind { standin: Some(Standin::NEW), ..EFA };
+const PLUGIN_NICS: Kind =
+    Kind { nics: "plugin", sample: true, transport: "plugin", mechanism: "sample", ..Kind::NEW };
 
 /// Two engines over a stand-in for NICs with these settings, with what the GPUs are told before anything is registered.
 /// `name` is that of the test.
@@ -269,11 +246,8 @@ fn beside_nics(
     cuda::alone(&format!("gpus::{name}"), settings, |_| {
         nics.place(&format!("{}::{name}", module_path!()), |_| {
             Control.say(told);
-            let [owner, other] = [(); 2].map(|()| {
-                let library = nics.standin.map(|of| of.library.library());
-                let nics = kvik_engine::NicOptions { library, ..nics.nics.parse().unwrap() };
-                Engine::start(Config { nics: Some(nics), ..Config::default() }).unwrap()
-            });
+            let [owner, other] =
+                [(); 2].map(|()| Engine::start(Config { nics: nics.nics(), ..Config::default() }).unwrap());
             check(&owner, &other);
         });
     });
@@ -333,6 +307,11 @@ fn auto_takes_libfabric_that_knows_the_gpus_memory_wherever_it_lies() {
     takes_nics(&EFA_NICS, "auto_takes_libfabric_that_knows_the_gpus_memory_wherever_it_lies");
 }
 
+#[test]
+fn auto_takes_a_plug_in_that_knows_the_gpus_memory_wherever_it_lies() {
+    takes_nics(&PLUGIN_NICS, "auto_takes_a_plug_in_that_knows_the_gpus_memory_wherever_it_lies");
+}
+
 /// Pages of a GPU go over tcp where NICs cannot know them, with the reason, and other regions over the NICs as before.
 fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str, reason: &str) {
     beside_nics(nics, name, settings, told, |owner, other| {
@@ -385,6 +364,10 @@ loses_the_nics! {
         EFA_NICS, [("KVIK_STANDIN_HMEM", "copies")], "clear", "GPUDirect RDMA";
     a_provider_without_dma_bufs_costs_the_gpus_regions_the_nics_and_nothing_else:
         EFA_NICS, [("KVIK_STANDIN_HMEM", "mapped")], "clear", "rdma-core 34";
+    a_gpu_without_dma_bufs_costs_its_region_a_plug_in_that_needs_them_and_nothing_else:
+        PLUGIN_NICS, [], NO_DMABUF, "open kernel modules";
+    a_plug_in_that_reaches_no_gpus_costs_their_regions_the_nics_and_nothing_else:
+        PLUGIN_NICS, [("KVIK_SAMPLE_MEMORY", "host")], "clear", "it reaches no memory of GPU 0";
 }
 
 /// A read is flushed by who reads, and a write by the owner before it hears of the end of its grant.
@@ -420,4 +403,9 @@ fn what_verbs_have_written_is_flushed_where_the_gpu_does_not_order_it() {
 #[test]
 fn what_libfabric_has_written_is_flushed_where_the_gpu_does_not_order_it() {
     flushes(&EFA_NICS, "what_libfabric_has_written_is_flushed_where_the_gpu_does_not_order_it");
+}
+
+#[test]
+fn what_a_plug_in_has_written_is_flushed_where_the_gpu_does_not_order_it() {
+    flushes(&PLUGIN_NICS, "what_a_plug_in_has_written_is_flushed_where_the_gpu_does_not_order_it");
 }

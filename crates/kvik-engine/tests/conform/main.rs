@@ -175,6 +175,12 @@ conform! {
     gpu_verbs_owner: Kind { granted: Some(Memories::Gpu), standin: Some(ROCE), ..VERBS };
     gpu_libfabric_standin: Kind { memory: Memories::Gpu, standin: Some(Standin::NEW), ..EFA };
     gpu_libfabric_standin_owner: Kind { granted: Some(Memories::Gpu), standin: Some(Standin::NEW), ..EFA };
+    gpu_plugin: Kind {
+        transport: "plugin", mechanism: "sample", nics: "plugin", sample: true, memory: Memories::Gpu, ..Kind::NEW
+    };
+    gpu_plugin_owner: Kind {
+        transport: "plugin", mechanism: "sample", nics: "plugin", sample: true, granted: Some(Memories::Gpu), ..Kind::NEW
+    };
     gpu_tcp: Kind { transport: "tcp", mechanism: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
     gpu_tcp_owner: Kind { transport: "tcp", mechanism: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
     gpu_tcp_other: Kind {

@@ -135,7 +135,7 @@ impl Kind {
         }
     }
 
-    fn nics(&self) -> Option<NicOptions> {
+    pub fn nics(&self) -> Option<NicOptions> {
         let nics = self.one_sided().then(|| self.nics.parse().unwrap())?;
         let library = match self.library {
             Some(file) => Some(file.into()),

@@ -1,7 +1,7 @@
 //! GPUs as [`device`](crate::device)s.
 
 use super::{CudaError, Device, GpuMemory, Mark, Pinned, Stream};
-use crate::device::{self, CallerStream, DeviceMark, DeviceMemory, DeviceStream, DmaBuf, Handle};
+use crate::device::{self, CallerStream, DeviceKind, DeviceMark, DeviceMemory, DeviceStream, DmaBuf, Handle};
 use crate::error::HostError;
 use crate::event::EventFd;
 use crate::memory::Memory;
@@ -12,6 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl device::Device for Device {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
     fn number(&self) -> u32 {
         self.ordinal()
     }

@@ -34,6 +34,45 @@ const _: () = {
     ["Offset of field: kvik_nic_limits::depth"][::std::mem::offset_of!(kvik_nic_limits, depth) - 12usize];
 };
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct kvik_nic_memories {
+    pub kinds: u32,
+    pub dmabuf: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
+const _: () = {
+    ["Size of kvik_nic_memories"][::std::mem::size_of::<kvik_nic_memories>() - 8usize];
+    ["Alignment of kvik_nic_memories"][::std::mem::align_of::<kvik_nic_memories>() - 4usize];
+    ["Offset of field: kvik_nic_memories::kinds"][::std::mem::offset_of!(kvik_nic_memories, kinds) - 0usize];
+    ["Offset of field: kvik_nic_memories::dmabuf"]
+        [::std::mem::offset_of!(kvik_nic_memories, dmabuf) - 4usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct kvik_nic_memory {
+    pub kind: u32,
+    pub number: u32,
+    pub address: u64,
+    pub length: u64,
+    pub offset: u64,
+    pub dmabuf: i32,
+    pub zero: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
+const _: () = {
+    ["Size of kvik_nic_memory"][::std::mem::size_of::<kvik_nic_memory>() - 40usize];
+    ["Alignment of kvik_nic_memory"][::std::mem::align_of::<kvik_nic_memory>() - 8usize];
+    ["Offset of field: kvik_nic_memory::kind"][::std::mem::offset_of!(kvik_nic_memory, kind) - 0usize];
+    ["Offset of field: kvik_nic_memory::number"][::std::mem::offset_of!(kvik_nic_memory, number) - 4usize];
+    ["Offset of field: kvik_nic_memory::address"][::std::mem::offset_of!(kvik_nic_memory, address) - 8usize];
+    ["Offset of field: kvik_nic_memory::length"][::std::mem::offset_of!(kvik_nic_memory, length) - 16usize];
+    ["Offset of field: kvik_nic_memory::offset"][::std::mem::offset_of!(kvik_nic_memory, offset) - 24usize];
+    ["Offset of field: kvik_nic_memory::dmabuf"][::std::mem::offset_of!(kvik_nic_memory, dmabuf) - 32usize];
+    ["Offset of field: kvik_nic_memory::zero"][::std::mem::offset_of!(kvik_nic_memory, zero) - 36usize];
+};
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct kvik_nic_piece {
     pub start: *mut std::ffi::c_void,
@@ -183,11 +222,23 @@ pub struct kvik_nic_plugin {
             room: u32,
         ),
     >,
+    pub memories: ::std::option::Option<
+        unsafe extern "C" fn(device: *mut kvik_nic_device, memories: *mut kvik_nic_memories) -> i32,
+    >,
+    pub region_add_on: ::std::option::Option<
+        unsafe extern "C" fn(
+            device: *mut kvik_nic_device,
+            memory: *const kvik_nic_memory,
+            region: *mut *mut kvik_nic_region,
+            key: *mut u64,
+            base: *mut u64,
+        ) -> i32,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 #[cfg(target_arch = "x86_64")]
 const _: () = {
-    ["Size of kvik_nic_plugin"][::std::mem::size_of::<kvik_nic_plugin>() - 208usize];
+    ["Size of kvik_nic_plugin"][::std::mem::size_of::<kvik_nic_plugin>() - 224usize];
     ["Alignment of kvik_nic_plugin"][::std::mem::align_of::<kvik_nic_plugin>() - 8usize];
     ["Offset of field: kvik_nic_plugin::size"][::std::mem::offset_of!(kvik_nic_plugin, size) - 0usize];
     ["Offset of field: kvik_nic_plugin::version"][::std::mem::offset_of!(kvik_nic_plugin, version) - 4usize];
@@ -222,10 +273,18 @@ const _: () = {
     ["Offset of field: kvik_nic_plugin::is_up"][::std::mem::offset_of!(kvik_nic_plugin, is_up) - 192usize];
     ["Offset of field: kvik_nic_plugin::error_text"]
         [::std::mem::offset_of!(kvik_nic_plugin, error_text) - 200usize];
+    ["Offset of field: kvik_nic_plugin::memories"]
+        [::std::mem::offset_of!(kvik_nic_plugin, memories) - 208usize];
+    ["Offset of field: kvik_nic_plugin::region_add_on"]
+        [::std::mem::offset_of!(kvik_nic_plugin, region_add_on) - 216usize];
 };
 pub const KVIK_NIC_VERSION: u32 = 1;
 pub const KVIK_NIC_READ: u32 = 1;
 pub const KVIK_NIC_WRITE: u32 = 2;
+pub const KVIK_NIC_MEMORY_CUDA: u32 = 1;
+pub const KVIK_NIC_DMABUF_UNUSED: u32 = 0;
+pub const KVIK_NIC_DMABUF_WANTED: u32 = 1;
+pub const KVIK_NIC_DMABUF_NEEDED: u32 = 2;
 pub const KVIK_NIC_NAME: usize = 48;
 pub const KVIK_NIC_DEVICE_NAME: usize = 64;
 pub const KVIK_NIC_ADDRESS: usize = 512;
@@ -279,6 +338,17 @@ pub struct Functions {
         text: *mut std::ffi::c_char,
         room: u32,
     ),
+    pub memories:
+        Option<unsafe extern "C" fn(device: *mut kvik_nic_device, memories: *mut kvik_nic_memories) -> i32>,
+    pub region_add_on: Option<
+        unsafe extern "C" fn(
+            device: *mut kvik_nic_device,
+            memory: *const kvik_nic_memory,
+            region: *mut *mut kvik_nic_region,
+            key: *mut u64,
+            base: *mut u64,
+        ) -> i32,
+    >,
 }
 impl kvik_nic_plugin {
     /// # Errors
@@ -303,6 +373,8 @@ impl kvik_nic_plugin {
             fence: self.fence.ok_or("fence")?,
             is_up: self.is_up,
             error_text: self.error_text.ok_or("error_text")?,
+            memories: self.memories,
+            region_add_on: self.region_add_on,
         })
     }
 }

@@ -1,10 +1,10 @@
 //! An open device: memory that it knows, connections to peers, and what is in flight on them.
 
 use super::abi;
-use super::{Plugin, PluginError};
+use super::{Plugin, PluginError, Region};
+use crate::HostError;
 use crate::event::{Epoll, Interest};
 use crate::rma::{Completion, Posted, RmaOp, Run};
-use crate::{HostError, Memory};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
@@ -48,13 +48,13 @@ pub enum CancelScope {
 }
 
 /// The device itself, closed when nothing needs it any more.
-struct Opened {
-    at: NonNull<abi::kvik_nic_device>,
-    plugin: Arc<Plugin>,
+pub(super) struct Opened {
+    pub at: NonNull<abi::kvik_nic_device>,
+    pub plugin: Arc<Plugin>,
 }
 
 impl Opened {
-    fn check(&self, what: &'static str, code: i32) -> Result<(), PluginError> {
+    pub fn check(&self, what: &'static str, code: i32) -> Result<(), PluginError> {
         self.plugin.check(what, self.at.as_ptr(), code)
     }
 
@@ -89,45 +89,6 @@ impl Drop for Opened {
     }
 }
 
-/// Memory that a device knows. It stays so while an operation on it is in flight.
-pub struct Region {
-    at: NonNull<abi::kvik_nic_region>,
-    memory: Arc<Memory>,
-    key: u64,
-    base: u64,
-    device: Rc<Opened>,
-}
-
-impl Region {
-    /// How peers name it.
-    pub fn key(&self) -> u64 {
-        self.key
-    }
-
-    /// What peers take for the address of its first byte.
-    pub fn base(&self) -> u64 {
-        self.base
-    }
-
-    /// The memory.
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        let device = &self.device;
-        // SAFETY: an open device and a region of it, removed once; operations that are in flight keep it.
-        let code = unsafe { (device.plugin.functions.region_remove)(device.at.as_ptr(), self.at.as_ptr()) };
-        if let Err(error) = device.check("removing memory", code) {
-            // The device may still touch it, so nobody else may have it, ever.
-            std::mem::forget(self.memory.clone());
-            log::error!("{error}; {} bytes of memory stay lost", self.memory.len());
-        }
-    }
-}
-
 struct Operation {
     token: u64,
     conn: Conn,
@@ -144,6 +105,7 @@ pub struct PluginDevice {
     limits: abi::kvik_nic_limits,
     /// The address that peers were told last.
     address: Vec<u8>,
+    memories: abi::kvik_nic_memories,
     device: Rc<Opened>,
 }
 
@@ -171,6 +133,15 @@ impl PluginDevice {
             return Err(plugin.wrong(what, text));
         }
         limits.depth = limits.depth.min(u32::try_from(depth).unwrap_or(u32::MAX)).max(1);
+        let mut memories = abi::kvik_nic_memories::default();
+        if let Some(ask) = plugin.functions.memories {
+            let what = "asking which memory a device reaches";
+            // SAFETY: an open device, and where to write.
+            device.check(what, unsafe { ask(at.as_ptr(), &mut memories) })?;
+            if memories.dmabuf > abi::KVIK_NIC_DMABUF_NEEDED {
+                return Err(plugin.wrong(what, format!("{} says nothing of dma-bufs", memories.dmabuf)));
+            }
+        }
         let address = device.told("asking for a device's address", plugin.functions.address)?;
         Ok(PluginDevice {
             conns: HashMap::new(),
@@ -178,15 +149,26 @@ impl PluginDevice {
             next: 1,
             limits,
             address,
+            memories,
             device,
         })
     }
 
-    fn plugin(&self) -> &Plugin {
+    pub(super) fn plugin(&self) -> &Plugin {
         &self.device.plugin
     }
 
-    fn at(&self) -> *mut abi::kvik_nic_device {
+    /// The device itself, for those who keep it open.
+    pub(super) fn opened(&self) -> &Rc<Opened> {
+        &self.device
+    }
+
+    /// Which memory of other devices it reaches.
+    pub(super) fn memories(&self) -> abi::kvik_nic_memories {
+        self.memories
+    }
+
+    pub(super) fn at(&self) -> *mut abi::kvik_nic_device {
         self.device.at.as_ptr()
     }
 
@@ -218,23 +200,6 @@ impl PluginDevice {
     /// Operations in flight.
     pub fn in_flight(&self) -> usize {
         self.operations.len()
-    }
-
-    /// Makes memory known to the device.
-    ///
-    /// # Errors
-    /// The plug-in's own.
-    pub fn register(&mut self, memory: Arc<Memory>) -> Result<Rc<Region>, PluginError> {
-        let what = "making memory known";
-        let (mut made, mut key, mut base) = (ptr::null_mut(), 0, 0);
-        let (start, len) = (memory.addr() as *mut _, memory.len() as u64);
-        let add = self.plugin().functions.region_add;
-        // SAFETY: an open device; the memory is mapped while `memory` lives, which the region keeps until it
-        // was removed.
-        let code = unsafe { add(self.at(), start, len, &mut made, &mut key, &mut base) };
-        self.device.check(what, code)?;
-        let at = NonNull::new(made).ok_or_else(|| self.plugin().wrong(what, "it gives no region"))?;
-        Ok(Rc::new(Region { at, memory, key, base, device: self.device.clone() }))
     }
 
     /// Opens a connection to the device of this address.
@@ -295,17 +260,12 @@ impl PluginDevice {
             return Err(wrong("it has no pieces, or more than the device takes"));
         }
         let conn = *self.conns.get(&rma.conn).ok_or_else(|| wrong("its connection is closed"))?;
-        if !Rc::ptr_eq(&rma.memory.device, &self.device) {
+        if !rma.memory.is_of(&self.device) {
             return Err(wrong("its memory is known to another device"));
         }
         let mut pieces = [abi::kvik_nic_piece { start: ptr::null_mut(), length: 0 }; abi::KVIK_NIC_PIECES];
         for (piece, run) in pieces.iter_mut().zip(rma.pieces) {
-            let memory = rma.memory.memory();
-            let iov = match rma.op {
-                RmaOp::Read => memory.recv_run(run.offset, run.len)?.as_iovec(),
-                RmaOp::Write => memory.send_run(run.offset, run.len)?.as_iovec(),
-            };
-            *piece = abi::kvik_nic_piece { start: iov.iov_base, length: iov.iov_len as u64 };
+            *piece = abi::kvik_nic_piece { start: rma.memory.at(run, rma.op)?, length: run.len as u64 };
         }
         if self.operations.len() >= self.limits.depth as usize {
             return Ok(Posted::Full);
@@ -313,7 +273,7 @@ impl PluginDevice {
         let token = self.number();
         let post = abi::kvik_nic_post {
             conn: conn.as_ptr(),
-            region: rma.memory.at.as_ptr(),
+            region: rma.memory.region(),
             pieces: pieces.as_ptr(),
             count: rma.pieces.len() as u32,
             op: if rma.op == RmaOp::Read { abi::KVIK_NIC_READ } else { abi::KVIK_NIC_WRITE },

@@ -12,15 +12,18 @@
 
 mod abi;
 mod device;
+mod region;
 
 pub use crate::error::PluginError;
 pub use crate::rma::{Posted, RmaOp};
-pub use device::{CancelScope, Conn, PluginDevice, Region, Rma};
+pub use device::{CancelScope, Conn, PluginDevice, Rma};
+pub use region::Region;
 
 use crate::library::{Library, LibraryError, Wanted};
 use std::collections::HashSet;
 use std::ffi::c_char;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
@@ -48,6 +51,9 @@ struct Head {
     newest: u32,
     name: [u8; abi::KVIK_NIC_NAME],
 }
+
+/// Bytes of the shortest table of version 1: what was added to it since comes behind.
+const FIRST: usize = std::mem::offset_of!(abi::kvik_nic_plugin, memories);
 
 const _: () = assert!(size_of::<Head>() == std::mem::offset_of!(abi::kvik_nic_plugin, device_count));
 
@@ -186,7 +192,7 @@ fn read(head: *const Head) -> Result<(u32, abi::Functions, String), String> {
             known.oldest, known.newest, known.version
         ));
     }
-    let (size, whole) = (known.size as usize, size_of::<abi::kvik_nic_plugin>());
+    let (size, whole) = (known.size as usize, FIRST);
     if size < whole {
         let version = known.version;
         return Err(format!(
@@ -195,8 +201,14 @@ fn read(head: *const Head) -> Result<(u32, abi::Functions, String), String> {
         ));
     }
     let name = text(&known.name, ':').map_err(|why| format!("its name {why}"))?;
-    // SAFETY: the table is as long as this, by its own word, which is all there is to know of it.
-    let table = unsafe { head.cast::<abi::kvik_nic_plugin>().read() };
+    let mut table = MaybeUninit::<abi::kvik_nic_plugin>::zeroed();
+    let there = size.min(size_of::<abi::kvik_nic_plugin>());
+    // SAFETY: the table is as long as this, by its own word, which is all there is to know of it. What it has not is
+    // zero: functions that are missing.
+    let table = unsafe {
+        ptr::copy_nonoverlapping(head.cast::<u8>(), table.as_mut_ptr().cast::<u8>(), there);
+        table.assume_init()
+    };
     let functions = table.functions().map_err(|missing| format!("its table has no function {missing}"))?;
     Ok((known.version, functions, name))
 }

@@ -100,7 +100,7 @@ impl RmaDevice for PluginRmaDevice {
     }
 
     fn is_held(known: &Rc<Region>, nics: usize) -> bool {
-        Arc::strong_count(known.memory()) > nics
+        known.holders() > nics
     }
 
     fn address(&mut self) -> Result<Vec<u8>> {
@@ -116,8 +116,11 @@ impl RmaDevice for PluginRmaDevice {
     }
 
     fn register(&mut self, memory: RegionMemory) -> Result<(Rc<Region>, NicKey)> {
-        let memory = memory.host("the interface of plug-ins")?.clone();
-        let region = self.device.register(memory).map_err(no)?;
+        let region = match memory {
+            RegionMemory::Host(memory) => self.device.register(memory),
+            RegionMemory::Device(memory) => self.device.register_device(memory),
+        };
+        let region = region.map_err(no)?;
         let key = NicKey { key: region.key(), base: region.base() };
         Ok((region, key))
     }

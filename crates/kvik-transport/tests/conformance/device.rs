@@ -2,7 +2,9 @@
 //! it is told to. What transports do with it they do with any device.
 
 use kvik_core::Code;
-use kvik_host::device::{Device, DeviceMemory, DeviceStream, DmaBuf, Handle};
+use kvik_host::device::{
+    CallerStream, Device, DeviceKind, DeviceMark, DeviceMemory, DeviceStream, DmaBuf, Handle,
+};
 use kvik_host::event::EventFd;
 use kvik_host::{HostError, HugePages, Memory};
 use kvik_proto::Op;
@@ -49,6 +51,9 @@ impl fmt::Display for Abacus {
 }
 
 impl Device for Abacus {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Other
+    }
     fn number(&self) -> u32 {
         5
     }
@@ -223,6 +228,11 @@ impl DeviceStream for Wire {
         let flag = flag.clone();
         self.begin(move || flag.signal().unwrap());
         Ok(())
+    }
+
+    /// Programs launch nothing on it.
+    fn mark_of(&mut self, _: CallerStream, _: &Arc<EventFd>) -> Result<Box<dyn DeviceMark>, HostError> {
+        Err(HostError::InvalidArgument("this device has no streams of programs".into()))
     }
 }
 
