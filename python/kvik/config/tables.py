@@ -226,7 +226,7 @@ CONNECTOR = Entry(
             name="expiry",
             kind=Seconds(),
             default=120.0,
-            help="How long finished prefill KV waits for its reader.",
+            help="How long finished prefill KV waits for its reader; of a stream, also decode for the KV.",
             reason="Bounds what a lost client can strand; it outlasts a queue in front of the reader.",
         ),
         _connector(
