@@ -367,6 +367,13 @@ ROUTER = Entry(
             help="Most requests in progress.",
             reason="More get 503, which a client can retry, instead of a queue that nobody sees.",
         ),
+        _router(
+            name="transfer_mode",
+            kind=Choice(("pull", "stream")),
+            default="pull",
+            help="When KV moves: pull, once prefill is done, or stream, as it is computed.",
+            reason="A stream holds decode's KV blocks while prefill computes.",
+        ),
         *_logged("router", "At info it is one line a request; warning leaves only trouble."),
     ),
 )
