@@ -54,10 +54,11 @@ class LoadRecord:
 
 @dataclass(frozen=True)
 class SendRecord:
-    """What became of one request's handover in parts on one prefill rank; `outcome` is "sent".
+    """What became of what one prefill rank granted of a request; `outcome` is "sent".
 
-    remote_request_id: what both sides call the stream. reason: how its grants have ended. computed_at: when
-    the last layer of it was written, in seconds of the wall clock.
+    remote_request_id: what decode calls it, of a stream by a name of its own. reason: how its grants have
+    ended. parts: how many there were. computed_at: when the last layer before them was written, in seconds of
+    the wall clock; 0 where the serving engine does not say.
     """
 
     request_id: str

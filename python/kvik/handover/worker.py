@@ -61,12 +61,13 @@ NOTHING_TO_RELEASE = frozenset(
 @dataclass
 class OpenSend:
     """The grants over a request's KV blocks, one a group; how many blocks and bytes, and when they were
-    issued, by the monotonic clock."""
+    issued, by the monotonic clock. computed_at: as of `SendRecord`."""
 
     grants: list[Grant]
     blocks: int
     nbytes: int
     issued_at: float
+    computed_at: float
 
     @property
     def state(self) -> str:
@@ -309,7 +310,9 @@ class WorkerSide:
                 break
         if grants:
             blocks = sum(len(one.blocks) for one in send.groups)
-            self._grants[send.request_id] = OpenSend(grants, blocks, nbytes, time.monotonic())
+            self._grants[send.request_id] = OpenSend(
+                grants, blocks, nbytes, time.monotonic(), self._written_at()
+            )
         else:
             self._sent.add(send.request_id)
 
@@ -361,6 +364,13 @@ class WorkerSide:
             (time.monotonic() - send.issued_at) * 1e3,
         )  # fmt: skip
         self.stats.count(f"sends_{state}")
+        self._report.write(
+            SendRecord(request_id, request_id, state, self._place.rank, len(send.grants), send.computed_at)
+        )
+
+    def _written_at(self) -> float:
+        """When a step has last written the last layer, by the wall clock; 0: not known."""
+        return 0.0 if self._issuing is None else self._issuing.computed_at
 
     def _end_stream(self, request_id: str, issued: Issued) -> None:
         """Say and count how a request's handover in parts has ended."""
