@@ -188,7 +188,7 @@ def table(rounds: Sequence[Round], floor: Callable[[str, int], float]) -> str:
 def run(args: argparse.Namespace) -> list[Round]:
     """Start everything, measure, and stop it."""
     until = time.monotonic() + args.limit
-    spec = PairSpec("bench", secrets=("of both", "of both"), forked=False, mode="stream")
+    spec = PairSpec("bench", secrets=("the secret of both",) * 2, forked=False, mode="stream")
     rounds: list[Round] = []
     with two_hosts() as hosts, tempfile.TemporaryDirectory(prefix="kvik-stream-") as folder:
         pair = start_pair(spec, ensure_checkpoint(args.layers), Path(folder) / "pair", hosts)

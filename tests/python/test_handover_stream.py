@@ -137,6 +137,25 @@ def test_a_part_leaves_while_the_next_layer_is_computed(tmp_path: Path) -> None:
         assert d.holds(ours, range(LENGTH))
 
 
+def test_a_range_of_layers_waits_for_its_last(tmp_path: Path) -> None:
+    """Nine layers in eight ranges: the range of two is granted after its second."""
+    native = FakeNative()
+    with servers((shape_of(1, 4, 8, layers=9),) * 2, tmp_path, native) as (p, d):
+        template, theirs, ours = template_of(p), blocks_of(p.side.shape, FREE), blocks_of(d.shape, OURS)
+        p.begin(prompt(LENGTH), theirs, template)
+        d.admit(request("d-1", prompt(LENGTH), decode_params(template)), ours)
+        seen: list[int] = []
+
+        def looked(_: Rank, layer: int) -> None:
+            d.step()
+            seen.append(sum(bool(one.any()) for one in d.ranks[0].kv))
+            assert seen[-1] <= layer
+
+        d.step()
+        p.chunk(LENGTH, between=looked)
+        assert seen == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+
+
 @pytest.mark.parametrize("says", [True, False])
 def test_engines_that_do_not_say_their_layers_hand_over_by_chunks(tmp_path: Path, says: bool) -> None:
     with servers(SHAPES["equal"], tmp_path) as (p, d):

@@ -47,10 +47,11 @@ SPECS = {
         PairSpec(
             "wired", wired=True, extra={"expiry": 8.0}, decode_arguments=["--num-gpu-blocks-override", "40"]
         ),
-        PairSpec("stream", mode="stream", wired=True),
+        PairSpec("stream", mode="stream", wired=True, extra={"expiry": 60.0}),
         PairSpec(
             "stream-cached",
             mode="stream",
+            extra={"expiry": 60.0},
             prefix_caching=True,
             arguments=[*SMALL_STEPS, "--async-scheduling"],
             ranks=(1, 2),

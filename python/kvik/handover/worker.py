@@ -391,7 +391,7 @@ class WorkerSide:
         )
         self.stats.count(f"sends_{state}")
         self.stats.count("sends_failed", issued.failed)
-        self.stats.count("streams_sent")
+        self.stats.count("sent_streams")
 
     def _park(self, request_id: str) -> None:
         """Let the engine's request end while its grant lives on. One that ended first was reported."""
