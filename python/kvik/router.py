@@ -62,6 +62,7 @@ class Native(Protocol):
         drain_timeout: float,
         max_body: int,
         max_inflight: int,
+        transfer_mode: str,
     ) -> RunningRouter:
         """Start a router, listening when this returns.
 
@@ -86,6 +87,7 @@ class RouterOptions:
     drain_timeout: float
     max_body: int
     max_inflight: int
+    transfer_mode: str
     log_level: logs.Level
     log_format: logs.Format
 

@@ -284,8 +284,11 @@ class FakeTransfer:
         """Copy the remote stream into the local one; only the numbers of bytes and layers must agree."""
         parts = self._remote.parts
         ids = [granted.ids[at // parts] * parts + at % parts for at in self._remote.positions]
+        asked = self._remote.layers or granted.layers
+        if not granted.layers[0] <= asked[0] <= asked[1] <= granted.layers[1]:
+            raise KvikError("page_not_granted", f"layers {asked}, granted are {granted.layers}")
         remote = granted.region.pages(
-            granted.layout, ids, layers=self._remote.layers, slices=self._remote.slices, parts=parts
+            granted.layout, ids, layers=asked, slices=self._remote.slices, parts=parts
         )
         layers = local.layers[1] - local.layers[0]
         if layers != remote.layers[1] - remote.layers[0]:

@@ -11,7 +11,7 @@ import json
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from kvik.handover.native import Native
 from kvik.handover.protocol import KvShape, RankPlace
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
+from kvik.handover.sending import Scheduled
 from kvik.handover.worker import WorkerSide
 
 ITEM = 4  # bytes of an element
@@ -149,6 +150,12 @@ class Rank:
         )
         self.worker.register([memory])
 
+    def compute_layer(self, layer: int, blocks: list[int], tokens: range) -> None:
+        """Write one of the rank's layers (counted from its first), and say so as a serving engine does."""
+        first = self.layers[0] + layer
+        compute(self.kv[layer : layer + 1], self.block_tokens, (first, first + 1), self.heads, blocks, tokens)
+        self.worker.saved(str(first))
+
     def compute(self, kv: Kv, blocks: list[int], tokens: range) -> None:
         """Write this rank's part of the KV of these tokens of a prompt that lies in `blocks`."""
         compute(kv, self.block_tokens, self.layers, self.heads, blocks, tokens)
@@ -175,6 +182,7 @@ class Side:
             ranks=shape.ranks,
             is_producer=role == "prefill",
             is_consumer=role == "decode",
+            streams=True,
         )
         held = HeldBlocks(2.0, shape.ranks, clock)
         self.scheduler = SchedulerSide(native, identity, 120.0, held, ReportFile(str(self.report)))
@@ -194,12 +202,16 @@ class Side:
         for rank in self.ranks:
             rank.worker.close()
 
-    def step(self) -> StepResult:
-        """One engine step; an id counts when all ranks have reported it."""
-        plan = across(self.scheduler.take_plan())
+    def step(
+        self, computes: Sequence[Scheduled] = (), forward: Callable[[Rank], None] = lambda _: None
+    ) -> StepResult:
+        """One engine step; an id counts when all ranks have reported it. `computes`: the requests that it is
+        about, and `forward` what a rank does for them."""
+        plan = across(self.scheduler.take_plan(lambda _: list(computes)))
         result, ends = StepResult(), Counter[str]()
         for rank in self.ranks:
             rank.worker.begin_step(plan)
+            forward(rank)
             for kind, ids, done in zip(
                 ("sent", "received"), rank.worker.collect(), (result.sent, result.received), strict=True
             ):
@@ -232,6 +244,7 @@ class Side:
         """Ask for a load into `blocks`; the tokens that it brings."""
         self.scheduler.on_new_request(wanted)
         external, _ = self.scheduler.get_num_new_matched_tokens(wanted, local_tokens)
+        assert external is not None
         self.scheduler.update_state_after_alloc(wanted, (blocks,), external)
         return external
 

@@ -78,6 +78,7 @@ def test_a_signal_drains_and_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
         "drain_timeout": 30.0,
         "max_body": 2 << 20,
         "max_inflight": 1024,
+        "transfer_mode": "pull",
     }
 
 

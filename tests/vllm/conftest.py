@@ -47,6 +47,15 @@ SPECS = {
         PairSpec(
             "wired", wired=True, extra={"expiry": 8.0}, decode_arguments=["--num-gpu-blocks-override", "40"]
         ),
+        PairSpec("stream", mode="stream", wired=True, extra={"expiry": 60.0}),
+        PairSpec(
+            "stream-cached",
+            mode="stream",
+            extra={"expiry": 60.0},
+            prefix_caching=True,
+            arguments=[*SMALL_STEPS, "--async-scheduling"],
+            ranks=(1, 2),
+        ),
         # As a user starts them.
         PairSpec("two-hosts", secrets=("one secret of both", "one secret of both"), forked=False),
         PairSpec("two-secrets", secrets=("the secret of prefill", "the secret of decode")),

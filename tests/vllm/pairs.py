@@ -46,7 +46,7 @@ class PairSpec:
     may be killed and started again where they were. arguments, decode_arguments: more of both command
     lines, and of decode's. adapter: both have a LoRA adapter, `ADAPTED`. forked: from a process that has
     imported vLLM already, and not each by a command line of its own, which takes ten times as long.
-    several: kvik's connector is one of two. unsaid: see `Unsaid`.
+    several: kvik's connector is one of two. unsaid: see `Unsaid`. mode: the router's transfer mode.
     """
 
     name: str
@@ -63,6 +63,7 @@ class PairSpec:
     forked: bool = True
     several: bool = False
     unsaid: bool = False
+    mode: str = "pull"
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def start_pair(
             for server in servers:
                 server.wait_ready(deadline)
             prefill, decode = servers
-            router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder))
+            router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder, spec.mode))
             router.wait_ready(time.monotonic() + 30)
         reverse, forward = map(ReportReader, reports)
         return Pair(spec, prefill, decode, router, forward, reverse, fleet, starts, hosts, wire)
@@ -239,7 +240,8 @@ def _engines(spec: PairSpec, reports: list[Path], hosts: Hosts, wire: Wire | Non
                 extra |= {"listen": f"{address}:{wire.target}", "advertise": f"{address}:{wire.port}"}
         role: Role = "kv_both" if spec.both else "kv_producer" if name == "prefill" else "kv_consumer"
         kind = Several if spec.several else Unsaid if spec.unsaid else Connector
-        connector = kind(role, None if role == "kv_producer" else report, extra=extra)
+        writes = role != "kv_producer" or spec.mode == "stream"
+        connector = kind(role, report if writes else None, extra=extra)
         env = {"KVIK_SECRET": secret} if secret else {}
         arguments = [*spec.arguments, *(spec.decode_arguments if name == "decode" else ())]
         if stages > 1:

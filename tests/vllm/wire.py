@@ -102,6 +102,12 @@ class Wire:
             self._changed.notify_all()
         return piece
 
+    def cut(self) -> None:
+        """End the connections that there are; new ones are relayed."""
+        for end in self._sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
     def begin(self) -> Self:
         """Relay from now on."""
         thread = threading.Thread(target=self._accept, daemon=True)

@@ -16,7 +16,7 @@ pub struct PyRouter(RunningRouter);
 /// Raises InvalidArgument for a setting or URL that cannot work, OSError when the address cannot be listened on.
 #[pyfunction]
 #[pyo3(signature = (*, host, port, prefill, decode, connect_timeout, prefill_timeout, decode_timeout,
-    client_timeout, release_timeout, drain_timeout, max_body, max_inflight))]
+    client_timeout, release_timeout, drain_timeout, max_body, max_inflight, transfer_mode="pull"))]
 #[expect(clippy::too_many_arguments, reason = "each is a keyword of the Python function")]
 pub fn serve_router(
     py: Python<'_>,
@@ -32,7 +32,16 @@ pub fn serve_router(
     drain_timeout: f64,
     max_body: usize,
     max_inflight: usize,
+    transfer_mode: &str,
 ) -> PyResult<PyRouter> {
+    let stream = match transfer_mode {
+        "pull" => false,
+        "stream" => true,
+        other => {
+            let text = format!("transfer_mode is {other:?}; it is pull or stream");
+            return Err(errors::error(py, Code::InvalidArgument, &text));
+        }
+    };
     let urls = |texts: Vec<String>| {
         texts.iter().map(|text| text.parse::<EngineUrl>()).collect::<Result<Vec<_>, _>>()
     };
@@ -49,6 +58,7 @@ pub fn serve_router(
         drain_timeout: seconds(py, "drain_timeout", drain_timeout)?,
         max_body,
         max_inflight,
+        stream,
         ..RouterConfig::new(prefill, decode)
     };
     py.detach(|| RunningRouter::start(config)).map(PyRouter).map_err(|error| raised(py, &error))

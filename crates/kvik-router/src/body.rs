@@ -23,10 +23,11 @@ pub(crate) enum Kind {
 
 const PARAMS: &str = "kv_transfer_params";
 
-/// What a prefill engine is told: compute the prompt's KV and keep it for a decode engine to pull.
+/// What a prefill engine is told: compute the prompt's KV and keep it for a decode engine to pull. The object is
+/// still open.
 const PREFILL_PARAMS: &str = concat!(
     r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"#,
-    r#""remote_block_ids":null,"remote_host":null,"remote_port":null}"#
+    r#""remote_block_ids":null,"remote_host":null,"remote_port":null"#
 );
 
 /// A JSON object whose values are raw. Keys that occur twice are kept twice; the last one counts, as it does
@@ -100,12 +101,16 @@ impl<'a> RequestBody<'a> {
     ///
     /// `min_tokens` above 1 becomes 1: it may not exceed `max_tokens`, and as in the client's request it keeps
     /// the engine from ending on the first token, after which there would be no KV to hand over.
-    pub(crate) fn for_prefill(&self, kind: Kind) -> Vec<u8> {
+    ///
+    /// `stream`: what it is told of streams, where the router streams at all.
+    pub(crate) fn for_prefill(&self, kind: Kind, stream: Option<&str>) -> Vec<u8> {
+        let more = stream.map(|stream| format!(r#","kvik":{{"stream":{stream}}}"#)).unwrap_or_default();
+        let params = format!("{PREFILL_PARAMS}{more}}}");
         let mut changes = vec![
             ("max_tokens", Some("1")),
             ("stream", Some("false")),
             ("stream_options", None),
-            (PARAMS, Some(PREFILL_PARAMS)),
+            (PARAMS, Some(params.as_str())),
         ];
         if kind == Kind::Chat || self.get("max_completion_tokens").is_some() {
             changes.push(("max_completion_tokens", Some("1")));
@@ -235,7 +240,11 @@ mod tests {
         let sent = r#"{ "prompt":"h\u00e9\n", "max_tokens" : 50,"seed":123456789012345678901234567890,"t":1.0,"x":{"b":1,"a":[1e5, 2]},"stream":true,"stream_options":{"include_usage":true}}"#;
         let body = parse(sent, Kind::Completion);
         let want = r#"{"prompt":"h\u00e9\n","max_tokens":1,"seed":123456789012345678901234567890,"t":1.0,"x":{"b":1,"a":[1e5, 2]},"stream":false,"kv_transfer_params":PARAMS}"#;
-        assert_eq!(text(body.for_prefill(Kind::Completion)), want.replace("PARAMS", PREFILL_PARAMS));
+        let params = format!("{PREFILL_PARAMS}}}");
+        assert_eq!(text(body.for_prefill(Kind::Completion, None)), want.replace("PARAMS", &params));
+        let params = format!(r#"{PREFILL_PARAMS},"kvik":{{"stream":{{"a":[ 1]}}}}}}"#);
+        let streamed = text(body.for_prefill(Kind::Completion, Some(r#"{"a":[ 1]}"#)));
+        assert_eq!(streamed, want.replace("PARAMS", &params));
         let whole = r#"{"prompt":"h\u00e9\n","max_tokens":50,"seed":123456789012345678901234567890,"t":1.0,"x":{"b":1,"a":[1e5, 2]},"stream":true,"stream_options":{"include_usage":true}}"#;
         assert_eq!(text(body.for_decode(None)), whole);
         let params: Box<RawValue> = serde_json::from_str(r#"{"n": 1.50, "\u00fc":[ ]}"#).unwrap();
@@ -246,13 +255,13 @@ mod tests {
     #[test]
     fn a_chat_body_is_cut_by_both_names_of_the_limit() {
         let body = parse(r#"{"messages":[],"min_tokens":7,"max_completion_tokens":9}"#, Kind::Chat);
-        let cut = text(body.for_prefill(Kind::Chat));
+        let cut = text(body.for_prefill(Kind::Chat, None));
         assert!(cut.contains(r#""max_completion_tokens":1"#) && cut.contains(r#""max_tokens":1"#), "{cut}");
         assert!(cut.contains(r#""min_tokens":1"#), "{cut}");
         let bare = parse(r#"{"messages":[]}"#, Kind::Chat);
-        assert!(text(bare.for_prefill(Kind::Chat)).contains("max_completion_tokens"));
+        assert!(text(bare.for_prefill(Kind::Chat, None)).contains("max_completion_tokens"));
         let completion = parse(r#"{"prompt":"x","min_tokens":0}"#, Kind::Completion);
-        let cut = text(completion.for_prefill(Kind::Completion));
+        let cut = text(completion.for_prefill(Kind::Completion, None));
         assert!(!cut.contains("max_completion_tokens") && cut.contains(r#""min_tokens":0"#), "{cut}");
     }
 
@@ -303,7 +312,7 @@ mod tests {
             Kind::Completion,
         );
         assert_eq!(body.needs_whole_decode(Kind::Completion), None);
-        let cut = text(body.for_prefill(Kind::Completion));
+        let cut = text(body.for_prefill(Kind::Completion, None));
         assert_eq!(cut.matches("stream").count(), 1, "{cut}");
         assert!(!text(body.for_decode(None)).contains("kv_transfer_params"));
     }

@@ -35,6 +35,8 @@ pub struct RouterConfig {
     pub max_body: usize,
     /// Most requests in progress; one more is answered 503 with `Retry-After`.
     pub max_inflight: usize,
+    /// Whether KV is handed over while prefill still computes, from engines that can.
+    pub stream: bool,
 }
 
 impl RouterConfig {
@@ -53,6 +55,7 @@ impl RouterConfig {
             drain_timeout: Duration::from_secs(30),
             max_body: 32 << 20,
             max_inflight: 1024,
+            stream: false,
         }
     }
 

@@ -15,7 +15,8 @@ pub fn body(bytes: &[u8], chat: bool) {
     let _ = body.needs_whole_decode(kind);
     let params = RawValue::from_string(r#"{"kvik":{"n":1.0}}"#.to_owned()).expect("JSON");
     let whole = body.for_decode(Some(&params));
-    for made in [&whole, &body.for_decode(None), &body.for_prefill(kind), &body.for_release(kind, &params)] {
+    let (pull, stream) = (body.for_prefill(kind, None), body.for_prefill(kind, Some("{}")));
+    for made in [&whole, &body.for_decode(None), &pull, &stream, &body.for_release(kind, &params)] {
         let raw: &RawValue = serde_json::from_slice(made).expect("what is sent on is JSON");
         assert!(raw.get().starts_with('{'));
     }
@@ -33,6 +34,9 @@ pub fn body(bytes: &[u8], chat: bool) {
 pub fn prefill_answer(bytes: &[u8]) {
     if let Ok(Some(params)) = handover::params_of(bytes) {
         assert!(!params.get().is_empty());
+        if let Some(template) = crate::stream::template_of(&params) {
+            RawValue::from_string(template.to_string()).expect("what is kept is JSON");
+        }
     }
 }
 

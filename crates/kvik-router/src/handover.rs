@@ -1,4 +1,5 @@
-//! The two steps of the pull protocol: prefill computes and keeps, decode fetches and answers.
+//! The two steps of the pull protocol: prefill computes and keeps, decode fetches and answers. Where the router
+//! streams, the two may also go at once: [`crate::stream`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::body::{Kind, RequestBody};
 use crate::collect::{CollectError, collect, next_piece};
+use crate::config::EngineUrl;
 use crate::exchange::Exchange;
 use crate::headers::for_engine;
 use crate::metrics::{FailureKind, Outcome, Recompute, Role, Stage};
@@ -19,10 +21,11 @@ use crate::pool::Engine;
 use crate::release::GrantedKv;
 use crate::reply::Reply;
 use crate::shared::Shared;
+use crate::stream;
 use crate::upstream::{Attached, Call, Failure};
 
 /// Largest prefill answer: one token, and params that may list a hundred thousand pages.
-const MOST_PREFILL_ANSWER: usize = 16 << 20;
+pub(crate) const MOST_PREFILL_ANSWER: usize = 16 << 20;
 
 /// A whole answer up to this size is read before it is passed on; a longer one is passed on as it comes.
 const MOST_WHOLE_ANSWER: usize = 4 << 20;
@@ -59,33 +62,45 @@ pub(crate) async fn serve(exchange: &mut Exchange, request: &ClientRequest<'_>) 
     let headers = for_engine(&request.headers, &exchange.id);
     let mut params = None;
     if let Some(reason) = request.body.needs_whole_decode(request.kind) {
-        recompute(exchange, reason);
+        recompute(&exchange.shared, &exchange.id, reason);
     } else {
-        match prefill(exchange, request, &headers).await? {
+        let mut engines: Vec<_> = exchange.shared.prefill.pick().cloned().collect();
+        let first = engines.first().cloned().filter(|_| exchange.shared.config.stream);
+        if let Some(engine) = first.filter(|engine| engine.template().is_some()) {
+            if let Some(answer) = stream::serve(exchange, request, &headers, &engine).await? {
+                return Ok(answer);
+            }
+            engines.rotate_left(1);
+        }
+        match prefill(exchange, request, &headers, engines).await? {
             Prefilled::Refused(answer) => return Ok(answer),
-            Prefilled::NoParams => recompute(exchange, Recompute::NoParams),
+            Prefilled::NoParams => recompute(&exchange.shared, &exchange.id, Recompute::NoParams),
             Prefilled::Params(granted) => params = Some(granted),
         }
     }
     decode(exchange, request, headers, params.as_deref()).await
 }
 
-fn recompute(exchange: &Exchange, reason: Recompute) {
-    exchange.shared.metrics.recomputed(reason);
-    log::debug!(request:% = exchange.id; "request {}: decode computes the prompt: {}", exchange.id, reason.name());
+pub(crate) fn recompute(shared: &Shared, id: &str, reason: Recompute) {
+    shared.metrics.recomputed(reason);
+    log::debug!(request:% = id; "request {id}: decode computes the prompt: {}", reason.name());
 }
 
 async fn prefill(
     exchange: &mut Exchange,
     request: &ClientRequest<'_>,
     headers: &HeaderMap,
+    engines: Vec<Arc<Engine>>,
 ) -> Result<Prefilled, Reply> {
-    let body = request.body.for_prefill(request.kind).into();
+    let asks = exchange.shared.config.stream.then_some("{}");
+    let body = request.body.for_prefill(request.kind, asks).into();
     let call = Call { method: Method::POST, path: request.path.clone(), headers: headers.clone(), body };
     exchange.stage = Stage::Prefill;
     exchange.timing.routed();
     let began = Instant::now();
-    let (engine, response) = ask(exchange, Role::Prefill, &call, &Attached::default()).await?;
+    let (shared, nothing) = (exchange.shared.clone(), Attached::default());
+    let chosen = &mut exchange.prefill;
+    let (engine, response) = ask_among(&shared, &exchange.id, engines, &call, &nothing, chosen).await?;
     if !response.status().is_success() {
         return Ok(Prefilled::Refused(Answer::passed_on(response, engine)));
     }
@@ -94,7 +109,10 @@ async fn prefill(
     let answer = answer.map_err(|e| failed(&exchange.shared, &engine, broken(e)))?;
     exchange.timing.prefilled(began);
     match params_of(&answer) {
-        Ok(Some(params)) => Ok(Prefilled::Params(params)),
+        Ok(Some(params)) => {
+            engine.keep_template(stream::template_of(&params));
+            Ok(Prefilled::Params(params))
+        }
         Ok(None) => Ok(Prefilled::NoParams),
         Err(e) => {
             let fault = (FailureKind::Protocol, format!("its answer is not a JSON object: {e}"));
@@ -112,7 +130,7 @@ pub(crate) fn params_of(answer: &[u8]) -> Result<Option<Box<RawValue>>, serde_js
     Ok(serde_json::from_slice::<PrefillAnswer>(answer)?.kv_transfer_params)
 }
 
-async fn decode(
+pub(crate) async fn decode(
     exchange: &mut Exchange,
     request: &ClientRequest<'_>,
     headers: HeaderMap,
@@ -130,40 +148,59 @@ async fn decode(
     exchange.stage = Stage::Decode;
     exchange.timing.decode_begins();
     let call = Call { method: Method::POST, path, headers, body };
-    let (engine, response) = ask(exchange, Role::Decode, &call, &attached).await?;
+    let (engine, response) = ask(exchange, &call, &attached).await?;
     exchange.granted = None;
     if !response.status().is_success() {
         return Ok(Answer::passed_on(response, engine));
     }
     let silence = exchange.shared.upstream.silence(Role::Decode);
-    let begun = begin_answer(exchange, response, &engine, silence).await;
-    begun.map_err(|e| failed(&exchange.shared, &engine, broken(e)))
+    match read_beginning(response, silence).await {
+        Ok(begun) => Ok(answer(exchange, engine, begun)),
+        Err(e) => Err(failed(&exchange.shared, &engine, broken(e))),
+    }
 }
 
-/// Reads as much of an answer as has to be there before its head is passed on: a short whole answer
-/// completely, of any other the first bytes. A client waits no longer for that: an engine's head without
-/// bytes tells it nothing.
-async fn begin_answer(
-    exchange: &mut Exchange,
+/// As much of a decode engine's answer as has to be there before its head is passed on.
+pub(crate) enum Begun {
+    /// A 4xx.
+    Refused(Response<Incoming>),
+    /// All of a short answer.
+    Whole(http::response::Parts, Bytes),
+    /// The first bytes of any other.
+    First(http::response::Parts, Bytes, Incoming),
+}
+
+/// Reads the beginning of a success. A client waits no longer for that: an engine's head without bytes tells
+/// it nothing.
+pub(crate) async fn read_beginning(
     response: Response<Incoming>,
-    engine: &Arc<Engine>,
     silence: Duration,
-) -> Result<Answer, CollectError> {
+) -> Result<Begun, CollectError> {
     let (head, mut body) = response.into_parts();
-    let size = body.size_hint().exact();
-    let (first, rest) = if size.is_some_and(|size| size <= MOST_WHOLE_ANSWER as u64) {
-        let whole = collect(body, MOST_WHOLE_ANSWER, silence).await?;
-        exchange.timing.decoded();
-        (whole, None)
-    } else {
-        let first = next_piece(&mut body, silence).await?.unwrap_or_default();
-        if is_stream(&head.headers) {
-            exchange.timing.first_token();
+    if body.size_hint().exact().is_some_and(|size| size <= MOST_WHOLE_ANSWER as u64) {
+        return Ok(Begun::Whole(head, collect(body, MOST_WHOLE_ANSWER, silence).await?));
+    }
+    let first = next_piece(&mut body, silence).await?.unwrap_or_default();
+    Ok(Begun::First(head, first, body))
+}
+
+/// The answer that begins so.
+pub(crate) fn answer(exchange: &mut Exchange, engine: Arc<Engine>, begun: Begun) -> Answer {
+    let (head, first, rest) = match begun {
+        Begun::Refused(response) => return Answer::passed_on(response, engine),
+        Begun::Whole(head, whole) => {
+            exchange.timing.decoded();
+            (head, whole, None)
         }
-        (first, Some((body, engine.clone())))
+        Begun::First(head, first, body) => {
+            if is_stream(&head.headers) {
+                exchange.timing.first_token();
+            }
+            (head, first, Some((body, engine)))
+        }
     };
     exchange.timing.reported(&head.headers, &first);
-    Ok(Answer { head, first, rest, outcome: Outcome::Ok })
+    Answer { head, first, rest, outcome: Outcome::Ok }
 }
 
 fn is_stream(headers: &HeaderMap) -> bool {
@@ -171,26 +208,35 @@ fn is_stream(headers: &HeaderMap) -> bool {
     kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
 }
 
-/// Asks the engines of a role in turn, as long as nothing has been sent to any.
+/// Asks the decode engines in turn, as long as nothing has been sent to any.
 pub(crate) async fn ask(
     exchange: &mut Exchange,
-    role: Role,
     call: &Call,
     attached: &Attached,
 ) -> Result<(Arc<Engine>, Response<Incoming>), Reply> {
     let shared = exchange.shared.clone();
-    let pool = shared.pool(role);
+    let engines = shared.decode.pick().cloned().collect();
+    ask_among(&shared, &exchange.id, engines, call, attached, &mut exchange.decode).await
+}
+
+/// Asks these engines of one role in turn, as long as nothing has been sent to any; `chosen` tells the last.
+pub(crate) async fn ask_among(
+    shared: &Shared,
+    id: &str,
+    engines: Vec<Arc<Engine>>,
+    call: &Call,
+    attached: &Attached,
+    chosen: &mut Option<EngineUrl>,
+) -> Result<(Arc<Engine>, Response<Incoming>), Reply> {
+    let role = engines.first().map_or(Role::Decode, |engine| engine.role);
     let mut last = None;
-    for engine in pool.pick() {
-        match role {
-            Role::Prefill => exchange.prefill = Some(engine.url.clone()),
-            Role::Decode => exchange.decode = Some(engine.url.clone()),
-        }
-        let stale = || shared.metrics.stale_connection(role);
-        match shared.upstream.send(engine, call, attached, stale).await {
-            Ok(response) => return Ok((engine.clone(), response)),
+    for engine in engines {
+        *chosen = Some(engine.url.clone());
+        let stale = || shared.metrics.stale_connection(engine.role);
+        match shared.upstream.send(&engine, call, attached, stale).await {
+            Ok(response) => return Ok((engine, response)),
             Err(failure) => {
-                report(&shared, &exchange.id, &failure);
+                report(shared, id, &failure);
                 let try_next = failure.nothing_sent();
                 last = Some(failure);
                 if !try_next {
@@ -202,19 +248,19 @@ pub(crate) async fn ask(
     Err(last.as_ref().map_or_else(|| Reply::no_engine(role), Reply::engine_failed))
 }
 
-fn report(shared: &Shared, id: &str, failure: &Failure) {
+pub(crate) fn report(shared: &Shared, id: &str, failure: &Failure) {
     shared.metrics.upstream_error(failure.role, failure.kind);
     log::warn!(request:% = id; "request {id}: {} engine {}: {}", failure.role.name(), failure.url, failure.detail);
 }
 
 /// An engine that answered, and then failed within its answer.
-fn failed(shared: &Shared, engine: &Engine, (kind, detail): (FailureKind, String)) -> Reply {
+pub(crate) fn failed(shared: &Shared, engine: &Engine, (kind, detail): (FailureKind, String)) -> Reply {
     engine.note(Err(kind));
     shared.metrics.upstream_error(engine.role, kind);
     Reply::engine_failed(&Failure::new(engine, kind, detail))
 }
 
-fn broken(error: CollectError) -> (FailureKind, String) {
+pub(crate) fn broken(error: CollectError) -> (FailureKind, String) {
     match error {
         CollectError::TooLarge => {
             (FailureKind::Protocol, "its answer is larger than any it should give".into())

@@ -11,7 +11,7 @@
 //!    client that leaves, and that gives back KV which no decode engine will ever fetch.
 //! 3. [`body`] turns the client's body into the one for prefill and the one for decode, changing single keys
 //!    and leaving every other byte alone.
-//! 4. [`handover`] runs the two steps; [`pool`] picks engines; [`upstream`] sends, and says what
+//! 4. [`handover`] runs the two steps, one after the other, [`stream`] both at once; [`pool`] picks engines; [`upstream`] sends, and says what
 //!    came of it.
 //! 5. [`relay`] passes the answer on, chunk by chunk, and [`timing`] says where the time went.
 //!
@@ -40,6 +40,7 @@ mod running;
 mod server;
 mod service;
 mod shared;
+mod stream;
 mod timing;
 mod upstream;
 

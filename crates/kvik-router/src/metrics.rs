@@ -76,10 +76,22 @@ label_values! {
     Recompute {
         /// Prefill answered without `kv_transfer_params`.
         NoParams = "no_params",
+        /// Prefill's connection ended while it was streaming its KV to decode.
+        PrefillDied = "prefill_died",
         BatchedPrompt = "batched_prompt",
         ManyChoices = "many_choices",
         PromptLogits = "prompt_logits",
         PromptEmbeds = "prompt_embeds",
+    }
+}
+
+label_values! {
+    /// What became of requests that both engines were sent at once.
+    Streamed {
+        /// Decode answered them so.
+        Streamed = "streamed",
+        /// Prefill has not streamed, and offered its KV at its end: decode was asked again, and pulled.
+        Offered = "offered",
     }
 }
 
@@ -133,6 +145,7 @@ pub(crate) struct Metrics {
     phases: By<1, Histogram>,
     pub(crate) inflight: Gauge,
     recomputed: By<1, Counter>,
+    streamed: By<1, Counter>,
     client_left: By<1, Counter>,
     releases: By<1, Counter>,
     stale: By<1, Counter>,
@@ -153,6 +166,7 @@ impl Metrics {
             phases: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             inflight: Gauge::default(),
             recomputed: Family::default(),
+            streamed: Family::default(),
             client_left: Family::default(),
             releases: Family::default(),
             stale: Family::default(),
@@ -165,6 +179,8 @@ impl Metrics {
         registry.register("inflight", "Requests in progress", metrics.inflight.clone());
         let text = "Prompts that decode computed itself, by reason";
         registry.register("recomputed", text, metrics.recomputed.clone());
+        let text = "Requests that both engines were sent at once, by what became of them";
+        registry.register("streams", text, metrics.streamed.clone());
         let text = "Clients that left before their answer was complete, by stage";
         registry.register("client_left", text, metrics.client_left.clone());
         let text = "Attempts to give back KV that no decode engine was given, by outcome";
@@ -189,6 +205,10 @@ impl Metrics {
 
     pub(crate) fn recomputed(&self, reason: Recompute) {
         self.recomputed.get_or_create(&[("reason", reason.name())]).inc();
+    }
+
+    pub(crate) fn streamed(&self, outcome: Streamed) {
+        self.streamed.get_or_create(&[("outcome", outcome.name())]).inc();
     }
 
     pub(crate) fn client_left(&self, stage: Stage) {

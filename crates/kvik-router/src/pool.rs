@@ -19,6 +19,7 @@ pub(crate) struct Engine {
     pub(crate) url: EngineUrl,
     pub(crate) role: Role,
     last: Mutex<Option<(Seen, Instant)>>,
+    template: Mutex<Option<Arc<str>>>,
 }
 
 /// What came of a request to an engine, as far as it tells whether the engine is there: an answer, with success or a
@@ -27,7 +28,9 @@ pub(crate) type Seen = Result<(), FailureKind>;
 
 impl Pool {
     pub(crate) fn new(role: Role, urls: &[EngineUrl]) -> Self {
-        let engine = |url: &EngineUrl| Arc::new(Engine { url: url.clone(), role, last: Mutex::new(None) });
+        let engine = |url: &EngineUrl| {
+            Arc::new(Engine { url: url.clone(), role, last: Mutex::new(None), template: Mutex::new(None) })
+        };
         Self { role, engines: urls.iter().map(engine).collect(), next: AtomicUsize::new(0) }
     }
 
@@ -46,6 +49,16 @@ impl Engine {
     /// Keeps what a request showed of this engine.
     pub(crate) fn note(&self, seen: Seen) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, Instant::now()));
+    }
+
+    /// What a prefill engine has last said of itself for streams, as it came; none before its first answer.
+    pub(crate) fn template(&self) -> Option<Arc<str>> {
+        self.template.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Keeps what an answer says of streams, also that it says nothing.
+    pub(crate) fn keep_template(&self, template: Option<Arc<str>>) {
+        *self.template.lock().unwrap_or_else(PoisonError::into_inner) = template;
     }
 
     /// What the last request showed, and when.

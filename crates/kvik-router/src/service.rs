@@ -16,7 +16,7 @@ use crate::exchange::Exchange;
 use crate::handover::{self, Answer, ClientRequest};
 use crate::headers::{for_engine, request_id};
 use crate::health;
-use crate::metrics::{Endpoint, Role, Stage};
+use crate::metrics::{Endpoint, Stage};
 use crate::relay::{respond, takes_trailers};
 use crate::reply::{Reply, json_response};
 use crate::shared::Shared;
@@ -97,7 +97,7 @@ async fn models(State(shared): State<Arc<Shared>>, request: Request) -> Response
     let headers = for_engine(request.headers(), &id);
     let call = Call { method: Method::GET, path: path_of(request.uri()), headers, body: Bytes::new() };
     exchange.stage = Stage::Decode;
-    match handover::ask(&mut exchange, Role::Decode, &call, &Attached::default()).await {
+    match handover::ask(&mut exchange, &call, &Attached::default()).await {
         Ok((engine, response)) => respond(exchange, Answer::passed_on(response, engine), false),
         Err(reply) => {
             exchange.finish(reply.outcome);

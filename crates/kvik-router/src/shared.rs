@@ -44,11 +44,4 @@ impl Shared {
             config,
         }
     }
-
-    pub(crate) fn pool(&self, role: Role) -> &Pool {
-        match role {
-            Role::Prefill => &self.prefill,
-            Role::Decode => &self.decode,
-        }
-    }
 }

@@ -8,6 +8,7 @@
 //! * `first_token`, of a streamed answer: from making the decode request until the first bytes of the answer's
 //!   body. It *contains* the time in which decode fetches the KV and computes the first token: from outside an
 //!   engine these cannot be told apart.
+//!   Of a stream it contains prefill's time as well, since both requests are made at once.
 //! * `decode`: from making the decode request until the last byte of its answer. A whole answer comes at once,
 //!   so there is no `first_token` for it.
 //! * `kv_wait`: the part of the above that decode spent waiting for KV, when the decode engine says so, in its own

@@ -226,7 +226,7 @@ CONNECTOR = Entry(
             name="expiry",
             kind=Seconds(),
             default=120.0,
-            help="How long finished prefill KV waits for its reader.",
+            help="How long finished prefill KV waits for its reader; of a stream, also decode for the KV.",
             reason="Bounds what a lost client can strand; it outlasts a queue in front of the reader.",
         ),
         _connector(
@@ -366,6 +366,13 @@ ROUTER = Entry(
             default=1024,
             help="Most requests in progress.",
             reason="More get 503, which a client can retry, instead of a queue that nobody sees.",
+        ),
+        _router(
+            name="transfer_mode",
+            kind=Choice(("pull", "stream")),
+            default="pull",
+            help="When KV moves: pull, once prefill is done, or stream, as it is computed.",
+            reason="A stream holds decode's KV blocks while prefill computes.",
         ),
         *_logged("router", "At info it is one line a request; warning leaves only trouble."),
     ),

@@ -39,9 +39,11 @@ CHAT_TEMPLATE = (
 KV_BYTES_PER_TOKEN = 4 * 2 * 4 * 32 * 4  # layers, K and V, KV heads, head dimension, bytes of a float32
 
 
-def ensure_checkpoint() -> Path:
-    """The folder of the checkpoint; made in a child process (it imports torch) when it is not there yet."""
-    key = hashlib.sha256(json.dumps([SPEC, SEED, CHAT_TEMPLATE], sort_keys=True).encode()).hexdigest()[:12]
+def ensure_checkpoint(layers: int | None = None) -> Path:
+    """The folder of the checkpoint; made in a child process (it imports torch) when it is not there yet.
+    `layers`: another number of them."""
+    spec = _spec(layers)
+    key = hashlib.sha256(json.dumps([spec, SEED, CHAT_TEMPLATE], sort_keys=True).encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvik" / "models"
     final = base / f"tiny-llama-{key}"
     if final.is_dir():
@@ -50,7 +52,8 @@ def ensure_checkpoint() -> Path:
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=base))
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
-        subprocess.run([sys.executable, "-m", __name__, str(making)], env=env, check=True, timeout=300)
+        command = [sys.executable, "-m", __name__, str(making), str(spec["num_hidden_layers"])]
+        subprocess.run(command, env=env, check=True, timeout=300)
         making.chmod(0o755)
         try:
             making.rename(final)
@@ -62,14 +65,18 @@ def ensure_checkpoint() -> Path:
     return final
 
 
-def write_checkpoint(folder: Path) -> None:
+def _spec(layers: int | None) -> dict[str, int | float | str | bool]:
+    return SPEC if layers is None else SPEC | {"num_hidden_layers": layers}
+
+
+def write_checkpoint(folder: Path, layers: int | None = None) -> None:
     """Write configuration, weights and tokenizer into an existing folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(
-        LlamaConfig(**SPEC, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        LlamaConfig(**_spec(layers), rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     )
     model.to(torch.float32).save_pretrained(folder)
     _write_tokenizer(folder)
@@ -98,4 +105,4 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_checkpoint(Path(sys.argv[1]))
+    write_checkpoint(Path(sys.argv[1]), int(sys.argv[2]))

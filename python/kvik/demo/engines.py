@@ -93,8 +93,10 @@ class EngineSpec:
         )  # fmt: skip
 
 
-def start_router(prefill: Sequence[str], decode: Sequence[str], port: int, logs: Path) -> HttpServer:
-    """Start kvik's router in front of these engines (URLs)."""
+def start_router(
+    prefill: Sequence[str], decode: Sequence[str], port: int, logs: Path, mode: str = "pull"
+) -> HttpServer:
+    """Start kvik's router in front of these engines (URLs), with this `--transfer-mode`."""
     command = [
         sys.executable,
         "-m",
@@ -105,6 +107,8 @@ def start_router(prefill: Sequence[str], decode: Sequence[str], port: int, logs:
         "127.0.0.1",
         "--port",
         str(port),
+        "--transfer-mode",
+        mode,
     ]
     for url in prefill:
         command += ["--prefill", url]

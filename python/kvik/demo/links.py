@@ -93,10 +93,11 @@ class Host:
         return done.stdout
 
     def shape(self, rate: Rate) -> None:
-        """Let no more than `rate` leave by the cable (a token bucket); `CannotError` where it is refused."""
+        """Let no more than `rate` leave by the cable from now on (a token bucket); `CannotError` where it is
+        refused."""
         shape = ["rate", f"{rate.bits:.0f}bit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_SECONDS}s"]
         try:
-            self.run("tc", "qdisc", "add", "dev", CABLE, "root", "tbf", *shape)
+            self.run("tc", "qdisc", "replace", "dev", CABLE, "root", "tbf", *shape)
         except FileNotFoundError:
             raise CannotError("`tc` (package iproute2) is not installed") from None
         except RuntimeError as error:

@@ -31,6 +31,7 @@ class Load:
     verify_s: float | None
     total_s: float | None
     group: int  # of the model's layers
+    ended_at: float | None  # seconds of the wall clock
 
 
 class ReportReader:
@@ -50,7 +51,8 @@ class ReportReader:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
         self._offset += len(whole)
-        return [_load(json.loads(line)) for line in whole.splitlines() if line.strip()]
+        records = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        return [_load(record) for record in records if record["outcome"] != "sent"]
 
     def wait(self, count: int, timeout: float = 10.0) -> list[Load]:
         """Wait until `count` new loads are there, or the time is up; returns what there is."""

@@ -47,9 +47,9 @@ def namespace_digest(native: Native, namespace: bytes) -> str:
     return native.content_chain(namespace, b"namespace", np.zeros(1, dtype=np.uint32), 1).hex()
 
 
-def part_bytes(model: KvShape, division: KvShape, rank: int) -> bytes:
+def part_bytes(model: KvShape, division: KvShape, rank: int, layers: tuple[int, int] | None = None) -> bytes:
     """Which part of the model's KV the pages of one rank are, of one group, and how their bytes lie in a KV
-    block.
+    block. `layers`: of the model, where they are not all of the rank's.
 
     `model` says what the model's KV is, `division` how a server divides it among its ranks and blocks. The
     rank's number is not in it: ranks that hold copies of the same heads are interchangeable.
@@ -65,7 +65,7 @@ def part_bytes(model: KvShape, division: KvShape, rank: int) -> bytes:
             "order": division.order,
             "block_tokens": division.block_tokens,
             "block_bytes": (end - first) * division.block_tokens * model.token_bytes,
-            "layers": [*division.layers_of(stage), model.layers],
+            "layers": [*(layers or division.layers_of(stage)), model.layers],
             "heads": [first, end, model.kv_heads],
             "window": model.window,
             "members": model.members,

@@ -7,6 +7,9 @@ nobody has come for after a while is parked: this side takes a reference of its 
 engine's request ends, and an idle engine sleeps. A parked handover's end is noticed with the next step of any
 kind: until then nobody asked for blocks, and a request that waits for blocks makes steps. (vLLM's usage
 gauge, which only steps move, shows them as used until then.)
+
+A handover in parts (`sending.py`) is held by references of this side from the beginning: its request may be
+preempted or aborted while parts of it are being read.
 """
 
 from __future__ import annotations
@@ -71,6 +74,19 @@ class HeldBlocks:
                 self._pool.touch([self._pool.blocks[block] for block in blocks])
             self._parked[request_id] = Parked(blocks, self._ranks)
         return overdue
+
+    @property
+    def can_take(self) -> bool:
+        """Whether references can be taken at all."""
+        return self._pool is not None
+
+    def take(self, key: str, blocks: list[int]) -> None:
+        """Take references on blocks at once, until all ranks have said that the grants of this `key` have
+        ended. Only where `can_take`."""
+        if self._pool is None:
+            raise RuntimeError("kvik: blocks cannot be held without the serving engine's pool")
+        self._pool.touch([self._pool.blocks[block] for block in blocks])
+        self._parked[key] = Parked(list(blocks), self._ranks)
 
     def ended(self, counts: Mapping[str, int]) -> None:
         """So many ranks' grants have ended: after the last one the blocks go back, last block first."""

@@ -33,6 +33,15 @@ class LoadStats:
             max(report.total_s for report in reports),
         ]
 
+    def add_stream(self, reports: Sequence[Report]) -> None:
+        """Add one rank's load in parts that succeeded. How long it took is how long prefill computed, so that
+        it is no duration of a load."""
+        self.count("streams")
+        self.count("stream_parts", len(reports))
+        self.count("stream_bytes", sum(report.bytes for report in reports))
+        for name in SUMS:
+            self.count(name, sum(getattr(report, name) for report in reports))
+
     def add(self, other: Mapping[str, Any]) -> None:
         """Add another rank's or interval's `data`."""
         for name, value in other.items():
@@ -48,12 +57,13 @@ class LoadStats:
     def summary(self) -> dict[str, int | float]:
         """What the server's periodic log line shows."""
         loads, seconds = self.data.get("loads", 0), self.data.get("total_s", 0.0)
-        megabytes = self.data.get("bytes", 0) / 2**20
+        megabytes, streamed = (self.data.get(name, 0) / 2**20 for name in ("bytes", "stream_bytes"))
         return {
             "loads": loads,
             "mean ms": round(seconds / loads * 1e3, 3) if loads else 0,
             "MiB": round(megabytes, 3),
-            "MiB/s": round(megabytes / seconds, 1) if seconds else 0,
+            "MiB/s": round((megabytes - streamed) / seconds, 1) if seconds else 0,
+            "streams": int(self.data.get("streams", 0)),
             "failed": self.total("loads_failed"),
             "recomputed": self.total("recomputed_"),
             "grants expired": int(self.data.get("sends_expired", 0)),

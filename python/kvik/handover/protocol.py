@@ -227,7 +227,7 @@ def decode(params: Mapping[str, Any]) -> Handover:
             "params_version",
             f"kvik params version {str(ours.get('version'))[:20]}, this server speaks {PROTOCOL_VERSION}",
         )
-    num_tokens = _integer(params, "remote_num_tokens", 1, MAX_TOKENS)
+    num_tokens = integer(params, "remote_num_tokens", 1, MAX_TOKENS)
     shapes, firsts = _groups(ours, num_tokens)
     return Handover(
         remote_request_id=_text(params, "remote_request_id", 1024),
@@ -240,7 +240,7 @@ def decode(params: Mapping[str, Any]) -> Handover:
         model=_text(ours, "model", 1024),
         shapes=shapes,
         firsts=firsts,
-        expires_in=float(_integer(ours, "expires_in", 0, 10**9)),
+        expires_in=float(integer(ours, "expires_in", 0, 10**9)),
     )
 
 
@@ -276,7 +276,7 @@ def _tickets(raw: Any) -> tuple[RankTicket, ...]:
             raise RefusedError(
                 "params_invalid", "kv_transfer_params.kvik.tickets has an entry that is not an object"
             )
-        group, tp, pp, dp = (_integer(entry, key, 0, MAX_RANKS) for key in ("group", "tp", "pp", "dp"))
+        group, tp, pp, dp = (integer(entry, key, 0, MAX_RANKS) for key in ("group", "tp", "pp", "dp"))
         tickets.append(RankTicket(group, tp, pp, dp, _text(entry, "ticket", MAX_TICKET_TEXT)))
     return tuple(tickets)
 
@@ -285,7 +285,8 @@ def _is_size(value: object, largest: int = MAX_SIZE) -> bool:
     return type(value) is int and 0 < value <= largest
 
 
-def _integer(raw: Mapping[str, Any], key: str, low: int, high: int) -> int:
+def integer(raw: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    """A bounded whole number of a peer's parameters."""
     value = raw.get(key)
     number = int(value) if isinstance(value, float) and value == value and abs(value) < 2**53 else value
     if type(number) is not int or not low <= number <= high:
@@ -355,6 +356,23 @@ class Send:
     groups: list[GroupSend]
 
 
+@dataclass
+class SegmentSend:
+    """Prefill: expose the KV blocks of one segment of a request's prompt, each range of the layers as soon as
+    this step has written it. segments: how many the prompt has. grants, parts: of each rank, one for each
+    range of its layers: the grant's id, and which part of the model's KV it is. chain: as of `GroupSend`.
+    key: what its blocks are held under, as no request is called."""
+
+    key: str
+    request_id: str
+    stream_id: str
+    segments: int
+    blocks: list[int]
+    chain: bytes
+    grants: dict[int, tuple[str, ...]]
+    parts: dict[int, tuple[bytes, ...]]
+
+
 @dataclass(frozen=True)
 class Own:
     """The content of one group that a decode request has a right to, by its own prompt: the `chain` over
@@ -391,38 +409,49 @@ class GroupLoad:
 
 @dataclass
 class Load:
-    """Decode: read what is missing of a request, by group."""
+    """Decode: read what is missing of a request, by group; of a stream by part, each as an entry of its own,
+    and within `deadline` seconds."""
 
     request_id: str
     remote_request_id: str
     groups: list[GroupLoad]
+    deadline: float | None = None
 
     @property
     def blocks(self) -> int:
         """How many local KV blocks it fills."""
-        return sum(len(group.local_blocks) for group in self.groups)
+        return len({(group.group, block) for group in self.groups for block in group.local_blocks})
+
+    @property
+    def several_groups(self) -> bool:
+        """Whether it is of a model with several groups of layers."""
+        return len({group.group for group in self.groups}) > 1
 
 
 @dataclass
 class Release:
     """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now;
     `tickets` of one group by prefill rank. `own` is what the request has a right to: who has not the offer's
-    prompt ends nobody's offer."""
+    prompt ends nobody's offer. `deadline`: seconds; None for the connector's `release_deadline`."""
 
     request_id: str
     tickets: dict[int, str]
     own: Own
+    deadline: float | None = None
 
 
 @dataclass
 class StepPlan:
-    """Everything the workers shall start with one engine step; `parks` and `cancels` are request ids.
+    """Everything the workers shall start with one engine step; `parks`, `revokes` and `cancels` are request
+    ids. revokes: take back what was granted of these in parts.
 
     parks: report these sends to the serving engine as finished although their grants live on, and say later
     when those have ended (`holding.py`).
     """
 
     sends: list[Send] = field(default_factory=list)
+    segments: list[SegmentSend] = field(default_factory=list)
+    revokes: list[str] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     parks: list[str] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)

@@ -28,6 +28,7 @@ class LoadRecord:
     remote_rank: the prefill rank. group: of layers. blocks: the local KV blocks that the load fills, of this
     group, the same for each prefill rank. pages: moved by this transfer; parts count as pages where the two
     sides' KV blocks are unequal. Times in seconds; `bytes` are zero unless loaded.
+    ended_at: of a transfer that succeeded, by the wall clock.
     """
 
     request_id: str
@@ -48,9 +49,30 @@ class LoadRecord:
     verify_s: float | None = None
     total_s: float | None = None
     group: int = 0
+    ended_at: float | None = None
 
 
-def loaded(load: Load, group: GroupLoad, rank: int, remote_rank: int, report: Report) -> LoadRecord:
+@dataclass(frozen=True)
+class SendRecord:
+    """What became of what one prefill rank granted of a request; `outcome` is "sent".
+
+    remote_request_id: what decode calls it, of a stream by a name of its own. reason: how its grants have
+    ended. parts: how many there were. computed_at: when the last layer before them was written, in seconds of
+    the wall clock; 0 where the serving engine does not say.
+    """
+
+    request_id: str
+    remote_request_id: str
+    reason: str
+    rank: int
+    parts: int
+    computed_at: float
+    outcome: str = "sent"
+
+
+def loaded(
+    load: Load, group: GroupLoad, rank: int, remote_rank: int, report: Report, ended_at: float
+) -> LoadRecord:
     """The record of one transfer of a load that succeeded."""
     copied = (
         "bytes",
@@ -73,6 +95,7 @@ def loaded(load: Load, group: GroupLoad, rank: int, remote_rank: int, report: Re
         remote_rank,
         len(group.local_blocks),
         group=group.group,
+        ended_at=ended_at,
         **{key: getattr(report, key) for key in copied},
     )
 
@@ -90,7 +113,7 @@ class ReportFile:
         # Unbuffered, so that one record is one `write`; closed with its holder at the latest.
         self._file = None if path is None else io.FileIO(path, "ab")
 
-    def write(self, record: LoadRecord) -> None:
+    def write(self, record: LoadRecord | SendRecord) -> None:
         """Append one line."""
         if self._file is None:
             return

@@ -20,6 +20,9 @@ digest in the parameters is compared only because a difference can be told so be
 request without the right content (another prompt, embeddings, another namespace, parameters that cannot be
 read) therefore releases nothing: such an offer ends by its expiry, or is taken by the request it is for.
 
+Where the parameters have the seed of a stream (`streaming.py`), both sides begin at once: the prefill side
+issues grants as it computes (`sending.py`), and the decode side's load is of many parts that wait for theirs.
+
 Grants are issued, and ends noticed, with engine steps. vLLM makes them without help, with pauses of 1 ms,
 while a finished request's blocks are held (`has_finished_requests`, the same in 0.28 to 0.33) and while a
 load is awaited, so its `has_pending_push_work` stays False. What is done about the cost of that stepping is
@@ -34,11 +37,11 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvik.handover import digest, protocol
+from kvik.handover import digest, protocol, streaming
 from kvik.handover.holding import HeldBlocks
 from kvik.handover.mapping import RankMap, map_ranks
 from kvik.handover.native import Native
@@ -59,6 +62,8 @@ from kvik.handover.protocol import (
     server_shapes,
 )
 from kvik.handover.report import LoadRecord, ReportFile, in_log
+from kvik.handover.sending import Sendings, Steps
+from kvik.handover.streaming import MAX_OPEN_PARTS, Stream
 
 logger = logging.getLogger("kvik.handover")
 
@@ -76,10 +81,13 @@ class Phase(enum.Enum):
 @dataclass
 class Pull:
     """One decode request that came with an offer. `handover` is None where it could not be read; `ranks` and
-    `own`, by group, are None until the offer is checked."""
+    `own`, by group, are None until the offer is checked. `stream`: where it comes in parts, and `parts`, how
+    many of them are being loaded."""
 
     handover: Handover | None
     phase: Phase = Phase.OFFERED
+    stream: Stream | None = None
+    parts: int = 0
     ranks: list[RankMap] | None = None
     own: list[Own] | None = None
     local_tokens: int = 0
@@ -90,7 +98,8 @@ class Pull:
 @dataclass(frozen=True)
 class Identity:
     """What this server is: its id, what its KV depends on besides tokens and shape, its worker ranks, and its
-    roles. `null_block` stands in a request's KV blocks for one that its group does not keep."""
+    roles. `null_block` stands in a request's KV blocks for one that its group does not keep. `streams`: its
+    adapter tells what each step computes, so that it can hand over in parts."""
 
     engine_id: str
     model: Mapping[str, str]
@@ -98,6 +107,7 @@ class Identity:
     is_producer: bool
     is_consumer: bool
     null_block: int | None = None
+    streams: bool = False
 
 
 class SchedulerSide:
@@ -112,6 +122,7 @@ class SchedulerSide:
         self.held = held
         self._expiry_s = expiry_s
         self._report = report
+        self._sendings: Sendings | None = None
         self._ranks: dict[int, RankHello] = {}
         self._shapes: tuple[KvShape, ...] = ()
         self._parts: list[dict[int, bytes]] = []
@@ -135,6 +146,15 @@ class SchedulerSide:
         self._parts = [{rank: digest.part_bytes(shape, shape, rank) for rank in hellos} for shape in shapes]
         self._namespace = digest.namespace_bytes(self._identity.model, shapes)
         self._namespace_hex = digest.namespace_digest(self._native, self._namespace)
+        if (
+            self._identity.is_producer
+            and self._identity.streams
+            and len(shapes) == 1
+            and not shapes[0].window
+        ):
+            model, engine_id = self._identity.model.get("model", ""), self._identity.engine_id
+            template = streaming.template_of(engine_id, self._ranks, shapes[0], self._namespace_hex, model)
+            self._sendings = Sendings(self.held, shapes[0], sorted(hellos), template)
         logger.info(
             "kvik: %d rank(s), KV %s, namespace %s", len(hellos), _said(shapes), self._namespace_hex[:16]
         )
@@ -144,9 +164,13 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         """Read the offer of an arriving request, so that it can be released even if it is never scheduled."""
         self._pull_of(request)
+        self._begin_sending(request)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many prompt tokens beyond the local hit a load would bring; (0, False): compute them."""
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many prompt tokens beyond the local hit a load would bring; (0, False): compute them. None: ask
+        again, as many streams as may be are on their way."""
+        if self._sendings is not None:
+            self._sendings.found(request.request_id, num_computed_tokens)
         pull = self._pull_of(request)
         if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
             return 0, False
@@ -163,6 +187,9 @@ class SchedulerSide:
             self._refused(request.request_id, pull.handover.remote_request_id, gone)
             self._release_all(request, pull)
             return 0, False
+        loading = sum(other.parts for other in self._pulls.values() if other.phase is Phase.LOADING)
+        if pull.stream is not None and 0 < loading > MAX_OPEN_PARTS - pull.stream.most_parts(pull.handover):
+            return None, False
         pull.local_tokens = num_computed_tokens
         return usable - num_computed_tokens, True
 
@@ -213,11 +240,14 @@ class SchedulerSide:
         if external == 0 or pull.ranks is None or pull.own is None:
             pull.phase = Phase.SETTLED
             self.counters["not_needed"] += 1
-            self._release_all(request, pull)
+            self._release_all(request, pull, self._expiry_s)
             return
         pull.phase = Phase.LOADING
         pull.asked_at = time.monotonic()
         load = Load(request.request_id, pull.handover.remote_request_id, [])
+        if pull.stream is not None:
+            self._stream(request, pull, load, block_ids[0])
+            return
         for group, (ranks, own) in enumerate(zip(pull.ranks, pull.own, strict=True)):
             end = pull.local_tokens + external
             loaded = self._load_of(group, ranks, own, pull.handover, block_ids[group], pull.local_tokens, end)
@@ -225,6 +255,31 @@ class SchedulerSide:
             copies = {rank: ticket for rank, ticket in loaded.tickets.items() if not ranks.readers[rank]}
             self._release(request, own, copies)
         self._plan.loads.append(load)
+
+    def _stream(self, request: Any, pull: Pull, load: Load, blocks: Sequence[int]) -> None:
+        """Queue the load of a stream; parts that this side has already are given back."""
+        load.deadline = self._expiry_s
+        for part, wanted in self._parts_of(pull, blocks, pull.local_tokens):
+            if wanted:
+                load.groups.append(part)
+            unread = {
+                rank: text for rank, text in part.tickets.items() if not (wanted and part.readers[rank])
+            }
+            self._release(request, part.own, unread, load.deadline)
+        pull.parts = len(load.groups)
+        self._plan.loads.append(load)
+
+    def _parts_of(
+        self, pull: Pull, blocks: Sequence[int] | None = None, start: int = 0
+    ) -> Iterator[tuple[GroupLoad, bool]]:
+        """The parts of a stream that is checked; wanted are those that reach beyond token `start`."""
+        if pull.stream is None or pull.handover is None or not pull.ranks or not pull.own:
+            return iter(())
+        model = self._own_shapes()[0]
+        return streaming.part_loads(
+            self._native, pull.handover, pull.stream, pull.ranks[0], pull.own[0], model,
+            blocks=blocks, block_tokens=model.block_tokens, start=start,
+        )  # fmt: skip
 
     def _load_of(
         self,
@@ -277,6 +332,13 @@ class SchedulerSide:
         """A request has ended. True and parameters: its blocks stay until every rank reports it as sent."""
         waited_s = self._drop_pull(request)
         params = request.kv_transfer_params
+        if self._sendings is not None and request.request_id in self._sendings:
+            ended = self._sendings.end(request.request_id)
+            if ended.whole and request.status.name in HANDED_OVER:
+                self.counters["streamed"] += 1
+                return False, {"kvik": self._sendings.answer()}
+            if ended.sending.planned:
+                self._plan.revokes.append(request.request_id)
         if not self._identity.is_producer or not params or not params.get("do_remote_decode"):
             return False, None if waited_s is None else {"kvik": protocol.wait_note(waited_s)}
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
@@ -304,6 +366,20 @@ class SchedulerSide:
             logger.info("kvik: request %s: its last KV block is not kept", request.request_id)
             return False, None
         return True, self._offer(request, num_tokens, digest.links(chains[0])[-1], groups, firsts)
+
+    def _begin_sending(self, request: Any) -> None:
+        """Hand a request over in parts from its first step on, where its parameters say so; where that cannot
+        be, it is offered when it has ended."""
+        if self._sendings is None or request.request_id in self._sendings:
+            return
+        try:
+            self._sendings.begin(
+                request,
+                lambda: self._chains(request, request.num_prompt_tokens, self._own_shapes())[0],
+            )
+        except RefusedError as refused:
+            self.counters[f"not_streamed_{refused.code}"] += 1
+            logger.info("kvik: request %s is not handed over in parts: %s", request.request_id, refused)
 
     def _chains(self, request: Any, num_tokens: int, shapes: Sequence[KvShape]) -> list[bytes]:
         """The content of so many tokens by group: a link of it is one KV block of these shapes."""
@@ -336,7 +412,7 @@ class SchedulerSide:
             len(held),
             groups[0].grants[0],
         )
-        return Handover(
+        params = Handover(
             remote_request_id=request.request_id,
             remote_engine_id=self._identity.engine_id,
             address=self._ranks[0].address,
@@ -349,15 +425,21 @@ class SchedulerSide:
             firsts=tuple(firsts),
             expires_in=self._expiry_s,
         ).encode([send.blocks for send in groups])
+        if self._sendings is not None and streaming.asks(request.kv_transfer_params):
+            params["kvik"] |= self._sendings.answer()
+        return params
 
     def _compose(self, template: str, grant_id: str) -> str:
         return str(self._native.Ticket(template).with_grant(grant_id, self._expiry_s))
 
     # Every step.
 
-    def take_plan(self) -> StepPlan:
-        """What the workers shall start with this step; the queue is empty afterwards."""
+    def take_plan(self, steps: Steps | None = None) -> StepPlan:
+        """What the workers shall start with this step; the queue is empty afterwards. `steps`: what the step
+        computes, of an adapter whose server streams."""
         plan, self._plan = self._plan, StepPlan()
+        if self._sendings is not None and steps is not None:
+            plan.segments = self._sendings.plan(steps)
         plan.parks = self.held.park_overdue()
         return plan
 
@@ -380,7 +462,13 @@ class SchedulerSide:
         params = request.kv_transfer_params
         if pull is None and self._identity.is_consumer and params and params.get("do_remote_prefill"):
             try:
-                pull = Pull(protocol.decode(params))
+                asked = streaming.asked(params)
+                if asked is None or asked.seed is None:
+                    pull = Pull(protocol.decode(params))
+                else:
+                    num_tokens = request.num_prompt_tokens
+                    offer, stream = streaming.offered(self._native, asked, num_tokens, self._expiry_s)
+                    pull = Pull(offer, stream=stream)
             except RefusedError as refused:
                 pull = Pull(None, Phase.SETTLED)
                 self._refused(request_id, str(params.get("remote_request_id"))[:1024], refused)
@@ -391,14 +479,14 @@ class SchedulerSide:
         """Compare the offer with this server and this request, once. None: refused."""
         if pull.ranks is None:
             try:
-                pull.ranks, pull.own = self._check(request, offer)
+                pull.ranks, pull.own = self._check(request, offer, pull.stream is not None)
             except RefusedError as refused:
                 pull.phase = Phase.SETTLED
                 self._refused(request.request_id, offer.remote_request_id, refused)
                 self._release_all(request, pull)
         return pull.ranks
 
-    def _check(self, request: Any, offer: Handover) -> tuple[list[RankMap], list[Own]]:
+    def _check(self, request: Any, offer: Handover, in_parts: bool) -> tuple[list[RankMap], list[Own]]:
         if not self._ranks:
             raise RefusedError("not_ready", "this server's ranks have not registered their KV memory")
         ours = self._own_shapes()
@@ -409,10 +497,11 @@ class SchedulerSide:
             )
         ranks = [map_ranks(theirs, own) for theirs, own in zip(offer.shapes, ours, strict=True)]
         offer.check_ranks()
-        return ranks, self._own(request, offer)
+        return ranks, self._own(request, offer, in_parts)
 
-    def _own(self, request: Any, offer: Handover) -> list[Own]:
+    def _own(self, request: Any, offer: Handover, in_parts: bool = False) -> list[Own]:
         """What the request has a right to, in the KV blocks and among the ranks that the offer speaks of.
+        `in_parts`: the offer came before anything was computed, and says of no content.
 
         Computed from the request's own prompt and this server's own model; `RefusedError` where that is not
         what the offer says of itself.
@@ -431,7 +520,7 @@ class SchedulerSide:
         # A link is of one KV block of the side that has the grant.
         chains = self._chains(request, offer.num_tokens, offer.shapes)
         content = digest.links(chains[0])[-1].hex()
-        if content != offer.digest:
+        if content != offer.digest and not in_parts:
             raise RefusedError(
                 "digest_mismatch",
                 f"content digest of the first {offer.num_tokens} tokens: prefill {offer.digest[:16]}, "
@@ -456,10 +545,14 @@ class SchedulerSide:
         self.counters[f"recomputed_{refused.code}"] += 1
         self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
 
-    def _release_all(self, request: Any, pull: Pull) -> None:
+    def _release_all(self, request: Any, pull: Pull, deadline: float | None = None) -> None:
         """Give an offer back, where the request has a right to its content."""
         offer, owns = pull.handover, pull.own
         if offer is None or not self._ranks:
+            return
+        if pull.stream is not None:
+            for part, _ in self._parts_of(pull):
+                self._release(request, part.own, part.tickets, deadline)
             return
         if owns is None and len(offer.shapes) == len(self._own_shapes()):
             try:
@@ -469,11 +562,13 @@ class SchedulerSide:
         for group, own in enumerate(owns or ()):
             self._release(request, own, offer.by_rank(group))
 
-    def _release(self, request: Any, own: Own, tickets: Mapping[int, str]) -> None:
+    def _release(
+        self, request: Any, own: Own, tickets: Mapping[int, str], deadline: float | None = None
+    ) -> None:
         """Give tickets of one group back."""
         mine = {rank: ticket for rank, ticket in tickets.items() if rank in own.parts}
         if mine:
-            self._plan.releases.append(Release(request.request_id, mine, own))
+            self._plan.releases.append(Release(request.request_id, mine, own, deadline))
 
     def _drop_pull(self, request: Any) -> float | None:
         """The request is over: give back what was never taken, stop what is still loading.

@@ -10,7 +10,8 @@ Each request id is reported exactly once: as sent when its grants have ended, as
 ended. A load is one transfer for each prefill rank that has some of this rank's heads and layers
 (`mapping.py`): it has ended when all of them have, and failed when one of them has, which cancels the others.
 Where a model's layers form several groups, each has KV blocks, a layout and grants of its own in the same
-memory, and transfers of its own in a load.
+memory, and transfers of its own in a load. A stream is a load of many such transfers, one or more for each of
+its parts; what this side grants in parts is in `issuing.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from kvik.handover.config import ConnectorConfig
+from kvik.handover.issuing import Issued, Issuing
 from kvik.handover.mapping import releaser
 from kvik.handover.memory import KvMemory
 from kvik.handover.metrics import LoadStats
-from kvik.handover.native import Content, Engine, Grant, Native, Region, Transfer, error_code
+from kvik.handover.native import Content, Engine, Grant, Native, Region, Report, Transfer, error_code
 from kvik.handover.protocol import (
     GroupLoad,
     GroupSend,
@@ -40,7 +42,8 @@ from kvik.handover.protocol import (
     Send,
     StepPlan,
 )
-from kvik.handover.report import LoadRecord, ReportFile, in_log, loaded
+from kvik.handover.report import LoadRecord, ReportFile, SendRecord, in_log, loaded
+from kvik.handover.streaming import Division
 
 logger = logging.getLogger("kvik.handover")
 
@@ -59,12 +62,13 @@ NOTHING_TO_RELEASE = frozenset(
 @dataclass
 class OpenSend:
     """The grants over a request's KV blocks, one a group; how many blocks and bytes, and when they were
-    issued, by the monotonic clock."""
+    issued, by the monotonic clock. computed_at: as of `SendRecord`."""
 
     grants: list[Grant]
     blocks: int
     nbytes: int
     issued_at: float
+    computed_at: float
 
     @property
     def state(self) -> str:
@@ -77,12 +81,14 @@ class OpenSend:
 
 @dataclass
 class OpenRead:
-    """One of a load's transfers; without `transfer` it could not be started, because of `refused`."""
+    """One of a load's transfers; without `transfer` it could not be started, because of `refused`.
+    `began_at`: when it was started, by the wall clock."""
 
     group: GroupLoad
     read: Read
     transfer: Transfer | None
     refused: Exception | None = None
+    began_at: float = 0.0
 
     @property
     def done(self) -> bool:
@@ -145,6 +151,7 @@ class WorkerSide:
         self._stream: Callable[[], Any] = lambda: None
         self._layouts: list[Any] = []
         self._memories: list[KvMemory] = []
+        self._issuing: Issuing | None = None
         self._grants: dict[str, OpenSend] = {}
         self._parked: dict[str, OpenSend] = {}
         self._parked_ends: list[str] = []
@@ -168,6 +175,9 @@ class WorkerSide:
         self._region = memories[0].region(engine)
         self._stream = stream or self._stream
         self._layouts = [memory.layout(self._native) for memory in memories]
+        if len(memories) == 1:
+            layers, rank = memories[0].layers, self._place.rank
+            self._issuing = Issuing(self._native, rank, layers, self._grant_part)
         self._memories = list(memories)  # keeps the storage alive for as long as the engine may touch it
         for memory in memories:
             logger.info(
@@ -201,6 +211,9 @@ class WorkerSide:
 
     def begin_step(self, plan: StepPlan) -> None:
         """Start everything that the scheduler side decided on."""
+        if self._issuing is not None:
+            division = Division.of(self._memories[0].shape)
+            self._issuing.begin_step(plan.segments, plan.revokes, division)
         for send in plan.sends:
             self._issue(send)
         for request_id in plan.parks:
@@ -211,6 +224,11 @@ class WorkerSide:
             self._give_back(release)
         for request_id in plan.cancels:
             self._cancel(request_id)
+
+    def saved(self, layer: str) -> None:
+        """The step that runs has written the KV of this layer."""
+        if self._issuing is not None:
+            self._issuing.saved(layer)
 
     def collect(self) -> tuple[set[str], set[str]]:
         """Request ids whose blocks are sent, and whose loads have ended, since the last call."""
@@ -224,6 +242,8 @@ class WorkerSide:
                 del self._parked[request_id]
                 self._parked_ends.append(request_id)
                 self._end_send(request_id, send, state)
+        for request_id, issued in self._issuing.collect() if self._issuing is not None else ():
+            self._end_stream(request_id, issued)
         for request_id, open_load in list(self._loads.items()):
             if open_load.poll():
                 del self._loads[request_id]
@@ -234,9 +254,10 @@ class WorkerSide:
         return sent, received
 
     def take_parked_ends(self) -> list[str]:
-        """Request ids of parked handovers whose grant has ended, since the last call."""
+        """What this side holds and whose grants have ended, since the last call: request ids of parked
+        handovers, and keys of segments."""
         ends, self._parked_ends = self._parked_ends, []
-        return ends
+        return ends + (self._issuing.take_ends() if self._issuing is not None else [])
 
     def take_invalid_blocks(self) -> set[int]:
         """Local KV blocks that a failed load was to fill, since the last call: of a model with one group,
@@ -269,6 +290,7 @@ class WorkerSide:
         self._loads.clear()
         self._releases.clear()
         self._memories.clear()
+        self._issuing = None
         self._report.close()
 
     # Prefill side.
@@ -293,23 +315,44 @@ class WorkerSide:
                 break
         if grants:
             blocks = sum(len(one.blocks) for one in send.groups)
-            self._grants[send.request_id] = OpenSend(grants, blocks, nbytes, time.monotonic())
+            self._grants[send.request_id] = OpenSend(
+                grants, blocks, nbytes, time.monotonic(), self._written_at()
+            )
         else:
             self._sent.add(send.request_id)
 
     def _grant(self, request_id: str, group: int, send: GroupSend) -> Grant:
-        engine, region = self._ready()
         rank = self._place.rank
+        content = self._native.Content(send.chain, send.parts[rank])
+        return self._expose(request_id, group, send.blocks, None, send.grants[rank], content)
+
+    def _grant_part(
+        self, request_id: str, blocks: Sequence[int], layers: tuple[int, int], grant_id: str, chain: bytes,
+        part: bytes,
+    ) -> Grant:  # fmt: skip
+        return self._expose(request_id, 0, blocks, layers, grant_id, self._native.Content(chain, part))
+
+    def _expose(
+        self,
+        request_id: str,
+        group: int,
+        blocks: Sequence[int],
+        layers: tuple[int, int] | None,
+        grant_id: str,
+        content: Content,
+    ) -> Grant:
+        """Grant these KV blocks of a group; `layers`: some of this rank's only."""
+        engine, region = self._ready()
         return engine.grant(
-            region.pages(self._layouts[group], np.asarray(send.blocks, dtype=np.uint32)),
+            region.pages(self._layouts[group], np.asarray(blocks, dtype=np.uint32), layers=layers),
             right="read",
             use=1,
             expiry=self._config.expiry,
             max_expiry=self._config.max_expiry,
-            grant_id=send.grants[rank],
+            grant_id=grant_id,
             after=self._stream(),
             tag=request_id,
-            content=self._native.Content(send.chain, send.parts[rank]),
+            content=content,
         )
 
     def _wanted(self, own: Own, rank: int) -> Content:
@@ -327,6 +370,34 @@ class WorkerSide:
             (time.monotonic() - send.issued_at) * 1e3,
         )  # fmt: skip
         self.stats.count(f"sends_{state}")
+        self._report.write(
+            SendRecord(request_id, request_id, state, self._place.rank, len(send.grants), send.computed_at)
+        )
+
+    def _written_at(self) -> float:
+        """When a step has last written the last layer, by the wall clock; 0: not known."""
+        return 0.0 if self._issuing is None else self._issuing.computed_at
+
+    def _end_stream(self, request_id: str, issued: Issued) -> None:
+        """Say and count how a request's handover in parts has ended."""
+        memory, state = self._memories[0], issued.state
+        level = logging.WARNING if state != "consumed" or issued.failed else self._good_level()
+        ended = "every reader has confirmed" if state == "consumed" else f"its grants ended as {state}"
+        nbytes = issued.blocks * memory.shape.layers * memory.shape.block_bytes
+        after_s = time.monotonic() - issued.last_at if issued.parts else 0.0
+        logger.log(
+            level, "kvik: request %s: %s, %d KV blocks (%d bytes on %s) in %d parts of %s go back %.2f ms "
+            "after the last was granted", request_id, ended, issued.blocks, nbytes, self._rank_text(),
+            issued.parts, issued.stream_id, after_s * 1e3,
+        )  # fmt: skip
+        self._report.write(
+            SendRecord(
+                request_id, issued.stream_id, state, self._place.rank, issued.parts, issued.computed_at
+            )
+        )
+        self.stats.count(f"sends_{state}")
+        self.stats.count("sends_failed", issued.failed)
+        self.stats.count("sent_streams")
 
     def _park(self, request_id: str) -> None:
         """Let the engine's request end while its grant lives on. One that ended first was reported."""
@@ -342,13 +413,11 @@ class WorkerSide:
     def _start(self, load: Load) -> None:
         """Begin reading this rank's part of the missing blocks of one request."""
         reads = [
-            self._open(load.request_id, group, read)
-            for group in load.groups
-            for read in group.reads[self._place.rank]
+            self._open(load, group, read) for group in load.groups for read in group.reads[self._place.rank]
         ]
         self._loads[load.request_id] = OpenLoad(load, reads)
 
-    def _open(self, request_id: str, group: GroupLoad, read: Read) -> OpenRead:
+    def _open(self, load: Load, group: GroupLoad, read: Read) -> OpenRead:
         engine, region = self._ready()
         if group.remote.first < 0:
             # The serving engine has kept more of a window's KV blocks than it was taken to keep.
@@ -356,6 +425,7 @@ class WorkerSide:
             return OpenRead(group, read, None, RuntimeError(why))
         # Heads are slices of a layout; None, the whole, where heads lie inside the tokens.
         apart = self._memories[group.group].shape.heads_outermost
+        began_at = time.time()
         try:
             transfer = engine.read(
                 region.pages(
@@ -367,19 +437,19 @@ class WorkerSide:
                 ),
                 self._native.Ticket(group.tickets[read.rank]),
                 range(group.remote.first, group.remote.end),
-                deadline=self._config.deadline,
+                deadline=load.deadline or self._config.deadline,
                 confirm=group.to_the_end,
                 remote_layers=read.remote_layers,
                 remote_slices=read.remote_heads if apart else None,
                 remote_parts=group.remote.parts,
                 readers=group.readers[read.rank],
                 after=self._stream(),
-                tag=request_id,
+                tag=load.request_id,
                 content=self._wanted(group.own, read.rank),
             )
         except self._native.KvikError as error:
             return OpenRead(group, read, None, error)
-        return OpenRead(group, read, transfer)
+        return OpenRead(group, read, transfer, began_at=began_at)
 
     def _end_load(self, ended: OpenLoad) -> None:
         load = ended.load
@@ -391,9 +461,13 @@ class WorkerSide:
         for one in ended.reads:
             if one.transfer is not None and (report := one.transfer.report()) is not None:
                 reports.append(report)
-                self._report.write(loaded(load, one.group, self._place.rank, one.read.rank, report))
+                ended_at = one.began_at + report.total_s
+                self._report.write(loaded(load, one.group, self._place.rank, one.read.rank, report, ended_at))
                 if not one.group.to_the_end:
-                    self._release_share(load.request_id, one.group, one.read.rank)
+                    self._release_share(load, one.group, one.read.rank)
+        if load.deadline is not None:
+            self._end_parts(ended, reports)
+            return
         self.stats.add_load(reports)
         logger.log(
             self._good_level(),
@@ -402,6 +476,21 @@ class WorkerSide:
             sum(report.bytes for report in reports), self._rank_text(),
             ", ".join(sorted({f"{report.transport} ({report.mechanism})" for report in reports})),
             max(report.total_s for report in reports) * 1e3,
+        )  # fmt: skip
+
+    def _end_parts(self, ended: OpenLoad, reports: list[Report]) -> None:
+        """All parts of a stream are there."""
+        load = ended.load
+        self.stats.add_stream(reports)
+        last = max(reports, key=lambda report: report.total_s, default=None)
+        logger.log(
+            self._good_level(),
+            "kvik: request %s: %s of prefill loaded: %d KV blocks, %d bytes on %s in %d parts, over %s; the "
+            "last took %.2f ms, and was there %.2f ms after it was asked for",
+            load.request_id, in_log(load.remote_request_id), load.blocks,
+            sum(report.bytes for report in reports), self._rank_text(), len(reports),
+            ", ".join(sorted({f"{report.transport} ({report.mechanism})" for report in reports})),
+            0.0 if last is None else last.wire_s * 1e3, 0.0 if last is None else last.total_s * 1e3,
         )  # fmt: skip
 
     def _fail(self, ended: OpenLoad, cause: OpenRead) -> None:
@@ -417,18 +506,21 @@ class WorkerSide:
         )  # fmt: skip
         if not ended.cancelled:
             # An aborted request's blocks are freed by the engine; naming them here could hit the next owner.
-            if len(load.groups) == 1:
-                self._invalid_blocks.update(load.groups[0].local_blocks)
-            else:
+            if load.several_groups:
                 self._failed.add(load.request_id)
+            else:
+                self._invalid_blocks.update(block for group in load.groups for block in group.local_blocks)
             logger.warning(
                 "kvik: request %s: load of prefill's request %s from its rank %d failed (%s): %s",
                 load.request_id, in_log(load.remote_request_id), cause.read.rank, code, error,
             )  # fmt: skip
+        # Prefill may go on and grant parts of a stream that nobody wants any more; not so where the client
+        # has left: prefill has lost it as well.
+        patience = None if ended.cancelled else load.deadline
         for one in ended.reads:
             failed = one.error()
             if failed is not None and error_code(failed) not in NOTHING_TO_RELEASE:
-                self._release_share(load.request_id, one.group, one.read.rank)
+                self._release_share(load, one.group, one.read.rank, patience)
 
     def _cancel(self, request_id: str) -> None:
         """Stop the load of an aborted request; it is reported when it has ended."""
@@ -441,20 +533,23 @@ class WorkerSide:
         """Release this rank's share of the tickets: each has one releaser."""
         for rank, ticket in release.tickets.items():
             if releaser(rank, self._place.ranks) == self._place.rank:
-                self._release(release.request_id, ticket, 1, self._wanted(release.own, rank))
+                content = self._wanted(release.own, rank)
+                self._release(release.request_id, ticket, 1, content, release.deadline)
 
-    def _release_share(self, request_id: str, group: GroupLoad, rank: int) -> None:
+    def _release_share(self, load: Load, group: GroupLoad, rank: int, deadline: float | None = None) -> None:
         """Say that this rank has done with the ticket of a prefill rank, without having used it up."""
         content = self._wanted(group.own, rank)
-        self._release(request_id, group.tickets[rank], group.readers[rank], content)
+        self._release(load.request_id, group.tickets[rank], group.readers[rank], content, deadline)
 
-    def _release(self, request_id: str, ticket: str, readers: int, content: Content) -> None:
+    def _release(
+        self, request_id: str, ticket: str, readers: int, content: Content, deadline: float | None = None
+    ) -> None:
         """Say that this rank has done with a ticket, as one of so many that confirm."""
         engine, _ = self._ready()
         try:
             transfer = engine.release(
                 self._native.Ticket(ticket),
-                deadline=self._config.release_deadline,
+                deadline=deadline or self._config.release_deadline,
                 readers=readers,
                 tag=request_id,
                 content=content,

@@ -2,8 +2,7 @@
 
 vLLM builds one instance in its scheduler process and one in each worker. This class translates vLLM's objects
 into plain ones and holds no state of its own besides the half that it is. Hooks that vLLM offers and that are
-not overridden here have nothing to do in a connector that moves whole requests between steps. Unused
-arguments are vLLM's signatures.
+not overridden here have nothing to do in this connector. Unused arguments are vLLM's signatures.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from kvik.handover.protocol import RankHello, RankPlace, StepPlan
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
-from kvik.vllm import layout, log
+from kvik.vllm import layout, log, steps
 from kvik.vllm.observe import KvikPromMetrics, KvikStats
 
 logger = logging.getLogger(log.NAME)
@@ -65,8 +64,8 @@ class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """On how many ranks the grants of parked handovers have ended, by request id; the hellos that were asked
-    for, by rank."""
+    """On how many ranks the grants of what kvik holds itself have ended, by request id or segment; the hellos
+    that were asked for, by rank."""
 
     parked_ends: Counter[str]
     hellos: dict[int, RankHello] = field(default_factory=dict)
@@ -105,6 +104,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
                 null_block=NULL_BLOCK if any(map(_window, _specs(kv_cache_config))) else None,
+                # With microbatches (DBO) a layer is run twice a step, and written only by the second time.
+                streams=not getattr(parallel, "enable_dbo", False),
             )
             held = HeldBlocks(config.park_after, identity.ranks)
             self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
@@ -132,7 +133,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._on_scheduler().on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that a load would bring beyond `num_computed_tokens`; a load is always asynchronous."""
+        """Tokens that a load would bring beyond `num_computed_tokens`; a load is always asynchronous. None:
+        ask again."""
         return self._on_scheduler().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:  # noqa: ARG002
@@ -143,10 +145,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Blocks for the request are allocated."""
         self._on_scheduler().update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:  # noqa: ARG002
+    def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:
         """This step's plan for the workers."""
         side = self._on_scheduler()
-        return KvikMetadata(side.take_plan(), asks=not side.has_ranks)
+        plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
+        return KvikMetadata(plan, asks=not side.has_ranks)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers reported with the last step."""
@@ -221,11 +224,14 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request is scheduled only after its load has ended."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to save: the reader takes the blocks from the KV tensors themselves."""
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """A layer's KV is written: what goes out in parts may be read. Nothing is saved, since the reader
+        takes the blocks from the KV tensors themselves."""
+        self._on_worker().saved(layer_name)
 
     def wait_for_save(self) -> None:
-        """Nothing to wait for: sent blocks are held until their grant has ended."""
+        """Nothing to wait for: sent blocks are held until their grant has ended. (vLLM calls this also where
+        the forward pass has failed.)"""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
         """Request ids whose sends and loads have ended (vLLM before 0.30).
@@ -287,7 +293,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003
-        """No layer-wise hooks, so whole graphs may be captured."""
+        """Whole graphs may be captured: what no hook has announced goes out when the next step begins."""
         return False
 
     @classmethod

@@ -58,6 +58,7 @@ class KvikPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             prefix: self._per_engine(self._counter_cls(name=name, documentation=text, labelnames=labelnames))
             for prefix, name, text in (
                 ("bytes", "vllm:kvik_loaded_bytes", "KV bytes read from prefill servers."),
+                ("streams", "vllm:kvik_streams", "KV loads that came in parts, while prefill computed."),
                 ("loads_failed", "vllm:kvik_loads_failed", "KV loads that ended in an error."),
                 ("recomputed_", "vllm:kvik_requests_recomputed", "Requests whose offered KV was refused."),
                 (

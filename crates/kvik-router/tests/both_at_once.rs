@@ -1,0 +1,308 @@
+//! Streams: both engines get a request at once, and what the router does when one of them does not play along.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::Body;
+use common::{Client, Fake, Gone, Got, complete, config, good_decode, json, nobody, until_metric, within};
+use http::Response;
+use kvik_router::{RouterConfig, RunningRouter};
+use serde_json::Value;
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+
+const TEMPLATE: &str = r#"{"version":1,"tickets":[ "t" ],"n":1.50}"#;
+const PROMPT: &str = r#"{"prompt":"hello","max_tokens":5}"#;
+
+fn params(offer: bool) -> String {
+    let offered = if offer { r#""do_remote_prefill":true,"# } else { "" };
+    format!(r#"{{{offered}"kvik":{{"version":5,"stream":{TEMPLATE}}}}}"#)
+}
+
+fn answer(offer: bool) -> Response<Body> {
+    json(200, &format!(r#"{{"id":"p","kv_transfer_params":{}}}"#, params(offer)))
+}
+
+fn streaming(prefill: &[&str], decode: &[&str]) -> RunningRouter {
+    RunningRouter::start(RouterConfig { stream: true, ..config(prefill, decode) }).unwrap()
+}
+
+/// A prefill engine that offers its first answer, and later ones as `next` says after being let go.
+struct Prefill {
+    fake: Fake,
+    go: Arc<Semaphore>,
+    gone: mpsc::UnboundedReceiver<oneshot::Receiver<()>>,
+}
+
+async fn prefill(next: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static) -> Prefill {
+    let (asked, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+    let (tell, gone) = mpsc::unbounded_channel();
+    let fake = {
+        let go = go.clone();
+        Fake::start(move || {
+            let (first, go, next) = (asked.fetch_add(1, Ordering::Relaxed) == 0, go.clone(), next.clone());
+            let (mark, when) = Gone::new();
+            if !first {
+                tell.send(when).ok();
+            }
+            async move {
+                if first {
+                    mark.ended();
+                    return answer(true);
+                }
+                go.acquire().await.unwrap().forget();
+                mark.ended();
+                next()
+            }
+        })
+        .await
+    };
+    Prefill { fake, go, gone }
+}
+
+fn stream_of(got: &Got) -> Value {
+    let body: Value = serde_json::from_slice(&got.body).unwrap();
+    body["kv_transfer_params"]["kvik"]["stream"].clone()
+}
+
+/// The first request, after which the router has the template.
+async fn learn(router: &RunningRouter, prefill: &Fake, decode: &Fake) {
+    let (status, _, text) = complete(router, PROMPT).await;
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(stream_of(&prefill.next().await), serde_json::json!({}));
+    assert!(decode.next().await.text().contains(r#""do_remote_prefill":true"#));
+}
+
+fn ask(router: &RunningRouter) -> tokio::task::JoinHandle<(http::StatusCode, http::HeaderMap, String)> {
+    let addr = router.addr();
+    tokio::spawn(async move {
+        let mut client = Client::connect(addr).await;
+        let response = within("an answer", client.post("/v1/completions", PROMPT, &[])).await.unwrap();
+        common::whole(response).await
+    })
+}
+
+#[tokio::test]
+async fn both_engines_get_the_second_request_at_once() {
+    let decode_go = Arc::new(Notify::new());
+    let mut prefill = prefill(|| answer(false)).await;
+    let decode = {
+        let (asked, go) = (AtomicUsize::new(0), decode_go.clone());
+        Fake::start(move || {
+            let (first, go) = (asked.fetch_add(1, Ordering::Relaxed) == 0, go.clone());
+            async move {
+                if !first {
+                    go.notified().await;
+                }
+                json(200, r#"{"choices":[{"text":"ok"}]}"#)
+            }
+        })
+        .await
+    };
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let mut seeds = Vec::new();
+    for _ in 0..2 {
+        let asked = ask(&router);
+        let (to_prefill, to_decode) = (prefill.fake.next().await, decode.next().await);
+        assert!(to_prefill.text().contains(TEMPLATE) && to_decode.text().contains(TEMPLATE));
+        assert!(to_prefill.text().contains(r#""do_remote_decode":true"#));
+        assert!(to_decode.text().contains(r#""do_remote_prefill":true"#));
+        assert_eq!(to_prefill.id(), to_decode.id());
+        let told = stream_of(&to_prefill);
+        assert_eq!(told, stream_of(&to_decode));
+        seeds.push(told["seed"].as_str().unwrap().to_owned());
+        prefill.go.add_permits(1);
+        let gone = within("prefill's question", prefill.gone.recv()).await.unwrap();
+        assert!(within("prefill's end", gone).await.is_err(), "prefill was given up");
+        decode_go.notify_one();
+        let (status, _, text) = asked.await.unwrap();
+        assert_eq!((status.as_u16(), text.as_str()), (200, r#"{"choices":[{"text":"ok"}]}"#));
+    }
+    assert!(seeds[0].len() == 64 && seeds[0] != seeds[1], "{seeds:?}");
+    until_metric(&router, r#"kvik_router_streams_total{outcome="streamed"} 2"#).await;
+    assert_eq!((prefill.fake.pending().await, decode.pending().await), (0, 0));
+}
+
+/// A decode engine that answers what has an offer or no params, and lets a stream wait.
+async fn decode_that_waits() -> (Fake, mpsc::UnboundedReceiver<oneshot::Receiver<()>>) {
+    let asked = AtomicUsize::new(0);
+    let (tell, told) = mpsc::unbounded_channel();
+    let fake = Fake::start(move || {
+        // The second request is the stream.
+        let waits = asked.fetch_add(1, Ordering::Relaxed) == 1;
+        let (gone, when) = Gone::new();
+        if waits {
+            tell.send(when).ok();
+        }
+        async move {
+            if waits {
+                std::future::pending::<()>().await;
+            }
+            gone.ended();
+            json(200, r#"{"choices":[{"text":"ok"}]}"#)
+        }
+    })
+    .await;
+    (fake, told)
+}
+
+#[tokio::test]
+async fn an_offer_after_all_is_pulled() {
+    let prefill = prefill(|| answer(true)).await;
+    let (decode, mut waiting) = decode_that_waits().await;
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let asked = ask(&router);
+    assert!(decode.next().await.text().contains("seed"));
+    prefill.go.add_permits(1);
+    let (status, _, _) = asked.await.unwrap();
+    assert_eq!(status, 200);
+    let again = decode.next().await;
+    assert!(!again.text().contains("seed") && again.text().contains(&params(true)), "{}", again.text());
+    let gone = waiting.recv().await.unwrap();
+    within("the first request's end", gone).await.unwrap();
+    until_metric(&router, r#"kvik_router_streams_total{outcome="offered"} 1"#).await;
+}
+
+#[tokio::test]
+async fn a_refusal_of_prefill_takes_decodes_request_back() {
+    let prefill = prefill(|| json(400, r#"{"error":"too long"}"#)).await;
+    let (decode, mut waiting) = decode_that_waits().await;
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let asked = ask(&router);
+    decode.next().await;
+    prefill.go.add_permits(1);
+    let (status, _, text) = asked.await.unwrap();
+    assert_eq!((status.as_u16(), text.as_str()), (400, r#"{"error":"too long"}"#));
+    within("decode's end", waiting.recv().await.unwrap()).await.unwrap();
+    assert_eq!(decode.pending().await, 0);
+}
+
+#[tokio::test]
+async fn a_prefill_engine_that_fails_takes_decodes_request_back() {
+    let prefill = prefill(|| json(500, "{}")).await;
+    let (decode, mut waiting) = decode_that_waits().await;
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let asked = ask(&router);
+    decode.next().await;
+    prefill.go.add_permits(1);
+    assert_eq!(asked.await.unwrap().0, 502);
+    within("decode's end", waiting.recv().await.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn decode_computes_what_a_dead_prefill_engine_leaves() {
+    let broken = || {
+        let cut = futures_util::stream::once(async { Err::<String, _>(std::io::Error::other("dies")) });
+        Response::new(Body::from_stream(cut))
+    };
+    let prefill = prefill(broken).await;
+    let (decode, mut waiting) = decode_that_waits().await;
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let asked = ask(&router);
+    decode.next().await;
+    // Its connection was an idle one, so that it is asked once more.
+    prefill.go.add_permits(2);
+    assert_eq!(asked.await.unwrap().0, 200);
+    assert_eq!(decode.next().await.text(), PROMPT);
+    within("decode's end", waiting.recv().await.unwrap()).await.unwrap();
+    until_metric(&router, r#"kvik_router_recomputed_total{reason="prefill_died"} 1"#).await;
+}
+
+#[tokio::test]
+async fn prefill_is_given_up_when_decode_has_answered_before_it() {
+    let mut prefill = prefill(|| answer(false)).await;
+    let decode = good_decode().await;
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let (status, _, _) = complete(&router, PROMPT).await;
+    assert_eq!(status, 200);
+    if let Ok(Some(gone)) = tokio::time::timeout(common::BOUND, prefill.gone.recv()).await {
+        within("prefill's end", gone).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_both_requests_with_it() {
+    let mut prefill = prefill(|| answer(false)).await;
+    let (decode, mut waiting) = decode_that_waits().await;
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let mut client = Client::connect(router.addr()).await;
+    let asked = tokio::spawn(client.post("/v1/completions", PROMPT, &[]));
+    prefill.fake.next().await;
+    decode.next().await;
+    client.leave().await;
+    within("prefill's end", prefill.gone.recv().await.unwrap()).await.unwrap();
+    within("decode's end", waiting.recv().await.unwrap()).await.unwrap();
+    assert!(asked.await.unwrap().is_err());
+    until_metric(&router, r#"kvik_router_client_left_total{stage="prefill"} 1"#).await;
+    assert_eq!((prefill.fake.pending().await, decode.pending().await), (0, 0));
+}
+
+#[tokio::test]
+async fn nothing_is_streamed_unless_asked_for() {
+    let prefill = Fake::start(|| async { answer(true) }).await;
+    let decode = good_decode().await;
+    let router = RunningRouter::start(config(&[&prefill.url()], &[&decode.url()])).unwrap();
+    for _ in 0..2 {
+        assert_eq!(complete(&router, PROMPT).await.0, 200);
+        assert!(!prefill.next().await.text().contains("stream\":{"));
+        assert!(!decode.next().await.text().contains("seed"));
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_stream_is_pulled_from() {
+    let prefill = common::good_prefill().await;
+    let decode = good_decode().await;
+    let router = streaming(&[&prefill.url()], &[&decode.url()]);
+    for _ in 0..3 {
+        assert_eq!(complete(&router, PROMPT).await.0, 200);
+        assert!(decode.next().await.text().contains(common::PARAMS));
+    }
+}
+
+#[tokio::test]
+async fn each_engine_is_asked_by_its_own_template() {
+    let own = |name: &'static str| {
+        move || async move {
+            json(
+                200,
+                &format!(
+                    r#"{{"kv_transfer_params":{{"do_remote_prefill":true,"kvik":{{"stream":{{"n":"{name}"}}}}}}}}"#
+                ),
+            )
+        }
+    };
+    let (one, two) = (Fake::start(own("one")).await, Fake::start(own("two")).await);
+    let decode = good_decode().await;
+    let router = streaming(&[&one.url(), &two.url()], &[&decode.url()]);
+    for _ in 0..2 {
+        complete(&router, PROMPT).await;
+    }
+    one.next().await;
+    two.next().await;
+    for _ in 0..2 {
+        complete(&router, PROMPT).await;
+    }
+    assert_eq!(stream_of(&one.next().await)["of"]["n"], "one");
+    assert_eq!(stream_of(&two.next().await)["of"]["n"], "two");
+}
+
+#[tokio::test]
+async fn an_engine_that_is_gone_leaves_the_request_to_the_others() {
+    let prefill = prefill(|| answer(true)).await;
+    let decode = good_decode().await;
+    let gone = nobody().await;
+    let router = streaming(&[&prefill.fake.url(), &gone], &[&decode.url()]);
+    // The second of the rotation is gone from the beginning, and the first takes its requests.
+    learn(&router, &prefill.fake, &decode).await;
+    prefill.go.add_permits(1);
+    assert_eq!(complete(&router, PROMPT).await.0, 200);
+}

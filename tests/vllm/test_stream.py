@@ -1,0 +1,188 @@
+"""KV that crosses while prefill still computes: through kvik's router, with real servers."""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvik.demo import client
+from kvik.demo.reports import Load
+from tests.vllm.conftest import Reference
+from tests.vllm.leaving import ask_and_leave
+from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, freeze, kill, logged, prompt_of, used, wait_used
+
+TOKENS = 16
+SLACK = 20.0  # seconds for a busy machine
+EXPIRY = 60.0  # as the pairs have it: decode waits so long for KV that a busy machine computes
+LENGTHS = (2, 127, 128, 129, 300, 511, 513, 1000, 1025, 2048, 3000, 3500)
+LAYERS = 4  # of the tiny model: as many parts has each segment of 512 tokens
+streams = pytest.mark.parametrize("pair", ["stream", "stream-cached"], indirect=True)
+wired = pytest.mark.parametrize("pair", ["stream"], indirect=True)
+
+
+def learn(pair: Pair) -> None:
+    """One request of 300 tokens, after which the router knows the prefill server; its loads are forgotten."""
+    client.complete(pair.router.url, prompt_of(300, random.randrange(2**30)), 1)
+    pair.reports.wait(1)
+    time.sleep(0.1)  # the other rank's line; a plain file has no event to wait for
+    pair.reports.new()
+
+
+def streamed(pair: Pair) -> float:
+    return client.metrics(pair.router.url).get('kvik_router_streams_total{outcome="streamed"}', 0.0)
+
+
+def check(pair: Pair, reference: Reference, seed: int, at_once: int) -> None:
+    """Fresh prompts: equal tokens, each in its parts, all bytes moved, nothing recomputed."""
+    print(f"seed {seed}")
+    learn(pair)
+    prompts = [prompt_of(length, seed) for length in LENGTHS]
+    computed, before = pair.decode_computed(), streamed(pair)
+    with ThreadPoolExecutor(at_once) as pool:
+        ask = lambda prompt: client.complete(pair.router.url, prompt, TOKENS).tokens  # noqa: E731
+        answers = list(pool.map(ask, prompts))
+    for length, prompt, answer in zip(LENGTHS, prompts, answers, strict=True):
+        assert answer == reference(prompt, TOKENS), f"{length} tokens: other tokens"
+    assert streamed(pair) - before == len(LENGTHS)
+    ranks = pair.spec.ranks[1]
+    parts = sum(LAYERS * -(-length // 512) * ranks for length in LENGTHS)
+    loads = pair.reports.wait(parts)
+    assert {load.outcome for load in loads} == {"loaded"}, logged(pair.decode, "kvik: request")
+    assert len(loads) == parts
+    assert sum(load.bytes for load in loads) == sum(blocks_of(length) * BLOCK_BYTES for length in LENGTHS)
+    assert pair.decode_computed() - computed <= len(LENGTHS)
+
+
+@streams
+def test_one_at_a_time(pair: Pair, reference: Reference) -> None:
+    check(pair, reference, seed=101, at_once=1)
+
+
+@streams
+def test_six_at_once(pair: Pair, reference: Reference) -> None:
+    check(pair, reference, seed=102, at_once=6)
+
+
+@wired
+def test_parts_arrive_before_prefill_is_done(pair: Pair) -> None:
+    """Half of them are in decode before prefill has written the last layer; one line on either side."""
+    learn(pair)
+    before = len(logged(pair.prefill, "while they were computed"))
+    client.complete(pair.router.url, prompt_of(3500, seed=103), 1)
+    ended = sorted(load.ended_at or 0.0 for load in pair.reports.wait(LAYERS * 7))
+    assert len(ended) == LAYERS * 7
+    used(pair.prefill)  # a step, with which it notices the end
+    sent = json.loads(pair.reverse.path.read_text().splitlines()[-1])
+    exposed = ended[-1] - sent["computed_at"]
+    print(f"first part {sent['computed_at'] - ended[0]:.3f} s before the last layer, exposed {exposed:.4f} s")
+    assert ended[len(ended) // 2] < sent["computed_at"] < ended[-1]
+    assert (sent["outcome"], sent["reason"], sent["parts"]) == ("sent", "consumed", LAYERS * 7)
+    assert len(logged(pair.prefill, "while they were computed")) == before + 1
+    (loaded,) = logged(pair.decode, f"{sent['remote_request_id']} of prefill loaded: 28 KV blocks")
+    assert " INFO " in loaded
+
+
+@pytest.mark.parametrize("pair", ["stream-cached"], indirect=True)
+def test_prefixes_in_both_caches(pair: Pair, reference: Reference) -> None:
+    """A longer prompt on a known one: decode reads what it has not, and gives back the rest."""
+    learn(pair)
+    level = used(pair.prefill)
+    first = prompt_of(1100, seed=104)
+    longer = first + prompt_of(900, seed=105)
+    for prompt in (first, longer):
+        assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    ranks = pair.spec.ranks[1]
+    loads = pair.reports.wait((3 + 2) * LAYERS * ranks)
+    assert {load.outcome for load in loads} == {"loaded"}
+    missing = blocks_of(2000) - 1100 // 128
+    assert sum(load.bytes for load in loads) == (blocks_of(1100) + missing) * BLOCK_BYTES
+    wait_used(pair.prefill, level, SLACK)
+
+
+def ask_meanwhile(pair: Pair, prompt: list[int], after: float, act: Callable[[], object]) -> list[int]:
+    """The answer to a prompt, with something done so long after it was asked."""
+    timer = threading.Timer(after, act)
+    timer.start()
+    try:
+        return client.complete(pair.router.url, prompt, TOKENS).tokens
+    finally:
+        timer.join()
+
+
+def outcomes(loads: list[Load]) -> set[str]:
+    return {load.outcome for load in loads}
+
+
+@wired
+@pytest.mark.parametrize("number", range(4))
+def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference, number: int) -> None:
+    """Whatever had come: the same tokens, soon, and all blocks of prefill back."""
+    assert pair.wire is not None
+    learn(pair)
+    level = used(pair.prefill)
+    prompt = prompt_of(3000, seed=110 + number)
+    begun = time.monotonic()
+    pair.wire.slow(8e6)
+    try:
+        answer = ask_meanwhile(pair, prompt, 0.05 + 0.15 * number, pair.wire.cut)
+    finally:
+        pair.wire.slow(None)
+    assert answer == reference(prompt, TOKENS)
+    assert time.monotonic() - begun < SLACK
+    wait_used(pair.prefill, level, SLACK + EXPIRY)
+
+
+@wired
+def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference) -> None:
+    """It says nothing more, and its connections stay: decode computes the prompt within seconds."""
+    learn(pair)
+    level = used(pair.prefill)
+    prompt = prompt_of(3000, seed=120)
+    thaw: list[Callable[[], None]] = []
+    begun = time.monotonic()
+    try:
+        answer = ask_meanwhile(pair, prompt, 0.2, lambda: thaw.append(freeze(pair.prefill)))
+        assert answer == reference(prompt, TOKENS)
+        assert time.monotonic() - begun < SLACK
+    finally:
+        for let_go in thaw:
+            let_go()
+    assert "failed" in outcomes(pair.reports.wait(1))
+    wait_used(pair.prefill, level, SLACK + EXPIRY)
+
+
+@wired
+def test_clients_leave_at_any_time(pair: Pair, reference: Reference) -> None:
+    seed = 130
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    learn(pair)
+    levels = used(pair.prefill), used(pair.decode)
+    for number in range(8):
+        ask_and_leave(pair.router.url, prompt_of(2500, seed + number), 64, after=rng.uniform(0.0, 1.0))
+    prompt = prompt_of(700, seed)
+    assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    for engine, level in zip(pair.engines(), levels, strict=True):
+        wait_used(engine, level, SLACK + EXPIRY)
+
+
+@wired
+@pytest.mark.parametrize("number", range(2))
+def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, number: int) -> None:
+    """The client gets its answer; a server that has started again is pulled from, and then streams."""
+    learn(pair)
+    prompt = prompt_of(3000, seed=140 + number)
+    begun = time.monotonic()
+    answer = ask_meanwhile(pair, prompt, 0.1 + 0.3 * number, lambda: kill(pair.prefill))
+    assert answer == reference(prompt, TOKENS)
+    assert time.monotonic() - begun < SLACK
+    pair.begin_again("prefill")
+    for again in range(3):
+        prompt = prompt_of(600, seed=150 + 10 * number + again)
+        before = streamed(pair)
+        assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    assert streamed(pair) == before + 1
