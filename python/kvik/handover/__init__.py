@@ -10,8 +10,8 @@ An adapter (`kvik.vllm`, `kvik.emulator`) translates its engine's objects and ca
 5. prefill, `worker.py`: the grant has ended, the blocks go back to the serving engine.
 
 Or both servers have the request from the beginning, and its KV goes over in parts (`streaming.py`):
-prefill's scheduler side says which segments of the prompt a step completes (`sending.py`), its ranks grant each range of
-layers when it is written (`issuing.py`), and decode's load is of all parts.
+prefill's scheduler side says which segments of the prompt a step completes (`sending.py`), its ranks grant
+each range of layers when it is written (`issuing.py`), and decode's load is of all parts.
 
 Anything that does not fit is recomputed by the decode server, never used.
 """
