@@ -153,7 +153,10 @@ def test_report_file(kvik_vllm: ModuleType, native: FakeNative, tmp_path: Path) 
             d, request(f"d-{number}", prompt(8, first=5 if fault == "other prompt" else 100), params), [5, 6]
         )
         d.step()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    every = [json.loads(line) for line in path.read_text().splitlines()]
+    sent = [(line["request_id"], line["reason"]) for line in every if line["outcome"] == "sent"]
+    assert sent[0] == ("p-0", "consumed")
+    lines = [line for line in every if line["outcome"] != "sent"]
     assert [(line["request_id"], line["outcome"], line["reason"], line["rank"]) for line in lines] == [
         ("d-0", "loaded", None, 0),
         ("d-1", "failed", "peer_lost", 0),

@@ -54,7 +54,7 @@ SPECS = {
             extra={"expiry": 60.0},
             prefix_caching=True,
             arguments=[*SMALL_STEPS, "--async-scheduling"],
-            ranks=(1, 2),
+            ranks=(2, 1),
         ),
         # As a user starts them.
         PairSpec("two-hosts", secrets=("one secret of both", "one secret of both"), forked=False),

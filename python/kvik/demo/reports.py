@@ -31,7 +31,7 @@ class Load:
     verify_s: float | None
     total_s: float | None
     group: int  # of the model's layers
-    ended_at: float | None  # seconds of the wall clock
+    ended_at: float | None = None  # seconds of the wall clock
 
 
 class ReportReader:
@@ -52,7 +52,7 @@ class ReportReader:
         whole = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
         self._offset += len(whole)
         records = [json.loads(line) for line in whole.splitlines() if line.strip()]
-        return [_load(record) for record in records if record["outcome"] != "sent"]
+        return [_load(record) for record in records if record.get("outcome") != "sent"]
 
     def wait(self, count: int, timeout: float = 10.0) -> list[Load]:
         """Wait until `count` new loads are there, or the time is up; returns what there is."""
@@ -69,4 +69,4 @@ class ReportReader:
 
 
 def _load(record: dict[str, Any]) -> Load:
-    return Load(**{field.name: record[field.name] for field in fields(Load)})
+    return Load(**{field.name: record[field.name] for field in fields(Load) if field.name in record})
