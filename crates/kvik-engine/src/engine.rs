@@ -404,7 +404,7 @@ impl Engine {
     }
 
     pub(crate) fn begin(&self, request: TransferRequest, began: Duration) -> Result<Transfer> {
-        let (base, transfers) = (&self.inner().base, &self.inner().transfers);
+        let Inner { base, transfers, streams, .. } = &**self.inner();
         let own = request.ticket.engine == self.id();
         if own && request.ticket.incarnation != self.incarnation() {
             let text = "the ticket is of an earlier start of this engine; it is void: ask for a new one";
@@ -420,7 +420,7 @@ impl Engine {
             |view: &View| (view.bytes() >> 18) + view.sums().map_or(0, |sums| 16 * sums.len() as u64);
         let size = 1024 + 8 * request.pages + request.memory.as_ref().map_or(0, |(_, _, view)| of_view(view));
         let lease = base.budget.take(size, "a transfer")?;
-        let end = Arc::<End<Report>>::default();
+        let (end, grant) = (Arc::<End<Report>>::default(), request.ticket.grant);
         let after = request.after.zip(request.memory.as_ref().map(|(memory, ..)| memory.clone()));
         let entry = TransferEntry {
             end: Arc::clone(&end),
@@ -444,10 +444,16 @@ impl Engine {
             transfers.give_up(id, closed());
         }
         match after {
+            None if own && streams.is_waiting(grant) => {
+                transfers.wait(id);
+                if !streams.waits_for(grant, id) {
+                    transfers.set_out(id);
+                }
+            }
             None => transfers.set_out(id),
             Some((stream, memory)) => {
                 transfers.wait(id);
-                let begins = self.inner().streams.go_on_after(stream, &memory, Then::Begin(id));
+                let begins = streams.go_on_after(stream, &memory, Then::Begin(id));
                 begins.inspect_err(|error| transfers.give_up(id, error.clone()))?;
             }
         }

@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const ROOM: usize = 8;
 
 /// What goes on once its mark is reached.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
     /// The grant is ready.
     Ready(GrantId),
@@ -48,8 +48,15 @@ struct State {
     flag: Option<Arc<EventFd>>,
     /// One of each device, which the driver's callbacks come from.
     streams: Vec<Box<dyn DeviceStream>>,
-    waiting: Vec<(Box<dyn DeviceMark>, Then)>,
+    waiting: Vec<Waiting>,
     over: bool,
+}
+
+struct Waiting {
+    mark: Box<dyn DeviceMark>,
+    then: Then,
+    /// Transfers of this engine that are to have the grant.
+    behind: Vec<u64>,
 }
 
 impl StreamOrder {
@@ -82,11 +89,24 @@ impl StreamOrder {
         let failed = |error| from_host(Code::DeviceFailed, error);
         let own = own_stream(&mut state.streams, device).map_err(failed)?;
         let mark = own.mark_of(stream, &flag).map_err(failed)?;
-        state.waiting.push((mark, then));
+        state.waiting.push(Waiting { mark, then, behind: Vec::new() });
         if state.waiting.len() == 1 {
             flag.signal().map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Whether a grant of this engine waits for its stream.
+    pub fn is_waiting(&self, grant: GrantId) -> bool {
+        lock(&self.state).waiting.iter().any(|one| one.then == Then::Ready(grant))
+    }
+
+    /// A transfer within this engine, whose request cannot wait at the owner, begins once the stream of its grant is
+    /// there. False where that waits for none any more.
+    pub fn waits_for(&self, grant: GrantId, transfer: u64) -> bool {
+        let mut state = lock(&self.state);
+        let one = state.waiting.iter_mut().find(|one| one.then == Then::Ready(grant));
+        one.map(|one| one.behind.push(transfer)).is_some()
     }
 
     /// The flag; with the first one the thread is started.
@@ -115,18 +135,29 @@ impl StreamOrder {
             if state.over {
                 return;
             }
-            let mut reached = Vec::new();
-            state.waiting.retain_mut(|(mark, then)| match mark.is_reached() {
-                Ok(false) => true,
-                outcome => {
-                    reached.push((*then, outcome.map(|_| ())));
-                    false
-                }
+            let reached = state.waiting.iter_mut().find_map(|one| match one.mark.is_reached() {
+                Ok(false) => None,
+                outcome => Some((one.then, outcome.map(|_| ()))),
             });
-            limit = if state.waiting.is_empty() { LONG } else { LOOK };
+            let Some((then, outcome)) = reached else {
+                limit = if state.waiting.is_empty() { LONG } else { LOOK };
+                continue;
+            };
             drop(state);
-            reached.into_iter().for_each(|(then, outcome)| self.go_on(then, outcome));
+            self.go_on(then, outcome);
+            self.forget(then);
+            limit = Duration::ZERO;
         }
+    }
+
+    /// What waited has gone on, and so does what waited for that.
+    fn forget(&self, then: Then) {
+        let behind = {
+            let waiting = &mut lock(&self.state).waiting;
+            let place = waiting.iter().position(|one| one.then == then);
+            place.map(|place| waiting.remove(place).behind)
+        };
+        behind.into_iter().flatten().for_each(|transfer| self.transfers.set_out(transfer));
     }
 
     fn go_on(&self, then: Then, outcome: Result<(), HostError>) {

@@ -131,6 +131,11 @@ gpus! {
         let read = engine.read(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
         read.wait(Some(PATIENCE)).unwrap();
         assert!(bytes(&here) == bytes(&there), "a page was loaded while it was in use");
+        // So does one that has a grant which is not ready.
+        let grant = engine.grant(&whole(&there, PAGE), granted(busy(&app, &there, 7, KERNEL))).unwrap();
+        let reads = [(); 2].map(|()| engine.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)).unwrap());
+        reads.iter().for_each(|read| drop(read.wait(Some(PATIENCE)).unwrap()));
+        assert!(all(&bytes(&here), 7), "a page was read before it was written");
     }
     fn a_device_that_fails_takes_back_what_waits_for_it(control) {
         let (app, owner, other) = (App::on(0), engine(Preference::Tcp), engine(Preference::Tcp));
