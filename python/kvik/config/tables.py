@@ -211,7 +211,7 @@ def _expiry_order(values: Mapping[str, Any]) -> str | None:
 
 
 # A connector makes its name itself; the others are rarely set, and keep their variables and keys in the file.
-_ENGINE_ONLY = ("name", "window", "nic_library")
+_ENGINE_ONLY = ("name", "window", "nic_library", "nic_threads")
 
 CONNECTOR = Entry(
     name="connector",
@@ -511,8 +511,8 @@ EMULATOR = Entry(
 )
 
 # Of a server's engine; its address is the store's own, since clients have it in their configuration.
-_OF_A_STORE = ("advertise", "secret", "tls", "transport", "nics", "nic_library", "nic_threads", "channels",
-               "io_threads", "memory_cap", "cpus", "numa_node")  # fmt: skip
+_OF_A_STORE = ("advertise", "secret", "tls", "transport", "nics", "nic_library", "channels", "io_threads",
+               "memory_cap", "cpus", "numa_node")  # fmt: skip
 
 STORE = Entry(
     name="store",

@@ -35,7 +35,6 @@ class ConnectorConfig:
     deadline: float = _DEFAULTS["deadline"]
     memory_cap: int = _DEFAULTS["memory_cap"]
     nics: str | Mapping[int, str] | None = None
-    nic_threads: int = _DEFAULTS["nic_threads"]
     cpus: tuple[int, ...] | None = None
     numa_node: int | None = None
     expiry: float = _DEFAULTS["expiry"]
@@ -104,7 +103,6 @@ class ConnectorConfig:
             "deadline": self.deadline,
             "memory_cap": self.memory_cap,
             "nics": self.nics_of(rank_offset),
-            "nic_threads": self.nic_threads,
             "cpus": self.cpus,
             "numa_node": self.numa_node,
             "name": name,
