@@ -202,7 +202,7 @@ impl Engine {
         inner.grants.add(id, cell.clone(), slot, lease);
         let given = base.node(|node, now| match &after {
             None => node.grants().give(id, offer, now),
-            Some(_) => node.grants().give_later(id, offer),
+            Some(_) => node.grants().give_later(id, offer, now),
         });
         given.inspect_err(|_| inner.grants.forget(id))?;
         if let Some((stream, memory)) = after {

@@ -34,8 +34,10 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> GrantCalls<'_, R, S> {
     ///
     /// # Errors
     /// `InvalidArgument` for an id that was used before.
-    pub fn give_later(&mut self, id: GrantId, offer: Offer<R>) -> Result<()> {
-        self.node.call().add_grant(id, offer, false)
+    pub fn give_later(&mut self, id: GrantId, offer: Offer<R>, now: Duration) -> Result<()> {
+        self.node.call().add_grant(id, offer, false)?;
+        self.node.expire(now);
+        Ok(())
     }
 
     /// What the pages of a grant waited for has ended: requests are served from now on.

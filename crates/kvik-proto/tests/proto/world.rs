@@ -240,7 +240,7 @@ impl World {
     /// Over pages that are still in use.
     pub fn issue_later(&mut self, peer: usize, id: GrantId, offer: Offer<Mem>) {
         self.note_offer(peer, id, &offer);
-        self.peers[peer].node.grants().give_later(id, offer).unwrap();
+        self.peers[peer].node.grants().give_later(id, offer, self.now).unwrap();
         self.pump(peer);
     }
 

@@ -108,7 +108,7 @@ impl World {
             closed: Default::default(),
         };
         match later {
-            true => engine.node.grants().give_later(ticket.id, offer).unwrap(),
+            true => engine.node.grants().give_later(ticket.id, offer, now).unwrap(),
             false => engine.node.grants().give(ticket.id, offer, now).unwrap(),
         }
         engine.given.push(index);
