@@ -137,7 +137,9 @@ impl World {
         let ticket = &self.tickets[index];
         let (owner, id) = (ticket.owner, ticket.id);
         let engine = &mut self.engines[owner];
-        if ticket.identity != engine.identity || engine.asleep {
+        // One that is overdue has expired; an owner that has slept may not have looked yet.
+        let overdue = ticket.issued && !ticket.extended && engine.clock.at(self.now) >= ticket.expires;
+        if ticket.identity != engine.identity || engine.asleep || overdue {
             return;
         }
         engine.node.grants().end(id, state);
