@@ -269,6 +269,8 @@ impl Shared {
         if writing.next == offset + bytes {
             writing.next = offset;
             writing.records -= 1;
+            // Not among them any more if a sync began meanwhile, which counts what it is for itself.
+            writing.unsynced = writing.unsynced.saturating_sub(bytes);
         }
     }
 }

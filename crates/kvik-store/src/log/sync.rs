@@ -101,6 +101,12 @@ impl Shared {
         }) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        // What could not be written may have given its room back: whatever takes it from now on is for the next sync.
+        for job in &mut jobs {
+            if let Some(writing) = state.writing(job.number) {
+                job.to = job.to.min(writing.next);
+            }
+        }
         // Of what could not be written nothing is left to sync.
         jobs.retain(|job| state.tracks.get(&job.number).is_some_and(|track| track.synced_to < job.to));
         state.syncing = jobs.iter().map(|job| job.bytes).sum();

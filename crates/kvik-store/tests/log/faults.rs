@@ -164,6 +164,72 @@ fn writes_that_fail_leave_nothing_that_waits_for_a_sync() {
     assert_eq!(log.usage().unsynced, 0);
 }
 
+/// What a disk is doing, for a test that decides when it goes on.
+#[derive(Default)]
+struct Doing {
+    /// Writes fail, and a sync stops when it is done.
+    armed: bool,
+    /// A sync is done and has not said so yet.
+    stopped: bool,
+    /// Something was written that no sync was begun after.
+    dirty: bool,
+}
+
+/// Room that a failed write gave back may be taken while a sync runs that was begun for the failed one: that sync says
+/// nothing of what has the room now.
+#[test]
+fn room_that_was_given_back_during_a_sync_is_not_durable_with_it() {
+    let (mut came, mut rounds) = (0, 0);
+    while came < 3 {
+        rounds += 1;
+        assert!(rounds < 500, "no sync ran while a block took the room that another had given back");
+        let shared = Arc::new((Mutex::new(Doing::default()), Condvar::new()));
+        let told = shared.clone();
+        let meddler: Meddler = Arc::new(move |kind, after| {
+            let mut doing = told.0.lock().unwrap();
+            match (kind, after) {
+                (Kind::Write, false) if doing.armed => {
+                    // Time for the sync to begin that was asked for when this took its room.
+                    drop(told.1.wait_timeout(doing, Duration::from_millis(3)).unwrap());
+                    return Fate::Fails(ErrorKind::StorageFull);
+                }
+                (Kind::Write, true) => doing.dirty = true,
+                (Kind::Sync, false) => doing.dirty = false,
+                (Kind::Sync, true) if doing.armed || doing.stopped => {
+                    doing.stopped = true;
+                    told.1.notify_all();
+                    let stopped = told.1.wait_timeout_while(doing, LONG, |doing| doing.stopped).unwrap();
+                    assert!(!stopped.1.timed_out(), "nobody lets the sync go on");
+                }
+                _ => {}
+            }
+            Fate::Done
+        });
+        let files = Meddled { files: Box::new(Disk::default()), meddler };
+        let log = Log::open_on(Box::new(files), workload::options(), Index::all()).unwrap();
+        let block = |number| Block::new(number, number, shape(6));
+        let (doing, changed) = &*shared;
+        // The namespace is written, with a block that is not durable: half of what may wait asks for a sync.
+        let small = |number| Block::new(number, 2, shape(1));
+        small(1).store(&log).unwrap();
+        doing.lock().unwrap().armed = true;
+        let error = block(2).store(&log).unwrap_err();
+        assert!(error.code == Code::StorageFull, "{error:?}");
+        let held = doing.lock().unwrap();
+        let (mut held, _) =
+            changed.wait_timeout_while(held, Duration::from_millis(30), |doing| !doing.stopped).unwrap();
+        held.armed = false;
+        let during = held.stopped;
+        drop(held);
+        let place = small(3).store(&log).unwrap();
+        doing.lock().unwrap().stopped = false;
+        changed.notify_all();
+        log.sync(&[place], LONG).unwrap();
+        assert!(!doing.lock().unwrap().dirty, "a block is called durable that no sync was begun after");
+        came += u64::from(during);
+    }
+}
+
 /// A disk that stops answering: who stores more than the bound is told by the deadline, and nothing piles up.
 #[test]
 fn a_disk_that_hangs_costs_a_deadline_and_bounded_memory() {
