@@ -9,7 +9,7 @@ import kvik
 
 # What only exists for type checkers; `__buffer__` is a method from Python 3.12 on.
 ONLY_TYPES = """
-kvik._native.(__all__|Explanation|GrantStateName|Ids|LogEntry|Probe|Registrable|RightName|Size|TransportName|VerifyName)
+kvik._native.(__all__|Explanation|GrantStateName|Ids|LogEntry|Probe|Registrable|RightName|Size|Stream|TransportName|VerifyName)
 kvik._native.Region.__(release_)?buffer__
 """
 
