@@ -1,11 +1,12 @@
 """`kvik demo --link-rate`: the prefill engine on a host of its own, behind a cable of a stated rate."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from kvik.demo.links import CannotError, Rate, two_hosts
+from kvik.demo.links import CABLE, CannotError, Rate, two_hosts
 from tests.netns.hosts import Host
 from tests.python.demo_runs import COLUMNS, running
 
@@ -45,15 +46,25 @@ def test_the_link_bounds_the_transfer(hosts: tuple[Host, Host], tmp_path: Path) 
     assert value(carried[1], carried[2]) >= total
 
 
+def test_a_cable_can_be_shaped_anew(hosts: tuple[Host, Host]) -> None:
+    """The rate that was named last is the one that holds."""
+    assert hosts
+    with two_hosts() as (left, _):
+        for megabits in (100, 1000):
+            left.shape(Rate.parse(f"{megabits}mbit"))
+            (shaper,) = json.loads(left.run("tc", "-json", "qdisc", "show", "dev", CABLE))
+            assert shaper["options"]["rate"] == megabits * 1_000_000 / 8
+
+
 def test_a_cable_without_the_shaper_is_refused(
     monkeypatch: pytest.MonkeyPatch, hosts: tuple[Host, Host]
 ) -> None:
     """What the kernel or the installation lacks is named."""
     assert hosts
     with two_hosts() as (left, _):
-        left.shape(Rate.parse("1gbit"))
+        left.run("ip", "link", "delete", CABLE)
         with pytest.raises(CannotError, match="shapes no link here"):
-            left.shape(Rate.parse("1gbit"))  # there is one already
+            left.shape(Rate.parse("1gbit"))
         monkeypatch.setenv("PATH", "/nonexistent")
         with pytest.raises(CannotError, match=r"`tc` .* is not installed"):
             left.shape(Rate.parse("1gbit"))
