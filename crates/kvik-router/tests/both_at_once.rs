@@ -148,6 +148,24 @@ async fn decode_that_waits() -> (Fake, mpsc::UnboundedReceiver<oneshot::Receiver
     (fake, told)
 }
 
+/// A decode engine that answers so many requests at once, and each later one when it is let go: what answers
+/// before prefill was asked takes prefill's request back.
+async fn decode_let_go(at_once: usize) -> (Fake, Arc<Semaphore>) {
+    let go = Arc::new(Semaphore::new(at_once));
+    let fake = {
+        let go = go.clone();
+        Fake::start(move || {
+            let go = go.clone();
+            async move {
+                go.acquire().await.unwrap().forget();
+                json(200, r#"{"choices":[{"text":"ok"}]}"#)
+            }
+        })
+        .await
+    };
+    (fake, go)
+}
+
 #[tokio::test]
 async fn an_offer_after_all_is_pulled() {
     let prefill = prefill(|| answer(true)).await;
@@ -217,14 +235,15 @@ async fn decode_computes_what_a_dead_prefill_engine_leaves() {
 #[tokio::test]
 async fn prefill_is_given_up_when_decode_has_answered_before_it() {
     let mut prefill = prefill(|| answer(false)).await;
-    let decode = good_decode().await;
+    let (decode, decode_go) = decode_let_go(1).await;
     let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
     learn(&router, &prefill.fake, &decode).await;
-    let (status, _, _) = complete(&router, PROMPT).await;
-    assert_eq!(status, 200);
-    if let Ok(Some(gone)) = tokio::time::timeout(common::BOUND, prefill.gone.recv()).await {
-        within("prefill's end", gone).await.unwrap();
-    }
+    let asked = ask(&router);
+    prefill.fake.next().await;
+    decode_go.add_permits(1);
+    assert_eq!(asked.await.unwrap().0, 200);
+    let gone = within("prefill's question", prefill.gone.recv()).await.unwrap();
+    within("prefill's end", gone).await.unwrap();
 }
 
 #[tokio::test]
@@ -268,31 +287,32 @@ async fn an_engine_that_cannot_stream_is_pulled_from() {
     }
 }
 
+/// A prefill engine with a template of this name, which offers its first answer only.
+async fn prefill_named(name: &'static str) -> Fake {
+    let asked = AtomicUsize::new(0);
+    Fake::start(move || {
+        let offer = asked.fetch_add(1, Ordering::Relaxed) == 0;
+        let params = format!(r#"{{"do_remote_prefill":{offer},"kvik":{{"stream":{{"n":"{name}"}}}}}}"#);
+        async move { json(200, &format!(r#"{{"kv_transfer_params":{params}}}"#)) }
+    })
+    .await
+}
+
 #[tokio::test]
 async fn each_engine_is_asked_by_its_own_template() {
-    let own = |name: &'static str| {
-        move || async move {
-            json(
-                200,
-                &format!(
-                    r#"{{"kv_transfer_params":{{"do_remote_prefill":true,"kvik":{{"stream":{{"n":"{name}"}}}}}}}}"#
-                ),
-            )
-        }
-    };
-    let (one, two) = (Fake::start(own("one")).await, Fake::start(own("two")).await);
-    let decode = good_decode().await;
+    let (one, two) = (prefill_named("one").await, prefill_named("two").await);
+    let (decode, decode_go) = decode_let_go(2).await;
     let router = streaming(&[&one.url(), &two.url()], &[&decode.url()]);
-    for _ in 0..2 {
-        complete(&router, PROMPT).await;
+    for engine in [&one, &two] {
+        assert_eq!(complete(&router, PROMPT).await.0, 200);
+        engine.next().await;
     }
-    one.next().await;
-    two.next().await;
-    for _ in 0..2 {
-        complete(&router, PROMPT).await;
+    for (engine, name) in [(&one, "one"), (&two, "two")] {
+        let asked = ask(&router);
+        assert_eq!(stream_of(&engine.next().await)["of"]["n"], name);
+        decode_go.add_permits(1);
+        assert_eq!(asked.await.unwrap().0, 200);
     }
-    assert_eq!(stream_of(&one.next().await)["of"]["n"], "one");
-    assert_eq!(stream_of(&two.next().await)["of"]["n"], "two");
 }
 
 #[tokio::test]
