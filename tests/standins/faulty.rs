@@ -32,6 +32,7 @@ struct State {
     hold_from: Option<u64>,
     delays: Option<(u32, Duration)>,
     lose_at: Option<u64>,
+    lost: Option<WorkId>,
     repeat_at: Option<u64>,
     end_at: Option<(u64, End)>,
     ended: u64,
@@ -107,7 +108,8 @@ impl Faults {
         self.wait(patience, |state| state.held >= count)
     }
 
-    /// The session of this work request loses a channel, when it is asked for the work request.
+    /// The session of this work request loses a channel, when it is asked for the work request, and the work
+    /// request with it: it is reported as left, however fast the rest of the transfer is.
     pub fn lose_channel_at(&self, request: u64) {
         lock(&self.state).lose_at = Some(request);
     }
@@ -154,6 +156,9 @@ impl Faults {
         state.order.push((session, id.class()));
         let delay = state.draw_delay();
         let lost = state.lose_at.take_if(|at| *at == number).is_some();
+        if lost {
+            state.lost = Some(id);
+        }
         if state.hold_from.is_some_and(|from| number >= from) {
             state.held += 1;
             self.changed.notify_all();
@@ -177,8 +182,11 @@ impl Faults {
         lock(&self.state).repeat_at.take_if(|at| *at == number).is_some()
     }
 
-    fn ends(&self, outcome: WorkOutcome) -> WorkOutcome {
+    fn ends(&self, id: WorkId, outcome: WorkOutcome) -> WorkOutcome {
         let mut state = lock(&self.state);
+        if state.lost.take_if(|lost| *lost == id).is_some() {
+            return WorkOutcome::Void;
+        }
         let number = state.ended;
         state.ended += 1;
         match state.end_at.take_if(|(at, _)| *at == number) {
@@ -224,14 +232,14 @@ impl WorkSource for Faulty {
     }
 
     fn done(&self, id: WorkId, outcome: WorkOutcome) {
-        let outcome = self.faults.ends(outcome);
+        let outcome = self.faults.ends(id, outcome);
         self.behind.work.done(id, outcome);
     }
 
     fn batch_done(&self, ended: &mut Vec<Ended>) {
-        for (_, outcome) in &mut *ended {
+        for (id, outcome) in &mut *ended {
             let was = std::mem::replace(outcome, WorkOutcome::Void);
-            *outcome = self.faults.ends(was);
+            *outcome = self.faults.ends(*id, was);
         }
         self.behind.work.batch_done(ended);
     }
