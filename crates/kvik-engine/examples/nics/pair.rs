@@ -119,6 +119,22 @@ pub fn library(options: &Options) -> Result<String> {
     build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/fabric"), "libfabric.so.1")
 }
 
+/// The stand-in's library for verbs, built as [`library`] is.
+///
+/// # Errors
+/// It cannot be built: gcc, make and the headers of libibverbs are needed.
+pub fn verbs() -> Result<String> {
+    build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/verbs"), "libibverbs.so.1")
+}
+
+/// The stand-in's library for GPUs.
+///
+/// # Errors
+/// It cannot be built: gcc and make are needed.
+pub fn cuda() -> Result<String> {
+    build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/cuda"), "libcuda.so.1")
+}
+
 /// A plug-in whose devices move nothing, built as [`library`] is.
 ///
 /// # Errors

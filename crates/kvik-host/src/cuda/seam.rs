@@ -92,7 +92,7 @@ impl DeviceStream for Marked {
         self.stream.device()
     }
 
-    fn buffer(&self) -> &Memory {
+    fn buffer(&self) -> &Arc<Memory> {
         self.buffer.memory()
     }
 
