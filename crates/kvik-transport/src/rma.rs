@@ -33,7 +33,6 @@ struct Known {
 }
 
 /// How NICs come to a region's pages.
-#[derive(Clone)]
 enum Reach {
     /// By themselves: how each of them knows the memory.
     Direct(Arc<[NicKey]>),
@@ -150,17 +149,16 @@ impl Transport for Rma {
     }
 
     fn register(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<()> {
-        let before = lock(&self.regions).get(&region).map(|known| (known.name, known.reach.clone()));
-        let reach = match before {
-            // One that was withdrawn and is still held.
-            Some((name, Reach::Direct(_))) => {
-                self.pool.tell(|| Command::Keep(name));
-                return Ok(());
+        // One that was withdrawn and is still held.
+        if let Some(known) = lock(&self.regions).get(&region) {
+            match known.reach {
+                Reach::Direct(_) => self.pool.tell(|| Command::Keep(known.name)),
+                Reach::Staged(_) => self.pool.stage_again(memory),
+                Reach::No(_) => {}
             }
-            Some((_, Reach::No(_))) => return Ok(()),
-            Some((_, Reach::Staged(why))) => self.staged(memory, why, limit),
-            None => self.reach(region, memory, limit)?,
-        };
+            return Ok(());
+        }
+        let reach = self.reach(region, memory, limit)?;
         lock(&self.regions).insert(region, Known { name: memory.name(), reach });
         Ok(())
     }

@@ -86,7 +86,8 @@ fn measure(options: &Options, over: &str, file: &str, rows: &mut Vec<Vec<String>
             pair.prove(op, size)?;
         }
         rows.extend(CONTENDERS.iter().zip(&rates).map(|((name, ..), own)| {
-            let of = |other: &[f64]| Spread::of(own.iter().zip(other).map(|(own, other)| own / other).collect());
+            let of =
+                |other: &[f64]| Spread::of(own.iter().zip(other).map(|(own, other)| own / other).collect());
             let rate = Spread::of(own.clone()).show(0);
             let (direct, tcp) = (of(&rates[0]).show(2), of(&rates[2]).show(2));
             vec![over.to_owned(), op.to_owned(), (*name).to_owned(), rate, direct, tcp]

@@ -74,10 +74,8 @@ const STAGED: Kind = Kind {
     staged: true,
     ..Kind::NEW
 };
-const STAGED_VERBS: Kind =
-    Kind { transport: "verbs", nics: "verbs", standin: Some(ROCE), ..STAGED };
-const STAGED_EFA: Kind =
-    Kind { transport: "libfabric", nics: "efa", standin: Some(Standin::NEW), ..STAGED };
+const STAGED_VERBS: Kind = Kind { transport: "verbs", nics: "verbs", standin: Some(ROCE), ..STAGED };
+const STAGED_EFA: Kind = Kind { transport: "libfabric", nics: "efa", standin: Some(Standin::NEW), ..STAGED };
 
 /// The checks, for every line of the table, and for the NICs that are named from outside.
 macro_rules! conform {

@@ -321,10 +321,16 @@ mod roce {
 }
 
 /// The same where the pages go through rings.
-mod staged {
+pub mod staged {
     use super::*;
-    const ROCE: &Nic = &Nic { one: &Kind { standin: Some(Standin { devices: 1, ..crate::ROCE }), ..crate::STAGED_VERBS }, ..*super::ROCE };
-    const EFA: &Nic = &Nic { one: &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::STAGED_EFA }, ..*super::EFA };
+    pub const ROCE: &Nic = &Nic {
+        one: &Kind { standin: Some(Standin { devices: 1, ..crate::ROCE }), ..crate::STAGED_VERBS },
+        ..*super::ROCE
+    };
+    pub const EFA: &Nic = &Nic {
+        one: &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::STAGED_EFA },
+        ..*super::EFA
+    };
     mod efa {
         use super::*;
         tests! {

@@ -13,8 +13,7 @@ use kvik_core::Code;
 use kvik_engine::Verify;
 use std::time::{Duration, Instant};
 
-const ROCE: &Kind =
-    &Kind { standin: Some(Standin { devices: 1, ..crate::ROCE }), ..crate::STAGED_VERBS };
+const ROCE: &Kind = &Kind { standin: Some(Standin { devices: 1, ..crate::ROCE }), ..crate::STAGED_VERBS };
 const EFA: &Kind = &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::STAGED_EFA };
 const PAGES: u32 = 64;
 const PAGE: u64 = 64 << 10;

@@ -169,13 +169,15 @@ fn in_order_through_a_ring(pair: &Pair) {
         let (there, here) = pair.regions(PAGES, PAGE);
         let grant = pair.owner.grant(&whole(&there, PAGE), many()).unwrap();
         let after = busy(&app, &here, 99, KERNEL);
-        let read = pair.other.read(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
+        let read =
+            pair.other.read(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
         read.wait(Some(PATIENCE)).unwrap();
         assert!(bytes(&here) == bytes(&there), "a page was loaded while it was in use");
         grant.revoke(PATIENCE).unwrap();
         let grant = pair.owner.grant(&whole(&there, PAGE), to_write()).unwrap();
         let after = busy(&app, &here, 20 + round, KERNEL);
-        let write = pair.other.write(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
+        let write =
+            pair.other.write(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
         write.wait(Some(PATIENCE)).unwrap();
         assert!(all(&bytes(&there), 20 + round), "a page was written before the kernel had written it");
     }

@@ -259,16 +259,6 @@ impl<R: Clone> Transfers<R> {
         }
     }
 
-    /// Nothing of a NIC's work request is on the wire any more, and nothing of it will be: only a device of this side
-    /// still has something of it. From now on it is as one that no NIC has: how it ends says nothing of the link, and
-    /// nobody need cut that to be sure of it.
-    pub fn landed(&mut self, id: &mut WorkId) {
-        let was_posted = std::mem::take(&mut id.posted);
-        if let Some(flow) = self.flows.get_mut(&id.key.1).filter(|_| was_posted) {
-            flow.posted = flow.posted.saturating_sub(1);
-        }
-    }
-
     /// The transfer has something to send, and takes its turn.
     pub(super) fn queue_send(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         if cx.is_live() {
@@ -290,6 +280,16 @@ impl<R: Clone> Transfers<R> {
             cx.call().common.queue_copy(class, self.session);
         }
         cx.tell(Event::Copy);
+    }
+}
+
+/// Nothing of a NIC's work request is on the wire any more, and nothing of it will be: only a device of this side still has
+/// something of it. From now on it is as one that no NIC has: how it ends says nothing of the link, and nobody need cut
+/// that to be sure of it.
+pub(crate) fn landed<R>(transfers: &mut Transfers<R>, id: &mut WorkId) {
+    let was_posted = std::mem::take(&mut id.posted);
+    if let Some(flow) = transfers.flows.get_mut(&id.key.1).filter(|_| was_posted) {
+        flow.posted = flow.posted.saturating_sub(1);
     }
 }
 

@@ -178,7 +178,8 @@ impl InFlight {
         if self.is_in_a_ring() {
             return false;
         }
-        self.parted.is_some() || (self.out == 0 && self.doubt.is_none() && (self.is_left() || self.is_all_there()))
+        self.parted.is_some()
+            || (self.out == 0 && self.doubt.is_none() && (self.is_left() || self.is_all_there()))
     }
 
     /// What goes through a ring goes on, as far as the device and the wire have come: whether it has.
@@ -191,22 +192,28 @@ impl InFlight {
         }
         let Some(staged) = &mut self.staged else { return false };
         let moved = staged.advance(rings, &self.request);
-        self.failed_if_err(moved)
+        self.unstage_if_err(moved, rings, work)
     }
 
     /// Takes one slot more, where it needs one and there is one: whether it has.
-    pub fn stage_more<C: RmaDevice>(&mut self, rings: &mut Rings<C>) -> bool {
+    pub fn stage_more<C: RmaDevice>(&mut self, rings: &mut Rings<C>, work: &dyn WorkSource) -> bool {
         if self.doubt.is_some() || self.parted.is_some() || self.is_left() {
             return false;
         }
         let Some(staged) = &mut self.staged else { return false };
         let begun = staged.begin(rings, &self.request);
-        self.failed_if_err(begun)
+        self.unstage_if_err(begun, rings, work)
     }
 
-    fn failed_if_err(&mut self, moved: Result<bool>) -> bool {
+    fn unstage_if_err<C: RmaDevice>(
+        &mut self,
+        moved: Result<bool>,
+        rings: &mut Rings<C>,
+        work: &dyn WorkSource,
+    ) -> bool {
         moved.unwrap_or_else(|error| {
             self.fail(error);
+            self.unstage(rings, work);
             true
         })
     }

@@ -275,6 +275,11 @@ impl NicPool {
         made.map(drop).inspect_err(|_| self.unregister(memory.name()))
     }
 
+    /// The same of memory that was withdrawn and is still held: each has a ring for it.
+    pub fn stage_again(&self, memory: &RegionMemory) {
+        drop(self.ask(|answer| Command::Stage(memory.clone(), answer)));
+    }
+
     /// Takes memory of this name from every NIC, as soon as nobody else holds it.
     pub fn unregister(&self, name: usize) {
         // Threads answer at once, unless one is stuck: then it lets go later.

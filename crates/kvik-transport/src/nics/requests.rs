@@ -100,7 +100,7 @@ impl Requests {
         loop {
             let mut begun = false;
             for at in (first..all).chain(0..first) {
-                if self.places[at].as_mut().is_some_and(|active| active.stage_more(rings)) {
+                if self.places[at].as_mut().is_some_and(|active| active.stage_more(rings, work)) {
                     (begun, self.first) = (true, (at + 1) % all);
                 }
             }

@@ -124,7 +124,11 @@ impl<C: RmaDevice> Worker<C> {
             self.execute(command);
         }
         if self.ending {
-            return self.wait_for_devices();
+            // Nothing is on the wire any more, but a device may still have something of a work request.
+            self.stage();
+            self.report();
+            self.due = Instant::now() + STOP_POLL;
+            return self.requests.are_staged();
         }
         self.idle = if self.progress() { 0 } else { self.idle.saturating_add(1) };
         let wait = self.wait();
@@ -196,14 +200,6 @@ impl<C: RmaDevice> Worker<C> {
     /// What goes through rings goes on, as far as devices and the wire have come.
     fn stage(&mut self) -> bool {
         self.requests.stage(&mut self.rings, &*self.services.work)
-    }
-
-    /// The engine is closed, and nothing is on the wire: whether a device still has something of a work request.
-    fn wait_for_devices(&mut self) -> bool {
-        self.stage();
-        self.report();
-        self.due = Instant::now() + STOP_POLL;
-        self.requests.are_staged()
     }
 
     /// Nothing of the session's peer may land here any more.
