@@ -20,7 +20,7 @@ use crate::nics::Nics;
 use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::transfers::{Open, Transfers, WorkId, WorkOutcome, WorkRequest, landed, lost};
+use crate::transfers::{Open, Transfers, WorkId, WorkOutcome, WorkRequest, lost};
 use crate::{FlowKey, OWN_SESSION};
 use kvik_core::{Code, Error, GrantId, GrantState, Result};
 use std::collections::HashMap;
@@ -347,7 +347,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// Of a work request that a NIC had and that must stop, nothing is on the wire any more, and nothing will be; a device
     /// of this side still has something of it, which [`Node::work_done`] waits for. The session need not end for it.
     pub fn work_landed(&mut self, id: &mut WorkId) {
-        self.with_transfers(id.session(), |transfers, _| landed(transfers, id));
+        self.with_transfers(id.session(), |transfers, _| id.landed(transfers));
     }
 
     /// This engine's NICs are reached at other addresses from now on: whoever uses them is told.

@@ -18,7 +18,6 @@ mod work;
 pub(crate) use initiator::lost;
 pub use initiator::{Open, Side};
 pub use turns::{Batch, Claim};
-pub(crate) use work::landed;
 pub use work::{WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 use crate::connection::Context;
