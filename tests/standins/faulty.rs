@@ -247,6 +247,10 @@ impl WorkSource for Faulty {
     fn stuck(&self, id: WorkId, error: Error) {
         self.behind.work.stuck(id, error);
     }
+
+    fn landed(&self, id: &mut WorkId) {
+        self.behind.work.landed(id);
+    }
 }
 
 impl Placement for Faulty {

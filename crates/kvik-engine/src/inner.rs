@@ -158,6 +158,9 @@ impl WorkSource for Inner {
     fn stuck(&self, id: WorkId, error: Error) {
         self.base.node(|node, _| node.work_stuck(id, error));
     }
+    fn landed(&self, id: &mut WorkId) {
+        self.base.node(|node, _| node.work_landed(id));
+    }
 }
 
 impl Placement for Inner {

@@ -125,9 +125,9 @@ pub trait DeviceStream: Send {
     /// Its device.
     fn device(&self) -> &dyn Device;
 
-    /// Its buffer. What a copy brings here counts, and what one takes from here may be changed, once a mark behind the
-    /// copy is reached.
-    fn buffer(&self) -> &Memory;
+    /// Its buffer, page-locked, which NICs can be told of. What a copy brings here counts, and what one takes from here
+    /// may be changed, once a mark behind the copy is reached.
+    fn buffer(&self) -> &Arc<Memory>;
 
     /// Begins to copy pieces (offset and bytes) of the device's memory into the buffer, one behind the other from `at`
     /// on.

@@ -29,8 +29,17 @@ struct Session {
 struct Known {
     /// What stands for its memory there.
     name: usize,
-    /// How each of them knows it, or why none does.
-    keys: std::result::Result<Arc<[NicKey]>, Arc<str>>,
+    reach: Reach,
+}
+
+/// How NICs come to a region's pages.
+enum Reach {
+    /// By themselves: how each of them knows the memory.
+    Direct(Arc<[NicKey]>),
+    /// Through page-locked memory, for transfers that this side begins; and why not by themselves.
+    Staged(Arc<str>),
+    /// Not at all, and why.
+    No(Arc<str>),
 }
 
 impl Rma {
@@ -61,7 +70,37 @@ impl Rma {
     /// How each NIC knows a region; none for one that they do not know.
     pub fn keys(&self, region: RegionId) -> Arc<[NicKey]> {
         let regions = lock(&self.regions);
-        regions.get(&region).and_then(|known| known.keys.clone().ok()).unwrap_or_default()
+        match regions.get(&region).map(|known| &known.reach) {
+            Some(Reach::Direct(keys)) => keys.clone(),
+            _ => Arc::default(),
+        }
+    }
+
+    /// How NICs come to a region, of which they have not heard before.
+    fn reach(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<Reach> {
+        let began = Instant::now();
+        match self.pool.register(memory, limit) {
+            Ok(keys) => Ok(Reach::Direct(keys)),
+            // Its pages move all the same.
+            Err(error) if memory.device().is_some() => {
+                let why = format!("region {} is not known to the NICs: {}", region.0, error.text);
+                log::info!("{why}");
+                Ok(self.staged(memory, why.into(), limit.saturating_sub(began.elapsed())))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same of memory of a device that they do not know, for this reason.
+    fn staged(&self, memory: &RegionMemory, why: Arc<str>, limit: Duration) -> Reach {
+        match self.pool.stage(memory, limit) {
+            Ok(()) => Reach::Staged(why),
+            Err(error) => {
+                let why = format!("{why}; nor can it go through page-locked memory: {}", error.text);
+                log::info!("{why}");
+                Reach::No(why.into())
+            }
+        }
     }
 
     /// The NICs of a session's peer have other addresses.
@@ -112,29 +151,24 @@ impl Transport for Rma {
     fn register(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<()> {
         // One that was withdrawn and is still held.
         if let Some(known) = lock(&self.regions).get(&region) {
-            if known.keys.is_ok() {
-                self.pool.tell(|| Command::Keep(known.name));
+            match known.reach {
+                Reach::Direct(_) => self.pool.tell(|| Command::Keep(known.name)),
+                Reach::Staged(_) => self.pool.stage_again(memory),
+                Reach::No(_) => {}
             }
             return Ok(());
         }
-        let keys = match self.pool.register(memory, limit) {
-            Ok(keys) => Ok(keys),
-            // Its pages move all the same, over other transports.
-            Err(error) if memory.device().is_some() => {
-                let why = format!("region {} is not known to the NICs: {}", region.0, error.text);
-                log::info!("{why}");
-                Err(why.into())
-            }
-            Err(error) => return Err(error),
-        };
-        lock(&self.regions).insert(region, Known { name: memory.name(), keys });
+        let reach = self.reach(region, memory, limit)?;
+        lock(&self.regions).insert(region, Known { name: memory.name(), reach });
         Ok(())
     }
 
     fn withdraw(&self, region: RegionId) {
-        let known =
-            lock(&self.regions).get(&region).filter(|known| known.keys.is_ok()).map(|known| known.name);
-        if let Some(name) = known {
+        let regions = lock(&self.regions);
+        let known = regions.get(&region).filter(|known| !matches!(known.reach, Reach::No(_)));
+        let name = known.map(|known| known.name);
+        drop(regions);
+        if let Some(name) = name {
             self.pool.unregister(name);
         }
     }
@@ -144,11 +178,17 @@ impl Transport for Rma {
     }
 
     fn closed(&self, region: RegionId, _memory: &RegionMemory, _op: Op) -> Option<Arc<str>> {
-        lock(&self.regions).get(&region).and_then(|known| known.keys.as_ref().err().cloned())
+        lock(&self.regions).get(&region).and_then(|known| match &known.reach {
+            Reach::Direct(_) => None,
+            Reach::Staged(why) | Reach::No(why) => Some(why.clone()),
+        })
     }
 
     fn answer(&self, request: &Request<'_>) -> Answer {
-        let closed = request.memory.and_then(|(region, memory)| self.closed(region, memory, Op::Read));
+        let closed = request.memory.and_then(|(region, _)| match lock(&self.regions).get(&region)?.reach {
+            Reach::No(ref why) => Some(why.clone()),
+            Reach::Direct(_) | Reach::Staged(_) => None,
+        });
         let sessions = lock(&self.sessions);
         let Some(session) = sessions.get(&request.session) else {
             return Answer::No("the session with the peer has ended".into());
@@ -186,8 +226,16 @@ impl Transport for Rma {
         }
     }
 
-    fn mechanism(&self, _of: &Moved<'_>) -> String {
-        self.pool.mechanism.clone()
+    fn mechanism(&self, of: &Moved<'_>) -> String {
+        let mechanism = &self.pool.mechanism;
+        let regions = lock(&self.regions);
+        let reach = |region| regions.get(&region).map(|known: &Known| &known.reach);
+        match of.request.memory.map(|(region, memory)| (reach(region), memory.device())) {
+            Some((Some(Reach::Staged(why)), Some(device))) => {
+                format!("{mechanism}, staged for {device}: {why}")
+            }
+            _ => mechanism.clone(),
+        }
     }
 
     fn measured(&self, session: u64, bytes: u64, took: Duration) {

@@ -29,6 +29,10 @@ pub trait WorkSource: Send + Sync + 'static {
     /// Work that must stop cannot be left for a long time: a device touches its memory, and cannot be stopped. It is
     /// reported done when the device is through.
     fn stuck(&self, id: WorkId, error: Error);
+
+    /// Of a NIC's work request that must stop, nothing is on the wire any more, and nothing will be: what is waited for is
+    /// a device of this side.
+    fn landed(&self, id: &mut WorkId);
 }
 
 /// Where chunks go that come over channels.

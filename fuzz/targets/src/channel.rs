@@ -87,6 +87,7 @@ impl WorkSource for Table {
         }
     }
     fn stuck(&self, _: WorkId, _: Error) {}
+    fn landed(&self, _: &mut WorkId) {}
 }
 
 impl Placement for Table {

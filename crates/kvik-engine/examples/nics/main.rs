@@ -6,6 +6,7 @@
 //! - `queues`: transfers of few and of many extents, over the stand-in's queues of several depths;
 //! - `first`: the first transfer between two engines, cold and after `warm`, as a function of NICs a side;
 //! - `threads`: work requests of 16 NICs that move nothing, by how many threads drive them;
+//! - `staged`: pages on a GPU that the NIC does not reach, through its ring, beside one that it reaches, and `tcp`;
 //! - `rate`: kvik alone, for comparisons with the tools of others.
 //!
 //! Each side is a process of its own: this program again, as one of the [`sides`] or [`plain`] ones, which is
@@ -21,6 +22,7 @@ mod plain;
 mod queues;
 mod rate;
 mod sides;
+mod staged;
 mod tables;
 mod threads;
 mod words;
@@ -40,11 +42,15 @@ fn main() -> ExitCode {
         "queues" => queues::run(options),
         "first" => first::run(options),
         "threads" => threads::run(options),
+        "staged" => staged::run(options),
         "rate" => rate::run(options),
         "owner" | "mover" => sides::serve(command, options),
         "plain-target" => plain::target(options),
         "plain-mover" => plain::mover(options),
-        other => Err(format!("{other:?} is no command: take against, queues, first, threads or rate").into()),
+        other => {
+            let all = "against, queues, first, threads, staged or rate";
+            Err(format!("{other:?} is no command: take {all}").into())
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

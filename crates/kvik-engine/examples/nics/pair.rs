@@ -119,6 +119,22 @@ pub fn library(options: &Options) -> Result<String> {
     build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/fabric"), "libfabric.so.1")
 }
 
+/// The stand-in's library for verbs, built as [`library`] is.
+///
+/// # Errors
+/// It cannot be built: gcc, make and the headers of libibverbs are needed.
+pub fn verbs() -> Result<String> {
+    build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/verbs"), "libibverbs.so.1")
+}
+
+/// The stand-in's library for GPUs.
+///
+/// # Errors
+/// It cannot be built: gcc and make are needed.
+pub fn cuda() -> Result<String> {
+    build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standins/cuda"), "libcuda.so.1")
+}
+
 /// A plug-in whose devices move nothing, built as [`library`] is.
 ///
 /// # Errors
@@ -127,16 +143,15 @@ pub fn still() -> Result<String> {
     build(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/plugin"), "still.so")
 }
 
-/// A library of the checkout's, in a folder beside this program.
+/// A library of the checkout's, with what it needs beside it, in a folder of its own beside this program.
 fn build(sources: &str, name: &str) -> Result<String> {
-    let folder = std::env::current_exe()?.with_file_name("nics-standin");
+    let folder = std::env::current_exe()?.with_file_name("nics-standin").join(name);
     std::fs::create_dir_all(&folder)?;
-    let file = folder.join(name).display().to_string();
     let mut make = Command::new("make");
-    make.args(["-s", "-C", sources]).arg(format!("OUT={}", folder.display())).arg(&file);
+    make.args(["-s", "-C", sources]).arg(format!("OUT={}", folder.display()));
     let status = make.status().map_err(|error| format!("make, to build {name}: {error}"))?;
     match status.success() {
-        true => Ok(file),
+        true => Ok(folder.join(name).display().to_string()),
         false => Err(format!("{name} could not be built: make ended with {status}").into()),
     }
 }

@@ -6,9 +6,10 @@ use crate::children::obey;
 use crate::words::Options;
 use kvik_core::{Layout, Right, Ticket, Use};
 use kvik_engine::{
-    Config, Engine, Grant, GrantOptions, NicOptions, PageSet, PairState, Preference, Region, Transfer,
+    Config, Engine, GpuMemory, Grant, GrantOptions, NicOptions, PageSet, PairState, Region, Transfer,
     TransferOptions, Verify,
 };
+use kvik_host::cuda::Cuda;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Grants and transfers live as long as any run.
 const LONG: Duration = Duration::from_secs(3600);
 /// The options of both, with their defaults. Where `cpu` names a processor, they are started on it.
-pub const OPTIONS: [(&str, &str); 7] = [
+pub const OPTIONS: [(&str, &str); 9] = [
     ("nics", "libfabric:tcp"),
     ("nic_threads", "4"),
     ("library", ""),
@@ -24,8 +25,10 @@ pub const OPTIONS: [(&str, &str); 7] = [
     ("buffer", "256"),
     ("verify", "off"),
     ("cpu", ""),
+    ("transport", "nics"),
+    ("memory", "host"),
 ];
-/// Their names.
+/// Their names, of what is the same for all transfers of a program that takes them.
 pub const NAMES: [&str; 6] = ["nics", "library", "depth", "buffer", "verify", "cpu"];
 /// How the threads that drive NICs are called.
 const NIC_THREADS: &str = "kvik-nic-";
@@ -50,17 +53,27 @@ pub fn serve(role: &str, options: &[String]) -> Result<()> {
     nics.depth = options.number("depth")?;
     nics.library = Some(options.text("library")).filter(|text| !text.is_empty()).map(Into::into);
     let config = Config {
-        transport: Preference::Nics,
+        transport: options.text("transport").parse()?,
         nics: Some(nics),
         nic_threads: options.number("nic_threads")?,
         name: role.to_owned(),
         ..Config::default()
     };
     let engine = Engine::start(config)?;
-    let region = engine.allocate(options.number::<u64>("buffer")? << 20)?;
+    let bytes = options.number::<u64>("buffer")? << 20;
+    let region = match options.text("memory") {
+        "host" => engine.allocate(bytes)?,
+        "gpu" => engine.register(on_gpu(bytes as usize)?)?,
+        other => return Err(format!("memory={other:?} is neither host nor gpu").into()),
+    };
     let verify = options.text("verify").parse()?;
     let mut side = Side { engine, region, verify, grants: Vec::new(), tickets: HashMap::new(), at: 0 };
     obey(|words| side.obey(words))
+}
+
+/// Memory of the first GPU.
+fn on_gpu(bytes: usize) -> Result<GpuMemory> {
+    Ok(GpuMemory::alloc(&Cuda::get()?.device(0)?, bytes)?)
 }
 
 impl Side {
@@ -86,6 +99,7 @@ impl Side {
                     false => Err(format!("{pairs} pairs were to be made: {warmed:?}").into()),
                 }
             }
+            ["how", op, size] => self.how(op, size),
             ["once", op, size, count] => self.once(op, size, count.parse()?),
             ["turn", op, size, count, open, transfers] => {
                 self.turn(op, size, (count.parse()?, open.parse()?, transfers.parse()?))
@@ -156,6 +170,12 @@ impl Side {
         let report = self.begin(op, size, count)?.wait(None)?;
         let all = began.elapsed().as_secs_f64();
         Ok(format!("{all} {} {}", report.post.as_secs_f64(), report.wire.as_secs_f64()))
+    }
+
+    /// How one page went.
+    fn how(&mut self, op: &str, size: &str) -> Result<String> {
+        let report = self.begin(op, size, 1)?.wait(None)?;
+        Ok(format!("{}: {}", report.transport, report.mechanism))
     }
 
     /// Transfers of so many pages one after the other, some of them open at a time: the seconds that they

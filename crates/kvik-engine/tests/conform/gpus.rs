@@ -4,7 +4,7 @@
 
 use crate::common::*;
 use crate::cuda::{self, Control};
-use crate::pair::{Kind, Memories, OPS, Op, Pair, Standin, metric, whole};
+use crate::pair::{Kind, Memories, NO_DMABUF, OPS, Op, Pair, Standin, metric, whole};
 use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, Error};
 use kvik_engine::{Config, Engine, Preference, Region, Report, TransferOptions, Verify};
@@ -57,8 +57,7 @@ fn regions(kind: &Kind, owner: &Engine, other: &Engine) -> (Region, Region) {
 
 /// A stream that stands still ends its transfer by the deadline, says whose pages are held, and lets go of them when
 /// it goes on: nothing is written afterwards.
-fn stalls(kind: &'static Kind, control: Control) {
-    let pair = Pair::new(kind);
+pub(crate) fn stalls(pair: &Pair, control: Control) {
     pair.pass();
     for op in OPS {
         let (there, here) = pair.regions(PAGES, PAGE);
@@ -94,13 +93,13 @@ fn stalls(kind: &'static Kind, control: Control) {
 
 gpus! {
     fn a_stalled_gpu_of_who_began_ends_its_transfers_by_the_deadline_and_its_pages_are_said_to_be_held(control) {
-        stalls(OTHER, control);
+        stalls(&Pair::new(OTHER), control);
     }
     fn a_stalled_gpu_of_the_owner_ends_transfers_by_the_deadline_and_keeps_its_grant(control) {
-        stalls(OWNER, control);
+        stalls(&Pair::new(OWNER), control);
     }
     fn a_stalled_gpu_ends_copies_of_an_engine_by_the_deadline_and_their_pages_are_said_to_be_held(control) {
-        stalls(OWN, control);
+        stalls(&Pair::new(OWN), control);
     }
     fn a_stalled_gpu_keeps_no_engine_from_closing(control) {
         let pair = Pair::new(TCP);
@@ -312,24 +311,31 @@ fn auto_takes_a_plug_in_that_knows_the_gpus_memory_wherever_it_lies() {
     takes_nics(&PLUGIN_NICS, "auto_takes_a_plug_in_that_knows_the_gpus_memory_wherever_it_lies");
 }
 
-/// Pages of a GPU go over tcp where NICs cannot know them, with the reason, and other regions over the NICs as before.
+/// Pages of a GPU that NICs cannot know go through page-locked memory of the NICs of who begins the transfer. An owner's
+/// go over tcp, with the reason; and other regions over the NICs as before.
 fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str, reason: &str) {
     beside_nics(nics, name, settings, told, |owner, other| {
-        reads(owner, other, |kind, want, ended| match ended {
-            Ok(report) if want == Preference::Auto && !from_gpu(kind, Op::Read) => {
-                assert_eq!(report.transport.name(), "local");
-            }
-            Ok(report) => {
-                assert_eq!(report.transport.name(), "tcp", "{want:?}");
-                let why = rejected(&report.rejected_transports);
-                assert!(want != Preference::Auto || why.contains("is not known to the NICs"), "{why}");
-                assert!(want != Preference::Auto || why.contains(reason), "{why}");
-            }
-            Err(error) => {
-                assert_eq!((want, error.code), (Preference::Nics, Code::TransportUnavailable), "{error}");
-                let gpu = kind.memory == Memories::Gpu || kind.granted == Some(Memories::Gpu);
-                assert!(gpu && error.text.contains(reason), "{error}");
-            }
+        reads(owner, other, |kind, want, ended| {
+            let owners = from_gpu(kind, Op::Read);
+            let report = match (want, ended) {
+                (Preference::Nics, Err(error)) => {
+                    assert_eq!(error.code, Code::TransportUnavailable, "{error}");
+                    return assert!(owners && error.text.contains(reason), "{error}");
+                }
+                (_, ended) => ended.unwrap(),
+            };
+            let expected = match want {
+                Preference::Nics => nics.transport,
+                Preference::Auto if !owners => "local",
+                _ => "tcp",
+            };
+            assert_eq!(report.transport.name(), expected, "{want:?}");
+            let why = match want {
+                Preference::Nics => report.mechanism,
+                Preference::Auto if owners => rejected(&report.rejected_transports),
+                _ => return,
+            };
+            assert!(why.contains("is not known to the NICs") && why.contains(reason), "{why}");
         });
         let (there, here) = regions(&Kind::NEW, owner, other);
         let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
@@ -348,8 +354,6 @@ macro_rules! loses_the_nics {
         })*
     };
 }
-
-const NO_DMABUF: &str = "attribute id=124 value=0";
 
 loses_the_nics! {
     a_gpu_without_dma_bufs_costs_its_region_verbs_and_nothing_else:

@@ -122,3 +122,19 @@ late! {
         assert_eq!(code(busy.wait(Some(PATIENCE))), Code::PeerLost);
     }
 }
+
+/// Nor is what was posted from a ring.
+mod staged {
+    use super::checks;
+    use crate::nics::staged::{EFA, ROCE};
+    #[test]
+    fn what_was_posted_again_is_not_written_over() {
+        let name = concat!(module_path!(), "::what_was_posted_again_is_not_written_over");
+        checks::what_was_posted_again_is_not_written_over(EFA, name);
+    }
+    #[test]
+    fn what_was_posted_again_is_not_written_over_on_roce() {
+        let name = concat!(module_path!(), "::what_was_posted_again_is_not_written_over_on_roce");
+        checks::what_was_posted_again_is_not_written_over(ROCE, name);
+    }
+}

@@ -45,6 +45,7 @@ mod pair;
 #[allow(dead_code)]
 mod plugins;
 mod restarts;
+mod staged;
 #[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
@@ -64,6 +65,17 @@ const VERBS: Kind = Kind { transport: "verbs", mechanism: "rc", nics: "verbs", .
 
 /// What the stand-in for RoCE devices stands for.
 const ROCE: Standin = Standin { library: standin::Standin::Verbs, ..Standin::NEW };
+
+/// Pages on a GPU that the NICs of who begins a transfer do not reach.
+const STAGED: Kind = Kind {
+    mechanism: "staged for GPU 0: region ",
+    memory: Memories::Gpu,
+    granted: Some(Memories::Shared),
+    staged: true,
+    ..Kind::NEW
+};
+const STAGED_VERBS: Kind = Kind { transport: "verbs", nics: "verbs", standin: Some(ROCE), ..STAGED };
+const STAGED_EFA: Kind = Kind { transport: "libfabric", nics: "efa", standin: Some(Standin::NEW), ..STAGED };
 
 /// The checks, for every line of the table, and for the NICs that are named from outside.
 macro_rules! conform {
@@ -181,6 +193,9 @@ conform! {
     gpu_plugin_owner: Kind {
         transport: "plugin", mechanism: "sample", nics: "plugin", sample: true, granted: Some(Memories::Gpu), ..Kind::NEW
     };
+    staged_verbs: STAGED_VERBS;
+    staged_libfabric_standin: STAGED_EFA;
+    staged_plugin: Kind { transport: "plugin", nics: "plugin", sample: true, ..STAGED };
     gpu_tcp: Kind { transport: "tcp", mechanism: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
     gpu_tcp_owner: Kind { transport: "tcp", mechanism: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
     gpu_tcp_other: Kind {

@@ -320,6 +320,39 @@ mod roce {
     }
 }
 
+/// The same where the pages go through rings.
+pub mod staged {
+    use super::*;
+    pub const ROCE: &Nic = &Nic {
+        one: &Kind { standin: Some(Standin { devices: 1, ..crate::ROCE }), ..crate::STAGED_VERBS },
+        ..*super::ROCE
+    };
+    pub const EFA: &Nic = &Nic {
+        one: &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::STAGED_EFA },
+        ..*super::EFA
+    };
+    mod efa {
+        use super::*;
+        tests! {
+            EFA;
+            an_operation_that_fails_is_posted_again_on_a_connection_that_is_free_of_it
+            failures_at_random_let_no_wrong_bytes_through
+            an_operation_that_never_ends_ends_with_its_transfer
+            an_operation_that_never_ends_beside_one_that_failed_costs_its_transfer_time_only
+            a_stuck_operation_costs_other_transfers_nothing
+        }
+    }
+    mod roce {
+        use super::*;
+        tests! {
+            ROCE;
+            failures_at_random_let_no_wrong_bytes_through
+            a_device_that_goes_down_fails_transfers_and_serves_when_it_is_up
+            a_completion_that_never_comes_ends_with_its_transfer
+        }
+    }
+}
+
 /// The NICs of an engine that it can use, by its metrics.
 fn up(engine: &Engine, nic: &Nic) -> [f64; 2] {
     nic.names.map(|name| metric(engine, &format!("kvik_nic_up{{nic=\"{name}\"}}")))

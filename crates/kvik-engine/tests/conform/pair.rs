@@ -43,11 +43,16 @@ pub struct Kind {
     pub nics: &'static str,
     /// The file of the library that speaks to them, where the usual places are not meant.
     pub library: Option<&'static str>,
+    /// The GPU's memory is not for the NICs: it has no dma-bufs, so that its pages go through rings.
+    pub staged: bool,
     /// The sample of a plug-in is that library.
     pub sample: bool,
     /// A stand-in takes a library's place: in a process of its own, since a process has each library once.
     pub standin: Option<Standin>,
 }
+
+/// What the stand-in for a GPU's driver is told to make no dma-bufs.
+pub const NO_DMABUF: &str = "attribute id=124 value=0";
 
 /// What a stand-in stands for.
 #[derive(Clone, Copy, PartialEq)]
@@ -93,6 +98,7 @@ impl Kind {
         wire: false,
         nics: "",
         library: None,
+        staged: false,
         sample: false,
         standin: None,
     };
@@ -101,7 +107,8 @@ impl Kind {
     pub fn place(&self, name: &str, check: impl FnOnce(Option<Control>)) {
         if self.has_gpu() {
             let test = name.split_once("::").map_or(name, |(_, name)| name);
-            return cuda::alone(test, &[], |_| self.place_nics(name, check));
+            let faults = if self.staged { &[("KVIK_STANDIN_CUDA_FAULTS", NO_DMABUF)][..] } else { &[] };
+            return cuda::alone(test, faults, |_| self.place_nics(name, check));
         }
         self.place_nics(name, check);
     }

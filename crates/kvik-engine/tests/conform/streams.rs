@@ -6,7 +6,7 @@
 use crate::common::*;
 use crate::cuda::{self, App, Control};
 use crate::gpus::gpus;
-use crate::pair::{Kind, Memories, whole};
+use crate::pair::{Kind, Memories, Pair, whole};
 use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, GrantState, Right, Use};
 use kvik_engine::{CallerStream, Config, Engine, GrantOptions, Preference, Region, TransferOptions};
@@ -162,10 +162,41 @@ gpus! {
     }
 }
 
+/// The two of them that a ring of a NIC takes part in: pages on the GPU of who begins the transfer, and the host's.
+fn in_order_through_a_ring(pair: &Pair) {
+    let app = App::on(0);
+    for round in 0..4 {
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.owner.grant(&whole(&there, PAGE), many()).unwrap();
+        let after = busy(&app, &here, 99, KERNEL);
+        let read =
+            pair.other.read(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
+        read.wait(Some(PATIENCE)).unwrap();
+        assert!(bytes(&here) == bytes(&there), "a page was loaded while it was in use");
+        grant.revoke(PATIENCE).unwrap();
+        let grant = pair.owner.grant(&whole(&there, PAGE), to_write()).unwrap();
+        let after = busy(&app, &here, 20 + round, KERNEL);
+        let write =
+            pair.other.write(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
+        write.wait(Some(PATIENCE)).unwrap();
+        assert!(all(&bytes(&there), 20 + round), "a page was written before the kernel had written it");
+    }
+}
+
+#[test]
+fn pages_wait_for_streams_through_a_ring() {
+    const KIND: &Kind = &crate::STAGED_VERBS;
+    KIND.place(concat!(module_path!(), "::pages_wait_for_streams_through_a_ring"), |_| {
+        let pair = Pair::new(KIND);
+        pair.pass();
+        in_order_through_a_ring(&pair);
+    });
+}
+
 /// NICs that write and read the GPU themselves are no exception.
 fn over_nics(kind: &'static Kind, name: &str) {
     kind.place(name, |_| {
-        let pair = crate::pair::Pair::new(kind);
+        let pair = Pair::new(kind);
         pair.pass();
         in_order(&pair.owner, &pair.other);
     });

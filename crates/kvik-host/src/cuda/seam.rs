@@ -92,7 +92,7 @@ impl DeviceStream for Marked {
         self.stream.device()
     }
 
-    fn buffer(&self) -> &Memory {
+    fn buffer(&self) -> &Arc<Memory> {
         self.buffer.memory()
     }
 
@@ -132,10 +132,17 @@ impl DeviceStream for Marked {
 
     fn reached(&mut self) -> Result<u64, HostError> {
         while let Some((number, mark)) = self.marks.front_mut() {
-            if !mark.is_done()? {
-                break;
+            match mark.is_done() {
+                Ok(true) => self.reached = *number,
+                Ok(false) => break,
+                Err(error) => {
+                    // Then none of them has anything in flight, nor holds what it was of.
+                    if error.is_device_lost() {
+                        self.marks.clear();
+                    }
+                    return Err(error);
+                }
             }
-            self.reached = *number;
             self.marks.pop_front();
         }
         Ok(self.reached)

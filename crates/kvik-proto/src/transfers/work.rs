@@ -37,6 +37,16 @@ impl WorkId {
     pub fn class(&self) -> Class {
         self.class
     }
+
+    /// Nothing of a NIC's work request is on the wire any more, and nothing of it will be: only a device of this side still
+    /// has something of it. From now on it is as one that no NIC has: how it ends says nothing of the link, and nobody need
+    /// cut that to be sure of it.
+    pub(crate) fn landed<R>(&mut self, transfers: &mut Transfers<R>) {
+        let was_posted = std::mem::take(&mut self.posted);
+        if let Some(flow) = transfers.flows.get_mut(&self.key.1).filter(|_| was_posted) {
+            flow.posted = flow.posted.saturating_sub(1);
+        }
+    }
 }
 
 /// What to do with a part of a transfer's stream.

@@ -27,7 +27,7 @@ pub struct Running {
 }
 
 impl Running {
-    fn new(engine: usize, link: Option<usize>, request: WorkRequest<Mem>) -> Running {
+    pub fn new(engine: usize, link: Option<usize>, request: WorkRequest<Mem>) -> Running {
         Running { engine, link, channel: 0, request, chunk: None, read: Vec::new(), stale: false }
     }
 }

@@ -3,6 +3,7 @@
 //! them.
 
 use crate::coverage::NIC;
+use crate::executors::Running;
 use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Class, Code, Error};
@@ -13,6 +14,7 @@ use kvik_proto::{
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,15 @@ impl Post {
     fn is_over(&self) -> bool {
         self.request.is_none() && !self.moves()
     }
+
+    /// Whether it must stop, and nothing of it is on the wire, nor will be.
+    fn is_left(&self) -> bool {
+        let on_wire = |piece: &Piece| !matches!(piece, Piece::Queued | Piece::Done);
+        let stops = |request: &WorkRequest<Mem>| request.stop.load(Ordering::Acquire);
+        self.request.as_ref().is_some_and(stops)
+            && self.mends.is_none()
+            && !self.pieces.iter().any(|(_, piece)| on_wire(piece))
+    }
 }
 
 impl World {
@@ -110,9 +121,24 @@ impl World {
         });
     }
 
+    /// A device of the initiator's still has something of an operation that was left: its end comes late.
+    fn leave_to_a_device(&mut self, at: usize) -> usize {
+        let post = &mut self.posts[at];
+        let (engine, link) = (post.engine, post.link);
+        if let Some(mut request) = post.orphan() {
+            self.engines[engine].node.work_landed(&mut request.id);
+            self.running.push(Running::new(engine, Some(link), request));
+        }
+        self.drop_posts();
+        engine
+    }
+
     /// One piece of an operation moves on.
     pub fn move_post(&mut self, at: usize) -> usize {
         let engine = self.posts[at].engine;
+        if self.posts[at].is_left() && self.rng.once_in(2) {
+            return self.leave_to_a_device(at);
+        }
         let waiting: Vec<usize> = self.posts[at].pieces.iter().enumerate().filter_map(waits).collect();
         if let Some(pick) = waiting.get(self.rng.below(waiting.len())) {
             self.move_piece(at, *pick);

@@ -1,11 +1,16 @@
 //! A work request that a NIC has in flight.
+//!
+//! Its operations go to and from the pages themselves, or to and from slots of a ring (`staged`).
 
-use super::device::Run;
+use super::device::{RmaDevice, Run};
+use super::ring::Rings;
+use super::staged::Staged;
 use super::stats::NicStats;
 use crate::basics::stopped;
+use crate::devices;
 use crate::services::ended;
 use crate::{Ended, RegionMemory, WorkSource};
-use kvik_core::{Class, Error, Extent, Extents};
+use kvik_core::{Class, Error, Extent, Extents, Result};
 use kvik_proto::{Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +22,8 @@ pub(super) struct InFlight {
     pub request: WorkRequest<RegionMemory>,
     pub op: Op,
     pub source: Arc<Source>,
+    /// What it has in a ring, where it goes through one.
+    pub staged: Option<Staged>,
     /// Position in the stream up to which operations were posted.
     at: u64,
     /// Operations in flight.
@@ -30,18 +37,44 @@ pub(super) struct InFlight {
     left_since: Option<Instant>,
     /// Its transfer was told that it cannot be stopped.
     given_up: bool,
+    /// Nothing is waited for any more but a device.
+    parted: Option<Parting>,
+    /// Its session knows that nothing of it is on the wire.
+    landed: bool,
+}
+
+/// Why a work request leaves a NIC before its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parting {
+    /// Another NIC is to have it.
+    Back,
+    /// It has failed with its connection.
+    Failed,
+}
+
+/// What is posted next.
+pub(super) struct Next {
+    /// The offset in the peer's region.
+    pub there: u64,
+    /// The slot that the bytes are in or go to; none of the pages themselves.
+    pub slot: Option<usize>,
 }
 
 impl InFlight {
     /// # Errors
     /// It is no work request for a NIC.
-    pub fn new(request: WorkRequest<RegionMemory>) -> Result<InFlight, Box<WorkRequest<RegionMemory>>> {
+    pub fn new(
+        request: WorkRequest<RegionMemory>,
+        ring: Option<usize>,
+    ) -> Result<InFlight, Box<WorkRequest<RegionMemory>>> {
         let WorkKind::Post(op, source) = &request.kind else { return Err(Box::new(request)) };
         let (op, source, at) = (*op, source.clone(), request.part.start);
+        let staged = ring.map(|ring| Staged::new(ring, op, request.part.clone()));
         Ok(InFlight {
             request,
             op,
             source,
+            staged,
             at,
             out: 0,
             extents: 0,
@@ -49,6 +82,8 @@ impl InFlight {
             doubt: None,
             left_since: None,
             given_up: false,
+            parted: None,
+            landed: false,
         })
     }
 
@@ -62,10 +97,14 @@ impl InFlight {
 
     /// What is posted next, `longest` bytes at most: one run at the peer, whose offset in its region is given, and
     /// up to `most` runs here, which go into `pieces`.
-    pub fn next(&self, longest: u64, most: usize, pieces: &mut Vec<Run>) -> Option<u64> {
+    pub fn next(&self, longest: u64, most: usize, pieces: &mut Vec<Run>) -> Option<Next> {
         pieces.clear();
-        if self.is_left() || self.doubt.is_some() || self.at >= self.request.part.end {
+        if self.is_left() || self.doubt.is_some() || self.parted.is_some() {
             return None;
+        }
+        if let Some(staged) = &self.staged {
+            let (there, slot) = staged.next(&self.source, longest, pieces)?;
+            return Some(Next { there, slot: Some(slot) });
         }
         let mut extents = Extents::new(&self.source.view, &self.request.view, self.at..self.request.part.end);
         let first = extents.next()?;
@@ -77,21 +116,29 @@ impl InFlight {
             (there, room) = (left + len, room - len);
             next = if room > 0 && pieces.len() < most { extents.next() } else { None };
         }
-        Some(first.left)
+        Some(Next { there: first.left, slot: None })
     }
 
     /// An operation of these runs was posted: their bytes.
-    pub fn posted(&mut self, pieces: &[Run]) -> u64 {
+    pub fn posted(&mut self, pieces: &[Run], slot: Option<usize>) -> u64 {
         let bytes = pieces.iter().map(|run| run.len as u64).sum();
-        self.at += bytes;
         self.out += 1;
-        self.extents += pieces.len() as u64;
+        match (&mut self.staged, slot) {
+            (Some(staged), Some(slot)) => staged.posted(slot, bytes),
+            _ => {
+                self.at += bytes;
+                self.extents += pieces.len() as u64;
+            }
+        }
         bytes
     }
 
     /// An operation has ended, or was stopped.
-    pub fn ended(&mut self, error: Option<Error>) {
+    pub fn ended(&mut self, slot: Option<usize>, error: Option<Error>) {
         self.out -= 1;
+        if let (Some(staged), Some(slot)) = (&mut self.staged, slot) {
+            staged.ended(slot);
+        }
         if let Some(error) = error {
             self.doubt.get_or_insert(error);
         }
@@ -121,9 +168,87 @@ impl InFlight {
         }
     }
 
+    /// Whether all of it is where it belongs, as far as operations and copies that have ended can tell.
+    fn is_all_there(&self) -> bool {
+        self.staged.as_ref().map_or(self.at >= self.request.part.end, Staged::is_done)
+    }
+
     /// Whether nothing of it is in flight, here or on the wire, and nothing more will be.
     pub fn is_over(&self) -> bool {
-        self.out == 0 && self.doubt.is_none() && (self.is_left() || self.at >= self.request.part.end)
+        if self.is_in_a_ring() {
+            return false;
+        }
+        self.parted.is_some()
+            || (self.out == 0 && self.doubt.is_none() && (self.is_left() || self.is_all_there()))
+    }
+
+    /// What goes through a ring goes on, as far as the device and the wire have come: whether it has.
+    pub fn stage<C: RmaDevice>(&mut self, rings: &mut Rings<C>, work: &dyn WorkSource) -> bool {
+        if self.staged.is_none() {
+            return false;
+        }
+        if self.doubt.is_some() || self.parted.is_some() || self.is_left() {
+            return self.unstage(rings, work);
+        }
+        let Some(staged) = &mut self.staged else { return false };
+        let moved = staged.advance(rings, &self.request);
+        self.unstage_if_err(moved, rings, work)
+    }
+
+    /// Takes one slot more, where it needs one and there is one: whether it has.
+    pub fn stage_more<C: RmaDevice>(&mut self, rings: &mut Rings<C>, work: &dyn WorkSource) -> bool {
+        if self.doubt.is_some() || self.parted.is_some() || self.is_left() {
+            return false;
+        }
+        let Some(staged) = &mut self.staged else { return false };
+        let begun = staged.begin(rings, &self.request);
+        self.unstage_if_err(begun, rings, work)
+    }
+
+    fn unstage_if_err<C: RmaDevice>(
+        &mut self,
+        moved: Result<bool>,
+        rings: &mut Rings<C>,
+        work: &dyn WorkSource,
+    ) -> bool {
+        moved.unwrap_or_else(|error| {
+            self.fail(error);
+            self.unstage(rings, work);
+            true
+        })
+    }
+
+    /// Whether it goes through a ring and has something to post.
+    pub fn is_staged_ready(&self) -> bool {
+        self.staged.as_ref().is_some_and(Staged::is_ready)
+    }
+
+    /// Whether it has something in a ring.
+    pub fn is_in_a_ring(&self) -> bool {
+        self.staged.as_ref().is_some_and(|staged| !staged.is_out())
+    }
+
+    /// It goes through a ring, and goes no further: slots go back as the device is through with them.
+    fn unstage<C: RmaDevice>(&mut self, rings: &mut Rings<C>, work: &dyn WorkSource) -> bool {
+        let (left, parted) = (self.is_left(), self.parted.is_some());
+        let Some(staged) = &mut self.staged else { return false };
+        if left || parted {
+            staged.leave();
+        }
+        let moved = staged.release(rings);
+        let waits = !staged.is_out();
+        if !left || parted || self.out > 0 || self.doubt.is_some() || !(waits || self.error.is_some()) {
+            return moved;
+        }
+        // The link has nothing to do with what is waited for, or with what has failed.
+        if !std::mem::replace(&mut self.landed, true) {
+            work.landed(&mut self.request.id);
+        }
+        let late = self.left_since.get_or_insert_with(Instant::now).elapsed() > devices::PATIENCE;
+        if waits && late && stopped(&self.request.stop) && !std::mem::replace(&mut self.given_up, true) {
+            staged.stuck(rings).into_iter().for_each(|why| work.stuck(self.request.id, why));
+        }
+        moved
     }
 
     /// Its operations were stopped here, so many; on the way there may still be something of them.
@@ -131,38 +256,53 @@ impl InFlight {
         if self.out > 0 {
             self.doubt.get_or_insert(error.clone());
         }
+        self.staged.iter_mut().for_each(Staged::stop);
         std::mem::take(&mut self.out)
     }
 
     /// The connection has mended: nothing that was posted can land any more. It begins again, which does no harm, since
     /// each byte is written as before.
     pub fn restart(&mut self) {
-        if self.doubt.take().is_some() {
-            (self.at, self.extents) = (self.request.part.start, 0);
+        if self.parted.is_some() || self.doubt.take().is_none() {
+            return;
         }
+        (self.at, self.extents) = (self.request.part.start, 0);
+        self.staged.iter_mut().for_each(Staged::restart);
+    }
+
+    /// It goes to another NIC, for which nothing that was posted can land any more, or it has failed with its connection:
+    /// as soon as no device has anything of it.
+    pub fn part(&mut self, failed: Option<&Error>) {
+        self.parted = Some(if failed.is_some() { Parting::Failed } else { Parting::Back });
+        failed.cloned().into_iter().for_each(|why| self.fail(why));
+        self.staged.iter_mut().for_each(Staged::leave);
     }
 
     /// What is to be reported of it.
     pub fn end(self, stats: &NicStats) -> Ended {
-        let all = self.at >= self.request.part.end;
+        let all = self.is_all_there();
         let outcome = match self.error.or(self.doubt) {
+            _ if self.parted == Some(Parting::Back) => WorkOutcome::Back,
             Some(error) => WorkOutcome::Failed(error),
             None if all => {
                 stats.moved(self.op, self.request.part.end - self.request.part.start);
-                // Before anybody hears that it is there.
-                let seen = if self.op == Op::Read { self.request.region.flush_writes() } else { Ok(()) };
+                // Before anybody hears that it is there; what comes by a copy of the device's is seen as it is.
+                let direct = self.op == Op::Read && self.staged.is_none();
+                let seen = if direct { self.request.region.flush_writes() } else { Ok(()) };
+                let extents = match self.staged {
+                    Some(_) => {
+                        let (view, part) = (&self.request.view, self.request.part.clone());
+                        Extents::new(&self.source.view, view, part).count() as u64
+                    }
+                    None => self.extents,
+                };
                 match seen {
-                    Ok(()) => WorkOutcome::Done { extents: self.extents, verify: Duration::ZERO },
+                    Ok(()) => WorkOutcome::Done { extents, verify: Duration::ZERO },
                     Err(error) => WorkOutcome::Failed(error),
                 }
             }
             None => WorkOutcome::Void,
         };
         ended(self.request, outcome)
-    }
-
-    /// It goes to another NIC: nothing that was posted can land any more.
-    pub fn give_back(self) -> Ended {
-        ended(self.request, WorkOutcome::Back)
     }
 }

@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Fence(Arc<Fence>),
     /// The NIC must know this memory.
     Register(RegionMemory, SyncSender<Result<NicKey>>),
+    /// It is to move this memory of a device, which it cannot know, through a ring.
+    Stage(RegionMemory, SyncSender<Result<()>>),
     /// It need not know it any more.
     Unregister(usize, SyncSender<()>),
     /// It must know it again, as before.

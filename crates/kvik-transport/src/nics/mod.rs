@@ -6,6 +6,7 @@
 //! - `thread`: when a thread sleeps, and which of its NICs has its turn;
 //! - `worker`: one NIC of it: what it is told (`inbox`), and what it does in a turn;
 //! - `posting`: the work requests that it has in flight (`requests`), each session's in its turn (`turns`);
+//! - `staged`: those whose pages lie on a device that it does not reach, and go through its `ring`;
 //! - `connections`: its connections to `peers`: how they open, mend and close;
 //! - `warm_up`: connections that are opened before anything moves over them (`probes`);
 //! - `memories`: the memory that it knows; `told`: what all NICs of the engine share.
@@ -22,6 +23,8 @@ mod plugin;
 mod posting;
 mod probes;
 mod requests;
+mod ring;
+mod staged;
 mod stats;
 mod thread;
 mod told;
@@ -257,6 +260,24 @@ impl NicPool {
             self.unregister(memory.name());
         }
         keys.map(Into::into)
+    }
+
+    /// Has every NIC move memory of a device through a ring, which none of them can know.
+    ///
+    /// # Errors
+    /// One has no ring for it, or did not answer; none moves it then.
+    pub fn stage(&self, memory: &RegionMemory, limit: Duration) -> Result<()> {
+        let limit = (limit, Instant::now() + limit);
+        let answers = self.ask(|answer| Command::Stage(memory.clone(), answer));
+        let made: Result<Vec<()>> = (answers.iter().zip(&self.stats))
+            .map(|(wait, nic)| answered(wait, nic, "make a page-locked ring", limit))
+            .collect();
+        made.map(drop).inspect_err(|_| self.unregister(memory.name()))
+    }
+
+    /// The same of memory that was withdrawn and is still held: each has a ring for it.
+    pub fn stage_again(&self, memory: &RegionMemory) {
+        drop(self.ask(|answer| Command::Stage(memory.clone(), answer)));
     }
 
     /// Takes memory of this name from every NIC, as soon as nobody else holds it.

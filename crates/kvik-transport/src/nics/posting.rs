@@ -2,6 +2,7 @@
 //! them is in flight any more.
 
 use super::device::{Operation, Posted, RmaDevice};
+use super::requests::token;
 use super::worker::Worker;
 use crate::Queue;
 use crate::services::finish;
@@ -57,7 +58,8 @@ impl<C: RmaDevice> Worker<C> {
             }
             for request in claimed.drain(..) {
                 took = true;
-                if let Err(request) = self.requests.add(request) {
+                let ring = self.rings.of(&request.region);
+                if let Err(request) = self.requests.add(request, ring) {
                     let text = "a work request for a channel or a copy was given to a NIC";
                     let outcome = WorkOutcome::Failed(Error::new(Code::ProtocolError, text));
                     finish(&*self.services.work, *request, outcome);
@@ -93,12 +95,16 @@ impl<C: RmaDevice> Worker<C> {
     fn post_next(&mut self, place: usize) -> Result<Option<Posted>> {
         let Some(active) = self.requests.get(place) else { return Ok(None) };
         let (longest, most) = (self.device.longest(), self.device.pieces());
-        let Some(there) = active.next(longest, most, &mut self.pieces) else { return Ok(None) };
+        let Some(next) = active.next(longest, most, &mut self.pieces) else { return Ok(None) };
         let session = active.session();
         let Some((conn, nic)) = self.conn(session)? else { return Ok(None) };
         let Some(active) = self.requests.get(place) else { return Ok(None) };
         let no = |text: &str| Error::new(Code::TransportUnavailable, text);
-        let memory = self.memories.get(active.request.region.name());
+        let ring = active.staged.as_ref().and_then(|staged| self.rings.get(staged.ring()));
+        let memory = match ring {
+            Some(ring) => Some(&ring.known),
+            None => self.memories.get(active.request.region.name()),
+        };
         let memory = memory.ok_or_else(|| no("the NIC does not know this memory: its region was closed"))?;
         let key = active.source.keys.get(nic);
         let key = key.ok_or_else(|| no("the peer's NIC does not know its memory"))?;
@@ -107,14 +113,14 @@ impl<C: RmaDevice> Worker<C> {
             memory,
             pieces: &self.pieces,
             conn,
-            remote: key.base.wrapping_add(there),
+            remote: key.base.wrapping_add(next.there),
             key: key.key,
-            token: place as u64,
+            token: token(place, next.slot),
         };
         match self.device.post(&operation) {
             Ok(Posted::Full) => Ok(Some(Posted::Full)),
             Ok(Posted::Yes) => {
-                self.requests.posted(place, &self.pieces);
+                self.requests.posted(place, next.slot, &self.pieces);
                 Ok(Some(Posted::Yes))
             }
             // As an operation that failed: a connection that the peer has closed refuses, and a new one does not.

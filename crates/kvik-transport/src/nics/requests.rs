@@ -1,7 +1,8 @@
 //! The work requests that a NIC has in flight, of all sessions.
 
-use super::device::{Done, Run};
+use super::device::{Done, RmaDevice, Run};
 use super::in_flight::InFlight;
+use super::ring::{Rings, SLOTS};
 use super::stats::NicStats;
 use super::turns::Turns;
 use crate::{Ended, RegionMemory, WorkSource};
@@ -13,11 +14,23 @@ const PLACES: usize = 32;
 
 /// See the module's text.
 pub(super) struct Requests {
-    /// The index is the token of a work request's operations.
     places: Vec<Option<InFlight>>,
     turns: Turns,
     /// What is reported at once, kept for its room.
     ended: Vec<Ended>,
+    /// The place that is asked first whether it needs a slot of a ring.
+    first: usize,
+}
+
+/// The token of operations of a place, and of a slot where they go through one.
+pub(super) fn token(place: usize, slot: Option<usize>) -> u64 {
+    (place + slot.map_or(0, |slot| (slot + 1) * PLACES)) as u64
+}
+
+/// What a token says, unless it is a probe's.
+fn place_of(token: u64) -> Option<(usize, Option<usize>)> {
+    let token = usize::try_from(token).ok().filter(|token| *token < PLACES * (1 + SLOTS))?;
+    Some((token % PLACES, (token / PLACES).checked_sub(1)))
 }
 
 impl Requests {
@@ -25,7 +38,7 @@ impl Requests {
     pub fn new(depth: Option<usize>) -> Requests {
         let operations = depth.unwrap_or(usize::MAX).max(1);
         let (places, turns) = ((0..PLACES).map(|_| None).collect(), Turns::new(PLACES, operations));
-        Requests { places, turns, ended: Vec::with_capacity(PLACES) }
+        Requests { places, turns, ended: Vec::with_capacity(PLACES), first: 0 }
     }
 
     pub fn turns(&mut self) -> &mut Turns {
@@ -43,10 +56,16 @@ impl Requests {
 
     /// Takes a work request up, for which [`Turns::next_to_claim`] had a place.
     ///
+    /// Through a ring, where its pages are not for the NIC itself.
+    ///
     /// # Errors
     /// It is none for a NIC.
-    pub fn add(&mut self, request: WorkRequest<RegionMemory>) -> Result<(), Box<WorkRequest<RegionMemory>>> {
-        let active = InFlight::new(request)?;
+    pub fn add(
+        &mut self,
+        request: WorkRequest<RegionMemory>,
+        ring: Option<usize>,
+    ) -> Result<(), Box<WorkRequest<RegionMemory>>> {
+        let active = InFlight::new(request, ring)?;
         let Some(place) = self.places.iter().position(Option::is_none) else {
             return Err(Box::new(active.request));
         };
@@ -61,10 +80,46 @@ impl Requests {
     }
 
     /// An operation of this work request was posted, whose turn it was.
-    pub fn posted(&mut self, place: usize, pieces: &[Run]) {
+    pub fn posted(&mut self, place: usize, slot: Option<usize>, pieces: &[Run]) {
         if let Some(Some(active)) = self.places.get_mut(place) {
-            self.turns.posted(active.posted(pieces));
+            self.turns.posted(active.posted(pieces, slot));
         }
+    }
+
+    /// What goes through rings goes on, and finds slots in turn: whether anything has.
+    pub fn stage<C: RmaDevice>(&mut self, rings: &mut Rings<C>, work: &dyn WorkSource) -> bool {
+        if !self.places.iter().flatten().any(|active| active.staged.is_some()) {
+            return false;
+        }
+        rings.settle();
+        let mut moved = false;
+        for active in self.places.iter_mut().flatten() {
+            moved |= active.stage(rings, work);
+        }
+        let (first, all) = (self.first, self.places.len());
+        loop {
+            let mut begun = false;
+            for at in (first..all).chain(0..first) {
+                if self.places[at].as_mut().is_some_and(|active| active.stage_more(rings, work)) {
+                    (begun, self.first) = (true, (at + 1) % all);
+                }
+            }
+            moved |= begun;
+            if !begun {
+                break;
+            }
+        }
+        for (place, active) in self.places.iter().enumerate() {
+            if let Some(active) = active.as_ref().filter(|active| active.is_staged_ready()) {
+                self.turns.ready(active.session(), place);
+            }
+        }
+        moved
+    }
+
+    /// Whether a device has something of a work request here.
+    pub fn are_staged(&self) -> bool {
+        self.places.iter().flatten().any(InFlight::is_in_a_ring)
     }
 
     /// There is nothing to post for it now, or never.
@@ -79,10 +134,11 @@ impl Requests {
     /// # Errors
     /// It was no work request's, and is given back.
     pub fn ended(&mut self, ended: Done) -> Result<(u64, bool), Done> {
-        let Some(Some(active)) = self.places.get_mut(ended.token as usize) else { return Err(ended) };
+        let Some((place, slot)) = place_of(ended.token) else { return Err(ended) };
+        let Some(Some(active)) = self.places.get_mut(place) else { return Err(ended) };
         let (session, error) = (active.session(), ended.result.err());
         let failed = error.is_some();
-        active.ended(error);
+        active.ended(slot, error);
         self.turns.ended(session, 1);
         Ok((session, failed))
     }
@@ -143,14 +199,8 @@ impl Requests {
         stats: &NicStats,
         failed: Option<&Error>,
     ) {
-        let theirs = |active: &InFlight| active.session() == session && active.out == 0;
-        self.extract(work, theirs, |mut active| match failed {
-            None => active.give_back(),
-            Some(why) => {
-                active.fail(why.clone());
-                active.end(stats)
-            }
-        });
+        self.of(session).filter(|active| active.out == 0).for_each(|active| active.part(failed));
+        self.extract(work, |active| active.session() == session && active.is_over(), |over| over.end(stats));
     }
 
     /// The sessions that have any.

@@ -6,6 +6,7 @@ use super::memories::Memories;
 use super::peers::Peers;
 use super::probes::Probes;
 use super::requests::Requests;
+use super::ring::Rings;
 use super::stats::NicStats;
 use super::told::{Told, Unreachable};
 use crate::{RegionMemory, Services, from_host};
@@ -16,8 +17,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The one token of a NIC's own set.
+/// The tokens of a NIC's own set: what the device tells, and devices whose pages go through rings.
 const QUEUE: u64 = 0;
+const RINGS: u64 = 1;
 /// How long the thread sleeps at most while something is in flight: stops are looked at.
 const STOP_POLL: Duration = Duration::from_millis(10);
 /// An idle NIC has a turn this rarely; everything that matters wakes its thread at once.
@@ -48,6 +50,7 @@ pub(super) struct Worker<C: RmaDevice> {
     pub services: Arc<Services>,
     // In the order in which they are let go of: what the device made before the device.
     pub memories: Memories<C>,
+    pub rings: Rings<C>,
     pub device: C,
     /// The device tells by a descriptor when to poll.
     waits: bool,
@@ -55,6 +58,8 @@ pub(super) struct Worker<C: RmaDevice> {
     idle: u32,
     /// It has claimed work requests in its last turn, and may find more.
     pub took: bool,
+    /// It was told to end.
+    ending: bool,
     /// When the next turn is due, if nothing happens before.
     pub due: Instant,
     /// Why the NIC never can be used again: what has ended cannot be learnt of it.
@@ -77,6 +82,7 @@ impl<C: RmaDevice> Worker<C> {
         let epoll = Rc::new(Epoll::new().map_err(fail)?);
         let address = device.address()?;
         let waits = device.watch(&epoll, QUEUE)?;
+        let rings = Rings::new(&epoll, RINGS)?;
         inbox.watch(&epoll)?;
         let serve = move |services| Worker {
             requests: Requests::new(device.depth()),
@@ -88,10 +94,12 @@ impl<C: RmaDevice> Worker<C> {
             epoll,
             services,
             memories: Memories::new(),
+            rings,
             device,
             waits,
             idle: 0,
             took: false,
+            ending: false,
             due: Instant::now(),
             broken: None,
             probes: Probes::default(),
@@ -102,7 +110,7 @@ impl<C: RmaDevice> Worker<C> {
         Ok((address, serve))
     }
 
-    /// Does what it was told, and has its turn. False: it was told to end.
+    /// Does what it was told, and has its turn. False: it was told to end, and has.
     pub fn turn(&mut self, told: bool, commands: &mut Vec<Command>) -> bool {
         if told {
             self.inbox.take(commands);
@@ -110,9 +118,17 @@ impl<C: RmaDevice> Worker<C> {
         for command in commands.drain(..) {
             if matches!(command, Command::Stop) {
                 self.end();
-                return false;
+                self.ending = true;
+                break;
             }
             self.execute(command);
+        }
+        if self.ending {
+            // Nothing is on the wire any more, but a device may still have something of a work request.
+            self.stage();
+            self.report();
+            self.due = Instant::now() + STOP_POLL;
+            return self.requests.are_staged();
         }
         self.idle = if self.progress() { 0 } else { self.idle.saturating_add(1) };
         let wait = self.wait();
@@ -145,7 +161,11 @@ impl<C: RmaDevice> Worker<C> {
             }
             Command::Unregister(name, answer) => {
                 self.memories.withdraw(name, self.peers.nics_here());
+                self.rings.withdraw(name);
                 let _ = answer.send(());
+            }
+            Command::Stage(memory, answer) => {
+                let _ = answer.send(self.rings.admit(&mut self.device, &memory));
             }
             Command::Keep(name) => self.memories.keep(name),
             Command::Find(session) => self.find(session),
@@ -163,16 +183,23 @@ impl<C: RmaDevice> Worker<C> {
     fn progress(&mut self) -> bool {
         self.memories.let_go(self.peers.nics_here());
         let mut moved = self.take_completions();
+        moved |= self.stage();
         self.peers.set_down(self.broken.clone().or_else(|| self.device.down()));
         self.reconnect();
         self.progress_probes();
         self.report();
         self.took = self.take_work();
+        moved |= self.took && self.stage();
         moved |= self.took;
         moved |= self.post();
         // What could not be posted at all is over at once.
         self.report();
         moved
+    }
+
+    /// What goes through rings goes on, as far as devices and the wire have come.
+    fn stage(&mut self) -> bool {
+        self.requests.stage(&mut self.rings, &*self.services.work)
     }
 
     /// Nothing of the session's peer may land here any more.

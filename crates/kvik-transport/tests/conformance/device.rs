@@ -152,7 +152,7 @@ impl DeviceStream for Wire {
     fn device(&self) -> &dyn Device {
         &self.device
     }
-    fn buffer(&self) -> &Memory {
+    fn buffer(&self) -> &Arc<Memory> {
         &self.buffer
     }
     fn gather(
@@ -236,15 +236,20 @@ impl DeviceStream for Wire {
     }
 }
 
-/// Pages go from device to device over tcp, from the host to a device by a copying thread, and none but those.
+/// NICs, which the device's memory is not for: it has no dma-bufs. So its pages go through their rings.
+const NICS: Kind = Kind::Rma("libfabric:tcp");
+
+/// Pages go from device to device over tcp, from the host to a device by a copying thread, between a device here and the
+/// host there through a ring of a NIC, and none but those.
 #[test]
 fn every_byte_lands_on_a_device_and_no_other_is_touched() {
-    for kind in [Kind::Tcp, Kind::Local] {
+    for kind in [Kind::Tcp, Kind::Local, NICS] {
         for (op, right) in OPS {
             let (pair, device) = (Pair::new(kind), Abacus::new());
             let of_device = |seed| device.memory(SIZE, seed);
             let source = || if kind == Kind::Tcp { of_device(1) } else { memory(SIZE, 1) };
             let (there, here) = match op {
+                _ if kind == NICS => (memory(SIZE, 1), of_device(2)),
                 Op::Read => (source(), of_device(2)),
                 _ => (of_device(2), source()),
             };
@@ -284,7 +289,8 @@ fn a_device_that_stands_still_holds_its_memory_and_nobody_else() {
     let [read, write] = OPS;
     // Which channels wait for the device is chance.
     let over_tcp = [(Kind::Tcp, read); 3];
-    for (kind, (op, right)) in over_tcp.into_iter().chain([(Kind::Tcp, write), (Kind::Local, read)]) {
+    let others = [(Kind::Tcp, write), (Kind::Local, read), (NICS, read), (NICS, write)];
+    for (kind, (op, right)) in over_tcp.into_iter().chain(others) {
         let (pair, device) = (Pair::new(kind), Abacus::new());
         let (there, here) = (memory(MANY, 1), device.memory(MANY, 2));
         let (theirs, ours) = (pair.owner.register(1, &there), pair.other.register(1, &here));

@@ -310,6 +310,9 @@ impl WorkSource for Host {
     fn stuck(&self, id: WorkId, error: Error) {
         self.with(|node, _| node.work_stuck(id, error));
     }
+    fn landed(&self, id: &mut WorkId) {
+        self.with(|node, _| node.work_landed(id));
+    }
 }
 
 impl Placement for Host {
