@@ -1,4 +1,4 @@
-"""`await` for transfers, warm-ups and notices, `async for` for events: what is native, in the running loop.
+"""`await` for transfers, reads, warm-ups and notices, `async for` for events: what is native, in asyncio.
 
 The native module gives a descriptor (an eventfd) that becomes readable when what is awaited is there. The
 loop watches it as it watches sockets, so a waiting task costs neither a thread nor a poll. Each await has
@@ -7,16 +7,20 @@ its own descriptor: several tasks may wait for the same.
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from kvik._events import Event
-from kvik._report import Report, WarmUpReport
+from kvik._report import JointReport, Report, WarmUpReport
 
 if TYPE_CHECKING:
-    from kvik._native import Events, Notice, Transfer, WarmUp
+    from kvik._native import Events, JointRead, Notice, Transfer, WarmUp
 
 
-async def result_of(transfer: "Transfer") -> Report:
+@overload
+async def result_of(transfer: "Transfer") -> Report: ...
+@overload
+async def result_of(transfer: "JointRead") -> JointReport: ...
+async def result_of(transfer: "Transfer | JointRead") -> Report | JointReport:
     """The report of the transfer, or its error. Cancelling the task cancels the transfer."""
     if not transfer.done:
         await _end_of(transfer)
@@ -31,7 +35,7 @@ async def warm_up_report_of(warm_up: "WarmUp") -> WarmUpReport:
     return warm_up.wait()
 
 
-async def _end_of(transfer: "Transfer | WarmUp") -> None:
+async def _end_of(transfer: "Transfer | JointRead | WarmUp") -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     fd = transfer.done_fd()

@@ -11,7 +11,7 @@ from typing_extensions import Buffer
 
 from kvik._events import Event, Peer, Subscription
 from kvik._names import RightName, TrafficClassName, TransportName, VerifyName
-from kvik._report import Estimate, Report, WarmUpReport
+from kvik._report import Estimate, JointReport, Report, WarmUpReport
 from kvik.store.names import AckName, Namespace, ReasonName, StoreOptions
 
 __all__: list[str]
@@ -128,6 +128,17 @@ class Engine:
         after: Stream | None = None,
         tag: str = "",
     ) -> Transfer: ...
+    def read_all(
+        self,
+        reads: Sequence[Read],
+        *,
+        traffic_class: TrafficClassName = "handover",
+        deadline: float | None = None,
+        transport: TransportName | None = None,
+        verify: VerifyName | None = None,
+        after: Stream | None = None,
+        tag: str = "",
+    ) -> JointRead: ...
     def write(
         self,
         local: PageSet,
@@ -329,6 +340,42 @@ class Transfer:
     def __await__(self) -> Generator[Any, None, Report]: ...
 
 @final
+class Read:
+    def __new__(
+        cls,
+        local: PageSet,
+        ticket: Ticket | str,
+        positions: Ids | tuple[SupportsIndex, SupportsIndex] | None = None,
+        *,
+        confirm: bool = True,
+        remote_layers: tuple[int, int] | None = None,
+        remote_slices: tuple[int, int] | None = None,
+        remote_parts: SupportsIndex | None = None,
+        readers: SupportsIndex = 1,
+        content: Content | None = None,
+    ) -> Self: ...
+    @property
+    def local(self) -> PageSet: ...
+    @property
+    def ticket(self) -> Ticket: ...
+
+@final
+class JointRead:
+    @property
+    def done(self) -> bool: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def reads(self) -> tuple[Read, ...]: ...
+    def wait(self, timeout: float | None = None) -> JointReport: ...
+    def report(self) -> JointReport | None: ...
+    def error(self) -> KvikError | None: ...
+    def outcomes(self) -> list[Report | KvikError] | None: ...
+    def cancel(self) -> None: ...
+    def done_fd(self) -> int: ...
+    def __await__(self) -> Generator[Any, None, JointReport]: ...
+
+@final
 class WarmUp:
     @property
     def done(self) -> bool: ...
@@ -477,6 +524,7 @@ class KvikError(Exception):
     grant: str | None
     region: int | None
     page: int | None
+    read: int | None
 
 class InvalidArgument(KvikError, ValueError): ...
 class UnknownTransport(KvikError): ...

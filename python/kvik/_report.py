@@ -1,4 +1,4 @@
-"""The reports of a transfer and of a warm-up, and how long a transfer would take."""
+"""The reports of a transfer, of several reads and of a warm-up, and how long a transfer would take."""
 
 from dataclasses import dataclass
 
@@ -58,6 +58,19 @@ class Report:
     estimate: Estimate | None
     """How long it was expected to take, when it began; None where nothing was measured with the peer
     before."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointReport:
+    """How several reads went as one. Made by the native module when all have succeeded."""
+
+    bytes: int
+    """Bytes that all of them moved."""
+    total_s: float
+    """Seconds from the call to the end of the last."""
+    reads: tuple[Report, ...]
+    """Of each, in the order of the call. Their times count from the call, and planning one takes until those
+    before it are planned."""
 
 
 @dataclass(frozen=True, slots=True)

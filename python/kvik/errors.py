@@ -6,7 +6,8 @@ one of those too: `except ConnectionError` also catches `PeerLost`.
 
 What an error is about, as far as that is known, is in its attributes, each else None: `peer` (the other
 engine's id), `grant` (the grant's id), `region` (number of this engine's region), `page` (this engine's page
-id, in the layout that the transfer named).
+id, in the layout that the transfer named), `read` (the place of the read in the list that `Engine.read_all`
+was given).
 """
 
 from kvik._native import (

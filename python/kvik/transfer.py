@@ -12,9 +12,11 @@ from kvik._native import (
     Engine,
     Events,
     Grant,
+    JointRead,
     Layout,
     Notice,
     PageSet,
+    Read,
     Region,
     Ticket,
     Transfer,
@@ -22,7 +24,7 @@ from kvik._native import (
     content_chain,
     parse_size,
 )
-from kvik._report import Estimate, NicPair, Report, WarmUpReport
+from kvik._report import Estimate, JointReport, NicPair, Report, WarmUpReport
 
 __all__ = [
     "Content",
@@ -32,12 +34,15 @@ __all__ = [
     "EventKind",
     "Events",
     "Grant",
+    "JointRead",
+    "JointReport",
     "Layout",
     "NicPair",
     "Notice",
     "PageSet",
     "Peer",
     "PeerStateName",
+    "Read",
     "Region",
     "Report",
     "RightName",

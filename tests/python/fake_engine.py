@@ -18,11 +18,11 @@ import numpy as np
 
 
 class KvikError(Exception):
-    """Base of the errors; `code` is the stable name."""
+    """Base of the errors; `code` is the stable name, `read` the place of a read among those of one call."""
 
-    def __init__(self, code: str, text: str = "") -> None:
+    def __init__(self, code: str, text: str = "", read: int | None = None) -> None:
         super().__init__(text or code)
-        self.code = code
+        self.code, self.read = code, read
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class FakeReport:
     verify_s: float = 1e-4
     total_s: float = 2e-3
     rejected_transports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FakeJointReport:
+    reads: tuple[FakeReport, ...]
 
 
 class FakeLayout:
@@ -303,6 +308,54 @@ class FakeTransfer:
         return local.nbytes
 
 
+@dataclass(frozen=True)
+class FakeRead:
+    """One of the reads of a call."""
+
+    local: FakePageSet
+    ticket: FakeTicket
+    positions: range
+    confirm: bool = True
+    remote_layers: tuple[int, int] | None = None
+    remote_slices: tuple[int, int] | None = None
+    remote_parts: int = 1
+    readers: int = 1
+    content: FakeContent | None = None
+
+
+class FakeJointRead:
+    """Reads that end as one: the first that is found to have failed cancels the others."""
+
+    def __init__(self, transfers: list[FakeTransfer]) -> None:
+        self.transfers = transfers
+        self._cause: KvikError | None = None
+
+    @property
+    def done(self) -> bool:
+        for place, transfer in enumerate(self.transfers):
+            error = transfer.error() if transfer.done else None
+            if error is not None and self._cause is None:
+                self._cause = KvikError(error.code, f"reads[{place}]: {error}", place)
+                self.cancel()
+        return all(transfer.done for transfer in self.transfers)
+
+    def report(self) -> FakeJointReport | None:
+        reports = [transfer.report() for transfer in self.transfers]
+        ended = tuple(report for report in reports if report is not None)
+        return FakeJointReport(ended) if len(ended) == len(reports) else None
+
+    def error(self) -> KvikError | None:
+        return self._cause if self.done and self.report() is None else None
+
+    def outcomes(self) -> list[FakeReport | KvikError | None] | None:
+        return [one.report() or one.error() for one in self.transfers] if self.done else None
+
+    def cancel(self) -> None:
+        self._cause = self._cause or KvikError("cancelled")
+        for transfer in self.transfers:
+            transfer.cancel()
+
+
 class FakeEngine:
     def __init__(self, native: FakeNative, number: int, options: dict[str, Any]) -> None:
         self.native, self.options = native, options
@@ -344,26 +397,25 @@ class FakeEngine:
         self.grants[grant_id] = FakeGrant(self.native, pages, expiry, grant_id, content)
         return self.grants[grant_id]
 
-    def read(
-        self,
-        local: FakePageSet,
-        ticket: FakeTicket,
-        positions: range,
-        *,
-        deadline: float,
-        confirm: bool = True,
-        remote_layers: tuple[int, int] | None = None,
-        remote_slices: tuple[int, int] | None = None,
-        remote_parts: int = 1,
-        readers: int = 1,
-        after: object = None,
-        tag: str = "",
-        content: FakeContent,
-    ) -> FakeTransfer:
+    def read_all(
+        self, reads: Sequence[FakeRead], *, deadline: float, after: object = None, tag: str = ""
+    ) -> FakeJointRead:
         assert tag
         assert after is None
-        remote = Remote(positions, remote_layers, remote_slices, remote_parts)
-        return self._open(FakeTransfer(self, local, ticket, remote, deadline, readers, content, confirm))
+        transfers = []
+        for place, read in enumerate(reads):
+            try:
+                transfers.append(self._transfer(read, deadline))
+            except KvikError as error:
+                raise KvikError(error.code, str(error), place) from error
+        return FakeJointRead([self._open(transfer) for transfer in transfers])
+
+    def _transfer(self, read: FakeRead, deadline: float) -> FakeTransfer:
+        assert read.content is not None
+        remote = Remote(read.positions, read.remote_layers, read.remote_slices, read.remote_parts)
+        return FakeTransfer(
+            self, read.local, read.ticket, remote, deadline, read.readers, read.content, read.confirm
+        )
 
     def release(
         self, ticket: FakeTicket, *, deadline: float, readers: int = 1, tag: str = "", content: FakeContent
@@ -393,6 +445,7 @@ class FakeNative:
     KvikError = KvikError
     Layout = FakeLayout
     Ticket = FakeTicket
+    Read = FakeRead
     Content = FakeContent
     _numbers = itertools.count(1)
 

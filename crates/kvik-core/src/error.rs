@@ -31,6 +31,8 @@ pub struct Subject {
     pub region: Option<RegionId>,
     /// This engine's page: its id in the layout that the transfer named.
     pub page: Option<u32>,
+    /// Which of the reads of one call, by its place in the list.
+    pub read: Option<u32>,
 }
 
 impl Error {
@@ -52,6 +54,7 @@ impl Error {
         known.grant = known.grant.or(more.grant);
         known.region = known.region.or(more.region);
         known.page = known.page.or(more.page);
+        known.read = known.read.or(more.read);
         self
     }
 
@@ -77,6 +80,12 @@ impl Error {
     #[must_use]
     pub fn about_page(self, page: u32) -> Error {
         self.about(Subject { page: Some(page), ..Subject::default() })
+    }
+
+    /// [`Error::about`] one of the reads of a call.
+    #[must_use]
+    pub fn about_read(self, place: u32) -> Error {
+        self.about(Subject { read: Some(place), ..Subject::default() })
     }
 }
 

@@ -34,7 +34,7 @@ impl Handle {
         let began = Instant::now();
         let until = began + timeout.min(LAST_WORDS);
         // What was confirmed a moment ago reaches its owner before the connection goes.
-        inner.transfers.open().into_iter().for_each(|id| inner.transfers.cancel(id, closed()));
+        inner.transfers.open().into_iter().for_each(|id| inner.transfers.cancel(id..id + 1, &closed()));
         base.node(|node, _| node.grants().end_all());
         while Instant::now() < until && !base.node(|node, _| node.is_quiet()) {
             base.progress.wait(Duration::from_millis(2));

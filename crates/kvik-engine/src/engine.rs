@@ -1,8 +1,9 @@
 //! The engine: the public face of everything below.
 
 use crate::base::Base;
-use crate::closing::{Handle, closed};
-use crate::config::{Config, MAX_DEADLINE, Preference};
+use crate::begin::{check_own, check_writable, entry, moving, set_out};
+use crate::closing::Handle;
+use crate::config::{Config, Preference};
 use crate::control::Control;
 use crate::end::End;
 use crate::explain::{Explanation, probes};
@@ -10,7 +11,7 @@ use crate::grant::{Grant, GrantOptions, grant_bytes};
 use crate::grants::GrantCell;
 use crate::inner::Inner;
 use crate::peers::Peer;
-use crate::planner::{Plan, claim, plan};
+use crate::planner::claim;
 use crate::region::{PageSet, Region};
 use crate::report::{Report, TransferOptions};
 use crate::setup::Setup;
@@ -18,10 +19,8 @@ use crate::stream_order::Then;
 use crate::sync::lock;
 use crate::tag::Tag;
 use crate::transfer::Transfer;
-use crate::transfers::request::{TransferEntry, TransferRequest};
-use kvik_core::{
-    Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Result, Right, Ticket, View,
-};
+use crate::transfers::request::{Listener, TransferRequest};
+use kvik_core::{Code, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Result, Right, Ticket};
 use kvik_host::clock::boottime;
 use kvik_host::socket::{TcpListener, TcpOptions};
 use kvik_host::thread::spawn_named;
@@ -29,14 +28,10 @@ use kvik_host::unix::UnixListener;
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{MAX_READERS, Offer, Op, Select};
 use kvik_transport::{RegionMemory, from_host};
-use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// How many sessions may break before a transfer begins.
-const RETRIES: u8 = 3;
 
 /// Moves pages between this process and others. Cheap to clone; the last clone that is dropped closes it.
 #[derive(Clone)]
@@ -166,7 +161,7 @@ impl Engine {
         let (inner, base) = (self.inner(), &self.inner().base);
         base.setup.check()?;
         options.check()?;
-        check_own(self, pages)?;
+        check_own(self.inner(), pages)?;
         let memory = pages.region.memory()?;
         if options.right == Right::Write {
             pages.view.check_distinct()?;
@@ -255,9 +250,9 @@ impl Engine {
         positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
-        local.view.check_distinct()?;
-        check_writable(&local.region.memory()?)?;
-        self.transfer(Op::Read, local, ticket, positions, options)
+        let began = boottime();
+        let request = self.request(ticket, &options)?;
+        self.begin(moving(self.inner(), Op::Read, local, request, positions, &options)?, began)
     }
 
     /// Moves `local` into the ticket's pages: all of them in the grant's work request, or those at these positions of
@@ -272,38 +267,9 @@ impl Engine {
         positions: Option<Arc<[u32]>>,
         options: TransferOptions,
     ) -> Result<Transfer> {
-        self.transfer(Op::Write, local, ticket, positions, options)
-    }
-
-    fn transfer(
-        &self,
-        op: Op,
-        local: &PageSet,
-        ticket: &Ticket,
-        positions: Option<Arc<[u32]>>,
-        options: TransferOptions,
-    ) -> Result<Transfer> {
-        self.inner().base.setup.check()?;
-        check_own(self, local)?;
-        check_right(op, ticket)?;
         let began = boottime();
-        let memory = local.region.memory()?;
-        let content = claim(positions.as_deref(), &options)?;
-        let Plan { view, select, extents } = plan(&local.view, positions, &options)?;
-        let pages = view.pages().len() as u64;
-        let memory = Some((memory, local.region.id(), view));
-        let _region: Option<Arc<dyn Any + Send + Sync>> = Some(local.region.inner.clone());
-        let request = TransferRequest {
-            op: Some(op),
-            memory,
-            _region,
-            select,
-            content,
-            extents,
-            pages,
-            ..self.request(ticket, &options)?
-        };
-        self.begin(request, began)
+        let request = self.request(ticket, &options)?;
+        self.begin(moving(self.inner(), Op::Write, local, request, positions, &options)?, began)
     }
 
     /// Confirms the use of a `once` grant without moving anything: its owner gets the pages back, once all of its
@@ -358,20 +324,6 @@ impl Engine {
         })
     }
 
-    /// How long something may take.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for none, or more than a day.
-    pub(crate) fn time(&self, deadline: Option<Duration>) -> Result<Duration> {
-        match deadline.unwrap_or(self.inner().base.setup.config.deadline) {
-            time if time.is_zero() || time > MAX_DEADLINE => Err(Error::new(
-                Code::InvalidArgument,
-                format!("a deadline is more than 0 s and at most {MAX_DEADLINE:?}, not {time:?}"),
-            )),
-            time => Ok(time),
-        }
-    }
-
     pub(crate) fn request(&self, ticket: &Ticket, options: &TransferOptions) -> Result<TransferRequest> {
         let readers = options.readers.unwrap_or(1);
         if readers == 0 || readers > MAX_READERS {
@@ -379,7 +331,7 @@ impl Engine {
             return Err(Error::new(Code::InvalidArgument, text));
         }
         let config = &self.inner().base.setup.config;
-        let time = self.time(options.deadline)?;
+        let time = self.inner().base.setup.time(options.deadline)?;
         Ok(TransferRequest {
             ticket: Arc::new(ticket.clone()),
             op: None,
@@ -404,59 +356,11 @@ impl Engine {
     }
 
     pub(crate) fn begin(&self, request: TransferRequest, began: Duration) -> Result<Transfer> {
-        let Inner { base, transfers, streams, .. } = &**self.inner();
-        let own = request.ticket.engine == self.id();
-        if own && request.ticket.incarnation != self.incarnation() {
-            let text = "the ticket is of an earlier start of this engine; it is void: ask for a new one";
-            return Err(Error::new(Code::PeerRestarted, text));
-        }
-        if request.want != Preference::Auto && own && request.want != base.setup.config.transport {
-            return Err(Error::new(
-                Code::TransportUnavailable,
-                "the ticket is this engine's own, which is served by a plain copy: leave the transport out",
-            ));
-        }
-        let of_view =
-            |view: &View| (view.bytes() >> 18) + view.sums().map_or(0, |sums| 16 * sums.len() as u64);
-        let size = 1024 + 8 * request.pages + request.memory.as_ref().map_or(0, |(_, _, view)| of_view(view));
-        let lease = base.budget.take(size, "a transfer")?;
-        let (end, grant) = (Arc::<End<Report>>::default(), request.ticket.grant);
-        let after = request.after.zip(request.memory.as_ref().map(|(memory, ..)| memory.clone()));
-        let entry = TransferEntry {
-            end: Arc::clone(&end),
-            plan: boottime().saturating_sub(began),
-            request,
-            after_stream: after.is_some(),
-            began,
-            key: None,
-            begun: began,
-            taken: None,
-            refused: Vec::new(),
-            fence: None,
-            stopped: None,
-            retries: RETRIES,
-            _lease: lease,
-        };
-        let id = transfers.add(entry);
-        // An engine that closes ends what is in the table of transfers by then: either it has seen this transfer, or
-        // this sees it.
-        if base.setup.is_closed() {
-            transfers.give_up(id, closed());
-        }
-        match after {
-            None if own && streams.is_waiting(grant) => {
-                transfers.wait(id);
-                if !streams.waits_for(grant, id) {
-                    transfers.set_out(id);
-                }
-            }
-            None => transfers.set_out(id),
-            Some((stream, memory)) => {
-                transfers.wait(id);
-                let begins = streams.go_on_after(stream, &memory, Then::Begin(id));
-                begins.inspect_err(|error| transfers.give_up(id, error.clone()))?;
-            }
-        }
+        let transfers = &self.inner().transfers;
+        let end = Arc::<End<Report>>::default();
+        let (entry, start) = entry(self.inner(), request, began, Listener::Caller(end.clone()))?;
+        let id = transfers.add([entry], |_| ()).start;
+        set_out(self.inner(), id, start)?;
         Ok(Transfer { transfers: transfers.clone(), id, end })
     }
 
@@ -504,41 +408,5 @@ impl Engine {
     /// go of as soon as the thread goes on, and only then its transfers are reported to have ended.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         self.handle.close(timeout)
-    }
-}
-
-fn check_own(engine: &Engine, pages: &PageSet) -> Result<()> {
-    match Arc::ptr_eq(&pages.region.inner.engine, engine.inner()) {
-        true => Ok(()),
-        false => Err(Error::new(
-            Code::InvalidArgument,
-            "the page set is of a region of another engine: take pages of a region that this engine registered",
-        )),
-    }
-}
-
-fn check_right(op: Op, ticket: &Ticket) -> Result<()> {
-    let right = if op == Op::Read { Right::Read } else { Right::Write };
-    if ticket.right == right {
-        return Ok(());
-    }
-    Err(Error::new(
-        Code::GrantWrongRight,
-        format!(
-            "the ticket is for a {}, a {} was asked for: ask the owner for a {} grant",
-            ticket.right.name(),
-            right.name(),
-            right.name()
-        ),
-    ))
-}
-
-fn check_writable(memory: &RegionMemory) -> Result<()> {
-    match memory.writable() {
-        true => Ok(()),
-        false => Err(Error::new(
-            Code::BufferInvalid,
-            "the region was registered from a read-only buffer: it can be a source, not a destination",
-        )),
     }
 }

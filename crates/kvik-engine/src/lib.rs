@@ -2,7 +2,8 @@
 //!
 //! One [`Engine`] a process. Memory becomes a [`Region`]; a [`PageSet`] names pages of it through a layout; a
 //! [`Grant`] lets others read or write them, and its ticket is what they need; [`Engine::read`] and
-//! [`Engine::write`] move pages between a page set here and a ticket's pages there, as a [`Transfer`].
+//! [`Engine::write`] move pages between a page set here and a ticket's pages there, as a [`Transfer`];
+//! [`Engine::read_all`] reads from several tickets as one.
 //!
 //! The path of a page: [`Engine::write`] → [`planner`](crate) (order of the stream, transport) → the protocol's
 //! node (grant checked, work requests given) → a transport's threads (bytes moved, checksums compared) → [`Transfer`]
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod base;
+mod begin;
 mod budget;
 mod closing;
 mod commands;
@@ -35,6 +37,7 @@ mod output;
 mod peers;
 mod planner;
 mod protocol;
+mod reading;
 mod region;
 mod regions;
 mod report;
@@ -67,8 +70,9 @@ pub use notify::{Notice, Notifying, To};
 pub use observer::WeakEngine;
 pub use observers::{Ended, Observer};
 pub use peers::{Peer, PeerState};
+pub use reading::{JointRead, Read};
 pub use region::{PageSet, Region};
-pub use report::{Report, TransferOptions};
+pub use report::{JointReport, Report, TransferOptions};
 pub use select::{Reason, Rejected};
 pub use transfer::Transfer;
 pub use warm_up::{NicPair, PairState, WarmUp, WarmUpReport};

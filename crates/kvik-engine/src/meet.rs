@@ -67,7 +67,7 @@ impl Meeting {
         deadline: Option<Duration>,
     ) -> Result<Meeting> {
         engine.inner().base.setup.check()?;
-        let time = engine.time(deadline)?;
+        let time = engine.inner().base.setup.time(deadline)?;
         let mut left: Vec<SocketAddr> = addresses.to_socket_addrs().map_err(unresolved)?.take(MOST).collect();
         if left.is_empty() {
             return Err(Error::new(Code::InvalidArgument, "there is no address to meet an engine at"));

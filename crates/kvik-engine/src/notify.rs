@@ -150,7 +150,7 @@ impl Notifying {
             let text = "a notification is for another engine: this one is the caller's own";
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        let time = engine.time(deadline)?;
+        let time = engine.inner().base.setup.time(deadline)?;
         Ok(Notifying {
             engine: engine.clone(),
             topic,

@@ -48,6 +48,18 @@ pub struct TransferOptions {
     pub tag: String,
 }
 
+/// What several reads that succeeded as one did.
+#[derive(Debug, Clone)]
+pub struct JointReport {
+    /// Bytes that all of them moved.
+    pub bytes: u64,
+    /// All of it, from call to the end of the last.
+    pub total: Duration,
+    /// Of each, in the order of the call. Their times count from the call, and planning one takes until those before it
+    /// are planned.
+    pub reads: Arc<[Report]>,
+}
+
 /// What a transfer that succeeded did.
 #[derive(Debug, Clone)]
 pub struct Report {

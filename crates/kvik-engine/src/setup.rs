@@ -1,6 +1,6 @@
 //! What an engine was started with, which does not change; and whether it may still be used.
 
-use crate::config::Config;
+use crate::config::{Config, MAX_DEADLINE};
 use kvik_core::{Code, EngineId, Error, HostTag, Result};
 use kvik_host::{ForkGuard, HostFacts};
 use kvik_proto::{Facts, Identity, Local, Nics, Secret};
@@ -8,6 +8,7 @@ use kvik_transport::from_host;
 use kvik_transport::tls::Tls;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// See the module's text.
 pub(crate) struct Setup {
@@ -87,6 +88,20 @@ impl Setup {
         match self.is_closed() {
             false => Ok(()),
             true => Err(Error::new(Code::EngineClosed, "the engine was closed; start another one")),
+        }
+    }
+
+    /// How long something may take.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for none, or more than a day.
+    pub fn time(&self, deadline: Option<Duration>) -> Result<Duration> {
+        match deadline.unwrap_or(self.config.deadline) {
+            time if time.is_zero() || time > MAX_DEADLINE => Err(Error::new(
+                Code::InvalidArgument,
+                format!("a deadline is more than 0 s and at most {MAX_DEADLINE:?}, not {time:?}"),
+            )),
+            time => Ok(time),
         }
     }
 

@@ -42,13 +42,8 @@ impl Transfer {
     /// Asks for the end. The outcome is `Cancelled`, unless another one was faster.
     pub fn cancel(&self) {
         if self.transfers.check_fork().is_ok() {
-            self.transfers.cancel(
-                self.id,
-                Error::new(
-                    Code::Cancelled,
-                    "the transfer was cancelled here; start another one if its pages are still wanted",
-                ),
-            );
+            let text = "the transfer was cancelled here; start another one if its pages are still wanted";
+            self.transfers.cancel(self.id..self.id + 1, &Error::new(Code::Cancelled, text));
         }
     }
 

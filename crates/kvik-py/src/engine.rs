@@ -8,6 +8,7 @@ use crate::events::{self, PyEvents};
 use crate::fork::Owned;
 use crate::gpus;
 use crate::grant::PyGrant;
+use crate::joint::{self, PyJointRead, PyRead};
 use crate::kept::Kept;
 use crate::layout::PyLayout;
 use crate::notice::{self, PyNotice};
@@ -303,6 +304,43 @@ impl PyEngine {
         let options = options(slf.py(), common, transport, verify, confirm, part)?;
         local.get().region.get().check_writable(slf.py(), "a read")?;
         transfer::begin(slf.get().0.get(slf.py())?, slf, Engine::read, local, ticket, positions, options)
+    }
+
+    /// Read from several grants, of one owner or many, as one. Returns at once; the JointRead tells the end.
+    ///
+    /// reads: Read objects; no page of this side is in two of them, which is not looked for. None at all is done at
+    ///     once.
+    /// traffic_class, transport, verify, after, tag: as for `read`, for all of them.
+    /// deadline: seconds after which all are ended; None for the engine's.
+    ///
+    /// It succeeds when all reads have. The first that fails ends the others, and its error is that of the whole: its
+    /// `read` says which it was, its `peer` whose pages. When it has ended, in whatever way, none of them touches this
+    /// side's memory. A read that succeeds confirms its own grant, also where another one fails.
+    ///
+    /// Raises what `read` raises at once, about the first read that is refused: then none has begun.
+    #[pyo3(signature = (reads, *, traffic_class="handover", deadline=None, transport=None, verify=None, after=None,
+                        tag=""))]
+    #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn read_all(
+        slf: &Bound<'_, Self>,
+        reads: Vec<Py<PyRead>>,
+        traffic_class: &str,
+        deadline: Option<f64>,
+        transport: Option<&str>,
+        verify: Option<&str>,
+        after: Option<&Bound<'_, PyAny>>,
+        tag: &str,
+    ) -> PyResult<PyJointRead> {
+        let py = slf.py();
+        let common = TransferOptions {
+            class: args::class(py, traffic_class)?,
+            transport: transport.map(str::parse).transpose().or_raise(py)?,
+            verify: verify.map(str::parse).transpose().or_raise(py)?,
+            after: gpus::stream(after)?,
+            tag: tag.to_owned(),
+            ..TransferOptions::default()
+        };
+        joint::begin(slf.get().0.get(py)?, slf, reads, &common, maybe_seconds(py, "deadline", deadline)?)
     }
 
     /// Write `local` into granted pages. As `read`, with a ticket of a write grant; `local` may be read-only.

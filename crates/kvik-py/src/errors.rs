@@ -54,7 +54,7 @@ fn new_class<'py>(
     let body = PyDict::new(py);
     body.set_item("code", code)?;
     body.set_item("__doc__", about)?;
-    for name in ["peer", "grant", "region", "page"] {
+    for name in ["peer", "grant", "region", "page", "read"] {
         body.set_item(name, py.None())?;
     }
     // Where users find it, so that tracebacks and pickles name it there.
@@ -78,11 +78,12 @@ pub fn raised(py: Python<'_>, error: Error) -> PyErr {
 /// The exception, with what it is about as attributes: ids in the form in which Python has them elsewhere.
 fn exception<'py>(class: &Bound<'py, PyType>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     let exception = class.call1((error.text.as_str(),))?;
-    let Subject { peer, grant, region, page } = error.subject();
+    let Subject { peer, grant, region, page, read } = error.subject();
     exception.setattr("peer", peer.map(|peer| peer.to_string()))?;
     exception.setattr("grant", grant.map(|grant| grant.to_string()))?;
     exception.setattr("region", region.map(|region| region.0))?;
     exception.setattr("page", page)?;
+    exception.setattr("read", read)?;
     Ok(exception)
 }
 

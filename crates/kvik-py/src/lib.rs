@@ -15,6 +15,7 @@ mod fork;
 mod gpus;
 mod grant;
 mod ids;
+mod joint;
 mod kept;
 mod layout;
 mod logs;
@@ -74,6 +75,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<grant::PyGrant>()?;
     module.add_class::<ticket::PyTicket>()?;
     module.add_class::<transfer::PyTransfer>()?;
+    module.add_class::<joint::PyRead>()?;
+    module.add_class::<joint::PyJointRead>()?;
     module.add_class::<events::PyEvents>()?;
     module.add_class::<notice::PyNotice>()?;
     module.add_class::<warm_up::PyWarmUp>()?;

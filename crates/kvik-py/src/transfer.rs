@@ -137,7 +137,8 @@ pub fn begin<T>(
     Ok(PyTransfer::new(transfer, of.clone().into_any().unbind(), Some(local.clone().unbind())))
 }
 
-fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
+/// A `kvik.Report`.
+pub fn report<'py>(py: Python<'py>, report: Report) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let time = |part: Duration| part.as_secs_f64();
     // A tuple has twelve at most.

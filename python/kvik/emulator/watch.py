@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import kvik
-from kvik.handover.native import Engine, Grant, Native, Transfer
+from kvik.handover.native import Engine, Grant, JointRead, Native, Transfer
 
 # A grant has no descriptor to wait for, so its end is looked for: often at first, seldom later.
 YOUNG_S, YOUNG_LOOK_S = 0.25, 0.002
@@ -29,11 +29,11 @@ class WatchedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def read(self, *args: Any, **kwargs: Any) -> Transfer:
+    def read_all(self, *args: Any, **kwargs: Any) -> JointRead:
         """As the engine's."""
-        transfer: Transfer = self._engine.read(*args, **kwargs)
-        self._watch.opened(transfer)
-        return transfer
+        reads: JointRead = self._engine.read_all(*args, **kwargs)
+        self._watch.opened(reads)
+        return reads
 
     def release(self, *args: Any, **kwargs: Any) -> Transfer:
         """As the engine's."""

@@ -51,13 +51,32 @@ class Report(Protocol):
 
 
 class Transfer(Protocol):
-    """One read or release on its way."""
+    """One release on its way."""
 
     @property
     def done(self) -> bool: ...
-    def report(self) -> Report | None: ...
     def error(self) -> Exception | None: ...
+
+
+class JointReport(Protocol):
+    """What several reads did that all succeeded, in the order of the call."""
+
+    reads: tuple[Report, ...]
+
+
+class JointRead(Protocol):
+    """Several reads on their way as one: the first that fails ends the others."""
+
+    @property
+    def done(self) -> bool: ...
+    def report(self) -> JointReport | None: ...
+    def error(self) -> Exception | None: ...
+    def outcomes(self) -> Sequence[Report | Exception] | None: ...
     def cancel(self) -> None: ...
+
+
+class PartRead(Protocol):
+    """One of the reads of `Engine.read_all`."""
 
 
 class PageSet(Protocol):
@@ -104,22 +123,7 @@ class Engine(Protocol):
         tag: str,
         content: Content,
     ) -> Grant: ...
-    def read(
-        self,
-        local: PageSet,
-        ticket: Ticket,
-        positions: range,
-        *,
-        deadline: float,
-        confirm: bool,
-        remote_layers: tuple[int, int],
-        remote_slices: tuple[int, int] | None,
-        remote_parts: int,
-        readers: int,
-        after: Any,
-        tag: str,
-        content: Content,
-    ) -> Transfer: ...
+    def read_all(self, reads: Sequence[PartRead], *, deadline: float, after: Any, tag: str) -> JointRead: ...
     def release(
         self, ticket: Ticket, *, deadline: float, readers: int, tag: str, content: Content
     ) -> Transfer: ...
@@ -131,6 +135,19 @@ class Native(Protocol):
 
     KvikError: type[Exception]
 
+    def Read(  # noqa: N802
+        self,
+        local: PageSet,
+        ticket: Ticket,
+        positions: range,
+        *,
+        confirm: bool,
+        remote_layers: tuple[int, int],
+        remote_slices: tuple[int, int] | None,
+        remote_parts: int,
+        readers: int,
+        content: Content,
+    ) -> PartRead: ...
     def Engine(self, **options: Any) -> Engine: ...  # noqa: N802  (a class seen as the function that makes one)
     def Layout(self, pages: int, run_bytes: int, **dims: Any) -> Any: ...  # noqa: N802
     def Ticket(self, text: str) -> Ticket: ...  # noqa: N802

@@ -24,7 +24,8 @@ class LoadRecord:
     outcome: "loaded" (the KV is there), "failed" (a load that ended in an error; the serving engine
     recomputes), "recomputed" (the offer was refused before any load). A load of one rank that succeeded is a
     line for each prefill rank that it read from and each group of the model's layers, and `bytes`, `pages`,
-    `extents` add up over them; one that failed is one line, about the prefill rank that failed it.
+    `extents` add up over them; one that failed is one line, about the prefill rank that failed it, and about
+    none where it was cancelled.
     remote_rank: the prefill rank. group: of layers. blocks: the local KV blocks that the load fills, of this
     group, the same for each prefill rank. pages: moved by this transfer; parts count as pages where the two
     sides' KV blocks are unequal. Times in seconds; `bytes` are zero unless loaded.

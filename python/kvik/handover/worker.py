@@ -7,11 +7,10 @@ launched after a load was reported sees it. What has ended is collected by polli
 transfers run in the kvik engine's own threads.
 
 Each request id is reported exactly once: as sent when its grants have ended, as received when its load has
-ended. A load is one transfer for each prefill rank that has some of this rank's heads and layers
-(`mapping.py`): it has ended when all of them have, and failed when one of them has, which cancels the others.
-Where a model's layers form several groups, each has KV blocks, a layout and grants of its own in the same
-memory, and transfers of its own in a load. A stream is a load of many such transfers, one or more for each of
-its parts; what this side grants in parts is in `issuing.py`.
+ended. A load is several reads as one (`Engine.read_all`), one for each prefill rank that has some of this
+rank's heads and layers (`mapping.py`). Where a model's layers form several groups, each has KV blocks, a
+layout and grants of its own in the same memory, and reads of its own in a load. A stream is a load of many
+reads, one or more for each of its parts; what this side grants in parts is in `issuing.py`.
 """
 
 from __future__ import annotations
@@ -26,18 +25,27 @@ import numpy as np
 
 from kvik.handover.config import ConnectorConfig
 from kvik.handover.issuing import Issued, Issuing
+from kvik.handover.loading import NotKeptError, OpenLoad, Share
 from kvik.handover.mapping import releaser
 from kvik.handover.memory import KvMemory
 from kvik.handover.metrics import LoadStats
-from kvik.handover.native import Content, Engine, Grant, Native, Region, Report, Transfer, error_code
+from kvik.handover.native import (
+    Content,
+    Engine,
+    Grant,
+    Native,
+    PartRead,
+    Region,
+    Report,
+    Transfer,
+    error_code,
+)
 from kvik.handover.protocol import (
-    GroupLoad,
     GroupSend,
     Load,
     Own,
     RankHello,
     RankPlace,
-    Read,
     Release,
     Send,
     StepPlan,
@@ -46,17 +54,6 @@ from kvik.handover.report import LoadRecord, ReportFile, SendRecord, in_log, loa
 from kvik.handover.streaming import Division
 
 logger = logging.getLogger("kvik.handover")
-
-# After these there is nothing at the owner that a release could end, or that this side has a right to end.
-NOTHING_TO_RELEASE = frozenset(
-    {
-        "content_mismatch", "content_required",
-        "grant_unknown", "grant_expired", "grant_consumed", "grant_revoked", "stale_generation",
-        "ticket_invalid", "ticket_version", "ticket_foreign",
-        "peer_unreachable", "peer_not_kvik", "peer_restarted", "peer_lost", "version_mismatch",
-        "secret_required", "secret_mismatch", "tls_required", "engine_closed", "engine_forked",
-    }
-)  # fmt: skip
 
 
 @dataclass
@@ -77,57 +74,6 @@ class OpenSend:
         if "live" in states:
             return "live"
         return next((state for state in states if state != "consumed"), "consumed")
-
-
-@dataclass
-class OpenRead:
-    """One of a load's transfers; without `transfer` it could not be started, because of `refused`.
-    `began_at`: when it was started, by the wall clock."""
-
-    group: GroupLoad
-    read: Read
-    transfer: Transfer | None
-    refused: Exception | None = None
-    began_at: float = 0.0
-
-    @property
-    def done(self) -> bool:
-        return self.transfer is None or self.transfer.done
-
-    def error(self) -> Exception | None:
-        """Why it has failed; None while it runs and when it has succeeded."""
-        if self.transfer is None:
-            return self.refused
-        error = self.transfer.error()
-        if error is None and self.transfer.done and self.transfer.report() is None:
-            return RuntimeError("the transfer ended without a report")
-        return error
-
-
-@dataclass
-class OpenLoad:
-    """A load on its way. `cancelled` when its request was aborted meanwhile; `failed` is the read that failed
-    first."""
-
-    load: Load
-    reads: list[OpenRead]
-    cancelled: bool = False
-    failed: OpenRead | None = None
-
-    def poll(self) -> bool:
-        """Whether all transfers have ended. The first failure cancels the others: nothing of it is used."""
-        ended = [one for one in self.reads if one.done]
-        if self.failed is None:
-            self.failed = next((one for one in ended if one.error() is not None), None)
-            if self.failed is not None:
-                self.cancel()
-        return len(ended) == len(self.reads)
-
-    def cancel(self) -> None:
-        """Stop what still runs."""
-        for one in self.reads:
-            if one.transfer is not None:
-                one.transfer.cancel()
 
 
 class WorkerSide:
@@ -245,7 +191,7 @@ class WorkerSide:
         for request_id, issued in self._issuing.collect() if self._issuing is not None else ():
             self._end_stream(request_id, issued)
         for request_id, open_load in list(self._loads.items()):
-            if open_load.poll():
+            if open_load.done:
                 del self._loads[request_id]
                 self._end_load(open_load)
         self._collect_releases()
@@ -412,59 +358,61 @@ class WorkerSide:
 
     def _start(self, load: Load) -> None:
         """Begin reading this rank's part of the missing blocks of one request."""
-        reads = [
-            self._open(load, group, read) for group in load.groups for read in group.reads[self._place.rank]
-        ]
-        self._loads[load.request_id] = OpenLoad(load, reads)
-
-    def _open(self, load: Load, group: GroupLoad, read: Read) -> OpenRead:
-        engine, region = self._ready()
-        if group.remote.first < 0:
-            # The serving engine has kept more of a window's KV blocks than it was taken to keep.
-            why = "prefill has not kept the KV blocks that this server wants in a window"
-            return OpenRead(group, read, None, RuntimeError(why))
-        # Heads are slices of a layout; None, the whole, where heads lie inside the tokens.
-        apart = self._memories[group.group].shape.heads_outermost
-        began_at = time.time()
+        engine, _ = self._ready()
+        shares = [Share(group, read) for group in load.groups for read in group.reads[self._place.rank]]
+        open_load = self._loads[load.request_id] = OpenLoad(load, shares, time.time())
+        reads: list[PartRead] = []
         try:
-            transfer = engine.read(
-                region.pages(
-                    self._layouts[group.group],
-                    np.asarray(group.local.ids, dtype=np.uint32),
-                    layers=read.local_layers,
-                    slices=read.local_heads if apart else None,
-                    parts=group.local.parts,
-                ),
-                self._native.Ticket(group.tickets[read.rank]),
-                range(group.remote.first, group.remote.end),
+            for share in shares:
+                reads.append(self._read(share))
+            open_load.transfer = engine.read_all(
+                reads,
                 deadline=load.deadline or self._config.deadline,
-                confirm=group.to_the_end,
-                remote_layers=read.remote_layers,
-                remote_slices=read.remote_heads if apart else None,
-                remote_parts=group.remote.parts,
-                readers=group.readers[read.rank],
                 after=self._stream(),
                 tag=load.request_id,
-                content=self._wanted(group.own, read.rank),
             )
-        except self._native.KvikError as error:
-            return OpenRead(group, read, None, error)
-        return OpenRead(group, read, transfer, began_at=began_at)
+        except (self._native.KvikError, NotKeptError) as error:
+            at = getattr(error, "read", None)
+            open_load.refused, open_load.at = error, len(reads) if at is None else at
+
+    def _read(self, share: Share) -> PartRead:
+        _, region = self._ready()
+        group, read = share
+        if group.remote.first < 0:
+            raise NotKeptError("prefill has not kept the KV blocks that this server wants in a window")
+        # Heads are slices of a layout; None, the whole, where heads lie inside the tokens.
+        apart = self._memories[group.group].shape.heads_outermost
+        return self._native.Read(
+            region.pages(
+                self._layouts[group.group],
+                np.asarray(group.local.ids, dtype=np.uint32),
+                layers=read.local_layers,
+                slices=read.local_heads if apart else None,
+                parts=group.local.parts,
+            ),
+            self._native.Ticket(group.tickets[read.rank]),
+            range(group.remote.first, group.remote.end),
+            confirm=group.to_the_end,
+            remote_layers=read.remote_layers,
+            remote_slices=read.remote_heads if apart else None,
+            remote_parts=group.remote.parts,
+            readers=group.readers[read.rank],
+            content=self._wanted(group.own, read.rank),
+        )
 
     def _end_load(self, ended: OpenLoad) -> None:
         load = ended.load
         self._received.add(load.request_id)
-        if ended.failed is not None:
-            self._fail(ended, ended.failed)
+        report = None if ended.transfer is None else ended.transfer.report()
+        if report is None:
+            self._fail(ended)
             return
-        reports = []
-        for one in ended.reads:
-            if one.transfer is not None and (report := one.transfer.report()) is not None:
-                reports.append(report)
-                ended_at = one.began_at + report.total_s
-                self._report.write(loaded(load, one.group, self._place.rank, one.read.rank, report, ended_at))
-                if not one.group.to_the_end:
-                    self._release_share(load, one.group, one.read.rank)
+        reports = report.reads
+        for (group, read), one in zip(ended.shares, reports, strict=True):
+            ended_at = ended.began_at + one.total_s
+            self._report.write(loaded(load, group, self._place.rank, read.rank, one, ended_at))
+        for share in ended.to_release():
+            self._release_share(load, share)
         if load.deadline is not None:
             self._end_parts(ended, reports)
             return
@@ -478,7 +426,7 @@ class WorkerSide:
             max(report.total_s for report in reports) * 1e3,
         )  # fmt: skip
 
-    def _end_parts(self, ended: OpenLoad, reports: list[Report]) -> None:
+    def _end_parts(self, ended: OpenLoad, reports: Sequence[Report]) -> None:
         """All parts of a stream are there."""
         load = ended.load
         self.stats.add_stream(reports)
@@ -493,14 +441,14 @@ class WorkerSide:
             0.0 if last is None else last.wire_s * 1e3, 0.0 if last is None else last.total_s * 1e3,
         )  # fmt: skip
 
-    def _fail(self, ended: OpenLoad, cause: OpenRead) -> None:
+    def _fail(self, ended: OpenLoad) -> None:
         """A load has failed: its blocks are invalid; the prefill side is told where that can help."""
-        load, error = ended.load, cause.error()
-        code = "" if error is None else error_code(error)
+        load, (error, at) = ended.load, ended.failure()
+        code, remote_rank = error_code(error), None if at is None else ended.shares[at].read.rank
         self.stats.count("loads_cancelled" if ended.cancelled else f"loads_failed_{code}")
         self._report.write(
             LoadRecord(
-                load.request_id, load.remote_request_id, "failed", code, self._place.rank, cause.read.rank,
+                load.request_id, load.remote_request_id, "failed", code, self._place.rank, remote_rank,
                 load.blocks,
             )
         )  # fmt: skip
@@ -511,16 +459,14 @@ class WorkerSide:
             else:
                 self._invalid_blocks.update(block for group in load.groups for block in group.local_blocks)
             logger.warning(
-                "kvik: request %s: load of prefill's request %s from its rank %d failed (%s): %s",
-                load.request_id, in_log(load.remote_request_id), cause.read.rank, code, error,
+                "kvik: request %s: load of prefill's request %s from its rank %s failed (%s): %s",
+                load.request_id, in_log(load.remote_request_id), remote_rank, code, error,
             )  # fmt: skip
         # Prefill may go on and grant parts of a stream that nobody wants any more; not so where the client
         # has left: prefill has lost it as well.
         patience = None if ended.cancelled else load.deadline
-        for one in ended.reads:
-            failed = one.error()
-            if failed is not None and error_code(failed) not in NOTHING_TO_RELEASE:
-                self._release_share(load, one.group, one.read.rank, patience)
+        for share in ended.to_release():
+            self._release_share(load, share, patience)
 
     def _cancel(self, request_id: str) -> None:
         """Stop the load of an aborted request; it is reported when it has ended."""
@@ -536,8 +482,9 @@ class WorkerSide:
                 content = self._wanted(release.own, rank)
                 self._release(release.request_id, ticket, 1, content, release.deadline)
 
-    def _release_share(self, load: Load, group: GroupLoad, rank: int, deadline: float | None = None) -> None:
+    def _release_share(self, load: Load, share: Share, deadline: float | None = None) -> None:
         """Say that this rank has done with the ticket of a prefill rank, without having used it up."""
+        group, rank = share.group, share.read.rank
         content = self._wanted(group.own, rank)
         self._release(load.request_id, group.tickets[rank], group.readers[rank], content, deadline)
 

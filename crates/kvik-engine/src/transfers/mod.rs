@@ -3,8 +3,10 @@
 //! - [`request`]: what a transfer is to do, and how far it is;
 //! - [`launch`]: where transfers wait, and over what they go;
 //! - [`warming`]: those that only make ready;
-//! - [`outcome`]: how they end, and what is reported of them.
+//! - [`outcome`]: how they end, and what is reported of them;
+//! - [`joint`]: those that end as one.
 
+pub(crate) mod joint;
 mod launch;
 mod outcome;
 pub(crate) mod request;
@@ -18,6 +20,7 @@ use kvik_host::clock::boottime;
 use kvik_proto::{FlowKey, Identity};
 use request::TransferEntry;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -66,13 +69,22 @@ impl Transfers {
         self.base.setup.check_fork()
     }
 
-    /// Takes a transfer in. Its memory is in use from now on.
-    pub fn add(&self, entry: TransferEntry) -> u64 {
+    /// Takes transfers in, and says their numbers before anybody else finds them. Their memory is in use from now on.
+    pub fn add(
+        &self,
+        entries: impl IntoIterator<Item = TransferEntry>,
+        numbered: impl FnOnce(Range<u64>),
+    ) -> Range<u64> {
         let mut table = lock(&self.table);
-        table.last += 1;
-        let id = table.last;
-        table.entries.insert(id, entry);
-        id
+        let first = table.last + 1;
+        for entry in entries {
+            table.last += 1;
+            let id = table.last;
+            table.entries.insert(id, entry);
+        }
+        let ids = first..table.last + 1;
+        numbered(ids.clone());
+        ids
     }
 
     /// Those that have not ended.

@@ -5,7 +5,7 @@
 //! is seen that it has not, so that it cannot begin afterwards.
 
 use super::Transfers;
-use super::request::{TransferEntry, TransferRequest};
+use super::request::{Listener, TransferEntry, TransferRequest};
 use crate::config::Preference;
 use crate::events::Event;
 use crate::report::Report;
@@ -15,6 +15,7 @@ use kvik_core::{Code, Error, Result};
 use kvik_host::clock::boottime;
 use kvik_proto::{Check, Finished, Path};
 use kvik_transport::TransportId;
+use std::ops::Range;
 use std::time::Duration;
 
 impl Transfers {
@@ -37,18 +38,20 @@ impl Transfers {
         }
     }
 
-    /// Ends a transfer, begun or not.
-    pub fn cancel(&self, id: u64, error: Error) {
+    /// Ends transfers, begun or not.
+    pub fn cancel(&self, ids: Range<u64>, error: &Error) {
         self.base.node(|node, _| {
             let mut table = lock(&self.table);
-            let Some(entry) = table.entries.get_mut(&id) else { return };
-            // Should the node end it in a way after which it would go over another transport, it does not.
-            entry.stopped.get_or_insert_with(|| error.clone());
-            if let Some(key) = entry.key {
-                node.cancel(key, error.clone());
+            for id in ids.clone() {
+                let Some(entry) = table.entries.get_mut(&id) else { continue };
+                // Should the node end it in a way after which it would go over another transport, it does not.
+                entry.stopped.get_or_insert_with(|| error.clone());
+                if let Some(key) = entry.key {
+                    node.cancel(key, error.clone());
+                }
             }
         });
-        self.give_up(id, error);
+        ids.for_each(|id| self.give_up(id, error.clone()));
     }
 
     /// Ends a transfer that nothing works on any more: the threads of a closed engine have gone.
@@ -130,10 +133,17 @@ impl Transfers {
             }
         }
         self.base.observers.transfer_ended(&entry, bytes, &outcome);
-        let end = entry.end.clone();
+        let (listener, owner) = (entry.listener.clone(), entry.request.ticket.engine);
         // The memory that the record holds is let go of before anybody hears of the end.
         drop(entry);
-        end.set(outcome);
+        match listener {
+            Listener::Caller(end) => end.set(outcome),
+            Listener::Joint(joint) => {
+                if let Some(error) = joint.ended(id, owner, outcome) {
+                    self.cancel(joint.ids(), &error);
+                }
+            }
+        }
         self.base.progress.note();
     }
 

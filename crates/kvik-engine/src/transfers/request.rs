@@ -7,6 +7,7 @@ use crate::planner::chunk_bytes;
 use crate::report::Report;
 use crate::select::Rejected;
 use crate::tag::Tag;
+use crate::transfers::joint::Joint;
 use crate::warm_up::WarmUpState;
 use kvik_core::{Class, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_host::FenceSlot;
@@ -100,9 +101,17 @@ impl TransferRequest {
     }
 }
 
+/// Who hears of a transfer's end.
+#[derive(Clone)]
+pub(crate) enum Listener {
+    Caller(Arc<End<Report>>),
+    /// It is one of several that end as one.
+    Joint(Arc<Joint>),
+}
+
 /// A transfer that this side began.
 pub(crate) struct TransferEntry {
-    pub end: Arc<End<Report>>,
+    pub listener: Listener,
     pub request: TransferRequest,
     /// It waits for a stream of a device: nothing of it begins.
     pub after_stream: bool,

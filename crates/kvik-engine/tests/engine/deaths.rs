@@ -2,10 +2,10 @@
 
 use crate::common::*;
 use crate::local::foreign;
-use kvik_core::{Code, Ticket};
-use kvik_engine::{Preference, Region, Transfer, TransferOptions};
+use kvik_core::{Code, GrantId, Layout, Ticket};
+use kvik_engine::{Engine, PageSet, Preference, Read, Region, Transfer, TransferOptions};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -181,6 +181,69 @@ fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
     some(&few).wait(Some(PATIENCE)).unwrap();
     assert!(bytes(&here) == seen, "memory of an ended transfer was written");
     assert!(seen.contains(&0xEE), "the transfer was through before the peer was stopped: nothing was shown");
+}
+
+/// Of several reads that end as one: what one peer still sends when another one has gone is thrown away.
+#[test]
+fn after_the_first_failure_of_several_nothing_more_is_written() {
+    let child = Child::start("tcp");
+    let reader = engine(Preference::Tcp);
+    let (here, few) = (reader.allocate(u64::from(PAGES) * PAGE).unwrap(), region(&reader, 4, 1));
+    // A fast machine may be through with all pages before the other peer has gone; then it begins again.
+    for _ in 0..10 {
+        blank(&here, 0xEE);
+        let goes = engine(Preference::Tcp);
+        let wanted = vec![one_of(all(&here), child.readable()), one_of(all(&few), &to_come(&goes))];
+        let reads = reader.read_all(wanted, Some(PATIENCE)).unwrap();
+        wait_until("both sessions", || reader.stats().contains(&("sessions_open", 2)));
+        wait_until("the first page", || byte(&here, PAGE) != 0xEE);
+        goes.close(Duration::from_secs(5)).unwrap();
+        let error = reads.wait(Some(PATIENCE)).unwrap_err();
+        let (seen, mut outcomes) = (bytes(&here), reads.outcomes().expect("all have ended"));
+        assert_eq!((error.code, error.subject().read), (Code::PeerLost, Some(1)), "{error}");
+        let four = Some([0, 1, 2, 3].as_slice().into());
+        let after = reader.read(&pages(&few, &[0, 1, 2, 3]), child.readable(), four, within(PATIENCE));
+        after.unwrap().wait(Some(PATIENCE)).unwrap();
+        assert!(bytes(&here) == seen, "memory of an ended read was written");
+        if let Err(error) = outcomes.remove(0) {
+            assert_eq!(error.code, Code::Cancelled, "{error}");
+            assert!(seen.contains(&0xEE), "all of it has come, and it was cancelled");
+            return;
+        }
+    }
+    panic!("the read was never in flight when the other one failed");
+}
+
+fn one_of(local: PageSet, ticket: &Ticket) -> Read {
+    Read { local, ticket: ticket.clone(), positions: None, options: TransferOptions::default() }
+}
+
+/// A ticket of a grant of four pages that is not given.
+fn to_come(owner: &Engine) -> Ticket {
+    let layout = Layout::contiguous(4, PAGE).unwrap();
+    owner.ticket_template(&layout).unwrap().with_grant(GrantId::random().unwrap(), PATIENCE)
+}
+
+#[test]
+fn a_killed_peer_ends_the_reads_from_others_in_time() {
+    for role in ["tcp", "auto"] {
+        let child = Child::start(role);
+        let transport = if role == "tcp" { Preference::Tcp } else { Preference::Auto };
+        let (reader, lives) = (engine(transport), engine(transport));
+        let (here, few) = (region(&reader, 4, 1), region(&reader, 4, 2));
+        let dies = child.readable().with_grant(GrantId::random().unwrap(), PATIENCE);
+        let wanted = vec![one_of(all(&few), &to_come(&lives)), one_of(all(&here), &dies)];
+        let reads = reader.read_all(wanted, Some(PATIENCE)).unwrap();
+        wait_until("both sessions", || reader.stats().contains(&("sessions_open", 2)));
+        child.signal(Signal::KILL);
+        let killed = Instant::now();
+        let error = reads.wait(Some(PATIENCE)).unwrap_err();
+        assert!(killed.elapsed() < Duration::from_millis(2500), "{:?}", killed.elapsed());
+        let subject = error.subject();
+        assert_eq!((error.code, subject.read), (Code::PeerLost, Some(1)), "{error}");
+        assert_eq!(subject.peer, Some(child.readable().engine));
+        assert_eq!(code(reads.outcomes().unwrap().remove(0)), Code::Cancelled);
+    }
 }
 
 #[test]

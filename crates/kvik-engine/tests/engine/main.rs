@@ -11,6 +11,7 @@ mod events;
 mod grants;
 mod handover;
 mod inboxes;
+mod joint;
 mod local;
 mod meeting;
 mod peers;
