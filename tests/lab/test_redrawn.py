@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab.articles import s0, s1, s2, s3, s4
-from kvik.lab.articles.audited import audit_article
-from kvik.lab.articles.command import articles_command
-from kvik.lab.articles.coverage import items
-from kvik.lab.articles.pieces import Source
-from kvik.lab.articles.printed import NAMES, number, read_article
-from kvik.lab.articles.redraw import redraw
-from kvik.lab.errors import LabError
-from kvik.lab.report.cells import Missing, State
-from kvik.lab.report.codec import from_json, to_json
-from kvik.lab.report.html import to_html
-from kvik.lab.report.markdown import to_markdown
-from kvik.lab.report.model import Report, Table
-from kvik.lab.report.tabulate import as_table
+from kvik_lab.articles import s0, s1, s2, s3, s4
+from kvik_lab.articles.audited import audit_article
+from kvik_lab.articles.command import articles_command
+from kvik_lab.articles.coverage import items
+from kvik_lab.articles.pieces import Source
+from kvik_lab.articles.printed import NAMES, number, read_article
+from kvik_lab.articles.redraw import redraw
+from kvik_lab.errors import LabError
+from kvik_lab.report.cells import Missing, State
+from kvik_lab.report.codec import from_json, to_json
+from kvik_lab.report.html import to_html
+from kvik_lab.report.markdown import to_markdown
+from kvik_lab.report.model import Report, Table
+from kvik_lab.report.tabulate import as_table
 
 MIB = 2**20
 
