@@ -8,9 +8,6 @@ from kvik.cli import Entry, LazyGroup
 
 SUBCOMMANDS: dict[str, Entry] = {
     "advise": Entry("kvik_lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
-    "articles": Entry(
-        "kvik_lab.articles.command", "articles_command", "Redraw five published articles beside their audit."
-    ),
     "audit": Entry(
         "kvik_lab.audit.command", "audit", "Recompute published tables and the claims beside them."
     ),

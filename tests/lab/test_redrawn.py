@@ -9,13 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvik_lab.articles import s0, s1, s2, s3, s4
-from kvik_lab.articles.audited import audit_article
-from kvik_lab.articles.command import articles_command
-from kvik_lab.articles.coverage import items
-from kvik_lab.articles.pieces import Source
-from kvik_lab.articles.printed import NAMES, number, read_article
-from kvik_lab.articles.redraw import redraw
 from kvik_lab.errors import LabError
 from kvik_lab.report.cells import Missing, State
 from kvik_lab.report.codec import from_json, to_json
@@ -23,6 +16,13 @@ from kvik_lab.report.html import to_html
 from kvik_lab.report.markdown import to_markdown
 from kvik_lab.report.model import Report, Table
 from kvik_lab.report.tabulate import as_table
+from tests.lab.redrawn import s0, s1, s2, s3, s4
+from tests.lab.redrawn.__main__ import articles_command
+from tests.lab.redrawn.audited import audit_article
+from tests.lab.redrawn.coverage import items
+from tests.lab.redrawn.pieces import Source
+from tests.lab.redrawn.printed import NAMES, number, read_article
+from tests.lab.redrawn.redraw import redraw
 
 MIB = 2**20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,6 +13,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.report.cells import Estimate, Missing, State
 from kvik_lab.report.model import Table
 
+PRINTED = Path(__file__).parent / "printed"
 NAMES = ("S0", "S1", "S2", "S3", "S4")
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _TIME = re.compile(r"([-+]?)(?:(\d+)m)?(\d+(?:\.\d+)?)s")
@@ -62,7 +63,7 @@ def read_article(name: str) -> Article:
     """The facts of an article. Raises LabError for a name that is none of NAMES."""
     if name not in NAMES:
         raise LabError(f"there is no article {name!r}; there are {', '.join(NAMES)}")
-    text = files("kvik_lab.articles").joinpath("printed", f"{name}.yaml").read_text(encoding="utf-8")
+    text = (PRINTED / f"{name}.yaml").read_text(encoding="utf-8")
     data: Any = yaml.safe_load(text)
     tables = tuple(
         Printed(

@@ -1,4 +1,4 @@
-"""`kvik lab articles`."""
+"""`python -m tests.lab.redrawn`: writes the reports."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kvik_lab.articles.coverage import items
-from kvik_lab.articles.printed import NAMES
-from kvik_lab.articles.redraw import redraw
 from kvik_lab.errors import LabError
 from kvik_lab.report.codec import to_json
 from kvik_lab.report.html import to_html
 from kvik_lab.report.markdown import to_markdown
+from tests.lab.redrawn.coverage import items
+from tests.lab.redrawn.printed import NAMES
+from tests.lab.redrawn.redraw import redraw
 
 
-@click.command("articles")
+@click.command("python -m tests.lab.redrawn")
 @click.argument("names", metavar="[S0 S1 ...]", nargs=-1, type=click.Choice(NAMES))
 @click.option(
     "--out",
@@ -74,3 +74,7 @@ def _show(written: dict[str, list[str]]) -> None:
             by = ", ".join(item.by) or "not redrawn"
             table.add_row(name, str(item.number), item.what, by, item.why)
     Console(markup=False, highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    articles_command()

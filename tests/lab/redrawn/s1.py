@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvik_lab.articles.pieces import Source, curve, limits, numbers, open_claim, settled, with_interval
-from kvik_lab.articles.printed import number
 from kvik_lab.physics.data import Samples
 from kvik_lab.physics.fit import Fit, fit
 from kvik_lab.physics.knee import Knee, find_knee
@@ -15,6 +13,8 @@ from kvik_lab.physics.models import MODELS
 from kvik_lab.report.cells import Estimate
 from kvik_lab.report.figures import Bars, Curve, Line, Lines, Mark, Part, Roofline, Stack, Stretch, Waterfall
 from kvik_lab.report.model import Cell, Claim, Report, Section, Table, Verdict
+from tests.lab.redrawn.pieces import Source, curve, limits, numbers, open_claim, settled, with_interval
+from tests.lab.redrawn.printed import number
 
 PLACES = {"hosts": "across hosts", "rings": "within a host"}
 COUNTS = (20, 200, 2000)

@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 
-from kvik_lab.articles.pieces import Source, cell, curve, grid, limits, numbers, open_claim, points, settled
-from kvik_lab.articles.printed import Printed, gap, number
 from kvik_lab.physics.data import Samples
 from kvik_lab.physics.fit import Fit, fit
 from kvik_lab.physics.models import MODELS
@@ -15,6 +13,8 @@ from kvik_lab.physics.units import Rate
 from kvik_lab.report.cells import Estimate, Missing, State
 from kvik_lab.report.figures import Bars, Curve, HeatCell, HeatMap, Line, Mark, Roofline
 from kvik_lab.report.model import Cell, Claim, Report, Section, Table
+from tests.lab.redrawn.pieces import Source, cell, curve, grid, limits, numbers, open_claim, points, settled
+from tests.lab.redrawn.printed import Printed, gap, number
 
 NICS = {"b300": (16, 400), "b200": (8, 400), "p5en": (16, 200), "p5": (32, 100)}
 QUEUE = 256

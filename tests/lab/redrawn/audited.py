@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from kvik_lab.articles.printed import Article
 from kvik_lab.audit import Check, audit_text
 from kvik_lab.report.model import Table
+from tests.lab.redrawn.printed import Article
 
 
 @dataclass(frozen=True)

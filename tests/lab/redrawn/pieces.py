@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvik_lab.articles.audited import Audited, audit_article
-from kvik_lab.articles.printed import Article, Printed, gap, number, read_article
 from kvik_lab.physics.data import Floats
 from kvik_lab.report.cells import Estimate, Missing, State
 from kvik_lab.report.figures import Curve, Figure, HeatCell, HeatMap, Point
 from kvik_lab.report.model import Claim, Interval, NoInterval, Section, Table, Verdict
+from tests.lab.redrawn.audited import Audited, audit_article
+from tests.lab.redrawn.printed import Article, Printed, gap, number, read_article
 
 ONE_TIMING = "one number a cell, and nothing about its error, is printed"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvik_lab.articles.pieces import Source, curve, limits, numbers, open_claim, points, with_interval
-from kvik_lab.articles.printed import number
 from kvik_lab.physics.data import Floats, Samples
 from kvik_lab.physics.fit import Fit, fit
 from kvik_lab.physics.kv import ModelKv
@@ -13,6 +11,8 @@ from kvik_lab.physics.models import MODELS
 from kvik_lab.report.cells import Estimate, Missing, State
 from kvik_lab.report.figures import Bars, Curve, Line, Lines
 from kvik_lab.report.model import Cell, Claim, Report, Section, Table, Verdict
+from tests.lab.redrawn.pieces import Source, curve, limits, numbers, open_claim, points, with_interval
+from tests.lab.redrawn.printed import number
 
 TOKENS = 8192
 SHAPES = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import yaml
 
 from kvik_lab.errors import LabError
 from kvik_lab.report.model import Report, Section, Table
+from tests.lab.redrawn.printed import PRINTED
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Item:
 
 def items(name: str) -> tuple[Item, ...]:
     """The entries of an article."""
-    text = files("kvik_lab.articles").joinpath("printed", "checklist.yaml").read_text(encoding="utf-8")
+    text = (PRINTED / "checklist.yaml").read_text(encoding="utf-8")
     data: Any = yaml.safe_load(text)
     return tuple(Item(one["number"], one["what"], tuple(one["by"]), one["why"]) for one in data[name])
 

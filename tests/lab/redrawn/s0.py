@@ -7,9 +7,6 @@ import re
 
 import numpy as np
 
-from kvik_lab.articles import s0_plan
-from kvik_lab.articles.pieces import Source, curve, limits, numbers, open_claim, points, settled
-from kvik_lab.articles.printed import estimate
 from kvik_lab.physics.bandwidth import implied_bandwidth
 from kvik_lab.physics.crossover import Bracket, Crossover, crossover
 from kvik_lab.physics.data import Summary
@@ -32,6 +29,9 @@ from kvik_lab.report.figures import (
     Waterfall,
 )
 from kvik_lab.report.model import Cell, Claim, Report, Section, Table
+from tests.lab.redrawn import s0_plan
+from tests.lab.redrawn.pieces import Source, curve, limits, numbers, open_claim, points, settled
+from tests.lab.redrawn.printed import estimate
 
 MIB = 2.0**20
 LINE = Rate.of_bits(40e9)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from importlib.resources import as_file, files
 
-from kvik_lab.articles.pieces import Source, numbers
 from kvik_lab.design.from_study import Options, plan_study
 from kvik_lab.design.plan import Plan
 from kvik_lab.report.cells import Estimate
 from kvik_lab.report.figures import Bars, Line
 from kvik_lab.report.model import Cell, Section, Table
 from kvik_lab.study import Study, expand_layers, load_study
+from tests.lab.redrawn.pieces import Source, numbers
 
 
 def section(source: Source) -> Section:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvik_lab.articles.pieces import Source, curve, grid, limits, numbers, open_claim, settled
-from kvik_lab.articles.printed import number
 from kvik_lab.report.cells import Estimate, Missing, State
 from kvik_lab.report.figures import Bars, HeatCell, HeatMap, Line, Lines
 from kvik_lab.report.model import Cell, Claim, Report, Section, Table
+from tests.lab.redrawn.pieces import Source, curve, grid, limits, numbers, open_claim, settled
+from tests.lab.redrawn.printed import number
 
 MODELS = {"Llama-3.2-1B": 1.24, "Llama-3.2-3B": 3.21, "Llama-2-7b": 6.74, "Llama-3-8B": 8.03}
 GROUPS = ("others", "all")

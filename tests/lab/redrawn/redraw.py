@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-from kvik_lab.articles.coverage import section
-from kvik_lab.articles.printed import NAMES
 from kvik_lab.errors import LabError
 from kvik_lab.report.model import Report
+from tests.lab.redrawn.coverage import section
+from tests.lab.redrawn.printed import NAMES
 
 
 def redraw(name: str) -> Report:
@@ -17,5 +17,5 @@ def redraw(name: str) -> Report:
     """
     if name not in NAMES:
         raise LabError(f"there is no article {name!r}; there are {', '.join(NAMES)}")
-    report = importlib.import_module(f"kvik_lab.articles.{name.lower()}").redraw()
+    report = importlib.import_module(f"tests.lab.redrawn.{name.lower()}").redraw()
     return Report(report.title, (*report.sections, section(name, report)))
