@@ -18,7 +18,7 @@ from kvik_lab.design.ladder import MainEffect, Step, main_effects, model_steps
 from kvik_lab.design.model import FloatArray, IntArray, Model, build_model, keep_columns, model_matrix
 from kvik_lab.design.optimal import Search, find_optimum, relative_d_efficiency
 from kvik_lab.design.pairs import PairReport, duplicates, matched_pairs
-from kvik_lab.design.power import Power, contrast_power, parse_contrast
+from kvik_lab.design.power import Power, contrast_powers, parse_contrast
 from kvik_lab.design.schedule import Anchor, Order, Schedule, make_schedule
 from kvik_lab.errors import LabError
 
@@ -332,13 +332,12 @@ def _with_starts(
     bare = assess(full, model.names, groups, ratio)
     own = told.coefficients[: len(model.names)]
     told = replace(bare, rank=sum(c.se is not None for c in own), aliases=told.aliases, coefficients=own)
-    powers = []
-    for text in (*setup.contrasts, *_default_contrasts(model)):
-        contrast = parse_contrast(text, model)
-        powers.append(
-            contrast_power(contrast, full, groups, ratio, setup.delta, setup.wanted_power, nuisance=nuisance)
-        )
-    return told, tuple(powers)
+    texts = dict.fromkeys((*setup.contrasts, *_default_contrasts(model)))
+    contrasts = {parse_contrast(text, model).text: parse_contrast(text, model) for text in texts}
+    powers = contrast_powers(
+        list(contrasts.values()), full, groups, ratio, setup.delta, setup.wanted_power, nuisance=nuisance
+    )
+    return told, powers
 
 
 def _with_earlier(schedule: Schedule, chosen: Chosen, space: Space) -> Schedule:

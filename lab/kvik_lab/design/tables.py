@@ -77,11 +77,12 @@ def print_pilot(pilot: Pilot, console: Console) -> None:
     )
     console.print(table)
     table = _table(
-        f"for +-{_percent(pilot.wanted)} at {pilot.confidence:.0%}",
+        f"for +-{_percent(pilot.wanted)}, {pilot.comparisons} intervals together at {pilot.confidence:.0%}",
         "",
         "iterations",
         "starts",
         "half-width",
+        "seen at 80%",
         "hours",
     )
     for name, one, arms in (
@@ -90,7 +91,8 @@ def print_pilot(pilot: Pilot, console: Console) -> None:
         ("two arms, cautious, each", pilot.cautious, 2),
     ):
         hours = f"{one.seconds * arms / 3600:.2f}"
-        _row(table, name, str(one.iterations), str(one.starts), _percent(one.halfwidth), hours)
+        seen = "-" if one.seen is None else _percent(one.seen)
+        _row(table, name, str(one.iterations), str(one.starts), _percent(one.halfwidth), seen, hours)
     console.print(table)
     c2 = pilot.cost_restart + pilot.warmup * pilot.cost_iteration
     r = pilot.difference.iterations
@@ -221,7 +223,7 @@ def _print_pairs(plan: Plan, console: Console) -> None:
 
 def _print_power(plan: Plan, console: Console) -> None:
     delta, wanted = plan.setup.delta, plan.setup.wanted_power
-    title = f"power for a difference of {_size(plan, delta)}, two-sided at 5 %"
+    title = f"power for a difference of {_size(plan, delta)}, all {len(plan.powers)} intervals together at 95 %"
     table = _table(
         title, "contrast", "SE", "df", "judged against", "power", f"seen at {wanted:.0%}", "known to"
     )
@@ -239,7 +241,7 @@ def _print_power(plan: Plan, console: Console) -> None:
         _row(table, one.contrast, _number(one.se), str(one.df), one.stratum, shown, seen, f"+-{known}")
     console.print(table)
     console.print(
-        "power = P(|t| > t_crit), noncentral t with difference / SE and these df; known to: t_crit x SE",
+        "power: of simulated experiments, judged by the analysis that a report uses; known to: median half-width",
         highlight=False,
     )
 

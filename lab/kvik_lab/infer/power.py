@@ -19,8 +19,8 @@ from kvik_lab.infer.judge import Judged, Layout, Plan, judge
 DRAWS = 4000
 SEED = 20_261_125
 MOST_STARTS = 500
-FEWEST_STARTS = 3
-"""Starts an arm that anything is planned with: of two, how starts differ is hardly known."""
+FEWEST_STARTS = 4
+"""Starts an arm that anything is planned with: of fewer, how starts differ is hardly known, and none can be odd."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,24 @@ def starts_for_width(
 
     what = f"a half-width of {100 * half_width:g} % where starts vary by {100 * spread:.3g} %"
     return fewest(tried, lambda found: found.half_width <= half_width, what)
+
+
+def effect_seen(
+    spread: float,
+    starts: int,
+    *,
+    wanted: float = 0.8,
+    plan: Plan = Plan.GROUPED,
+    comparisons: int = 1,
+    alpha: float = 0.05,
+) -> float:
+    """The effect, as a share, that so many starts an arm decide with the power wanted; found by halving."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        found = promise(middle, spread, starts, plan=plan, comparisons=comparisons, alpha=alpha, draws=2000)
+        low, high = (middle, high) if found.power < wanted else (low, middle)
+    return high
 
 
 def fewest(tried: Callable[[int], Promise], good: Callable[[Promise], bool], what: str) -> Promise:

@@ -7,20 +7,23 @@ the mixture, and holds only for its weights; the states and the weights say more
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
 from kvik_lab.infer.arrays import Floats, Interval
-from kvik_lab.infer.changes import SHORTEST
-from kvik_lab.infer.steady import Start, Steady
+from kvik_lab.infer.pooled import Ints
+from kvik_lab.infer.steady import Steady
 
-GAP = 0.05
-"""Share by which two neighbouring levels differ at least, to be two states."""
-SPREAD = 4.0
-"""And how many standard deviations of a level within a state."""
+GAP = math.log1p(0.05)
+"""How much two states differ at least, of logs."""
+APART = 4.0
+"""And how many standard deviations of the values within them. The halves of normal values are 2.6 apart, those of
+uniform ones 3.5."""
+RAREST = 0.05
+"""Share of all iterations that a state has at least."""
+MOST = 4
 
 
 @dataclass(frozen=True)
@@ -36,59 +39,56 @@ class State:
 
 
 def states(found: Steady, alpha: float = 0.05) -> tuple[State, ...]:
-    """The states of a configuration, the most frequent first; empty where it keeps one level.
+    """The states of a configuration after its warm-up, the most frequent first; empty where it keeps one level.
 
-    They are the groups of the levels of all confirmed segments, divided where neighbours differ by GAP and more
-    than chance, if any start changes from one to another of them.
+    There are none unless a change of level is confirmed in some start. Then the values of all starts are divided
+    where that leaves least variation within (Otsu 1979, IEEE Trans. SMC 9), as long as the parts are apart.
     """
-    segments = [_segments(start, found) for start in found.starts]
-    levels = np.array([math.log(v) for rows in segments for v, _ in rows])
-    if len(levels) == len(segments):
+    parts = found.steady or tuple(start.values for start in found.starts)
+    cut = len(found.starts[0].values) - len(parts[0])
+    if not any(c.latest > cut for start in found.starts for c in start.segmentation.changes):
         return ()
-    names = _divide(levels, _noise(found.starts))
-    groups = iter(names)
-    of_start = [[(next(groups), value, n) for value, n in rows] for rows in segments]
-    if all(len({g for g, *_ in rows}) == 1 for rows in of_start):
+    logs = [np.log(part) for part in parts]
+    bounds = _bounds(np.sort(np.concatenate(logs)))
+    if not bounds:
         return ()
-    out = [_state(g, of_start, alpha) for g in range(names.max() + 1)]
-    return tuple(sorted(out, key=lambda s: -s.share.estimate))
+    of = [np.searchsorted(bounds, row) for row in logs]
+    out = [_state(k, parts, of, alpha) for k in range(len(bounds) + 1)]
+    return tuple(sorted(out, key=lambda state: -state.share.estimate))
 
 
-def _segments(start: Start, found: Steady) -> list[tuple[float, int]]:
-    """Mean and length of each segment after the common warm-up."""
-    cut = 0 if found.settling is None else found.settling.steady_from or 0
-    out = []
-    for segment in start.segmentation.segments:
-        first, last = max(cut, segment.start), segment.start + segment.length
-        if last > first:
-            out.append((float(start.values[first:last].mean()), last - first))
-    return out or [(float(start.values.mean()), len(start.values))]
+def _bounds(ordered: Floats) -> list[float]:
+    """Where sorted values are divided into states, from the best division on."""
+    pieces = [ordered]
+    while len(pieces) < MOST:
+        cuts = [_divide(piece, len(ordered)) for piece in pieces]
+        at = next((k for k, cut in enumerate(cuts) if cut), None)
+        if at is None:
+            break
+        pieces[at : at + 1] = [pieces[at][: cuts[at]], pieces[at][cuts[at] :]]
+    return [0.5 * float(a[-1] + b[0]) for a, b in zip(pieces, pieces[1:], strict=False)]
 
 
-def _noise(starts: Sequence[Start]) -> float:
-    """How much levels of one state differ by chance, of logs: by the noise of a shortest segment."""
-    scale = [s.segmentation.scale / float(np.median(s.values)) for s in starts]
-    return float(np.median(scale)) / math.sqrt(SHORTEST / 2)
+def _divide(ordered: Floats, of: int) -> int:
+    """The place that divides sorted values into two states; 0 where they are one."""
+    n, least = len(ordered), max(3, math.ceil(RAREST * of))
+    if n < 2 * least:
+        return 0
+    count = np.arange(1, n)
+    sums, squares = np.cumsum(ordered), np.cumsum(ordered**2)
+    low, high = sums[:-1] / count, (sums[-1] - sums[:-1]) / (n - count)
+    within = squares[-1] - count * low**2 - (n - count) * high**2
+    within[: least - 1], within[n - least :] = np.inf, np.inf
+    at = int(np.argmin(within))
+    gap = high[at] - low[at]
+    return at + 1 if gap >= max(GAP, APART * math.sqrt(max(0.0, within[at]) / n)) else 0
 
 
-def _divide(levels: Floats, noise: float) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    order = np.argsort(levels)
-    jumps = np.diff(levels[order]) > max(math.log1p(GAP), SPREAD * noise)
-    names = np.empty(len(levels), dtype=np.intp)
-    names[order] = np.concatenate([[0], np.cumsum(jumps)])
-    return names
-
-
-def _state(group: int, of_start: list[list[tuple[int, float, int]]], alpha: float) -> State:
-    levels, shares = [], []
-    for rows in of_start:
-        inside = [(value, n) for g, value, n in rows if g == group]
-        shares.append(sum(n for _, n in inside) / sum(n for *_, n in rows))
-        if inside:
-            levels.append(float(np.average([v for v, _ in inside], weights=[n for _, n in inside])))
-    share = _over(np.array(shares), alpha)
+def _state(k: int, parts: tuple[Floats, ...], of: list[Ints], alpha: float) -> State:
+    levels = np.array([part[which == k].mean() for part, which in zip(parts, of, strict=True) if (which == k).any()])
+    share = _over(np.array([(which == k).mean() for which in of]), alpha)
     bounded = Interval(share.estimate, max(0.0, share.low), min(1.0, share.high), share.level, share.method)
-    return State(_over(np.array(levels), alpha), bounded, len(levels))
+    return State(_over(levels, alpha), bounded, len(levels))
 
 
 def _over(values: Floats, alpha: float) -> Interval:

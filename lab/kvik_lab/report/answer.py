@@ -31,9 +31,9 @@ def answer(
     claims += crossovers(data, by_size)
     arms = [arm for arm in data.arms if arm != base]
     others = " or ".join(arms) if len(arms) <= MOST_ARMS else f"any of {len(arms)} others"
-    better = "less" if rules.smaller_is_better else "more"
     at = f", by {', '.join(data.others)}" if data.others else ""
-    question = rules.question or f"Which gives {better} {rules.unit}: {base}, or {others}{at}?"
+    what = "takes less time" if rules.unit in SECONDS else f"gives {'less' if rules.smaller_is_better else 'more'}"
+    question = rules.question or f"Which {what}, {base} or {others}{at}?"
     return Answer(
         question,
         sentence(data, base, compared, claims, rules),
@@ -41,6 +41,8 @@ def answer(
         change(compared, rules),
         tuple(claims),
         _facts(data, rules),
+        *(("more time", "less time") if rules.unit in SECONDS else ("higher", "lower")),
+        base,
     )
 
 
@@ -146,9 +148,9 @@ def sentence(
     ]
     if len(arms) > MOST_ARMS:
         told.append(f"{len(arms) - MOST_ARMS} more arms are below.")
-    crossing = [c.sentence for c in claims if c.where == "crossover" and c.verdict is Verdict.SUPPORTED]
-    if len(crossing) == 1 and not isinstance(claims[-1].estimate, Missing):
-        told += crossing
+    crossing = [c.estimate for c in claims if c.where == "crossover" and c.verdict is Verdict.SUPPORTED]
+    if len(arms) == 1 and len(crossing) == 1 and not isinstance(crossing[0], Missing):
+        told.append(f"They cross near {show(float(f'{crossing[0]:.3g}'))} {data.size}.")
     return " ".join(told)
 
 
@@ -160,8 +162,10 @@ def _of_arm(data: Data, base: str, arm: str, compared: list[Compared], rules: Ru
     for kind, group in groupby(sorted(compared, key=_order), _order):
         some = list(group)
         places = "everywhere" if len(some) == len(compared) else _places(data, some)
-        parts.append(_kind(kind, some, places, rules))
-    return f"{arm} against {base}: {'; '.join(parts)}."
+        parts.append(_kind(kind, some, "" if parts else f" than {base}", places, rules))
+    verb = "takes" if rules.unit in SECONDS else "is"
+    begin = f"{arm} {verb}" if min(map(_order, compared)) < 2 else f"{arm} against {base}:"
+    return f"{begin} {'; '.join(parts)}."
 
 
 def _order(one: Compared) -> int:
@@ -174,7 +178,7 @@ def _order(one: Compared) -> int:
     return 2 if end in (Conclusion.EQUIVALENT, Conclusion.BOTH) else 3
 
 
-def _kind(kind: int, some: list[Compared], places: str, rules: Rules) -> str:
+def _kind(kind: int, some: list[Compared], than: str, places: str, rules: Rules) -> str:
     if kind > 1:
         margin = 100 * (rules.margin or 0.0)
         word = {2: f"equal within {margin:g} %", 3: "not decided", 4: "not comparable"}[kind]
@@ -183,8 +187,8 @@ def _kind(kind: int, some: list[Compared], places: str, rules: Rules) -> str:
     least, most = _percent(sizes[0]), _percent(sizes[-1])
     span = least if least == most else f"{least.removesuffix(' %')} to {most}"
     if rules.unit in SECONDS:
-        return f"{span} {'less' if kind else 'more'} time {places}"
-    return f"{span} {'lower' if kind else 'higher'} {places}"
+        return f"{span} {'less' if kind else 'more'} time{than} {places}"
+    return f"{span} {'lower' if kind else 'higher'}{than} {places}"
 
 
 def _places(data: Data, some: list[Compared], most: int = 4) -> str:
@@ -213,7 +217,9 @@ def sure(compared: tuple[Compared, ...], rules: Rules) -> str:
     left = len({name for f in found for name in f.odd})
     odd = f" {left} odd starts are left out, by a rule stated before." if left > 1 else ""
     odd = " One odd start is left out, by a rule stated before." if left == 1 else odd
-    return f"{what}. It rests on {count} {unit}, and on no model of how iterations depend on each other.{odd}"
+    return (
+        f"{what}. Each rests on {count} {unit}, and on no model of how iterations depend on each other.{odd}"
+    )
 
 
 def change(compared: tuple[Compared, ...], rules: Rules) -> str:
@@ -258,4 +264,4 @@ def _facts(data: Data, rules: Rules) -> tuple[tuple[str, str], ...]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:.1f} %" if share >= 0.01 else f"{100 * share:.2g} %"

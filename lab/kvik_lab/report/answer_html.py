@@ -27,9 +27,9 @@ def answer_html(answer: Answer) -> str:
     """The answer as the page's first section."""
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in answer.facts)
     scale = _scale(answer.claims)
-    rows = [_row(claim, scale) for claim in answer.claims]
-    first = _strip(rows[:ON_FIRST], scale)
-    rest = f"<details class='more'><summary>{len(rows) - ON_FIRST} more</summary>{_strip(rows[ON_FIRST:], scale)}</details>"
+    rows = [_row(claim, scale, answer) for claim in answer.claims]
+    first = _strip(rows[:ON_FIRST], scale, answer.beside)
+    rest = f"<details class='more'><summary>{len(rows) - ON_FIRST} more</summary>{_strip(rows[ON_FIRST:], scale, answer.beside)}</details>"
     return (
         f'<section class="answer" id="answer"><p class="question">{escape(answer.question)}</p>'
         f'<p class="sentence">{escape(answer.sentence)}</p>{first}{rest if len(rows) > ON_FIRST else ""}'
@@ -39,13 +39,14 @@ def answer_html(answer: Answer) -> str:
     )
 
 
-def _strip(rows: list[str], scale: tuple[float, float]) -> str:
+def _strip(rows: list[str], scale: tuple[float, float], beside: str) -> str:
     if not rows:
         return ""
     low, high = (f"{100 * math.expm1(end):+.0f} %" for end in scale)
     head = (
-        f"<tr><th></th><th class='bar'><span>{low}</span><span>{high}</span></th>"
-        "<th>difference</th><th>interval</th><th>verdict</th></tr>"
+        f"<tr><th></th><th><div class='ends'><span>{low}</span><span>{high}</span></div></th>"
+        f"<th class='number'>{escape(f'less {beside}' if beside else 'change')}</th>"
+        "<th class='number'>interval</th><th></th></tr>"
     )
     return f'<div class="strip"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -66,7 +67,7 @@ def _scale(claims: tuple[Claim, ...]) -> tuple[float, float]:
     return min(ends) - 0.05 * reach, max(ends) + 0.05 * reach
 
 
-def _row(claim: Claim, scale: tuple[float, float]) -> str:
+def _row(claim: Claim, scale: tuple[float, float], answer: Answer) -> str:
     name = escape(claim.where or claim.id)
     note = f'<p class="because">{escape(claim.because)}</p>' if claim.because else ""
     links = ", ".join(f'<a href="#{anchor(r)}">{escape(r)}</a>' for r in claim.rests_on)
@@ -75,7 +76,7 @@ def _row(claim: Claim, scale: tuple[float, float]) -> str:
         body = f"<td colspan='3' class='said'>{escape(claim.sentence)}{note}</td>"
     else:
         body = _numbers(claim, scale, note)
-    verdict = f"<td class='{tone}'>{escape(_word(claim))}<br><small>see {links}</small></td>"
+    verdict = f"<td class='{tone}'>{escape(_word(claim, answer))}<br><small>see {links}</small></td>"
     return f'<tr id="{anchor(claim.id)}"><th scope="row">{name}</th>{body}{verdict}</tr>'
 
 
@@ -97,14 +98,14 @@ def _change(ratio: float) -> str:
     return f"{percent:+.{digits}f} %"
 
 
-def _word(claim: Claim) -> str:
+def _word(claim: Claim, answer: Answer) -> str:
     if claim.verdict is Verdict.INSUFFICIENT:
         return "not decided"
     if claim.verdict is Verdict.EQUIVALENT:
         return "equal within the margin"
     if not _ratio(claim) or isinstance(claim.estimate, Missing):
         return "decided"
-    return "more" if claim.estimate > 1 else "less"
+    return answer.more if claim.estimate > 1 else answer.less
 
 
 def _bar(low: float, value: float, high: float, scale: tuple[float, float], tone: str) -> str:

@@ -68,6 +68,7 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
     rows: list[tuple[Cell, ...]] = []
     percentiles: list[tuple[Cell, ...]] = []
     mixtures: list[tuple[Cell, ...]] = []
+    shown = [p for p in QUANTILES if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)]
     for condition in data.conditions:
         for arm in data.arms:
             found = next((x for x in looked if x.cell.arm == arm and x.cell.condition == condition), None)
@@ -77,7 +78,7 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
                 continue
             rows.append((arm, *condition, *_counts(found), found.headline, _remark(found)))
             if found.steady is not None and found.steady.steady:
-                percentiles.append((arm, *condition, *(_percentile(found, p, rules) for p in QUANTILES)))
+                percentiles.append((arm, *condition, *(_percentile(found, p, rules) for p in shown)))
                 mixtures += [(arm, *condition, *_mixture(s)) for s in states(found.steady, rules.alpha)]
     columns = (data.arm, *data.others)
     tables = [
@@ -88,8 +89,8 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
             tuple(rows),
         )
     ]
-    if percentiles:
-        names = tuple(f"p{100 * p:g}, {rules.unit}" for p in QUANTILES)
+    if shown:
+        names = tuple(f"p{100 * p:g}, {rules.unit}" for p in shown)
         tables.append(Table("percentiles", "Percentiles over starts", (*columns, *names), tuple(percentiles)))
     if mixtures:
         names = (f"level, {rules.unit}", "share of iterations, %", "starts in it")
@@ -97,8 +98,12 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
         tables.append(Table("states", "States that alternate", (*columns, *names), tuple(mixtures), note))
     same = [f"{name} was {value} throughout." for name, value in data.constant.items()]
     told = [f"{arm}: {found}." for arm, found in settled.arms.items() if found is not None and str(found)]
-    text = (f"{len(data.cells)} combinations were run, from {', '.join(data.sources)}.", *same, *told)
+    text = (f"{len(data.cells)} combinations were run, from {', '.join(_file(s) for s in data.sources)}.", *same, *told)
     return Section("measured", "What was measured", text, tuple(tables))
+
+
+def _file(source: str) -> str:
+    return source.rpartition("/")[2]
 
 
 def _counts(found: Looked) -> tuple[float, float, float]:
@@ -124,13 +129,13 @@ def _remark(found: Looked) -> str:
 
 
 def _percentile(found: Looked, p: float, rules: Rules) -> Estimate:
-    if found.steady is None:
+    if found.steady is None or not found.steady.steady:
         return Estimate(Missing(State.NOT_POSSIBLE))
     parts = [x for x, odd in zip(found.steady.steady, found.steady.odd, strict=True) if not odd]
     one = quantile_over_starts(parts, p, 1 - rules.alpha)
     if isinstance(one, TooFew):
         what = "starts" if one.what.endswith("(starts)") else "values a start"
-        return Estimate(Missing(State.NOT_POSSIBLE, f"{one.n} {what}; takes {one.needed}"))
+        return Estimate(Missing(State.NOT_POSSIBLE, f"takes {one.needed} {what}"))
     return Estimate(one.estimate, one.low, one.high)
 
 

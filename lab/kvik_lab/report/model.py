@@ -67,6 +67,7 @@ class Answer:
     """What a page says first: the question, its answer in one sentence, how sure that is, and what would change it.
 
     `claims` are the comparisons behind it, each once; `facts` say when, where and with which versions was measured.
+    `more` and `less` are what a ratio above and below 1 is called, and `beside` what it is a ratio to.
     """
 
     question: str
@@ -75,6 +76,9 @@ class Answer:
     change: str
     claims: tuple[Claim, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
+    more: str = "more"
+    less: str = "less"
+    beside: str = ""
 
 
 Cell: TypeAlias = str | float | Missing | Estimate | None

@@ -41,7 +41,7 @@ td.missing { color: var(--soft); font-style: italic; }
 .strip th[scope=row] { background: none; color: var(--ink); position: static; white-space: nowrap; }
 .strip th { position: static; background: none; font-weight: 400; }
 .strip td { vertical-align: middle; } .strip td.bar { width: 32%; min-width: 9rem; }
-.strip th.bar { display: flex; justify-content: space-between; gap: 1rem; border-bottom: 0; }
+.strip .ends { display: flex; justify-content: space-between; gap: 1rem; } th.number { text-align: right; }
 .strip td.said { min-width: 14rem; max-width: none; }
 .strip .big { font-weight: 600; } .strip small { color: var(--soft); white-space: nowrap; }
 .strip .because { margin: .15rem 0 0; }

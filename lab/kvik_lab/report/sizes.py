@@ -209,7 +209,7 @@ def measured(found: Crossover, data: Data) -> Measured:
     between = f"{show(low)} to {show(high)} {unit}"
     if none <= 1 - found.level and estimate is not None and len(cuts) == 1:
         text = (
-            f"{first} and {second} cross at {show(estimate)} {unit} ({100 * found.level:.3g} %: {between})."
+            f"{first} and {second} cross at {show(estimate)} {unit} ({100 * found.level:.4g} %: {between})."
         )
         return Measured(Known.BOUNDED, estimate, low, high, text)
     text = (
