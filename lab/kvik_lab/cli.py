@@ -16,6 +16,9 @@ SUBCOMMANDS: dict[str, Entry] = {
     "crossover": Entry(
         "kvik_lab.physics.cli", "crossover_command", "Find where two transports take as long."
     ),
+    "effects": Entry(
+        "kvik_lab.design.effects_cli", "effects_command", "Estimate the effects of a study's model from data."
+    ),
     "fit": Entry("kvik_lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
     "pilot": Entry("kvik_lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik_lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),

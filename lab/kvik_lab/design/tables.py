@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvik_lab.design.cost import Figure
+from kvik_lab.design.effects import Effects
 from kvik_lab.design.pairs import MatchedPairs
 from kvik_lab.design.pilot import Pilot
 from kvik_lab.design.plan import Plan
@@ -31,7 +32,7 @@ LISTED = 12
 """Ids that are listed before "and so many more"."""
 
 
-def as_json(value: Plan | Pilot) -> str:
+def as_json(value: Plan | Pilot | Effects) -> str:
     """The whole value, indented; a frame as a list of rows with their `id`, a level that is not there as
     null."""
     return json.dumps(_plain(value), indent=2, allow_nan=False)
