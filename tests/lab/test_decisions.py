@@ -24,7 +24,8 @@ SAMPLE = (truth.DESIGNS[0], truth.DESIGNS[2], truth.DESIGNS[4])
 def test_pages_hold_the_truth_and_are_not_refused(design: truth.Design, scenario: truth.Scenario) -> None:
     found = truth.pages(design, scenario, 0.0, PAGES, SEED)
     reach = 3 * found.held.error
-    assert 0.92 - reach <= found.held.value <= 0.98 + reach, f"seed {SEED}: held {found.held}"
+    if not scenario.step:  # whose truth nobody can say
+        assert 0.92 - reach <= found.held.value <= 0.98 + reach, f"seed {SEED}: held {found.held}"
     assert found.any_decided.value - 3 * found.any_decided.error <= 0.06, f"seed {SEED}: {found.any_decided}"
     assert found.refused.value <= 0.02, f"seed {SEED}: refused {found.refused}"
 

@@ -120,7 +120,7 @@ def test_an_interval_excludes_one_exactly_where_the_adjusted_p_is_below_alpha() 
 def test_a_start_far_off_is_left_out_and_two_groups_of_starts_are_not() -> None:
     near = [0.0, 0.01, -0.01, 0.02, 0.0, -0.02]
     assert odd_levels(np.array([[*near, 0.3]]))[0].tolist() == [False] * 6 + [True]
-    assert not odd_levels(np.array([[*near, 0.08]])).any(), "10 % is what counts at least"
+    assert not odd_levels(np.array([[*near, 0.08]])).any(), "15 % is what counts at least"
     assert not odd_levels(np.array([[0.0, 0.01, -0.01, 0.02, 0.3, 0.31, 0.3]])).any()
     assert not odd_levels(np.array([[0.0, 0.3]])).any()
     pairs = np.array([[0.0, 1.0, 2.0, 3.0, 4.0, 0.11, 1.1, 2.4, 3.1, 4.09]])

@@ -70,12 +70,13 @@ def _page(design: decisions.Design, scenario: decisions.Scenario, rows: int) -> 
     some = decisions.pages(design, scenario, 0.2, rows, SEED + 1)
     plain = scenario is decisions.SCENARIOS[0]
     error = 0.0 if rows >= PAGES else 3.0
-    good = all(
+    # What the truth is of starts that slow down in mid-run, nobody can say: they must only not be refused.
+    good = scenario.step > 0 or all(
         0.92 - error * held.error <= held.value <= 0.98 + error * held.error for held in (none.held, some.held)
     )
     good &= max(none.refused.value, some.refused.value) <= 0.02
     # One start in ten is slow in one arm and not in the other: an effect, and no wrong verdict of none.
-    good &= none.any_decided.value - error * none.any_decided.error <= 0.06 or scenario.odd > 0
+    good &= none.any_decided.value - error * none.any_decided.error <= 0.06 or scenario.odd + scenario.step > 0
     good &= some.decided.value >= 0.95 or not plain
     print(
         f"{design.name:<34} {scenario.name:<30} {none.any_decided.value:6.3f} {none.held.value:6.3f} "
