@@ -59,6 +59,7 @@ class Design:
 DESIGNS = (
     Design("2 arms, 5 starts each", 5),
     Design("2 arms, 10 starts each", 10),
+    Design("2 arms, 20 starts of 100", 20, iterations=100),
     Design("2 arms x 3 sizes, 4 starts a size", 4, sizes=3),
     Design("4 arms, 5 starts each", 5, arms=4),
     Design("6 pairs of starts", 6, paired=True),
@@ -110,6 +111,7 @@ SCENARIOS = (
     Scenario("one start in ten 30 % slower", odd=0.1),
     Scenario("two warm-up iterations", warmup=True),
     Scenario("drift of 3 % over a run", drift=0.03),
+    Scenario("one in twenty slows in mid-run", step=0.05),
 )
 
 

@@ -24,7 +24,7 @@ from scipy import special
 from kvik_lab.errors import LabError
 from kvik_lab.infer.arrays import Bools, Floats, fraction
 
-ODD_SHARE = 0.10
+ODD_SHARE = 0.15
 ODD_SPREAD = 5.0
 MOST_ODD = 1.0 / 3.0
 RULE = (
