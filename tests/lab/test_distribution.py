@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.metadata
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,47 @@ def imported() -> Iterator[tuple[str, str, str]]:
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names if alias.name.partition(".")[0] == "kvik"]
                 yield from ((file.name, name, "") for name in names)
+
+
+def modules() -> dict[str, ast.Module]:
+    """The modules of the lab by name; a package is its `__init__`."""
+    found = {}
+    for file in SOURCES.rglob("*.py"):
+        parts = file.relative_to(SOURCES.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"))
+    return found
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """What a tree imports, and the modules that it names as texts, as the list of subcommands does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def documented() -> Iterator[str]:
+    """What the lab's pages import in their examples, which are run."""
+    for page in sorted((ROOT / "docs" / "lab").glob("*.md")):
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            yield from named(ast.parse(block))
+
+
+def test_every_module_is_reached_by_the_command_or_a_documented_example() -> None:
+    """What neither needs is dead, however well it is tested."""
+    trees = modules()
+    reached: set[str] = set()
+    ahead = ["kvik_lab.cli", *documented()]
+    while ahead:
+        name = ahead.pop()
+        if name in trees and name not in reached:
+            reached.add(name)
+            ahead += [*named(trees[name]), name.rpartition(".")[0]]
+    assert sorted(set(trees) - reached) == []
 
 
 def test_versions_are_equal() -> None:
