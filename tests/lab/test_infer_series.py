@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvik.lab.errors import LabError
-from kvik.lab.infer.changes import find_changes
-from kvik.lab.infer.coincide import coincidence
-from kvik.lab.infer.screen import optimal
-from kvik.lab.infer.steady import Kind, examine
+from kvik_lab.errors import LabError
+from kvik_lab.infer.changes import find_changes
+from kvik_lab.infer.coincide import coincidence
+from kvik_lab.infer.screen import optimal
+from kvik_lab.infer.steady import Kind, examine
 from tests.lab.inference_truth import detection, wandering_step
 
 SEED = 11
@@ -127,7 +127,6 @@ def test_the_headline_is_of_the_steady_part_and_unsteady_runs_have_none() -> Non
 
 def test_one_start_has_a_mean_and_is_told_what_it_does_not_say() -> None:
     result = examine({"1": levels((100, 30))})
-    assert result.over_starts is None
     assert "one start" in result.why
 
 

@@ -1,0 +1,251 @@
+"""Time against size: models of each arm, and where two arms cross."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from kvik_lab.errors import LabError
+from kvik_lab.physics.crossover import (
+    AboveOnly,
+    BelowOnly,
+    Bounded,
+    Bracket,
+    Crossover,
+    Everywhere,
+    NoCrossing,
+    Several,
+    crossover,
+)
+from kvik_lab.physics.data import Samples
+from kvik_lab.physics.fit import rank
+from kvik_lab.physics.models import Inputs
+from kvik_lab.physics.predict import predict
+from kvik_lab.report.cells import Estimate, show
+from kvik_lab.report.figures import Arm, Crossing, Point, SizeTime, Stretch
+from kvik_lab.report.look import Looked, Rules
+from kvik_lab.report.read import SIZES, Data
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+PLACES = 40
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A figure, with each crossover or the reason that there is none: (arm, base, crossover or None, why)."""
+
+    figure: SizeTime
+    crossings: tuple[tuple[str, Crossover | None, str], ...]
+    notes: tuple[str, ...]
+
+
+def sized(
+    id_: str,
+    title: str,
+    data: Data,
+    rest: tuple[str, ...],
+    base: str,
+    looked: tuple[Looked, ...],
+    rules: Rules,
+    level: float,
+) -> Sized:
+    """Time against size where the other factors have the levels `rest`; crossovers have intervals at `level`."""
+    arms: list[Arm] = []
+    samples: dict[str, Samples] = {}
+    notes: list[str] = []
+    for name in data.arms:
+        cells = [x for x in looked if x.cell.arm == name and _rest(data, x.cell.condition) == rest]
+        measured = tuple(Point(_size(data, x.cell.condition), x.headline) for x in cells)
+        found, why = _samples(name, data, cells, rules)
+        model: tuple[Point, ...] = ()
+        formula = ""
+        if found is not None:
+            samples[name] = found
+            try:
+                model, formula = _model(found, data, rules)
+            except LabError as error:
+                why = str(error)
+        if why:
+            notes.append(f"{name}: no model: {why}")
+        if measured:
+            arms.append(Arm(name, measured, model, formula))
+    means = {n for n, s in samples.items() if s.start is None and _many(n, looked)}
+    crossings = tuple(_cross(name, base, samples, means, level) for name in data.arms if name != base)
+    shown = tuple(_crossing(found, data) for _, found, _ in crossings if found is not None)
+    figure = SizeTime(id_, title, data.size or "size", f"mean, {rules.unit}", tuple(arms), shown)
+    return Sized(figure, crossings, tuple(notes))
+
+
+def _many(name: str, looked: tuple[Looked, ...]) -> bool:
+    return any(len(x.cell.runs) > 1 for x in looked if x.cell.arm == name)
+
+
+def _rest(data: Data, condition: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(v for n, v in zip(data.others, condition, strict=True) if n != data.size)
+
+
+def _size(data: Data, condition: tuple[str, ...]) -> float:
+    return float(condition[data.others.index(data.size or "")])
+
+
+def factor_of(data: Data) -> tuple[str, float]:
+    """The unit that the physics counts the size column in, and what one of the column's is in it."""
+    name = (data.size or "").lower().rpartition("_")[2]
+    return ("tokens", 1.0) if name not in SIZES or name == "tokens" else ("bytes", _BYTES.get(name, 1.0))
+
+
+def _samples(name: str, data: Data, cells: list[Looked], rules: Rules) -> tuple[Samples | None, str]:
+    """The steady values. Where each start ran one size, its mean is one measurement: starts are the unit."""
+    if rules.unit not in SECONDS:
+        return None, f"values in {rules.unit!r} are no times (s, ms, us, ns)"
+    rows: list[tuple[float, float, str]] = []
+    of_start: dict[str, set[float]] = {}
+    for cell in cells:
+        if cell.steady is None or not cell.steady.steady:
+            continue
+        size = _size(data, cell.cell.condition)
+        for start, values, odd in zip(cell.steady.starts, cell.steady.steady, cell.steady.odd, strict=True):
+            if odd:
+                continue
+            of_start.setdefault(start.name, set()).add(size)
+            rows += [(size, float(v), start.name) for v in values]
+    sizes = {row[0] for row in rows}
+    if len(sizes) < 2:
+        return None, f"steady values at {len(sizes)} sizes; a model takes two"
+    unit, factor = factor_of(data)
+    scale = SECONDS[rules.unit]
+    try:
+        if len(of_start) > 1 and all(len(s) == 1 for s in of_start.values()):
+            means: dict[tuple[float, str], list[float]] = {}
+            for size, value, start_name in rows:
+                means.setdefault((size, start_name), []).append(value)
+            x = np.array([key[0] for key in means]) * factor
+            return Samples(name, unit, x, np.array([np.mean(v) for v in means.values()]) * scale), ""
+        starts = np.array([row[2] for row in rows]) if len(of_start) > 1 else None
+        x, y = np.array([row[0] for row in rows]) * factor, np.array([row[1] for row in rows]) * scale
+        return Samples(name, unit, x, y, start=starts), ""
+    except LabError as error:
+        return None, str(error)
+
+
+def _model(samples: Samples, data: Data, rules: Rules) -> tuple[tuple[Point, ...], str]:
+    best = rank(samples)[0]
+    factor, scale = factor_of(data)[1], SECONDS[rules.unit]
+    x = np.linspace(samples.sizes[0], samples.sizes[-1], PLACES)
+    at = Inputs(x, x if samples.unit == "tokens" else np.ones_like(x), np.ones_like(x))
+    points = []
+    for size, p in zip(x, predict(samples, best, at, level=1 - rules.alpha), strict=True):
+        low, high = (None if end is None else end / scale for end in (p.lo, p.hi))
+        points.append(Point(float(size) / factor, Estimate(p.seconds / scale, low, high)))
+    return tuple(points), best.model.formula
+
+
+def _cross(
+    name: str, base: str, samples: dict[str, Samples], means: set[str], level: float
+) -> tuple[str, Crossover | None, str]:
+    lost = [n for n in (base, name) if n not in samples]
+    if lost:
+        return name, None, f"{lost[0]} has no model"
+    try:
+        found = crossover(samples[base], samples[name], level=level)
+    except LabError as error:
+        return name, None, str(error)
+    if not means & {base, name}:
+        return name, found, ""
+    notes = tuple(n for n in found.notes if "no server starts are given" not in n)
+    return name, replace(found, notes=("each start ran one size, so its mean is one measurement", *notes)), ""
+
+
+class Known(Enum):
+    """What is known of a crossover within the sizes that were measured."""
+
+    BOUNDED = "bounded"
+    """They cross there, and the interval lies there."""
+    OUTSIDE = "not in the measured range"
+    OPEN = "open"
+    """They may cross there or not."""
+    ORDER = "order of means"
+    """Nothing is known of the errors."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A crossover as far as sizes were measured: `low` and `high` are the ends of what the data allow there, in the
+    size column's unit; None where it is not there."""
+
+    known: Known
+    estimate: float | None
+    low: float | None
+    high: float | None
+    sentence: str
+
+
+def measured(found: Crossover, data: Data) -> Measured:
+    """What is known within the measured sizes; nothing is said beyond them."""
+    factor, unit = factor_of(data)[1], data.size or "size"
+    first, second = found.names
+    lo, hi = found.range
+    reach = f"{show(lo / factor)} to {show(hi / factor)} {unit}"
+    inside = [x for x in found.estimates if lo <= x <= hi]
+    cuts = [(max(lo, s.low or lo), min(hi, s.high or hi)) for s in stretches(found)]
+    cuts = [(low, high) for low, high in cuts if low <= high]
+    estimate = inside[0] / factor if len(inside) == 1 else None
+    if isinstance(found.region, tuple):
+        if not inside:
+            return Measured(
+                Known.OUTSIDE, None, None, None, f"{first} and {second} keep their order: {reach}."
+            )
+        text = f"The means of {first} and {second} change order near {show(inside[0] / factor)} {unit}."
+        return Measured(Known.ORDER, estimate, cuts[0][0] / factor, cuts[-1][1] / factor, text)
+    none = found.none_in_range or 0.0
+    if not cuts or none >= found.level:
+        faster = _faster(found)
+        text = f"{first} and {second} do not cross in the measured range, {reach}: {faster} is faster throughout."
+        return Measured(Known.OUTSIDE, None, None, None, text)
+    low, high = cuts[0][0] / factor, cuts[-1][1] / factor
+    between = f"{show(low)} to {show(high)} {unit}"
+    if none <= 1 - found.level and estimate is not None and len(cuts) == 1:
+        text = (
+            f"{first} and {second} cross at {show(estimate)} {unit} ({100 * found.level:.4g} %: {between})."
+        )
+        return Measured(Known.BOUNDED, estimate, low, high, text)
+    text = (
+        f"Whether {first} and {second} cross in the measured range, {reach}, is not decided; if they do, then at "
+        f"{between}. Probability that they do not: {none:.2g}."
+    )
+    return Measured(Known.OPEN, estimate, low, high, text)
+
+
+def _faster(found: Crossover) -> str:
+    if isinstance(found.region, NoCrossing):
+        return found.region.faster
+    first, second = found.faster_throughout or (0.0, 0.0)
+    return found.names[0] if first >= second else found.names[1]
+
+
+def stretches(found: Crossover) -> tuple[Stretch, ...]:
+    """The set of crossovers as stretches, in the physics' unit."""
+    region = found.region
+    match region:
+        case Bounded():
+            return (Stretch(region.lo, region.hi),)
+        case AboveOnly():
+            return (Stretch(region.lo, None),)
+        case BelowOnly():
+            return (Stretch(None, region.hi),)
+        case Everywhere():
+            return (Stretch(None, None),)
+        case Several():
+            return tuple(Stretch(lo, hi) for lo, hi in region.stretches)
+        case NoCrossing():
+            return ()
+    return tuple(Stretch(b.lo, b.hi) for b in region if isinstance(b, Bracket))
+
+
+def _crossing(found: Crossover, data: Data) -> Crossing:
+    known = measured(found, data)
+    shown = () if known.low is None else (Stretch(known.low, known.high),)
+    return Crossing(() if known.estimate is None else (known.estimate,), shown, known.sentence)
