@@ -11,7 +11,8 @@ _HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 _EXTERNAL = "vllm:external_prefix_cache_hits_total"
 _STORE_BLOCKS = "kvik_emulator_store_blocks_total"
 _UNIQUE = (
-    "start the servers with --no-enable-prefix-caching (an emulator: --no-prefix-cache), and give each prompt a "
+    "start the servers with --no-enable-prefix-caching (an emulator: --no-prefix-cache), and give each "
+    "prompt a "
     "prefix of its own (prompt.unique: prefix, and another seed for each run of a start)"
 )
 _STORE = "empty the store or detach it before the run; or state store_hit_share, if hits are what is studied"
@@ -47,7 +48,8 @@ def _prefix(case: Case, role: Role) -> Finding:
 
 
 def _store(case: Case, role: Role) -> Finding:
-    """Hits of a store. What a decode engine loads from others is the handover, but for an emulator's store."""
+    """Hits of a store. What a decode engine loads from others is the handover, but for an emulator's
+    store."""
     blocks = total([role], _STORE_BLOCKS, result="hit")
     hits = None if blocks is None else blocks * case.stated.block_tokens
     if role.kind != "decode" and (external := total([role], _EXTERNAL)) is not None:
@@ -99,7 +101,8 @@ def v3(case: Case) -> Finding:
     if computed <= free:
         return passed("V3", seen, share, 0.0)
     remedy = (
-        "see vllm:kvik_requests_recomputed_total, vllm:kvik_loads_failed_total and decode's log for why the KV was "
+        "see vllm:kvik_requests_recomputed_total, vllm:kvik_loads_failed_total and decode's log for why the "
+        "KV was "
         "not taken; and that decode was given the router's requests, not a client's"
     )
     kind = invalid if computed - free > COMPUTED_FAR * case.prompt_tokens else suspect

@@ -1,4 +1,5 @@
-"""V9: nothing went wrong beside: errors, retries, preemption, a full client, a busy neighbour, a clock that jumps."""
+"""V9: nothing went wrong: errors, retries, preemption, a full client, a busy neighbour, a clock that
+jumps."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from kvik_lab.gates.limits import (
     CLOCK_STEP,
     OTHERS_CPU,
 )
-from kvik_lab.records import Clock, Counters, Finding, Node, Request
+from kvik_lab.records import Clock, Counters, Finding, Node, Request, Role
 
 # Counters that are to stay as they are, with what each says and what to do.
 _STILL = {
@@ -53,7 +54,8 @@ def _errors(case: Case) -> Finding:
     if again:
         return invalid(
             "V9",
-            f"{len(again)} requests were sent more than once, up to {max(again)} times: their times are not those of "
+            f"{len(again)} requests were sent more than once, up to {max(again)} times: their times are not "
+            f"those of "
             "one request",
             "switch retries off: an error is a result",
             len(again),
@@ -73,11 +75,12 @@ def _backwards(request: Request) -> bool:
 
 def _counters(case: Case) -> list[Finding]:
     found = []
-    for source in (*case.record.roles, *case.record.nodes):
+    sources: list[Role | Node] = [*case.record.roles, *case.record.nodes]
+    for source in sources:
         lost = _went_back(source.before, source.after)
         if lost is not None:
-            what = f"{source.name}: {lost} is lower after the run: its process was started anew meanwhile"
-            found.append(invalid("V9", what, "find out why it ended; a run has one start"))
+            said = f"{source.name}: {lost} is lower after the run: its process was started anew meanwhile"
+            found.append(invalid("V9", said, "find out why it ended; a run has one start"))
             continue
         for counter, (what, remedy) in _STILL.items():
             grown = growth(source.before, source.after, counter)
@@ -172,7 +175,8 @@ def _stepped(name: str, clock: Clock) -> Finding | None:
         return None
     return suspect(
         "V9",
-        f"{name}: the wall clock was set by {stepped * 1e3:.1f} ms during the run, so that dates do not compare",
+        f"{name}: the wall clock was set by {stepped * 1e3:.1f} ms during the run, so that dates do not "
+        f"compare",
         "stop what sets the clock (ntpdate, a hypervisor's agent); let chrony slew it",
         stepped,
         allowed,

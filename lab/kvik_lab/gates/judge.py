@@ -31,8 +31,8 @@ def judge(
 ) -> RunRecord:
     """The record with the findings of these gates and its verdict; nothing else of it changes.
 
-    beside: other runs of the study, which V6 and V8 compare with. The same record with the same runs beside it
-    has the same verdict, whenever it is asked for.
+    beside: other runs of the study, which V6 and V8 compare with. The same record with the same runs beside
+    it has the same verdict, whenever it is asked for.
     """
     case = Case(record, [one for one in beside if one.id != record.id and one.study == record.study])
     findings = tuple(GATES[gate](case) for gate in GATES if gate in gates)

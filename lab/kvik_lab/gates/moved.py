@@ -48,7 +48,8 @@ def v2(case: Case) -> Finding:
     if low * (1 - BYTES_NEAR) <= moved <= high * (1 + BYTES_NEAR):
         return passed("V2", seen, moved, middle)
     remedy = (
-        "see that the servers have the model and KV type that the study states, that no prompt was found in a cache "
+        "see that the servers have the model and KV type that the study states, that no prompt was found in "
+        "a cache "
         "(V1), and that decode computed none itself (V3)"
     )
     far = moved < low * (1 - BYTES_FAR) or moved > high * (1 + BYTES_FAR)
@@ -89,8 +90,10 @@ def v7(case: Case) -> Finding:
         return worst(shown)
     return suspect(
         "V7",
-        f"that KV went over {wanted or 'the stated interfaces'} is not shown: neither engines nor devices count it",
-        "record the counters of kvik's engines (`kvik stat --prometheus`), or those of the nodes' network devices",
+        f"that KV went over {wanted or 'the stated interfaces'} is not shown: neither engines nor devices "
+        f"count it",
+        "record the counters of kvik's engines (`kvik stat --prometheus`), or those of the nodes' network "
+        "devices",
     )
 
 

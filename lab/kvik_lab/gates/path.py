@@ -72,7 +72,8 @@ def _by_header(case: Case, router: Role) -> Finding:
         return passed("V4", f"all {seen} answers have the router's Server-Timing")
     return suspect(
         "V4",
-        f"{router.name} counts no requests, and {seen} of {len(case.answered)} answers have its Server-Timing",
+        f"{router.name} counts no requests, and {seen} of {len(case.answered)} answers have its "
+        f"Server-Timing",
         "record the router's /metrics before and after the run",
     )
 

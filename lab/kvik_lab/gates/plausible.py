@@ -55,7 +55,8 @@ def _slower(times: list[float], unified: float) -> Finding:
 
 
 def v6(case: Case) -> Finding:
-    """Prompts have the tokens that were stated, by the server's own count; they differ; arms have the same."""
+    """Prompts have the tokens that were stated, by the server's own count; they differ; arms have the
+    same."""
     if not case.answered:
         return unchecked("V6", "no request was answered")
     return worst([_lengths(case), _output(case), _digests(case), *_arms(case)])
@@ -71,7 +72,8 @@ def _lengths(case: Case) -> Finding:
         counted, wanted = max(wrong, key=lambda pair: abs(pair[0] - pair[1]))
         return invalid(
             "V6",
-            f"{len(wrong)} of {len(case.answered)} prompts are not as long as stated: one has {counted} tokens and "
+            f"{len(wrong)} of {len(case.answered)} prompts are not as long as stated: one has {counted} "
+            f"tokens and "
             f"is to have {wanted}",
             "make prompts by the model's tokenizer (prompt.by), or send token ids: repeated letters compress",
             counted,
