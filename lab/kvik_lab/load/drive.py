@@ -73,7 +73,7 @@ class Driver:
         self._bodies = Bodies()
         self._room = asyncio.Semaphore(spec.most_in_flight)
         self._mark = secrets.token_hex(4)
-        self._sent: list[Sent] = []
+        self.sent: list[Sent] = []
         self._unread = 0
         self._made = 0
 
@@ -189,14 +189,14 @@ class Driver:
                 "POST", self._form.path, body, f"{self._mark}-{planned.iteration}", self.spec.timeout
             )
         sent = Sent(planned, due, exchange)
-        self._sent.append(sent)
+        self.sent.append(sent)
         self._unread += sum(len(piece) for _, piece in exchange.pieces)
         if self._unread > _UNREAD_BYTES:
             self._read()
         return sent
 
     def _read(self) -> None:
-        for sent in self._sent:
+        for sent in self.sent:
             read(sent)
         self._unread = 0
 
@@ -288,13 +288,13 @@ class Driver:
     def requests(self) -> tuple[Request, ...]:
         """All that were sent, in the order in which they were planned."""
         self._read()
-        ordered = sorted(self._sent, key=lambda sent: sent.planned.iteration)
+        ordered = sorted(self.sent, key=lambda sent: sent.planned.iteration)
         return tuple(self.record(sent) for sent in ordered)
 
     def repeated_share(self) -> float:
         """Share of all prompt tokens sent that an earlier prompt of this load began with, too."""
-        tokens = sum(self._tokens(sent.planned) or read(sent).prompt_tokens or 0 for sent in self._sent)
-        repeated = sum(sent.planned.prompt.repeated for sent in self._sent)
+        tokens = sum(self._tokens(sent.planned) or read(sent).prompt_tokens or 0 for sent in self.sent)
+        repeated = sum(sent.planned.prompt.repeated for sent in self.sent)
         return repeated / tokens if tokens else 0.0
 
     def record(self, sent: Sent) -> Request:
