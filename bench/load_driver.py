@@ -206,10 +206,8 @@ def vllm(python: str) -> Driver:
         pinned(command, folder)
         found = json.loads((folder / "vllm.json").read_text())
         seen = []
-        for start, ttft, latency, text, error in zip(
-            found["start_times"], found["ttfts"], found["latencies"], found["generated_texts"], found["errors"],
-            strict=True,
-        ):  # fmt: skip
+        lists = ("start_times", "ttfts", "latencies", "generated_texts", "errors")
+        for start, ttft, latency, text, error in zip(*(found[name] for name in lists), strict=True):
             tokens = [start + ttft, start + latency]
             seen.append(
                 {"sent": start * 1e9, "tokens": [at * 1e9 for at in tokens], "text": text, "error": error}
