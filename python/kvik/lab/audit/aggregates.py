@@ -50,49 +50,43 @@ _FUNCTIONS: dict[str, Aggregate] = {
 }
 
 
-def named(sentence: Sentence, at: int) -> str | None:
-    """The aggregate that the words beside a quantity name."""
-    after = sentence.after(at)
-    behind = re.split(r"[,;。、(]| and | und ", after)[0][:45]
-    for pattern, name in _BEHIND:
-        if re.search(pattern, behind, re.IGNORECASE):
-            return name
-    before = sentence.before(at)
-    for pattern, _ in _BEHIND:
-        before = (
-            re.sub(rf"^[^,;。、]*?({pattern})\s*(and|,|、|$)", " ", before, flags=re.IGNORECASE)
-            if at
-            else before
-        )
-    last: tuple[int, str] | None = None
-    for pattern, name in _BEFORE:
-        for match in re.finditer(pattern, before[-70:], re.IGNORECASE):
-            if last is None or match.start() > last[0]:
-                last = (match.start(), name)
-    return None if last is None else last[1]
+def named(sentence: Sentence) -> dict[int, str]:
+    """Which number each word for an aggregate is about: the one right before "on average", else the
+    nearest behind it. A word is about one number, and a number has one."""
+    answer: dict[int, str] = {}
+    taken: list[tuple[int, int]] = []
+    for patterns, behind in ((_BEHIND, True), (_BEFORE, False)):
+        for pattern, name in patterns:
+            for match in re.finditer(pattern, sentence.text, re.IGNORECASE):
+                if any(match.start() < end and start < match.end() for start, end in taken):
+                    continue
+                at = _about_which(sentence, match, behind=behind)
+                if at is not None and at not in answer:
+                    answer[at] = name
+                    taken.append(match.span())
+    for at in range(1, len(sentence.found)):
+        inherited = _inherited(sentence, at, answer) if at not in answer else None
+        if inherited:
+            answer[at] = inherited
+    return answer
 
 
-def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Checks of sentences that sum up columns, or the derived values of a row of cells."""
-    names: dict[int, str | None] = {}
-    for at, printed in enumerate(sentence.found):
-        names[at] = named(sentence, at) or _inherited(sentence, at, names)
-        name = names[at]
-        if name is None or (
-            not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")
-        ):
-            continue
-        check = _one(scene, sentence, at, name)
-        if check is not None:
-            yield at, check
+def _about_which(sentence: Sentence, match: re.Match[str], *, behind: bool) -> int | None:
+    if behind:
+        before = [at for at, q in enumerate(sentence.found) if q.span[1] <= match.start()]
+        gap = sentence.text[sentence.found[before[-1]].span[1] : match.start()] if before else ","
+        return before[-1] if len(gap) < 30 and not re.search(r"[,;。、(]| and | und ", gap) else None
+    after = [at for at, q in enumerate(sentence.found) if q.span[0] >= match.end()]
+    gap = sentence.text[match.end() : sentence.found[after[0]].span[0]] if after else ";"
+    return after[0] if len(gap) < 50 and not re.search(r"[;。]", gap) else None
 
 
-def _inherited(sentence: Sentence, at: int, names: dict[int, str | None]) -> str | None:
+def _inherited(sentence: Sentence, at: int, names: dict[int, str]) -> str | None:
     """The aggregate of a parallel clause: of "36.7% (up to 53%) here, 30.2% (up to 53%) there"."""
-    inside = _depth(sentence, at)
     for earlier in range(at - 1, -1, -1):
-        same = sentence.found[earlier].unit.kind == sentence.found[at].unit.kind
-        if same and names.get(earlier) and _depth(sentence, earlier) == inside:
+        same = sentence.found[earlier].unit.kind == sentence.found[at].unit.kind == "percent"
+        parallel = all(re.match(r"\s?\(", sentence.after(one)) for one in (earlier, at))
+        if same and parallel and earlier in names and not _depth(sentence, at):
             return names[earlier]
     return None
 
@@ -125,7 +119,7 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
     if value is None:
         return None
     check = _claim(scene, sentence, printed, decided[0], name, value)
-    return replace(check, diagnosis=_elsewhere(order, decided[0], printed) or check.diagnosis)
+    return replace(check, diagnosis=check.diagnosis or _elsewhere(order, decided[0], printed))
 
 
 def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:

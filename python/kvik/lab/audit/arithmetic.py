@@ -14,7 +14,7 @@ from kvik.lab.audit.model import Check
 from kvik.lab.audit.quantity import Quantity
 from kvik.lab.audit.rules import Value, holds
 
-_OPERATOR = re.compile(r"^[^=≈\d+×*/÷]*?([×x*+/÷-])[^=≈\d+×*/÷]*?$")
+_OPERATOR = re.compile(r"^[^=≈\d+×*/÷]*?([×*+/÷-]|(?<![A-Za-z])x(?![A-Za-z]))[^=≈\d+×*/÷]*?$")
 _EQUALS = re.compile(r"^[^=≈<>]*(?:=|≈|=>)[^=<>]*$")
 
 
@@ -152,6 +152,9 @@ def _result(scene: Scene, sentence: Sentence, span: tuple[int, int], value: floa
         (one,) = units.values()
         if one.dimension == printed.unit.dimension:
             factor = one.scale / printed.unit.scale
+    elif not units and printed.unit.kind == "bytes":
+        sizes = [1.0, 1 / printed.unit.scale, 1 / printed.unit.binary]
+        factor = next((f for f in sizes if printed.low <= value * f <= printed.high), 1.0)
     number = value * factor
     return claim(
         scene.document,

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvik.lab.audit.diagnose import general
 from kvik.lab.audit.model import Check, Document, Place, Prose
 from kvik.lab.audit.quantity import Quantity, quantities
 from kvik.lab.audit.rules import Family, Value, compute, holds
 from kvik.lab.audit.series import View
+from kvik.lab.audit.slips import general
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kvik.lab.audit import aggregates, arithmetic, lookups, pairs, spoken
 from kvik.lab.audit.claims import Scene, Sentence, sentences
 from kvik.lab.audit.model import Check
+from kvik.lab.audit.quantity import quantities
 
-_READERS = (
+# what these read stands beside the number, in a form that leaves no choice
+_HARD = (
     spoken.named_products,
     spoken.within,
     spoken.tuples,
     spoken.blocks,
     arithmetic.products,
     arithmetic.sizes,
-    lookups.rows_named,
     pairs.steps,
     pairs.parts,
+)
+# what these read is looked for: a number that does not follow may be about something else, so it has to be
+# one slip away from what does
+_SOFT = (
+    lookups.rows_named,
     aggregates.counts,
     aggregates.aggregates,
     arithmetic.conversions,
@@ -47,11 +54,47 @@ def audit_claims(scene: Scene) -> list[Check]:
 
 
 def _sentence(scene: Scene, sentence: Sentence, previous: arithmetic.Operand | None) -> list[Check]:
+    known = _known(scene, sentence, previous)
+    return [
+        check
+        for at in sorted(known)
+        for check in known[at]
+        if not check.holds or _can_fail(scene, sentence, previous, at)
+    ]
+
+
+def _known(
+    scene: Scene, sentence: Sentence, previous: arithmetic.Operand | None
+) -> dict[int, list[Check]]:
     known: dict[int, list[Check]] = {}
     _add(known, arithmetic.equations(scene, sentence, previous))
-    for reader in _READERS:
+    for reader in _HARD:
         _add(known, reader(scene, sentence))
-    return [check for at in sorted(known) for check in known[at]]
+    for reader in _SOFT:
+        _add(known, (one for one in reader(scene, sentence) if _fair(sentence, *one)))
+    return known
+
+
+def _fair(sentence: Sentence, at: int, check: Check) -> bool:
+    """Whether a check may be made: it holds, or a slip that needs two digits or more explains it."""
+    digits = sentence.found[at].digits.replace(".", "").strip("0")
+    return check.holds or (check.diagnosis is not None and len(digits) > 1)
+
+
+def _can_fail(scene: Scene, sentence: Sentence, previous: arithmetic.Operand | None, at: int) -> bool:
+    """Whether another number in this place would be accused: what can only be confirmed is not known."""
+    digits = sentence.found[at].digits
+    first = next((i for i, digit in enumerate(digits) if digit in "123456789"), None)
+    if first is None:
+        return False
+    start = sentence.text.find(digits, sentence.found[at].span[0]) + first
+    other = str(int(digits[first]) % 9 + 1)
+    text = sentence.text[:start] + other + sentence.text[start + 1 :]
+    found = tuple(quantities(text))
+    if len(found) != len(sentence.found):
+        return False
+    changed = _known(scene, replace(sentence, text=text, found=found), previous)
+    return any(not check.holds for check in changed.get(at, ()))
 
 
 def _add(known: dict[int, list[Check]], checks: Iterable[tuple[int, Check]]) -> None:
