@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvik.lab.audit import audit_text
+from kvik.lab.audit.engine import audit_document
+from kvik.lab.audit.reader import read
 from tests.lab.articles.listing import Item, load
 from tests.lab.slips.mutate import SLIPS, changed, seen, slips, spots
 
@@ -71,7 +73,7 @@ def score(marks: Path, folder: Path) -> Score:
             if _right(item, digits):
                 continue
             result.made[item.kind, slip] += 1
-            after = audit_text(changed(text, spot, digits), article.file)
+            after = audit_document(read(changed(text, spot, digits), article.file), spot.line)
             if seen(after, spot, digits):
                 result.found[item.kind, slip] += 1
             else:

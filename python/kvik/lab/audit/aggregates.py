@@ -91,6 +91,20 @@ def _inherited(sentence: Sentence, at: int, names: dict[int, str]) -> str | None
     return None
 
 
+def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Checks of sentences that sum up columns, or the derived values of a row of cells."""
+    names = named(sentence)
+    for at, printed in enumerate(sentence.found):
+        name = names.get(at)
+        if name is None or (
+            not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")
+        ):
+            continue
+        check = _one(scene, sentence, at, name)
+        if check is not None:
+            yield at, check
+
+
 def _depth(sentence: Sentence, at: int) -> int:
     text = sentence.text[: sentence.found[at].span[0]]
     return text.count("(") - text.count(")")
@@ -119,7 +133,11 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
     if value is None:
         return None
     check = _claim(scene, sentence, printed, decided[0], name, value)
-    return replace(check, diagnosis=check.diagnosis or _elsewhere(order, decided[0], printed))
+    why = check.diagnosis or _elsewhere(order, decided[0], printed)
+    beside = sentence.before(at)[-60:] + sentence.after(at)[:40]
+    if why is None and name.endswith("mean") and overlap(beside, decided[0].names):
+        why = "a mean of other values"
+    return replace(check, diagnosis=why)
 
 
 def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:
@@ -179,29 +197,28 @@ def _claim(
 
 
 def ranges(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Recognises "flat at ~205-214 GB/s": a range that holds all values of the nearest table."""
+    """Checks of "flat at ~205-214 GB/s" against the least and the greatest value of the nearest table. An
+    end is judged when the other one is that of the table, which says what the range is about."""
     for at, printed in enumerate(sentence.found):
         if printed.upper is None or not printed.unit.dimension or not scene.views:
             continue
         table = scene.near(sentence)[0]
         values = [v for group in groups(scene, printed, [table]) for v in group.values]
-        scale = printed.unit.scale
         if len(values) < 3:
             continue
-        low, high = min(v.middle for v in values), max(v.middle for v in values)
-        if printed.low * scale <= low and high <= printed.high * scale:
-            for end, found, what in (
-                (printed.number, low, "the smallest"),
-                (printed.upper, high, "the largest"),
-            ):
-                # a range may be wider than what it holds: its ends are bounds
-                value = Value(found, found, found, scale)
-                shown = printed.text if end == printed.number else f"{end:g} {printed.unit.symbol}"
-                formula = f"{low / scale:g} to {high / scale:g}"
-                check = claim(
-                    scene.document, sentence, printed, value, f"{what} of table {table + 1}", formula
-                )
-                yield at, replace(check, printed=shown, follows=shown)
+        scale = printed.unit.scale
+        found = (min(v.middle for v in values), max(v.middle for v in values))
+        ends = (printed.number, printed.upper)
+        # a range may be a little wider than what it holds
+        near = [abs(end * scale - value) <= 0.015 * abs(value) for end, value in zip(ends, found, strict=True)]
+        formula = f"{found[0] / scale:g} to {found[1] / scale:g}"
+        for end, value, good, what in zip(ends, found, near, ("smallest", "largest"), strict=True):
+            if any(near):
+                low, right, high = (end * scale,) * 3 if good else (0.985 * value, value, 1.015 * value)
+                one = replace(printed, number=end, upper=None, text=f"{end:g} {printed.unit.symbol}".strip())
+                one = replace(one, digits=f"{end:.{printed.decimals}f}")
+                rule = f"the {what} of table {table + 1}"
+                yield at, claim(scene.document, sentence, one, Value(low, right, high, scale), rule, formula)
 
 
 _COUNTED = re.compile(

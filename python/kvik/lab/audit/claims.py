@@ -16,7 +16,7 @@ from kvik.lab.audit.slips import general
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of the text, with the quantities in it."""
+    """A sentence of the text, with the quantities in it. `lead` is its paragraph's text before it."""
 
     text: str
     line: int
@@ -24,6 +24,7 @@ class Sentence:
     table: int | None
     found: tuple[Quantity, ...]
     code: bool
+    lead: str = ""
 
     def before(self, at: int) -> str:
         """The text between a quantity and the one before it."""
@@ -58,10 +59,14 @@ _END = re.compile(r"(?<=[。!?!?])\s*|(?<=[A-Za-z)%\d][.;])\s+(?=[A-Z(*])")
 def sentences(document: Document) -> Iterator[Sentence]:
     """The sentences of a document that hold quantities."""
     for line in [*document.prose, *_cells(document)]:
+        end = 0
         for text in [line.text] if line.code else _END.split(line.text):
-            found = quantities(text)
+            start = line.text.index(text, end)
+            end = start + len(text)
+            found = tuple(quantities(text))
             if found:
-                yield Sentence(text, line.line, line.heading, line.table, tuple(found), line.code)
+                lead = line.text[:start]
+                yield Sentence(text, line.line, line.heading, line.table, found, line.code, lead)
 
 
 # a value with the product of names that it is: "2 GB (min: block × batch)"

@@ -31,8 +31,8 @@ class Result:
     holds: bool
 
 
-def audit_document(document: Document) -> Audit:
-    """Recompute a document."""
+def audit_document(document: Document, line: int | None = None) -> Audit:
+    """Recompute a document; with a line, its tables and the claims of that line."""
     views = series.refine(
         [series.columns(document.name, i, table) for i, table in enumerate(document.tables)]
     )
@@ -44,12 +44,13 @@ def audit_document(document: Document) -> Audit:
                 results += _results(found, view)
         extra += level_counts(document.name, index, table, views[index])
         extra += rate_checks(table, views[index])
-    cells = _cells(results)
+    cells, wrong = _cells(results)
     seen = {check.place for check in cells}
     cells += [check for check in extra if check.place not in seen or _noted(check, cells)]
     known = {(r.slot.place, r.slot.quantity.span[0]): r.value for r in results if r.holds}
+    known |= {(place, span[0]): one.value for (place, span), one in wrong.items()}
     cells += displaced(views, {check.place for check in cells})
-    claims = audit_claims(Scene(document, tuple(views), known))
+    claims = audit_claims(Scene(document, tuple(views), known), line)
     return Audit(document.tables, tuple(cells) + tuple(claims))
 
 
@@ -70,8 +71,8 @@ def _results(found: Found, view: View) -> list[Result]:
 _Key = tuple[Place, tuple[int, int]]
 
 
-def _cells(results: list[Result]) -> list[Check]:
-    """One check a printed quantity. It holds if one of its rules does with its inputs set right; what
+def _cells(results: list[Result]) -> tuple[list[Check], dict[_Key, Result]]:
+    """The checks, and what is wrong by its place. One check a printed quantity. It holds if one of its rules does with its inputs set right; what
     follows only from a value that does not follow itself is set right with it."""
     by_slot: dict[_Key, list[Result]] = {}
     for result in results:
@@ -89,7 +90,7 @@ def _cells(results: list[Result]) -> list[Check]:
     for key, group in by_slot.items():
         if key not in checks:
             checks[key] = _check(next((one for one in group if one.holds), group[0]), good=True)
-    return [checks[key] for key in by_slot]
+    return [checks[key] for key in by_slot], wrong
 
 
 def _unsettled(by_slot: dict[_Key, list[Result]], wrong: dict[_Key, Result]) -> dict[_Key, Result]:

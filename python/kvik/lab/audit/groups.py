@@ -98,7 +98,7 @@ def same_kind(a: Quantity, b: Quantity) -> bool:
 
 
 def best(scene: Scene, slot: Slot) -> Value:
-    """A printed value, or the interval in which it lies after its own recomputation."""
+    """A printed value, the interval in which it lies after its own recomputation, or what follows."""
     quantity, scale = slot.quantity, slot.quantity.unit.scale
     value = Value(quantity.low * scale, quantity.number * scale, quantity.high * scale, scale)
     if quantity.upper is not None:
@@ -107,7 +107,9 @@ def best(scene: Scene, slot: Slot) -> Value:
     if finer is None:
         return value
     low, high = max(value.low, finer.low), min(value.high, finer.high)
-    return Value(low, min(max(finer.middle, low), high), high, scale) if low <= high else value
+    if low > high:  # it does not follow: what does stands in its place
+        return Value(finer.low, finer.middle, finer.high, scale)
+    return Value(low, min(max(finer.middle, low), high), high, scale)
 
 
 _WORD = re.compile(r"[a-z][a-z0-9_.]+|\d[\d,.]*[a-z]*|[\u3040-\u30ff]{2,}|[\u4e00-\u9fff]+", re.IGNORECASE)

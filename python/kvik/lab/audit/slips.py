@@ -63,7 +63,7 @@ def general(printed: Quantity, value: Value) -> str | None:
 def _digits(printed: Quantity, value: Value) -> str | None:
     """A slip of the digits, undone: one is another, two changed places, one is there twice or not."""
     digits = printed.digits.replace(",", "")
-    if not value.middle or "e" in digits.lower():
+    if not value.middle or printed.clock or "e" in digits.lower():
         return None
     places = [at for at, digit in enumerate(digits) if digit.isdigit()]
     for one, two in itertools.pairwise(places):
