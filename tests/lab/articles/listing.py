@@ -137,7 +137,9 @@ def load(path: Path) -> Article:
         for one in data.get("tables", ())
     )
     items = tuple(
-        _item(kind, entry) for kind, name in (("cell", "cells"), ("claim", "claims")) for entry in data.get(name, ())
+        _item(kind, entry)
+        for kind, name in (("cell", "cells"), ("claim", "claims"))
+        for entry in data.get(name, ())
     )
     optional = tuple(_item("claim", entry) for entry in data.get("optional", ()))
     return Article(data["name"], data["title"], data["file"], tables, items, optional)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvik.lab.audit import Audit
-from kvik.lab.audit.quantity import Quantity, quantities
+from kvik_lab.audit import Audit
+from kvik_lab.audit.quantity import Quantity, quantities
 from tests.lab.articles.listing import Item
 
 SLIPS = ("leading digit", "neighbours swapped", "factor of 10", "a cell, repeated")

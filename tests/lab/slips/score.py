@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvik.lab.audit import audit_text
-from kvik.lab.audit.engine import audit_document
-from kvik.lab.audit.reader import read
+from kvik_lab.audit import audit_text
+from kvik_lab.audit.engine import audit_document
+from kvik_lab.audit.reader import read
 from tests.lab.articles.listing import Item, load
 from tests.lab.slips.mutate import SLIPS, changed, seen, slips, spots
 
@@ -77,7 +77,9 @@ def score(marks: Path, folder: Path) -> Score:
             if seen(after, spot, digits):
                 result.found[item.kind, slip] += 1
             else:
-                result.missed.append(f"{item.kind} {spot.line}: {spot.digits} as {digits} ({slip}): {item.how}")
+                result.missed.append(
+                    f"{item.kind} {spot.line}: {spot.digits} as {digits} ({slip}): {item.how}"
+                )
     known = {(spot.line, spot.digits) for spot in places if spot.item.follows != "yes"}
     result.own["other"] = sum(not any(f.place.line == line for line, _ in known) for f in before.findings)
     return result
