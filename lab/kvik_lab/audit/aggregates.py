@@ -14,6 +14,7 @@ from kvik_lab.audit.groups import Group, groups, overlap, ranked, total
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.slips import DIGITS
 
 Aggregate = Callable[[Sequence[float]], float]
 
@@ -123,21 +124,22 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
         value = _value(group, name, printed)
         if value is not None and holds(printed, value):
             return _claim(scene, sentence, printed, group, name, value)
-    if (
-        len(decided) != 1
-        or len(sentence.found[at].digits) < 2
-        or not _about(scene, sentence, decided[0], order)
-    ):
+    if not _about(scene, sentence, decided[0], order):
         return None
-    value = _value(decided[0], name, printed)
-    if value is None:
+    checks = [
+        _claim(scene, sentence, printed, group, name, value)
+        for group in decided
+        if (value := _value(group, name, printed)) is not None
+    ]
+    if len(checks) > 1:
+        checks = [check for check in checks if (check.diagnosis or "").startswith(DIGITS)]
+    if len(checks) != 1:
         return None
-    check = _claim(scene, sentence, printed, decided[0], name, value)
-    why = check.diagnosis or _elsewhere(order, decided[0], printed)
+    why = checks[0].diagnosis or _elsewhere(order, decided[0], printed)
     beside = sentence.before(at)[-60:] + sentence.after(at)[:40]
     if why is None and name.endswith("mean") and overlap(beside, decided[0].names):
         why = "a mean of other values"
-    return replace(check, diagnosis=why)
+    return replace(checks[0], diagnosis=why)
 
 
 def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:

@@ -23,7 +23,7 @@ from kvik_lab.audit.naming import families_named, level
 from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Rule, Value, evaluate, holds
 from kvik_lab.audit.series import Series, View, shifted, words
-from kvik_lab.audit.slips import general
+from kvik_lab.audit.slips import DIGITS, general
 from kvik_lab.audit.trace import trace
 from kvik_lab.audit.units import NONE
 
@@ -213,12 +213,13 @@ def _assess(begun: _Begun, target: Series, view: View, cost: float) -> Found | N
 
 
 def _slip(rule: Rule, target: Series, index: int) -> bool:
-    """Whether a usual slip explains a cell that does not follow."""
+    """Whether a slip of digits explains a cell that does not follow: what a level beside the others makes,
+    as the size of an element does, is no slip."""
     slot = target.slots[index]
     value = None if slot is None else evaluate(rule, index, slot.quantity)
     if slot is None or value is None:
         return False
-    return general(slot.quantity, value) is not None or _again(target, index, slot.quantity)
+    return (general(slot.quantity, value) or "").startswith(DIGITS) or _again(target, index, slot.quantity)
 
 
 def _again(target: Series, index: int, printed: Quantity) -> bool:
@@ -277,8 +278,7 @@ def _enough(found: Found, target: Series, view: View) -> bool:
     hits, misses = found.distinct, len(found.misses)
     if found.rule.family.name == "proportion" and not found.rule.stated:
         hits -= 1
-        slip = misses == 1 and _slip(found.rule, target, found.misses[0])
-        if misses and (hits < (3 if slip else 4) or misses > 1):
+        if misses and (hits < 3 or misses > 1 or not _slip(found.rule, target, found.misses[0])):
             return False
     if found.level >= 2 and misses == 0 and (found.rule.family.name != "proportion" or found.rule.stated):
         return found.score > -2.0

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvik_lab.audit import series
+from kvik_lab.audit.caps import caps
 from kvik_lab.audit.claims import Scene
 from kvik_lab.audit.derive import Found, find
 from kvik_lab.audit.diagnose import diagnose
@@ -44,6 +45,7 @@ def audit_document(document: Document, line: int | None = None) -> Audit:
                 results += _results(found, view)
         extra += level_counts(document.name, index, table, views[index])
         extra += rate_checks(table, views[index])
+    extra += caps(document, views)
     cells, wrong = _cells(results)
     seen = {check.place for check in cells}
     cells += [check for check in extra if check.place not in seen or _noted(check, cells)]

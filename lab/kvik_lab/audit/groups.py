@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvik_lab.audit.claims import Scene, Sentence
 from kvik_lab.audit.quantity import Quantity, plain
-from kvik_lab.audit.rules import Value
+from kvik_lab.audit.rules import CHANGE, RATIO, Value, compute
 from kvik_lab.audit.series import Slot
 
 
@@ -63,6 +64,32 @@ def groups(scene: Scene, printed: Quantity, near: list[int]) -> Iterator[Group]:
         everything = [one for found in pooled.values() for one in found]
         if len(pooled) > 1:
             yield _group(table, "all", heading, everything, -2)
+        yield from _relations(scene, printed, table)
+
+
+def _relations(scene: Scene, printed: Quantity, table: int) -> Iterator[Group]:
+    """What two columns are to each other, row by row, where a table has just two columns of one kind."""
+    if printed.unit.kind not in ("percent", "ratio"):
+        return
+    view = scene.views[table]
+    measured = [
+        s
+        for s in view.series
+        if s.position and not s.note and s.count and s.uniform and s.unit.kind not in ("percent", "ratio")
+    ]
+    if len(measured) != 2 or measured[0].unit != measured[1].unit:
+        return
+    family = CHANGE if printed.unit.kind == "percent" else RATIO
+    for one, other in itertools.permutations(measured):
+        found = []
+        for label, a, b in zip(view.labels, one.slots, other.slots, strict=True):
+            if a is not None and b is not None and not _TOTALS.match(label):
+                value = compute(family, [a.best, b.best], printed)
+                if value is not None:
+                    found.append((a, value, label))
+        if len(found) >= 2:
+            heading = scene.document.tables[table].heading
+            yield _group(table, f"{one.name} against {other.name}", heading, found, one.position)
 
 
 def _group(table: int, names: str, heading: str, found: list[tuple[Slot, Value, str]], series: int) -> Group:

@@ -26,6 +26,10 @@ _PREFIXES = (
 )
 
 
+#: How the slips begin that are of digits, not of what was computed.
+DIGITS = ("one digit", "two digits", "a digit", "a factor of 10:", "rounded", "truncated")
+
+
 def matches(printed: Quantity, number: float, value: Value) -> bool:
     """Whether a printed quantity is what `number` (in its unit) rounds to, given the inputs' own
     rounding."""

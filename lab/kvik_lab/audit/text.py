@@ -19,7 +19,6 @@ _HARD = (
     spoken.blocks,
     arithmetic.products,
     arithmetic.sizes,
-    pairs.steps,
     pairs.parts,
     pairs.spread,
     spoken.spread_from_before,
@@ -27,6 +26,8 @@ _HARD = (
 # what these read is looked for: a number that does not follow may be about something else, so it has to be
 # one slip away from what does
 _SOFT = (
+    pairs.steps,
+    arithmetic.totals,
     lookups.rows_named,
     aggregates.counts,
     aggregates.aggregates,
