@@ -133,7 +133,7 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
     ]
     if len(checks) > 1:
         checks = [check for check in checks if (check.diagnosis or "").startswith(DIGITS)]
-    if len(checks) != 1:
+    if not checks:
         return None
     why = checks[0].diagnosis or _elsewhere(order, decided[0], printed)
     beside = sentence.before(at)[-60:] + sentence.after(at)[:40]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from kvik_lab.audit.model import Check, Document, Place, Prose
 from kvik_lab.audit.quantity import Quantity, quantities
@@ -49,8 +50,12 @@ class Scene:
     def near(self, sentence: Sentence) -> list[int]:
         """The tables near a sentence, the nearest first: the one above, the one below, then the
         others."""
-        above = -1 if sentence.table is None else sentence.table
-        return sorted(range(len(self.views)), key=lambda i: (abs(i - above - 0.4), i))
+        return list(_near(-1 if sentence.table is None else sentence.table, len(self.views)))
+
+
+@lru_cache(maxsize=1024)
+def _near(above: int, count: int) -> tuple[int, ...]:
+    return tuple(sorted(range(count), key=lambda i: (abs(i - above - 0.4), i)))
 
 
 _END = re.compile(r"(?<=[。!?!?])\s*|(?<=[A-Za-z)%\d][.;])\s+(?=[A-Z(*])")
@@ -63,7 +68,7 @@ def sentences(document: Document) -> Iterator[Sentence]:
         for text in [line.text] if line.code else _END.split(line.text):
             start = line.text.index(text, end)
             end = start + len(text)
-            found = tuple(quantities(text))
+            found = quantities(text)
             if found:
                 lead = line.text[:start]
                 yield Sentence(text, line.line, line.heading, line.table, found, line.code, lead)

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvik_lab.audit.claims import Scene, Sentence
 from kvik_lab.audit.quantity import Quantity, plain
@@ -160,7 +161,8 @@ _COMMON = {
 }
 
 
-def tokens(text: str) -> set[str]:
+@lru_cache(maxsize=8192)
+def tokens(text: str) -> frozenset[str]:
     """The words of a text for comparing names: Latin words by their stems, Chinese characters in
     pairs."""
     answer: set[str] = set()
@@ -169,7 +171,7 @@ def tokens(text: str) -> set[str]:
             answer |= {word[i : i + 2] for i in range(max(len(word) - 1, 1))}
         elif word not in _COMMON:
             answer.add(word if len(word) < 4 else re.sub(r"(ing|es|s|ed|e)$", "", word))
-    return answer
+    return frozenset(answer)
 
 
 def overlap(text: str, names: str) -> int:

@@ -72,14 +72,15 @@ def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     row."""
     if sentence.code:
         return
-    near = scene.near(sentence)
+    named: dict[int, list[_Row]] = {}
     for at, printed in enumerate(sentence.found):
         if printed.unit.kind not in ("percent", "ratio") and not printed.unit.dimension:
             continue
         if printed.bound:
             continue
-        for table in near:
-            rows = [row for row in _rows(scene, sentence, table) if at not in row.used]
+        named = named or {table: _rows(scene, sentence, table) for table in scene.near(sentence)}
+        for table, all_rows in named.items():
+            rows = [row for row in all_rows if at not in row.used]
             check = _about(scene, sentence, at, rows) if rows else None
             if check is not None:
                 yield at, check

@@ -14,7 +14,7 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from kvik_lab.audit.units import PATTERN, PERCENT, PLAIN, TIME, Unit, unit
 
@@ -101,6 +101,7 @@ _MISSING = {"", "-", "--", "—", "–", "n/a", "na", "nan", "none", "null", "tb
 _BEFORE = re.compile(r"[A-Za-z0-9_.,:/#=\\]$|[A-Za-z0-9]-$")
 
 
+@lru_cache(maxsize=8192)
 def plain(text: str) -> str:
     """Text without Markdown and HTML markup, with one form for each character that has several."""
     text = re.sub(r"<br\s*/?>", " ; ", text, flags=re.IGNORECASE)
@@ -112,16 +113,20 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t\u3000\xa0]+", " ", text).strip().strip("*").strip()
 
 
-def quantities(text: str) -> list[Quantity]:
+_START = re.compile(r"[\d↓↑~≈≒約约±<>≤≥+\-$¥€]")
+
+
+@lru_cache(maxsize=8192)
+def quantities(text: str) -> tuple[Quantity, ...]:
     """All quantities in running text, in order, with their spans."""
     found: list[Quantity] = []
     position = 0
     while True:
-        match = re.compile(r"[\d↓↑~≈≒約约±<>≤≥+\-$¥€]").search(text, position)
+        match = _START.search(text, position)
         if match is None:
-            return found
+            return tuple(found)
         start = match.start()
-        here = None if _BEFORE.search(text[:start]) else _at(text, start)
+        here = None if _BEFORE.search(text[max(start - 2, 0) : start]) else _at(text, start)
         if here is None:
             digit = re.compile(r"[A-Za-z0-9_.]*").match(text, start)
             position = max(start + 1, digit.end() if digit and text[start].isdigit() else start + 1)

@@ -90,7 +90,7 @@ def _can_fail(scene: Scene, sentence: Sentence, previous: arithmetic.Operand | N
     start = sentence.text.find(quantity.digits, quantity.span[0])
     for digits in _others(quantity.digits):
         text = sentence.text[:start] + digits + sentence.text[start + len(quantity.digits) :]
-        found = tuple(quantities(text))
+        found = quantities(text)
         if len(found) == len(sentence.found):
             changed = _known(scene, replace(sentence, text=text, found=found), previous)
             if any(not check.holds for check in changed.get(at, ())):
