@@ -14,6 +14,7 @@ from kvik_lab.audit.groups import Group, groups, overlap, ranked, total
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.slips import DIGITS
 
 Aggregate = Callable[[Sequence[float]], float]
 
@@ -50,34 +51,52 @@ _FUNCTIONS: dict[str, Aggregate] = {
 }
 
 
-def named(sentence: Sentence, at: int) -> str | None:
-    """The aggregate that the words beside a quantity name."""
-    after = sentence.after(at)
-    behind = re.split(r"[,;。、(]| and | und ", after)[0][:45]
-    for pattern, name in _BEHIND:
-        if re.search(pattern, behind, re.IGNORECASE):
-            return name
-    before = sentence.before(at)
-    for pattern, _ in _BEHIND:
-        before = (
-            re.sub(rf"^[^,;。、]*?({pattern})\s*(and|,|、|$)", " ", before, flags=re.IGNORECASE)
-            if at
-            else before
-        )
-    last: tuple[int, str] | None = None
-    for pattern, name in _BEFORE:
-        for match in re.finditer(pattern, before[-70:], re.IGNORECASE):
-            if last is None or match.start() > last[0]:
-                last = (match.start(), name)
-    return None if last is None else last[1]
+def named(sentence: Sentence) -> dict[int, str]:
+    """Which number each word for an aggregate is about: the one right before "on average", else the
+    nearest behind it. A word is about one number, and a number has one."""
+    answer: dict[int, str] = {}
+    taken: list[tuple[int, int]] = []
+    for patterns, behind in ((_BEHIND, True), (_BEFORE, False)):
+        for pattern, name in patterns:
+            for match in re.finditer(pattern, sentence.text, re.IGNORECASE):
+                if any(match.start() < end and start < match.end() for start, end in taken):
+                    continue
+                at = _about_which(sentence, match, behind=behind)
+                if at is not None and at not in answer:
+                    answer[at] = name
+                    taken.append(match.span())
+    for at in range(1, len(sentence.found)):
+        inherited = _inherited(sentence, at, answer) if at not in answer else None
+        if inherited:
+            answer[at] = inherited
+    return answer
+
+
+def _about_which(sentence: Sentence, match: re.Match[str], *, behind: bool) -> int | None:
+    if behind:
+        before = [at for at, q in enumerate(sentence.found) if q.span[1] <= match.start()]
+        gap = sentence.text[sentence.found[before[-1]].span[1] : match.start()] if before else ","
+        return before[-1] if len(gap) < 30 and not re.search(r"[,;。、(]| and | und ", gap) else None
+    after = [at for at, q in enumerate(sentence.found) if q.span[0] >= match.end()]
+    gap = sentence.text[match.end() : sentence.found[after[0]].span[0]] if after else ";"
+    return after[0] if len(gap) < 50 and not re.search(r"[;。]", gap) else None
+
+
+def _inherited(sentence: Sentence, at: int, names: dict[int, str]) -> str | None:
+    """The aggregate of a parallel clause: of "36.7% (up to 53%) here, 30.2% (up to 53%) there"."""
+    for earlier in range(at - 1, -1, -1):
+        same = sentence.found[earlier].unit.kind == sentence.found[at].unit.kind == "percent"
+        parallel = all(re.match(r"\s?\(", sentence.after(one)) for one in (earlier, at))
+        if same and parallel and earlier in names and not _depth(sentence, at):
+            return names[earlier]
+    return None
 
 
 def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of sentences that sum up columns, or the derived values of a row of cells."""
-    names: dict[int, str | None] = {}
+    names = named(sentence)
     for at, printed in enumerate(sentence.found):
-        names[at] = named(sentence, at) or _inherited(sentence, at, names)
-        name = names[at]
+        name = names.get(at)
         if name is None or (
             not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")
         ):
@@ -85,16 +104,6 @@ def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         check = _one(scene, sentence, at, name)
         if check is not None:
             yield at, check
-
-
-def _inherited(sentence: Sentence, at: int, names: dict[int, str | None]) -> str | None:
-    """The aggregate of a parallel clause: of "36.7% (up to 53%) here, 30.2% (up to 53%) there"."""
-    inside = _depth(sentence, at)
-    for earlier in range(at - 1, -1, -1):
-        same = sentence.found[earlier].unit.kind == sentence.found[at].unit.kind
-        if same and names.get(earlier) and _depth(sentence, earlier) == inside:
-            return names[earlier]
-    return None
 
 
 def _depth(sentence: Sentence, at: int) -> int:
@@ -115,17 +124,22 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
         value = _value(group, name, printed)
         if value is not None and holds(printed, value):
             return _claim(scene, sentence, printed, group, name, value)
-    if (
-        len(decided) != 1
-        or len(sentence.found[at].digits) < 2
-        or not _about(scene, sentence, decided[0], order)
-    ):
+    if not _about(scene, sentence, decided[0], order):
         return None
-    value = _value(decided[0], name, printed)
-    if value is None:
+    checks = [
+        _claim(scene, sentence, printed, group, name, value)
+        for group in decided
+        if (value := _value(group, name, printed)) is not None
+    ]
+    if len(checks) > 1:
+        checks = [check for check in checks if (check.diagnosis or "").startswith(DIGITS)]
+    if not checks:
         return None
-    check = _claim(scene, sentence, printed, decided[0], name, value)
-    return replace(check, diagnosis=_elsewhere(order, decided[0], printed) or check.diagnosis)
+    why = checks[0].diagnosis or _elsewhere(order, decided[0], printed)
+    beside = sentence.before(at)[-60:] + sentence.after(at)[:40]
+    if why is None and name.endswith("mean") and overlap(beside, decided[0].names):
+        why = "a mean of other values"
+    return replace(checks[0], diagnosis=why)
 
 
 def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:
@@ -185,29 +199,30 @@ def _claim(
 
 
 def ranges(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Recognises "flat at ~205-214 GB/s": a range that holds all values of the nearest table."""
+    """Checks of "flat at ~205-214 GB/s" against the least and the greatest value of the nearest table. An
+    end is judged when the other one is that of the table, which says what the range is about."""
     for at, printed in enumerate(sentence.found):
         if printed.upper is None or not printed.unit.dimension or not scene.views:
             continue
         table = scene.near(sentence)[0]
         values = [v for group in groups(scene, printed, [table]) for v in group.values]
-        scale = printed.unit.scale
         if len(values) < 3:
             continue
-        low, high = min(v.middle for v in values), max(v.middle for v in values)
-        if printed.low * scale <= low and high <= printed.high * scale:
-            for end, found, what in (
-                (printed.number, low, "the smallest"),
-                (printed.upper, high, "the largest"),
-            ):
-                # a range may be wider than what it holds: its ends are bounds
-                value = Value(found, found, found, scale)
-                shown = printed.text if end == printed.number else f"{end:g} {printed.unit.symbol}"
-                formula = f"{low / scale:g} to {high / scale:g}"
-                check = claim(
-                    scene.document, sentence, printed, value, f"{what} of table {table + 1}", formula
-                )
-                yield at, replace(check, printed=shown, follows=shown)
+        scale = printed.unit.scale
+        found = (min(v.middle for v in values), max(v.middle for v in values))
+        ends = (printed.number, printed.upper)
+        # a range may be a little wider than what it holds
+        near = [
+            abs(end * scale - value) <= 0.015 * abs(value) for end, value in zip(ends, found, strict=True)
+        ]
+        formula = f"{found[0] / scale:g} to {found[1] / scale:g}"
+        for end, value, good, what in zip(ends, found, near, ("smallest", "largest"), strict=True):
+            if any(near):
+                low, right, high = (end * scale,) * 3 if good else (0.985 * value, value, 1.015 * value)
+                one = replace(printed, number=end, upper=None, text=f"{end:g} {printed.unit.symbol}".strip())
+                one = replace(one, digits=f"{end:.{printed.decimals}f}")
+                rule = f"the {what} of table {table + 1}"
+                yield at, claim(scene.document, sentence, one, Value(low, right, high, scale), rule, formula)
 
 
 _COUNTED = re.compile(

@@ -14,7 +14,7 @@ from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value, holds
 
-_OPERATOR = re.compile(r"^[^=≈\d+×*/÷]*?([×x*+/÷-])[^=≈\d+×*/÷]*?$")
+_OPERATOR = re.compile(r"^[^=≈\d+×*/÷]*?([×*+/÷-]|(?<![A-Za-z])x(?![A-Za-z]))[^=≈\d+×*/÷]*?$")
 _EQUALS = re.compile(r"^[^=≈<>]*(?:=|≈|=>)[^=<>]*$")
 
 
@@ -152,6 +152,9 @@ def _result(scene: Scene, sentence: Sentence, span: tuple[int, int], value: floa
         (one,) = units.values()
         if one.dimension == printed.unit.dimension:
             factor = one.scale / printed.unit.scale
+    elif not units and printed.unit.kind == "bytes":
+        sizes = [1.0, 1 / printed.unit.scale, 1 / printed.unit.binary]
+        factor = next((f for f in sizes if printed.low <= value * f <= printed.high), 1.0)
     number = value * factor
     return claim(
         scene.document,
@@ -212,6 +215,34 @@ def products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             at,
             claim(scene.document, sentence, loose(printed), value, "count times the rate of one", match[0]),
         )
+
+
+_TIMES = re.compile(r"\s*(?:[A-Za-z-]+\s+){0,3}(?P<mark>[×x*]|with|of|by)\s*", re.IGNORECASE)
+_TOLD = re.compile(r"[^.;]{0,25}(?:\(|:|=|\bfrom|\bas)\s*|[^.;]{0,30}?(?:total|all|make|makes|give|gives|:|→)\s*")
+
+
+def totals(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Checks of a count beside its factors: "24 runs (3 sizes × 4 starts × 2 arms)", "4 hosts with 8 GPUs
+    each, in all 32"."""
+    found, start = sentence.found, 0
+    while start < len(found):
+        end = start + 1
+        marks = []
+        while end < len(found) and (joint := _TIMES.fullmatch(sentence.before(end))):
+            marks.append(joint["mark"])
+            end += 1
+        chain = found[start:end]
+        plain = all(q.single and not q.decimals and q.unit.kind in ("plain", "count") for q in chain)
+        each = "each" in sentence.after(end - 1)[:20] or all(mark in "×x*" for mark in marks)
+        if len(chain) > 1 and plain and each:
+            for at, joint in ((start - 1, sentence.before(start)), (end, sentence.after(end - 1))):
+                told = 0 <= at < len(found) and _TOLD.fullmatch(joint) is not None
+                if told and found[at].single and found[at].unit.kind in ("plain", "count"):
+                    product = math.prod(q.number * q.unit.scale for q in chain)
+                    value = Value(product, product, product, found[at].unit.scale)
+                    formula = " × ".join(q.text for q in chain)
+                    yield at, claim(scene.document, sentence, found[at], value, "the product beside it", formula)
+        start = end
 
 
 def sizes(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:

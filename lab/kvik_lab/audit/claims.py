@@ -6,17 +6,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from kvik_lab.audit.diagnose import general
 from kvik_lab.audit.model import Check, Document, Place, Prose
 from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Family, Value, compute, holds
 from kvik_lab.audit.series import View
+from kvik_lab.audit.slips import general
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of the text, with the quantities in it."""
+    """A sentence of the text, with the quantities in it. `lead` is its paragraph's text before it."""
 
     text: str
     line: int
@@ -24,6 +25,7 @@ class Sentence:
     table: int | None
     found: tuple[Quantity, ...]
     code: bool
+    lead: str = ""
 
     def before(self, at: int) -> str:
         """The text between a quantity and the one before it."""
@@ -48,8 +50,12 @@ class Scene:
     def near(self, sentence: Sentence) -> list[int]:
         """The tables near a sentence, the nearest first: the one above, the one below, then the
         others."""
-        above = -1 if sentence.table is None else sentence.table
-        return sorted(range(len(self.views)), key=lambda i: (abs(i - above - 0.4), i))
+        return list(_near(-1 if sentence.table is None else sentence.table, len(self.views)))
+
+
+@lru_cache(maxsize=1024)
+def _near(above: int, count: int) -> tuple[int, ...]:
+    return tuple(sorted(range(count), key=lambda i: (abs(i - above - 0.4), i)))
 
 
 _END = re.compile(r"(?<=[。!?!?])\s*|(?<=[A-Za-z)%\d][.;])\s+(?=[A-Z(*])")
@@ -58,10 +64,14 @@ _END = re.compile(r"(?<=[。!?!?])\s*|(?<=[A-Za-z)%\d][.;])\s+(?=[A-Z(*])")
 def sentences(document: Document) -> Iterator[Sentence]:
     """The sentences of a document that hold quantities."""
     for line in [*document.prose, *_cells(document)]:
+        end = 0
         for text in [line.text] if line.code else _END.split(line.text):
+            start = line.text.index(text, end)
+            end = start + len(text)
             found = quantities(text)
             if found:
-                yield Sentence(text, line.line, line.heading, line.table, tuple(found), line.code)
+                lead = line.text[:start]
+                yield Sentence(text, line.line, line.heading, line.table, found, line.code, lead)
 
 
 # a value with the product of names that it is: "2 GB (min: block × batch)"

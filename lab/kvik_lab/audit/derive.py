@@ -16,12 +16,14 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvik_lab.audit import rules as r
 from kvik_lab.audit.naming import families_named, level
-from kvik_lab.audit.quantity import quantities
+from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Rule, Value, evaluate, holds
 from kvik_lab.audit.series import Series, View, shifted, words
+from kvik_lab.audit.slips import DIGITS, general
 from kvik_lab.audit.trace import trace
 from kvik_lab.audit.units import NONE
 
@@ -42,7 +44,7 @@ _UNUSUAL = {
 @dataclass(frozen=True)
 class Found:
     """A rule that a target's cells follow: where it holds, where not, and how strong the evidence
-    is."""
+    is. `distinct` counts the different values among those that hold, without zeros."""
 
     target: Series
     rule: Rule
@@ -50,9 +52,11 @@ class Found:
     misses: tuple[int, ...]
     score: float
     level: int
+    distinct: int = 0
 
 
-def find(view: View) -> list[Found]:
+@lru_cache(maxsize=256)  # a text is audited again and again while it is written
+def find(view: View) -> tuple[Found, ...]:
     """The accepted rules of a view, each target at most once, none of them another one turned
     around."""
     candidates: list[Found] = []
@@ -67,7 +71,7 @@ def find(view: View) -> list[Found]:
             accepted.append(one)
     named = _siblings(view, accepted)
     keys = {found.target.key for found in named}
-    return [found for found in accepted if found.target.key not in keys] + named
+    return (*(found for found in accepted if found.target.key not in keys), *named)
 
 
 def _siblings(view: View, accepted: list[Found]) -> list[Found]:
@@ -182,7 +186,7 @@ def _assess(begun: _Begun, target: Series, view: View, cost: float) -> Found | N
         return None
     hits: list[int] = []
     misses: list[int] = []
-    values: list[tuple[Value, float]] = []
+    values: dict[float, tuple[Value, float]] = {}  # what is printed again says nothing again
     misfit = 0.0
     for index, value in itertools.chain([begun.first], begun.rest):
         slot = target.slots[index]
@@ -190,21 +194,38 @@ def _assess(begun: _Begun, target: Series, view: View, cost: float) -> Found | N
             continue
         if holds(slot.quantity, value):
             hits.append(index)
-            values.append((value, slot.quantity.half))
+            if slot.quantity.number:
+                values[slot.quantity.number] = (value, slot.quantity.half)
         else:
             misses.append(index)
             if len(misses) > allowed:
                 return None
             misfit += _distance(slot.quantity.number * value.scale, value.middle)
-    if not hits:
+    if not values:
         return None
     spread = _spread(target, named)
-    score = sum(_evidence(value, half, spread) for value, half in values) - _UNUSUAL.get(
+    score = sum(_evidence(value, half, spread) for value, half in values.values()) - _UNUSUAL.get(
         rule.family.name, 0.0
     )
     score -= 2.0 * misfit + _partial(rule, target, view)
     score += (0.0, 3.0, 5.0, 6.0)[named] - cost
-    return Found(target, rule, tuple(hits), tuple(misses), score, named)
+    return Found(target, rule, tuple(hits), tuple(misses), score, named, len(values))
+
+
+def _slip(rule: Rule, target: Series, index: int) -> bool:
+    """Whether a slip of digits explains a cell that does not follow: what a level beside the others makes,
+    as the size of an element does, is no slip."""
+    slot = target.slots[index]
+    value = None if slot is None else evaluate(rule, index, slot.quantity)
+    if slot is None or value is None:
+        return False
+    return (general(slot.quantity, value) or "").startswith(DIGITS) or _again(target, index, slot.quantity)
+
+
+def _again(target: Series, index: int, printed: Quantity) -> bool:
+    """Whether a cell repeats the one above or below it."""
+    beside = (*target.slots[max(index - 1, 0) : index], *target.slots[index + 1 : index + 2])
+    return any(slot is not None and slot.quantity.digits == printed.digits for slot in beside)
 
 
 def _allowed(rule: Rule, target: Series, view: View, named: int) -> int:
@@ -254,10 +275,10 @@ def _evidence(value: Value, half: float, spread: float) -> float:
 
 def _enough(found: Found, target: Series, view: View) -> bool:
     """Whether the evidence suffices to accept a rule."""
-    hits, misses = len(found.hits), len(found.misses)
+    hits, misses = found.distinct, len(found.misses)
     if found.rule.family.name == "proportion" and not found.rule.stated:
         hits -= 1
-        if misses and (hits < 4 * misses or misses > 1):
+        if misses and (hits < 3 or misses > 1 or not _slip(found.rule, target, found.misses[0])):
             return False
     if found.level >= 2 and misses == 0 and (found.rule.family.name != "proportion" or found.rule.stated):
         return found.score > -2.0

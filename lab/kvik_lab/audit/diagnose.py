@@ -12,19 +12,7 @@ from kvik_lab.audit.derive import Found
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Rule, Value, evaluate
 from kvik_lab.audit.series import View
-
-_PREFIXES = (
-    (1000.0, "a factor of 1,000: the prefix of the unit"),
-    (1024.0, "a factor of 1,024: the prefix of the unit"),
-    (1e6, "a factor of 1,000,000: the prefix of the unit"),
-    (8.0, "a factor of 8: bits and bytes"),
-    (1.024, "a factor of 1.024: K = 1000 against K = 1024"),
-    (1.024**2, "a factor of 1.0486: MB (10^6) against MiB (2^20)"),
-    (1.024**3, "a factor of 1.0737: GB (10^9) against GiB (2^30)"),
-    (60.0, "a factor of 60: minutes and seconds"),
-    (100.0, "a factor of 100: a fraction and a percentage"),
-    (10.0, "a factor of 10: the decimal point"),
-)
+from kvik_lab.audit.slips import general, matches
 
 
 def diagnose(found: Found, index: int, value: Value, view: View) -> str | None:
@@ -37,55 +25,6 @@ def diagnose(found: Found, index: int, value: Value, view: View) -> str | None:
         if matches(printed, number / value.scale, value):
             return text
     return general(printed, value)
-
-
-def matches(printed: Quantity, number: float, value: Value) -> bool:
-    """Whether a printed quantity is what `number` (in its unit) rounds to, given the inputs' own
-    rounding."""
-    if not math.isfinite(number):
-        return False
-    middle = abs(value.middle / value.scale)
-    blur = (value.high - value.low) / 2 / value.scale
-    blur *= min(abs(number) / middle, 2.0) if middle else 1.0
-    slack = printed.half + min(blur, 3 * printed.half)
-    return abs(number - printed.number) <= slack * (1 + 1e-9)
-
-
-def general(printed: Quantity, value: Value) -> str | None:
-    """Slips that need nothing but the number: rounding, sign, unit, digit, factor of two."""
-    number = value.middle / value.scale
-    step = 10.0**-printed.decimals
-    if abs(printed.number - number) < step * (1 + 1e-9) and number:
-        if math.isclose(abs(printed.number), math.floor(abs(number) / step) * step, abs_tol=step / 1e3):
-            return "truncated instead of rounded"
-        return "rounded away in the last place"
-    if matches(printed, -number, value):
-        return "the sign"
-    for factor, text in _PREFIXES:
-        if matches(printed, number * factor, value) or matches(printed, number / factor, value):
-            return text
-    digit = _digits(printed, number)
-    if digit:
-        return digit
-    for factor, text in ((2.0, "twice what follows"), (0.5, "half of what follows")):
-        if matches(printed, number * factor, value):
-            return text
-    return None
-
-
-def _digits(printed: Quantity, number: float) -> str | None:
-    a = f"{abs(printed.number):.{printed.decimals}f}"
-    b = f"{math.floor(abs(number) * 10**printed.decimals + 0.5) / 10**printed.decimals:.{printed.decimals}f}"
-    if len(a) != len(b):
-        shorter, longer = sorted((a, b), key=len)
-        dropped = any(longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer)))
-        return "a digit dropped or doubled" if dropped and len(longer) - len(shorter) == 1 else None
-    differ = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
-    if len(differ) == 1:
-        return f"one digit: {a[differ[0]]} for {b[differ[0]]}"
-    if len(differ) == 2 and a[differ[0]] == b[differ[1]] and a[differ[1]] == b[differ[0]]:
-        return "two digits changed places"
-    return None
 
 
 def _candidates(found: Found, index: int, value: Value, view: View) -> Iterator[tuple[str, float]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvik_lab.audit import series
+from kvik_lab.audit.caps import caps
 from kvik_lab.audit.claims import Scene
 from kvik_lab.audit.derive import Found, find
 from kvik_lab.audit.diagnose import diagnose
@@ -31,8 +32,8 @@ class Result:
     holds: bool
 
 
-def audit_document(document: Document) -> Audit:
-    """Recompute a document."""
+def audit_document(document: Document, line: int | None = None) -> Audit:
+    """Recompute a document; with a line, its tables and the claims of that line."""
     views = series.refine(
         [series.columns(document.name, i, table) for i, table in enumerate(document.tables)]
     )
@@ -44,12 +45,14 @@ def audit_document(document: Document) -> Audit:
                 results += _results(found, view)
         extra += level_counts(document.name, index, table, views[index])
         extra += rate_checks(table, views[index])
-    cells = _cells(results)
+    extra += caps(document, views)
+    cells, wrong = _cells(results)
     seen = {check.place for check in cells}
     cells += [check for check in extra if check.place not in seen or _noted(check, cells)]
     known = {(r.slot.place, r.slot.quantity.span[0]): r.value for r in results if r.holds}
+    known |= {(place, span[0]): one.value for (place, span), one in wrong.items()}
     cells += displaced(views, {check.place for check in cells})
-    claims = audit_claims(Scene(document, tuple(views), known))
+    claims = audit_claims(Scene(document, tuple(views), known), line)
     return Audit(document.tables, tuple(cells) + tuple(claims))
 
 
@@ -67,10 +70,13 @@ def _results(found: Found, view: View) -> list[Result]:
     return answer
 
 
-def _cells(results: list[Result]) -> list[Check]:
-    """One check a printed quantity. It holds if one of its rules does, also with its inputs set
-    right."""
-    by_slot: dict[tuple[Place, tuple[int, int]], list[Result]] = {}
+_Key = tuple[Place, tuple[int, int]]
+
+
+def _cells(results: list[Result]) -> tuple[list[Check], dict[_Key, Result]]:
+    """The checks, and what is wrong by its place. One check a printed quantity. It holds if one of its rules does with its inputs set right; what
+    follows only from a value that does not follow itself is set right with it."""
+    by_slot: dict[_Key, list[Result]] = {}
     for result in results:
         by_slot.setdefault((result.slot.place, result.slot.quantity.span), []).append(result)
     wrong = {
@@ -78,30 +84,56 @@ def _cells(results: list[Result]) -> list[Check]:
         for key, group in by_slot.items()
         if not any(one.holds for one in group)
     }
-    checks = []
+    wrong = {key: one for key, one in wrong.items() if not _mended(by_slot[key], wrong)[0]}
+    checks = {key: _check(one, good=False) for key, one in wrong.items()}
+    while carried := _unsettled(by_slot, wrong):
+        wrong |= carried
+        checks |= {key: _carried(one) for key, one in carried.items()}
     for key, group in by_slot.items():
-        if key in wrong and not any(_follows_from_mended(one, wrong) for one in group):
-            checks.append(_check(wrong[key], good=False))
-        else:
-            checks.append(_check(next((one for one in group if one.holds), group[0]), good=True))
-    return checks
+        if key not in checks:
+            checks[key] = _check(next((one for one in group if one.holds), group[0]), good=True)
+    return [checks[key] for key in by_slot], wrong
 
 
-def _follows_from_mended(result: Result, wrong: dict[tuple[Place, tuple[int, int]], Result]) -> bool:
-    """Whether a cell follows once those of its inputs that do not follow themselves are set right."""
-    slots = result.found.rule.slots(result.index) or []
-    mended: list[Quantity] = []
-    for slot in slots:
-        one = wrong.get((slot.place, slot.quantity.span))
-        quantity = slot.best
-        if one is not None:
-            quantity = replace(slot.quantity, number=one.value.middle / one.value.scale)
-        mended.append(quantity)
-    if all(a is b.best for a, b in zip(mended, slots, strict=True)):
-        return False
-    rule = result.found.rule
-    value = compute(rule.family, mended, result.slot.quantity, rule.binary, rule.constant)
-    return value is not None and holds(result.slot.quantity, value)
+def _unsettled(by_slot: dict[_Key, list[Result]], wrong: dict[_Key, Result]) -> dict[_Key, Result]:
+    """The cells that do not follow any more once what is wrong is set right."""
+    answer = {}
+    for key, group in by_slot.items():
+        good, changed = (True, None) if key in wrong else _mended(group, wrong)
+        if not good and changed is not None:
+            answer[key] = changed
+    return answer
+
+
+def _mended(group: list[Result], wrong: dict[_Key, Result]) -> tuple[bool, Result | None]:
+    """Whether a cell follows by one of its rules once their inputs are set right; and the rule with the
+    value that it then gives, where an input was."""
+    changed: Result | None = None
+    for one in group:
+        slots = one.found.rule.slots(one.index) or []
+        inputs = [_right(slot, wrong) for slot in slots]
+        if all(a is slot.best for a, slot in zip(inputs, slots, strict=True)):
+            if one.holds:
+                return True, None
+            continue
+        rule = one.found.rule
+        value = compute(rule.family, inputs, one.slot.quantity, rule.binary, rule.constant)
+        if value is not None:
+            if holds(one.slot.quantity, value):
+                return True, None
+            changed = changed or replace(one, value=value, holds=False)
+    return False, changed
+
+
+def _right(slot: Slot, wrong: dict[_Key, Result]) -> Quantity:
+    one = wrong.get((slot.place, slot.quantity.span))
+    return slot.best if one is None else replace(slot.quantity, number=one.value.middle / one.value.scale)
+
+
+def _carried(result: Result) -> Check:
+    check = _check(result, good=False)
+    text = f"{check.rule}: an input does not follow itself; with what does, so {check.follows}"
+    return replace(check, text=f"{text}; printed is {check.printed}", diagnosis="carried on from an input")
 
 
 def written(rule: Rule, names: list[str]) -> str:

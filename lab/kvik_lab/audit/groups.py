@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvik_lab.audit.claims import Scene, Sentence
 from kvik_lab.audit.quantity import Quantity, plain
-from kvik_lab.audit.rules import Value
+from kvik_lab.audit.rules import CHANGE, RATIO, Value, compute
 from kvik_lab.audit.series import Slot
 
 
@@ -63,6 +65,32 @@ def groups(scene: Scene, printed: Quantity, near: list[int]) -> Iterator[Group]:
         everything = [one for found in pooled.values() for one in found]
         if len(pooled) > 1:
             yield _group(table, "all", heading, everything, -2)
+        yield from _relations(scene, printed, table)
+
+
+def _relations(scene: Scene, printed: Quantity, table: int) -> Iterator[Group]:
+    """What two columns are to each other, row by row, where a table has just two columns of one kind."""
+    if printed.unit.kind not in ("percent", "ratio"):
+        return
+    view = scene.views[table]
+    measured = [
+        s
+        for s in view.series
+        if s.position and not s.note and s.count and s.uniform and s.unit.kind not in ("percent", "ratio")
+    ]
+    if len(measured) != 2 or measured[0].unit != measured[1].unit:
+        return
+    family = CHANGE if printed.unit.kind == "percent" else RATIO
+    for one, other in itertools.permutations(measured):
+        found = []
+        for label, a, b in zip(view.labels, one.slots, other.slots, strict=True):
+            if a is not None and b is not None and not _TOTALS.match(label):
+                value = compute(family, [a.best, b.best], printed)
+                if value is not None:
+                    found.append((a, value, label))
+        if len(found) >= 2:
+            heading = scene.document.tables[table].heading
+            yield _group(table, f"{one.name} against {other.name}", heading, found, one.position)
 
 
 def _group(table: int, names: str, heading: str, found: list[tuple[Slot, Value, str]], series: int) -> Group:
@@ -98,7 +126,7 @@ def same_kind(a: Quantity, b: Quantity) -> bool:
 
 
 def best(scene: Scene, slot: Slot) -> Value:
-    """A printed value, or the interval in which it lies after its own recomputation."""
+    """A printed value, the interval in which it lies after its own recomputation, or what follows."""
     quantity, scale = slot.quantity, slot.quantity.unit.scale
     value = Value(quantity.low * scale, quantity.number * scale, quantity.high * scale, scale)
     if quantity.upper is not None:
@@ -107,7 +135,9 @@ def best(scene: Scene, slot: Slot) -> Value:
     if finer is None:
         return value
     low, high = max(value.low, finer.low), min(value.high, finer.high)
-    return Value(low, min(max(finer.middle, low), high), high, scale) if low <= high else value
+    if low > high:  # it does not follow: what does stands in its place
+        return Value(finer.low, finer.middle, finer.high, scale)
+    return Value(low, min(max(finer.middle, low), high), high, scale)
 
 
 _WORD = re.compile(r"[a-z][a-z0-9_.]+|\d[\d,.]*[a-z]*|[\u3040-\u30ff]{2,}|[\u4e00-\u9fff]+", re.IGNORECASE)
@@ -131,7 +161,8 @@ _COMMON = {
 }
 
 
-def tokens(text: str) -> set[str]:
+@lru_cache(maxsize=8192)
+def tokens(text: str) -> frozenset[str]:
     """The words of a text for comparing names: Latin words by their stems, Chinese characters in
     pairs."""
     answer: set[str] = set()
@@ -140,7 +171,7 @@ def tokens(text: str) -> set[str]:
             answer |= {word[i : i + 2] for i in range(max(len(word) - 1, 1))}
         elif word not in _COMMON:
             answer.add(word if len(word) < 4 else re.sub(r"(ing|es|s|ed|e)$", "", word))
-    return answer
+    return frozenset(answer)
 
 
 def overlap(text: str, names: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvik_lab.audit import rules as r
 from kvik_lab.audit.claims import Scene, Sentence, claim, computed, loose
@@ -16,6 +16,7 @@ from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value
 from kvik_lab.audit.series import Series, Slot
+from kvik_lab.audit.slips import DIGITS
 
 _CHANGE = re.compile(
     r"faster|slower|better|worse|higher|lower|improve|reduc|gain|differ|more|less|drop|fall|rise|over|increase|cut"
@@ -71,14 +72,15 @@ def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     row."""
     if sentence.code:
         return
-    near = scene.near(sentence)
+    named: dict[int, list[_Row]] = {}
     for at, printed in enumerate(sentence.found):
         if printed.unit.kind not in ("percent", "ratio") and not printed.unit.dimension:
             continue
         if printed.bound:
             continue
-        for table in near:
-            rows = [row for row in _rows(scene, sentence, table) if at not in row.used]
+        named = named or {table: _rows(scene, sentence, table) for table in scene.near(sentence)}
+        for table, all_rows in named.items():
+            rows = [row for row in all_rows if at not in row.used]
             check = _about(scene, sentence, at, rows) if rows else None
             if check is not None:
                 yield at, check
@@ -165,7 +167,15 @@ def _decide(
     good = next((check for check in checks if check.holds), None)
     if good is not None:
         return good
-    return checks[0] if decided and checks and _CHANGE.search(sentence.text) else None
+    if decided and checks and _CHANGE.search(sentence.text):
+        return checks[0]
+    slips = [check for check in checks if (check.diagnosis or "").startswith(DIGITS)]
+    one = len({check.follows for check in slips}) == 1 and len(_significant(printed)) > 2
+    return slips[0] if one else None
+
+
+def _significant(printed: Quantity) -> str:
+    return printed.digits.replace(",", "").replace(".", "").lstrip("0")
 
 
 def _families(printed: Quantity, cell: Quantity) -> tuple[r.Family, ...]:
@@ -254,26 +264,60 @@ def _bytes_a_token(scene: Scene) -> tuple[Value, int] | None:
 
 
 def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Recognises a cell of a nearby table that the text repeats; what repeats none is not judged."""
+    """Checks of cells that the text repeats. A number that is no cell is judged where the sentence names a
+    row or a column in which one cell is a slip of digits away; one that is the cell of another row, where
+    the sentence names a single row and has no other number of that kind."""
     for at, printed in enumerate(sentence.found):
         if sentence.code and not (printed.signed and printed.unit.dimension):
             continue
-        if len(printed.digits.replace(",", "").replace(".", "").strip("0")) < 2 or not printed.single:
+        if len(_significant(printed).rstrip("0")) < 2 or not printed.single:
             continue
         near = scene.near(sentence)
         for table in near if printed.approx else near[:3]:
             slot = _cell(scene, printed, table)
+            named = _named(scene, sentence, table, printed) if slot or table in near[:2] else []
             if slot is not None:
-                value = best(scene, slot)
-                value = Value(value.low, slot.quantity.number * value.scale, value.high, printed.unit.scale)
-                if printed.unit.kind == "plain":
-                    value = Value(value.low, value.middle, value.high, slot.quantity.unit.scale)
-                name = scene.views[table].labels[slot.place.row or 0]
-                rule = f"a cell of table {table + 1} ({name}), repeated"
-                check = claim(scene.document, sentence, loose(printed), value, rule, slot.quantity.text)
-                if check.holds:
-                    yield at, check
+                alone = sum(same_kind(printed, q) for q in sentence.found) == 1
+                rows = {one.place.row for one in named}
+                beside = [one for one in named if one.place.column == slot.place.column]
+                if len(rows) == len(beside) == 1 and alone and slot.place.row not in rows:
+                    check = _repeats(scene, sentence, printed, beside[0])
+                    yield at, replace(check, diagnosis=check.diagnosis or "the value of another row")
+                else:
+                    yield at, _repeats(scene, sentence, printed, slot)
                 break
+            if len(_significant(printed)) < 3:
+                continue
+            checks = [_repeats(scene, sentence, printed, one) for one in named]
+            slips = [check for check in checks if (check.diagnosis or "").startswith(DIGITS[:4])]
+            if len({check.follows for check in slips}) == 1:
+                yield at, slips[0]
+                break
+
+
+def _named(scene: Scene, sentence: Sentence, table: int, printed: Quantity) -> list[Slot]:
+    """The cells of the kind of a quantity in the rows that a sentence names; where it names none and the
+    quantity has four digits, in the columns that it names."""
+    rows = {row.index for row in _rows(scene, sentence, table)}
+    series = [s for s in scene.views[table].series if s.position]
+    slots = [(s, slot) for s in series for slot in s.slots if slot is not None and same_kind(slot.quantity, printed)]
+    if rows:
+        return [slot for s, slot in slots if slot.place.row in rows]
+    if len(_significant(printed)) < 4:
+        return []
+    return [slot for s, slot in slots if overlap(sentence.text, s.name)]
+
+
+def _repeats(scene: Scene, sentence: Sentence, printed: Quantity, slot: Slot) -> Check:
+    value = best(scene, slot)
+    middle = value.middle if slot.quantity.upper is not None else slot.quantity.number * value.scale
+    middle = min(max(middle, value.low), value.high)
+    unit = slot.quantity.unit.scale if printed.unit.kind == "plain" else printed.unit.scale
+    value = Value(value.low, middle, value.high, unit)
+    table = slot.place.table or 0
+    name = scene.views[table].labels[slot.place.row or 0]
+    rule = f"a cell of table {table + 1} ({name}), repeated"
+    return claim(scene.document, sentence, loose(printed), value, rule, slot.quantity.text)
 
 
 def _cell(scene: Scene, printed: Quantity, table: int) -> Slot | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvik_lab.audit import rules as r
 from kvik_lab.audit.claims import Scene, Sentence, claim, computed, loose
@@ -63,7 +64,10 @@ def _against(scene: Scene, sentence: Sentence, pair: tuple[int, int], at: int) -
                 claim(scene.document, sentence, printed, value, f"{family.name} of two values", formula)
             )
     if checks:
-        yield at, next((check for check in checks if check.holds), checks[0])
+        best = next((check for check in checks if check.holds), checks[0])
+        if re.fullmatch(r"\s*[(,=]+\s*", sentence.before(at)):  # nothing else can be meant
+            best = replace(best, diagnosis=best.diagnosis or "another computation")
+        yield at, best
 
 
 def parts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:

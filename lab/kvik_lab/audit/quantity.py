@@ -14,7 +14,7 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from kvik_lab.audit.units import PATTERN, PERCENT, PLAIN, TIME, Unit, unit
 
@@ -85,7 +85,8 @@ _APPROX = r"~|≈|≒|∼|約|约|大约|およそ|ほぼ"
 _APPROX += r"|about\s|around\s|approximately\s|approx\.?\s|roughly\s|nearly\s|some\s|ca\.\s"
 _QUANTITY = re.compile(
     rf"(?P<arrow>[↓↑▲▼⬆⬇])?\s*(?P<before><=|>=|<|>|≤|≥)?\s*(?P<approx>{_APPROX})?\s*(?P<money>[$¥€])?"
-    rf"(?P<sign>\+/-|[+\-±])?(?P<number>{_NUMBER})(?P<first>\s?{PATTERN})?"
+    rf"(?P<sign>\+/-|[+\-±])?(?P<paid>[$¥€])?(?P<number>{_NUMBER})(?P<first>\s?{PATTERN})?"
+    rf"(?:\s?(?:±|\+/-)\s?{_NUMBER}(?:\s?%)?)?"
     rf"(?:(?:-|\s?[~〜]\s?)(?P<upper>{_NUMBER})(?![.\d]*[A-Za-z]+-))?(?P<unit>\s?{PATTERN})?"
     r"(?P<after>\s?(?:以内|以下|以上|未満|未满)|\+(?!\d))?\s?(?P<late>[↓↑▲▼⬆⬇])?",
 )
@@ -94,10 +95,13 @@ _CLOCK = re.compile(
     r"(?P<s>\d{1,2}(?:\.\d+)?)\s?(?:sec|s|秒)(?![A-Za-z])"
 )
 _COLON = re.compile(r"(?P<sign>[+-])?(?:(?P<h>\d+):)?(?P<m>\d{1,2}):(?P<s>\d{2}(?:\.\d+)?)$")
+# what accounts print for a negative number: (27)%, ($1,200)
+_LOSS = re.compile(rf"^\(([$¥€])({_NUMBER})()\)$|^\(()({_NUMBER})\)(\s?%)$")
 _MISSING = {"", "-", "--", "—", "–", "n/a", "na", "nan", "none", "null", "tbd", "?", "*", "無", "无", "なし"}
 _BEFORE = re.compile(r"[A-Za-z0-9_.,:/#=\\]$|[A-Za-z0-9]-$")
 
 
+@lru_cache(maxsize=8192)
 def plain(text: str) -> str:
     """Text without Markdown and HTML markup, with one form for each character that has several."""
     text = re.sub(r"<br\s*/?>", " ; ", text, flags=re.IGNORECASE)
@@ -109,16 +113,20 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t\u3000\xa0]+", " ", text).strip().strip("*").strip()
 
 
-def quantities(text: str) -> list[Quantity]:
+_START = re.compile(r"[\d↓↑~≈≒約约±<>≤≥+\-$¥€]")
+
+
+@lru_cache(maxsize=8192)
+def quantities(text: str) -> tuple[Quantity, ...]:
     """All quantities in running text, in order, with their spans."""
     found: list[Quantity] = []
     position = 0
     while True:
-        match = re.compile(r"[\d↓↑~≈≒約约±<>≤≥+\-$¥€]").search(text, position)
+        match = _START.search(text, position)
         if match is None:
-            return found
+            return tuple(found)
         start = match.start()
-        here = None if _BEFORE.search(text[:start]) else _at(text, start)
+        here = None if _BEFORE.search(text[max(start - 2, 0) : start]) else _at(text, start)
         if here is None:
             digit = re.compile(r"[A-Za-z0-9_.]*").match(text, start)
             position = max(start + 1, digit.end() if digit and text[start].isdigit() else start + 1)
@@ -166,7 +174,7 @@ def _quantity(match: re.Match[str]) -> Quantity:
     if upper is not None and number < 0:
         upper = -upper
     approx = match["approx"] is not None
-    symbol = (match["unit"] or match["first"] or match["money"] or "").strip()
+    symbol = (match["unit"] or match["first"] or match["money"] or match["paid"] or "").strip()
     end = match.end("unit") if match["unit"] else match.end()
     return Quantity(
         number=number,
@@ -208,6 +216,8 @@ def parse_cell(text: str) -> tuple[Part, ...]:
         return ()
     label, rest = _label(text)
     clock = _COLON.match(rest)
+    loss = _LOSS.match(rest)
+    rest = "-" + "".join(loss.groups("")) if loss else rest
     first = _clock(clock, ":") if clock else _at(rest, 0)
     if first is None or first.span[0] != 0:
         return ()

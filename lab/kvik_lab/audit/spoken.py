@@ -14,19 +14,12 @@ from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Value
 from kvik_lab.audit.series import Series
+from kvik_lab.audit.slips import general
 from kvik_lab.audit.units import unit
 
 
 def _exactly(number: float, scale: float) -> Value:
     return Value(number, number, number, scale)
-
-
-def _before(scene: Scene, sentence: Sentence) -> str:
-    """The text of a sentence's paragraph before it."""
-    for line in scene.document.prose:
-        if line.line == sentence.line and sentence.text in line.text:
-            return line.text[: line.text.index(sentence.text)]
-    return ""
 
 
 def _lead(scene: Scene, sentence: Sentence) -> list[str]:
@@ -120,9 +113,13 @@ def tuples(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     for match in _EACH_AT.finditer(sentence.text):
         products = [math.prod(one) for one in _settings(match[1])]
         for at, printed in enumerate(sentence.found):
-            if printed.span[0] != match.start(2) or printed.number not in products:
+            if printed.span[0] != match.start(2):
                 continue
             other = next((n for n in products if n != printed.number), int(printed.number))
+            if printed.number not in products and (
+                len(set(products)) > 1 or general(printed, _exactly(other, printed.unit.scale)) is None
+            ):
+                continue
             formula = ", ".join(" × ".join(map(str, one)) for one in _settings(match[1]))
             value = _exactly(other, printed.unit.scale)
             yield at, claim(scene.document, sentence, printed, value, "the product of each", formula)
@@ -135,8 +132,7 @@ _CEILING = re.compile(r"line rate|ceiling|aggregate|theoretical|理论|理論|�
 
 
 def ceilings(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Recognises "the aggregate ceiling is 400 GB/s" under a heading "(32 EFA × 100 Gbps)"; what is
-    another number is not judged, for a text may speak of another machine."""
+    """Checks of "the aggregate ceiling is 400 GB/s" under a heading "(32 EFA × 100 Gbps)"."""
     for at, printed in enumerate(sentence.found):
         each_of = next((found for line in _lead(scene, sentence) if (found := _TIMES.search(line))), None)
         if each_of is None or printed.unit.kind != "rate" or not _CEILING.search(sentence.before(at)):
@@ -147,43 +143,7 @@ def ceilings(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         total = float(each_of[1].replace(",", "")) * float(each_of[2].replace(",", "")) * each.scale
         value = _exactly(total, printed.unit.scale)
         rule = "count times the rate of one, as the heading says"
-        check = claim(scene.document, sentence, loose(printed), value, rule, each_of[0])
-        if check.holds:
-            yield at, check
-
-
-_THAN = re.compile(r"^\s*(?:slower|faster|higher|lower|more|less|larger|smaller)\s+than\b", re.IGNORECASE)
-
-
-def times_than(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Recognises "3× slower than the other (~213 GB/s)" against what the paragraph said before it."""
-    for at, printed in enumerate(sentence.found):
-        if printed.unit.kind != "ratio" or not _THAN.match(sentence.after(at)):
-            continue
-        later = [q for q in sentence.found[at + 1 :] if q.unit.dimension and q.single]
-        if not later or later[0].span[0] - printed.span[1] > 70:
-            continue
-        earlier = [
-            q
-            for q in quantities(_before(scene, sentence))
-            if q.unit.dimension == later[0].unit.dimension and q.single and q.number > 0
-        ]
-        if not earlier:
-            continue
-        big, small = sorted((later[0], earlier[-1]), key=lambda q: -q.number * q.unit.scale)
-        over, under = big.unit.scale, small.unit.scale
-        if small.low <= 0:
-            continue
-        value = Value(
-            big.low * over / (small.high * under),
-            big.number * over / (small.number * under),
-            big.high * over / (small.low * under),
-            printed.unit.scale,
-        )
-        formula = f"{big.text} / {small.text}"
-        check = claim(scene.document, sentence, loose(printed), value, "the ratio of two values", formula)
-        if check.holds:
-            yield at, check
+        yield at, claim(scene.document, sentence, loose(printed), value, rule, each_of[0])
 
 
 _LEAST = re.compile(r"\((?:min|minimum|at least)?:?\s*([A-Za-z_]+(?:\s*[×x*]\s*[A-Za-z_]+)+)\)")
@@ -249,7 +209,7 @@ def spread_from_before(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, 
     own = [q for q in sentence.found if q.unit.kind in ("tokens", "count")]
     counts = [
         q
-        for q in quantities(_before(scene, sentence))
+        for q in quantities(sentence.lead)
         if q.unit.kind in ("tokens", "count") and q.number * q.unit.scale >= 100
     ]
     if own or len(counts) != 1 or len(times) != 2 or times[0][1].number <= times[1][1].number:

@@ -134,10 +134,12 @@ def load(path: Path) -> Article:
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     tables = tuple(
         TableFacts(one["line"], one["title"], tuple(one["header"]), tuple(tuple(row) for row in one["rows"]))
-        for one in data["tables"]
+        for one in data.get("tables", ())
     )
     items = tuple(
-        _item(kind, entry) for kind, name in (("cell", "cells"), ("claim", "claims")) for entry in data[name]
+        _item(kind, entry)
+        for kind, name in (("cell", "cells"), ("claim", "claims"))
+        for entry in data.get(name, ())
     )
     optional = tuple(_item("claim", entry) for entry in data.get("optional", ()))
     return Article(data["name"], data["title"], data["file"], tables, items, optional)
