@@ -8,7 +8,8 @@ from pathlib import Path
 from kvik.demo import machine, words
 from kvik.demo.engines import start_router
 from kvik.demo.measure import TOKENS
-from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
+from kvik.roles.ports import LOOPBACK, free_ports
+from kvik.roles.processes import Fleet, HttpServer, Process
 from kvik.demo.reports import ReportReader
 from kvik.demo.scene import (
     KvFacts,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kvik.demo import client, words
 from kvik.demo.measure import TOKENS, prompt_of
-from kvik.demo.processes import HttpServer, ProcessError
+from kvik.roles.processes import HttpServer, ProcessError
 from kvik.demo.scene import KvFacts, StoreAct
 
 PUT_LIMIT = 60.0  # seconds until the store has what it was given; nobody waits for that but the demo

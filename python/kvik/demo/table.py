@@ -4,7 +4,7 @@ from rich import box
 from rich.table import Table
 
 from kvik.demo import words
-from kvik.demo.links import Rate
+from kvik.roles.hosts import Rate
 from kvik.demo.measure import Row
 
 HEADERS = ("prompt\ntokens", "KV\nmoved", "TTFT\nalone", "TTFT\nhanded", "KV\ntransfer", "\nGB/s")

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvik.demo import svg, table, words
-from kvik.demo.links import Rate
+from kvik.roles.hosts import Rate
 from kvik.demo.measure import Row
 from kvik.demo.picture import Picture
 from kvik.demo.scene import Scene

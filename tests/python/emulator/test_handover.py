@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvik.demo import client
-from kvik.demo.processes import HttpServer
+from kvik.roles.processes import HttpServer
 from kvik.demo.reports import ReportReader
 from tests.python.emulator import servers
 from tests.python.emulator.servers import TINY, Spec, prompt_of, tokens_of

@@ -16,7 +16,7 @@ import pytest
 
 import kvik
 from kvik.demo import client
-from kvik.demo.processes import HttpServer
+from kvik.roles.processes import HttpServer
 from kvik.emulator.options import FUNCTION
 from kvik.emulator.pool import PagePool
 from kvik.emulator.requests import Request, Sampling

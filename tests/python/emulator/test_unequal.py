@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvik.demo.processes import HttpServer
+from kvik.roles.processes import HttpServer
 from kvik.demo.reports import Load, ReportReader
 from kvik.shapes import ModelShape
 from tests.python.emulator import servers
