@@ -25,7 +25,7 @@ soak:  ## the same checks at length, for hours (STAGES="soak-sim" runs only that
 mutants:  ## break each promise on purpose; its tests must notice (MUTANTS=part-of-a-name runs only those)
 	@$(BUILD) mutants
 
-wheel:  ## dist/kvik-*.whl, built and checked
+wheel:  ## dist/kvik-*.whl and dist/kvik_lab-*.whl, built and checked
 	@$(BUILD) wheel
 
 docs:  ## target/docs/index.html, with every link and command in it checked

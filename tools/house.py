@@ -20,7 +20,7 @@ from kvikhouse.python import read_packages
 from kvikhouse.rust import is_generated, read_crate
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON = ("python/kvik", "tools/kvikbuild", "tools/kvikhouse")
+PYTHON = ("python/kvik", "lab/kvik_lab", "tools/kvikbuild", "tools/kvikhouse")
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:

@@ -1,11 +1,18 @@
-"""The `kvik` command. Each subcommand lives in its own module and is imported only when it is called."""
+"""The `kvik` command. Each subcommand lives in its own module and is imported only when it is called.
+
+Other distributions bring further subcommands by entry points of the group `kvik.commands`, each a click
+command; so does kvik's own lab.
+"""
 
 import importlib
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Any
 
 import click
+
+GROUP = "kvik.commands"
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,6 @@ SUBCOMMANDS = {
     "emulator": Entry(
         "kvik.emulator.cli", "emulator", "Serve a model's KV without a model, to try and to test."
     ),
-    "lab": Entry("kvik.lab.cli", "lab", "Design experiments, audit tables, draw conclusions that hold."),
     "router": Entry(
         "kvik.router", "router", "Send each request to a prefill engine, then to a decode engine."
     ),
@@ -35,24 +41,58 @@ SUBCOMMANDS = {
     "trace": Entry("kvik.trace.cli", "trace", "Record which pages an engine moves, and move them again."),
 }
 
+# Subcommands that kvik's own distributions of these names bring, and the extra that asks for each.
+EXTRAS = {"lab": ("kvik-lab", "lab")}
+
 
 class LazyGroup(click.Group):
     """A group that knows its subcommands by name and imports one when it is called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, without importing anything."""
-        return sorted({*SUBCOMMANDS, *super().list_commands(ctx)})
+    def __init__(self, *args: Any, entries: Mapping[str, Entry], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.entries = entries
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """All names, without importing anything."""
+        return sorted(self.entries)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a subcommand."""
-        entry = SUBCOMMANDS.get(cmd_name)
-        if entry is None:
-            return super().get_command(ctx, cmd_name)
-        return load(entry)
+        entry = self.entries.get(cmd_name)
+        return None if entry is None else load(entry)
+
+    def lines(self) -> dict[str, str]:
+        """What is said of each subcommand."""
+        return {name: entry.help for name, entry in self.entries.items()}
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the subcommands from what is known here."""
-        write_commands(formatter, SUBCOMMANDS)
+        """List the subcommands from what is known of them without an import."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(self.lines().items()))
+
+
+class PluggedGroup(LazyGroup):
+    """Has the subcommands of other distributions too; its own come first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, without importing anything."""
+        return sorted({*super().list_commands(ctx), *EXTRAS, *entry_points(group=GROUP).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand; one that an extra would bring says how to install that."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        for plugged in entry_points(group=GROUP, name=cmd_name):
+            return load_plugged(plugged)
+        return missing(cmd_name) if cmd_name in EXTRAS else None
+
+    def lines(self) -> dict[str, str]:
+        """Of another distribution's subcommand, what that says of itself."""
+        said = {name: f"(Not installed: {_remedy(name)})" for name in EXTRAS}
+        for plugged in entry_points(group=GROUP):
+            said[plugged.name] = plugged.dist.metadata["Summary"] if plugged.dist else plugged.value
+        return said | super().lines()
 
 
 def load(entry: Entry) -> click.Command:
@@ -63,14 +103,42 @@ def load(entry: Entry) -> click.Command:
     return command
 
 
-def write_commands(formatter: click.HelpFormatter, entries: Mapping[str, Entry]) -> None:
-    """List subcommands without importing them."""
-    with formatter.section("Commands"):
-        formatter.write_dl([(name, entries[name].help) for name in sorted(entries)])
+def load_plugged(plugged: EntryPoint) -> click.Command:
+    """Import a subcommand of another distribution."""
+    known = f"`kvik {plugged.name}` of {plugged.dist.name} {plugged.dist.version}" if plugged.dist else ""
+    if plugged.name in EXTRAS and plugged.dist and plugged.dist.version != version("kvik"):
+        raise click.ClickException(
+            f"{known} belongs to kvik {plugged.dist.version}, and this is {version('kvik')}: "
+            f"{_remedy(plugged.name)}"
+        )
+    try:
+        command = plugged.load()
+    except (ImportError, AttributeError) as error:
+        raise click.ClickException(f"{known or plugged.value} cannot be imported: {error}") from error
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{plugged.value} is not a click command")
+    return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(importlib.metadata.version("kvik"), prog_name="kvik")
+def missing(name: str) -> click.Command:
+    """A subcommand that is not installed: whatever its arguments are, it says how to install it."""
+
+    def say() -> None:
+        raise click.ClickException(
+            f"`kvik {name}` is a distribution of its own, {EXTRAS[name][0]}, which is not installed: "
+            f"{_remedy(name)}"
+        )
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=say, context_settings=anything, add_help_option=False)
+
+
+def _remedy(name: str) -> str:
+    return f"pip install 'kvik[{EXTRAS[name][1]}]=={version('kvik')}'"
+
+
+@click.group(cls=PluggedGroup, entries=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvik", prog_name="kvik")
 def main() -> None:
     """Move KV-cache between the engines of distributed LLM inference."""
 

@@ -40,9 +40,10 @@ def engine_errors() -> dict[str, type[kvik.KvikError]]:
 
 
 def python_errors() -> set[str]:
-    """Exceptions that Python code of the package defines for others to see."""
+    """Exceptions that Python code of kvik and its lab defines for others to see."""
     found = {}
-    for file in (ROOT / "python" / "kvik").rglob("*.py"):
+    packages = (ROOT / "python" / "kvik", ROOT / "lab" / "kvik_lab")
+    for file in (file for package in packages for file in package.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name] = [ast.unparse(base).rpartition(".")[2] for base in node.bases]

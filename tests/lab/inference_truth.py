@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from kvik.lab.infer.arrays import TooFew
-from kvik.lab.infer.changes import ar1, confirm, find_changes
-from kvik.lab.infer.effect import Difference, log_ratio
-from kvik.lab.infer.order import Quantile, quantile
-from kvik.lab.infer.power import Spread, power
-from kvik.lab.infer.sequential import Spending, StopRule, boundaries, look
-from kvik.lab.infer.serial import moments
-from kvik.lab.infer.starts import mean_over_starts
+from kvik_lab.infer.arrays import TooFew
+from kvik_lab.infer.changes import ar1, confirm, find_changes
+from kvik_lab.infer.effect import Difference, log_ratio
+from kvik_lab.infer.order import Quantile, quantile
+from kvik_lab.infer.power import Spread, power
+from kvik_lab.infer.sequential import Spending, StopRule, boundaries, look
+from kvik_lab.infer.serial import moments
+from kvik_lab.infer.starts import mean_over_starts
 
 Rows = NDArray[np.float64]
 Draw = Callable[[int, int, np.random.Generator], Rows]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvik.lab.audit import audit_text
+from kvik_lab.audit import audit_text
 from tests.lab.articles.listing import Article, Item, articles, evaluate
 from tests.lab.articles.match import match, values
 

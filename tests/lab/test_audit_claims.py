@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvik.lab.audit import Audit, Check, audit_text
+from kvik_lab.audit import Audit, Check, audit_text
 
 SWEEP = """## Sweep on a host (16 NICs × 200 Gbps)
 

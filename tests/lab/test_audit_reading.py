@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvik.lab.audit import audit_files, audit_text
-from kvik.lab.audit.quantity import parse_cell, quantities
-from kvik.lab.errors import LabError
+from kvik_lab.audit import audit_files, audit_text
+from kvik_lab.audit.quantity import parse_cell, quantities
+from kvik_lab.errors import LabError
 
 
 def read(text: str) -> list[tuple[float, str]]:

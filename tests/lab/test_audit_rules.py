@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab.audit import Check, audit_text
-from kvik.lab.audit.command import audit as command
+from kvik_lab.audit import Check, audit_text
+from kvik_lab.audit.command import audit as command
 
 
 def table(*rows: str) -> str:

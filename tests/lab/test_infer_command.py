@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from kvik.lab import cli
-from kvik.lab.errors import LabError
-from kvik.lab.infer.compare import Conclusion, Plan, compare
-from kvik.lab.infer.table import Columns, Starts, parse
+from kvik_lab import cli
+from kvik_lab.errors import LabError
+from kvik_lab.infer.compare import Conclusion, Plan, compare
+from kvik_lab.infer.table import Columns, Starts, parse
 
 SEED = 15
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvik.lab.errors import LabError
-from kvik.lab.infer.arrays import Interval, TooFew
-from kvik.lab.infer.location import bca, hodges_lehmann, shift
-from kvik.lab.infer.order import Quantile, median_interval, needed_for_bound, quantile
-from kvik.lab.infer.serial import mean_interval, naive_interval, serial
-from kvik.lab.infer.starts import OverStarts, mean_over_starts
+from kvik_lab.errors import LabError
+from kvik_lab.infer.arrays import Interval, TooFew
+from kvik_lab.infer.location import bca, hodges_lehmann, shift
+from kvik_lab.infer.order import Quantile, median_interval, needed_for_bound, quantile
+from kvik_lab.infer.serial import mean_interval, naive_interval, serial
+from kvik_lab.infer.starts import OverStarts, mean_over_starts
 
 SEED = 12
 

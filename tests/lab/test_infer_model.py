@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvik.lab.errors import LabError
-from kvik.lab.infer.model import anova, clustered_runs, independent_runs, lenth, random_starts
+from kvik_lab.errors import LabError
+from kvik_lab.infer.model import anova, clustered_runs, independent_runs, lenth, random_starts
 
 SEED = 14
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvik.lab.errors import LabError
-from kvik.lab.infer.changes import find_changes
-from kvik.lab.infer.coincide import coincidence
-from kvik.lab.infer.screen import optimal
-from kvik.lab.infer.steady import Kind, examine
+from kvik_lab.errors import LabError
+from kvik_lab.infer.changes import find_changes
+from kvik_lab.infer.coincide import coincidence
+from kvik_lab.infer.screen import optimal
+from kvik_lab.infer.steady import Kind, examine
 from tests.lab.inference_truth import detection, wandering_step
 
 SEED = 11

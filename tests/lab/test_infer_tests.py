@@ -10,8 +10,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestIndPower
 
-from kvik.lab.errors import LabError
-from kvik.lab.infer.effect import (
+from kvik_lab.errors import LabError
+from kvik_lab.infer.effect import (
     Difference,
     brunner_munzel,
     cliffs_delta,
@@ -20,11 +20,11 @@ from kvik.lab.infer.effect import (
     log_ratio_of_series,
     paired_log_ratio,
 )
-from kvik.lab.infer.metrics import Metric, Timeline, TransferCost, collect
-from kvik.lab.infer.multiple import benjamini_hochberg, holm
-from kvik.lab.infer.permute import Block, sign_flip, within_blocks
-from kvik.lab.infer.power import Spread, power, units_needed
-from kvik.lab.infer.sequential import Decision, Spending, StopRule, boundaries, follow, look
+from kvik_lab.infer.metrics import Metric, Timeline, TransferCost, collect
+from kvik_lab.infer.multiple import benjamini_hochberg, holm
+from kvik_lab.infer.permute import Block, sign_flip, within_blocks
+from kvik_lab.infer.power import Spread, power, units_needed
+from kvik_lab.infer.sequential import Decision, Spending, StopRule, boundaries, follow, look
 
 SEED = 13
 

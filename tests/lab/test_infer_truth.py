@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from kvik.lab.infer.power import Spread
-from kvik.lab.infer.sequential import Spending
+from kvik_lab.infer.power import Spread
+from kvik_lab.infer.sequential import Spending
 from tests.lab import inference_truth as truth
 
 _MORE = 10 if os.environ.get("KVIK_LAB_FULL") else 1

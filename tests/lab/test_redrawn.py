@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab.articles import s0, s1, s2, s3, s4
-from kvik.lab.articles.audited import audit_article
-from kvik.lab.articles.command import articles_command
-from kvik.lab.articles.coverage import items
-from kvik.lab.articles.pieces import Source
-from kvik.lab.articles.printed import NAMES, number, read_article
-from kvik.lab.articles.redraw import redraw
-from kvik.lab.errors import LabError
-from kvik.lab.report.cells import Missing, State
-from kvik.lab.report.codec import from_json, to_json
-from kvik.lab.report.html import to_html
-from kvik.lab.report.markdown import to_markdown
-from kvik.lab.report.model import Report, Table
-from kvik.lab.report.tabulate import as_table
+from kvik_lab.errors import LabError
+from kvik_lab.report.cells import Missing, State
+from kvik_lab.report.codec import from_json, to_json
+from kvik_lab.report.html import to_html
+from kvik_lab.report.markdown import to_markdown
+from kvik_lab.report.model import Report, Table
+from kvik_lab.report.tabulate import as_table
+from tests.lab.redrawn import s0, s1, s2, s3, s4
+from tests.lab.redrawn.__main__ import articles_command
+from tests.lab.redrawn.audited import audit_article
+from tests.lab.redrawn.coverage import items
+from tests.lab.redrawn.pieces import Source
+from tests.lab.redrawn.printed import NAMES, number, read_article
+from tests.lab.redrawn.redraw import redraw
 
 MIB = 2**20
 

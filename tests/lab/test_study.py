@@ -13,17 +13,17 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kvik.lab import cli
-from kvik.lab.design.factor import Scale
-from kvik.lab.errors import LabError
-from kvik.lab.study import Study, StudyError, expand_layers, load_study, parse_study
-from kvik.lab.study.cli import schema_text
-from kvik.lab.study.yamlmap import read_yaml
 from kvik.shapes import ModelShape
+from kvik_lab import cli
+from kvik_lab.design.factor import Scale
+from kvik_lab.errors import LabError
+from kvik_lab.study import Study, StudyError, expand_layers, load_study, parse_study
+from kvik_lab.study.cli import schema_text
+from kvik_lab.study.yamlmap import read_yaml
 from tests.docs.pages import ROOT
 
 jsonschema = importlib.import_module("jsonschema")  # it has no types
-EXAMPLES = ROOT / "python" / "kvik" / "lab" / "study" / "examples"
+EXAMPLES = ROOT / "lab" / "kvik_lab" / "study" / "examples"
 
 # The ids of the plan behind "EFA vs TCP" (S0), in its order.
 ARTICLE = [
@@ -382,9 +382,9 @@ def test_a_study_cannot_be_changed() -> None:
 
 
 def test_the_published_schema_is_current_and_agrees_with_the_examples() -> None:
-    published = (ROOT / "python" / "kvik" / "lab" / "study" / "study.schema.json").read_text(encoding="utf-8")
+    published = (ROOT / "lab" / "kvik_lab" / "study" / "study.schema.json").read_text(encoding="utf-8")
     assert published == schema_text(), (
-        "write it again: kvik lab schema > python/kvik/lab/study/study.schema.json"
+        "write it again: kvik lab schema > lab/kvik_lab/study/study.schema.json"
     )
     assert CliRunner().invoke(cli.lab, ["schema"]).output == published
     schema = json.loads(published)

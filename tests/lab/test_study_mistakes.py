@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab import cli
-from kvik.lab.errors import LabError
-from kvik.lab.study import Problem, StudyError, parse_study
-from kvik.lab.study.cli import summarise
+from kvik_lab import cli
+from kvik_lab.errors import LabError
+from kvik_lab.study import Problem, StudyError, parse_study
+from kvik_lab.study.cli import summarise
 
 FIFTEEN = """\
 study: fifteen-mistakes

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab import cli
-from kvik.lab.errors import LabError
-from kvik.lab.study import StudyError, load_study, parse_study
-from kvik.lab.tasks import (
+from kvik_lab import cli
+from kvik_lab.errors import LabError
+from kvik_lab.study import StudyError, load_study, parse_study
+from kvik_lab.tasks import (
     RunOptions,
     export_tasks,
     import_plan,
@@ -26,13 +26,13 @@ from kvik.lab.tasks import (
     stop_task_file,
     write_task_file,
 )
-from kvik.lab.tasks.exporting import DEFAULT_TEMPLATE
-from kvik.lab.tasks.shell import MARK, end_marked, groups_of
-from kvik.lab.tasks.state import load_state, locked, state_path
+from kvik_lab.tasks.exporting import DEFAULT_TEMPLATE
+from kvik_lab.tasks.shell import MARK, end_marked, groups_of
+from kvik_lab.tasks.state import load_state, locked, state_path
 from tests.docs.pages import ROOT
 from tests.lab.test_study import ARTICLE
 
-ARTICLE_STUDY = ROOT / "python" / "kvik" / "lab" / "study" / "examples" / "efa-vs-tcp.yaml"
+ARTICLE_STUDY = ROOT / "lab" / "kvik_lab" / "study" / "examples" / "efa-vs-tcp.yaml"
 
 
 def definition(*tasks: dict[str, Any], **variables: str) -> str:
@@ -145,7 +145,7 @@ def test_what_is_no_json_object_is_refused_with_its_line(text: str, line: int, w
 
 
 def test_json_is_read_as_pythons_own_reader_reads_it() -> None:
-    from kvik.lab.tasks.jsonmap import read_json
+    from kvik_lab.tasks.jsonmap import read_json
 
     value: dict[str, Any] = {
         "a": [1, -2.5e3, True, None, 'é\n"\\/\ud83d\ude00', {}, []],
@@ -469,7 +469,7 @@ def test_the_commands_exit_statuses(runs: Runs) -> None:
         result = CliRunner().invoke(cli.lab, arguments)
         assert result.exit_code == 2
         assert f"{runs.path}:1:2: not JSON" in result.output
-    small = str(ROOT / "python" / "kvik" / "lab" / "study" / "examples" / "two-links.yaml")
+    small = str(ROOT / "lab" / "kvik_lab" / "study" / "examples" / "two-links.yaml")
     result = CliRunner().invoke(cli.lab, ["tasks", "export", small, "--out", str(runs.folder)])
     assert result.exit_code == 2
     assert "kind: layered" in result.output

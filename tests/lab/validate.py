@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 
-from kvik.lab.infer.power import Spread
-from kvik.lab.infer.sequential import Spending
+from kvik_lab.infer.power import Spread
+from kvik_lab.infer.sequential import Spending
 from tests.lab import inference_truth as truth
 
 SEED = 1

@@ -302,4 +302,4 @@ def test_this_tree(capsys: pytest.CaptureFixture[str]) -> None:
     assert took < SECONDS
     lines = {line.split()[0] for line in said.splitlines() if line}
     assert {folder.name for folder in (ROOT / "crates").iterdir()} <= lines
-    assert {"kvik", "kvik.lab", "kvik.vllm", "kvikbuild", "kvikhouse"} <= lines
+    assert {"kvik", "kvik_lab.audit", "kvik.vllm", "kvikbuild", "kvikhouse"} <= lines

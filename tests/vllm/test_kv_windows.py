@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvik.lab.physics.kv import ModelKv, kv_size, stage_layers
 from kvik.shapes import presets
+from kvik_lab.physics.kv import ModelKv, kv_size, stage_layers
 from tests.vllm.kv_specs import __file__ as _beside
 
 ROOT = Path(_beside).parents[2]

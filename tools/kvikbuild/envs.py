@@ -4,7 +4,7 @@ There are two kinds. A *base* holds exactly the packages of one lock file; it li
 every checkout, is never changed once it is complete, and is named by the hash of what it was made from. It is
 built in a temporary folder and renamed when done, under a file lock, so an interrupted install never counts
 and two runs do not collide. An *overlay* lies in the checkout (`.venv/NAME`), sees its base, and holds kvik
-alone.
+and its lab alone.
 """
 
 import contextlib
@@ -81,18 +81,19 @@ def overlay_env(context: Context, name: str) -> Path:
     return _python(home)
 
 
-def install_wheel(context: Context, name: str, wheel: Path) -> None:
-    """Put a wheel into an overlay, unless this very wheel is in it already."""
+def install_wheels(context: Context, name: str, wheels: Sequence[Path]) -> None:
+    """Put wheels into an overlay, but for those that are in it already."""
     python = overlay_env(context, name)
-    mark = VENVS / name / "wheel.txt"
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if mark.exists() and mark.read_text() == digest:
-        return
-    mark.unlink(missing_ok=True)
-    argv = [uv(context), "pip", "install", "--quiet", "--python", python, "--no-deps", "--reinstall",
-            "--compile-bytecode", wheel]  # fmt: skip
-    context.run(argv, uv_env())
-    mark.write_text(digest)
+    for wheel in wheels:
+        mark = VENVS / name / f"{wheel.name.partition('-')[0]}.wheel.txt"
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if mark.exists() and mark.read_text() == digest:
+            continue
+        mark.unlink(missing_ok=True)
+        argv = [uv(context), "pip", "install", "--quiet", "--python", python, "--no-deps", "--reinstall",
+                "--compile-bytecode", wheel]  # fmt: skip
+        context.run(argv, uv_env())
+        mark.write_text(digest)
 
 
 def uv(context: Context) -> Path:

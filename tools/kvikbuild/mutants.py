@@ -163,6 +163,7 @@ class Bench:
         python = overlay_env(self.context, "dev")
         for native in (VENVS / "dev").glob("lib/python3*/site-packages/kvik/_native*.so"):
             shutil.copyfile(native, self.tree / "python" / "kvik" / native.name)
-        env = {"PYTHONPATH": f"{self.tree / 'python'}:{self.tree}", "PYTHONDONTWRITEBYTECODE": "1"}
+        sources = ":".join(str(self.tree / folder) for folder in ("python", "lab", "."))
+        env = {"PYTHONPATH": sources, "PYTHONDONTWRITEBYTECODE": "1"}
         argv = ["timeout", LIMIT, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
         return self.context.status(argv, env, self.tree)

@@ -9,7 +9,7 @@ from functools import partial
 
 from kvikbuild import quick
 from kvikbuild.debian import ensure_browser, ensure_packages
-from kvikbuild.envs import base_env, install_wheel, overlay_env, uv, uv_env
+from kvikbuild.envs import base_env, install_wheels, overlay_env, uv, uv_env
 from kvikbuild.fabric import newer_libfabric
 from kvikbuild.fuzz import soak_fuzz
 from kvikbuild.mutants import run_mutants
@@ -19,7 +19,7 @@ from kvikbuild.rust import cargo_env, hold_cache, target_dir
 from kvikbuild.site import build_site
 from kvikbuild.soundness import soak_miri, soak_sanitizers
 from kvikbuild.stage import Context, Stage, StageError, beside, run_stages
-from kvikbuild.wheel import ensure_wheel
+from kvikbuild.wheel import ensure_wheels
 
 
 def toolchain(context: Context) -> None:
@@ -40,7 +40,7 @@ def dev_env(context: Context) -> None:
 def vllm_env(context: Context) -> None:
     """The environment with a real serving engine, and kvik in it."""
     base_env(context, "vllm")
-    install_wheel(context, "vllm", ensure_wheel(context))
+    install_wheels(context, "vllm", ensure_wheels(context))
 
 
 def lint(context: Context) -> None:
@@ -79,12 +79,12 @@ def rust(context: Context, small: bool = False) -> None:
 
 
 def wheel(context: Context) -> None:
-    """The wheel, installed for the tests."""
-    install_wheel(context, "dev", ensure_wheel(context))
+    """The wheels, installed for the tests."""
+    install_wheels(context, "dev", ensure_wheels(context))
 
 
 def packaging(context: Context) -> None:
-    """The wheel as a stranger gets it."""
+    """The wheels as a stranger gets them."""
     _pytest(context, "dev", "tests/packaging", {"KVIK_UV": str(uv(context)), **uv_env()})
 
 

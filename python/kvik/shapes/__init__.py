@@ -8,8 +8,22 @@
 The numbers are those of vLLM's own KV-cache specifications; tests compare them.
 """
 
+from kvik.shapes.dtypes import ELEMENT_BYTES, canonical_dtype
 from kvik.shapes.errors import ShapeError
 from kvik.shapes.model import Attention, ConfigSource, ModelShape, RankLayout
-from kvik.shapes.presets import Preset, presets
+from kvik.shapes.presets import PRESETS, Preset, presets
+from kvik.shapes.windows import layer_windows
 
-__all__ = ["Attention", "ConfigSource", "ModelShape", "Preset", "RankLayout", "ShapeError", "presets"]
+__all__ = [
+    "ELEMENT_BYTES",
+    "PRESETS",
+    "Attention",
+    "ConfigSource",
+    "ModelShape",
+    "Preset",
+    "RankLayout",
+    "ShapeError",
+    "canonical_dtype",
+    "layer_windows",
+    "presets",
+]

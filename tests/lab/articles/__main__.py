@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from kvik.lab.audit import audit_text
+from kvik_lab.audit import audit_text
 from tests.lab.articles.listing import articles
 from tests.lab.articles.match import match
 

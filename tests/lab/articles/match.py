@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvik.lab.audit import Audit, Check
+from kvik_lab.audit import Audit, Check
 from tests.lab.articles.listing import Article, Item, half_step
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvik.lab.audit import Check, audit_text
+from kvik_lab.audit import Check, audit_text
 from tests.lab.corpus.drafting import KINDS, Kind
 from tests.lab.corpus.inject import Wrong, numbers
 from tests.lab.corpus.layout import Spot, spots

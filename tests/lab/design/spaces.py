@@ -6,8 +6,8 @@ import itertools
 
 import pandas as pd
 
-from kvik.lab.design.factor import Factor, Scale
-from kvik.lab.design.plan import Space
+from kvik_lab.design.factor import Factor, Scale
+from kvik_lab.design.plan import Space
 
 OFFLINE = "online or concurrency == 1"
 FULL_MODEL = (

@@ -5,9 +5,9 @@ import importlib
 import numpy as np
 import pytest
 
-from kvik.lab.design.estimability import assess, find_rank, information
-from kvik.lab.design.model import build_model, model_matrix
-from kvik.lab.design.pairs import duplicates, matched_pairs
+from kvik_lab.design.estimability import assess, find_rank, information
+from kvik_lab.design.model import build_model, model_matrix
+from kvik_lab.design.pairs import duplicates, matched_pairs
 from tests.lab.design.spaces import FULL_MODEL, article_space, nested_factors, nested_rows
 
 # Without types, so not by `import`.

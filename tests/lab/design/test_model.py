@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvik.lab.design.factor import Factor, Scale
-from kvik.lab.design.formula import parse_formula, term_name
-from kvik.lab.design.model import build_model, model_matrix, profile_row
-from kvik.lab.errors import LabError
+from kvik_lab.design.factor import Factor, Scale
+from kvik_lab.design.formula import parse_formula, term_name
+from kvik_lab.design.model import build_model, model_matrix, profile_row
+from kvik_lab.errors import LabError
 from tests.lab.design.spaces import article_factors, nested_factors, nested_rows, product_space
 
 # Without types, so not by `import`.

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvik.lab.design.estimability import assess, find_rank, information
-from kvik.lab.design.factor import Factor, Scale
-from kvik.lab.design.model import FloatArray, build_model, model_matrix
-from kvik.lab.design.optimal import (
+from kvik_lab.design.estimability import assess, find_rank, information
+from kvik_lab.design.factor import Factor, Scale
+from kvik_lab.design.model import FloatArray, build_model, model_matrix
+from kvik_lab.design.optimal import (
     Criterion,
     Goal,
     Search,
@@ -21,8 +21,8 @@ from kvik.lab.design.optimal import (
     plan_score,
     relative_d_efficiency,
 )
-from kvik.lab.design.splitplot import find_split_plot
-from kvik.lab.errors import LabError
+from kvik_lab.design.splitplot import find_split_plot
+from kvik_lab.errors import LabError
 from tests.lab.design.spaces import FULL_MODEL, article_space, nested_factors, nested_rows
 
 # Without types, so not by `import`.

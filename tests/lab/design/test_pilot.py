@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab import cli
-from kvik.lab.design.model import FloatArray
-from kvik.lab.design.pilot import (
+from kvik_lab import cli
+from kvik_lab.design.model import FloatArray
+from kvik_lab.design.pilot import (
     Components,
     autocorrelation_time,
     optimal_iterations,
@@ -19,7 +19,7 @@ from kvik.lab.design.pilot import (
     read_pilot,
     variance_components,
 )
-from kvik.lab.errors import LabError
+from kvik_lab.errors import LabError
 
 EXPERIMENTS = 2000 if os.environ.get("KVIK_LAB_FULL") else 150
 

@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab import cli
-from kvik.lab.design.choose import Kind, Wish, choose_rows
-from kvik.lab.design.factor import Factor, Scale
-from kvik.lab.design.from_study import Options, plan_study, study_space
-from kvik.lab.design.optimal import Search
-from kvik.lab.design.plan import Plan, Setup, Space, compare_optimal, make_plan, reachable_model
-from kvik.lab.errors import LabError
-from kvik.lab.study import load_study
+from kvik_lab import cli
+from kvik_lab.design.choose import Kind, Wish, choose_rows
+from kvik_lab.design.factor import Factor, Scale
+from kvik_lab.design.from_study import Options, plan_study, study_space
+from kvik_lab.design.optimal import Search
+from kvik_lab.design.plan import Plan, Setup, Space, compare_optimal, make_plan, reachable_model
+from kvik_lab.errors import LabError
+from kvik_lab.study import load_study
 from tests.lab.design.spaces import FULL_MODEL, OFFLINE, article_space, nested_factors, nested_rows
 
-EXAMPLES = Path(str(resources.files("kvik.lab.study"))) / "examples"
+EXAMPLES = Path(str(resources.files("kvik_lab.study"))) / "examples"
 ARTICLE = EXAMPLES / "efa-vs-tcp.yaml"
 LINKS = EXAMPLES / "two-links.yaml"
 FEW = Search(2)

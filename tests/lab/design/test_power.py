@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvik.lab.design.estimability import information
-from kvik.lab.design.factor import Factor
-from kvik.lab.design.model import FloatArray, IntArray, build_model, model_matrix
-from kvik.lab.design.power import contrast_power, group_size, parse_contrast, t_power
-from kvik.lab.errors import LabError
+from kvik_lab.design.estimability import information
+from kvik_lab.design.factor import Factor
+from kvik_lab.design.model import FloatArray, IntArray, build_model, model_matrix
+from kvik_lab.design.power import contrast_power, group_size, parse_contrast, t_power
+from kvik_lab.errors import LabError
 from tests.lab.design.spaces import nested_factors, nested_rows
 
 

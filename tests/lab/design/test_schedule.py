@@ -6,10 +6,10 @@ from collections import Counter
 import pandas as pd
 import pytest
 
-from kvik.lab.design.cost import Rates, check_rates, schedule_cost
-from kvik.lab.design.factor import Factor
-from kvik.lab.design.schedule import ANCHOR, Anchor, Order, make_schedule, williams
-from kvik.lab.errors import LabError
+from kvik_lab.design.cost import Rates, check_rates, schedule_cost
+from kvik_lab.design.factor import Factor
+from kvik_lab.design.schedule import ANCHOR, Anchor, Order, make_schedule, williams
+from kvik_lab.errors import LabError
 from tests.lab.design.spaces import nested_factors, nested_rows
 
 

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from kvik.lab.design.estimability import find_rank
-from kvik.lab.design.factor import Factor, Scale
-from kvik.lab.design.screening import (
+from kvik_lab.design.estimability import find_rank
+from kvik_lab.design.factor import Factor, Scale
+from kvik_lab.design.screening import (
     columns_needed,
     defining_words,
     find_generators,
@@ -17,7 +17,7 @@ from kvik.lab.design.screening import (
     plackett_burman,
     resolution,
 )
-from kvik.lab.errors import LabError
+from kvik_lab.errors import LabError
 
 
 @pytest.mark.parametrize(

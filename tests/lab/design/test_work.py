@@ -4,9 +4,9 @@ import itertools
 
 import pandas as pd
 
-from kvik.lab.design.factor import Factor, Scale
-from kvik.lab.design.model import build_model, model_matrix
-from kvik.lab.design.optimal import Search, find_optimum
+from kvik_lab.design.factor import Factor, Scale
+from kvik_lab.design.model import build_model, model_matrix
+from kvik_lab.design.optimal import Search, find_optimum
 
 
 def test_a_search_of_5000_candidates_takes_few_passes() -> None:

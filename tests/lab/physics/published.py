@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvik.lab.physics.data import Samples
+from kvik_lab.physics.data import Samples
 
 KIB = 1024.0
 

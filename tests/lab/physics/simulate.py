@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvik.lab.physics.data import Samples
+from kvik_lab.physics.data import Samples
 
 Floats = npt.NDArray[np.float64]
 FULL = os.environ.get("KVIK_LAB_FULL") == "1"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kvik.lab.cli import lab
-from kvik.lab.physics.advise import Setting, advise, moved, tokens_of
-from kvik.lab.physics.kv import ModelKv
-from kvik.lab.physics.links import parse_links
-from kvik.lab.physics.workload import parse_prompts, read_trace
+from kvik_lab.cli import lab
+from kvik_lab.physics.advise import Setting, advise, moved, tokens_of
+from kvik_lab.physics.kv import ModelKv
+from kvik_lab.physics.links import parse_links
+from kvik_lab.physics.workload import parse_prompts, read_trace
 from tests.lab.physics.simulate import Transport, line
 
 MIB = np.array([16.0, 64, 128, 256, 512, 1024]) * 2**20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvik.lab.errors import LabError
-from kvik.lab.physics.crossover import (
+from kvik_lab.errors import LabError
+from kvik_lab.physics.crossover import (
     AboveOnly,
     Bounded,
     Bracket,
@@ -15,9 +15,9 @@ from kvik.lab.physics.crossover import (
     Several,
     crossover,
 )
-from kvik.lab.physics.data import Samples, Summary, parse_measured
-from kvik.lab.physics.resample import bootstrap_crossover
-from kvik.lab.physics.sentences import crossover_sentences
+from kvik_lab.physics.data import Samples, Summary, parse_measured
+from kvik_lab.physics.resample import bootstrap_crossover
+from kvik_lab.physics.sentences import crossover_sentences
 from tests.lab.physics.simulate import Transport, line
 
 SIZES = np.array([1e6, 3e6, 1e7, 3e7, 1e8])

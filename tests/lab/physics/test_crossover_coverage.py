@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from kvik.lab.physics.crossover import crossover, plausible
-from kvik.lab.physics.curve import curve
-from kvik.lab.physics.data import Samples
+from kvik_lab.physics.crossover import crossover, plausible
+from kvik_lab.physics.curve import curve
+from kvik_lab.physics.data import Samples
 from tests.lab.physics.simulate import FULL, Floats, Transport, line
 
 RUNS = 10_000 if FULL else 1_000

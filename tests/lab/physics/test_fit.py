@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from kvik.lab.errors import LabError
-from kvik.lab.physics.data import Samples, parse_measured
-from kvik.lab.physics.fit import Fit, Parameter, fit, rank
-from kvik.lab.physics.knee import find_knee
-from kvik.lab.physics.least import least
-from kvik.lab.physics.models import MODELS, Inputs, batched_queue, inputs
-from kvik.lab.physics.predict import predict
+from kvik_lab.errors import LabError
+from kvik_lab.physics.data import Samples, parse_measured
+from kvik_lab.physics.fit import Fit, Parameter, fit, rank
+from kvik_lab.physics.knee import find_knee
+from kvik_lab.physics.least import least
+from kvik_lab.physics.models import MODELS, Inputs, batched_queue, inputs
+from kvik_lab.physics.predict import predict
 from tests.lab.physics.published import (
     KIB,
     TE_CROSS_NODE,

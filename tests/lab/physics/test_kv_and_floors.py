@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvik.lab.errors import LabError
-from kvik.lab.physics.bandwidth import implied_bandwidth
-from kvik.lab.physics.floors import decode_floor, prefill_floor, prefill_flops, transfer_floor
-from kvik.lab.physics.hardware import ACCELERATORS, accelerator
-from kvik.lab.physics.kv import ModelKv, blocks_kept, kv_size, stage_layers
-from kvik.lab.physics.units import Rate, parse_bytes, parse_seconds
+from kvik_lab.errors import LabError
+from kvik_lab.physics.bandwidth import implied_bandwidth
+from kvik_lab.physics.floors import decode_floor, prefill_floor, prefill_flops, transfer_floor
+from kvik_lab.physics.hardware import ACCELERATORS, accelerator
+from kvik_lab.physics.kv import ModelKv, blocks_kept, kv_size, stage_layers
+from kvik_lab.physics.units import Rate, parse_bytes, parse_seconds
 
 CONFIG: dict[str, Any] = {
     "model_type": "gemma2",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvik.lab.report.cells import Estimate, Missing, State
-from kvik.lab.report.figures import (
+from kvik_lab.report.cells import Estimate, Missing, State
+from kvik_lab.report.figures import (
     Arm,
     Bars,
     Crossing,
@@ -31,7 +31,7 @@ from kvik.lab.report.figures import (
     Stretch,
     Waterfall,
 )
-from kvik.lab.report.model import Claim, Interval, NoInterval, Report, Section, Table, Verdict
+from kvik_lab.report.model import Claim, Interval, NoInterval, Report, Section, Table, Verdict
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>|`[a](http://evil.example)"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvik.lab.report.html import to_html
+from kvik_lab.report.html import to_html
 from tests.lab.report.gallery import HOSTILE, gallery
 
 CHECK = """<script>

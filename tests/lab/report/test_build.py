@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from kvik.cli import main
-from kvik.lab.errors import LabError
-from kvik.lab.report.build import build_report
-from kvik.lab.report.cells import Missing
-from kvik.lab.report.codec import from_json
-from kvik.lab.report.figures import Distributions, RunOrder, SizeTime
-from kvik.lab.report.look import Rules
-from kvik.lab.report.model import Claim, Interval, Report, Verdict
-from kvik.lab.report.read import Choice, read
+from kvik_lab.errors import LabError
+from kvik_lab.report.build import build_report
+from kvik_lab.report.cells import Missing
+from kvik_lab.report.codec import from_json
+from kvik_lab.report.figures import Distributions, RunOrder, SizeTime
+from kvik_lab.report.look import Rules
+from kvik_lab.report.model import Claim, Interval, Report, Verdict
+from kvik_lab.report.read import Choice, read
 
 SEED = 1
 TRUTH = {"TCP": (120.0, 0.5), "EFA": (250.0, 0.4)}

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from kvik.lab.errors import LabError
-from kvik.lab.report.cells import Estimate, Missing, State
-from kvik.lab.report.codec import from_json, json_schema, to_json
-from kvik.lab.report.draw import draw
-from kvik.lab.report.figures import Bars, Line
-from kvik.lab.report.html import to_html
-from kvik.lab.report.markdown import to_markdown
-from kvik.lab.report.model import Claim, NoInterval, Report, Section, Table, Verdict
-from kvik.lab.report.tabulate import as_table
+from kvik_lab.errors import LabError
+from kvik_lab.report.cells import Estimate, Missing, State
+from kvik_lab.report.codec import from_json, json_schema, to_json
+from kvik_lab.report.draw import draw
+from kvik_lab.report.figures import Bars, Line
+from kvik_lab.report.html import to_html
+from kvik_lab.report.markdown import to_markdown
+from kvik_lab.report.model import Claim, NoInterval, Report, Section, Table, Verdict
+from kvik_lab.report.tabulate import as_table
 from tests.lab.report.gallery import HOSTILE, figures, gallery
 
 

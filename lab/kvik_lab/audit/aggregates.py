@@ -1,0 +1,289 @@
+# ruff: noqa: RUF001 - the marks and words that tables print
+"""Claims that sum up a table: on average, at best, up to, in total, so many patterns."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from kvik_lab.audit.claims import Scene, Sentence, claim, loose
+from kvik_lab.audit.groups import Group, groups, overlap, ranked, total
+from kvik_lab.audit.model import Check
+from kvik_lab.audit.quantity import Quantity
+from kvik_lab.audit.rules import Value, holds
+
+Aggregate = Callable[[Sequence[float]], float]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+_BEHIND: tuple[tuple[str, str], ...] = (
+    (r"on average|in the mean|平均で|\bmean\b|average", "mean"),
+    (r"at best|at most|at (the )?peak|at its peak|\bpeak\b|maximum|最大で|at worst|が最大|で最大", "maximum"),
+    (r"at least|minimum|最小で", "minimum"),
+    (r"in total|in all|altogether|になる合計", "sum"),
+)
+_BEFORE: tuple[tuple[str, str], ...] = (
+    (r"geometric mean|geomean|几何平均|幾何平均", "geometric mean"),
+    (r"\bmean\b|average|平均|均值", "mean"),
+    (r"median|中央値|中位", "median"),
+    (
+        r"\bmax(imum|imal)?\b|peak|best|highest|up to|at most|as much as|largest|greatest|fastest"
+        r"|最大|最高|最多|top\b|峰值|ピーク",
+        "maximum",
+    ),
+    (r"\bmin\b|minimum|minimal|lowest|smallest|slowest|at least|最小|最低|最短", "minimum"),
+    (r"\btotal|\bsum\b|合計|合计|总共|総|总计|altogether|全部で", "sum"),
+)
+_FUNCTIONS: dict[str, Aggregate] = {
+    "mean": _mean,
+    "geometric mean": lambda v: math.exp(_mean([math.log(x) for x in v])) if min(v) > 0 else math.nan,
+    "median": statistics.median,
+    "maximum": max,
+    "minimum": min,
+    "sum": math.fsum,
+}
+
+
+def named(sentence: Sentence, at: int) -> str | None:
+    """The aggregate that the words beside a quantity name."""
+    after = sentence.after(at)
+    behind = re.split(r"[,;。、(]| and | und ", after)[0][:45]
+    for pattern, name in _BEHIND:
+        if re.search(pattern, behind, re.IGNORECASE):
+            return name
+    before = sentence.before(at)
+    for pattern, _ in _BEHIND:
+        before = (
+            re.sub(rf"^[^,;。、]*?({pattern})\s*(and|,|、|$)", " ", before, flags=re.IGNORECASE)
+            if at
+            else before
+        )
+    last: tuple[int, str] | None = None
+    for pattern, name in _BEFORE:
+        for match in re.finditer(pattern, before[-70:], re.IGNORECASE):
+            if last is None or match.start() > last[0]:
+                last = (match.start(), name)
+    return None if last is None else last[1]
+
+
+def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Checks of sentences that sum up columns, or the derived values of a row of cells."""
+    names: dict[int, str | None] = {}
+    for at, printed in enumerate(sentence.found):
+        names[at] = named(sentence, at) or _inherited(sentence, at, names)
+        name = names[at]
+        if name is None or (
+            not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")
+        ):
+            continue
+        check = _one(scene, sentence, at, name)
+        if check is not None:
+            yield at, check
+
+
+def _inherited(sentence: Sentence, at: int, names: dict[int, str | None]) -> str | None:
+    """The aggregate of a parallel clause: of "36.7% (up to 53%) here, 30.2% (up to 53%) there"."""
+    inside = _depth(sentence, at)
+    for earlier in range(at - 1, -1, -1):
+        same = sentence.found[earlier].unit.kind == sentence.found[at].unit.kind
+        if same and names.get(earlier) and _depth(sentence, earlier) == inside:
+            return names[earlier]
+    return None
+
+
+def _depth(sentence: Sentence, at: int) -> int:
+    text = sentence.text[: sentence.found[at].span[0]]
+    return text.count("(") - text.count(")")
+
+
+def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
+    near = scene.near(sentence)
+    order = ranked(scene, sentence, at, near)
+    if not order:
+        return None
+    top = order[0][0]
+    first = [group for score, group in order if score >= top - 1]
+    decided = [group for score, group in order if score >= top]
+    printed = loose(sentence.found[at])
+    for group in first:
+        value = _value(group, name, printed)
+        if value is not None and holds(printed, value):
+            return _claim(scene, sentence, printed, group, name, value)
+    if (
+        len(decided) != 1
+        or len(sentence.found[at].digits) < 2
+        or not _about(scene, sentence, decided[0], order)
+    ):
+        return None
+    value = _value(decided[0], name, printed)
+    if value is None:
+        return None
+    check = _claim(scene, sentence, printed, decided[0], name, value)
+    return replace(check, diagnosis=_elsewhere(order, decided[0], printed) or check.diagnosis)
+
+
+def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:
+    """Whether the sentence names the group, or anything of the only table that it can be about."""
+    if order[0][0] >= 8:
+        return True
+    table = scene.document.tables[group.table]
+    known = " ".join((*table.header, table.heading))
+    return len({one.table for _, one in order}) == 1 and overlap(sentence.text, known) > 0
+
+
+def _elsewhere(order: list[tuple[int, Group]], meant: Group, printed: Quantity) -> str | None:
+    """Which other summary, or which single value, is printed in place of the one that was meant."""
+    fine = replace(printed, approx=False)
+    for value, label in zip(meant.values, meant.labels, strict=True):
+        if holds(fine, value) or holds(fine, replace_sign(value)):
+            return f"a single value is printed: that of {label or 'one cell'}"
+    for group in [meant, *(group for _, group in order if group is not meant)]:
+        for name in ("mean", "maximum", "minimum", "median"):
+            other = _value(group, name, printed)
+            if other is not None and holds(fine, other):
+                return f"the {name} of {group.what} ({group.heading}) is printed"
+    return None
+
+
+def replace_sign(value: Value) -> Value:
+    """A value with the other sign."""
+    return Value(-value.high, -value.middle, -value.low, value.scale)
+
+
+def _value(group: Group, name: str, printed: Quantity) -> Value | None:
+    """The aggregate of a group; of sizes, where the text leaves the sign to its words."""
+    values = group.values
+    falling = sum(v.middle < 0 for v in values) * 2 > len(values)
+    if falling:  # the largest of reductions is the one of the largest size
+        values = tuple(Value(-v.high, -v.middle, -v.low, v.scale) for v in values)
+    if name == "sum" and len(values) < 2:
+        return None
+    function = _FUNCTIONS[name]
+    try:
+        ends = [function([v.low for v in values]), function([v.high for v in values])]
+        middle = function([v.middle for v in values])
+    except ValueError:
+        return None
+    value = Value(min(ends), middle, max(ends), printed.unit.scale)
+    return replace_sign(value) if falling and printed.number < 0 else value
+
+
+def _claim(
+    scene: Scene, sentence: Sentence, printed: Quantity, group: Group, name: str, value: Value
+) -> Check:
+    shown = [f"{v.middle / value.scale:.6g}" for v in group.values]
+    listed = ", ".join(shown if len(shown) <= 12 else [*shown[:11], "…"])
+    return claim(
+        scene.document, sentence, printed, value, f"the {name} of {group.what}", f"{name} of {listed}"
+    )
+
+
+def ranges(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Recognises "flat at ~205-214 GB/s": a range that holds all values of the nearest table."""
+    for at, printed in enumerate(sentence.found):
+        if printed.upper is None or not printed.unit.dimension or not scene.views:
+            continue
+        table = scene.near(sentence)[0]
+        values = [v for group in groups(scene, printed, [table]) for v in group.values]
+        scale = printed.unit.scale
+        if len(values) < 3:
+            continue
+        low, high = min(v.middle for v in values), max(v.middle for v in values)
+        if printed.low * scale <= low and high <= printed.high * scale:
+            for end, found, what in (
+                (printed.number, low, "the smallest"),
+                (printed.upper, high, "the largest"),
+            ):
+                # a range may be wider than what it holds: its ends are bounds
+                value = Value(found, found, found, scale)
+                shown = printed.text if end == printed.number else f"{end:g} {printed.unit.symbol}"
+                formula = f"{low / scale:g} to {high / scale:g}"
+                check = claim(
+                    scene.document, sentence, printed, value, f"{what} of table {table + 1}", formula
+                )
+                yield at, replace(check, printed=shown, follows=shown)
+
+
+_COUNTED = re.compile(
+    r"(combinations|patterns|runs|points|cells|パターン|通り|组合|種|种|个组合|configurations"
+    r"|full factorial|全因子|全組)"
+)
+_FACTORIAL = re.compile(
+    r"full factorial|combinations|全因子|全組|全组合|組み合わせ|通り|all levels|全パターン", re.IGNORECASE
+)
+_LEVELS = re.compile(r"level|水準|水平|count|数$|個数", re.IGNORECASE)
+
+
+def counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Checks of stated numbers of combinations and of runs against the tables of factors and layers."""
+    for at, printed in enumerate(sentence.found):
+        context = sentence.after(at)[:14]
+        if printed.unit.dimension or printed.decimals or printed.unit.kind not in ("plain", "count"):
+            continue
+        if not _COUNTED.search(context + printed.text) or printed.number < 10:
+            continue
+        for table in scene.near(sentence)[:3]:
+            check = _product(scene, sentence, printed, table)
+            if check is not None and (_FACTORIAL.search(sentence.text) or check.holds):
+                yield at, check
+                break
+
+
+def _product(scene: Scene, sentence: Sentence, printed: Quantity, table: int) -> Check | None:
+    for series in scene.views[table].series:
+        slots = [slot for slot in series.slots if slot is not None]
+        numbers = [slot.quantity.number for slot in slots]
+        if not _LEVELS.search(series.name) or series.note or len(numbers) < 2 or max(numbers) > 100:
+            continue
+        if any(slot.quantity.decimals or slot.quantity.unit.dimension for slot in slots):
+            continue
+        total = math.prod(numbers)
+        value = Value(total, total, total, printed.unit.scale)
+        formula = " × ".join(f"{n:g}" for n in numbers)
+        rule = f"the product of {series.name} of table {table + 1}"
+        check = claim(scene.document, sentence, printed, value, rule, formula)
+        if check.holds or _FACTORIAL.search(sentence.text):
+            return check
+    return None
+
+
+_KINDS = (
+    ("layer", "層", "层", "レイヤー", "レイヤ"),
+    ("factor", "因子", "parameter", "パラメータ", "参数"),
+    ("model", "モデル", "模型"),
+    ("configuration", "構成", "配置", "config"),
+    ("host", "ホスト", "主机", "node", "ノード", "节点"),
+    ("pattern", "パターン"),
+    ("stage", "段階", "阶段"),
+)
+
+
+def members(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+    """Checks of "the plan has 4 layers" against the rows of the table whose first column is of
+    layers."""
+    for at, printed in enumerate(sentence.found):
+        if (
+            printed.unit.kind not in ("plain", "count")
+            or printed.decimals
+            or not printed.single
+            or printed.signed
+        ):
+            continue
+        noun = (printed.unit.symbol + sentence.after(at)[:14]).strip().lower()
+        kind = next((kind for kind in _KINDS if any(noun.startswith(word) for word in kind)), None)
+        if kind is None or printed.number < 2:
+            continue
+        for table in scene.near(sentence)[:2]:
+            head = scene.document.tables[table].header[0].lower()
+            labels = {label for label in scene.views[table].labels if not total(label)}
+            if any(word in head for word in kind) and len(labels) > 1:
+                value = Value(float(len(labels)), float(len(labels)), float(len(labels)), printed.unit.scale)
+                rule = f"the rows of table {table + 1}, without totals"
+                yield at, claim(scene.document, sentence, printed, value, rule, f"{len(labels)} rows")
+                break

@@ -1,0 +1,115 @@
+# ruff: noqa: RUF001, RUF003 - the marks and words that texts print
+"""What every reader of claims uses: sentences with their quantities, and checks of single claims."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kvik_lab.audit.diagnose import general
+from kvik_lab.audit.model import Check, Document, Place, Prose
+from kvik_lab.audit.quantity import Quantity, quantities
+from kvik_lab.audit.rules import Family, Value, compute, holds
+from kvik_lab.audit.series import View
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of the text, with the quantities in it."""
+
+    text: str
+    line: int
+    heading: str
+    table: int | None
+    found: tuple[Quantity, ...]
+    code: bool
+
+    def before(self, at: int) -> str:
+        """The text between a quantity and the one before it."""
+        start = self.found[at - 1].span[1] if at else 0
+        return self.text[start : self.found[at].span[0]]
+
+    def after(self, at: int) -> str:
+        """The text between a quantity and the one after it."""
+        end = self.found[at + 1].span[0] if at + 1 < len(self.found) else len(self.text)
+        return self.text[self.found[at].span[1] : end]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A document as the readers of claims see it: its columns, and what is known better than it is
+    printed."""
+
+    document: Document
+    views: tuple[View, ...]
+    known: dict[tuple[Place, int], Value]
+
+    def near(self, sentence: Sentence) -> list[int]:
+        """The tables near a sentence, the nearest first: the one above, the one below, then the
+        others."""
+        above = -1 if sentence.table is None else sentence.table
+        return sorted(range(len(self.views)), key=lambda i: (abs(i - above - 0.4), i))
+
+
+_END = re.compile(r"(?<=[。!?!?])\s*|(?<=[A-Za-z)%\d][.;])\s+(?=[A-Z(*])")
+
+
+def sentences(document: Document) -> Iterator[Sentence]:
+    """The sentences of a document that hold quantities."""
+    for line in [*document.prose, *_cells(document)]:
+        for text in [line.text] if line.code else _END.split(line.text):
+            found = quantities(text)
+            if found:
+                yield Sentence(text, line.line, line.heading, line.table, tuple(found), line.code)
+
+
+# a value with the product of names that it is: "2 GB (min: block × batch)"
+_PRODUCT = re.compile(r"\([^()]*[A-Za-z_] [×*] [A-Za-z_][^()]*\)")
+
+
+def _cells(document: Document) -> Iterator[Prose]:
+    """The cells of tables that hold text with numbers in it, as text."""
+    for index, table in enumerate(document.tables):
+        for row in table.rows:
+            for cell in row:
+                if (
+                    (not cell.parts or _PRODUCT.search(cell.text))
+                    and len(cell.text) > 5
+                    and quantities(cell.text)
+                    and "=" not in cell.text[:12]
+                ):
+                    yield Prose(cell.text, cell.line, table.heading, index, code=False)
+
+
+def place(document: Document, sentence: Sentence | Prose) -> Place:
+    """The place of a claim."""
+    return Place(document.name, None, None, None, sentence.line)
+
+
+def claim(
+    document: Document, sentence: Sentence, printed: Quantity, value: Value, rule: str, formula: str
+) -> Check:
+    """The check of a claim: that `printed` is what `value` says."""
+    good = holds(printed, value)
+    number = value.middle / value.scale
+    if printed.number > 0 > number and not printed.signed and not printed.arrow:
+        number = -number
+    follows = printed.show(number)
+    text = f"{rule}: {formula} = {number:.6g}{(' ' + printed.unit.symbol) if printed.unit.symbol else ''}"
+    text += f", printed {printed.text}" if good else f", so {follows}; printed is {printed.text}"
+    why = None if good else general(printed, value)
+    return Check(place(document, sentence), "claim", printed.text, follows, good, rule, formula, text, why)
+
+
+def computed(family: Family, inputs: Sequence[Quantity], printed: Quantity) -> Value | None:
+    """What a family gives for inputs, without regard to the sign that the text leaves to its words."""
+    value = compute(family, inputs, printed)
+    if value is None or printed.signed or printed.arrow or value.middle >= 0:
+        return value
+    return Value(-value.high, -value.middle, -value.low, value.scale)
+
+
+def loose(printed: Quantity) -> Quantity:
+    """A quantity that a mark of approximation makes coarser: one unit in its last place, not half."""
+    return replace(printed, half=printed.half * 2) if printed.approx else printed

@@ -1,0 +1,31 @@
+"""`kvik lab`: its subcommands, each imported when it is called. `kvik` finds it by its entry point."""
+
+from __future__ import annotations
+
+import click
+
+from kvik.cli import Entry, LazyGroup
+
+SUBCOMMANDS: dict[str, Entry] = {
+    "advise": Entry("kvik_lab.physics.cli", "advise_command", "Say which transport to use for a model's KV."),
+    "audit": Entry(
+        "kvik_lab.audit.command", "audit", "Recompute published tables and the claims beside them."
+    ),
+    "check": Entry("kvik_lab.study.cli", "check", "Check a study file, and say what it comes to."),
+    "compare": Entry("kvik_lab.infer.cli", "compare_command", "Compare two configurations' measurements."),
+    "crossover": Entry(
+        "kvik_lab.physics.cli", "crossover_command", "Find where two transports take as long."
+    ),
+    "fit": Entry("kvik_lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
+    "pilot": Entry("kvik_lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
+    "plan": Entry("kvik_lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
+    "report": Entry("kvik_lab.report.cli", "report_command", "Write a report of measurements."),
+    "schema": Entry("kvik_lab.study.cli", "schema", "Print the JSON schema of study files."),
+    "series": Entry("kvik_lab.infer.cli", "series_command", "Find changes and the steady state of series."),
+    "tasks": Entry("kvik_lab.tasks.cli", "tasks", "Make, read and run task files."),
+}
+
+
+@click.group(cls=LazyGroup, entries=SUBCOMMANDS)
+def lab() -> None:
+    """Design experiments, audit tables, and draw conclusions that hold."""

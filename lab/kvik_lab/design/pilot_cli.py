@@ -1,0 +1,73 @@
+"""`kvik lab pilot`: measured variances to numbers of iterations and starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pandas as pd
+from rich.console import Console
+
+from kvik_lab.design.pilot import plan_from_pilot, read_pilot, variance_components
+from kvik_lab.design.tables import WIDTH, as_json, print_pilot
+from kvik_lab.errors import LabError
+
+
+@click.command()
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option("--cost-restart", type=float, required=True, help="Seconds that a further start costs.")
+@click.option("--cost-iteration", type=float, required=True, help="Seconds that a further iteration costs.")
+@click.option(
+    "--halfwidth", type=float, default=0.03, show_default=True, help="Relative half-width that is wanted."
+)
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of that interval.")
+@click.option(
+    "--warmup", type=click.IntRange(0), default=0, help="Iterations of each start that do not count."
+)
+@click.option(
+    "--value", "value", default="value", show_default=True, help="The column with what was measured."
+)
+@click.option("--start", "start", default="start", show_default=True, help="The column that names the start.")
+@click.option(
+    "--iteration", default="iteration", show_default=True, help="The column with the iteration's number."
+)
+@click.option("--json", "to_json", is_flag=True, help="Print JSON.")
+def pilot(
+    data: Path,
+    cost_restart: float,
+    cost_iteration: float,
+    halfwidth: float,
+    confidence: float,
+    warmup: int,
+    value: str,
+    start: str,
+    iteration: str,
+    to_json: bool,
+) -> None:
+    """Say how many iterations a start, and how many starts, are worth their time.
+
+    DATA is CSV with a row an iteration: its start, its number, its value. Further columns name the
+    configuration; starts of one configuration are compared with each other.
+    """
+    try:
+        groups, notes = read_pilot(_read(data), start, iteration, value, warmup)
+        parts = variance_components(groups)
+        found = plan_from_pilot(parts, cost_restart, cost_iteration, halfwidth, warmup, confidence, notes)
+    except LabError as error:
+        raise click.UsageError(f"{data}: {error}") from error
+    if to_json:
+        click.echo(as_json(found))
+    else:
+        console = Console()
+        console.width = max(console.width, WIDTH)
+        print_pilot(found, console)
+
+
+def _read(data: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_csv(data)
+    except (ValueError, OSError) as error:
+        raise LabError(f"cannot be read as CSV: {error}") from error
+    if frame.empty:
+        raise LabError("no rows; write one a measured iteration")
+    return frame

@@ -1,0 +1,67 @@
+"""What the functions here take: one-dimensional arrays of finite numbers, and intervals that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvik_lab.errors import LabError
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Values = Sequence[float] | Floats
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its bounds at `level`; `method` says how they were found."""
+
+    estimate: float
+    low: float
+    high: float
+    level: float
+    method: str
+
+    @property
+    def half_width(self) -> float:
+        """Half of the distance between the bounds."""
+        return 0.5 * (self.high - self.low)
+
+    def holds(self, value: float) -> bool:
+        """Whether the value lies within the bounds."""
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class TooFew:
+    """An answer that n values cannot give, and how many would."""
+
+    what: str
+    n: int
+    needed: int
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.n} values cannot say; it takes {self.needed}"
+
+
+def series(values: Values, what: str = "the series", at_least: int = 1) -> Floats:
+    """The values as an array; raises LabError where they are not a row of finite numbers, or too few."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise LabError(f"{what} has {array.ndim} dimensions; give one row of numbers")
+    if len(array) < at_least:
+        raise LabError(f"{what} has {len(array)} values; it takes at least {at_least}")
+    bad = np.flatnonzero(~np.isfinite(array))
+    if len(bad):
+        raise LabError(f"{what} holds {array[bad[0]]} at position {bad[0]}; leave out what was not measured")
+    return array
+
+
+def fraction(value: float, what: str) -> float:
+    """The value, which lies strictly between 0 and 1; else LabError."""
+    if not 0.0 < value < 1.0:
+        raise LabError(f"{what} is {value}; it lies between 0 and 1, such as 0.95")
+    return value

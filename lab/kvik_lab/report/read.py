@@ -1,0 +1,277 @@
+"""Measurements in long form with factors: one row a value, one column a factor.
+
+As `kvik lab series` reads them, with two things more: columns that are not start, iteration, value or block
+are factors, and a value may be a word that says why it is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvik_lab.errors import LabError
+from kvik_lab.infer.table import Columns
+from kvik_lab.report.cells import Missing, Number, State
+
+MOST_LEVELS = 60
+SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "tokens")
+ARMS = ("arm", "backend", "transport", "configuration", "config", "variant", "build")
+
+_WORDS = dict.fromkeys(("", "-", "na", "n/a", "none", "null", "not measured"), State.NOT_MEASURED)
+_WORDS |= dict.fromkeys(("failed", "failure", "error"), State.FAILED)
+_WORDS |= dict.fromkeys(("in progress", "pending", "running"), State.IN_PROGRESS)
+_WORDS |= {"not possible": State.NOT_POSSIBLE, "impossible": State.NOT_POSSIBLE}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The values of one start under one set of levels, in the order of their iterations from `first`."""
+
+    start: str
+    block: str
+    first: int
+    values: tuple[Number, ...]
+
+    @property
+    def known(self) -> tuple[float, ...]:
+        """The values that are there."""
+        return tuple(value for value in self.values if not isinstance(value, Missing))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was run of one arm under one condition: the levels of the other factors, in their order."""
+
+    arm: str
+    condition: tuple[str, ...]
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Data:
+    """All cells. `arm` is the factor that is compared, `others` are the rest; `size` is one of these, or
+    None. `constant` are factors with one level."""
+
+    sources: tuple[str, ...]
+    arm: str
+    arms: tuple[str, ...]
+    others: tuple[str, ...]
+    size: str | None
+    constant: Mapping[str, str]
+    cells: tuple[Cell, ...]
+
+    def find(self, arm: str, condition: tuple[str, ...]) -> Cell | None:
+        """The cell, or None where nothing was run."""
+        return next((c for c in self.cells if c.arm == arm and c.condition == condition), None)
+
+    @property
+    def conditions(self) -> tuple[tuple[str, ...], ...]:
+        """Every condition that was run, in order."""
+        return tuple(dict.fromkeys(cell.condition for cell in self.cells))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the columns are: None lets `read` find out."""
+
+    columns: Columns = field(default_factory=Columns)
+    arm: str | None = None
+    size: str | None = None
+    ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Row:
+    where: str
+    file: str
+    levels: Mapping[str, str]
+    start: str
+    block: str
+    iteration: int
+    value: Number
+
+
+def read(paths: Sequence[Path], choice: Choice) -> Data:
+    """Read files; LabError says which line cannot be used. Several files are arms, unless a column is."""
+    rows: list[_Row] = []
+    names: list[str] = []
+    for path, name in zip(paths, _names(paths), strict=True):
+        found, factors = _rows(path, name, choice)
+        rows += found
+        names = factors if not names else [n for n in names if n in factors]
+    if len(paths) > 1 and choice.arm is None:
+        names = ["file", *names]
+        rows = [_with_file(row) for row in rows]
+    levels = {name: tuple(dict.fromkeys(row.levels[name] for row in rows)) for name in names}
+    for name, found_levels in levels.items():
+        if len(found_levels) > MOST_LEVELS:
+            raise LabError(
+                f"column {name!r} has {len(found_levels)} levels, more than the {MOST_LEVELS} a factor may "
+                f"have; if it is none, leave it out with --ignore {name}"
+            )
+    size = _size(names, levels, choice)
+    arm = _arm(names, levels, size, choice, len(paths))
+    others = tuple(n for n in names if n != arm and (len(levels[n]) > 1 or n == size))
+    constant = {n: levels[n][0] for n in names if n != arm and n not in others}
+    return Data(
+        tuple(str(p) for p in paths),
+        arm or "all",
+        levels[arm] if arm else ("all",),
+        others,
+        size,
+        constant,
+        tuple(_cells(rows, arm, others, size, many=len(paths) > 1)),
+    )
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    stems = [path.stem for path in paths]
+    return stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
+
+
+def _with_file(row: _Row) -> _Row:
+    levels = {"file": row.file, **row.levels}
+    return _Row(row.where, row.file, levels, row.start, row.block, row.iteration, row.value)
+
+
+def _rows(path: Path, name: str, choice: Choice) -> tuple[list[_Row], list[str]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{path}: cannot be read: {error}") from error
+    columns = choice.columns
+    reader = csv.reader(text.splitlines(), strict=True)
+    try:
+        table = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+    except csv.Error as error:
+        raise LabError(f"{path}, line {reader.line_num}: {error}") from error
+    if len(table) < 2:
+        raise LabError(f"{path}: has no values; it takes a header such as start,iteration,value and rows")
+    header = table[0][1]
+    for wanted, option in ((columns.iteration, "--iteration"), (columns.value, "--value")):
+        if wanted not in header:
+            raise LabError(f"{path}: has no column {wanted!r} among {', '.join(header)}; name it: {option}")
+    if len(set(header)) != len(header):
+        raise LabError(f"{path}: the header names a column twice: {', '.join(header)}")
+    roles = {columns.start, columns.iteration, columns.value, columns.block, *choice.ignore}
+    factors = [n for n in header if n not in roles]
+    rows = []
+    for line, cells in table[1:]:
+        where = f"{path}, line {line}"
+        if len(cells) != len(header):
+            raise LabError(f"{where}: has {len(cells)} cells, the header {len(header)}")
+        rows.append(_row(where, name, dict(zip(header, cells, strict=True)), factors, columns))
+    return rows, factors
+
+
+def _row(where: str, file: str, cells: Mapping[str, str], factors: Iterable[str], columns: Columns) -> _Row:
+    try:
+        iteration = int(cells[columns.iteration])
+    except ValueError as error:
+        text = cells[columns.iteration]
+        raise LabError(f"{where}: {columns.iteration} is {text!r}, not a whole number") from error
+    return _Row(
+        where,
+        file,
+        {name: cells[name] for name in factors},
+        cells.get(columns.start, "1"),
+        cells.get(columns.block, ""),
+        iteration,
+        _value(cells[columns.value], where, columns.value),
+    )
+
+
+def _value(text: str, where: str, name: str) -> Number:
+    state = _WORDS.get(text.lower())
+    if state is not None:
+        return Missing(state)
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise LabError(
+            f"{where}: {name} is {text!r}, neither a number nor a word for a missing one "
+            "(failed, in progress, not possible, not measured)"
+        ) from error
+    if not math.isfinite(value):
+        raise LabError(f"{where}: {name} is {text}; write why it is missing, such as failed")
+    return value
+
+
+def _size(names: list[str], levels: Mapping[str, tuple[str, ...]], choice: Choice) -> str | None:
+    if choice.size is not None and choice.size not in names:
+        raise LabError(f"there is no column {choice.size!r} among {', '.join(names)}, named by --size")
+    found = choice.size or next(
+        (n for n in names if n != choice.arm and n.lower().rpartition("_")[2] in SIZES), None
+    )
+    if found is None:
+        return None
+    for text in levels[found]:
+        try:
+            usable = math.isfinite(float(text)) and float(text) > 0
+        except ValueError:
+            usable = False
+        if not usable:
+            if choice.size is None:
+                return None
+            raise LabError(f"column {found!r} holds {text!r}; a size is a number above 0")
+    return found
+
+
+def _arm(
+    names: list[str],
+    levels: Mapping[str, tuple[str, ...]],
+    size: str | None,
+    choice: Choice,
+    files: int,
+) -> str | None:
+    if choice.arm is not None:
+        if choice.arm not in names:
+            raise LabError(f"there is no column {choice.arm!r} among {', '.join(names)}, named by --arm")
+        return choice.arm
+    if files > 1:
+        return "file"
+    vary = [n for n in names if n != size and len(levels[n]) > 1]
+    return next((n for n in vary if n.lower() in ARMS), vary[0] if vary else None)
+
+
+def _cells(
+    rows: Sequence[_Row], arm: str | None, others: tuple[str, ...], size: str | None, many: bool
+) -> list[Cell]:
+    grouped: dict[tuple[str, tuple[str, ...]], dict[str, dict[int, _Row]]] = {}
+    for row in rows:
+        key = (row.levels[arm] if arm else "all", tuple(row.levels[n] for n in others))
+        start = f"{row.file}/{row.start}" if many and arm != "file" else row.start
+        place = grouped.setdefault(key, {}).setdefault(start, {})
+        if row.iteration in place:
+            raise LabError(
+                f"{row.where}: start {row.start!r} has iteration {row.iteration} already "
+                f"({place[row.iteration].where}); name what differs in a column of its own"
+            )
+        place[row.iteration] = row
+    at = others.index(size) if size is not None and size in others else None
+
+    def order(key: tuple[str, tuple[str, ...]]) -> float:
+        return 0.0 if at is None else float(key[1][at])
+
+    return [
+        Cell(*key, tuple(_run(s, r) for s, r in grouped[key].items())) for key in sorted(grouped, key=order)
+    ]
+
+
+def _run(start: str, rows: Mapping[int, _Row]) -> Run:
+    """The values from the first iteration to the last; one that no row has was not measured."""
+    first, last = min(rows), max(rows)
+    if last - first > 10 * len(rows) + 1000:
+        raise LabError(
+            f"start {start!r}: iterations go from {first} to {last} with {len(rows)} values; count them"
+        )
+    values = tuple(
+        rows[at].value if at in rows else Missing(State.NOT_MEASURED) for at in range(first, last + 1)
+    )
+    blocks = {row.block for row in rows.values()}
+    if len(blocks) > 1:
+        raise LabError(f"start {start!r} is in the blocks {', '.join(sorted(blocks))}; a start runs in one")
+    return Run(start, blocks.pop(), first, values)
