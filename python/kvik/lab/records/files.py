@@ -1,0 +1,94 @@
+"""Records in files: one JSON object a line, appended and never changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kvik.lab.errors import LabError
+from kvik.lab.records.schema import SCHEMA, LoadResult, RunRecord
+
+_Form = TypeVar("_Form", bound=BaseModel)
+
+
+def dump(record: RunRecord | LoadResult) -> str:
+    """The record as one line of JSON, without what is not stated."""
+    stated = record.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return json.dumps({"schema": SCHEMA, **stated}, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def append(path: Path, record: RunRecord) -> None:
+    """Add a record to a file, and return when it is on the disk."""
+    with path.open("ab") as file:
+        file.write(dump(record).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def iterate(path: Path) -> Iterator[RunRecord]:
+    """Every record of a file in its order, superseded ones included.
+
+    A last line without its end is what a writer that was killed had begun; it is left out. Raises `LabError`
+    with the line of anything else that is no record.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                if line.strip():
+                    yield _parsed(RunRecord, line, f"{path}, line {number}")
+    except OSError as error:
+        raise LabError(f"{path}: cannot be read: {error.strerror}; give a file of run records") from error
+
+
+def read(paths: Iterable[Path]) -> tuple[RunRecord, ...]:
+    """The records of files; where one id comes again, only the last with it, in the place of the first."""
+    found: dict[str, RunRecord] = {}
+    for path in paths:
+        for record in iterate(path):
+            found[record.id] = record
+    return tuple(found.values())
+
+
+def read_load(path: Path) -> LoadResult:
+    """What a load driver has written. Raises `LabError`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LabError(
+            f"{path}: cannot be read: {error.strerror}; give what `kvik lab load` wrote"
+        ) from error
+    return _parsed(LoadResult, data, str(path))
+
+
+def _parsed(form: type[_Form], data: bytes, where: str) -> _Form:
+    try:
+        return form.model_validate_json(data)
+    except ValidationError as error:
+        _check_version(data, where)
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise LabError(
+            f"{where}: is no {form.__name__}: {place + ': ' if place else ''}{first['msg']}"
+            + (f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else "")
+        ) from error
+
+
+def _check_version(data: bytes, where: str) -> None:
+    """A newer form is refused by its number, not by the first key that this one does not know."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return
+    version = found.get("schema", SCHEMA) if isinstance(found, dict) else SCHEMA
+    if version != SCHEMA:
+        raise LabError(
+            f"{where}: has form {version!r}, and this program reads {SCHEMA}; use the version of kvik-lab "
+            "that wrote it, or a newer one"
+        )
