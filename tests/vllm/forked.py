@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO
 
-from kvik.roles import keeper
 from kvik.demo.engines import EngineSpec
+from kvik.roles import keeper
 from kvik.roles.processes import HttpServer, Keeper
 from tests.vllm import fork_parent
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kvik.lab.errors import LabError
-from kvik.lab.records.schema import SCHEMA, LoadResult, RunRecord
+from kvik_lab.errors import LabError
+from kvik_lab.records.schema import SCHEMA, LoadResult, RunRecord
 
 _Form = TypeVar("_Form", bound=BaseModel)
 

@@ -51,7 +51,9 @@ class RoleSpec(Section):
     node: Text | None = Field(None, description="A name in `nodes`; several are dealt out to a list of them.")
     options: dict[Text, Value] = Field({}, description="Flags: {kv_memory: 1GiB} is --kv-memory 1GiB.")
     env: dict[Text, EnvValue] = {}
-    nodes: list[Text] | None = Field(None, description="Instead of `node`: the first of the kind runs on the first.")
+    nodes: list[Text] | None = Field(
+        None, description="Instead of `node`: the first of the kind runs on the first."
+    )
 
 
 class RunSpec(Section):

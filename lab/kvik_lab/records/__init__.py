@@ -1,7 +1,7 @@
 """Records of runs: their form, their files, and the table for an analysis."""
 
-from kvik.lab.records.files import append, dump, iterate, read, read_load
-from kvik.lab.records.schema import (
+from kvik_lab.records.files import append, dump, iterate, read, read_load
+from kvik_lab.records.schema import (
     SCHEMA,
     Client,
     Clock,
