@@ -1,0 +1,128 @@
+"""Benchmarks of a network: perftest (ib_write_bw and its kin), nccl-tests, and iperf3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from kvik_lab.errors import LabError
+from kvik_lab.load.importers.reading import Place, cell, parse_json, result
+from kvik_lab.records import Figure, LoadResult
+
+# perftest: MB is 2**20 bytes (its MB is 0x100000); with --report_gbits it is 10**9 bits.
+_PERFTEST: dict[str, tuple[str, str, str, float]] = {
+    "BW peak[MB/sec]": ("bandwidth", "bytes/s", "max", 2.0**20),
+    "BW average[MB/sec]": ("bandwidth", "bytes/s", "mean", 2.0**20),
+    "BW peak[Gb/sec]": ("bandwidth", "bytes/s", "max", 1e9 / 8),
+    "BW average[Gb/sec]": ("bandwidth", "bytes/s", "mean", 1e9 / 8),
+    "MsgRate[Mpps]": ("messages", "1/s", "mean", 1e6),
+    "t_min[usec]": ("latency", "s", "min", 1e-6),
+    "t_max[usec]": ("latency", "s", "max", 1e-6),
+    "t_typical[usec]": ("latency", "s", "p50", 1e-6),
+    "t_avg[usec]": ("latency", "s", "mean", 1e-6),
+    "t_stdev[usec]": ("latency", "s", "stdev", 1e-6),
+    "99% percentile[usec]": ("latency", "s", "p99", 1e-6),
+    "99.9% percentile[usec]": ("latency", "s", "p99.9", 1e-6),
+}
+_HEADING = re.compile(r"#bytes|#iterations|[A-Za-z0-9.%_]+(?: [A-Za-z]+)?\[[A-Za-z/]+\]")
+
+
+def read_perftest(text: str, where: str) -> LoadResult:
+    """Each row of its table as figures of `bandwidth` and `messages`, or `latency`; its level is `bytes`."""
+    figures: list[Figure] = []
+    columns: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if "#bytes" in line:
+            columns = _HEADING.findall(line)
+            continue
+        cells = line.split()
+        if not columns or len(cells) != len(columns) or not cells[0].isdigit():
+            continue
+        for name, value in zip(columns, cells, strict=True):
+            if name in _PERFTEST:
+                metric, unit, statistic, scale = _PERFTEST[name]
+                found = cell(value, f"{where}, line {number}, {name}") * scale
+                figures.append(_figure(metric, unit, found, statistic, {"bytes": int(cells[0])}))
+    if not figures:
+        raise LabError(f"{where}: has no table with '#bytes #iterations ...' and a row below it")
+    return result("perftest", figures=figures)
+
+
+def read_nccl_tests(text: str, where: str) -> LoadResult:
+    """Each row as figures of `latency` (s), `bandwidth` (the algorithm's) and `bus_bandwidth` (bytes/s), with
+    the levels `bytes` and `in_place`. Raises `LabError` where a row has wrong results."""
+    figures: list[Figure] = []
+    columns: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.lstrip("# ").split()
+        if bare[:2] == ["size", "count"] and "busbw" in bare:
+            columns = bare
+            continue
+        cells = line.split()
+        if not columns or not cells or not cells[0].isdigit() or len(cells) != len(columns):
+            continue
+        at = f"{where}, line {number}"
+        for half, start in enumerate(at_ for at_, name in enumerate(columns) if name == "time"):
+            levels = {"bytes": int(cells[0]), "in_place": half == 1}
+            wrong = dict(zip(columns[start:], cells[start:], strict=True)).get("#wrong", "0")
+            if wrong not in ("0", "N/A"):
+                raise LabError(
+                    f"{at}: {wrong} results of {cells[0]} bytes are wrong; its times count for nothing"
+                )
+            time, algorithm, bus = (cell(one, at) for one in cells[start : start + 3])
+            figures.append(_figure("latency", "s", time * 1e-6, "mean", levels))
+            figures.append(_figure("bandwidth", "bytes/s", algorithm * 1e9, "mean", levels))
+            figures.append(_figure("bus_bandwidth", "bytes/s", bus * 1e9, "mean", levels))
+    if not figures:
+        raise LabError(
+            f"{where}: has no table with 'size count type ... time algbw busbw' and a row below it"
+        )
+    return result("nccl-tests", figures=figures)
+
+
+def read_iperf3(text: str, where: str) -> LoadResult:
+    """`iperf3 -J`: each interval's `bandwidth` (bytes/s), and over all `received` and `retransmits`."""
+    run = parse_json(text, where)
+    if (error := run.find("error")) is not None:
+        raise LabError(f"{where}: the test failed: {error.text()}")
+    figures = []
+    for at, interval in enumerate(run.get("intervals").items()):
+        rate = interval.get("sum").get("bits_per_second").number() / 8
+        figures.append(_figure("bandwidth", "bytes/s", rate, "value", {}, at))
+    end, start = run.get("end"), run.get("start")
+    received = end.find("sum_received", "sum")
+    if received is not None:
+        figures.append(
+            _figure("received", "bytes/s", received.get("bits_per_second").number() / 8, "mean", {})
+        )
+    sent = end.find("sum_sent")
+    if sent is not None and (again := sent.find("retransmits")) is not None:
+        figures.append(_figure("retransmits", "1", again.number(), "value", {}))
+    seconds = sent.get("seconds").number() if sent else 0.0
+    began = start.find("timestamp")
+    version = start.find("version")
+    return result(
+        "iperf3",
+        figures=figures,
+        began=_began(began),
+        seconds=seconds,
+        version=version.text() if version else None,
+    )
+
+
+def _began(timestamp: Place | None) -> float:
+    return 0.0 if timestamp is None else timestamp.get("timesecs").number()
+
+
+def _figure(
+    metric: str,
+    unit: str,
+    value: float,
+    statistic: str,
+    levels: Mapping[str, object],
+    iteration: int | None = None,
+) -> Figure:
+    return Figure.model_validate(
+        {"metric": metric, "unit": unit, "value": value, "statistic": statistic, "levels": levels,
+         "iteration": iteration}
+    )  # fmt: skip

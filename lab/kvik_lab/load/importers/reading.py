@@ -1,0 +1,125 @@
+"""Parts of foreign files, looked at without trust."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvik_lab.errors import LabError
+from kvik_lab.records import Client, Figure, LoadResult, Request
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value of a file, with where it stands."""
+
+    value: Any
+    where: str
+
+    def get(self, key: str) -> Place:
+        """The value of a key. Raises `LabError` where there is none."""
+        found = self.find(key)
+        if found is None:
+            known = list(self.value)[:_SHOWN] if isinstance(self.value, dict) else []
+            raise LabError(
+                f"{self.where}: there is no {key!r}; there are: {', '.join(map(str, known)) or 'no keys'}"
+            )
+        return found
+
+    def find(self, *keys: str) -> Place | None:
+        """The value of the first of these keys that is there and not null."""
+        for key in keys:
+            if isinstance(self.value, dict) and self.value.get(key) is not None:
+                return Place(self.value[key], f"{self.where}, {key}")
+        return None
+
+    def items(self) -> list[Place]:
+        """The entries of a list. Raises `LabError` where it is none."""
+        if not isinstance(self.value, list):
+            raise LabError(f"{self.where}: is no list")
+        return [Place(one, f"{self.where}[{at}]") for at, one in enumerate(self.value)]
+
+    def number(self) -> float:
+        """A finite number. Raises `LabError` where it is none."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise LabError(f"{self.where}: is {str(value)[:60]!r}, not a number")
+        return float(value)
+
+    def whole(self) -> int:
+        """A whole number from 0. Raises `LabError` where it is none."""
+        value = self.number()
+        if value < 0 or value != int(value):
+            raise LabError(f"{self.where}: is {value:g}, not a whole number from 0")
+        return int(value)
+
+    def text(self) -> str:
+        """A text. Raises `LabError` where it is none."""
+        if not isinstance(self.value, str):
+            raise LabError(f"{self.where}: is {str(self.value)[:60]!r}, not a text")
+        return self.value
+
+
+def parse_json(text: str, where: str) -> Place:
+    """A file of one JSON value. Raises `LabError`."""
+    try:
+        return Place(json.loads(text), where)
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{where}: is not JSON: {error}") from error
+
+
+def parse_lines(text: str, where: str) -> list[Place]:
+    """A file of one JSON value a line. Raises `LabError`."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            found.append(parse_json(line, f"{where}, line {number}"))
+    if not found:
+        raise LabError(f"{where}: is empty")
+    return found
+
+
+def maybe_number(place: Place | None) -> float | None:
+    """A number, or None where there is nothing."""
+    return None if place is None else place.number()
+
+
+def maybe_whole(place: Place | None) -> int | None:
+    """A whole number, or None where there is nothing."""
+    return None if place is None else place.whole()
+
+
+def cell(text: str, where: str) -> float:
+    """A number in a table. Raises `LabError` where it is none."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise LabError(f"{where}: {text!r} is no number") from error
+    return Place(value, where).number()
+
+
+def result(
+    driver: str,
+    *,
+    requests: Sequence[Request] = (),
+    figures: Sequence[Figure] = (),
+    began: float = 0.0,
+    seconds: float = 0.0,
+    version: str | None = None,
+    target: str | None = None,
+    load: dict[str, Any] | None = None,
+) -> LoadResult:
+    """A result. began: s since the epoch, 0 where the file does not say it."""
+    begin = max(0, int(began * 1e9))
+    return LoadResult(
+        began=begin,
+        ended=begin + max(0, int(seconds * 1e9)),
+        client=Client(driver=driver, version=version or None, target=target or None, load=load or {}),
+        requests=tuple(requests),
+        figures=tuple(figures),
+    )
