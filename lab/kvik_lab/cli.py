@@ -17,11 +17,16 @@ SUBCOMMANDS: dict[str, Entry] = {
         "kvik_lab.physics.cli", "crossover_command", "Find where two transports take as long."
     ),
     "fit": Entry("kvik_lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
+    "import": Entry("kvik_lab.load.cli", "import_command", "Read what another tool has measured."),
+    "load": Entry("kvik_lab.load.cli", "load_command", "Send a load to a server and record what came back."),
     "pilot": Entry("kvik_lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik_lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
     "report": Entry("kvik_lab.report.cli", "report_command", "Write a report of measurements."),
+    "resume": Entry("kvik_lab.run.cli", "resume", "Go on with a study that was interrupted."),
+    "run": Entry("kvik_lab.run.cli", "run", "Run a study: servers, loads, verdicts, a journal."),
     "schema": Entry("kvik_lab.study.cli", "schema", "Print the JSON schema of study files."),
     "series": Entry("kvik_lab.infer.cli", "series_command", "Find changes and the steady state of series."),
+    "status": Entry("kvik_lab.run.cli", "status", "Say how far a study is."),
     "tasks": Entry("kvik_lab.tasks.cli", "tasks", "Make, read and run task files."),
 }
 

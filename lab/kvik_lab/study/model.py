@@ -82,6 +82,15 @@ class Drivers:
 
 
 @dataclass(frozen=True)
+class Program:
+    """What is run: the file's `run` as it stands, its texts with `{factor}` in them; and by factor and level,
+    what the level puts in, by path."""
+
+    raw: Mapping[str, Any]
+    sets: Mapping[str, Mapping[Level, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
 class Study:
     """A study file, checked. `digest` is the SHA-256 of its text, `file` its name for messages."""
 
@@ -100,6 +109,7 @@ class Study:
     drivers: Drivers
     file: str
     digest: str
+    program: Program | None = None
 
     def factor(self, name: str) -> Factor:
         """A factor by its name. Raises `KeyError`."""

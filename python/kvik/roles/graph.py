@@ -29,6 +29,7 @@ class RoleGraph:
         self.nodes = dict(nodes)
         self.logs = logs
         self.processes: dict[str, Process] = {}
+        self.ready_seconds: dict[str, float] = {}
         for role in roles:
             if role.node not in self.nodes:
                 raise RoleError(f"{role.name} runs on {role.node!r}, and the nodes are {', '.join(nodes)}")
@@ -83,6 +84,7 @@ class RoleGraph:
         role, process = self.roles[name], self.processes[name]
         with self.nodes[role.node].inside():
             process.wait_until(lambda: role.ready.holds(process), began + role.ready.limit)
+        self.ready_seconds[name] = time.monotonic() - began
 
     def __enter__(self) -> RoleGraph:
         self.start()
