@@ -17,8 +17,11 @@ SUBCOMMANDS: dict[str, Entry] = {
         "kvik_lab.physics.cli", "crossover_command", "Find where two transports take as long."
     ),
     "fit": Entry("kvik_lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
-    "import": Entry("kvik_lab.load.cli", "import_command", "Read what another tool has measured."),
-    "load": Entry("kvik_lab.load.cli", "load_command", "Send a load to a server and record what came back."),
+    "gate": Entry("kvik_lab.gates.cli", "gate_command", "Judge runs: valid, suspect or invalid, and why."),
+    "import": Entry(
+        "kvik_lab.load.cli", "import_command", "Read what another tool has measured into a record's form."
+    ),
+    "load": Entry("kvik_lab.load.cli", "load_command", "Send a load, and record what its client sees."),
     "pilot": Entry("kvik_lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik_lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
     "report": Entry("kvik_lab.report.cli", "report_command", "Write a report of measurements."),

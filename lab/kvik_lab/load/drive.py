@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import secrets
 import time
@@ -61,9 +60,10 @@ class Sent:
 class Driver:
     """One load on one server. `opened` makes it; `run` sends a part of it; `requests` is what was seen."""
 
-    def __init__(self, spec: LoadSpec, pool: Pool, model: str, overhead: int, zero: int) -> None:
+    def __init__(self, spec: LoadSpec, pool: Pool, model: str, overhead: int, watch: Watch) -> None:
         self.spec = spec
-        self.zero = zero
+        self.zero = time.monotonic_ns()
+        self._watch = watch
         self._overhead = overhead
         self._pool = pool
         self._form = Form(spec, model)
@@ -140,11 +140,11 @@ class Driver:
                 if arrival.pause:
                     await asyncio.sleep(arrival.pause)
 
-        async with _quiet():
+        with self._watch.timed():
             await asyncio.gather(*(user() for _ in range(min(arrival.concurrency, len(plan)))))
 
     async def _rounds(self, plan: list[Planned], arrival: Rounds) -> None:
-        async with _quiet():
+        with self._watch.timed():
             for at in range(0, len(plan), arrival.concurrency):
                 if at and arrival.pause:
                     await asyncio.sleep(arrival.pause)
@@ -153,13 +153,14 @@ class Driver:
 
     async def open_loop(self, plan: Iterable[Planned]) -> list[Sent]:
         """Each when it is due, whatever becomes of the others; returns when all have ended."""
-        async with _quiet(), _alarm() as alarm, asyncio.TaskGroup() as tasks:
-            begin = time.monotonic_ns() + int(LEAD_S * 1e9)
-            running = []
-            for planned in plan:
-                due = begin + int((planned.due or 0.0) * 1e9)
-                await alarm.until(due)
-                running.append(tasks.create_task(self._one(planned, due)))
+        running = []
+        with self._watch.timed():
+            async with _alarm() as alarm, asyncio.TaskGroup() as tasks:
+                begin = time.monotonic_ns() + int(LEAD_S * 1e9)
+                for planned in plan:
+                    due = begin + int((planned.due or 0.0) * 1e9)
+                    await alarm.until(due)
+                    running.append(tasks.create_task(self._one(planned, due)))
         return [task.result() for task in running]
 
     async def _one(self, planned: Planned, due: int | None, body: bytes | None = None) -> Sent:
@@ -193,12 +194,13 @@ class Driver:
             raise AssertionError("asked for without turns")
         if arrival.kind in ("constant", "poisson", "gamma"):
             plan = self.plan(spec.requests, "measure", self.dues(arrival))
-            async with _quiet(), _alarm() as alarm, asyncio.TaskGroup() as tasks:
-                begin = time.monotonic_ns() + int(LEAD_S * 1e9)
-                for number, planned in enumerate(plan):
-                    due = begin + int((planned.due or 0.0) * 1e9)
-                    await alarm.until(due)
-                    tasks.create_task(self._conversation(number, planned, due))
+            with self._watch.timed():
+                async with _alarm() as alarm, asyncio.TaskGroup() as tasks:
+                    begin = time.monotonic_ns() + int(LEAD_S * 1e9)
+                    for number, planned in enumerate(plan):
+                        due = begin + int((planned.due or 0.0) * 1e9)
+                        await alarm.until(due)
+                        tasks.create_task(self._conversation(number, planned, due))
             return
         if arrival.kind != "closed":
             raise AssertionError(f"turns with {arrival.kind} arrivals")
@@ -209,7 +211,7 @@ class Driver:
                 await self._conversation(number, planned, None)
                 await asyncio.sleep(arrival.pause)
 
-        async with _quiet():
+        with self._watch.timed():
             await asyncio.gather(*(user() for _ in range(min(arrival.concurrency, spec.requests))))
 
     async def _conversation(self, number: int, first: Planned, due: int | None) -> None:
@@ -338,7 +340,7 @@ async def opened(spec: LoadSpec) -> AsyncIterator[tuple[Driver, Watch]]:
         overhead = spec.prompt.overhead
         if overhead is None:
             overhead = await _overhead(spec, pool, model) if spec.endpoint == "chat" else 0
-        driver = Driver(spec, pool, model, overhead, time.monotonic_ns())
+        driver = Driver(spec, pool, model, overhead, watch)
         yield driver, watch
     finally:
         await watch.stop()
@@ -385,16 +387,3 @@ async def _alarm() -> AsyncIterator[Alarm]:
         yield alarm
     finally:
         alarm.close()
-
-
-@asynccontextmanager
-async def _quiet() -> AsyncIterator[None]:
-    """Without garbage collection, whose pauses would be taken for the server's."""
-    gc.collect()
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()

@@ -27,7 +27,7 @@ async def run(spec: LoadSpec) -> LoadResult:
             figures = await search(driver)
         else:
             await driver.run()
-        clock, cpu, wall = await watch.stop()
+        clock = await watch.stop()
         requests = driver.requests()
         measured = [request for request in requests if request.phase != "warmup"]
         goals = None if spec.goals is None or spec.search is not None else Goals(**spec.goals.model_dump())
@@ -42,8 +42,8 @@ async def run(spec: LoadSpec) -> LoadResult:
                 target=spec.url,
                 load=spec.model_dump(mode="json", exclude_defaults=True),
                 seed=spec.seed,
-                cpu_seconds=cpu,
-                wall_seconds=wall,
+                cpu_seconds=watch.cpu_seconds,
+                wall_seconds=watch.wall_seconds,
                 largest_lag=watch.largest_lag,
                 clock=clock,
             ),

@@ -3,63 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from kvik_lab.observe.clocks import clocks, step
 from kvik_lab.records import Clock
 
 _EVERY_S = 0.05
 
 
 class Watch:
-    """Runs beside a load. The two clocks are read as closely together as can be."""
+    """Runs beside a load. Lag and CPU time are those of the measured stretches, which `timed` encloses."""
 
     def __init__(self) -> None:
         self.largest_lag = 0.0
+        self.cpu_seconds = 0.0
+        self.wall_seconds = 0.0
+        self._timed = False
         self._largest_step = 0.0
         self._began = clocks()
-        self._cpu = time.process_time()
         self._task = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
         last = clocks()
         while True:
-            due = loop.time() + _EVERY_S
+            due, timed = loop.time() + _EVERY_S, self._timed
             await asyncio.sleep(_EVERY_S)
-            self.largest_lag = max(self.largest_lag, loop.time() - due)
+            if timed and self._timed:
+                self.largest_lag = max(self.largest_lag, loop.time() - due)
             now = clocks()
-            self._largest_step = max(self._largest_step, _step(last, now))
+            self._largest_step = max(self._largest_step, step(last, now))
             last = now
 
-    async def stop(self) -> tuple[Clock, float, float]:
-        """The clock, and the CPU and wall seconds since the beginning."""
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """A stretch that is measured: without garbage collection, whose pauses would be taken for the
+        server's."""
+        gc.collect()
+        was = gc.isenabled()
+        gc.disable()
+        cpu, wall = time.process_time(), time.monotonic()
+        self._timed = True
+        try:
+            yield
+        finally:
+            self._timed = False
+            self.cpu_seconds += time.process_time() - cpu
+            self.wall_seconds += time.monotonic() - wall
+            if was:
+                gc.enable()
+
+    async def stop(self) -> Clock:
+        """The clocks over all of it."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         ended = clocks()
-        clock = Clock(
-            wall_before=self._began[0],
-            wall_after=ended[0],
-            monotonic_before=self._began[1],
-            monotonic_after=ended[1],
+        return Clock(
+            wall_before=self._began.wall,
+            wall_after=ended.wall,
+            monotonic_before=self._began.monotonic,
+            monotonic_after=ended.monotonic,
             largest_step=self._largest_step,
         )
-        return clock, time.process_time() - self._cpu, (ended[1] - self._began[1]) / 1e9
-
-
-def clocks() -> tuple[int, int]:
-    """Wall and monotonic clock in ns, read at once: of three tries the one in which least time passed."""
-    best: tuple[int, int, int] | None = None
-    for _ in range(3):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        took = time.monotonic_ns() - before
-        if best is None or took < best[0]:
-            best = (took, wall, before + took // 2)
-    if best is None:
-        raise AssertionError("no try was made")
-    return best[1], best[2]
-
-
-def _step(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Seconds by which the wall clock went otherwise than the monotonic one."""
-    return abs((after[0] - before[0]) - (after[1] - before[1])) / 1e9
