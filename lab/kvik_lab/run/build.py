@@ -46,10 +46,12 @@ class PlannedStart:
 
 
 def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
-    """Every start of a plan. Raises `LabError` for a study without `run`, a value that a row cannot have, and runs of
-    one start that need other servers."""
+    """Every start of a plan. Raises `LabError` for a study without `run`, a value that a row cannot have,
+    and runs of one start that need other servers."""
     if study.program is None:
-        raise LabError(f"{study.file}: nothing says what is to be run; add `run: ...` (see `kvik lab schema`)")
+        raise LabError(
+            f"{study.file}: nothing says what is to be run; add `run: ...` (see `kvik lab schema`)"
+        )
     return tuple(_resolved(study, study.program, start) for start in starts)
 
 
@@ -66,8 +68,8 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
                 name for name, level in one.slot.levels.items() if runs[0].slot.levels.get(name) != level
             )
             raise LabError(
-                f"{study.file}: {one.slot.pattern} and {runs[0].slot.pattern} share a start of the servers, and need "
-                f"other ones; write `restart: true` at what changes them (of {changed})"
+                f"{study.file}: {one.slot.pattern} and {runs[0].slot.pattern} share a start of the servers, "
+                f"and need other ones; write `restart: true` at what changes them (of {changed})"
             )
     model = study.unit.find(_model(runs[0].slot.levels))
     return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.name)
@@ -84,25 +86,38 @@ def _model(levels: Levels) -> str | None:
 
 
 def _load(study: Study, spec: RunSpec, slot: Slot) -> dict[str, Any]:
-    """The load's specification: the study's, its warm-up where the load says none, and a seed of its own for each
-    run, so that no two runs send the same prompts."""
+    """The load's specification: the study's, its warm-up where the load says none, and a seed of its own
+    for each run, so that no two runs send the same prompts."""
     load = {"arrival": {"kind": "closed", "concurrency": 1}, "warmup": study.warmup.least, **spec.load}
-    return {**load, "url": NOWHERE, "seed": int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order}
+    return {
+        **load,
+        "url": NOWHERE,
+        "seed": int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order,
+    }
 
 
 def setup(start: PlannedStart, nodes: Mapping[str, Node], logs: Path, mark: str) -> Setup:
-    """What the driver makes a system from. A secret goes with every role that may be reached from elsewhere."""
+    """What the driver makes a system from. A secret goes with every role that may be reached from
+    elsewhere."""
     env = {machine.VARIABLE: mark}
     if any(node.address != "127.0.0.1" for node in nodes.values()):
         env["KVIK_SECRET"] = secrets.token_hex(16)
     tokens = max(one.load.prompt.tokens + one.load.prompt.output for one in start.runs)
     return Setup(
-        start.spec, nodes, start.shape, start.model, tokens, max(_at_once(one.load) for one in start.runs), logs, env
+        start.spec,
+        nodes,
+        start.shape,
+        start.model,
+        tokens,
+        max(_at_once(one.load) for one in start.runs),
+        logs,
+        env,
     )
 
 
 def _at_once(load: LoadSpec) -> int:
-    """Requests that may be open at once; of an open load what a few seconds bring is a guess that options replace."""
+    """Requests that may be open at once; of an open load what a few seconds bring is a guess that options
+    replace."""
     arrival = load.arrival
     return arrival.concurrency if arrival.kind in ("closed", "rounds") else 8
 

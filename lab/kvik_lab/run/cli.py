@@ -22,7 +22,9 @@ FAILED, INVALID, INTERRUPTED = 1, 3, 130
 
 _STUDY = click.argument("study", type=click.Path(path_type=Path))
 _OUT = click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder of the journal; by default the study's name + `.runs`."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder of the journal; by default the study's name + `.runs`.",
 )
 
 
@@ -32,8 +34,9 @@ _OUT = click.option(
 def run(study: Path, out: Path | None) -> None:
     """Run STUDY: start its servers as planned, send each load, judge each run, and write all of it down.
 
-    The journal is a folder; an interrupted study goes on with `kvik lab resume`. Ends with 0 when every run counts, 3
-    when all were completed and some are invalid, 1 when some failed, and 130 when it was interrupted.
+    The journal is a folder; an interrupted study goes on with `kvik lab resume`. Ends with 0 when every
+    run counts, 3 when all were completed and some are invalid, 1 when some failed, and 130 when it was
+    interrupted.
     """
     _go(study, out, resume=False)
 
@@ -108,9 +111,13 @@ def _exit_status(journal: Journal, starts: tuple[PlannedStart, ...]) -> int:
 def _status(journal: Journal, starts: tuple[PlannedStart, ...]) -> dict[str, Any]:
     slots = [one.slot for start in starts for one in start.runs]
     records = [journal.records[slot.id] for slot in slots if slot.id in journal.records]
-    states = Counter(one.verdict or "not judged" if one.outcome == "completed" else one.outcome for one in records)
+    states = Counter(
+        one.verdict or "not judged" if one.outcome == "completed" else one.outcome for one in records
+    )
     keys = Counter(one.key.digest() for one in records if one.outcome == "completed")
-    problems = [f"{one.id}: {one.outcome}: {(one.error or '').splitlines()[0]}" for one in records if one.error]
+    problems = [
+        f"{one.id}: {one.outcome}: {(one.error or '').splitlines()[0]}" for one in records if one.error
+    ]
     problems += [
         f"{one.id}: {one.verdict}: {finding.gate}: {finding.what}"
         for one in records

@@ -100,8 +100,8 @@ class Control:
                 )
 
     def _await_stale(self, nodes: dict[str, Node]) -> None:
-        """What an earlier controller of this journal left is ending by itself; wait for it. `RoleError` where it does
-        not end, so that nothing is measured beside it."""
+        """What an earlier controller of this journal left is ending by itself; wait for it. `RoleError`
+        where it does not end, so that nothing is measured beside it."""
         until = time.monotonic() + STALE_LIMIT
         for name, node in nodes.items():
             while own := Look.at(node, self.mark).own:
@@ -111,7 +111,8 @@ class Control:
                 time.sleep(0.2)  # another controller's processes give no event to wait for
 
     def _name(self, start: PlannedStart) -> str:
-        """A name that no start had: servers that are started again are another start, and the logs are kept."""
+        """A name that no start had: servers that are started again are another start, and the logs are
+        kept."""
         used = {path.name for path in (self.journal.folder / "logs").glob(f"{start.start.name}*")}
         used |= {record.place.start for record in self.journal.records.values()}
         names = (start.start.name if n == 1 else f"{start.start.name}.{n}" for n in range(1, len(used) + 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -10,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvik.roles import LineReady, Role, RoleGraph
-from kvik.roles.node import Node, NodeError
-from kvik.roles.processes import Process
+from kvik.roles.node import LocalNode, Node, NodeError
+from kvik.roles.processes import Process, ProcessError
 from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec
+from kvik_lab.observe import engine_counters, scrape
 from kvik_lab.records import Key, LoadResult, Place, RunRecord, Times, read_load
 from kvik_lab.records.schema import Counters, Outcome
 from kvik_lab.records.schema import Role as RoleRecord
 from kvik_lab.run.build import Planned, PlannedStart, servers, stated
-from kvik_lab.run.counters import scrape
-from kvik_lab.run.drivers.system import System
+from kvik_lab.run.drivers.system import Part, System
 from kvik_lab.run.nodes import LOCAL, RIGHT, Look, recorded
 from kvik_lab.run.spec import RunSpec
 
@@ -72,7 +73,9 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     except LabError as failed:
         error, outcome = str(failed), "failed"
     looks = [name for name in before if name in after]
-    facts = {name: {key: value for key, value in before[name].facts.items() if key in FACTS} for name in before}
+    facts = {
+        name: {key: value for key, value in before[name].facts.items() if key in FACTS} for name in before
+    }
     return RunRecord(
         id=run.slot.id,
         study=study,
@@ -114,12 +117,22 @@ def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
     """Every node and every server that has counters."""
     used = {part.role.node for part in up.system.parts} | {_client_node(up.planned.spec)}
     looks = {name: Look.at(up.nodes[name], up.mark) for name in sorted(used)}
-    counters = {}
-    for part in up.system.parts:
+    return looks, {part.role.name: _counted(up, part) for part in up.system.parts}
+
+
+def _counted(up: Up, part: Part) -> Counters:
+    """What a server counts, and the engines of its processes where they are on this machine. Nothing
+    where it does not tell: a gate that needs it says so."""
+    node = up.nodes[part.role.node]
+    found: Counters = {}
+    with node.inside():
         if part.url is not None and part.url.startswith("http"):
-            with up.nodes[part.role.node].inside():
-                counters[part.role.name] = scrape(part.url)
-    return looks, counters
+            with contextlib.suppress(LabError):
+                found |= scrape(part.url)
+        if isinstance(node, LocalNode):
+            with contextlib.suppress(LabError, ProcessError):
+                found |= engine_counters(up.graph.processes[part.role.name].pid)
+    return found
 
 
 def _roles(up: Up, before: Mapping[str, Counters], after: Mapping[str, Counters]) -> list[RoleRecord]:
@@ -168,7 +181,9 @@ def _wait(up: Up, run: Planned, process: Process) -> None:
     until = time.monotonic() + run.spec.limit
     while (status := process.wait(0.2)) is None:
         if dead := up.graph.dead():
-            raise RunError(f"{', '.join(dead)} ended during the run\n{up.graph.tail(dead[0])}", _lost(up, dead))
+            raise RunError(
+                f"{', '.join(dead)} ended during the run\n{up.graph.tail(dead[0])}", _lost(up, dead)
+            )
         if time.monotonic() > until:
             raise RunError(f"the load did not end within {run.spec.limit:g} s (run.limit)\n{process.tail()}")
     if status != 0:
@@ -179,4 +194,3 @@ def _lost(up: Up, dead: Sequence[str]) -> Outcome:
     """Whether a role is gone with its host."""
     lost = any(getattr(up.graph.processes[name], "lost", False) for name in dead)
     return "lost" if lost else "failed"
-

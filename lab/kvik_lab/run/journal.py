@@ -1,8 +1,9 @@
-"""The journal: a folder with the records of runs, which a controller that was killed leaves as good as it was.
+"""The journal: a folder with the records of runs, which a controller that was killed leaves as good as it
+was.
 
-`runs.jsonl` has a record for each run that has ended, written and on the disk before the next one begins. What a controller
-was killed in the midst of has none, and is run again. One controller at a time has the folder: it holds a lock on
-`lock`, which the kernel lets go of when the controller ends in whatever way.
+`runs.jsonl` has a record for each run that has ended, written and on the disk before the next one begins.
+What a controller was killed in the midst of has none, and is run again. One controller at a time has the
+folder: it holds a lock on `lock`, which the kernel lets go of when the controller ends in whatever way.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Journal:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path, text: str, *, resume: bool) -> Iterator[Journal]:
-        """The journal for a study with this text, with the lock held. Raises `LabError` where another controller has
-        it, where it is of another text, where it is not there and `resume`, or has runs and not `resume`."""
+        """The journal for a study with this text, with the lock held. Raises `LabError` where another
+        controller has it, where it is of another text, where it is not there and `resume`, or has runs
+        and not `resume`."""
         journal = cls(folder)
         if resume and not (folder / STUDY).is_file():
             raise LabError(f"{folder}: no study was begun here; begin it with `kvik lab run`")
@@ -55,7 +57,8 @@ class Journal:
             )
         if self.file.exists() and not resume:
             raise LabError(
-                f"{self.folder}: has runs already; go on with `kvik lab resume`, or give a new folder with --out"
+                f"{self.folder}: has runs already; go on with `kvik lab resume`, or give a new folder "
+                "with --out"
             )
         copy.write_text(text, encoding="utf-8")
         mend(self.file)

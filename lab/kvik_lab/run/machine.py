@@ -1,7 +1,9 @@
-"""A machine's facts, counters and clocks, and which processes of a study are on it, as JSON: `python machine.py [MARK]`.
+"""A machine's facts, counters and clocks, and which processes of a study are on it, as JSON: `python
+machine.py [MARK]`.
 
-`MARK` is the study's value of `KVIK_LAB_STUDY`, which every process of it has in its environment. Counters have the names
-of node-exporter. This file needs nothing but the standard library, so that its text can be sent to any machine.
+`MARK` is the study's value of `KVIK_LAB_STUDY`, which every process of it has in its environment.
+Counters have the names of node-exporter. This file needs nothing but the standard library, so that its
+text can be sent to any machine.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def facts() -> dict[str, object]:
 
 
 def counters(mark: str | None) -> dict[str, float]:
-    """What grows: CPU time by mode, bytes of network devices, and the CPU time of the study's own processes."""
+    """What grows: CPU time by mode, bytes of network devices, and the CPU time of the study's own
+    processes."""
     found: dict[str, float] = {}
     tick = os.sysconf("SC_CLK_TCK")
     first = Path("/proc/stat").read_text().splitlines()[0].split()[1:]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from kvik.roles.hosts import CannotError, Rate, two_hosts
 from kvik.roles.node import LocalNode, Node, NodeError
 from kvik_lab.errors import LabError
@@ -42,8 +44,8 @@ EXECUTORS: Mapping[str, Maker] = {"local": _local, "ssh": _ssh}
 
 @contextlib.contextmanager
 def open_nodes(spec: RunSpec, folder: Path) -> Iterator[dict[str, Node]]:
-    """The nodes by name. Raises `LabError` where a link cannot be shaped, `NodeError` for a host that does not
-    answer."""
+    """The nodes by name. Raises `LabError` where a link cannot be shaped, `NodeError` for a host that
+    does not answer."""
     with contextlib.ExitStack() as stack:
         nodes: dict[str, Node] = {LOCAL: LocalNode(sys.executable)}
         for name, one in spec.nodes.items():
@@ -64,7 +66,7 @@ def open_nodes(spec: RunSpec, folder: Path) -> Iterator[dict[str, Node]]:
 class Look:
     """What a node said of itself at one moment."""
 
-    facts: dict[str, object]
+    facts: dict[str, JsonValue]
     counters: dict[str, float]
     wall: int
     monotonic: int

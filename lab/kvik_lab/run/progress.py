@@ -17,7 +17,11 @@ class Progress:
     """Says a line for each start and each run."""
 
     def __init__(
-        self, slots: Sequence[Slot], starts: Sequence[PlannedStart], journal: Journal, say: Callable[[str], None]
+        self,
+        slots: Sequence[Slot],
+        starts: Sequence[PlannedStart],
+        journal: Journal,
+        say: Callable[[str], None],
     ) -> None:
         self.slots, self.starts, self.journal, self.say = slots, starts, journal, say
         self._began_start = time.monotonic()
@@ -48,7 +52,9 @@ class Progress:
             return None
         runs = sum(not self.journal.done(slot.id) for slot in self.slots)
         # The start that is up has been paid for.
-        starts = sum(any(not self.journal.done(run.slot.id) for run in start.runs) for start in self.starts) - 1
+        starts = (
+            sum(any(not self.journal.done(run.slot.id) for run in start.runs) for start in self.starts) - 1
+        )
         startup = statistics.median(self._startups) if self._startups else 0.0
         return runs * statistics.median(self._runs) + max(0, starts) * startup
 

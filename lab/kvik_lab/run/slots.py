@@ -1,4 +1,5 @@
-"""The runs of a plan, in their order: each has an id that is the same whenever the same file is planned again."""
+"""The runs of a plan, in their order: each has an id that is the same whenever the same file is planned
+again."""
 
 from __future__ import annotations
 
@@ -82,6 +83,6 @@ def _check_anchor(study: Study, levels: Levels) -> None:
     ]
     if missing:
         raise LabError(
-            f"{study.file}: the anchor has no level of {', '.join(missing)}, so it cannot be run; give it one in "
-            "design.anchors.at"
+            f"{study.file}: the anchor has no level of {', '.join(missing)}, so it cannot be run; give it "
+            "one in design.anchors.at"
         )

@@ -1,7 +1,8 @@
 """What is run: the study file's `run`, with every level of a row put in.
 
-In the file any value may be a text with the name of a factor or a constant in brackets: `"{tokens}"` alone is the level
-itself, `"tokens={tokens}"` a text with it. `sets` of a factor's level puts further values in, by their path.
+In the file any value may be a text with the name of a factor or a constant in brackets: `"{tokens}"`
+alone is the level itself, `"tokens={tokens}"` a text with it. `sets` of a factor's level puts further
+values in, by their path.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 DriverName = Literal["emulator", "vllm", "transfer"]
 Mode = Literal["disaggregated", "unified"]
-RoleName = Literal["prefill", "decode", "unified", "router", "store", "load"]
+Kind = Literal["prefill", "decode", "unified", "router", "store", "load"]
 Text = Annotated[str, Field(min_length=1)]
 Value = Annotated[str | int | float | bool | list[str | int | float], Field(union_mode="left_to_right")]
 EnvValue = str | int | float
@@ -38,7 +39,8 @@ class NodeSpec(Section):
 
 
 class LinkSpec(Section):
-    """The cable between the hosts of prefill and of everything else: two network namespaces of this machine."""
+    """The cable between the hosts of prefill and of everything else: two network namespaces of this
+    machine."""
 
     rate: Text = Field(description="What passes each way, such as 500mbit or 10gbit.")
     delay: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Seconds more, each way.")
@@ -64,6 +66,6 @@ class RunSpec(Section):
     transport: Text = Field("tcp", description="What moves KV between prefill and decode.")
     nodes: dict[Text, NodeSpec] = {}
     link: LinkSpec | None = None
-    roles: dict[RoleName, RoleSpec] = {}
+    roles: dict[Kind, RoleSpec] = {}
     load: dict[Text, Any] = Field({}, description="Of the load driver: see `kvik lab load --help`.")
     limit: Annotated[float, Field(gt=0)] = Field(600.0, description="Seconds that a run may take.")

@@ -1,8 +1,9 @@
 """A node behind OpenSSH: one connection a host, and through it every role and every short command.
 
-The program is the system's `ssh`, so what a person has in `~/.ssh/config` holds here. A role runs under a keeper on its own
-host, whose text is sent along: it ends the role when its connection closes, which the end of this process does,
-and when for `LEASE` seconds no byte came, as from a host that cannot be reached any more.
+The program is the system's `ssh`, so what a person has in `~/.ssh/config` holds here. A role runs under a
+keeper on its own host, whose text is sent along: it ends the role when its connection closes, which the
+end of this process does, and when for `LEASE` seconds no byte came, as from a host that cannot be reached
+any more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kvik.roles import keeper, ports
 from kvik.roles.node import COMMAND_LIMIT, NodeError
@@ -156,7 +157,7 @@ class SshNode:
         """Who listens on these ports there."""
         return [Holder(**one) for one in self._ports("holders", *wanted)]
 
-    def _ports(self, *arguments: object) -> list[object]:
+    def _ports(self, *arguments: object) -> list[Any]:
         source = Path(ports.__file__).read_text(encoding="utf-8")
         found = json.loads(self.run([self.python, "-S", "-c", source, *map(str, arguments)]))
         return list(found)

@@ -1,8 +1,8 @@
 """The checks of `run`, and its values for one row: levels put in, then read strictly.
 
-In `run` any value may be a text with names of factors and constants in brackets. `"{tokens}"` alone is the level itself;
-where that factor does not exist in a row, the key is as if it were not there. `"ctx={tokens}"` is a text with the level
-in it. What `sets` of a level says comes last.
+In `run` any value may be a text with names of factors and constants in brackets. `"{tokens}"` alone is
+the level itself; where that factor does not exist in a row, the key is as if it were not there.
+`"ctx={tokens}"` is a text with the level in it. What `sets` of a level says comes last.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _set_by(program: Program, name: str, level: Level) -> Mapping[str, Any]:
 def check_program(
     raw: Any, sets: Mapping[str, Mapping[Level, Mapping[str, Any]]], draft: Draft
 ) -> Program | None:
-    """Read `run`, and try every level of every factor, each once. None where it is wrong, which is then noted."""
+    """Read `run`, and try every level of every factor, each once. None where it is wrong, which is then
+    noted."""
     if not isinstance(raw, dict):
         draft.wrong(("run",), "'run' is no mapping", "write `driver: emulator`, indented")
         return None

@@ -1,11 +1,13 @@
 """What starts, watches and ends the processes of a serving system: of the demo, the tests and the lab.
 
 >>> roles = [Role("prefill", ...), Role("router", ..., after=("prefill",))]
->>> with RoleGraph(roles, {"": LocalNode()}, logs) as graph:   # RoleError: what did not come up, and its log
+>>> with RoleGraph(roles, {"": LocalNode()}, logs) as graph:   # RoleError: what did not come up, its log
 ...     graph.dead()                                           # names of roles that have ended since
 
-- `role`: a role: its command, environment, folder and ports, when it is ready, and what has to be ready before.
-- `graph`: starts roles in their order, each as soon as what it waits for is ready, and ends them in reverse.
+- `role`: a role: its command, environment, folder and ports, when it is ready, and what has to be ready
+  before.
+- `graph`: starts roles in their order, each as soon as what it waits for is ready, and ends them in
+  reverse.
 - `node`: where a role runs: this host, or a network namespace of it. Others are the lab's.
 - `processes`, `keeper`: one process, and the process between it and us that ends it however we end.
 - `ports`: which are free, and who has those that are not.

@@ -13,17 +13,17 @@ from kvik.roles.role import Role
 
 
 class RoleError(Exception):
-    """Roles cannot be started as they are described, or one of them did not come up; the text names it, with the
-    end of its log, and who has a port that it needs."""
+    """Roles cannot be started as they are described, or one of them did not come up; the text names it,
+    with the end of its log, and who has a port that it needs."""
 
 
 class RoleGraph:
-    """Processes of roles. Within a `with` block they run; at its end, and where one does not come up, all of them
-    are ended, those first that others did not wait for."""
+    """Processes of roles. Within a `with` block they run; at its end, and where one does not come up, all
+    of them are ended, those first that others did not wait for."""
 
     def __init__(self, roles: Sequence[Role], nodes: Mapping[str, Node], logs: Path) -> None:
-        """`nodes` by the names that roles have; `logs` is the folder for `NAME.log`. `RoleError` for roles that
-        wait for each other in a circle, for one that there is not, or run on no node."""
+        """`nodes` by the names that roles have; `logs` is the folder for `NAME.log`. `RoleError` for
+        roles that wait for each other in a circle, for one that there is not, or run on no node."""
         self.waves = waves(roles)
         self.roles = {role.name: role for role in roles}
         self.nodes = dict(nodes)
@@ -74,7 +74,12 @@ class RoleGraph:
     def _look_at_ports(self) -> None:
         """A server that another one's port was promised to would answer for it, or fail in its own words."""
         for node_name, node in self.nodes.items():
-            wanted = {port: role.name for role in self.roles.values() if role.node == node_name for port in role.ports}
+            wanted = {
+                port: role.name
+                for role in self.roles.values()
+                if role.node == node_name
+                for port in role.ports
+            }
             taken = node.holders(wanted) if wanted else []
             if taken:
                 said = "; ".join(f"{wanted[one.port]} cannot start: {one}" for one in taken)
@@ -97,8 +102,8 @@ class RoleGraph:
 
 
 def waves(roles: Sequence[Role]) -> list[list[str]]:
-    """The names in the order in which they can be started: each wave waits for those before. `RoleError` for a
-    circle, for a name that is there twice, and for one that is waited for and is not there."""
+    """The names in the order in which they can be started: each wave waits for those before. `RoleError`
+    for a circle, for a name that is there twice, and for one that is waited for and is not there."""
     waiting = {role.name: set(role.after) for role in roles}
     if len(waiting) < len(roles):
         raise RoleError(f"two roles have one name: {', '.join(role.name for role in roles)}")

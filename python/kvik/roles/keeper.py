@@ -2,15 +2,16 @@
 
 A serving engine is several processes, some in sessions of their own, and its starter may be killed at any
 moment. So each one gets a keeper between it and the starter. The keeper's stdin is a pipe whose other end
-only the starter holds: when the starter closes it, or dies in whatever way, the keeper reads end-of-file and
-stops the child: SIGTERM to its process group, SIGKILL after GRACE seconds. Descendants that are left over
-become the keeper's children (it is a subreaper), and are killed too. The keeper ends with the child's exit
-status.
+only the starter holds: when the starter closes it, or dies in whatever way, the keeper reads end-of-file
+and stops the child: SIGTERM to its process group, SIGKILL after GRACE seconds. Descendants that are left
+over become the keeper's children (it is a subreaper), and are killed too. The keeper ends with the
+child's exit status.
 
-On another machine the pipe is a connection, and a cable that is cut closes nothing. There the keeper is started
-as `python -c SOURCE -`, and reads one line of JSON first: `command`, `grace`, `env` (added to its own),
-`folder` and `lease`. It then takes its starter for dead as well when `lease` seconds have brought no byte. This
-file needs nothing but the standard library, so that its text can be sent to a machine that has no kvik.
+On another machine the pipe is a connection, and a cable that is cut closes nothing. There the keeper is
+started as `python -c SOURCE -`, and reads one line of JSON first: `command`, `grace`, `env` (added to its
+own), `folder` and `lease`. It then takes its starter for dead as well when `lease` seconds have brought
+no byte. This file needs nothing but the standard library, so that its text can be sent to a machine that
+has no kvik.
 """
 
 import contextlib
@@ -79,9 +80,7 @@ def _first_line() -> bytes:
     return line
 
 
-def keep(
-    grace: float, start: Callable[[Callable[[], None]], Child], lease: float | None = None
-) -> int:
+def keep(grace: float, start: Callable[[Callable[[], None]], Child], lease: float | None = None) -> int:
     """Keep the child that `start` starts; what `start` is given has to be called in the child, first of all.
 
     This process may have one thread only. `lease`: seconds that may pass without a byte on stdin. Returns the

@@ -1,7 +1,7 @@
 """Ports of one host: which are free, and who listens on those that are not.
 
-`python ports.py free COUNT` and `python ports.py holders PORT...` print the same as JSON. This file needs nothing but
-the standard library, so that its text can be sent to a machine that has no kvik.
+`python ports.py free COUNT` and `python ports.py holders PORT...` print the same as JSON. This file needs
+nothing but the standard library, so that its text can be sent to a machine that has no kvik.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _LISTENS = "0A"  # the state LISTEN in /proc/net/tcp (include/net/tcp_states.h)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who listens on a port. `pid` is 0 where that may not be seen, or the process is in another namespace."""
+    """Who listens on a port. `pid` is 0 where that may not be seen, or the process is in another
+    namespace."""
 
     port: int
     pid: int
@@ -37,12 +38,12 @@ class Holder:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct loopback ports that are free now, and that no outgoing connection is given later; `OSError` where
-    there are not so many.
+    """Distinct loopback ports that are free now, and that no outgoing connection is given later;
+    `OSError` where there are not so many.
 
-    The kernel gives connections that go out a port of `ip_local_port_range`; a server that starts a moment
-    later, or again after it was killed, could then find its own taken. So these are chosen at random beside
-    that range.
+    The kernel gives connections that go out a port of `ip_local_port_range`; a server that starts a
+    moment later, or again after it was killed, could then find its own taken. So these are chosen at
+    random beside that range.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
@@ -57,7 +58,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def holders(ports: Iterable[int]) -> list[Holder]:
-    """Who listens on these TCP ports, at any address of this host (the calling thread's network namespace)."""
+    """Who listens on these TCP ports, at any address of this host (the calling thread's network
+    namespace)."""
     wanted = set(ports)
     sockets: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
@@ -69,9 +71,7 @@ def holders(ports: Iterable[int]) -> list[Holder]:
                     sockets[f"socket:[{fields[9]}]"] = port
     owners = _owners(sockets) if sockets else {}
     found = {
-        Holder(port, pid, _command(pid))
-        for name, port in sockets.items()
-        for pid in owners.get(name, {0})
+        Holder(port, pid, _command(pid)) for name, port in sockets.items() for pid in owners.get(name, {0})
     }
     return sorted(found, key=lambda one: (one.port, one.pid))
 
@@ -92,7 +92,13 @@ def _owners(sockets: Iterable[str]) -> dict[str, set[int]]:
 
 def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()[:200]
+        )
     return ""
 
 

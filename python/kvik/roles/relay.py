@@ -1,9 +1,10 @@
 """A cable with a delay between two network namespaces: `python relay.py LEFT RIGHT DEVICE DELAY MTU`.
 
-`LEFT` and `RIGHT` are files of namespaces (`/proc/PID/fd/N`). In each it makes a TUN device of that name, and what
-the kernel sends by one comes out of the other `DELAY` seconds later, packets in their order. It prints `ready`
-when both are there; the cable lasts as long as the process. (netem would do the same in the kernel, where it has
-that module; TUN needs /dev/net/tun and CAP_NET_ADMIN alone. Source: Linux, Documentation/networking/tuntap.rst.)
+`LEFT` and `RIGHT` are files of namespaces (`/proc/PID/fd/N`). In each it makes a TUN device of that name,
+and what the kernel sends by one comes out of the other `DELAY` seconds later, packets in their order. It
+prints `ready` when both are there; the cable lasts as long as the process. (netem would do the same in
+the kernel, where it has that module; TUN needs /dev/net/tun and CAP_NET_ADMIN alone. Source: Linux,
+Documentation/networking/tuntap.rst.)
 
 This file needs nothing but the standard library, so that it starts at once.
 """

@@ -6,7 +6,8 @@ import json
 
 from kvik.roles.node import Node
 from kvik_lab.run.drivers.serving import http_part, named, serving
-from kvik_lab.run.drivers.system import Kind, Part, Setting, Setup, System
+from kvik_lab.run.drivers.system import Part, Setting, Setup, System
+from kvik_lab.run.spec import Kind
 
 PAGE_TOKENS = 16
 START_LIMIT = 120.0

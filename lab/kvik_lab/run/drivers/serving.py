@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from kvik.roles import HttpReady, LineReady, Role
 from kvik_lab.errors import LabError
-from kvik_lab.run.drivers.system import Kind, Part, Setting, Setup, System, environment, flags, settings
+from kvik_lab.run.drivers.system import Part, Setting, Setup, System, environment, flags, settings
+from kvik_lab.run.spec import Kind
 
 STORE_READY = "kvik store serves on "
 
@@ -42,19 +43,21 @@ def _check(setup: Setup, kinds: Sequence[Kind]) -> None:
         if name in ("prefill", "decode", "unified") and name not in kinds:
             raise LabError(f"run.roles.{name}: there is no such role in mode {spec.mode}; take it away")
     if spec.mode == "unified" and _count(setup, "unified") > 1:
-        raise LabError("run.roles.unified: kvik's router goes before prefill and decode engines; write count: 1")
+        raise LabError(
+            "run.roles.unified: kvik's router goes before prefill and decode engines; write count: 1"
+        )
     for kind in kinds:
         if not _count(setup, kind):
             raise LabError(f"run.roles.{kind}: count is 0, and {spec.mode} serving needs one")
 
 
-def _count(setup: Setup, kind: str) -> int:
+def _count(setup: Setup, kind: Kind) -> int:
     if kind == "store":
         return setup.role(kind).count if kind in setup.spec.roles else 0
     return setup.role(kind).count
 
 
-def _port(setup: Setup, kind: str, number: int) -> int:
+def _port(setup: Setup, kind: Kind, number: int) -> int:
     return setup.nodes[setup.node(kind, number)].free_ports(1)[0]
 
 

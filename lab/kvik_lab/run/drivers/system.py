@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from kvik.roles import Role
 from kvik.roles.node import Node
 from kvik.shapes import ModelShape
 from kvik_lab.errors import LabError
 from kvik_lab.run.nodes import LEFT, LOCAL, RIGHT
-from kvik_lab.run.spec import RoleSpec, RunSpec
+from kvik_lab.run.spec import Kind, RoleSpec, RunSpec
 
-Kind = Literal["prefill", "decode", "unified", "router", "store", "load", "telemetry", "other"]
 Setting = bool | int | float | str
 
 
@@ -54,12 +53,13 @@ class Setup:
     env: Mapping[str, str]
     """Of every role: the study's mark, and the secret."""
 
-    def role(self, kind: str) -> RoleSpec:
+    def role(self, kind: Kind) -> RoleSpec:
         """What the study says of a kind of role."""
-        return self.spec.roles.get(kind) or RoleSpec()  # type: ignore[call-overload,no-any-return]
+        return self.spec.roles.get(kind) or RoleSpec.model_validate({})
 
-    def node(self, kind: str, number: int) -> str:
-        """The name of the node of one role. With a link prefill is at its left end, and all else at its right."""
+    def node(self, kind: Kind, number: int) -> str:
+        """The name of the node of one role. With a link prefill is at its left end, and all else at its
+        right."""
         role = self.role(kind)
         if role.nodes:
             name = role.nodes[number % len(role.nodes)]
@@ -85,8 +85,8 @@ class Driver(Protocol):
 
 
 def flags(options: Mapping[str, Setting | Sequence[Setting]]) -> list[str]:
-    """Options as a command takes them: {kv_memory: 1GiB, verbose: true} is --kv-memory 1GiB --verbose; false is
-    --no-NAME; a list repeats the flag."""
+    """Options as a command takes them: {kv_memory: 1GiB, verbose: true} is --kv-memory 1GiB --verbose;
+    false is --no-NAME; a list repeats the flag."""
     said: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

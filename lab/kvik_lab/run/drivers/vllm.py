@@ -8,7 +8,8 @@ from kvik.demo.engines import Connector
 from kvik.roles.node import Node
 from kvik_lab.errors import LabError
 from kvik_lab.run.drivers.serving import http_part, named, serving
-from kvik_lab.run.drivers.system import Kind, Part, Setting, Setup, System
+from kvik_lab.run.drivers.system import Part, Setting, Setup, System
+from kvik_lab.run.spec import Kind
 
 START_LIMIT = 600.0
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
