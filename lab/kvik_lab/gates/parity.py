@@ -1,0 +1,100 @@
+"""V8: arms differ in what is studied, and in nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from kvik_lab.gates.case import Case, invalid, passed, suspect, unchecked, worst
+from kvik_lab.records import Finding, Level, Node, RunRecord
+
+# What a role has of its own in each run, and no study compares.
+_OWN = frozenset({"port", "host", "listen", "url", "log", "report_file", "pid", "seed"})
+_FACTS = ("kernel", "cpu", "cpus", "cores", "cores_usable", "memory_bytes", "governor", "gpus", "driver")
+_SHOWN = 4
+
+
+def v8(case: Case) -> Finding:
+    """Settings, versions and nodes of this run are those of the other runs, but for what factors change."""
+    if not case.beside:
+        return unchecked("V8", "there is no other run to compare with")
+    return worst([_settings(case), _code(case), _nodes(case)])
+
+
+def _settings(case: Case) -> Finding:
+    """A setting that most runs have otherwise; where no value has a majority, all are wrong."""
+    mine = dict(_settings_of(case.record))
+    wrong = []
+    for key, values in _values(case).items():
+        if key not in mine or len(values) < 2:
+            continue
+        (usual, most), (_, second), *_ = values.most_common()
+        if mine[key] != usual or most == second:
+            kind, name = key
+            other = next(one for one in values if one != mine[key])
+            wrong.append(f"{kind}: {name} is {mine[key]!r} here and {other!r} in other runs")
+    if not wrong:
+        return passed("V8", f"{len(mine)} settings are those of {len(case.beside)} other runs")
+    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return invalid(
+        "V8",
+        "; ".join(wrong[:_SHOWN]) + more,
+        "start all arms alike; a setting that a factor changes is named in `varied`",
+    )
+
+
+def _values(case: Case) -> dict[tuple[str, str], Counter[Level]]:
+    """How many runs have each value of each setting that no factor changes."""
+    varied = set(case.stated.varied) | _OWN
+    seen: dict[tuple[str, str], Counter[Level]] = {}
+    for record in (case.record, *case.beside):
+        for (kind, name), value in dict(_settings_of(record)).items():
+            if name not in varied:
+                seen.setdefault((kind, name), Counter())[value] += 1
+    return seen
+
+
+def _settings_of(record: RunRecord) -> Iterator[tuple[tuple[str, str], Level]]:
+    """Of each kind of role: what it was started with, and what it says of itself."""
+    for role in record.roles:
+        for name, value in (*role.settings.items(), *role.reported.items()):
+            yield (role.kind, name), value
+
+
+def _code(case: Case) -> Finding:
+    mine = case.record.key.code
+    for other in case.beside:
+        for name in sorted(mine.keys() & other.key.code.keys()):
+            if mine[name] != other.key.code[name] and name not in case.stated.varied:
+                return invalid(
+                    "V8",
+                    f"{name} is {mine[name]} here and {other.key.code[name]} in run {other.id}",
+                    "measure all arms with one build; a build that is studied is a factor",
+                )
+    return passed("V8", "programs are those of the other runs")
+
+
+def _nodes(case: Case) -> Finding:
+    """A node is as it was in the other runs. Different nodes are a matter of the design."""
+    for other in case.beside:
+        found = _unlike(case.record.nodes, other.nodes, case.stated.varied)
+        if found is not None:
+            name, fact, one, two = found
+            return suspect(
+                "V8",
+                f"{name}: {fact} is {one!r} here and {two!r} in run {other.id}",
+                "measure all arms on a node as it is; or make what was changed a factor",
+            )
+    return passed("V8", "nodes are as in the other runs")
+
+
+def _unlike(
+    ours: Sequence[Node], theirs: Sequence[Node], varied: Sequence[str]
+) -> tuple[str, str, object, object] | None:
+    facts = {node.name: node.facts for node in theirs}
+    for node in ours:
+        for fact in _FACTS:
+            one, two = node.facts.get(fact), facts.get(node.name, {}).get(fact)
+            if one is not None and two is not None and one != two and fact not in varied:
+                return node.name, fact, one, two
+    return None
