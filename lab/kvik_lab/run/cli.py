@@ -13,7 +13,6 @@ import click
 from kvik_lab.errors import LabError
 from kvik_lab.run.build import PlannedStart, resolve
 from kvik_lab.run.control import Control
-from kvik_lab.run.gating import judge
 from kvik_lab.run.journal import Journal, is_running
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, load_study
@@ -92,7 +91,7 @@ def _go(path: Path, out: Path | None, *, resume: bool) -> None:
         study, starts = _planned(path)
         text = path.read_text(encoding="utf-8-sig")
         with Journal.opened(folder_of(study, out), text, resume=resume) as journal:
-            Control(study, starts, journal, judge, click.echo).run()
+            Control(study, starts, journal, click.echo).run()
     except LabError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:

@@ -19,26 +19,25 @@ from kvik_lab.records.schema import Key, Outcome
 from kvik_lab.run.build import Planned, PlannedStart, servers, setup, varied
 from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.execute import Up, execute, place
+from kvik_lab.run.gating import judge_again, judged
 from kvik_lab.run.journal import Journal
 from kvik_lab.run.nodes import Look, open_nodes
-from kvik_lab.run.progress import Progress
+from kvik_lab.run.progress import Progress, outcome_of
 from kvik_lab.study import Study
 
 TRIES = 2  # starts of the servers that may fail, or lose a run, before the next planned start
 STALE_LIMIT = 30.0  # seconds for processes of a controller that was killed to end
 
-Judge = Callable[[RunRecord], RunRecord]
 Say = Callable[[str], None]
 
 
 @dataclass
 class Control:
-    """What a controller works with. `judge` says whether a run counts; `say` tells a person."""
+    """What a controller works with; `say` tells a person."""
 
     study: Study
     starts: Sequence[PlannedStart]
     journal: Journal
-    judge: Judge
     say: Say
 
     def __post_init__(self) -> None:
@@ -52,6 +51,8 @@ class Control:
         with _told_to_stop():
             for start in self.starts:
                 self._start(start, progress)
+        for record in judge_again(self.journal, self.study.gates):
+            self.say(f"beside all others {record.id} is {outcome_of(record)}")
 
     def _start(self, start: PlannedStart, progress: Progress) -> None:
         """All runs of one planned start; servers that die are started again, a few times."""
@@ -75,8 +76,7 @@ class Control:
         """Whether all were tried under these servers."""
         for run in pending:
             record = execute(up, run, self.study.name)
-            if record.outcome == "completed":
-                record = self.judge(record)
+            record = judged(record, self.journal, self.study.gates)
             self.journal.add(record)
             progress.ended(record)
             if record.outcome == "lost" or up.graph.dead():

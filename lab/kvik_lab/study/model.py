@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvik_lab.design.factor import Factor, Level
+from kvik_lab.records.schema import Gate
 from kvik_lab.study.combinations import Indices, as_column, as_frame, combine, levels_of
 from kvik_lab.study.evaluate import Violation, explain, violated
 from kvik_lab.study.expressions import Constant, Expression
@@ -105,7 +106,7 @@ class Study:
     design: Design
     warmup: Warmup
     stop: Stop | None
-    gates: tuple[str, ...]
+    gates: tuple[Gate, ...]
     drivers: Drivers
     file: str
     digest: str

@@ -24,6 +24,7 @@ from kvik_lab.study.problems import Path, did_you_mean
 _FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _WHOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}\Z")
 _ABSENT = object()
+_OF_PYDANTIC = ("list[", "str", "int", "bool", "float")  # parts of a place that are no keys
 
 
 class PutError(LabError):
@@ -45,11 +46,9 @@ def put_levels(program: Program, levels: Mapping[str, Level | None], constants: 
         return RunSpec.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = tuple(
-            one for one in first["loc"] if not str(one).startswith(("list[", "str", "int", "bool", "float"))
-        )
+        where: Path = tuple(one for one in first["loc"] if not str(one).startswith(_OF_PYDANTIC))
         raise PutError(
-            path, str(first["msg"]).lower(), "see `kvik lab schema` for what belongs there"
+            where, str(first["msg"]).lower(), "see `kvik lab schema` for what belongs there"
         ) from error
 
 

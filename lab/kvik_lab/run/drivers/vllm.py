@@ -34,7 +34,7 @@ class Vllm:
 
 
 def _block_tokens(setup: Setup) -> int:
-    kind = "decode" if setup.spec.mode == "disaggregated" else "unified"
+    kind: Kind = "decode" if setup.spec.mode == "disaggregated" else "unified"
     said = setup.role(kind).options.get("block_size")
     if not isinstance(said, int):
         raise LabError(f"run.roles.{kind}.options: block_size is not said; write it, such as block_size: 16")
