@@ -15,6 +15,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, parse_spec
 from kvik_lab.records import Stated
 from kvik_lab.run import machine
+from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.drivers.system import Setup, System
 from kvik_lab.run.slots import Levels, Slot, Start
 from kvik_lab.run.spec import RunSpec
@@ -61,6 +62,7 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
         spec = put_levels(program, slot.levels, study.constants)
         load = parse_spec(_load(study, spec, slot), f"{study.file}: run.load")
         runs.append(Planned(slot, spec, load))
+        DRIVERS[spec.driver].check(spec)
     first = servers(runs[0].spec)
     for one in runs:
         if servers(one.spec) != first:
@@ -72,7 +74,7 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
                 f"and need other ones; write `restart: true` at what changes them (of {changed})"
             )
     model = study.unit.find(_model(runs[0].slot.levels))
-    return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.name)
+    return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text)
 
 
 def servers(spec: RunSpec) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def _load(up: Up, run: Planned) -> LoadResult:
     out = base.with_suffix(".result.json")
     command = [sys.executable, "-m", "kvik.cli", "lab", "load", "--quiet", "--out", str(out)]
     command += ["--spec", str(base.with_suffix(".load.json"))]
-    env = {"KVIK_LAB_STUDY": up.mark}
+    env = {"KVIKLAB_STUDY": up.mark}
     role = Role("load", tuple(command), LineReady(""), env, node=name, grace=2.0)
     process = node.launch(role, base.with_suffix(".load.log"))
     try:

@@ -1,7 +1,7 @@
 """A machine's facts, counters and clocks, and which processes of a study are on it, as JSON: `python
 machine.py [MARK]`.
 
-`MARK` is the study's value of `KVIK_LAB_STUDY`, which every process of it has in its environment.
+`MARK` is the study's value of `KVIKLAB_STUDY`, which every process of it has in its environment.
 Counters have the names of node-exporter. This file needs nothing but the standard library, so that its
 text can be sent to any machine.
 """
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-VARIABLE = "KVIK_LAB_STUDY"
+VARIABLE = "KVIKLAB_STUDY"
 _MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")  # proc(5), /proc/stat
 _NIC = {0: "receive_bytes", 2: "receive_errs", 3: "receive_drop", 8: "transmit_bytes", 11: "transmit_drop"}
 

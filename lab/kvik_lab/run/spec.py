@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-DriverName = Literal["emulator", "vllm", "transfer"]
+DriverName = Literal["emulator", "vllm"]
 Mode = Literal["disaggregated", "unified"]
 Kind = Literal["prefill", "decode", "unified", "router", "store", "load"]
 Text = Annotated[str, Field(min_length=1)]

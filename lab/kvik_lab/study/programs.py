@@ -19,7 +19,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.run.spec import RunSpec
 from kvik_lab.study.draft import Draft, has_level
 from kvik_lab.study.model import Program
-from kvik_lab.study.problems import Path, did_you_mean
+from kvik_lab.study.problems import Path, did_you_mean, dotted
 
 _FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _WHOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}\Z")
@@ -31,7 +31,7 @@ class PutError(LabError):
     """A value of `run` cannot be had for a row. `path` leads to it."""
 
     def __init__(self, path: Path, text: str, remedy: str) -> None:
-        super().__init__(f"run.{'.'.join(map(str, path))}: {text}; {remedy}")
+        super().__init__(f"{dotted(('run', *path))}: {text}; {remedy}")
         self.path, self.text, self.remedy = path, text, remedy
 
 
@@ -45,11 +45,17 @@ def put_levels(program: Program, levels: Mapping[str, Level | None], constants: 
     try:
         return RunSpec.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where: Path = tuple(one for one in first["loc"] if not str(one).startswith(_OF_PYDANTIC))
-        raise PutError(
-            where, str(first["msg"]).lower(), "see `kvik lab schema` for what belongs there"
-        ) from error
+        raise _put_error(error) from error
+
+
+def _put_error(error: ValidationError) -> PutError:
+    """The first mistake; an unknown key before what is missing for the lack of it."""
+    found = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    path: Path = tuple(one for one in found[0]["loc"] if not str(one).startswith(_OF_PYDANTIC))
+    what, remedy = str(found[0]["msg"]).lower(), "see `kvik lab schema` for what belongs there"
+    if found[0]["type"] == "extra_forbidden":
+        what = "unknown key"
+    return PutError(path, f"{dotted(('run', *path))}: {what}", remedy)
 
 
 def _set_by(program: Program, name: str, level: Level) -> Mapping[str, Any]:

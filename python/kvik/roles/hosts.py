@@ -150,7 +150,7 @@ def _delaying(left: Host, right: Host, delay: float, log: Path) -> Iterator[None
     devices = [_file(left), _file(right), CABLE, str(delay), str(DELAYED_MTU)]
     process = Process("cable", [sys.executable, "-S", relay.__file__, *devices], log, grace=0.0)
     try:
-        process.wait_until(lambda: _has_cable(left) and _has_cable(right), time.monotonic() + LIMIT)
+        process.wait_until(lambda: _has_cable(left) and _has_cable(right), time.monotonic() + 3 * LIMIT)
         yield
     except ProcessError as error:
         raise CannotError(f"no cable with a delay: {error}") from error

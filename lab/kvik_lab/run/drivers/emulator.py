@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from kvik.roles.node import Node
-from kvik_lab.run.drivers.serving import http_part, named, serving
+from kvik_lab.run.drivers.serving import check, http_part, named, serving
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System
-from kvik_lab.run.spec import Kind
+from kvik_lab.run.spec import Kind, RunSpec
 
 PAGE_TOKENS = 16
 START_LIMIT = 120.0
@@ -18,6 +18,10 @@ VERSION = "import importlib.metadata as m, json; print(json.dumps(m.version('kvi
 
 class Emulator:
     """The driver `emulator`."""
+
+    def check(self, spec: RunSpec) -> None:
+        """Roles that go together."""
+        check(spec)
 
     def system(self, setup: Setup) -> System:
         """Emulated engines, with kvik's router before a pair."""

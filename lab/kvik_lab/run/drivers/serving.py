@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kvik.roles import HttpReady, LineReady, Role
 from kvik_lab.errors import LabError
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System, environment, flags, settings
-from kvik_lab.run.spec import Kind
+from kvik_lab.run.spec import Kind, RunSpec
 
 STORE_READY = "kvik store serves on "
 
@@ -20,9 +20,7 @@ def serving(setup: Setup, engine: Engine, block_tokens: int) -> System:
 
     Raises `LabError` for roles that go with no such system.
     """
-    disaggregated = setup.spec.mode == "disaggregated"
-    kinds: tuple[Kind, ...] = ("prefill", "decode") if disaggregated else ("unified",)
-    _check(setup, kinds)
+    kinds = check(setup.spec)
     parts = [] if not _count(setup, "store") else [_store(setup)]
     store = parts[0].url if parts else None
     for kind in kinds:
@@ -31,24 +29,30 @@ def serving(setup: Setup, engine: Engine, block_tokens: int) -> System:
             for number in range(_count(setup, kind))
         ]
     engines = [part for part in parts if part.kind in kinds]
-    if not disaggregated:
+    if setup.spec.mode == "unified":
         return System(tuple(parts), engines[0].role.name, str(engines[0].url), block_tokens)
     router = _router(setup, engines)
     return System((*parts, router), router.role.name, str(router.url), block_tokens)
 
 
-def _check(setup: Setup, kinds: Sequence[Kind]) -> None:
-    spec = setup.spec
+def check(spec: RunSpec) -> tuple[Kind, ...]:
+    """The kinds of engines of a resolved run. Raises `LabError` for roles that go with no such system."""
+    kinds: tuple[Kind, ...] = ("prefill", "decode") if spec.mode == "disaggregated" else ("unified",)
+    engines: tuple[Kind, ...] = ("prefill", "decode", "unified")
     for name in spec.roles:
-        if name in ("prefill", "decode", "unified") and name not in kinds:
+        if name in engines and name not in kinds:
             raise LabError(f"run.roles.{name}: there is no such role in mode {spec.mode}; take it away")
-    if spec.mode == "unified" and _count(setup, "unified") > 1:
-        raise LabError(
-            "run.roles.unified: kvik's router goes before prefill and decode engines; write count: 1"
-        )
     for kind in kinds:
-        if not _count(setup, kind):
+        role = spec.roles.get(kind)
+        if role is not None and not role.count:
             raise LabError(f"run.roles.{kind}: count is 0, and {spec.mode} serving needs one")
+        if role is not None and kind == "unified" and role.count > 1:
+            raise LabError(
+                "run.roles.unified: kvik's router goes before prefill and decode engines; write count: 1"
+            )
+    if spec.link is not None and spec.mode == "unified":
+        raise LabError("run.link: one engine needs no link; let the factor that has several engines set it")
+    return kinds
 
 
 def _count(setup: Setup, kind: Kind) -> int:

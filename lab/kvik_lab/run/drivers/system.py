@@ -77,8 +77,11 @@ class Setup:
 class Driver(Protocol):
     """Makes systems of one kind."""
 
+    def check(self, spec: RunSpec) -> None:
+        """Raises `LabError` for a run that this kind of system cannot be made for."""
+
     def system(self, setup: Setup) -> System:
-        """The system for a resolved run. Raises `LabError` for what this kind of system cannot be."""
+        """The system for a resolved run that was checked. Raises `LabError` for a node that there is not."""
 
     def code(self, node: Node) -> dict[str, str]:
         """Versions of the programs that run there, by name."""

@@ -7,9 +7,9 @@ import json
 from kvik.demo.engines import Connector
 from kvik.roles.node import Node
 from kvik_lab.errors import LabError
-from kvik_lab.run.drivers.serving import http_part, named, serving
+from kvik_lab.run.drivers.serving import check, http_part, named, serving
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System
-from kvik_lab.run.spec import Kind
+from kvik_lab.run.spec import Kind, RunSpec
 
 START_LIMIT = 600.0
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -21,8 +21,20 @@ VERSIONS = (
 class Vllm:
     """The driver `vllm`."""
 
+    def check(self, spec: RunSpec) -> None:
+        """Roles that go together, each engine with its model and the size of its KV blocks."""
+        for kind in check(spec):
+            options = spec.roles[kind].options if kind in spec.roles else {}
+            for name, such in (("model", "/path/of/the/checkpoint"), ("block_size", 16)):
+                if name not in options:
+                    raise LabError(f"run.roles.{kind}.options: {name} is not said; write {name}: {such}")
+            if not isinstance(options["block_size"], int):
+                raise LabError(f"run.roles.{kind}.options: block_size is no whole number")
+        if "store" in spec.roles:
+            raise LabError("run.roles.store: the driver vllm starts no store for its engines; take it away")
+
     def system(self, setup: Setup) -> System:
-        """vLLM's servers, with kvik's router before a pair. Raises `LabError` for what it cannot start."""
+        """vLLM's servers, with kvik's router before a pair."""
         return serving(setup, _engine, _block_tokens(setup))
 
     def code(self, node: Node) -> dict[str, str]:
@@ -35,19 +47,12 @@ class Vllm:
 
 def _block_tokens(setup: Setup) -> int:
     kind: Kind = "decode" if setup.spec.mode == "disaggregated" else "unified"
-    said = setup.role(kind).options.get("block_size")
-    if not isinstance(said, int):
-        raise LabError(f"run.roles.{kind}.options: block_size is not said; write it, such as block_size: 16")
-    return said
+    return int(str(setup.role(kind).options["block_size"]))
 
 
-def _engine(setup: Setup, kind: Kind, number: int, port: int, store: str | None) -> Part:
-    if store is not None:
-        raise LabError("run.roles.store: the driver vllm starts no store for its engines; take the role away")
+def _engine(setup: Setup, kind: Kind, number: int, port: int, _store: str | None) -> Part:
     role = setup.role(kind)
     node = setup.nodes[setup.node(kind, number)]
-    if "model" not in role.options:
-        raise LabError(f"run.roles.{kind}.options: no model; write model: /path/of/the/checkpoint")
     command = [
         node.python,
         "-m",
