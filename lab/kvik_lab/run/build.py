@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,10 @@ class PlannedStart:
     runs: tuple[Planned, ...]
     shape: ModelShape
     model: str
+    most_tokens: int
+    """Of a prompt and its answer, over the whole study: all its starts have the same memory for KV."""
+    most_requests: int
+    """At once, likewise."""
 
 
 def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
@@ -53,7 +57,11 @@ def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
         raise LabError(
             f"{study.file}: nothing says what is to be run; add `run: ...` (see `kvik lab schema`)"
         )
-    return tuple(_resolved(study, study.program, start) for start in starts)
+    found = tuple(_resolved(study, study.program, start) for start in starts)
+    loads = [run.load for start in found for run in start.runs]
+    tokens = max(load.prompt.tokens + load.prompt.output for load in loads)
+    requests = max(map(_at_once, loads))
+    return tuple(replace(start, most_tokens=tokens, most_requests=requests) for start in found)
 
 
 def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
@@ -74,7 +82,7 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
                 f"and need other ones; write `restart: true` at what changes them (of {changed})"
             )
     model = study.unit.find(_model(runs[0].slot.levels))
-    return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text)
+    return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text, 0, 0)
 
 
 def servers(spec: RunSpec) -> dict[str, Any]:
@@ -104,16 +112,8 @@ def setup(start: PlannedStart, nodes: Mapping[str, Node], logs: Path, mark: str)
     env = {machine.VARIABLE: mark}
     if any(node.address != "127.0.0.1" for node in nodes.values()):
         env["KVIK_SECRET"] = secrets.token_hex(16)
-    tokens = max(one.load.prompt.tokens + one.load.prompt.output for one in start.runs)
     return Setup(
-        start.spec,
-        nodes,
-        start.shape,
-        start.model,
-        tokens,
-        max(_at_once(one.load) for one in start.runs),
-        logs,
-        env,
+        start.spec, nodes, start.shape, start.model, start.most_tokens, start.most_requests, logs, env
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from kvik_lab.run.drivers.system import Part, System
 from kvik_lab.run.nodes import LOCAL, RIGHT, Look, recorded
 from kvik_lab.run.spec import RunSpec
 
+OWN = "kvik_lab_own_cpu_seconds_total"
 FACTS = ("machine", "kernel", "cpu", "cores_usable", "memory_bytes", "gpus")  # those that a result depends on
 
 
@@ -53,7 +55,7 @@ class RunError(Exception):
 
 def execute(up: Up, run: Planned, study: str) -> RunRecord:
     """Run it; what goes wrong is in the record. `KeyboardInterrupt` passes."""
-    began, zero = time.time_ns(), 0
+    began, zero, cpu = time.time_ns(), 0, _own_cpu()
     before: dict[str, Look] = {}
     counters: list[dict[str, Counters]] = [{}, {}]
     result: LoadResult | None = None
@@ -73,6 +75,9 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     except LabError as failed:
         error, outcome = str(failed), "failed"
     looks = [name for name in before if name in after]
+    for name in looks:
+        if isinstance(up.nodes[name], LocalNode):
+            after[name].counters[OWN] += _own_cpu() - cpu
     facts = {
         name: {key: value for key, value in before[name].facts.items() if key in FACTS} for name in before
     }
@@ -92,6 +97,12 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
         roles=tuple(_roles(up, *counters)),
         nodes=tuple(recorded(name, before[name], after[name]) for name in looks),
     )
+
+
+def _own_cpu() -> float:
+    """CPU seconds of this process, and of its children that have ended: the load's is among them."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def configuration(up: Up, run: Planned) -> dict[str, object]:

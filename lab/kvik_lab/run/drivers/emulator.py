@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from kvik.roles.node import Node
-from kvik_lab.run.drivers.serving import check, http_part, named, serving
+from kvik_lab.run.drivers.serving import check, http_part, serving
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System
 from kvik_lab.run.spec import Kind, RunSpec
 
@@ -52,7 +52,6 @@ def _engine(setup: Setup, kind: Kind, number: int, port: int, store: str | None)
         str(port),
     ]
     command += ["--listen", f"{node.address}:0"]
-    command += ["--report-file", str(setup.logs / f"{named(kind, number, role.count)}-loads.jsonl")]
     for name, value in more.items():
         flag = "--" + name.replace("_", "-")
         command += ["--no-prefix-cache"] if name == "prefix_cache" else [flag, str(value)]

@@ -46,7 +46,7 @@ class Setup:
     shape: ModelShape
     model: str
     most_tokens: int
-    """Of a prompt and its answer together, over the runs of this start."""
+    """Of a prompt and its answer together, over the whole study."""
     most_requests: int
     """At once."""
     logs: Path

@@ -7,7 +7,7 @@ import json
 from kvik.demo.engines import Connector
 from kvik.roles.node import Node
 from kvik_lab.errors import LabError
-from kvik_lab.run.drivers.serving import check, http_part, named, serving
+from kvik_lab.run.drivers.serving import check, http_part, serving
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System
 from kvik_lab.run.spec import Kind, RunSpec
 
@@ -67,9 +67,8 @@ def _engine(setup: Setup, kind: Kind, number: int, port: int, _store: str | None
     command += ["--no-enable-prefix-caching"] if "enable_prefix_caching" in more else []
     command += ["--served-model-name", "model"] if "served_model_name" in more else []
     if kind in ROLES and "kv_transfer_config" not in role.options:
-        report = setup.logs / f"{named(kind, number, role.count)}-loads.jsonl"
         extra = {"listen": f"{node.address}:0", "transport": setup.spec.transport}
-        connector = Connector(ROLES[kind], report, extra=extra)  # type: ignore[arg-type]
+        connector = Connector(ROLES[kind], extra=extra)  # type: ignore[arg-type]
         command += ["--kv-transfer-config", connector.config()]
         more |= {"kv_connector": connector.cls, "transport": setup.spec.transport}
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": node.address, "PYTHONUNBUFFERED": "1"}
