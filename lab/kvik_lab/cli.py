@@ -16,6 +16,9 @@ SUBCOMMANDS: dict[str, Entry] = {
     "crossover": Entry(
         "kvik_lab.physics.cli", "crossover_command", "Find where two transports take as long."
     ),
+    "effects": Entry(
+        "kvik_lab.design.effects_cli", "effects_command", "Estimate the effects of a study's model from data."
+    ),
     "fit": Entry("kvik_lab.physics.cli", "fit_command", "Fit models of transfer time to measurements."),
     "gate": Entry("kvik_lab.gates.cli", "gate_command", "Judge runs: valid, suspect or invalid, and why."),
     "import": Entry(

@@ -94,7 +94,10 @@ def test_equivalence_takes_data_and_not_just_a_large_p() -> None:
     assert close.conclusion is Conclusion.EQUIVALENT
     loose = compare(starts(1900, 3, 0.05), starts(1900, 3, 0.05, seed=3), margin=0.01)
     assert loose.conclusion is Conclusion.UNDECIDED
-    assert any("cannot reject" in note for note in loose.notes)
+    assert loose.exact_p is None
+    assert loose.exact_starts == 4
+    with pytest.raises(LabError, match="the margin is 0"):
+        compare(starts(1900), starts(1900), margin=0.0)
 
 
 def test_starts_in_blocks_are_pairs_in_whatever_order_the_files_have_them() -> None:
@@ -110,7 +113,7 @@ def test_starts_in_blocks_are_pairs_in_whatever_order_the_files_have_them() -> N
     assert found.conclusion is Conclusion.DIFFERENT
     assert found.ratio is not None
     assert 0.94 < found.ratio.estimate < 0.96
-    assert found.p == pytest.approx(2 / 2**7)
+    assert found.exact_p == pytest.approx(2 / 2**7)
 
 
 def test_several_starts_a_block_are_compared_within_blocks() -> None:
@@ -138,10 +141,12 @@ def test_several_starts_a_block_are_compared_within_blocks() -> None:
 def test_one_start_each_is_compared_with_a_warning() -> None:
     found = compare(starts(1900, 1), starts(1600, 1, seed=2))
     assert found.plan is Plan.SINGLE
+    assert found.conclusion is Conclusion.ONE_START
+    assert found.p is None
     assert any("replicate the starts" in note for note in found.notes)
 
 
-def test_an_unsteady_side_gives_no_conclusion() -> None:
+def test_of_two_starts_one_that_is_unsteady_leaves_no_conclusion() -> None:
     bad = starts(1900, 2)
     bad.values["1"][24:] *= 1.4
     found = compare(starts(1900, 2), bad)

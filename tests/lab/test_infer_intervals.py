@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from kvik_lab.errors import LabError
 from kvik_lab.infer.arrays import Interval, TooFew
-from kvik_lab.infer.location import bca, hodges_lehmann, shift
-from kvik_lab.infer.order import Quantile, median_interval, needed_for_bound, quantile
+from kvik_lab.infer.order import Quantile, median_interval, needed_for_bound, quantile, quantile_over_starts
 from kvik_lab.infer.serial import mean_interval, naive_interval, serial
-from kvik_lab.infer.starts import OverStarts, mean_over_starts
+from kvik_lab.infer.steady import mean_over_starts
 
 SEED = 12
 
@@ -45,24 +42,34 @@ def test_values_without_correlation_give_students_t() -> None:
 def test_a_mean_over_even_starts_is_students_t_of_their_means() -> None:
     rng = np.random.default_rng(SEED)
     data = rng.standard_normal((5, 30)) + 10 * rng.standard_normal((5, 1))
-    found = mean_over_starts(list(data))
-    assert isinstance(found, OverStarts)
     means = data.mean(axis=1)
+    found = mean_over_starts(means)
     low, high = stats.t.interval(0.95, 4, means.mean(), means.std(ddof=1) / np.sqrt(5))
-    assert (found.interval.low, found.interval.high) == pytest.approx((low, high))
-    assert found.between == pytest.approx(means.std(ddof=1), rel=0.05)
+    assert (found.low, found.high) == pytest.approx((low, high))
+    same = mean_over_starts([2.0, 2.0, 2.0])
+    assert (same.low, same.high) == (2.0, 2.0)
+    with pytest.raises(LabError, match="at least 2"):
+        mean_over_starts([1.0])
 
 
-def test_one_start_is_no_sample_of_starts() -> None:
-    found = mean_over_starts([[1.0, 2.0, 3.0]])
-    assert isinstance(found, TooFew)
-    assert found.needed == 2
+def test_a_percentile_over_starts_is_that_of_a_typical_start() -> None:
+    rng = np.random.default_rng(SEED)
+    held = 0
+    for _ in range(400):
+        levels = np.exp(0.02 * rng.standard_normal((6, 1)))
+        found = quantile_over_starts(list(levels * np.exp(0.05 * rng.standard_normal((6, 40)))), 0.9)
+        assert isinstance(found, Interval)
+        held += found.holds(np.exp(0.05 * stats.norm.ppf(0.9)))
+    assert 0.90 <= held / 400 <= 0.985, f"seed {SEED}: {held}"
 
 
-def test_starts_that_are_all_equal_have_no_spread() -> None:
-    found = mean_over_starts([[2.0, 2.0, 2.0]] * 3)
-    assert isinstance(found, OverStarts)
-    assert (found.interval.low, found.interval.high) == (2.0, 2.0)
+def test_a_percentile_that_starts_are_too_short_or_too_few_for_is_not_given() -> None:
+    few = quantile_over_starts([np.arange(1.0, 31.0)] * 4, 0.99)
+    assert isinstance(few, TooFew)
+    assert few.needed == 200
+    alone = quantile_over_starts([np.arange(1.0, 301.0)], 0.5)
+    assert isinstance(alone, TooFew)
+    assert "starts" in alone.what
 
 
 @pytest.mark.parametrize(
@@ -109,50 +116,6 @@ def test_a_quantiles_bounds_cover_what_they_say() -> None:
     assert exact >= 0.95
 
 
-def test_hodges_lehmann_bounds_agree_with_the_signed_rank_test() -> None:
-    rng = np.random.default_rng(SEED)
-    for n in (6, 9, 15):
-        x = rng.standard_normal(n)
-        found = hodges_lehmann(x)
-        assert isinstance(found, Interval)
-        inside, outside = found.low + 1e-6, found.low - 1e-6
-        assert stats.wilcoxon(x - inside, method="exact").pvalue > 0.05
-        assert stats.wilcoxon(x - outside, method="exact").pvalue <= 0.05 + 1e-9
-
-
-@pytest.mark.parametrize(("m", "n"), [(4, 4), (5, 5), (10, 7), (20, 20)])
-def test_a_shifts_bounds_agree_with_the_rank_sum_test(m: int, n: int) -> None:
-    rng = np.random.default_rng(SEED + m)
-    x, y = rng.standard_normal(m), 1 + rng.standard_normal(n)
-    found = shift(x, y)
-    assert isinstance(found, Interval)
-    assert stats.mannwhitneyu(y - found.low - 1e-9, x, method="exact").pvalue > 0.05
-    assert stats.mannwhitneyu(y - found.low + 1e-9, x, method="exact").pvalue <= 0.05
-
-
-def test_ranks_of_three_starts_a_side_bound_no_shift() -> None:
-    found = shift([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
-    assert isinstance(found, TooFew)
-    assert found.needed == 4
-
-
-def test_large_samples_are_as_the_exact_ones() -> None:
-    x = np.random.default_rng(SEED).standard_normal(41)
-    whole, part = hodges_lehmann(x), hodges_lehmann(x[:40])
-    assert isinstance(whole, Interval)
-    assert isinstance(part, Interval)
-    assert whole.half_width == pytest.approx(part.half_width, rel=0.15)
-
-
-def test_bca_holds_the_mean_of_a_skewed_sample() -> None:
-    x = np.random.default_rng(SEED).exponential(1.0, 60)
-    found = bca(x, lambda v: float(np.mean(v)), draws=999)
-    assert found.low < 1.0 < found.high
-    assert found.high - found.estimate > found.estimate - found.low
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(LabError, match="hardly varies"):
-            bca([1.0] * 20, lambda v: float(np.median(v)), draws=99)
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -1.0, 2.0])

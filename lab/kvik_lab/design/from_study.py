@@ -59,7 +59,7 @@ def plan_study(study: Study, options: Options) -> Plan:
     basis = reachable_model(study.model, space)
     search = Search(options.beginnings, study.design.seed)
     chosen, impossible = _rows(study, space, basis, options, search)
-    plan = make_plan(study.name, space, basis, chosen, _setup(study, options), impossible)
+    plan = make_plan(study.name, space, basis, chosen, _setup(study, basis, options), impossible)
     return compare_optimal(plan, space, basis, search, options.smaller) if options.compare else plan
 
 
@@ -135,7 +135,7 @@ def _augmented(space: Space, basis: Basis, options: Options, search: Search) -> 
     return augment_rows(ran, coded, space.candidates, basis.coded, options.more, search)
 
 
-def _setup(study: Study, options: Options) -> Setup:
+def _setup(study: Study, basis: Basis, options: Options) -> Setup:
     design, cost = study.design, study.cost
     if design.starts % design.blocks:
         raise LabError(
@@ -144,10 +144,6 @@ def _setup(study: Study, options: Options) -> Setup:
         )
     order = Order.RANDOMISED if design.randomised else Order.GIVEN
     anchors = design.anchors
-    contrasts = options.contrasts
-    if not contrasts and study.stop is not None:
-        at = ",".join(f"{name}={level}" for name, level in study.stop.at.items())
-        contrasts = (f"{study.stop.factor}@{at}" if at else study.stop.factor,)
     return Setup(
         blocks=design.blocks,
         starts_a_block=design.starts // design.blocks,
@@ -158,20 +154,28 @@ def _setup(study: Study, options: Options) -> Setup:
             cost.minutes_per_run, cost.minutes_per_restart or 0.0, cost.price_per_hour or 0.0, cost.currency
         ),
         ratio=options.ratio,
-        contrasts=contrasts,
-        delta=_delta(study, options),
+        contrasts=options.contrasts or stop_contrasts(study),
+        delta=_delta(basis, options),
         wanted_power=options.power,
         sigma=options.sigma,
     )
 
 
-def _delta(study: Study, options: Options) -> float:
+def stop_contrasts(study: Study) -> tuple[str, ...]:
+    """The effect that the study's stop rule is about, if it has one."""
+    if study.stop is None:
+        return ()
+    at = ",".join(f"{name}={level}" for name, level in study.stop.at.items())
+    return (f"{study.stop.factor}@{at}" if at else study.stop.factor,)
+
+
+def _delta(basis: Basis, options: Options) -> float:
     """The effect in deviations of a run. Relative to a logarithm, 0.05 is 5 %: log(1.05)."""
     if options.delta is None or options.sigma is None:
         return 1.0 if options.delta is None else options.delta
     if options.sigma <= 0:
         raise LabError("the deviation of a run is above 0")
-    relative = (study.model or "").replace(" ", "").startswith("log(")
+    relative = basis.model.formula.logarithmic
     if relative and options.delta <= -1:
         raise LabError("a relative effect is above -1")
     size = math.log1p(options.delta) if relative else options.delta

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from kvik_lab.design.factor import Factor, Level, Scale
-from kvik_lab.design.formula import Formula, Term, parse_formula
 from kvik_lab.errors import LabError
+from kvik_lab.study.formula import Formula, Term, parse_formula
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
@@ -60,7 +60,7 @@ def build_model(formula: str, factors: Iterable[Factor]) -> Model:
     Raises LabError for a formula that cannot be read, and for a power of a categorical factor.
     """
     known = {factor.name: factor for factor in factors}
-    parsed = parse_formula(formula, known)
+    parsed = parse_formula(formula, list(known))
     notes: list[str] = []
     terms: dict[frozenset[tuple[str, int]], Term] = {}
     for term in parsed.terms:

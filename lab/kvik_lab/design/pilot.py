@@ -22,14 +22,13 @@ import pandas as pd
 from scipy import special
 
 from kvik_lab.design.model import FloatArray
-from kvik_lab.design.power import t_quantile
 from kvik_lab.errors import LabError
+from kvik_lab.infer.judge import Plan
+from kvik_lab.infer.power import FEWEST_STARTS, MOST_STARTS, effect_seen, starts_for_width
 
 MOST_ITERATIONS = 1000
 """Recommended at most, where starts hardly differ."""
 
-LEAST_STARTS = 3
-MOST_STARTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,10 @@ class Allocation:
     iterations: int
     starts: int
     halfwidth: float
-    """Relative half-width that is expected with these numbers."""
+    """Relative half-width in the median of simulated experiments."""
     seconds: float
+    seen: float | None
+    """The difference that the analysis then finds in 80 % of them; None for one arm's mean."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Pilot:
     warmup: int
     wanted: float
     confidence: float
+    comparisons: int
     mean: Allocation
     """For one configuration's mean."""
     difference: Allocation
@@ -160,10 +162,13 @@ def plan_from_pilot(
     warmup: int = 0,
     confidence: float = 0.95,
     notes: Sequence[str] = (),
+    comparisons: int = 1,
+    plan: Plan = Plan.GROUPED,
 ) -> Pilot:
     """How many iterations a start, and how many starts, give the wanted relative half-width for least time.
 
-    Costs are seconds; the warm-up counts as part of a start. Raises LabError for costs, widths or a
+    The difference is one of so many `comparisons` of a page, whose intervals hold together with this confidence;
+    experiments are simulated and judged by the analysis that a report uses. Costs are seconds; the warm-up counts as part of a start. Raises LabError for costs, widths or a
     confidence that make no sense, and where no sensible number of starts reaches the width.
     """
     if cost_restart < 0 or cost_iteration <= 0 or warmup < 0:
@@ -181,12 +186,18 @@ def plan_from_pilot(
         said.append("fewer than 4 degrees of freedom between starts: their variance is hardly known")
     effective = components.iteration * autocorrelation_time(components.rho, r) / r
 
-    def allocate(start: float, arms: int) -> Allocation:
-        return _allocate(start + effective, arms, halfwidth, confidence, r, c2 + r * cost_iteration)
+    alpha, cost = 1 - confidence, c2 + r * cost_iteration
+
+    def compared(start: float) -> Allocation:
+        spread = math.sqrt(start + effective)
+        found = starts_for_width(halfwidth, spread, plan=plan, comparisons=comparisons, alpha=alpha)
+        seen = effect_seen(spread, found.starts, plan=plan, comparisons=comparisons, alpha=alpha)
+        return Allocation(r, found.starts, found.half_width, found.starts * cost, seen)
 
     return Pilot(
-        components, cost_restart, cost_iteration, warmup, halfwidth, confidence,
-        allocate(components.start, 1), allocate(components.start, 2), allocate(components.start_upper, 2),
+        components, cost_restart, cost_iteration, warmup, halfwidth, confidence, comparisons,
+        _mean(components.start + effective, halfwidth, confidence, r, cost),
+        compared(components.start), compared(components.start_upper),
         math.sqrt(effective), components.start / effective if effective > 0 else None, tuple(said),
     )  # fmt: skip
 
@@ -205,14 +216,12 @@ def optimal_iterations(components: Components, cost_start: float, cost_iteration
     return min(MOST_ITERATIONS, max(1, math.ceil(math.sqrt(worth) - 1e-9)))
 
 
-def _allocate(
-    variance: float, arms: int, wanted: float, confidence: float, iterations: int, cost: float
-) -> Allocation:
-    for starts in range(LEAST_STARTS, MOST_STARTS):
-        df = arms * (starts - 1)
-        width = t_quantile(0.5 + confidence / 2, df) * math.sqrt(arms * variance / starts)
+def _mean(variance: float, wanted: float, confidence: float, iterations: int, cost: float) -> Allocation:
+    """Starts for the mean of one arm: Student's t over them."""
+    for starts in range(FEWEST_STARTS, MOST_STARTS + 1):
+        width = float(special.stdtrit(starts - 1, 0.5 + confidence / 2)) * math.sqrt(variance / starts)
         if width <= wanted:
-            return Allocation(iterations, starts, width, starts * cost)
+            return Allocation(iterations, starts, width, starts * cost, None)
     raise LabError(f"more than {MOST_STARTS} starts for a half-width of {wanted:g}; ask for a wider interval")
 
 

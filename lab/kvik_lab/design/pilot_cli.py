@@ -11,6 +11,7 @@ from rich.console import Console
 from kvik_lab.design.pilot import plan_from_pilot, read_pilot, variance_components
 from kvik_lab.design.tables import WIDTH, as_json, print_pilot
 from kvik_lab.errors import LabError
+from kvik_lab.infer.judge import Plan
 
 
 @click.command()
@@ -20,7 +21,11 @@ from kvik_lab.errors import LabError
 @click.option(
     "--halfwidth", type=float, default=0.03, show_default=True, help="Relative half-width that is wanted."
 )
-@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of that interval.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of all intervals together.")
+@click.option(
+    "--comparisons", type=click.IntRange(1), default=1, show_default=True, help="Intervals on the page."
+)
+@click.option("--paired", is_flag=True, help="Arms will run in pairs of starts, one pair a block.")
 @click.option(
     "--warmup", type=click.IntRange(0), default=0, help="Iterations of each start that do not count."
 )
@@ -38,6 +43,8 @@ def pilot(
     cost_iteration: float,
     halfwidth: float,
     confidence: float,
+    comparisons: int,
+    paired: bool,
     warmup: int,
     value: str,
     start: str,
@@ -52,7 +59,10 @@ def pilot(
     try:
         groups, notes = read_pilot(_read(data), start, iteration, value, warmup)
         parts = variance_components(groups)
-        found = plan_from_pilot(parts, cost_restart, cost_iteration, halfwidth, warmup, confidence, notes)
+        kind = Plan.PAIRED if paired else Plan.GROUPED
+        found = plan_from_pilot(
+            parts, cost_restart, cost_iteration, halfwidth, warmup, confidence, notes, comparisons, kind
+        )
     except LabError as error:
         raise click.UsageError(f"{data}: {error}") from error
     if to_json:

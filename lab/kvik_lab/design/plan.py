@@ -13,14 +13,14 @@ from kvik_lab.design.choose import Chosen
 from kvik_lab.design.cost import Cost, Figure, Rates, check_rates, schedule_cost
 from kvik_lab.design.estimability import Alias, Estimability, assess, fewer_rows, find_rank
 from kvik_lab.design.factor import Factor, Scale
-from kvik_lab.design.formula import term_name
 from kvik_lab.design.ladder import MainEffect, Step, main_effects, model_steps
 from kvik_lab.design.model import FloatArray, IntArray, Model, build_model, keep_columns, model_matrix
 from kvik_lab.design.optimal import Search, find_optimum, relative_d_efficiency
 from kvik_lab.design.pairs import PairReport, duplicates, matched_pairs
-from kvik_lab.design.power import Power, contrast_power, parse_contrast
+from kvik_lab.design.power import Power, contrast_powers, parse_contrast
 from kvik_lab.design.schedule import Anchor, Order, Schedule, make_schedule
 from kvik_lab.errors import LabError
+from kvik_lab.study.formula import term_name
 
 WITNESSES = 5000
 """Infeasible combinations of a constraint that are looked at to say what it costs the model."""
@@ -128,11 +128,8 @@ class Plan:
     setup: Setup
     response: str | None
     """What the model is of, such as log(ttft)."""
-
-    @property
-    def logarithmic(self) -> bool:
-        """Whether effects are ratios."""
-        return (self.response or "").replace(" ", "").startswith("log(")
+    logarithmic: bool
+    """Whether effects are ratios."""
 
 
 def reachable_model(formula: str, space: Space) -> Basis:
@@ -221,6 +218,7 @@ def make_plan(
         (),
         setup,
         basis.model.formula.response,
+        basis.model.formula.logarithmic,
     )
 
 
@@ -325,20 +323,19 @@ def _with_starts(
         number += 1
     full = matrix[pick]
     groups: IntArray = np.array(starts, np.intp)
-    nuisance = _block_columns(np.array(blocks, np.intp), schedule.blocks)
+    nuisance = block_columns(np.array(blocks, np.intp), schedule.blocks)
     ratio = setup.ratio if any(factor.hard for factor in model.factors) else 0.0
     names = [*model.names, *(f"block {k + 2}" for k in range(nuisance.shape[1]))]
     told = assess(np.hstack([full, nuisance]), names, groups, ratio)
     bare = assess(full, model.names, groups, ratio)
     own = told.coefficients[: len(model.names)]
     told = replace(bare, rank=sum(c.se is not None for c in own), aliases=told.aliases, coefficients=own)
-    powers = []
-    for text in (*setup.contrasts, *_default_contrasts(model)):
-        contrast = parse_contrast(text, model)
-        powers.append(
-            contrast_power(contrast, full, groups, ratio, setup.delta, setup.wanted_power, nuisance=nuisance)
-        )
-    return told, tuple(powers)
+    texts = dict.fromkeys((*setup.contrasts, *default_contrasts(model)))
+    contrasts = {parse_contrast(text, model).text: parse_contrast(text, model) for text in texts}
+    powers = contrast_powers(
+        list(contrasts.values()), full, groups, ratio, setup.delta, setup.wanted_power, nuisance=nuisance
+    )
+    return told, powers
 
 
 def _with_earlier(schedule: Schedule, chosen: Chosen, space: Space) -> Schedule:
@@ -350,7 +347,7 @@ def _with_earlier(schedule: Schedule, chosen: Chosen, space: Space) -> Schedule:
     return replace(schedule, starts=(*schedule.starts, *starts), blocks=schedule.blocks + 1)
 
 
-def _default_contrasts(model: Model) -> tuple[str, ...]:
+def default_contrasts(model: Model) -> tuple[str, ...]:
     """Each factor that the model has, and each other level of a categorical one against the first."""
     named = {name for column in model.columns for name, _ in column.term}
     found: list[str] = []
@@ -364,7 +361,8 @@ def _default_contrasts(model: Model) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _block_columns(block: IntArray, blocks: int) -> FloatArray:
+def block_columns(block: IntArray, blocks: int) -> FloatArray:
+    """Columns that tell blocks 1 and later from the first, each of mean 0."""
     columns = np.zeros((len(block), max(0, blocks - 1)))
     for k in range(columns.shape[1]):
         columns[:, k] = (block == k + 1) - np.mean(block == k + 1)

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvik_lab.design.cost import Figure
+from kvik_lab.design.effects import Effects
 from kvik_lab.design.pairs import MatchedPairs
 from kvik_lab.design.pilot import Pilot
 from kvik_lab.design.plan import Plan
@@ -31,7 +32,7 @@ LISTED = 12
 """Ids that are listed before "and so many more"."""
 
 
-def as_json(value: Plan | Pilot) -> str:
+def as_json(value: Plan | Pilot | Effects) -> str:
     """The whole value, indented; a frame as a list of rows with their `id`, a level that is not there as
     null."""
     return json.dumps(_plain(value), indent=2, allow_nan=False)
@@ -77,11 +78,12 @@ def print_pilot(pilot: Pilot, console: Console) -> None:
     )
     console.print(table)
     table = _table(
-        f"for +-{_percent(pilot.wanted)} at {pilot.confidence:.0%}",
+        f"for +-{_percent(pilot.wanted)}, {pilot.comparisons} intervals together at {pilot.confidence:.0%}",
         "",
         "iterations",
         "starts",
         "half-width",
+        "seen at 80%",
         "hours",
     )
     for name, one, arms in (
@@ -90,7 +92,8 @@ def print_pilot(pilot: Pilot, console: Console) -> None:
         ("two arms, cautious, each", pilot.cautious, 2),
     ):
         hours = f"{one.seconds * arms / 3600:.2f}"
-        _row(table, name, str(one.iterations), str(one.starts), _percent(one.halfwidth), hours)
+        seen = "-" if one.seen is None else _percent(one.seen)
+        _row(table, name, str(one.iterations), str(one.starts), _percent(one.halfwidth), seen, hours)
     console.print(table)
     c2 = pilot.cost_restart + pilot.warmup * pilot.cost_iteration
     r = pilot.difference.iterations
@@ -221,7 +224,7 @@ def _print_pairs(plan: Plan, console: Console) -> None:
 
 def _print_power(plan: Plan, console: Console) -> None:
     delta, wanted = plan.setup.delta, plan.setup.wanted_power
-    title = f"power for a difference of {_size(plan, delta)}, two-sided at 5 %"
+    title = f"power for a difference of {_size(plan, delta)}, all {len(plan.powers)} intervals together at 95 %"
     table = _table(
         title, "contrast", "SE", "df", "judged against", "power", f"seen at {wanted:.0%}", "known to"
     )
@@ -239,7 +242,7 @@ def _print_power(plan: Plan, console: Console) -> None:
         _row(table, one.contrast, _number(one.se), str(one.df), one.stratum, shown, seen, f"+-{known}")
     console.print(table)
     console.print(
-        "power = P(|t| > t_crit), noncentral t with difference / SE and these df; known to: t_crit x SE",
+        "power: of simulated experiments, judged by the analysis that a report uses; known to: median half-width",
         highlight=False,
     )
 

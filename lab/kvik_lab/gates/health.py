@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from kvik_lab.gates.case import Case, growth, invalid, passed, split, suspect, worst
+from kvik_lab.gates.case import Case, growth, invalid, passed, split, suspect, total, worst
 from kvik_lab.gates.limits import (
     CLIENT_CPU,
     CLIENT_CPU_FULL,
@@ -35,7 +35,8 @@ _ENGINE = ("vllm:", "kvik_", "http_")
 
 def v9(case: Case) -> Finding:
     """See the module."""
-    return worst([_errors(case), *_counters(case), *_client(case), *_neighbours(case), *_clocks(case)])
+    parts = (_counters, _repeated, _client, _neighbours, _clocks)
+    return worst([_errors(case), *(finding for part in parts for finding in part(case))])
 
 
 def _errors(case: Case) -> Finding:
@@ -86,6 +87,24 @@ def _counters(case: Case) -> list[Finding]:
             grown = growth(source.before, source.after, counter)
             if grown:
                 found.append(suspect("V9", f"{source.name}: {grown:.0f} {what}", remedy, grown, 0.0))
+    return found
+
+
+def _repeated(case: Case) -> list[Finding]:
+    """Engines answered as many requests as were sent: more were sent again on the way, or by another
+    client."""
+    client = case.record.client
+    if client is None or client.driver != "builtin":
+        return []  # other drivers send requests of which they keep no record
+    asked, found = len(case.record.requests), []
+    for kind in ("prefill", "decode", "unified"):
+        counted = total(case.record.role(kind), "vllm:request_success_total")
+        if counted is not None and counted > asked:
+            what = (
+                f"{kind} answered {counted:.0f} requests, and {asked} were sent: {counted - asked:.0f} more"
+            )
+            remedy = "find who sends again (a proxy that retries), or which other client is there"
+            found.append(invalid("V9", what, remedy, counted, asked))
     return found
 
 

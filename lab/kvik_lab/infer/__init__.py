@@ -26,11 +26,6 @@ Comparisons (B over A, A the base)
     `effect.equivalence(difference, margin)`, `effect.cliffs_delta`, `effect.brunner_munzel`.
     `multiple.holm`, `multiple.benjamini_hochberg`: adjusted p-values of a table.
 
-Models
-    `model.random_starts`, `independent_runs`, `clustered_runs` (DataFrame, response, formula) -> `Effects`,
-    ratios;
-    `model.anova`, `model.lenth`.
-
 Before and during an experiment
     `power.power`, `power.units_needed`, `power.Spread.of_start`.
     `sequential.StopRule`, `sequential.look`, `sequential.follow` -> `Record`.

@@ -22,11 +22,14 @@ from kvik_lab.infer.arrays import Interval
 from kvik_lab.infer.coincide import Coincidence, coincidence
 from kvik_lab.infer.compare import Comparison, Conclusion, compare
 from kvik_lab.infer.serial import mean_interval, naive_interval, serial
+from kvik_lab.infer.states import states
 from kvik_lab.infer.steady import Steady, examine
 from kvik_lab.infer.table import Columns, Starts, read
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
+WIDTH = 100
+"""Columns that the table of segments takes: no number is cut in a narrower terminal."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -89,6 +92,7 @@ def series_command(
         _print_json({"files": listed, "coincidence": plain(together)})
         return
     console = Console(soft_wrap=True)
+    console.width = max(console.width, WIDTH)
     for table, result in zip(tables, found, strict=True):
         _show_series(console, table, result)
     if together is not None:
@@ -142,13 +146,22 @@ def _show_series(console: Console, table: Starts, found: Steady) -> None:
             )
     console.print(shown)
     console.print(f"Class: {found.kind.value}")
+    if found.settling is not None:
+        console.print(f"All {found.settling.starts} starts together: {found.settling}")
+    for state in states(found):
+        share = f"{100 * state.share.estimate:.3g} % of iterations, in {state.starts} starts"
+        console.print(f"State: {_interval(state.level)}; {share}")
     if found.headline is None:
         console.print(f"Mean: none. {found.why[0].upper()}{found.why[1:]}.")
     else:
         console.print(f"Mean: {_interval(found.headline)}: {found.why} ({found.headline.method})")
+    if found.all_kept is not None:
+        console.print(f"With all starts kept: {_interval(found.all_kept)}")
 
 
 def _interval(found: Interval) -> str:
+    if not math.isfinite(found.low):
+        return f"{found.estimate:.6g}"
     return f"{found.estimate:.6g}, {100 * found.level:g} % interval {found.low:.6g} to {found.high:.6g}"
 
 
@@ -157,6 +170,13 @@ def _interval(found: Interval) -> str:
 @click.argument("b", type=_FILE)
 @click.option("--margin", type=float, help="Ratio within 1 +- this share counts as equal, such as 0.01.")
 @click.option("--seed", default=1, show_default=True, help="For p-values that are drawn.")
+@click.option(
+    "--comparisons",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of which this is one: all their intervals hold together.",
+)
 @_shared
 @_usage
 def compare_command(
@@ -164,6 +184,7 @@ def compare_command(
     b: Path,
     margin: float | None,
     seed: int,
+    comparisons: int,
     start: str,
     iteration: str,
     value: str,
@@ -172,15 +193,17 @@ def compare_command(
     larger_is_better: bool,
     as_json: bool,
 ) -> None:
-    """Compare B with A, the base: test, ratio with its interval, equivalence.
+    """Compare B with A, the base: the ratio with its interval, and the verdict that it gives.
 
     Both files are CSV with the columns start, iteration and value. Where a column block says which starts ran
     together, starts are compared within blocks.
     """
     columns = Columns(start, iteration, value, block)
-    found = compare(read(a, columns), read(b, columns), margin, alpha, not larger_is_better, seed)
+    found = compare(read(a, columns), read(b, columns), margin, alpha, not larger_is_better, seed, comparisons)
     if as_json:
-        result = {f.name: plain(getattr(found, f.name)) for f in fields(found) if f.name not in {"a", "b"}}
+        hidden = {"a", "b", "levels", "layout"}
+        result = {f.name: plain(getattr(found, f.name)) for f in fields(found) if f.name not in hidden}
+        result["test"] = plain(found.test)
         _print_json({**result, "a": _json_of(found.a), "b": _json_of(found.b)})
         return
     _show_comparison(Console(soft_wrap=True), found)
@@ -191,26 +214,36 @@ def _show_comparison(console: Console, found: Comparison) -> None:
     for name, side in (("A", found.a), ("B", found.b)):
         mean = side.why if side.headline is None else _interval(side.headline)
         console.print(f"{name}: {side.kind.value}; {mean}")
-    if found.conclusion is Conclusion.UNSTEADY:
-        console.print("Conclusion: none. A difference of means over changing levels would describe neither.")
-        return
+    if found.cut:
+        console.print(f"Warm-up left out of every start: {found.cut} iterations")
     if found.ratio is not None:
         console.print(f"B / A: {_interval(found.ratio)} ({found.ratio.method})")
-    if found.shift is not None:
-        console.print(f"B - A: {_interval(found.shift)} ({found.shift.method})")
-    if found.delta is not None:
-        console.print(f"Cliff's delta: {_interval(found.delta)}")
-    if found.test is not None:
-        how = "exact" if found.test.exact else f"drawn, +- {found.test.error:.2g}"
-        console.print(f"p = {found.test.p:.4g} ({how}, {found.test.arrangements} arrangements)")
-    elif found.p is not None:
-        console.print(f"p = {found.p:.4g}")
-    if found.equivalence is not None:
-        same = found.equivalence
-        console.print(f"Within {100 * same.margin:g} %: p = {same.p:.4g}; {_interval(same.interval)}")
+    if found.difference is not None:
+        console.print(f"B - A: {_interval(found.difference)}")
+    if found.odd:
+        console.print(f"Left out as odd: {', '.join(found.odd)}")
+    if found.all_kept is not None:
+        console.print(f"With all starts kept: {_interval(found.all_kept)}")
+    if found.p is not None:
+        console.print(f"p = {found.p:.4g}; exact test: {_exact(found)}")
     console.print(f"Conclusion: {found.conclusion.value}")
+    if found.conclusion is Conclusion.UNDECIDED:
+        console.print(f"What would decide it: {_needed(found)}")
     for note in found.notes:
         console.print(f"Note: {note}")
+
+
+def _exact(found: Comparison) -> str:
+    if found.exact_p is None:
+        return f"cannot reject with {found.starts} starts; {found.exact_starts} could"
+    return f"p = {found.exact_p:.4g}"
+
+
+def _needed(found: Comparison) -> str:
+    needed = found.would_decide()
+    if needed is None:
+        return "over 500 starts each, if the difference is the one measured; or a margin (--margin)"
+    return f"{needed.starts} starts each, if the difference is the one measured (power {needed.power:.2f})"
 
 
 def _json_of(found: Steady) -> dict[str, Any]:
@@ -219,8 +252,9 @@ def _json_of(found: Steady) -> dict[str, Any]:
         {"start": s.name, "segmentation": plain(s.segmentation), "verdict": plain(s.verdict)}
         for s in found.starts
     ]
-    rest = {name: plain(getattr(found, name)) for name in ("kind", "headline", "over_starts", "why")}
-    return {**rest, "starts": starts}
+    names = ("kind", "settling", "odd", "headline", "all_kept", "why")
+    rest = {name: plain(getattr(found, name)) for name in names}
+    return {**rest, "states": plain(states(found)), "starts": starts}
 
 
 def plain(value: Any) -> Any:

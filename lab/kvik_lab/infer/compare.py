@@ -1,43 +1,32 @@
-"""Two configurations, A (the base) and B: is there a difference, how large, and is it small enough not to
-matter.
+"""Two configurations, A (the base) and B: is there a difference, how large, and is it small enough not to matter.
 
-What was replicated decides how. With a block that holds one start of each, the starts are pairs. With blocks
-or several starts a side, labels are permuted among starts. With one start a side, nothing can be said of
-other starts, and the answer is of these two only.
+The verdict is read from one interval, that of `judge` over the starts' means after the warm-up that all starts
+share: it excludes a ratio of 1, or lies within the margin, or neither. Beside it stand the exact test, where so
+few starts can reject at all, and the same interval with the odd starts kept.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Floats, Interval, TooFew
-from kvik_lab.infer.effect import (
-    Difference,
-    Equivalence,
-    cliffs_delta,
-    equivalence,
-    log_ratio,
-    log_ratio_of_series,
-    paired_log_ratio,
-)
-from kvik_lab.infer.location import hodges_lehmann, shift
-from kvik_lab.infer.permute import Block, Permutation, sign_flip, within_blocks
-from kvik_lab.infer.steady import Start, Steady, examine
+from kvik_lab.infer.arrays import Floats, Interval
+from kvik_lab.infer.effect import log_ratio_of_series
+from kvik_lab.infer.judge import Judged, Layout, Plan, judge
+from kvik_lab.infer.pooled import Settling
+from kvik_lab.infer.permute import Permutation, within_blocks
+from kvik_lab.infer.power import Promise, starts_needed
+from kvik_lab.infer.steady import Steady, common_cut, examine
 from kvik_lab.infer.table import Starts
 
-
-class Plan(Enum):
-    """What the starts were to each other."""
-
-    PAIRED = "pairs of starts, one pair a block"
-    BLOCKED = "starts within blocks"
-    GROUPED = "two groups of starts"
-    SINGLE = "one start each"
+WANTED = 0.8
+"""Power at which the starts are counted that would decide what is undecided."""
 
 
 class Conclusion(Enum):
@@ -47,6 +36,7 @@ class Conclusion(Enum):
     EQUIVALENT = "equivalent within the margin"
     BOTH = "different, by less than the margin"
     UNDECIDED = "undecided"
+    ONE_START = "of one start each only"
     UNSTEADY = "unsteady"
 
 
@@ -54,20 +44,80 @@ class Conclusion(Enum):
 class Comparison:
     """What two configurations say beside each other; A is the base of the ratio.
 
-    All but `a`, `b` and `notes` are None where a side is unsteady. `shift` is in the values' unit.
+    `ratio` is at the simultaneous level: all of the page's `comparisons` hold together at 1 - alpha. `p` is adjusted
+    likewise. `odd` names the starts that were left out, `all_kept` is the ratio with them. `difference` is B - A in
+    the values' unit. `cut`: iterations left out of each start as warm-up.
     """
 
     a: Steady
     b: Steady
     plan: Plan
     conclusion: Conclusion
-    p: float | None
-    test: Permutation | None
     ratio: Interval | None
-    shift: Interval | None
-    delta: Interval | None
-    equivalence: Equivalence | None
+    p: float | None
+    odd: tuple[str, ...]
+    all_kept: Interval | None
+    difference: Interval | None
+    cut: int
+    alpha: float
+    comparisons: int
+    margin: float | None
+    spread: float | None
+    """Standard deviation of one start's level, of logs (in pairs: of half of what a pair's two differ by)."""
+    starts: int
+    """Starts of the smaller side that counted."""
+    levels: Floats
+    """Logarithms of the starts' means that counted, in the places of `layout`."""
+    layout: Layout
     notes: tuple[str, ...]
+    seed: int
+
+    @cached_property
+    def test(self) -> Permutation | None:
+        """The permutation test: labels of starts dealt anew within blocks (in pairs: signs flipped)."""
+        if self.p is None:
+            return None
+        blocks = [
+            tuple(
+                self.levels[(self.layout.block == k) & (self.layout.of_arm == side)] for side in (False, True)
+            )
+            for k in np.unique(self.layout.block)
+        ]
+        return within_blocks([(x, y) for x, y in blocks if len(x) and len(y)], seed=self.seed)
+
+    @property
+    def exact_p(self) -> float | None:
+        """The exact test's p, adjusted; None where so few starts can never reject."""
+        if self.test is None or self.test.smallest * self.comparisons > self.alpha:
+            return None
+        return min(1.0, self.test.p * self.comparisons)
+
+    @property
+    def exact_starts(self) -> int:
+        """Starts an arm with which the exact test could reject at this level."""
+        count = 2
+        while _smallest(self.plan, count) * self.comparisons > self.alpha:
+            count += 1
+        return count
+
+    def would_decide(self, effect: float | None = None) -> Promise | None:
+        """Starts an arm that would decide an effect (by default the one measured) with a power of 80 %; None where
+        nothing is known of the spread, or where over 500 would not do."""
+        if self.ratio is None or not self.spread or self.plan is Plan.SINGLE:
+            return None
+        size = self.ratio.estimate - 1.0 if effect is None else effect
+        plan = Plan.PAIRED if self.plan is Plan.PAIRED else Plan.GROUPED
+        try:
+            return starts_needed(
+                size, self.spread, wanted=WANTED, plan=plan, comparisons=self.comparisons, alpha=self.alpha
+            )
+        except LabError:
+            return None
+
+
+def _smallest(plan: Plan, starts: int) -> float:
+    """The least p of the exact test of so many starts an arm."""
+    return 2.0 ** (1 - starts) if plan is Plan.PAIRED else 2.0 / math.comb(2 * starts, starts)
 
 
 def compare(
@@ -77,45 +127,45 @@ def compare(
     alpha: float = 0.05,
     smaller_is_better: bool = True,
     seed: int = 1,
+    comparisons: int = 1,
+    cut: int | None = None,
+    together: tuple[Settling | None, Settling | None] = (None, None),
 ) -> Comparison:
-    """Compare the steady parts of A's and B's starts, by the means of their logarithms.
+    """Compare B with A by the means of their starts, as one of so many `comparisons` on a page.
 
-    Raises LabError for values that are not positive, starts too short to be looked at, and blocks that only
-    one side has.
+    `together` and `cut`: what all starts of each arm do, and the iterations that are left out of each start as
+    warm-up; by default both are judged of these starts, and the longer warm-up is left out of both. Raises LabError for values that are not positive, starts too short to be looked at, blocks that
+    only one side has, and a single start beside several.
     """
-    for side in (a, b):
-        for name, values in side.values.items():
-            if (values <= 0).any():
-                raise LabError(
-                    f"{side.source}: start {name!r} holds {values.min()}: a ratio needs values above 0"
-                )
+    if margin is not None and not margin > 0:
+        raise LabError(f"the margin is {margin}; say how far a ratio may lie from 1, such as 0.01")
     a, b = _by_block(a), _by_block(b)
-    first = examine(a.values, smaller_is_better, alpha, 1.0 - alpha)
-    second = examine(b.values, smaller_is_better, alpha, 1.0 - alpha)
-    plan = _plan(a, b)
-    loose = [s for s, found in ((a, first), (b, second)) if found.headline is None]
-    if loose:
-        why = tuple(f"{s.source}: {first.why if s is a else second.why}" for s in loose)
-        return Comparison(first, second, plan, Conclusion.UNSTEADY, None, None, None, None, None, None, why)
-    difference, test, notes = _difference(a, b, first, second, plan, seed)
-    same = None if margin is None else equivalence(difference, margin, alpha)
-    p = difference.p() if test is None else test.p
-    location, delta = _robust(first, second, plan, 1.0 - alpha)
-    if isinstance(location, TooFew):
-        notes = (*notes, str(location))
-    return Comparison(
-        first,
-        second,
-        plan,
-        _conclude(p <= alpha, same),
-        p,
-        test,
-        difference.ratio(1.0 - alpha),
-        None if isinstance(location, TooFew) else location,
-        delta,
-        same,
-        notes,
+    layout = _layout(a, b)
+    plan = layout.plan
+    first = common_cut([list(side.values.values()) for side in (a, b)]) if cut is None else cut
+    one, two = (
+        _examined(side, smaller_is_better, alpha, first, settling)
+        for side, settling in zip((a, b), together, strict=True)
     )
+    loose = [f"{s.source}: {found.why}" for s, found in ((a, one), (b, two)) if not found.steady]
+    nothing = Comparison(
+        one, two, plan, Conclusion.UNSTEADY, None, None, (), None, None, first, alpha, comparisons,
+        margin, None, min(len(one.starts), len(two.starts)), np.array([]), layout, tuple(loose), seed,
+    )  # fmt: skip
+    if loose:
+        return nothing
+    if plan is Plan.SINGLE:
+        return _of_two(nothing)
+    return _judged(nothing, a, b)
+
+
+def _examined(
+    side: Starts, smaller_is_better: bool, alpha: float, cut: int, together: Settling | None
+) -> Steady:
+    try:
+        return examine(side.values, smaller_is_better, alpha, cut, together)
+    except LabError as error:
+        raise LabError(f"{side.source}: {error}") from error
 
 
 def _by_block(side: Starts) -> Starts:
@@ -126,107 +176,84 @@ def _by_block(side: Starts) -> Starts:
     return Starts(side.source, {start: side.values[start] for start in order}, side.blocks)
 
 
-def _plan(a: Starts, b: Starts) -> Plan:
+def _layout(a: Starts, b: Starts) -> Layout:
     if bool(a.blocks) != bool(b.blocks):
         have, lack = (a, b) if a.blocks else (b, a)
         raise LabError(
             f"{have.source} says which block each start ran in, {lack.source} does not: both or none"
         )
-    if a.blocks:
-        only = sorted(set(a.blocks.values()) ^ set(b.blocks.values()))
-        if only:
-            raise LabError(
-                f"block {only[0]!r} holds starts of one file only: there is nothing to compare in it"
-            )
-        sizes = {n for side in (a, b) for n in Counter(side.blocks.values()).values()}
-        return Plan.PAIRED if sizes == {1} and len(a.blocks) > 1 else Plan.BLOCKED
-    return Plan.GROUPED if min(len(a.values), len(b.values)) > 1 else Plan.SINGLE
+    counts = [Counter(side.blocks.values()) for side in (a, b)]
+    only = sorted(set(counts[0]) ^ set(counts[1]))
+    if only:
+        raise LabError(f"block {only[0]!r} holds starts of one file only: there is nothing to compare in it")
+    number = {name: k for k, name in enumerate(sorted(counts[0]))}
+    block = [number.get(side.blocks.get(start, ""), 0) for side in (a, b) for start in side.values]
+    of_arm = np.arange(len(block)) >= len(a.values)
+    return Layout(of_arm, np.array(block, dtype=np.intp))
 
 
-def _log_level(start: Start) -> float:
-    values = start.steady
-    if values is None:
-        raise LabError(f"start {start.name} has no steady part")
-    return float(np.log(values).mean())
-
-
-def _difference(
-    a: Starts, b: Starts, first: Steady, second: Steady, plan: Plan, seed: int
-) -> tuple[Difference, Permutation | None, tuple[str, ...]]:
-    if plan is Plan.SINGLE or min(len(first.starts), len(second.starts)) < 2:
-        return _of_two(first, second)
-    one = {s.name: _log_level(s) for s in first.starts}
-    two = {s.name: _log_level(s) for s in second.starts}
-    if plan is Plan.PAIRED:
-        x, y = np.array(list(one.values())), np.array(list(two.values()))
-        test = sign_flip(y - x, seed=seed)
-        return paired_log_ratio(np.exp(x), np.exp(y)), test, _power_note(test)
-    names: list[str | None] = [*sorted(set(a.blocks.values()))] or [None]
-    blocks = [
-        Block(
-            np.array([v for s, v in one.items() if a.blocks.get(s) == block]),
-            np.array([v for s, v in two.items() if b.blocks.get(s) == block]),
-        )
-        for block in names
-    ]
-    test = within_blocks(blocks, seed=seed)
-    return _over_blocks(blocks), test, _power_note(test)
-
-
-def _of_two(first: Steady, second: Steady) -> tuple[Difference, None, tuple[str, ...]]:
-    parts = [found.starts[0].steady for found in (first, second)]
-    if len(first.starts) != 1 or len(second.starts) != 1 or parts[0] is None or parts[1] is None:
+def _of_two(nothing: Comparison) -> Comparison:
+    if len(nothing.a.starts) != len(nothing.b.starts):
         raise LabError(
             "one side has a single start and the other several: replicate the one, two starts at least"
         )
-    note = (
-        "one start each: what differs between starts is not in the interval, nor in p; replicate the starts"
-    )
-    return log_ratio_of_series(parts[0], parts[1]), None, (note,)
-
-
-def _over_blocks(blocks: list[Block]) -> Difference:
-    """The difference within blocks, by least squares with a level for each block."""
-    if len(blocks) == 1:
-        return log_ratio(np.exp(blocks[0].a), np.exp(blocks[0].b))
-    weights = np.array([len(k.a) * len(k.b) / (len(k.a) + len(k.b)) for k in blocks])
-    each = np.array([k.b.mean() - k.a.mean() for k in blocks])
-    estimate = float((weights * each).sum() / weights.sum())
-    rest = []
-    for block in blocks:
-        pool: Floats = np.concatenate([block.a, block.b - estimate])
-        rest.append(pool - pool.mean())
-    errors = np.concatenate(rest)
-    degrees = float(len(errors) - len(blocks) - 1)
-    if degrees < 1:
-        raise LabError(
-            "no start is left over to measure how starts vary within blocks; replicate starts or blocks"
-        )
-    variance = float((errors**2).sum()) / degrees
-    return Difference(
-        estimate, float(np.sqrt(variance / weights.sum())), degrees, "least squares within blocks, of logs"
+    note = "one start each: what differs between starts is not in the interval; replicate the starts"
+    found = log_ratio_of_series(nothing.a.steady[0], nothing.b.steady[0])
+    return replace(
+        nothing, conclusion=Conclusion.ONE_START, ratio=found.ratio(1.0 - nothing.alpha), notes=(note,)
     )
 
 
-def _power_note(test: Permutation) -> tuple[str, ...]:
-    if test.smallest <= 0.05:
-        return ()
-    return (f"so few starts can give no p below {test.smallest:.3g}: the test cannot reject at 5 %",)
+def _judged(nothing: Comparison, a: Starts, b: Starts) -> Comparison:
+    layout = nothing.layout
+    means = np.array([part.mean() for side in (nothing.a, nothing.b) for part in side.steady])
+    found = judge(np.log(means)[None, :], layout, nothing.alpha, nothing.comparisons)
+    if np.isnan(found.low[0]):
+        raise LabError("no start is left over to measure how starts vary within blocks; replicate starts")
+    kept = found.kept[0]
+    names = [f"{side.source}: {start}" for side in (a, b) for start in side.values]
+    odd = tuple(name for name, k in zip(names, kept, strict=True) if not k)
+    everything = (
+        judge(np.log(means)[None, :], layout, nothing.alpha, nothing.comparisons, leave_out=False)
+        if odd
+        else None
+    )
+    ratio = _ratio(found, nothing)
+    inside = Layout(layout.of_arm[kept], layout.block[kept])
+    amount = judge(means[kept][None, :], inside, nothing.alpha, nothing.comparisons, leave_out=False)
+    return replace(
+        nothing,
+        conclusion=_conclude(ratio, nothing.margin),
+        ratio=ratio,
+        p=float(found.p(nothing.comparisons)[0]),
+        odd=odd,
+        all_kept=None if everything is None else _ratio(everything, nothing),
+        difference=_interval(amount, nothing),
+        levels=np.log(means)[kept],
+        layout=inside,
+        spread=_spread(found, inside),
+        starts=int(min(inside.of_arm.sum(), (~inside.of_arm).sum())),
+    )
 
 
-def _robust(
-    first: Steady, second: Steady, plan: Plan, level: float
-) -> tuple[Interval | TooFew, Interval | None]:
-    x = np.array([np.median(s.steady) for s in first.starts if s.steady is not None])
-    y = np.array([np.median(s.steady) for s in second.starts if s.steady is not None])
-    if min(len(x), len(y)) < 2:
-        return TooFew("the shift of starts' medians", 1, 2), None
-    if plan is Plan.PAIRED:
-        return hodges_lehmann(y - x, level), cliffs_delta(x, y, level)
-    return shift(x, y, level), cliffs_delta(x, y, level)
+def _interval(found: Judged, of: Comparison) -> Interval:
+    level = 1.0 - of.alpha / of.comparisons
+    return Interval(float(found.estimate[0]), float(found.low[0]), float(found.high[0]), level, found.method)
 
 
-def _conclude(differs: bool, same: Equivalence | None) -> Conclusion:
-    if same is not None and same.equivalent:
+def _ratio(found: Judged, of: Comparison) -> Interval:
+    logs = _interval(found, of)
+    return Interval(*(math.exp(x) for x in (logs.estimate, logs.low, logs.high)), logs.level, logs.method)
+
+
+def _spread(found: Judged, inside: Layout) -> float:
+    """The deviation of one start's level that the standard error stands for."""
+    sizes = [int((inside.of_arm == side).sum()) for side in (False, True)]
+    return float(found.error[0]) / math.sqrt(1 / sizes[0] + 1 / sizes[1])
+
+
+def _conclude(ratio: Interval, margin: float | None) -> Conclusion:
+    differs = not ratio.holds(1.0)
+    if margin is not None and 1 / (1 + margin) < ratio.low and ratio.high < 1 + margin:
         return Conclusion.BOTH if differs else Conclusion.EQUIVALENT
     return Conclusion.DIFFERENT if differs else Conclusion.UNDECIDED

@@ -7,6 +7,7 @@ probability that can be computed exactly (Hahn and Meeker 1991, chapter 5).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,3 +109,34 @@ def median_interval(values: Values, level: float = 0.95, rho: float = 0.0) -> In
     if found.low is None or found.high is None:
         raise LabError("a two-sided quantile has both bounds")
     return Interval(float(np.median(series(values))), found.low, found.high, level, "order statistics")
+
+
+IN_TAIL = 2
+"""Values of each start that lie beyond a percentile over starts, at least."""
+
+
+def quantile_over_starts(
+    starts: Sequence[Values], probability: float, level: float = 0.95
+) -> Interval | TooFew:
+    """A percentile of the iterations of a typical start, with the interval that further starts would fall about.
+
+    The geometric mean of the starts' own quantiles, and Student's t over their logarithms: iterations of one start
+    may depend on each other. TooFew for one start, or where a start has fewer than IN_TAIL values beyond the
+    percentile. Values lie above zero.
+    """
+    fraction(probability, "the quantile")
+    rows = [series(s, f"start {i + 1}", at_least=1) for i, s in enumerate(starts)]
+    needed = math.ceil(round(IN_TAIL / min(probability, 1.0 - probability), 9))
+    fewest = min(len(row) for row in rows)
+    what = f"the {100 * probability:g} % quantile over starts"
+    if len(rows) < 2:
+        return TooFew(f"{what} (starts)", len(rows), 2)
+    if fewest < needed:
+        return TooFew(f"{what} (values in each start)", fewest, needed)
+    logs = np.log([np.quantile(row, probability, method="median_unbiased") for row in rows])
+    mean, n = float(logs.mean()), len(logs)
+    reach = float(stats.t.ppf(0.5 + fraction(level, "the level") / 2, n - 1) * logs.std(ddof=1)) / math.sqrt(
+        n
+    )
+    low, middle, high = (math.exp(mean + way * reach) for way in (-1, 0, 1))
+    return Interval(middle, low, high, level, f"t over {n} starts' own quantiles, of logs")

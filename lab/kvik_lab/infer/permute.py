@@ -1,8 +1,7 @@
 """Permutation tests: what a difference would be if the labels meant nothing.
 
-What is permuted must be exchangeable, and iterations of one start are not: units here are starts (their means
-or medians), or the differences of pairs. Where all arrangements can be listed the p-value is exact; otherwise
-it is drawn, and its own standard error is given.
+What is permuted must be exchangeable, and iterations of one start are not: units here are starts (their means). Where
+all arrangements can be listed the p-value is exact; otherwise it is drawn, and its own standard error is given.
 """
 
 from __future__ import annotations
@@ -11,16 +10,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeAlias
 
 import numpy as np
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Floats, Values, series
+from kvik_lab.infer.arrays import Floats
 
 LISTED = 100_000
 """Arrangements up to which all are gone through."""
 
 _SLACK = 1e-9
+
+Block: TypeAlias = tuple[Floats, Floats]
+"""The units of two groups that ran in one block: their labels could have been dealt otherwise within it."""
 
 
 @dataclass(frozen=True)
@@ -39,51 +42,25 @@ class Permutation:
     smallest: float
 
 
-def sign_flip(differences: Values, draws: int = 20_000, seed: int = 1) -> Permutation:
-    """Whether paired differences centre on zero: each could have had the other sign (Fisher 1935).
-
-    One difference a pair (a block, or a pair of starts run one after the other).
-    """
-    data = series(differences, "the differences")
-    n = len(data)
-    smallest = min(1.0, 2.0 ** (1 - n))
-    if 2**n <= LISTED:
-        sums = np.zeros(1)
-        for value in data:
-            sums = np.concatenate([sums + value, sums - value])
-        return _exact(data.sum() / n, sums / n, smallest)
-    rng = np.random.default_rng(seed)
-    drawn = rng.choice(np.array([-1.0, 1.0]), size=(draws, n)) @ data / n
-    return _drawn(data.sum() / n, drawn, smallest)
-
-
-@dataclass(frozen=True)
-class Block:
-    """The units of two groups that ran in one block: their labels could have been dealt otherwise within
-    it."""
-
-    a: Floats
-    b: Floats
-
-
 def within_blocks(blocks: Sequence[Block], draws: int = 20_000, seed: int = 1) -> Permutation:
-    """Whether b differs from a: labels are dealt anew within each block, all unblocked units being one block.
+    """Whether b differs from a: labels are dealt anew within each block, all unblocked units being one block. Of
+    blocks with one unit of each group, that is flipping the signs of their differences (Fisher 1935).
 
     The statistic is the mean difference b - a, blocks weighted by n_a n_b / (n_a + n_b), which is what gives
     their differences their precision. Raises LabError for a block that lacks a group.
     """
     if not blocks:
         raise LabError("there is no block to compare within; give at least one with units of both groups")
-    for i, block in enumerate(blocks):
-        if not len(block.a) or not len(block.b):
+    for i, (a, b) in enumerate(blocks):
+        if not len(a) or not len(b):
             raise LabError(
                 f"block {i + 1} has units of one group only: nothing to compare there; leave it out"
             )
-    weights = np.array([len(b.a) * len(b.b) / (len(b.a) + len(b.b)) for b in blocks])
+    weights = np.array([len(a) * len(b) / (len(a) + len(b)) for a, b in blocks])
     weights /= weights.sum()
-    observed = float(sum(w * (b.b.mean() - b.a.mean()) for w, b in zip(weights, blocks, strict=True)))
-    count = math.prod(math.comb(len(b.a) + len(b.b), len(b.a)) for b in blocks)
-    mirrored = all(len(b.a) == len(b.b) for b in blocks)
+    observed = float(sum(w * (b.mean() - a.mean()) for w, (a, b) in zip(weights, blocks, strict=True)))
+    count = math.prod(math.comb(len(a) + len(b), len(a)) for a, b in blocks)
+    mirrored = all(len(a) == len(b) for a, b in blocks)
     smallest = min(1.0, (2 if mirrored else 1) / count)
     if count <= LISTED:
         sums = np.zeros(1)
@@ -98,16 +75,17 @@ def within_blocks(blocks: Sequence[Block], draws: int = 20_000, seed: int = 1) -
 
 
 def _all_differences(block: Block) -> Floats:
-    pool = np.concatenate([block.a, block.b])
-    picks = np.array(list(combinations(range(len(pool)), len(block.a))))
+    a, b = block
+    pool = np.concatenate([a, b])
+    picks = np.array(list(combinations(range(len(pool)), len(a))))
     first = pool[picks].sum(axis=1)
-    return np.asarray((pool.sum() - first) / len(block.b) - first / len(block.a))
+    return np.asarray((pool.sum() - first) / len(b) - first / len(a))
 
 
 def _drawn_differences(block: Block, draws: int, rng: np.random.Generator) -> Floats:
-    pool = np.concatenate([block.a, block.b])
+    pool = np.concatenate(block)
     shuffled = rng.permuted(np.broadcast_to(pool, (draws, len(pool))).copy(), axis=1)
-    cut = len(block.a)
+    cut = len(block[0])
     return np.asarray(shuffled[:, cut:].mean(axis=1) - shuffled[:, :cut].mean(axis=1))
 
 

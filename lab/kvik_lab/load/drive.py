@@ -60,11 +60,11 @@ class Sent:
 class Driver:
     """One load on one server. `opened` makes it; `run` sends a part of it; `requests` is what was seen."""
 
-    def __init__(self, spec: LoadSpec, pool: Pool, model: str, overhead: int, watch: Watch) -> None:
+    def __init__(self, spec: LoadSpec, pool: Pool, model: str, watch: Watch) -> None:
         self.spec = spec
         self.zero = time.monotonic_ns()
         self._watch = watch
-        self._overhead = overhead
+        self._overhead = spec.prompt.overhead or 0
         self._pool = pool
         self._form = Form(spec, model)
         self._tokenizer = open_tokenizer(spec.prompt.by)
@@ -73,7 +73,7 @@ class Driver:
         self._bodies = Bodies()
         self._room = asyncio.Semaphore(spec.most_in_flight)
         self._mark = secrets.token_hex(4)
-        self._sent: list[Sent] = []
+        self.sent: list[Sent] = []
         self._unread = 0
         self._made = 0
 
@@ -109,9 +109,24 @@ class Driver:
     # Sending.
 
     async def warm_up(self) -> None:
-        """The requests before those that count, one by one."""
+        """The requests before those that count, one by one; of chat first one that tells what its template
+        adds."""
+        if self.spec.endpoint == "chat" and self.spec.prompt.overhead is None:
+            await self._learn_overhead()
         for planned in self.plan(self.spec.warmup, "warmup"):
             await self._one(planned, None)
+
+    async def _learn_overhead(self) -> None:
+        """Tokens that the server adds to a prompt, by a short one. Raises `LabError` where it does not
+        count."""
+        planned = self._planned(self._maker.make(_PROBE_TOKENS), 1, "warmup", None)
+        answer = read(await self._one(planned, None))
+        if answer.prompt_tokens is None or answer.prompt_tokens < _PROBE_TOKENS:
+            raise LabError(
+                f"{self.spec.url}: how many tokens its chat template adds was not learnt: "
+                f"{answer.error or 'no usage in its answer'}; state prompt.overhead"
+            )
+        self._overhead = answer.prompt_tokens - _PROBE_TOKENS
 
     async def run(self) -> None:
         """The load that the specification states (but a search: see `search`)."""
@@ -174,14 +189,14 @@ class Driver:
                 "POST", self._form.path, body, f"{self._mark}-{planned.iteration}", self.spec.timeout
             )
         sent = Sent(planned, due, exchange)
-        self._sent.append(sent)
+        self.sent.append(sent)
         self._unread += sum(len(piece) for _, piece in exchange.pieces)
         if self._unread > _UNREAD_BYTES:
             self._read()
         return sent
 
     def _read(self) -> None:
-        for sent in self._sent:
+        for sent in self.sent:
             read(sent)
         self._unread = 0
 
@@ -273,13 +288,13 @@ class Driver:
     def requests(self) -> tuple[Request, ...]:
         """All that were sent, in the order in which they were planned."""
         self._read()
-        ordered = sorted(self._sent, key=lambda sent: sent.planned.iteration)
+        ordered = sorted(self.sent, key=lambda sent: sent.planned.iteration)
         return tuple(self.record(sent) for sent in ordered)
 
     def repeated_share(self) -> float:
         """Share of all prompt tokens sent that an earlier prompt of this load began with, too."""
-        tokens = sum(self._tokens(sent.planned) or read(sent).prompt_tokens or 0 for sent in self._sent)
-        repeated = sum(sent.planned.prompt.repeated for sent in self._sent)
+        tokens = sum(self._tokens(sent.planned) or read(sent).prompt_tokens or 0 for sent in self.sent)
+        repeated = sum(sent.planned.prompt.repeated for sent in self.sent)
         return repeated / tokens if tokens else 0.0
 
     def record(self, sent: Sent) -> Request:
@@ -337,10 +352,7 @@ async def opened(spec: LoadSpec) -> AsyncIterator[tuple[Driver, Watch]]:
     driver: Driver | None = None
     try:
         model = spec.model or await _model(pool, spec.url)
-        overhead = spec.prompt.overhead
-        if overhead is None:
-            overhead = await _overhead(spec, pool, model) if spec.endpoint == "chat" else 0
-        driver = Driver(spec, pool, model, overhead, watch)
+        driver = Driver(spec, pool, model, watch)
         yield driver, watch
     finally:
         await watch.stop()
@@ -359,25 +371,6 @@ async def _model(pool: Pool, url: str) -> str:
         pass
     why = exchange.error or f"HTTP {exchange.status} without a model's name"
     raise LabError(f"{url}/v1/models: {why}; is the server up? A model can be named by `model`")
-
-
-async def _overhead(spec: LoadSpec, pool: Pool, model: str) -> int:
-    """Tokens that the server's chat template adds to a message: by one request of a known length."""
-    maker = Maker(
-        spec.prompt.model_copy(update={"shared": None}), open_tokenizer(spec.prompt.by), spec.seed + 1
-    )
-    made = maker.make(_PROBE_TOKENS)
-    form = Form(spec, model)
-    exchange = await pool.exchange(
-        "POST", form.path, form.write(made.content, 1), f"overhead-{secrets.token_hex(4)}", spec.timeout
-    )
-    answer = understand(exchange)
-    if answer.prompt_tokens is None or answer.prompt_tokens < _PROBE_TOKENS:
-        raise LabError(
-            f"{spec.url}: how many tokens its chat template adds was not learnt: "
-            f"{answer.error or 'no usage in its answer'}; state prompt.overhead"
-        )
-    return answer.prompt_tokens - _PROBE_TOKENS
 
 
 @asynccontextmanager

@@ -130,7 +130,7 @@ def _check(
         )
     if metric == "goodput" or any(row["value"] is not None for row in rows):
         return
-    known = metrics([record for record in records if record.counts])
+    known = metrics(records) or (*PER_REQUEST, *PER_RUN)
     if metric in known:
         return
     near = get_close_matches(metric, known, 1)

@@ -1,34 +1,31 @@
-"""A whole report of measurements: what was run, what it shows, and what it cannot."""
+"""A whole report of measurements: the answer, what it rests on, how it was reached, and what it cannot say."""
 
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import TooFew
-from kvik_lab.infer.order import quantile
-from kvik_lab.infer.serial import serial
-from kvik_lab.infer.steady import Start
-from kvik_lab.report.cells import Estimate, Missing, Number, State
-from kvik_lab.report.claims import claims, limits
+from kvik_lab.infer.arrays import Floats, TooFew
+from kvik_lab.infer.compare import Comparison
+from kvik_lab.infer.judge import RULE
+from kvik_lab.infer.order import quantile_over_starts
+from kvik_lab.infer.states import State as ServerState
+from kvik_lab.infer.states import states
+from kvik_lab.report.answer import answer
+from kvik_lab.report.cells import Estimate, Missing, State, show, show_estimate
 from kvik_lab.report.figures import (
-    Bars,
     Distributions,
     Factor,
     Figure,
-    Forest,
     Group,
-    HeatCell,
-    HeatMap,
     Level,
     Line,
-    Named,
     Ordered,
     Quantile,
     RunOrder,
 )
-from kvik_lab.report.look import Compared, Looked, Rules, compare_all, look
+from kvik_lab.report.limits import limits
+from kvik_lab.report.look import Compared, Looked, Rules, Settled, compare_all, look, settle_arms
 from kvik_lab.report.model import Cell, Report, Section, Table
 from kvik_lab.report.read import Data
 from kvik_lab.report.sizes import Sized, sized
@@ -37,30 +34,29 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 def build_report(data: Data, rules: Rules, title: str) -> Report:
-    """Examine every cell, compare every arm with the base, and write down what follows.
+    """Examine every cell, compare every arm with the base, and write down what follows, the answer first.
 
     Raises LabError for a base that is no arm.
     """
     base = rules.base or data.arms[0]
     if base not in data.arms:
         raise LabError(f"the base {base!r} is no level of {data.arm}: {', '.join(data.arms)}")
-    looked = tuple(look(cell, rules) for cell in data.cells)
-    compared = compare_all(data, base, rules)
-    by_size = _sizes(data, base, looked, rules)
-    sections = [
-        _measured(data, looked, rules),
-        _series(data, looked, rules),
-        _distributions(data, looked, rules),
-    ]
-    if compared:
-        sections.append(_comparison(data, base, compared, rules))
-    if data.others:
-        sections.append(_factors(data, looked, rules))
+    settled = settle_arms(data)
+    looked = tuple(look(cell, rules, settled) for cell in data.cells)
+    crossovers = _crossovers(data)
+    compared = compare_all(data, base, rules, settled, crossovers)
+    family = next((c.found.comparisons for c in compared if c.found is not None), max(1, crossovers))
+    by_size = _sizes(data, base, looked, rules, family)
+    sections = [_measured(data, looked, settled, rules)]
     if by_size:
         sections.append(_size_section(by_size))
-    sections.append(claims(data, base, looked, compared, by_size, rules))
-    sections.append(limits(data, looked, compared, by_size, rules))
-    return Report(title, tuple(sections))
+    sections += [_series(data, looked, rules), _distributions(data, looked, rules)]
+    if any(name != data.size for name in data.others) and len(data.others) > 1:
+        sections.append(_factors(data, looked, rules))
+    if compared:
+        sections.append(_tests(data, base, compared, rules))
+    sections += [_method(data, base, settled, rules, family), limits(data, looked, compared, by_size, rules)]
+    return Report(title, tuple(sections), answer(data, base, compared, by_size, rules))
 
 
 def words(data: Data, condition: tuple[str, ...]) -> str:
@@ -68,40 +64,89 @@ def words(data: Data, condition: tuple[str, ...]) -> str:
     return ", ".join(f"{n} {v}" for n, v in zip(data.others, condition, strict=True)) or "all"
 
 
-def _measured(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
+def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: Rules) -> Section:
     rows: list[tuple[Cell, ...]] = []
+    percentiles: list[tuple[Cell, ...]] = []
+    mixtures: list[tuple[Cell, ...]] = []
+    shown = [p for p in QUANTILES if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)]
     for condition in data.conditions:
         for arm in data.arms:
             found = next((x for x in looked if x.cell.arm == arm and x.cell.condition == condition), None)
             if found is None:
                 nothing = Missing(State.NOT_MEASURED)
-                rows.append(
-                    (arm, *condition, "0", "0", "0", nothing, Estimate(nothing), "no row in the data")
-                )
+                rows.append((arm, *condition, 0.0, 0.0, 0.0, Estimate(nothing), "no row in the data"))
                 continue
-            values = [v for run in found.cell.runs for v in run.values]
-            gone = sum(isinstance(v, Missing) for v in values)
-            kind: Cell = Missing(State.NOT_POSSIBLE) if found.steady is None else found.steady.kind.value
-            counts = (str(len(found.cell.runs)), str(len(values) - gone), str(gone))
-            rows.append((arm, *condition, *counts, kind, found.headline, found.why))
-    columns = (
-        data.arm,
-        *data.others,
-        "starts",
-        "values",
-        "missing",
-        "class",
-        f"mean, {rules.unit}",
-        "of what",
-    )
+            rows.append((arm, *condition, *_counts(found), found.headline, _remark(found)))
+            if found.steady is not None and found.steady.steady:
+                percentiles.append((arm, *condition, *(_percentile(found, p, rules) for p in shown)))
+                mixtures += [(arm, *condition, *_mixture(s)) for s in states(found.steady, rules.alpha)]
+    columns = (data.arm, *data.others)
+    tables = [
+        Table(
+            "cells",
+            "Means over starts",
+            (*columns, "starts", "left out", "values missing", f"mean, {rules.unit}", "remarks"),
+            tuple(rows),
+        )
+    ]
+    if shown:
+        names = tuple(f"p{100 * p:g}, {rules.unit}" for p in shown)
+        tables.append(Table("percentiles", "Percentiles over starts", (*columns, *names), tuple(percentiles)))
+    if mixtures:
+        names = (f"level, {rules.unit}", "share of iterations, %", "starts in it")
+        note = "A mean over states is that of the mixture, and holds only for these shares."
+        tables.append(Table("states", "States that alternate", (*columns, *names), tuple(mixtures), note))
     same = [f"{name} was {value} throughout." for name, value in data.constant.items()]
-    text = (
-        f"{len(data.cells)} combinations were run, from {', '.join(data.sources)}.",
-        f"A mean is that of the steady part of each start, with its {100 * (1 - rules.alpha):g} % interval. "
-        "Where a start has no steady state, a mean would describe none of its levels, and none is given.",
-        *same,
-    )
-    return Section("measured", "What was measured", text, (Table("cells", "Runs", columns, tuple(rows)),))
+    told = [f"{arm}: {found}." for arm, found in settled.arms.items() if found is not None and str(found)]
+    text = (f"{len(data.cells)} combinations were run, from {', '.join(_file(s) for s in data.sources)}.", *same, *told)
+    return Section("measured", "What was measured", text, tuple(tables))
+
+
+def _file(source: str) -> str:
+    return source.rpartition("/")[2]
+
+
+def _counts(found: Looked) -> tuple[float, float, float]:
+    values = [v for run in found.cell.runs for v in run.values]
+    left = 0 if found.steady is None else sum(found.steady.odd)
+    return float(len(found.cell.runs)), float(left), float(sum(isinstance(v, Missing) for v in values))
+
+
+def _remark(found: Looked) -> str:
+    if found.steady is None or found.steady.headline is None:
+        return found.why
+    parts = []
+    left = [s.name for s, odd in zip(found.steady.starts, found.steady.odd, strict=True) if odd]
+    if left and found.steady.all_kept is not None:
+        kept = found.steady.all_kept
+        whole = show_estimate(Estimate(kept.estimate, kept.low, kept.high))
+        parts.append(f"odd: {', '.join(left)}; with all kept {whole}")
+    if len(found.steady.starts) == 1:
+        parts.append("one start: its interval says nothing of others")
+    if found.steady.unlike:
+        parts.append(f"changes in mid-run: {', '.join(found.steady.unlike)}")
+    return "; ".join(parts)
+
+
+def _percentile(found: Looked, p: float, rules: Rules) -> Estimate:
+    if found.steady is None or not found.steady.steady:
+        return Estimate(Missing(State.NOT_POSSIBLE))
+    parts = [x for x, odd in zip(found.steady.steady, found.steady.odd, strict=True) if not odd]
+    one = quantile_over_starts(parts, p, 1 - rules.alpha)
+    if isinstance(one, TooFew):
+        what = "starts" if one.what.endswith("(starts)") else "values a start"
+        return Estimate(Missing(State.NOT_POSSIBLE, f"takes {one.needed} {what}"))
+    return Estimate(one.estimate, one.low, one.high)
+
+
+def _mixture(found: ServerState) -> tuple[Cell, ...]:
+    level = _bounded(found.level.estimate, found.level.low, found.level.high)
+    share = _bounded(*(100 * x for x in (found.share.estimate, found.share.low, found.share.high)))
+    return level, share, float(found.starts)
+
+
+def _bounded(value: float, low: float, high: float) -> Estimate:
+    return Estimate(value, low, high) if np.isfinite(low) else Estimate(value)
 
 
 def _series(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
@@ -112,14 +157,16 @@ def _series(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
         ]
         title = f"In run order: {words(data, condition)}"
         figures.append(RunOrder(f"series-{number}", title, f"value, {rules.unit}", tuple(series)))
-    text = "Points are values in the order of their iterations; thick lines are the levels that were found."
+    text = (
+        "One colour a start, in the order in which starts are listed, from blue to red. Points are values in the order "
+        "of their iterations; lines are the levels that were found. Crosses are starts that were left out as odd."
+    )
     return Section("series", "Series in run order", (text,), (), tuple(figures))
 
 
 def _ordered(looked: Looked, prefix: str) -> list[Ordered]:
-    found: dict[str, Start] = {}
-    if looked.steady is not None:
-        found = {start.name: start for start in looked.steady.starts}
+    found = {} if looked.steady is None else {s.name: s for s in looked.steady.starts}
+    odd = {} if looked.steady is None else dict(zip(found, looked.steady.odd, strict=True))
     out = []
     for run in looked.cell.runs:
         levels: list[Level] = []
@@ -128,7 +175,9 @@ def _ordered(looked: Looked, prefix: str) -> list[Ordered]:
             for s in found[run.start].segmentation.segments:
                 first, last = places[s.start], places[s.start + s.length - 1]
                 levels.append(Level(first, last, Estimate(s.median, s.low, s.high)))
-        out.append(Ordered(f"{prefix}{run.start}", run.first, run.values, tuple(levels), looked.cell.arm))
+        name = f"{prefix}{run.start}"
+        left = odd.get(run.start, False)
+        out.append(Ordered(name, run.first, run.values, tuple(levels), looked.cell.arm, left))
     return out
 
 
@@ -137,120 +186,85 @@ def _distributions(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Sect
     for number, condition in enumerate(data.conditions, 1):
         groups = []
         for x in looked:
-            if x.cell.condition != condition or x.steady is None or x.steady.headline is None:
+            if x.cell.condition != condition or x.steady is None or not x.steady.steady:
                 continue
-            parts = [np.asarray(s.steady) for s in x.steady.starts if s.steady is not None]
-            found = tuple(Quantile(p, _quantile(parts, p, 1 - rules.alpha)) for p in QUANTILES)
-            pooled = tuple(float(v) for part in parts for v in part)
-            groups.append(Group(x.cell.arm, pooled, found))
+            parts: list[Floats] = [p for p, odd in zip(x.steady.steady, x.steady.odd, strict=True) if not odd]
+            found = tuple(Quantile(p, _percentile(x, p, rules)) for p in QUANTILES)
+            groups.append(Group(x.cell.arm, tuple(float(v) for part in parts for v in part), found))
         if groups:
             title = f"Distribution of the steady parts: {words(data, condition)}"
             figures.append(
                 Distributions(f"distribution-{number}", title, f"value, {rules.unit}", tuple(groups))
             )
-    text = (
-        "Diamonds are the median and the 90 % and 99 % quantiles. With one start, bounds are "
-        "distribution-free and allow for serial correlation; with several, they are Student's t of the "
-        "starts' own quantiles. A quantile that so few values cannot bound is not given.",
-    )
+    text = "Diamonds are the percentiles of a typical start, with their intervals over starts."
     if not figures:
-        text = ("No cell has a steady state, so there is no distribution to show.",)
-    return Section("distributions", "Distributions", text, (), tuple(figures))
+        text = "No cell has a steady state, so there is no distribution to show."
+    return Section("distributions", "Distributions", (text,), (), tuple(figures))
 
 
-def _quantile(
-    parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]], p: float, level: float
-) -> Estimate:
-    found = [quantile(part, p, level, max(0.0, serial(part).rho), 1 if p > 0.5 else 2) for part in parts]
-    few = [x for x in found if isinstance(x, TooFew)]
-    if few:
-        return Estimate(Missing(State.NOT_POSSIBLE, str(few[0])))
-    there = [x for x in found if not isinstance(x, TooFew)]
-    if len(there) == 1:
-        return Estimate(there[0].estimate, there[0].low, there[0].high)
-    values = np.array([x.estimate for x in there])
-    half = float(stats.t.ppf(0.5 + level / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-    return Estimate(float(values.mean()), float(values.mean()) - half, float(values.mean()) + half)
-
-
-def _comparison(data: Data, base: str, compared: tuple[Compared, ...], rules: Rules) -> Section:
+def _tests(data: Data, base: str, compared: tuple[Compared, ...], rules: Rules) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for c in compared:
-        p: Number = Missing(State.NOT_POSSIBLE, c.why) if c.p is None else c.p
-        verdict = c.why if c.found is None else c.found.conclusion.value
-        how = "" if c.found is None else c.found.plan.value
-        rows.append((c.arm, *c.condition, c.ratio, p, verdict, how))
-    columns = (data.arm, *data.others, f"ratio to {base}", "p (Holm)", "conclusion", "compared as")
-    table = Table("ratios", f"Every {data.arm} beside {base}", columns, tuple(rows))
-    effects = tuple(Named(f"{c.arm}: {words(data, c.condition)}", c.ratio) for c in compared)
-    figures: list[Figure] = [
-        Forest(
-            "effects", f"Ratio to {base}", f"ratio to {base} (1: no difference)", effects, 1.0, rules.margin
-        )
-    ]
-    arms = [arm for arm in data.arms if arm != base]
-    if len(data.conditions) > 1:
-        lines = tuple(Line(a, tuple(_of(compared, a, c) for c in data.conditions)) for a in arms)
-        names = tuple(words(data, c) for c in data.conditions)
-        figures.append(Bars("ratio-bars", f"Ratio to {base}", "condition", "ratio", names, lines, 1.0))
-    if len(data.others) > 1:
-        figures += [_heat(data, base, arm, number, compared, rules) for number, arm in enumerate(arms, 1)]
-    better = "smaller" if rules.smaller_is_better else "larger"
+        if c.found is None or c.found.p is None:
+            none = Missing(State.NOT_POSSIBLE)
+            rows.append(
+                (c.arm, *c.condition, none, none, none, "" if c.found is None else c.found.plan.value)
+            )
+            continue
+        change = c.found.difference
+        amount = None if change is None else Estimate(change.estimate, change.low, change.high)
+        rows.append((c.arm, *c.condition, amount, f"{c.found.p:.2g}", _exact(c.found), c.found.plan.value))
+    columns = (data.arm, *data.others, f"less {base}, {rules.unit}", "p", "p, exact test", "compared as")
+    table = Table("tests", f"Every {data.arm} beside {base}", columns, tuple(rows))
     text = (
-        f"Ratios of means over those of {base}, steady parts only; {better} is better. Conclusions in the "
-        "table are of each comparison by itself; p is adjusted for all of them together (Holm 1979).",
+        "The verdicts above come from the intervals of the ratios. Here are the differences in the unit of the "
+        "values, and p-values that are adjusted for all intervals of the page.",
     )
-    return Section("comparison", f"Comparison with {base}", text, (table,), tuple(figures))
+    return Section("comparison", f"Comparison with {base}", text, (table,))
 
 
-def _of(compared: tuple[Compared, ...], arm: str, condition: tuple[str, ...]) -> Estimate:
-    return next(c.ratio for c in compared if c.arm == arm and c.condition == condition)
+def _exact(found: Comparison) -> str:
+    if found.exact_p is None:
+        return f"cannot reject with {found.starts} starts; {found.exact_starts} could"
+    return f"{found.exact_p:.2g}"
 
 
-def _heat(
-    data: Data, base: str, arm: str, number: int, compared: tuple[Compared, ...], rules: Rules
-) -> HeatMap:
-    rows = tuple(dict.fromkeys(c[0] for c in data.conditions))
-    columns = tuple(dict.fromkeys(c[1:] for c in data.conditions))
-    here = {c.condition: c for c in compared if c.arm == arm}
-    cells = tuple(
-        tuple(_heat_cell(here.get((row, *column)), rules.alpha) for column in columns) for row in rows
+def _method(data: Data, base: str, settled: Settled, rules: Rules, family: int) -> Section:
+    cut = (
+        f"The first {settled.cut} iterations of every start are left out: the longest warm-up of an arm."
+        if settled.cut
+        else "No warm-up is left out: no arm has one that its starts share."
     )
-    names = tuple(", ".join(f"{n} {v}" for n, v in zip(data.others[1:], c, strict=True)) for c in columns)
-    shown = tuple(f"{data.others[0]} {row}" for row in rows)
-    return HeatMap(f"heat-{number}", f"Change from {base} to {arm}", "change, %", shown, names, cells)
-
-
-def _heat_cell(found: Compared | None, alpha: float) -> HeatCell:
-    if found is None:
-        return HeatCell(Missing(State.NOT_MEASURED))
-    value = found.ratio.value
-    if isinstance(value, Missing):
-        return HeatCell(value)
-    return HeatCell(100 * (value - 1), None if found.p is None else found.p <= alpha)
+    level = f"{100 * (1 - rules.alpha):g} %"
+    each = f", each at {100 * (1 - rules.alpha / family):.4g} %," if family > 1 else ""
+    text = (
+        f"The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios are those "
+        f"of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold one start of each "
+        "arm, and within blocks where they hold more.",
+        f"The {family} intervals of the page{each} hold together with {level} at least (Bonferroni), crossovers among "
+        "them. The verdict is read from the interval: it excludes 1, or lies within the margin, or neither.",
+        f"Warm-up, drift and late changes are judged over all starts of an arm together. {cut}",
+        f"Odd starts: {RULE}. The rule was fixed before these data were seen.",
+        "Means and percentiles of an arm by itself have intervals of their own, which do not count among those of the "
+        "page.",
+    )
+    return Section("method", "How it was reached", text)
 
 
 def _factors(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
     figures: list[Figure] = []
     for number, name in enumerate(data.others):
+        if name == data.size:
+            continue
         levels = tuple(dict.fromkeys(c[number] for c in data.conditions))
         lines = tuple(
             Line(arm, tuple(_over(looked, arm, number, level, len(data.others)) for level in levels))
             for arm in data.arms
         )
-        id_ = f"factor-{number + 1}"
-        figures.append(Factor(id_, f"{name} by {data.arm}", name, f"mean, {rules.unit}", levels, lines))
-    several = len(data.others) > 1
-    text = (
-        "Lines that are not parallel show an interaction."
-        + (
-            " With several factors, a point is the plain mean over the levels of the others, without an "
-            "interval, and missing where one of them is."
-            if several
-            else " Bounds are those of each mean."
-        ),
-    )
-    return Section("factors", "Factors", text, (), tuple(figures))
+        title = f"{name}: mean over the other factors"
+        figures.append(Factor(f"factor-{number + 1}", title, name, f"mean, {rules.unit}", levels, lines))
+    text = "Means of the means of all combinations at a level, with no interval; one line for each arm."
+    return Section("factors", "Factors", (text,), (), tuple(figures))
 
 
 def _over(looked: tuple[Looked, ...], arm: str, number: int, level: str, factors: int) -> Estimate:
@@ -267,26 +281,34 @@ def _over(looked: tuple[Looked, ...], arm: str, number: int, level: str, factors
     return Estimate(float(np.mean(values)))
 
 
-def _sizes(data: Data, base: str, looked: tuple[Looked, ...], rules: Rules) -> tuple[Sized, ...]:
+def _rests(data: Data) -> tuple[tuple[str, ...], ...]:
+    """The levels of the factors beside the size, each under which time is drawn against it."""
     if data.size is None or data.size == data.arm or data.size not in data.others:
         return ()
     at = data.others.index(data.size)
-    rests = tuple(dict.fromkeys((*c[:at], *c[at + 1 :]) for c in data.conditions))
-    names = (*data.others[:at], *data.others[at + 1 :])
+    return tuple(dict.fromkeys((*c[:at], *c[at + 1 :]) for c in data.conditions))
+
+
+def _crossovers(data: Data) -> int:
+    return len(_rests(data)) * (len(data.arms) - 1)
+
+
+def _sizes(data: Data, base: str, looked: tuple[Looked, ...], rules: Rules, family: int) -> tuple[Sized, ...]:
+    names = tuple(n for n in data.others if n != data.size)
     found = []
-    for number, rest in enumerate(rests, 1):
-        where = ", ".join(f"{n} {v}" for n, v in zip(names, rest, strict=True))
-        title = "Time against size" + (f": {where}" if where else "")
-        found.append(sized(f"size-{number}", title, data, rest, base, looked, rules))
+    for number, rest in enumerate(_rests(data), 1):
+        at = ", ".join(f"{n} {v}" for n, v in zip(names, rest, strict=True))
+        title = "Time against size" + (f": {at}" if at else "")
+        level = 1 - rules.alpha / family
+        found.append(sized(f"size-{number}", title, data, rest, base, looked, rules, level))
     return tuple(found)
 
 
 def _size_section(by_size: tuple[Sized, ...]) -> Section:
     text = [
         "Points are means with intervals; broken lines are the model that predicts best, with the interval "
-        "of its mean. The shaded band is where the data allow a crossover."
+        "of its mean. The shaded band is where the data allow a crossover, among the sizes that were measured."
     ]
     for each in by_size:
-        text += [crossing.statement for crossing in each.figure.crossings]
         text += list(each.notes)
     return Section("size", "Time against size", tuple(text), (), tuple(x.figure for x in by_size))

@@ -34,7 +34,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--size", help="Column of the size; by default one named as a unit, such as tokens or mb.")
 @click.option("--ignore", multiple=True, help="Column that is no factor; may be given several times.")
 @click.option("--margin", type=float, help="Ratio within 1 +- this share counts as equal, such as 0.01.")
-@click.option("--alpha", default=0.05, show_default=True, help="Error that a test may make.")
+@click.option("--alpha", default=0.05, show_default=True, help="Error rate of the page as a whole.")
+@click.option("--question", default="", help="What the page answers; by default which arm is better.")
+@click.option(
+    "--fact", multiple=True, metavar="NAME=TEXT", help="when=, where=, versions=, or more; several times."
+)
 @click.option("--larger-is-better", is_flag=True, help="Values are rates, not times.")
 @click.option("--start", default="start", show_default=True, help="Column of the server start.")
 @click.option("--iteration", default="iteration", show_default=True, help="Column of the iteration.")
@@ -52,6 +56,8 @@ def report_command(
     ignore: tuple[str, ...],
     margin: float | None,
     alpha: float,
+    question: str,
+    fact: tuple[str, ...],
     larger_is_better: bool,
     start: str,
     iteration: str,
@@ -67,11 +73,20 @@ def report_command(
         raise click.UsageError("say where the report goes: --out DIR, --json FILE, or both")
     try:
         data = read(files, Choice(Columns(start, iteration, value, block), arm, size, ignore))
-        report = build_report(data, Rules(unit, base, margin, alpha, not larger_is_better), title)
+        rules = Rules(unit, base, margin, alpha, not larger_is_better, question, _facts(fact))
+        report = build_report(data, rules, title)
     except LabError as error:
         raise click.UsageError(str(error)) from error
     for path in _write(report, out, json_file):
         click.echo(path)
+
+
+def _facts(given: tuple[str, ...]) -> dict[str, str]:
+    wrong = [text for text in given if not text.partition("=")[2].strip()]
+    if wrong:
+        raise LabError(f"--fact {wrong[0]!r} is no NAME=TEXT, such as when=2026-11-20")
+    parts = (text.partition("=") for text in given)
+    return {name.strip(): text.strip() for name, _, text in parts}
 
 
 def _write(report: Report, out: Path | None, json_file: Path | None) -> list[Path]:

@@ -40,6 +40,7 @@ from kvik_lab.report.marks import (
     place,
     point_traces,
     reach,
+    spectrum,
     upright,
 )
 
@@ -71,46 +72,59 @@ def draw(figure: Figure) -> Json:
 
 
 def _run_order(figure: RunOrder) -> Json:
+    """A panel for each group, beside each other on one scale, and in it one colour a series."""
+    panels: dict[str, list[Ordered]] = {}
+    for series in figure.series:
+        panels.setdefault(series.group or series.name, []).append(series)
     data: list[Json] = []
     notes: list[Json] = []
-    groups: dict[str, int] = {}
-    for series in figure.series:
-        key = series.group or series.name
-        first = key not in groups
-        data += _ordered(series, groups.setdefault(key, len(groups)), key, first)
-        at = series.first
-        for value, run in groupby(series.values, lambda v: v if isinstance(v, Missing) else None):
-            count = len(list(run))
-            note = absent(value, **foot(at + (count - 1) / 2)) if isinstance(value, Missing) else None
-            if note is not None and note not in notes:
-                notes.append(note)
-            at += count
-    layout = {
-        "xaxis": axis("iteration"),
-        "yaxis": axis(figure.y),
-        "annotations": notes,
-        "height": 380,
-        "showlegend": True,
-    }
+    layout: Json = {"yaxis": axis(figure.y), "annotations": notes, "height": 320, "showlegend": False}
+    width = 1.0 / max(1, len(panels))
+    for at, (name, group) in enumerate(panels.items()):
+        suffix = "" if at == 0 else str(at + 1)
+        ends = [
+            at * width + (0.02 if at else 0.0),
+            (at + 1) * width - (0.02 if at + 1 < len(panels) else 0.0),
+        ]
+        layout[f"xaxis{suffix}"] = axis("iteration", domain=ends, anchor="y")
+        corner = {"x": ends[0], "xref": "paper", "xanchor": "left", "y": 1.0, "yref": "paper", "yanchor": "bottom"}
+        notes.append({"text": f"<b>{label(name)}</b>", "showarrow": False, **corner})
+        for k, series in enumerate(group):
+            data += _ordered(series, spectrum(k, len(group)), f"x{suffix}")
+            notes += [note for note in _gone(series, f"x{suffix}") if note not in notes]
     return {"data": data, "layout": layout}
 
 
-def _ordered(series: Ordered, at: int, key: str, first: bool) -> list[Json]:
-    tone = colour(at)
+def _gone(series: Ordered, xref: str) -> list[Json]:
+    """Words where values are missing."""
+    out: list[Json] = []
+    at = series.first
+    for value, run in groupby(series.values, lambda v: v if isinstance(v, Missing) else None):
+        count = len(list(run))
+        if isinstance(value, Missing):
+            out.append(absent(value, **foot(at + (count - 1) / 2), xref=xref))
+        at += count
+    return out
+
+
+def _ordered(series: Ordered, tone: str, xaxis: str) -> list[Json]:
     drawn: list[Json] = [
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": label(key),
-            "showlegend": first,
-            "legendgroup": str(at),
+            "name": label(series.name),
+            "xaxis": xaxis,
             "text": label(series.name, 90),
             "hovertemplate": "%{text}<br>%{x}: %{y}<extra></extra>",
             "x0": series.first,
             "dx": 1,
             "y": [known(value) for value in series.values],
-            "line": {"color": faint(tone, 0.35), "width": 1},
-            "marker": {"color": tone, "size": 5},
+            "line": {"color": faint(tone, 0.25), "width": 1},
+            "marker": {
+                "color": tone,
+                "size": 6 if series.odd else 4,
+                "symbol": "x" if series.odd else "circle",
+            },
         }
     ]
     for level in series.levels:
@@ -118,15 +132,10 @@ def _ordered(series: Ordered, at: int, key: str, first: bool) -> list[Json]:
         if value is None:
             continue
         ends = [level.first - 0.5, level.last + 0.5]
-        shared: Json = {"type": "scatter", "mode": "lines", "showlegend": False, "legendgroup": str(at)}
-        if level.level.low is not None and level.level.high is not None:
-            low, high = level.level.low, level.level.high
-            around = {"x": ends + ends[::-1], "y": [low, low, high, high], "fill": "toself"}
-            fill = {"fillcolor": faint(tone, 0.14), "line": {"width": 0}, "hoverinfo": "skip"}
-            drawn.append({**shared, **around, **fill})
+        shared: Json = {"type": "scatter", "mode": "lines", "xaxis": xaxis}
         text = label(f"{series.name}, {level.first} to {level.last}: {show_estimate(level.level)}", 90)
         drawn.append(
-            {**shared, "x": ends, "y": [value] * 2, "line": {"color": tone, "width": 3}, "hovertext": text}
+            {**shared, "x": ends, "y": [value] * 2, "line": {"color": tone, "width": 2}, "hovertext": text}
         )
     return drawn
 

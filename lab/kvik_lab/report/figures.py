@@ -23,13 +23,14 @@ class Level:
 @dataclass(frozen=True)
 class Ordered:
     """Values in the order in which they were measured, the first at iteration `first`, and their levels.
-    Series of one group share a colour; without one, each has its own."""
+    Series of one group share a panel; each has its own colour in it. `odd` ones are marked as left out."""
 
     name: str
     first: int
     values: tuple[Number, ...]
     levels: tuple[Level, ...] = ()
     group: str = ""
+    odd: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.compare import Comparison, Conclusion, Plan, compare
-from kvik_lab.infer.multiple import holm
+from kvik_lab.infer.compare import Comparison, Conclusion, compare
+from kvik_lab.infer.judge import Plan
+from kvik_lab.infer.pooled import Settling, settle
 from kvik_lab.infer.steady import Steady, examine
 from kvik_lab.infer.table import Starts
 from kvik_lab.report.cells import Estimate, Missing, State
@@ -17,13 +19,19 @@ from kvik_lab.report.read import Cell, Data
 
 @dataclass(frozen=True)
 class Rules:
-    """What the person who asks decides: units, error rates, what counts as equal, and what is better."""
+    """What the person who asks decides: units, error rates, what counts as equal, and what is better.
+
+    `alpha` is the error rate of the page as a whole. `question` is what the page answers, by default which arm is
+    better; `facts` say when, where and with which versions was measured.
+    """
 
     unit: str = "ms"
     base: str | None = None
     margin: float | None = None
     alpha: float = 0.05
     smaller_is_better: bool = True
+    question: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,67 +56,96 @@ class Looked:
 
 @dataclass(frozen=True)
 class Compared:
-    """An arm beside the base under one condition; `p` is adjusted for all comparisons of the report."""
+    """An arm beside the base under one condition, or why there is nothing to compare."""
 
     arm: str
     condition: tuple[str, ...]
     found: Comparison | None
-    p: float | None
     why: str
 
     @property
     def ratio(self) -> Estimate:
-        """Arm over base with its interval, or why there is none."""
+        """Arm over base with its simultaneous interval, or why there is none."""
         if self.found is None or self.found.ratio is None:
             return Estimate(Missing(State.NOT_POSSIBLE, self.why))
         return Estimate(self.found.ratio.estimate, self.found.ratio.low, self.found.ratio.high)
 
-    @property
-    def of_two_starts(self) -> bool:
-        """Whether it says something of these two starts only."""
-        return self.found is not None and self.found.plan is Plan.SINGLE
+
+@dataclass(frozen=True)
+class Settled:
+    """What all starts of each arm do together over all conditions, and the warm-up that is left out of all alike."""
+
+    arms: Mapping[str, Settling | None]
+    cut: int
 
 
-def look(cell: Cell, rules: Rules) -> Looked:
+def settle_arms(data: Data) -> Settled:
+    """Judge the starts of each arm together. An arm that does not settle does not lengthen the others' warm-up."""
+    found = {
+        arm: settle(
+            [np.array(r.known) for c in data.cells if c.arm == arm for r in c.runs if _usable(r.known)]
+        )
+        for arm in data.arms
+    }
+    return Settled(found, max((f.steady_from or 0 for f in found.values() if f is not None), default=0))
+
+
+def _usable(values: tuple[float, ...]) -> bool:
+    return bool(values) and min(values) > 0
+
+
+def look(cell: Cell, rules: Rules, settled: Settled) -> Looked:
     """Examine a cell's starts."""
     try:
         values = {run.start: np.array(run.known) for run in cell.runs if run.known}
         if not values:
             return Looked(cell, None, "no value is there")
-        found = examine(values, rules.smaller_is_better, rules.alpha, 1 - rules.alpha)
+        together = settled.arms.get(cell.arm)
+        found = examine(values, rules.smaller_is_better, rules.alpha, settled.cut, together)
     except LabError as error:
         return Looked(cell, None, str(error))
     return Looked(cell, found, found.why)
 
 
-def compare_all(data: Data, base: str, rules: Rules) -> tuple[Compared, ...]:
-    """Every arm beside the base under every condition, with Holm's adjustment over all of them."""
-    found = [
-        _compare(data, base, arm, condition, rules)
-        for condition in data.conditions
-        for arm in data.arms
-        if arm != base
-    ]
-    tested = [i for i, c in enumerate(found) if c.p is not None]
-    adjusted = [float(p) for p in holm([found[i].p or 0.0 for i in tested])] if tested else []
-    for i, p in zip(tested, adjusted, strict=True):
-        found[i] = replace(found[i], p=p)
-    return tuple(found)
+def compare_all(
+    data: Data, base: str, rules: Rules, settled: Settled, crossovers: int = 0
+) -> tuple[Compared, ...]:
+    """Every arm beside the base under every condition. All their intervals, and those of so many crossovers, hold
+    together at 1 - alpha."""
+    pairs = [(arm, condition) for condition in data.conditions for arm in data.arms if arm != base]
+    family = max(1, sum(_comparable(data, base, *pair) for pair in pairs) + crossovers)
+    return tuple(_compare(data, base, arm, condition, rules, settled, family) for arm, condition in pairs)
 
 
-def _compare(data: Data, base: str, arm: str, condition: tuple[str, ...], rules: Rules) -> Compared:
+def _comparable(data: Data, base: str, arm: str, condition: tuple[str, ...]) -> bool:
+    cells = [data.find(name, condition) for name in (base, arm)]
+    return all(c is not None and sum(bool(run.known) for run in c.runs) > 1 for c in cells)
+
+
+def _compare(
+    data: Data, base: str, arm: str, condition: tuple[str, ...], rules: Rules, settled: Settled, family: int
+) -> Compared:
     sides = []
     for name in (base, arm):
         cell = data.find(name, condition)
         if cell is None or not any(run.known for run in cell.runs):
-            return Compared(arm, condition, None, None, f"{name} has no values here")
+            return Compared(arm, condition, None, f"{name} has no values here")
         sides.append(_starts(cell))
     try:
-        found = compare(sides[0], sides[1], rules.margin, rules.alpha, rules.smaller_is_better)
+        found = compare(
+            sides[0],
+            sides[1],
+            rules.margin,
+            rules.alpha,
+            rules.smaller_is_better,
+            comparisons=family,
+            cut=settled.cut,
+            together=(settled.arms.get(base), settled.arms.get(arm)),
+        )
     except LabError as error:
-        return Compared(arm, condition, None, None, str(error))
-    unsteady = found.conclusion is Conclusion.UNSTEADY
-    return Compared(arm, condition, found, found.p, "; ".join(found.notes) if unsteady else "")
+        return Compared(arm, condition, None, str(error))
+    silent = found.conclusion is Conclusion.UNSTEADY or found.plan is Plan.SINGLE
+    return Compared(arm, condition, found, "; ".join(found.notes) if silent else "")
 
 
 def _starts(cell: Cell) -> Starts:

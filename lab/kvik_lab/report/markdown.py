@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kvik_lab.report.cells import Estimate, Missing, show, show_estimate
-from kvik_lab.report.model import Cell, Claim, Report, Section, Table
+from kvik_lab.report.model import Answer, Cell, Claim, Report, Section, Table
 from kvik_lab.report.tabulate import as_table
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~$!])")
@@ -14,6 +14,8 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~$!])")
 def to_markdown(report: Report) -> str:
     """The report as CommonMark with pipe tables."""
     parts = [f"# {escape(report.title)}"]
+    if report.answer is not None:
+        parts += _answer(report.answer)
     for section in report.sections:
         parts += _section(section)
     return "\n\n".join(parts) + "\n"
@@ -37,6 +39,14 @@ def estimate_text(claim: Claim) -> str:
     """A claim's estimate with its unit, which what is missing does not have."""
     unit = "" if isinstance(claim.estimate, Missing) else claim.unit
     return f"{show(claim.estimate)} {unit}".strip()
+
+
+def _answer(answer: Answer) -> list[str]:
+    parts = [f"*{escape(answer.question)}*", f"**{escape(answer.sentence)}**"]
+    if answer.claims:
+        parts.append(_claims(answer.claims))
+    parts += [f"How sure: {escape(answer.sure)}", f"What would change it: {escape(answer.change)}"]
+    return [*parts, "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in answer.facts)]
 
 
 def _section(section: Section) -> list[str]:

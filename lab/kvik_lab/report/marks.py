@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from colorsys import hls_to_rgb
 from html import escape
 from typing import Any
 
@@ -26,6 +27,12 @@ def label(text: str, longest: int = LONGEST) -> str:
 def colour(index: int) -> str:
     """The colour of the series with this number."""
     return COLOURS[index % len(COLOURS)]
+
+
+def spectrum(index: int, count: int) -> str:
+    """The colour of one of so many in order, from blue to red, of a lightness that is seen on white and on black."""
+    hue = (220.0 - 220.0 * index / max(1, count - 1)) / 360.0
+    return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, 0.47, 0.75))
 
 
 def faint(colour_: str, opacity: float) -> str:

@@ -48,7 +48,7 @@ class Claim:
     """A sentence that somebody may act on, with what it rests on.
 
     `rests_on`: ids of figures and tables of the report. `unit` belongs to the estimate. `because` says how
-    the verdict was reached.
+    the verdict was reached. `where` names the condition that it is of, for a list of claims of one kind.
     """
 
     id: str
@@ -59,6 +59,26 @@ class Claim:
     rests_on: tuple[str, ...]
     verdict: Verdict
     because: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a page says first: the question, its answer in one sentence, how sure that is, and what would change it.
+
+    `claims` are the comparisons behind it, each once; `facts` say when, where and with which versions was measured.
+    `more` and `less` are what a ratio above and below 1 is called, and `beside` what it is a ratio to.
+    """
+
+    question: str
+    sentence: str
+    sure: str
+    change: str
+    claims: tuple[Claim, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    more: str = "more"
+    less: str = "less"
+    beside: str = ""
 
 
 Cell: TypeAlias = str | float | Missing | Estimate | None
@@ -96,23 +116,24 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report. Raises LabError for an id that is used twice, or a claim resting on nothing here."""
+    """A whole report, its answer first. Raises LabError for an id that is used twice, or a claim resting on nothing
+    here."""
 
     title: str
     sections: tuple[Section, ...]
+    answer: Answer | None = None
     schema: Literal["kvik-lab-report/1"] = "kvik-lab-report/1"
 
     def __post_init__(self) -> None:
         pieces = [piece.id for s in self.sections for piece in (*s.tables, *s.figures)]
-        claims = [claim.id for s in self.sections for claim in s.claims]
-        used = Counter([*(s.id for s in self.sections), *pieces, *claims])
+        claims = [claim for s in (*self.sections, self.answer) if s is not None for claim in s.claims]
+        used = Counter([*(s.id for s in self.sections), *pieces, *(claim.id for claim in claims)])
         if twice := [name for name, count in used.items() if count > 1]:
             raise LabError(f"the report has the id {twice[0]!r} more than once")
-        for section in self.sections:
-            for claim in section.claims:
-                if lost := [name for name in claim.rests_on if name not in pieces]:
-                    raise LabError(
-                        f"claim {claim.id} rests on {lost[0]!r}, which is no table or figure of this report"
-                    )
-                if not claim.rests_on:
-                    raise LabError(f"claim {claim.id} rests on nothing; name a table or a figure")
+        for claim in claims:
+            if lost := [name for name in claim.rests_on if name not in pieces]:
+                raise LabError(
+                    f"claim {claim.id} rests on {lost[0]!r}, which is no table or figure of this report"
+                )
+            if not claim.rests_on:
+                raise LabError(f"claim {claim.id} rests on nothing; name a table or a figure")

@@ -30,6 +30,27 @@ th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align
 th { color: var(--soft); font-weight: 600; background: var(--panel); position: sticky; top: 0; }
 td.number { text-align: right; white-space: nowrap; }
 td.missing { color: var(--soft); font-style: italic; }
+.answer { margin-bottom: 2rem; }
+.answer .question { color: var(--soft); margin: 0 0 .25rem; }
+.answer .sentence { font-size: 1.3rem; line-height: 1.35; font-weight: 600; max-width: 58rem; margin: 0 0 .75rem; }
+.answer h3 { font-size: .875rem; margin: 0 0 .2rem; color: var(--soft); }
+.answer .three { display: grid; grid-template-columns: 1fr 1fr 1.1fr; gap: 1.5rem; margin-top: 1rem; font-size: .875rem; }
+.answer .three p { margin: 0; }
+.strip { overflow-x: auto; }
+.strip table { width: 100%; font-size: .9rem; }
+.strip th[scope=row] { background: none; color: var(--ink); position: static; white-space: nowrap; }
+.strip th { position: static; background: none; font-weight: 400; }
+.strip td { vertical-align: middle; } .strip td.bar { width: 32%; min-width: 9rem; }
+.strip .ends { display: flex; justify-content: space-between; gap: 1rem; } th.number { text-align: right; }
+.strip td.said { min-width: 14rem; max-width: none; }
+.strip .big { font-weight: 600; } .strip small { color: var(--soft); white-space: nowrap; }
+.strip .because { margin: .15rem 0 0; }
+.strip svg { width: 100%; height: 1.1rem; display: block; }
+.strip svg line { vector-effect: non-scaling-stroke; stroke: var(--link); }
+.strip svg .zero { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 2; }
+.strip svg .interval { stroke-width: 3; } .strip svg .point { stroke-width: 2; }
+.strip svg .open { stroke: var(--open); } .strip td.open { color: var(--open); }
+.strip svg .same { stroke: var(--same); } .strip td.same { color: var(--same); }
 .note, .because { font-size: .875rem; color: var(--soft); }
 .claim { border-left: 4px solid var(--tone); background: var(--panel); padding: .6rem 1rem; margin: .8rem 0;
   break-inside: avoid; border-radius: 0 6px 6px 0; }
@@ -42,11 +63,20 @@ td.missing { color: var(--soft); font-style: italic; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 0; font-size: .875rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 60rem) { body { display: block; } nav { position: static; min-height: 0; max-height: none;
-  border-right: 0; border-bottom: 1px solid var(--line); } main { padding: 1.25rem; } }
+  border-right: 0; border-top: 1px solid var(--line); } main { padding: 1rem; }
+  body { display: flex; flex-direction: column; } nav { order: 2; }
+  h1 { font-size: 1.2rem; margin-bottom: .5rem; } .answer .sentence { font-size: 1.1rem; }
+  .answer .three { grid-template-columns: 1fr; gap: .75rem; }
+  .strip thead, .strip small { display: none; } .strip table, .strip tbody { display: block; }
+  .strip tr { display: grid; grid-template-columns: 1fr auto auto; padding: .3rem 0; border-bottom: 1px solid var(--line); }
+  .strip td, .strip th { border: 0; padding: .1rem .4rem .1rem 0; }
+  .strip td.bar { grid-column: 1 / -1; order: 3; width: auto; } .strip td.said { grid-column: 1 / -1; }
+  .strip td:last-child { grid-column: 1 / -1; display: none; } }
 @media print { :root { --ink: #000; --paper: #fff; --soft: #444; --line: #bbb; --panel: #f5f5f5; }
   body { display: block; font-size: 10.5pt; } nav { position: static; border: 0; min-height: 0; padding: 0; }
   main { padding: 0; max-width: none; } .table { overflow: visible; max-height: none; }
-  .plot { max-width: 17cm; } details { display: none; } a { color: inherit; } th { position: static; } }
+  .plot { max-width: 17cm; } details { display: none; } details.more { display: block; } details.more > summary { display: none; }
+  nav { display: none; } .answer .sentence { font-size: 14pt; } a { color: inherit; } th { position: static; } }
 """
 
 SCRIPT = """
@@ -60,7 +90,8 @@ SCRIPT = """
     out.plot_bgcolor = 'rgba(0,0,0,0)';
     out.font = { color: ink, size: 13, family: 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif' };
     out.margin = { l: 60, r: 20, t: 30, b: 50 };
-    ['xaxis', 'yaxis'].forEach(function (name) {
+    Object.keys(out).concat(['xaxis', 'yaxis']).forEach(function (name) {
+      if (!/^[xy]axis\\d*$/.test(name)) { return; }
       var axis = out[name] = out[name] || {};
       axis.gridcolor = grid; axis.linecolor = grid;
       if (axis.zeroline === undefined) { axis.zerolinecolor = grid; }
@@ -88,8 +119,14 @@ SCRIPT = """
   }
   if (typeof Plotly === 'undefined') { return; }
   render(dark.matches);
+  document.querySelectorAll('details.more').forEach(function (folded) {
+    folded.addEventListener('toggle', function () {
+      folded.querySelectorAll('.plot').forEach(function (plot) { Plotly.Plots.resize(plot); });
+    });
+  });
   dark.addEventListener('change', function () { render(dark.matches); });
   window.addEventListener('beforeprint', function () {
+    document.querySelectorAll('details.more').forEach(function (folded) { folded.open = true; });
     render(false);
     each(function (plot) { Plotly.relayout(plot, { width: 640 }); });
   });

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvik_lab.errors import LabError
@@ -17,6 +17,18 @@ from kvik_lab.infer.table import Columns
 from kvik_lab.report.cells import Missing, Number, State
 
 MOST_LEVELS = 60
+FACTS = {
+    "when": "when",
+    "date": "when",
+    "where": "where",
+    "host": "where",
+    "node": "where",
+    "version": "versions",
+    "versions": "versions",
+}
+"""Columns that say when, where and with which versions was measured; they are no factors unless they are named. So
+is a column named as a program's version, such as `vllm_version`."""
+MOST_TOLD = 4
 SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "tokens")
 ARMS = ("arm", "backend", "transport", "configuration", "config", "variant", "build")
 
@@ -53,7 +65,8 @@ class Cell:
 @dataclass(frozen=True)
 class Data:
     """All cells. `arm` is the factor that is compared, `others` are the rest; `size` is one of these, or
-    None. `constant` are factors with one level."""
+    None. `constant` are factors with one level, `facts` what columns say of when, where and with which versions a
+    start was measured."""
 
     sources: tuple[str, ...]
     arm: str
@@ -62,6 +75,7 @@ class Data:
     size: str | None
     constant: Mapping[str, str]
     cells: tuple[Cell, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, arm: str, condition: tuple[str, ...]) -> Cell | None:
         """The cell, or None where nothing was run."""
@@ -92,6 +106,7 @@ class _Row:
     block: str
     iteration: int
     value: Number
+    facts: Mapping[str, str]
 
 
 def read(paths: Sequence[Path], choice: Choice) -> Data:
@@ -124,7 +139,33 @@ def read(paths: Sequence[Path], choice: Choice) -> Data:
         size,
         constant,
         tuple(_cells(rows, arm, others, size, many=len(paths) > 1)),
+        _told(rows),
     )
+
+
+def _is_fact(name: str, choice: Choice) -> bool:
+    if name in (choice.arm, choice.size):
+        return False
+    return name.lower() in FACTS or name.lower().endswith("_version")
+
+
+def _told(rows: Sequence[_Row]) -> dict[str, str]:
+    """When (the first and the last), where, and versions, as the rows have them."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for name, value in row.facts.items():
+            program = name.lower().removesuffix("_version") if name.lower().endswith("_version") else ""
+            kind = "versions" if program else FACTS[name.lower()]
+            found.setdefault(kind, {})[f"{program} {value}".strip()] = None
+    told = {}
+    for kind, values in found.items():
+        listed = sorted(v for v in values if v)
+        if kind == "when" and len(listed) > 1:
+            listed = [f"{listed[0]} to {listed[-1]}"]
+        more = f" and {len(listed) - MOST_TOLD} more" if len(listed) > MOST_TOLD else ""
+        if listed:
+            told[kind] = ", ".join(listed[:MOST_TOLD]) + more
+    return told
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -134,7 +175,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _with_file(row: _Row) -> _Row:
     levels = {"file": row.file, **row.levels}
-    return _Row(row.where, row.file, levels, row.start, row.block, row.iteration, row.value)
+    return replace(row, levels=levels)
 
 
 def _rows(path: Path, name: str, choice: Choice) -> tuple[list[_Row], list[str]]:
@@ -157,17 +198,25 @@ def _rows(path: Path, name: str, choice: Choice) -> tuple[list[_Row], list[str]]
     if len(set(header)) != len(header):
         raise LabError(f"{path}: the header names a column twice: {', '.join(header)}")
     roles = {columns.start, columns.iteration, columns.value, columns.block, *choice.ignore}
-    factors = [n for n in header if n not in roles]
+    told = [n for n in header if n not in roles and _is_fact(n, choice)]
+    factors = [n for n in header if n not in roles and n not in told]
     rows = []
     for line, cells in table[1:]:
         where = f"{path}, line {line}"
         if len(cells) != len(header):
             raise LabError(f"{where}: has {len(cells)} cells, the header {len(header)}")
-        rows.append(_row(where, name, dict(zip(header, cells, strict=True)), factors, columns))
+        rows.append(_row(where, name, dict(zip(header, cells, strict=True)), factors, told, columns))
     return rows, factors
 
 
-def _row(where: str, file: str, cells: Mapping[str, str], factors: Iterable[str], columns: Columns) -> _Row:
+def _row(
+    where: str,
+    file: str,
+    cells: Mapping[str, str],
+    factors: Iterable[str],
+    told: Iterable[str],
+    columns: Columns,
+) -> _Row:
     try:
         iteration = int(cells[columns.iteration])
     except ValueError as error:
@@ -181,6 +230,7 @@ def _row(where: str, file: str, cells: Mapping[str, str], factors: Iterable[str]
         cells.get(columns.block, ""),
         iteration,
         _value(cells[columns.value], where, columns.value),
+        {name: cells[name] for name in told},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
@@ -49,8 +50,9 @@ def sized(
     base: str,
     looked: tuple[Looked, ...],
     rules: Rules,
+    level: float,
 ) -> Sized:
-    """Time against size where the other factors have the levels `rest`."""
+    """Time against size where the other factors have the levels `rest`; crossovers have intervals at `level`."""
     arms: list[Arm] = []
     samples: dict[str, Samples] = {}
     notes: list[str] = []
@@ -71,7 +73,7 @@ def sized(
         if measured:
             arms.append(Arm(name, measured, model, formula))
     means = {n for n, s in samples.items() if s.start is None and _many(n, looked)}
-    crossings = tuple(_cross(name, base, samples, means, rules) for name in data.arms if name != base)
+    crossings = tuple(_cross(name, base, samples, means, level) for name in data.arms if name != base)
     shown = tuple(_crossing(found, data) for _, found, _ in crossings if found is not None)
     figure = SizeTime(id_, title, data.size or "size", f"mean, {rules.unit}", tuple(arms), shown)
     return Sized(figure, crossings, tuple(notes))
@@ -102,12 +104,14 @@ def _samples(name: str, data: Data, cells: list[Looked], rules: Rules) -> tuple[
     rows: list[tuple[float, float, str]] = []
     of_start: dict[str, set[float]] = {}
     for cell in cells:
-        for start in cell.steady.starts if cell.steady is not None else ():
-            if start.steady is None:
+        if cell.steady is None or not cell.steady.steady:
+            continue
+        size = _size(data, cell.cell.condition)
+        for start, values, odd in zip(cell.steady.starts, cell.steady.steady, cell.steady.odd, strict=True):
+            if odd:
                 continue
-            size = _size(data, cell.cell.condition)
             of_start.setdefault(start.name, set()).add(size)
-            rows += [(size, float(v), start.name) for v in start.steady]
+            rows += [(size, float(v), start.name) for v in values]
     sizes = {row[0] for row in rows}
     if len(sizes) < 2:
         return None, f"steady values at {len(sizes)} sizes; a model takes two"
@@ -140,19 +144,86 @@ def _model(samples: Samples, data: Data, rules: Rules) -> tuple[tuple[Point, ...
 
 
 def _cross(
-    name: str, base: str, samples: dict[str, Samples], means: set[str], rules: Rules
+    name: str, base: str, samples: dict[str, Samples], means: set[str], level: float
 ) -> tuple[str, Crossover | None, str]:
     lost = [n for n in (base, name) if n not in samples]
     if lost:
         return name, None, f"{lost[0]} has no model"
     try:
-        found = crossover(samples[base], samples[name], level=1 - rules.alpha)
+        found = crossover(samples[base], samples[name], level=level)
     except LabError as error:
         return name, None, str(error)
     if not means & {base, name}:
         return name, found, ""
     notes = tuple(n for n in found.notes if "no server starts are given" not in n)
     return name, replace(found, notes=("each start ran one size, so its mean is one measurement", *notes)), ""
+
+
+class Known(Enum):
+    """What is known of a crossover within the sizes that were measured."""
+
+    BOUNDED = "bounded"
+    """They cross there, and the interval lies there."""
+    OUTSIDE = "not in the measured range"
+    OPEN = "open"
+    """They may cross there or not."""
+    ORDER = "order of means"
+    """Nothing is known of the errors."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A crossover as far as sizes were measured: `low` and `high` are the ends of what the data allow there, in the
+    size column's unit; None where it is not there."""
+
+    known: Known
+    estimate: float | None
+    low: float | None
+    high: float | None
+    sentence: str
+
+
+def measured(found: Crossover, data: Data) -> Measured:
+    """What is known within the measured sizes; nothing is said beyond them."""
+    factor, unit = factor_of(data)[1], data.size or "size"
+    first, second = found.names
+    lo, hi = found.range
+    reach = f"{show(lo / factor)} to {show(hi / factor)} {unit}"
+    inside = [x for x in found.estimates if lo <= x <= hi]
+    cuts = [(max(lo, s.low or lo), min(hi, s.high or hi)) for s in stretches(found)]
+    cuts = [(low, high) for low, high in cuts if low <= high]
+    estimate = inside[0] / factor if len(inside) == 1 else None
+    if isinstance(found.region, tuple):
+        if not inside:
+            return Measured(
+                Known.OUTSIDE, None, None, None, f"{first} and {second} keep their order: {reach}."
+            )
+        text = f"The means of {first} and {second} change order near {show(inside[0] / factor)} {unit}."
+        return Measured(Known.ORDER, estimate, cuts[0][0] / factor, cuts[-1][1] / factor, text)
+    none = found.none_in_range or 0.0
+    if not cuts or none >= found.level:
+        faster = _faster(found)
+        text = f"{first} and {second} do not cross in the measured range, {reach}: {faster} is faster throughout."
+        return Measured(Known.OUTSIDE, None, None, None, text)
+    low, high = cuts[0][0] / factor, cuts[-1][1] / factor
+    between = f"{show(low)} to {show(high)} {unit}"
+    if none <= 1 - found.level and estimate is not None and len(cuts) == 1:
+        text = (
+            f"{first} and {second} cross at {show(estimate)} {unit} ({100 * found.level:.4g} %: {between})."
+        )
+        return Measured(Known.BOUNDED, estimate, low, high, text)
+    text = (
+        f"Whether {first} and {second} cross in the measured range, {reach}, is not decided; if they do, then at "
+        f"{between}. Probability that they do not: {none:.2g}."
+    )
+    return Measured(Known.OPEN, estimate, low, high, text)
+
+
+def _faster(found: Crossover) -> str:
+    if isinstance(found.region, NoCrossing):
+        return found.region.faster
+    first, second = found.faster_throughout or (0.0, 0.0)
+    return found.names[0] if first >= second else found.names[1]
 
 
 def stretches(found: Crossover) -> tuple[Stretch, ...]:
@@ -174,42 +245,7 @@ def stretches(found: Crossover) -> tuple[Stretch, ...]:
     return tuple(Stretch(b.lo, b.hi) for b in region if isinstance(b, Bracket))
 
 
-def statement(found: Crossover, data: Data) -> str:
-    """What is known of the crossover, in the size column's unit."""
-    factor, unit = factor_of(data)[1], data.size or "size"
-    first, second = found.names
-    chance = (
-        ""
-        if found.none_in_range is None
-        else (
-            f" The probability that they do not cross within what was measured is {found.none_in_range:.2g}."
-        )
-    )
-    if isinstance(found.region, NoCrossing):
-        return f"{first} and {second} do not cross: {found.region.faster} is faster throughout.{chance}"
-    ends = " or ".join(_ends(s, factor) for s in stretches(found)) or "nowhere"
-    at = ", ".join(show(x / factor) for x in found.estimates) or "none inside"
-    known = (
-        "only an order of means is known"
-        if isinstance(found.region, tuple)
-        else f"{100 * found.level:g} % set"
-    )
-    return f"{first} and {second} cross at {at} {unit} ({known}: {ends}).{chance}"
-
-
-def _ends(stretch: Stretch, factor: float) -> str:
-    if stretch.low is None and stretch.high is None:
-        return "any size"
-    if stretch.high is None:
-        return f"from {show((stretch.low or 0) / factor)} upwards"
-    if stretch.low is None:
-        return f"up to {show(stretch.high / factor)}"
-    return f"{show(stretch.low / factor)} to {show(stretch.high / factor)}"
-
-
 def _crossing(found: Crossover, data: Data) -> Crossing:
-    factor = factor_of(data)[1]
-    scaled = tuple(
-        Stretch(*(None if end is None else end / factor for end in (s.low, s.high))) for s in stretches(found)
-    )
-    return Crossing(tuple(x / factor for x in found.estimates), scaled, statement(found, data))
+    known = measured(found, data)
+    shown = () if known.low is None else (Stretch(known.low, known.high),)
+    return Crossing(() if known.estimate is None else (known.estimate,), shown, known.sentence)

@@ -87,7 +87,7 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
 
 def servers(spec: RunSpec) -> dict[str, Any]:
     """All of a resolved run but its load."""
-    return spec.model_dump(mode="json", exclude={"load", "limit"})
+    return spec.model_dump(mode="json", exclude={"load", "limit", "ready_limit"})
 
 
 def _model(levels: Levels) -> str | None:

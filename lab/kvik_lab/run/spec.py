@@ -68,4 +68,7 @@ class RunSpec(Section):
     link: LinkSpec | None = None
     roles: dict[Kind, RoleSpec] = {}
     load: dict[Text, Any] = Field({}, description="Of the load driver: see `kvik lab load --help`.")
+    ready_limit: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds that a server may take until it is ready; by default the driver's."
+    )
     limit: Annotated[float, Field(gt=0)] = Field(600.0, description="Seconds that a run may take.")

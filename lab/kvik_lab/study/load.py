@@ -12,7 +12,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.study.draft import Draft, empties
 from kvik_lab.study.expressions import Expression, parse_condition
 from kvik_lab.study.factors import check_constants, check_factors, check_unit
-from kvik_lab.study.formula import check_formula
+from kvik_lab.study.formula import parse_formula
 from kvik_lab.study.model import Cost, Drivers, Program, Study
 from kvik_lab.study.plan import check_design, check_stop, check_warmup
 from kvik_lab.study.problems import MistakeError, StudyError, did_you_mean
@@ -88,7 +88,9 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
     constraints = _constraints(data.get("constraints", []), unit, draft)
     if parts["model"] is not None:
         try:
-            check_formula(parts["model"], draft.declared)
+            if parse_formula(parts["model"], draft.declared).response is None:
+                remedy = "write what is measured ~ terms, such as ttft ~ tokens"
+                draft.wrong(("model",), "a formula without `~`", remedy)
         except MistakeError as error:
             draft.wrong_inside(("model",), error)
     design = check_design(data["design"], draft) if "design" in data else None

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from kvik_lab.design.factor import Factor, Scale
-from kvik_lab.design.formula import parse_formula, term_name
 from kvik_lab.design.model import build_model, model_matrix, profile_row
 from kvik_lab.errors import LabError
+from kvik_lab.study.formula import parse_formula, term_name
+from kvik_lab.study.problems import MistakeError
 from tests.lab.design.spaces import article_factors, nested_factors, nested_rows, product_space
 
 # Without types, so not by `import`.
@@ -37,22 +38,43 @@ def test_a_formula_expands_as_in_other_packages(text: str, terms: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "column", "words"),
     [
-        ("y ~ tokns", "did you mean 'tokens'"),
-        ("tokens +", "ends where a factor should stand"),
-        ("(tokens + gmu", "not closed"),
-        ("tokens gmu", "put + or : before it"),
-        ("tokens^x", "whole number"),
-        ("tokens - 1", "keeps its intercept"),
-        ("tokens + %", "'%' is not part"),
-        ("tokens + log(gmu)", "there is no factor 'log'"),
+        ("y ~ tokns", 4, "did you mean 'tokens'"),
+        ("y ~ tokens +", 11, "`+` without a factor on one of its sides"),
+        ("tokens:", 6, "`:` without a factor"),
+        ("(tokens + gmu", 0, "a bracket without its other half"),
+        ("tokens + gmu)", 12, "a bracket without its other half"),
+        ("tokens  gmu", 0, "nothing between tokens and gmu"),
+        ("gmu + tokens^x", 12, "whole number from 1 to 9"),
+        ("tokens ** 10", 7, "whole number from 1 to 9"),
+        ("(tokens + gmu)^0", 14, "whole number from 1 to 9"),
+        ("gmu + tokens^2^2", 6, "a power of tokens^2"),
+        ("gmu + 2", 6, "a number among the terms"),
+        ("tokens - 1", 0, "keeps its intercept"),
+        ("0 + tokens", 0, "keeps its intercept"),
+        ("tokens + %", 9, "'%' is not part"),
+        ("tokens + log(gmu)", 9, "a function among the terms"),
+        ("a ~ b ~ tokens", 6, "a second `~`"),
+        (" ~ tokens", 0, "nothing before `~`"),
+        ("sqrt(y) ~ tokens", 0, "write a name or log(name)"),
+        ("y ~ ", 3, "no terms"),
     ],
 )
-def test_a_formula_that_cannot_be_read_is_refused_with_the_place(text: str, words: str) -> None:
-    with pytest.raises(LabError, match="character") as error:
+def test_a_formula_that_cannot_be_read_is_refused_with_the_place(text: str, column: int, words: str) -> None:
+    with pytest.raises(MistakeError) as error:
         parse_formula(text, ["tokens", "gmu"])
     assert words in str(error.value)
+    assert error.value.column == column
+
+
+@pytest.mark.parametrize(
+    ("text", "measured", "logarithmic"),
+    [("y ~ a", "y", False), ("log( ttft ) ~ a", "ttft", True), ("log ~ a", "log", False), ("a", None, False)],
+)
+def test_what_is_measured_may_be_a_logarithm(text: str, measured: str | None, logarithmic: bool) -> None:
+    found = parse_formula(text, ["a"])
+    assert (found.measured, found.logarithmic) == (measured, logarithmic)
 
 
 def test_the_matrix_spans_what_formulaic_spans_with_sum_contrasts() -> None:

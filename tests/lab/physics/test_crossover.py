@@ -16,8 +16,8 @@ from kvik_lab.physics.crossover import (
     crossover,
 )
 from kvik_lab.physics.data import Samples, Summary, parse_measured
-from kvik_lab.physics.resample import bootstrap_crossover
 from kvik_lab.physics.sentences import crossover_sentences
+from tests.lab.physics.resample import bootstrap_crossover
 from tests.lab.physics.simulate import Transport, line
 
 SIZES = np.array([1e6, 3e6, 1e7, 3e7, 1e8])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kvik_lab.errors import LabError
-from kvik_lab.physics.bandwidth import implied_bandwidth
 from kvik_lab.physics.floors import decode_floor, prefill_floor, prefill_flops, transfer_floor
 from kvik_lab.physics.hardware import ACCELERATORS, accelerator
 from kvik_lab.physics.kv import ModelKv, blocks_kept, kv_size, stage_layers
 from kvik_lab.physics.units import Rate, parse_bytes, parse_seconds
+from tests.lab.redrawn.bandwidth import implied_bandwidth
 
 CONFIG: dict[str, Any] = {
     "model_type": "gemma2",

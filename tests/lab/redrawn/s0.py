@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 
-from kvik_lab.physics.bandwidth import implied_bandwidth
 from kvik_lab.physics.crossover import Bracket, Crossover, crossover
 from kvik_lab.physics.data import Summary
 from kvik_lab.physics.kv import ModelKv
@@ -30,6 +29,7 @@ from kvik_lab.report.figures import (
 )
 from kvik_lab.report.model import Cell, Claim, Report, Section, Table
 from tests.lab.redrawn import s0_plan
+from tests.lab.redrawn.bandwidth import implied_bandwidth
 from tests.lab.redrawn.pieces import Source, curve, limits, numbers, open_claim, points, settled
 from tests.lab.redrawn.printed import estimate
 

@@ -26,7 +26,7 @@ TRUTH = {"TCP": (120.0, 0.5), "EFA": (250.0, 0.4)}
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four starts of 12 at four sizes; EFA is unsteady at 4000, and a value of TCP failed."""
+    """Four starts of 18 at four sizes; one of EFA changes at 4000, and a value of TCP failed."""
     rng = np.random.default_rng(SEED)
     lines = ["start,iteration,value,backend,tokens"]
     for arm, (fixed, each) in TRUTH.items():
@@ -52,7 +52,8 @@ def report(measured: Path) -> Report:
 
 
 def claims(report: Report) -> dict[str, Claim]:
-    return {claim.id: claim for section in report.sections for claim in section.claims}
+    assert report.answer is not None
+    return {claim.id: claim for claim in report.answer.claims}
 
 
 def figure(report: Report, name: str) -> object:
@@ -66,18 +67,48 @@ def test_the_ratio_of_the_truth_lies_in_each_claims_interval(report: Report) -> 
         assert isinstance(claim.interval, Interval), f"seed {SEED}"
         low, high = claim.interval.low, claim.interval.high
         assert (low or 0.0) < truth < (high or 0.0), f"seed {SEED}, {tokens} tokens"
-    assert claims(report)["C1"].sentence.startswith("Prefer TCP to EFA at tokens 500")
-    assert claims(report)["C3"].sentence.startswith("Prefer EFA to TCP at tokens 2000")
+        assert claim.verdict is Verdict.SUPPORTED
+        assert claim.where == f"tokens {tokens}"
+    assert claims(report)["C1"].sentence.startswith("EFA takes 21")
+    assert "less time than TCP at tokens 2000" in claims(report)["C3"].sentence
 
 
-def test_what_is_unsteady_has_no_mean_and_no_ratio(report: Report) -> None:
+def test_the_answer_is_one_sentence_that_decides(report: Report) -> None:
+    assert report.answer is not None
+    said = report.answer.sentence
+    assert said.startswith("EFA takes ")
+    assert "more time than TCP at tokens 500, 1000" in said
+    assert "less time at tokens 2000" in said
+    assert "They cross near 12" in said or "They cross near 13" in said
+    assert "5 intervals of this page hold together with 95 %" in report.answer.sure
+    assert "bias of" in report.answer.change
+    assert dict(report.answer.facts)["when"] == "not stated"
+
+
+def test_one_start_that_changes_voids_nothing_and_is_named(report: Report) -> None:
     ratio = claims(report)["C4"]
-    assert isinstance(ratio.estimate, Missing)
-    assert ratio.verdict is Verdict.INSUFFICIENT
-    assert "unsteady" in str(ratio.interval)
-    mean = next(c for c in claims(report).values() if c.sentence == "EFA has a steady mean at tokens 4000.")
-    assert isinstance(mean.estimate, Missing)
-    assert mean.verdict is Verdict.NOT_SUPPORTED
+    assert isinstance(ratio.interval, Interval)
+    assert (ratio.interval.low or 0.0) < (250 + 0.4 * 4000) / (120 + 0.5 * 4000) < (ratio.interval.high or 0.0)
+    cells = next(t for s in report.sections for t in s.tables if t.id == "cells")
+    row = next(r for r in cells.rows if r[:2] == ("EFA", "4000"))
+    assert "changes in mid-run: EFA-4000-2" in str(row[-1])
+
+
+def test_a_change_that_all_starts_make_late_has_no_mean_and_no_ratio(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend"]
+    for arm, late in (("a", 1.0), ("b", 1.5)):
+        for start in range(4):
+            for i in range(24):
+                value = 100 * (late if i >= 20 else 1.0) * (1 + 0.01 * rng.standard_normal())
+                lines.append(f"{start}{arm},{i},{value:.3f},{arm}")
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    claim = claims(made)["C1"]
+    assert isinstance(claim.estimate, Missing)
+    assert claim.verdict is Verdict.INSUFFICIENT
+    assert "not settled" in str(claim.interval)
+    assert "no steady state: b" in " ".join(made.sections[-1].text)
 
 
 def test_the_crossover_of_the_truth_lies_in_its_interval(report: Report) -> None:
@@ -90,6 +121,48 @@ def test_the_crossover_of_the_truth_lies_in_its_interval(report: Report) -> None
     assert isinstance(drawn, SizeTime)
     assert drawn.crossings[0].stretches[0].low == pytest.approx(low)
     assert all(arm.model for arm in drawn.arms)
+
+
+def test_a_crossover_beyond_the_sizes_is_not_in_the_measured_range(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,tokens"]
+    for arm, (fixed, each) in TRUTH.items():
+        for tokens in (100, 200, 400, 800):  # they cross at 1300
+            for start in range(4):
+                own = (fixed + each * tokens) * (1 + 0.005 * rng.standard_normal())
+                lines += [
+                    f"{arm}{tokens}-{start},{i},{own * (1 + 0.01 * rng.standard_normal()):.3f},{arm},{tokens}"
+                    for i in range(12)
+                ]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    claim = claims(made)["X1"]
+    assert isinstance(claim.estimate, Missing)
+    assert "do not cross in the measured range, 100 to 800 tokens: TCP is faster" in claim.sentence
+    assert str(claim.interval) == "none possible: not in the measured range"
+    assert made.answer is not None
+    assert "cross" not in made.answer.sentence
+
+
+def test_facts_come_from_columns_and_from_who_asks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,when,host,vllm_version"]
+    for arm in "ab":
+        for start in range(4):
+            lines += [
+                f"{arm}{start},{i},{100 * (1 + 0.01 * rng.standard_normal()):.3f},{arm},2026-11-{20 + start},n1,0.9.2"
+                for i in range(10)
+            ]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    data = read([tmp_path / "d.csv"], Choice())
+    assert (data.arm, data.others) == ("backend", ())
+    made = build_report(data, Rules(facts={"where": "the lab", "power cap": "200 W"}), "r")
+    assert made.answer is not None
+    facts = dict(made.answer.facts)
+    assert facts["when"] == "2026-11-20 to 2026-11-23"
+    assert facts["where"] == "the lab"
+    assert facts["versions"] == "vllm 0.9.2"
+    assert facts["power cap"] == "200 W"
 
 
 def test_a_failed_value_keeps_its_place_in_the_series(report: Report) -> None:
@@ -112,7 +185,6 @@ def test_the_report_says_what_it_cannot(report: Report) -> None:
     text = " ".join(report.sections[-1].text)
     assert report.sections[-1].title == "What these data cannot say"
     for word in (
-        "no steady state: EFA at tokens 4000",
         "99 % quantile",
         "missing values",
         "beyond the sizes",
@@ -130,7 +202,7 @@ def test_one_start_each_supports_no_claim_of_the_arms(tmp_path: Path) -> None:
     claim = claims(build_report(data, Rules(), "r"))["C1"]
     assert claim.estimate == pytest.approx(1.5, rel=0.02)
     assert claim.verdict is Verdict.INSUFFICIENT
-    assert "one start on each side" in claim.because
+    assert "replicate the starts" in claim.because
 
 
 def test_the_command_writes_the_three_forms(measured: Path, tmp_path: Path) -> None:

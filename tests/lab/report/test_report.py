@@ -69,7 +69,7 @@ def test_json_that_is_no_report_is_refused(text: str) -> None:
 def test_the_page_embeds_each_figures_numbers(page: Page) -> None:
     drawn = {name: figure["data"] for name, figure in page.figures.items()}
     assert drawn["run-order"][0]["y"] == [2.0, 3.0, None, 9.0]
-    assert drawn["run-order"][1]["y"] == [2.0, 2.0, 3.0, 3.0]
+    assert drawn["run-order"][1]["y"] == [2.5, 2.5]
     assert drawn["distributions"][0]["x"] == [1.0, 2.0, 3.0]
     assert drawn["distributions"][0]["y"] == pytest.approx([1 / 3, 2 / 3, 1.0], abs=1e-6)
     assert drawn["forest"][0]["x"] == [0.9]

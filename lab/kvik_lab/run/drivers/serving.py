@@ -83,7 +83,7 @@ def http_part(
     made = Role(
         named(kind, number, role.count),
         (*command, *flags(role.options)),
-        HttpReady(node.address, port, limit=limit),
+        HttpReady(node.address, port, limit=setup.spec.ready_limit or limit),
         environment(role, setup, env),
         node=node_name, ports=(port,), after=after,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def _store(setup: Setup) -> Part:
     made = Role(
         "store",
         tuple(command),
-        LineReady(STORE_READY),
+        LineReady(STORE_READY, setup.spec.ready_limit or 60.0),
         environment(role, setup),
         node=node_name,
         ports=(port,),

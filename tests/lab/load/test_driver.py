@@ -1,0 +1,261 @@
+"""The load driver against a stub on real sockets: what is sent, when, and what of it is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvik_lab.errors import LabError
+from kvik_lab.load.run import run
+from kvik_lab.load.spec import parse_spec
+from kvik_lab.records import LoadResult, read_load
+from kvik_lab.records.measures import ttft, ttft_from_send
+from tests.lab.load.stub import MODEL, Stub, stub
+
+CLOSED = {"kind": "closed", "concurrency": 2}
+
+
+async def load(server: Stub | str, **more: Any) -> LoadResult:
+    url = server if isinstance(server, str) else server.url
+    spec = {"arrival": CLOSED, "requests": 6, "prompt": {"tokens": 40, "output": 5}, **more}
+    return await run(parse_spec({"url": url, **spec}))
+
+
+async def test_what_is_sent_and_what_is_recorded() -> None:
+    async with stub() as server:
+        result = await load(server, warmup=2, seed=7)
+    assert len(server.served) == len(result.requests) == 8
+    assert [one.phase for one in result.requests] == ["warmup"] * 2 + ["measure"] * 6
+    by_id = {one.headers["x-request-id"]: one for one in server.served}
+    for request in result.requests:
+        served = by_id[request.id]
+        assert len(served.body["prompt"]) == request.prompt_tokens == request.prompt_tokens_counted == 40
+        assert served.body["model"] == MODEL
+        assert served.body["max_tokens"] == request.output_tokens == request.output_tokens_counted == 5
+        assert request.ok
+        assert request.cached_tokens == 3
+        assert request.timing == {"route": 0.00025, "prefill": 0.012, "total": 0.099}
+        seen = [served_at - result.zero / 1e9 for served_at in served.tokens]
+        # One process, one clock: a token is read after it was written, and before the next one here.
+        assert all(a <= b for a, b in zip(seen, request.tokens, strict=True))
+    assert len({tuple(one.body["prompt"][:8]) for one in server.served}) == 8
+    assert len({one.prompt_digest for one in result.requests}) == 8
+
+
+async def test_a_seed_gives_the_same_prompts_and_another_one_others() -> None:
+    async with stub() as server:
+        first, same, other = [await load(server, seed=seed) for seed in (1, 1, 2)]
+    digests = [[one.prompt_digest for one in result.requests] for result in (first, same, other)]
+    assert digests[0] == digests[1]
+    assert not set(digests[0]) & set(digests[2])
+
+
+async def test_latency_counts_from_when_a_request_was_due() -> None:
+    """A server that stalls makes an open load late; who measures from sending sees none of it."""
+    async with stub(first=0.05, gap=0, busy=True) as server:
+        result = await load(
+            server, arrival={"kind": "constant", "rate": 100.0}, requests=20, most_in_flight=2
+        )
+    waits = [ttft(one) or 0 for one in result.requests]
+    # The last was due after 0.2 s; 20 requests one after another take 1 s.
+    assert waits[-1] > 0.7
+    assert waits == sorted(waits)
+    assert max(ttft_from_send(one) or 0 for one in result.requests) < 0.3
+    assert all((one.sent or 0) >= (one.due or 0) for one in result.requests)
+
+
+async def test_rounds_begin_together_and_wait_for_each_other() -> None:
+    async with stub(first=0.02) as server:
+        result = await load(server, arrival={"kind": "rounds", "concurrency": 3, "pause": 0.03})
+    dues = sorted({one.due for one in result.requests if one.due is not None})
+    assert len(dues) == 2
+    first_ends = [one.end or 0 for one in result.requests if one.due == dues[0]]
+    assert len(first_ends) == 3
+    assert dues[1] >= max(first_ends) + 0.03
+
+
+async def test_closed_holds_its_concurrency_and_its_pause() -> None:
+    async with stub(first=0.03) as server:
+        result = await load(server, arrival={"kind": "closed", "concurrency": 2, "pause": 0.02})
+    edges = sorted(
+        [(one.sent or 0, 1) for one in result.requests] + [(one.end or 0, -1) for one in result.requests]
+    )
+    most = now = 0
+    for _, change in edges:
+        now += change
+        most = max(most, now)
+    assert most == 2
+    assert server.connections <= 3  # those two, and the one that asked for the model
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("refused", "HTTP 503: "),
+        ("gone", "the connection ended before the answer did"),
+        ("cut", "the connection ended before the answer did"),
+        ("error", "in the stream: "),
+        ("silent", "no end within 0.3 s"),
+    ],
+)
+async def test_what_fails_is_recorded_and_sent_once(fault: str, said: str) -> None:
+    async with stub(fault=fault) as server:
+        result = await load(server, requests=3, timeout=0.3)
+    assert len(server.served) == 3
+    for request in result.requests:
+        assert not request.ok
+        assert said in (request.error or "")
+        assert request.end is not None
+
+
+async def test_a_server_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(LabError, match=r"no connection to 127\.0\.0\.1:1: .*is the server up"):
+        await load("http://127.0.0.1:1")
+    result = await load("http://127.0.0.1:1", model="named", requests=1)
+    assert "no connection" in (result.requests[0].error or "")
+    assert result.requests[0].sent is None
+
+
+async def test_tokens_are_counted_and_not_messages() -> None:
+    async with stub(a_message=3) as server:
+        with_ids, without = [await load(server, token_ids=on, requests=2) for on in (True, False)]
+    assert [len(one.tokens) for one in with_ids.requests] == [5, 5]
+    assert [len(one.tokens) for one in without.requests] == [2, 2]
+    assert len(set(with_ids.requests[0].tokens)) == 2
+
+
+async def test_chat_prompts_are_exact_with_what_the_template_adds() -> None:
+    async with stub(added=11) as server:
+        prompt = {"tokens": 60, "output": 3, "by": {"kind": "bytes"}, "system": "Be brief."}
+        result = await load(server, endpoint="chat", prompt=prompt, requests=4)
+    assert result.requests[0].phase == "warmup"
+    assert {one.prompt_tokens_counted for one in result.requests[1:]} == {60}
+    assert {one.prompt_tokens for one in result.requests[1:]} == {60}
+    assert server.served[-1].body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("by", [{"kind": "ids"}, {"kind": "bytes"}])
+async def test_turns_send_all_that_was_said(by: dict[str, Any]) -> None:
+    prompt = {"tokens": 40, "output": 5, "by": by}
+    async with stub() as server:
+        result = await load(server, prompt=prompt, turns={"turns": 3, "new_tokens": 7}, requests=2)
+    assert len(result.requests) == 6
+    for number in range(2):
+        turns = sorted(
+            (one for one in result.requests if one.conversation == number), key=lambda one: one.turn or 0
+        )
+        assert [one.prompt_tokens_counted for one in turns] == [40, 52, 64]
+        assert [one.prompt_tokens for one in turns] == [40, 52, 64]
+        assert all((later.sent or 0) >= (one.end or 0) for one, later in pairwise(turns))
+    share = next(one.value for one in result.figures if one.metric == "repeated_prompt_share")
+    assert share == pytest.approx((45 + 57) / (40 + 52 + 64))
+
+
+async def test_shared_beginnings_have_the_stated_share() -> None:
+    prompt = {"tokens": 40, "output": 2, "shared": {"share": 0.5, "groups": 2}}
+    async with stub() as server:
+        result = await load(server, prompt=prompt, requests=10)
+    beginnings = [tuple(one.body["prompt"][:20]) for one in server.served]
+    assert len(set(beginnings)) == 2
+    assert len({tuple(one.body["prompt"]) for one in server.served}) == 10
+    share = next(one.value for one in result.figures if one.metric == "repeated_prompt_share")
+    assert share == pytest.approx(0.5 * 8 / 10)
+
+
+async def test_a_search_finds_the_rate_that_holds() -> None:
+    """One after another, 20 ms each: 50 requests a second are served, and no more."""
+    async with stub(first=0.02, gap=0, busy=True) as server:
+        result = await load(
+            server,
+            arrival={"kind": "constant", "rate": 1.0},
+            prompt={"tokens": 8, "output": 1},
+            requests=25,
+            goals={"ttft": 0.1},
+            search={"low": 5.0, "precision": 0.3, "attainment": 0.9},
+        )
+    figures = {one.metric: one for one in result.figures}
+    assert figures["rate_held"].levels["measured"] == 2
+    assert 20 <= figures["rate_held"].value <= 70
+    assert figures["rate_held"].value < figures["rate_missed"].value <= figures["rate_held"].value * 1.3
+
+
+async def test_a_search_whose_lowest_rate_misses_says_so() -> None:
+    async with stub(first=0.05) as server:
+        with pytest.raises(LabError, match=r"the lowest rate, do not hold the goals: 0\.0% of requests"):
+            await load(
+                server, arrival={"kind": "poisson", "rate": 1.0}, requests=5, goals={"ttft": 0.001},
+                search={"low": 50.0},
+            )  # fmt: skip
+
+
+async def _command(folder: Path, spec: dict[str, Any]) -> asyncio.subprocess.Process:
+    source = folder / "load.json"
+    source.write_text(json.dumps(spec))
+    command = [
+        sys.executable,
+        "-m",
+        "kvik.cli",
+        "lab",
+        "load",
+        "--spec",
+        str(source),
+        "--out",
+        str(folder / "out"),
+    ]
+    return await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+async def test_as_a_process_of_its_own(tmp_path: Path) -> None:
+    async with stub() as server:
+        spec = {"url": server.url, "arrival": CLOSED, "requests": 3, "prompt": {"tokens": 9, "output": 2}}
+        process = await _command(tmp_path, spec)
+        out, err = await process.communicate()
+    assert process.returncode == 0, err
+    assert b"ttft" in out
+    result = read_load(tmp_path / "out")
+    assert len(result.requests) == 3
+    assert result.client.driver == "builtin"
+    assert result.client.load["requests"] == 3
+
+
+async def test_told_to_stop_it_ends_and_writes_nothing(tmp_path: Path) -> None:
+    async with stub(fault="silent") as server:
+        process = await _command(tmp_path, {"url": server.url, "arrival": CLOSED})
+        while not server.served:
+            assert process.returncode is None
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, err = await process.communicate()
+    assert process.returncode == 130
+    assert b"nothing was written" in err
+    assert not (tmp_path / "out").exists()
+    assert [one.name for one in tmp_path.iterdir()] == ["load.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"requsts": 3}, "requsts: Extra inputs are not permitted"),
+        ({"url": "127.0.0.1:80"}, "url: .*begins with http"),
+        ({"arrival": {"kind": "poisson"}}, "arrival.poisson.rate: Field required"),
+        ({"endpoint": "chat"}, "chat takes no token ids"),
+        ({"search": {"low": 1.0}}, "a search needs goals"),
+        ({"goals": {}}, "goals has none of"),
+        (
+            {"turns": {"turns": 2, "new_tokens": 3}, "arrival": {"kind": "rounds", "concurrency": 1}},
+            "turns go with",
+        ),
+        ({"prompt": {"tokens": 3, "unique": "none", "shared": {"share": 0.5}}}, "leave prompt.unique out"),
+    ],
+)
+def test_a_specification_with_a_mistake_names_it(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(LabError, match=said):
+        parse_spec({"url": "http://127.0.0.1:1", "arrival": CLOSED, **change}, "load.yaml")
