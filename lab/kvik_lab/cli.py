@@ -33,6 +33,7 @@ SUBCOMMANDS: dict[str, Entry] = {
     "schema": Entry("kvik_lab.study.cli", "schema", "Print the JSON schema of study files."),
     "series": Entry("kvik_lab.infer.cli", "series_command", "Find changes and the steady state of series."),
     "status": Entry("kvik_lab.run.cli", "status", "Say how far a study is."),
+    "table": Entry("kvik_lab.records.cli", "table_command", "Write one metric of a journal as CSV."),
     "tasks": Entry("kvik_lab.tasks.cli", "tasks", "Make, read and run task files."),
 }
 
