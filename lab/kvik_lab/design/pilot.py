@@ -30,7 +30,6 @@ MOST_ITERATIONS = 1000
 """Recommended at most, where starts hardly differ."""
 
 
-
 @dataclass(frozen=True)
 class Components:
     """Variances relative to the squared mean, and what they are estimated from."""

@@ -46,7 +46,9 @@ class Fitted:
         df = np.where(lost | ~np.isfinite(df), 0.0 if lost else float(min(degrees[k] for k in used)), df)
         reach = np.where(df > 0, reach, np.nan)
         kept = np.ones((len(estimate), self.strata.starts), dtype=bool)
-        return Judged(estimate, error, df, estimate - reach, estimate + reach, kept, "least squares in two strata")
+        return Judged(
+            estimate, error, df, estimate - reach, estimate + reach, kept, "least squares in two strata"
+        )
 
 
 class Strata:

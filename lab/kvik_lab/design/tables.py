@@ -224,7 +224,9 @@ def _print_pairs(plan: Plan, console: Console) -> None:
 
 def _print_power(plan: Plan, console: Console) -> None:
     delta, wanted = plan.setup.delta, plan.setup.wanted_power
-    title = f"power for a difference of {_size(plan, delta)}, all {len(plan.powers)} intervals together at 95 %"
+    title = (
+        f"power for a difference of {_size(plan, delta)}, all {len(plan.powers)} intervals together at 95 %"
+    )
     table = _table(
         title, "contrast", "SE", "df", "judged against", "power", f"seen at {wanted:.0%}", "known to"
     )

@@ -85,7 +85,9 @@ def _divide(ordered: Floats, of: int) -> int:
 
 
 def _state(k: int, parts: tuple[Floats, ...], of: list[Ints], alpha: float) -> State:
-    levels = np.array([part[which == k].mean() for part, which in zip(parts, of, strict=True) if (which == k).any()])
+    levels = np.array(
+        [part[which == k].mean() for part, which in zip(parts, of, strict=True) if (which == k).any()]
+    )
     share = _over(np.array([(which == k).mean() for which in of]), alpha)
     bounded = Interval(share.estimate, max(0.0, share.low), min(1.0, share.high), share.level, share.method)
     return State(_over(levels, alpha), bounded, len(levels))

@@ -38,7 +38,8 @@ def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: b
 
 
 def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) -> pd.DataFrame:
-    """The table that `kvik lab report` takes. Iterations count through all runs of a combination in a start."""
+    """The table that `kvik lab report` takes. Iterations count through all runs of a combination in a
+    start."""
     frame = table(records, metric)
     if not anchors:
         frame = frame[~frame["anchor"].astype(bool)]

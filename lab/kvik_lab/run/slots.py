@@ -3,12 +3,12 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from kvik_lab.design.factor import Level
+from kvik_lab.design.factor import Factor, Level
 from kvik_lab.design.from_study import Options, plan_study
 from kvik_lab.design.schedule import ANCHOR
 from kvik_lab.errors import LabError
@@ -43,7 +43,7 @@ def plan_slots(study: Study) -> tuple[Start, ...]:
     plan = plan_study(study, Options())
     names = [factor.name for factor in study.factors]
     hard = [factor.name for factor in study.factors if factor.hard]
-    rows = {str(name): _levels(row, names) for name, row in plan.rows.iterrows()}
+    rows = {str(name): _levels(row, study.factors) for name, row in plan.rows.iterrows()}
     if study.design.anchors is not None:
         rows[ANCHOR] = dict(study.design.anchors.at)
     width = len(str(len(plan.schedule.starts)))
@@ -65,12 +65,13 @@ def plan_slots(study: Study) -> tuple[Start, ...]:
     return tuple(starts)
 
 
-def _levels(row: pd.Series, names: list[str]) -> dict[str, Level | None]:
+def _levels(row: pd.Series, factors: Sequence[Factor]) -> dict[str, Level | None]:
+    """A row's levels as the study file has them: in a frame a whole number may have become a float."""
     found: dict[str, Level | None] = {}
-    for name in names:
-        value = row[name]
-        value = value.item() if hasattr(value, "item") else value
-        found[name] = None if pd.isna(value) else value
+    for factor in factors:
+        value = row[factor.name]
+        at = None if pd.isna(value) else factor.levels.index(value)
+        found[factor.name] = None if at is None else factor.levels[at]
     return found
 
 

@@ -11,7 +11,7 @@ from kvik_lab.errors import LabError
 
 @dataclass(frozen=True)
 class Model:
-    """One model: its KV's shape, the text that describes it, and the bytes of one parameter of its weights."""
+    """One model: its KV's shape, the text that describes it, and the bytes of one weight."""
 
     name: str
     shape: ModelShape
