@@ -4,11 +4,14 @@ ENGINE ?= emulator
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-rdma gpu-check soak mutants wheel docs lint env contenders lock clean help
+.PHONY: demo study test test-rdma gpu-check soak mutants wheel docs lint env contenders lock clean help
 
 demo:  ## a prefill engine, a decode engine and a router here; shows each handover (ENGINE=vllm: real vLLM)
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
 	@$(BUILD) $(if $(filter vllm,$(ENGINE)),demo-vllm,demo)
+
+study:  ## two links between emulated engines: planned, run, judged, reported (takes root; a quarter of an hour)
+	@$(BUILD) study
 
 test:  ## everything this machine can check (STAGES="rust python" runs only those; QUICK=1: six minutes' worth)
 	@$(BUILD) $(if $(filter-out 0,$(QUICK)),test-quick,test) $(STAGES)

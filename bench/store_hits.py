@@ -33,7 +33,8 @@ from pathlib import Path
 
 import kvik
 from kvik.demo import client
-from kvik.demo.processes import Fleet, HttpServer, free_ports
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer
 from kvik.store.bench.figures import markdown
 from kvik.store.bench.served import served
 

@@ -34,8 +34,9 @@ from pathlib import Path
 from scipy import stats
 
 from kvik.demo import client
-from kvik.demo.links import Host, Rate, two_hosts
-from kvik.demo.processes import Fleet, HttpServer, Process, free_ports
+from kvik.roles.hosts import Host, Rate, two_hosts
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer, Process
 from kvik.shapes import ModelShape
 
 SHAPE = "llama-3.1-8b"

@@ -53,7 +53,8 @@ from kvik.bench import facts
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, ensure_checkpoint
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, Role
-from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, free_ports
+from kvik.roles.ports import LOOPBACK, free_ports
+from kvik.roles.processes import Fleet, HttpServer
 
 LENGTHS = "513,2049,3457"  # tokens: whole KV blocks and one token
 WARM_UP = 4  # prompts before those that count; the first one introduces the servers to each other

@@ -51,7 +51,8 @@ from tests.vllm.params.trial import REFUSED, prompts_of
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, ensure_checkpoint
 from kvik.demo.engines import EngineSpec
-from kvik.demo.processes import Fleet, HttpServer, ProcessError, free_ports
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer, ProcessError
 
 EXPIRY, DEADLINE = 8.0, 6.0  # seconds: of an offer that nobody takes, of a load
 LIMIT = 120.0  # seconds in which each request has to end

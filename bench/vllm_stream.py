@@ -41,8 +41,9 @@ from tests.vllm.pairs import Pair, PairSpec, prompt_of, start_pair
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, ensure_checkpoint
 from kvik.demo.engines import start_router
-from kvik.demo.links import CannotError, Rate
-from kvik.demo.processes import HttpServer, free_ports
+from kvik.roles.hosts import CannotError, Rate
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import HttpServer
 
 MODES = ("pull", "stream")
 TOKENS = 8  # of an answer

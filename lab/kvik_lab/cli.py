@@ -28,8 +28,12 @@ SUBCOMMANDS: dict[str, Entry] = {
     "pilot": Entry("kvik_lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik_lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
     "report": Entry("kvik_lab.report.cli", "report_command", "Write a report of measurements."),
+    "resume": Entry("kvik_lab.run.cli", "resume", "Go on with a study that was interrupted."),
+    "run": Entry("kvik_lab.run.cli", "run", "Run a study: servers, loads, verdicts, a journal."),
     "schema": Entry("kvik_lab.study.cli", "schema", "Print the JSON schema of study files."),
     "series": Entry("kvik_lab.infer.cli", "series_command", "Find changes and the steady state of series."),
+    "status": Entry("kvik_lab.run.cli", "status", "Say how far a study is."),
+    "table": Entry("kvik_lab.records.cli", "table_command", "Write one metric of a journal as CSV."),
     "tasks": Entry("kvik_lab.tasks.cli", "tasks", "Make, read and run task files."),
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvik.demo.links import CannotError
+from kvik.roles.hosts import CannotError
 from tests.docs.pages import Block
 from tests.netns.hosts import Host, two_hosts
 

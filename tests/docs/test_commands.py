@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvik.demo.links import CannotError
+from kvik.roles.hosts import CannotError
 from tests.conftest import note
 from tests.docs import commands
 from tests.docs.pages import RUNNABLE, Block, Page, pages

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kvik.demo.links import CannotError, Rate, two_hosts
+from kvik.roles.hosts import CannotError, Rate, two_hosts
 from tests.faults.crowd import DEADLINE, start
 from tests.faults.scene import HostPair
 from tests.faults.side import Handle

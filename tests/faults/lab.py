@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from kvik.demo.links import CannotError
+from kvik.roles.hosts import CannotError
 from tests.faults.plan import FAULTS, OF_THE_LINK, draw
 from tests.faults.processes import Job, Worker, run
 from tests.faults.scene import Scene, hosts

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvik.demo.processes import free_ports
+from kvik.roles.ports import free_ports
 from tests.faults.proxy import Proxy
 from tests.faults.side import Handle
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvik.demo.links import Host, Rate, two_hosts
+from kvik.roles.hosts import Host, Rate, two_hosts
 from tests.faults import sheets
 from tests.faults.pair import Pair
 from tests.faults.plan import NBYTES, Plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvik.demo.links import CannotError, two_hosts
+from kvik.roles.hosts import CannotError, two_hosts
 from tests.faults.lab import main
 from tests.faults.plan import OF_A_PROCESS, OF_MEMORY, OF_THE_WAY
 

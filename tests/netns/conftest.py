@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvik.demo.links import CannotError
+from kvik.roles.hosts import CannotError
 from tests.netns.hosts import Host, two_hosts
 
 

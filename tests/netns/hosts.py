@@ -1,16 +1,16 @@
-"""The two hosts of `kvik.demo.links`, with what the tests want to know of their sockets."""
+"""The two hosts of `kvik.roles.hosts`, with what the tests want to know of their sockets."""
 
 import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvik.demo import links
-from kvik.demo.links import CannotError as CannotError  # those who ask for hosts have to expect it
+from kvik.roles import hosts
+from kvik.roles.hosts import CannotError as CannotError  # those who ask for hosts have to expect it
 
 
 @dataclass(frozen=True)
-class Host(links.Host):
+class Host(hosts.Host):
     """One namespace, whose sockets can be listed."""
 
     def listening(self) -> list[str]:
@@ -45,9 +45,9 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Make both hosts and the cable; raises `CannotError` where that is not allowed or `ss` is missing."""
     if shutil.which("ss") is None:
         raise CannotError("`ss` (package iproute2) is not installed")
-    with links.two_hosts() as (left, right):
+    with hosts.two_hosts() as (left, right):
         yield _with_sockets(left), _with_sockets(right)
 
 
-def _with_sockets(host: links.Host) -> Host:
+def _with_sockets(host: hosts.Host) -> Host:
     return Host(host.name, host.v4, host.v6, host.fd)

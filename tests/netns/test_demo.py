@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvik.demo.links import CABLE, CannotError, Rate, two_hosts
+from kvik.roles.hosts import CABLE, CannotError, Rate, two_hosts
 from tests.netns.hosts import Host
 from tests.python.demo_runs import COLUMNS, running
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvik.demo.links import LIMIT, OWN
+from kvik.roles.hosts import LIMIT, OWN
 from tests.netns.hosts import Host, two_hosts
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvik
-from kvik.demo.processes import LOOPBACK, free_ports
+from kvik.roles.ports import LOOPBACK, free_ports
 
 LAYERS, RUN, PAGES = 2, 8192, 64
 BLOCK = LAYERS * RUN

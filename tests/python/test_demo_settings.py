@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvik.demo import emulator_scene, machine
-from kvik.demo.links import Rate
 from kvik.demo.scene import KvFacts, Ranks, SettingError
 from kvik.demo.show import demo
+from kvik.roles.hosts import Rate
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvik.demo.processes import Fleet, HttpServer, Process, ProcessError, free_ports
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer, Process, ProcessError
 
 # Starts a grandchild in a session of its own that ignores SIGTERM, writes its pid and waits for ever.
 STUBBORN = """
@@ -25,7 +26,7 @@ signal.pause()
 # Starts the stubborn one as a `Process`, says so, and waits to be killed.
 STARTER = """
 import signal, sys, pathlib
-from kvik.demo.processes import Process
+from kvik.roles.processes import Process
 process = Process("stubborn", [sys.executable, "-c", sys.argv[1], sys.argv[2]], pathlib.Path(sys.argv[3]))
 print("started", flush=True)
 signal.pause()

@@ -21,7 +21,7 @@ import kvik
 from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.pattern import POISON
-from kvik.demo.processes import free_ports
+from kvik.roles.ports import free_ports
 from kvik.selftest import first, hardware, landing, refusals, report, summary, sweep
 from kvik.selftest.conformance import conformance, questions
 from kvik.selftest.counts import nic_counts, summed

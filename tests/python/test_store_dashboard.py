@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import kvik
-from kvik.demo.processes import LOOPBACK, free_ports
+from kvik.roles.ports import LOOPBACK, free_ports
 from tests.python.peers import ROOT, until
 from tests.python.store_rig import NAMESPACE, Rig, Served
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvik
 from kvik.config import STORE
-from kvik.demo.processes import LOOPBACK
+from kvik.roles.ports import LOOPBACK
 from kvik.stat.snapshot import Samples
 from kvik.store import scrape
 from kvik.store.cli import DEFAULT_ADDRESS

@@ -16,8 +16,9 @@ import pytest
 from kvik.demo import client
 from kvik.demo.checkpoint import ensure_checkpoint
 from kvik.demo.engines import EngineSpec
-from kvik.demo.links import CannotError
-from kvik.demo.processes import Fleet, HttpServer, free_ports
+from kvik.roles.hosts import CannotError
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer
 from tests.netns.hosts import two_hosts
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_engine, start_pair

@@ -2,8 +2,8 @@
 
     python -m tests.vllm.fork_parent SOCKET KEEPER
 
-`SOCKET` is the number of a descriptor, `KEEPER` the file of `kvik.demo.keeper`. `tests.vllm.forked` starts it
-and asks it.
+`SOCKET` is the number of a descriptor, `KEEPER` the file of `kvik.roles.keeper`. `tests.vllm.forked` starts
+it and asks it.
 
 A vLLM server is three processes or more, and nine tenths of the CPU seconds of its start are imports, in each
 of them. Here they are forks of this process, which has one thread and nothing but imports behind it: the

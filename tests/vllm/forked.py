@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO
 
-from kvik.demo import keeper
 from kvik.demo.engines import EngineSpec
-from kvik.demo.processes import HttpServer, Keeper
+from kvik.roles import keeper
+from kvik.roles.processes import HttpServer, Keeper
 from tests.vllm import fork_parent
 
 ROOT = Path(__file__).parents[2]

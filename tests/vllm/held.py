@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 
 from kvik.demo import client
-from kvik.demo.processes import HttpServer
+from kvik.roles.processes import HttpServer
 from kvik.stat import engines as stat
 from kvik.stat.snapshot import Samples
 from tests.vllm.pairs import tree, used

@@ -14,8 +14,9 @@ from pathlib import Path
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, Role, start_router
-from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
+from kvik.roles.ports import LOOPBACK, free_ports
+from kvik.roles.processes import Fleet, HttpServer, Process
 from tests.netns.hosts import Host
 from tests.python.peers import stop
 from tests.vllm.adapter import ADAPTED, write_adapter

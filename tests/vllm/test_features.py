@@ -9,7 +9,7 @@ import pytest
 
 from kvik.demo import client
 from kvik.demo.engines import MODEL
-from kvik.demo.processes import HttpServer
+from kvik.roles.processes import HttpServer
 from tests.vllm.adapter import ADAPTED
 from tests.vllm.conftest import Reference
 from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, wait_used

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvik.demo.engines import EngineSpec
-from kvik.demo.processes import free_ports
+from kvik.roles.ports import free_ports
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import START_LIMIT, start_engine, tree
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS
-from kvik.demo.processes import HttpServer
+from kvik.roles.processes import HttpServer
 from tests.vllm.conftest import Reference
 from tests.vllm.pairs import BLOCK_BYTES, POLICY_WARNING, Pair, blocks_of, logged, prompt_of, used, wait_used
 

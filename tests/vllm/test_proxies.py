@@ -10,7 +10,8 @@ import pytest
 
 from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec
-from kvik.demo.processes import Fleet, free_ports
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet
 from tests.vllm.conftest import Reference
 from tests.vllm.copying_proxy import CopyingProxy
 from tests.vllm.forked import ForkParent

@@ -234,6 +234,21 @@ def gpu_check(context: Context) -> None:
 _NO_GPU = 77
 
 
+def study(context: Context) -> None:
+    """The ready study of two links between emulated engines: planned, run, judged and reported."""
+    python = overlay_env(context, "dev")
+    lab = [python, "-m", "kvik.cli", "lab"]
+    out = TARGET / "study"
+    file = ROOT / "lab" / "kvik_lab" / "study" / "examples" / "two-links-here.yaml"
+    shutil.rmtree(out, ignore_errors=True)
+    context.run([*lab, "plan", file])
+    context.run([*lab, "run", file, "--out", out])
+    context.run([*lab, "table", out / "runs.jsonl", "--metric", "ttft", "--out", out / "ttft.csv"])
+    report = ["--arm", "link", "--size", "tokens", "--unit", "s", "--title", "Two links", "--out", out]
+    context.run([*lab, "report", out / "ttft.csv", *report])
+    context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
+
+
 def _demo(context: Context, env: str, engine: str) -> None:
     more = shlex.split(os.environ.get("DEMO", ""))  # such as DEMO="--link-rate 1gbit"
     context.run([overlay_env(context, env), "-m", "kvik.demo", "--engine", engine, *more])
@@ -269,6 +284,7 @@ STAGES = {
         Stage("vllm-env", vllm_env, limit=2400),
         Stage("vllm", vllm, output="both", limit=1500),
         Stage("demo", demo, output="terminal", limit=300),
+        Stage("study", study, output="terminal", limit=900),
         Stage("demo-vllm", demo_vllm, output="terminal", limit=900),
         Stage("gpu-check", gpu_check, output="both", limit=2400),
         Stage("mutants", mutants, limit=3600),
@@ -304,6 +320,7 @@ TARGETS = {
     "test-rdma": ["toolchain", "dev-env", "wheel", "rdma"],
     "gpu-check": ["toolchain", "gpu-check"],
     "demo": ["toolchain", "dev-env", "wheel", "demo"],
+    "study": ["toolchain", "dev-env", "wheel", "study"],
     "demo-vllm": ["toolchain", "dev-env", "wheel", "vllm-env", "demo-vllm"],
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],
     "docs": ["toolchain", "dev-env", "wheel", "docs"],

@@ -32,7 +32,11 @@ def answer(
     arms = [arm for arm in data.arms if arm != base]
     others = " or ".join(arms) if len(arms) <= MOST_ARMS else f"any of {len(arms)} others"
     at = f", by {', '.join(data.others)}" if data.others else ""
-    what = "takes less time" if rules.unit in SECONDS else f"gives {'less' if rules.smaller_is_better else 'more'}"
+    what = (
+        "takes less time"
+        if rules.unit in SECONDS
+        else f"gives {'less' if rules.smaller_is_better else 'more'}"
+    )
     question = rules.question or f"Which {what}, {base} or {others}{at}?"
     return Answer(
         question,

@@ -68,7 +68,9 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
     rows: list[tuple[Cell, ...]] = []
     percentiles: list[tuple[Cell, ...]] = []
     mixtures: list[tuple[Cell, ...]] = []
-    shown = [p for p in QUANTILES if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)]
+    shown = [
+        p for p in QUANTILES if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)
+    ]
     for condition in data.conditions:
         for arm in data.arms:
             found = next((x for x in looked if x.cell.arm == arm and x.cell.condition == condition), None)
@@ -98,7 +100,11 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
         tables.append(Table("states", "States that alternate", (*columns, *names), tuple(mixtures), note))
     same = [f"{name} was {value} throughout." for name, value in data.constant.items()]
     told = [f"{arm}: {found}." for arm, found in settled.arms.items() if found is not None and str(found)]
-    text = (f"{len(data.cells)} combinations were run, from {', '.join(_file(s) for s in data.sources)}.", *same, *told)
+    text = (
+        f"{len(data.cells)} combinations were run, from {', '.join(_file(s) for s in data.sources)}.",
+        *same,
+        *told,
+    )
     return Section("measured", "What was measured", text, tuple(tables))
 
 

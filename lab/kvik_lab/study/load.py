@@ -13,9 +13,10 @@ from kvik_lab.study.draft import Draft, empties
 from kvik_lab.study.expressions import Expression, parse_condition
 from kvik_lab.study.factors import check_constants, check_factors, check_unit
 from kvik_lab.study.formula import parse_formula
-from kvik_lab.study.model import Cost, Drivers, Study
+from kvik_lab.study.model import Cost, Drivers, Program, Study
 from kvik_lab.study.plan import check_design, check_stop, check_warmup
 from kvik_lab.study.problems import MistakeError, StudyError, did_you_mean
+from kvik_lab.study.programs import check_program
 from kvik_lab.study.schema import GATES, StudyFile
 from kvik_lab.study.unit import Unit
 from kvik_lab.study.yamlmap import LARGEST_TEXT, read_yaml
@@ -95,6 +96,7 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
     design = check_design(data["design"], draft) if "design" in data else None
     warmup = check_warmup(parts["warmup"], draft) if parts["warmup"] is not None else None
     stop = check_stop(parts["stop"], draft) if parts["stop"] is not None else None
+    program = _program(data, draft)
     cost, drivers = parts["cost"], parts["drivers"]
     if draft.problems or unit is None or design is None or warmup is None or cost is None or drivers is None:
         return None
@@ -114,7 +116,24 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
         drivers=Drivers(drivers.load, tuple(drivers.lowlevel)),
         file=file,
         digest=digest,
+        program=program,
     )
+
+
+def _program(data: dict[Any, Any], draft: Draft) -> Program | None:
+    """What is run, with every level tried out. What factors set without it has nowhere to go."""
+    factors = data.get("factors")
+    sets = {
+        str(name): one["sets"]
+        for name, one in (factors.items() if isinstance(factors, dict) else ())
+        if isinstance(one, dict) and isinstance(one.get("sets"), dict)
+    }
+    if "run" in data:
+        return check_program(data["run"], sets, draft)
+    for name in sets:
+        path = ("factors", name, "sets")
+        draft.wrong(path, f"{name!r} sets something, and the study has no run", "add `run: ...`", key=True)
+    return None
 
 
 def _name_model(unit: Unit | None, draft: Draft) -> None:
@@ -125,7 +144,7 @@ def _name_model(unit: Unit | None, draft: Draft) -> None:
             draft.constants["model"] = unit.model
 
 
-_READ_BY_ENTRY = ("factors", "constants", "constraints", "design")
+_READ_BY_ENTRY = ("factors", "constants", "constraints", "design", "run")
 
 
 def _part(name: str, data: dict[Any, Any], draft: Draft) -> Any:

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvik_lab.design.factor import Factor, Level
+from kvik_lab.records.schema import Gate
 from kvik_lab.study.combinations import Indices, as_column, as_frame, combine, levels_of
 from kvik_lab.study.evaluate import Violation, explain, violated
 from kvik_lab.study.expressions import Constant, Expression
@@ -82,6 +83,15 @@ class Drivers:
 
 
 @dataclass(frozen=True)
+class Program:
+    """What is run: the file's `run` as it stands, its texts with `{factor}` in them; and by factor and level,
+    what the level puts in, by path."""
+
+    raw: Mapping[str, Any]
+    sets: Mapping[str, Mapping[Level, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
 class Study:
     """A study file, checked. `digest` is the SHA-256 of its text, `file` its name for messages."""
 
@@ -96,10 +106,11 @@ class Study:
     design: Design
     warmup: Warmup
     stop: Stop | None
-    gates: tuple[str, ...]
+    gates: tuple[Gate, ...]
     drivers: Drivers
     file: str
     digest: str
+    program: Program | None = None
 
     def factor(self, name: str) -> Factor:
         """A factor by its name. Raises `KeyError`."""

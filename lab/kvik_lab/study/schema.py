@@ -140,6 +140,9 @@ class FactorSpec(Section):
     price_per_hour: dict[LevelIn, NotNegative] | None = Field(
         None, description="What a level costs beside the others, in the study's currency."
     )
+    sets: dict[LevelIn, Annotated[dict[Text, LevelIn], Field(min_length=1)]] | None = Field(
+        None, description="What a level puts into `run`, by path: {fast: {link.rate: 10gbit}}."
+    )
     about: Text | None = None
 
 
@@ -230,3 +233,4 @@ class StudyFile(Section):
     stop: StopSpec | None = None
     gates: list[Gate] = list(GATES)
     drivers: DriversSpec = Field(default_factory=lambda: DriversSpec.model_validate({}))
+    run: dict[Text, Any] | None = Field(None, description="What is started, and what load it gets.")

@@ -11,11 +11,12 @@ from kvik_lab.errors import LabError
 
 @dataclass(frozen=True)
 class Model:
-    """One model: its KV's shape, and the bytes of one parameter of its weights."""
+    """One model: its KV's shape, the text that describes it, and the bytes of one weight."""
 
     name: str
     shape: ModelShape
     parameter_bytes: int
+    text: str = ""
 
     @property
     def weights_bytes(self) -> int | None:
@@ -58,4 +59,4 @@ def describe_model(name: str, text: str, kv_dtype: str | None, weights_dtype: st
     """A model by a preset's name, a path, or `layers=4,kv_heads=2,...`. `ShapeError` for none."""
     own = ModelShape.resolve(text)
     shape = ModelShape.resolve(text, dtype=kv_dtype) if kv_dtype else own
-    return Model(name, shape, ELEMENT_BYTES[canonical_dtype(weights_dtype or own.dtype)])
+    return Model(name, shape, ELEMENT_BYTES[canonical_dtype(weights_dtype or own.dtype)], text)

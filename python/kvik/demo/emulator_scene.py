@@ -8,7 +8,6 @@ from pathlib import Path
 from kvik.demo import machine, words
 from kvik.demo.engines import start_router
 from kvik.demo.measure import TOKENS
-from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, Process, free_ports
 from kvik.demo.reports import ReportReader
 from kvik.demo.scene import (
     KvFacts,
@@ -21,6 +20,8 @@ from kvik.demo.scene import (
     report_file,
     wait_all,
 )
+from kvik.roles.ports import LOOPBACK, free_ports
+from kvik.roles.processes import Fleet, HttpServer, Process
 from kvik.shapes import ModelShape, ShapeError
 
 LENGTHS: tuple[int, ...] = (1, 100, 500, 1000, 2000, 4000)

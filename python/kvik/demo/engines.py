@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kvik.demo.processes import LOOPBACK, HttpServer
+from kvik.roles.ports import LOOPBACK
+from kvik.roles.processes import HttpServer
 
 MODEL = "tiny"
 BLOCK_TOKENS = 128  # the CPU backend's own choice

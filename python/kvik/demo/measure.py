@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvik.demo import client, words
-from kvik.demo.processes import HttpServer
 from kvik.demo.reports import Load
 from kvik.demo.scene import KvFacts, Scene
 from kvik.demo.timeline import Compute, Evidence, Moving, Span, server_timing, spans
+from kvik.roles.processes import HttpServer
 
 TOKENS = 24
 SEED = 2024

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from kvik.demo import client, words
 from kvik.demo.measure import TOKENS, prompt_of
-from kvik.demo.processes import HttpServer, ProcessError
 from kvik.demo.scene import KvFacts, StoreAct
+from kvik.roles.processes import HttpServer, ProcessError
 
 PUT_LIMIT = 60.0  # seconds until the store has what it was given; nobody waits for that but the demo
 LOOK = 0.01

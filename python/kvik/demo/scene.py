@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kvik.demo.links import Host, Rate, two_hosts
-from kvik.demo.processes import LOOPBACK, Fleet, HttpServer, ProcessError
 from kvik.demo.reports import ReportReader
+from kvik.roles.hosts import Host, Rate, two_hosts
+from kvik.roles.ports import LOOPBACK
+from kvik.roles.processes import Fleet, HttpServer, ProcessError
 
 MAX_TP = 64
 

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.live import Live
 
 from kvik.demo import client, emulator_scene, restart, table, telling, vllm_scene, words
-from kvik.demo.links import CannotError, Rate
 from kvik.demo.measure import Row, rows, warm_up
-from kvik.demo.processes import Fleet, ProcessError
 from kvik.demo.scene import Cast, KvFacts, Ranks, Scene, SettingError, Settings, place_for
+from kvik.roles.hosts import CannotError, Rate
+from kvik.roles.processes import Fleet, ProcessError
 
 ENGINES: dict[str, Cast] = {"emulator": emulator_scene, "vllm": vllm_scene}
 LONGEST_SHOW = 90.0  # seconds that all prompts together may take by the rate of their link alone

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from kvik.demo import svg, table, words
-from kvik.demo.links import Rate
 from kvik.demo.measure import Row
 from kvik.demo.picture import Picture
 from kvik.demo.scene import Scene
+from kvik.roles.hosts import Rate
 
 
 @dataclass(frozen=True)

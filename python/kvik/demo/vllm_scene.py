@@ -7,9 +7,10 @@ from pathlib import Path
 from kvik.demo import machine
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN, ensure_checkpoint
 from kvik.demo.engines import BLOCK_TOKENS, MODEL, Connector, EngineSpec, start_router
-from kvik.demo.processes import Fleet, free_ports
 from kvik.demo.reports import ReportReader
 from kvik.demo.scene import KvFacts, Place, Scene, SettingError, Settings, report_file, wait_all
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet
 
 LENGTHS: tuple[int, ...] = (1, 100, 128, 129, 500, 1000, 2000, 3000)
 MAX_LENGTH = 4000  # prompt and answer have to fit into the model's 4096

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 
 from kvik.demo import client
 from kvik.demo.engines import start_router
-from kvik.demo.processes import Fleet, HttpServer, free_ports
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer
 from kvik.shapes import ModelShape
 from tests.python.peers import thread_states
 

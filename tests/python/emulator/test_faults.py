@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvik.demo import client
-from kvik.demo.processes import HttpServer
+from kvik.roles.processes import HttpServer
 from tests.python.emulator import servers
 from tests.python.emulator.servers import Spec, ask, metric, prompt_of, tokens_of
 

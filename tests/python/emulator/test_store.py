@@ -16,7 +16,6 @@ import pytest
 
 import kvik
 from kvik.demo import client
-from kvik.demo.processes import HttpServer
 from kvik.emulator.options import FUNCTION
 from kvik.emulator.pool import PagePool
 from kvik.emulator.requests import Request, Sampling
@@ -24,6 +23,7 @@ from kvik.emulator.store_metrics import StoreFamilies
 from kvik.emulator.store_option import StoreOption, StorePlan, parse_store
 from kvik.emulator.store_side import StoreSide
 from kvik.handover import digest
+from kvik.roles.processes import HttpServer
 from tests.python.emulator import servers
 from tests.python.emulator.servers import COMPUTED, TINY, Spec, metric, prompt_of, tokens_of, wait_for
 from tests.python.store_rig import Served

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from kvik.demo import client
-from kvik.demo.processes import HttpServer
 from kvik.demo.reports import ReportReader
+from kvik.roles.processes import HttpServer
 from tests.python.emulator import servers
 from tests.python.emulator.servers import Spec, ask, metric, prefill_by_hand, prompt_of, tokens_of
 from tests.python.peers import stop

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvik.demo.processes import HttpServer
 from kvik.demo.reports import Load, ReportReader
+from kvik.roles.processes import HttpServer
 from kvik.shapes import ModelShape
 from tests.python.emulator import servers
 from tests.python.emulator.servers import Spec, prompt_of, tokens_of

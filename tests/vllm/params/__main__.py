@@ -12,7 +12,8 @@ from pathlib import Path
 from kvik.demo import client
 from kvik.demo.checkpoint import ensure_checkpoint
 from kvik.demo.engines import Connector, EngineSpec
-from kvik.demo.processes import Fleet, HttpServer, free_ports
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer
 from tests.vllm.pairs import START_LIMIT, PairSpec, start_pair
 from tests.vllm.params import catalogue, table
 from tests.vllm.params.mutations import Mutation

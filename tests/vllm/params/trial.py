@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN
 from kvik.demo.engines import BLOCK_TOKENS
-from kvik.demo.processes import HttpServer
 from kvik.demo.reports import Load, ReportReader
+from kvik.roles.processes import HttpServer
 from tests.vllm.pairs import ASK_PREFILL, COMPUTED
 from tests.vllm.params.mutations import Mutation, Params
 

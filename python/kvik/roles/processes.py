@@ -3,8 +3,6 @@
 import contextlib
 import http.client
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -13,13 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO, Protocol, TypeVar
 
-from kvik.demo import keeper
+from kvik.roles import keeper
+from kvik.roles.ports import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.25  # seconds between two looks at a server that is not up yet
-FIRST_PORT = 10000  # well-known services and their neighbours are below
-TRIED = 1000  # ports looked at before none is said to be free
 TAIL = 60  # lines of a log that go into an error
 
 
@@ -49,16 +45,17 @@ class ProcessError(Exception):
 
 
 class Process:
-    """One running command behind a keeper (see `kvik.demo.keeper`); its output goes to `log`."""
+    """One running command behind a keeper (see `kvik.roles.keeper`); its output goes to `log`."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None,
-        grace: float = GRACE,
+        grace: float = GRACE, folder: Path | None = None,
     ) -> None:  # fmt: skip
         """Start it. `env` is added to this process's environment; `grace` is the time in seconds that it gets
-        to end by itself when it is told to."""
+        to end by itself when it is told to. It works in `folder`, by default in this process's own."""
         self.name = name
         self.grace = grace
+        self.folder = folder
         self.log = log
         self.command = tuple(command)
         with log.open("ab") as out:
@@ -68,8 +65,9 @@ class Process:
         """Start the keeper, and it the command; their output goes to `out`."""
         launcher = [sys.executable, "-S", keeper.__file__, str(self.grace), *self.command]
         return subprocess.Popen(
-            launcher, stdin=subprocess.PIPE, stdout=out, stderr=out, env=env, start_new_session=True
-        )
+            launcher, stdin=subprocess.PIPE, stdout=out, stderr=out, env=env, cwd=self.folder,
+            start_new_session=True,
+        )  # fmt: skip
 
     @property
     def alive(self) -> bool:
@@ -92,6 +90,11 @@ class Process:
         except subprocess.TimeoutExpired:
             return None
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process id of its keeper, which is there until everything below it has ended."""
+        return self._keeper.pid
+
     def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
         """Wait until `ready()` holds, at most to `deadline` (monotonic); raises `ProcessError` with the
         log."""
@@ -104,9 +107,13 @@ class Process:
             if time.monotonic() > deadline:
                 raise ProcessError(f"{self.name} was not ready in time\n{self.tail()}")
 
+    def said(self) -> str:
+        """All of its log."""
+        return self.log.read_text(errors="replace")
+
     def tail(self) -> str:
         """The last lines of its log."""
-        lines = self.log.read_text(errors="replace").splitlines()
+        lines = self.said().splitlines()
         return "\n".join([f"--- the end of {self.log} ---", *lines[-TAIL:]])
 
     def ask_to_stop(self) -> None:
@@ -183,34 +190,3 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct loopback ports that are free now, and that no outgoing connection is given later.
-
-    The kernel gives connections that go out a port of `ip_local_port_range`; a server that starts a moment
-    later, or again after it was killed, could then find its own taken. So these are chosen at random beside
-    that range.
-    """
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        for port in random.sample(_beside(_ephemeral()), k=TRIED):
-            probe = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind((LOOPBACK, port))
-                ports.append(port)
-            if len(ports) == count:
-                return ports
-    raise ProcessError(f"{count} free ports are needed, and of {TRIED} that were tried {len(ports)} are")
-
-
-def _ephemeral() -> range:
-    """The ports that the kernel gives to connections that go out."""
-    low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    return range(int(low), int(high) + 1)
-
-
-def _beside(taken: range) -> list[int]:
-    """Ports that need no privilege and are outside `taken`; all of them, if `taken` leaves hardly any."""
-    free = [port for port in range(FIRST_PORT, 65536) if port not in taken]
-    return free if len(free) >= TRIED else list(range(FIRST_PORT, 65536))

@@ -1,5 +1,5 @@
 """Two network namespaces that look to kvik like two hosts: own loopback, own addresses, a cable between, and
-a rate for that cable.
+a rate and a delay for that cable.
 
 The namespaces have no name and no file: they live while this process holds them open or a process runs in
 them. So nothing stays behind, however their maker ends. To start something on a host, start it while inside:
@@ -14,13 +14,20 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from kvik.roles import relay
+from kvik.roles.processes import Process, ProcessError
 
 CLONE_NEWNET = 0x40000000
 LIMIT = 10.0  # seconds for a command of the operating system
 OWN = "/proc/thread-self/ns/net"
 CABLE = "eth0"
+DELAYED_MTU = 60_000  # of a cable with a delay: few packets, as a program passes each
 UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}  # those of tc(8), decimal as there
 # What may leave at once before the rate holds: one packet as the kernel hands it over, before it is cut (64
 # KiB and its headers).
@@ -111,8 +118,11 @@ class Host:
 
 
 @contextlib.contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Make both hosts and the cable; raises `CannotError` where that is not allowed or `ip` is missing."""
+def two_hosts(delay: float = 0.0, log: Path | None = None) -> Iterator[tuple[Host, Host]]:
+    """Make both hosts and the cable; raises `CannotError` where that is not allowed or `ip` is missing.
+
+    With a `delay` (seconds, each way) a process carries the packets (`kvik.roles.relay`); its log is `log`.
+    """
     if shutil.which("ip") is None:
         raise CannotError("`ip` (package iproute2) is not installed")
     with contextlib.ExitStack() as stack:
@@ -120,8 +130,11 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             Host(name, f"10.77.1.{number}", f"fd77::{number}", stack.enter_context(_namespace()))
             for number, name in ((1, "left"), (2, "right"))
         )
-        other_end = f"/proc/{os.getpid()}/fd/{right.fd}"
-        left.run("ip", "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", other_end)
+        if delay > 0:
+            stack.enter_context(_delaying(left, right, delay, log or Path(os.devnull)))
+        else:
+            peer = ["peer", "name", CABLE, "netns", _file(right)]
+            left.run("ip", "link", "add", CABLE, "type", "veth", *peer)
         for host in (left, right):
             host.run("ip", "link", "set", "lo", "up")
             host.run("ip", "address", "add", f"{host.v4}/24", "dev", CABLE)
@@ -129,6 +142,28 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             host.run("ip", "address", "add", f"{host.v6}/64", "dev", CABLE, "nodad")
             host.run("ip", "link", "set", CABLE, "up")
         yield left, right
+
+
+@contextlib.contextmanager
+def _delaying(left: Host, right: Host, delay: float, log: Path) -> Iterator[None]:
+    """A cable that a process carries."""
+    devices = [_file(left), _file(right), CABLE, str(delay), str(DELAYED_MTU)]
+    process = Process("cable", [sys.executable, "-S", relay.__file__, *devices], log, grace=0.0)
+    try:
+        process.wait_until(lambda: _has_cable(left) and _has_cable(right), time.monotonic() + 3 * LIMIT)
+        yield
+    except ProcessError as error:
+        raise CannotError(f"no cable with a delay: {error}") from error
+    finally:
+        process.stop()
+
+
+def _has_cable(host: Host) -> bool:
+    return CABLE in host.run("ip", "-br", "link")
+
+
+def _file(host: Host) -> str:
+    return f"/proc/{os.getpid()}/fd/{host.fd}"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,53 @@
+"""`kvik lab table`: one metric of a journal as CSV, for the commands that compare, fit and report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pandas as pd
+
+from kvik_lab.errors import LabError
+from kvik_lab.records.files import read
+from kvik_lab.records.schema import RunRecord
+from kvik_lab.records.table import COLUMNS, table
+
+_PATH = click.Path(path_type=Path)
+WORDS = {"invalid": "not measured", "lost": "failed", "cancelled": "failed"}
+"""What reports call a reason that records name otherwise."""
+
+
+@click.command()
+@click.argument("journals", nargs=-1, required=True, type=_PATH)
+@click.option("--metric", default="ttft", show_default=True, help="Of a request or of a run, such as tpot.")
+@click.option("--out", type=_PATH, required=True, help="File for the table.")
+@click.option("--anchors", is_flag=True, help="With the runs of the anchor, which are there to see drift.")
+def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: bool) -> None:
+    """Write one METRIC of JOURNALS (files of run records, such as runs.jsonl) as CSV, a row a value.
+
+    The columns are start, block, iteration, value, and a column a factor. Times are in seconds. What was not
+    completed or is invalid has a word in place of its value.
+    """
+    try:
+        frame = rows(read(journals), metric, anchors=anchors)
+        frame.to_csv(out, index=False)
+    except (LabError, OSError) as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(f"{len(frame)} values of {metric} in {out}")
+
+
+def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) -> pd.DataFrame:
+    """The table that `kvik lab report` takes. Iterations count through all runs of a combination in a
+    start."""
+    frame = table(records, metric)
+    if not anchors:
+        frame = frame[~frame["anchor"].astype(bool)]
+    factors = [name for name in frame.columns if name not in COLUMNS]
+    found = pd.DataFrame({"start": frame["start"], "block": frame["group"]})
+    found["iteration"] = frame.groupby(["start", *factors], dropna=False).cumcount()
+    missing = frame["missing"].map(lambda why: WORDS.get(why, why))
+    found["value"] = frame["value"].astype(object).where(frame["value"].notna(), missing)
+    for name in factors:
+        found[name] = frame[name]
+    return found.drop(columns="block") if found["block"].isna().any() else found

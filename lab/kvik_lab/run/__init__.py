@@ -1,0 +1,12 @@
+"""Runs a study: its plan, start by start and run by run, into a journal that a killed controller takes up
+again.
+
+- `spec`: the study file's `run`: which programs are started, with which flags, on which nodes, and the
+  load.
+- `resolve`: the same for one row of the plan, with its levels put in.
+- `slots`: the runs of a plan in their order, each with an id that is the same after every interruption.
+- `drivers`: what turns a resolved run into roles: the emulator, vLLM.
+- `nodes`, `ssh`: where roles run: this host, namespaces of it with a shaped link, hosts behind OpenSSH.
+- `journal`: the records of runs, and the starts of servers.
+- `control`: does all of it; `progress` says how long it still takes.
+"""

@@ -1,0 +1,164 @@
+"""From a planned start to its system, and from a planned run to its load and to what it can be held to."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvik.roles.node import Node
+from kvik.shapes import ModelShape
+from kvik_lab.design.factor import Level
+from kvik_lab.errors import LabError
+from kvik_lab.load.spec import LoadSpec, parse_spec
+from kvik_lab.records import Stated
+from kvik_lab.run import machine
+from kvik_lab.run.drivers import DRIVERS
+from kvik_lab.run.drivers.system import Setup, System
+from kvik_lab.run.slots import Levels, Slot, Start
+from kvik_lab.run.spec import RunSpec
+from kvik_lab.study import Study
+from kvik_lab.study.model import Program
+from kvik_lab.study.programs import put_levels
+
+NOWHERE = "http://127.0.0.1:1"  # stands for the entry until there is one
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A planned run with its levels put in."""
+
+    slot: Slot
+    spec: RunSpec
+    load: LoadSpec
+
+
+@dataclass(frozen=True)
+class PlannedStart:
+    """A planned start: its runs, which have all but their loads in common."""
+
+    start: Start
+    spec: RunSpec
+    runs: tuple[Planned, ...]
+    shape: ModelShape
+    model: str
+    most_tokens: int
+    """Of a prompt and its answer, over the whole study: all its starts have the same memory for KV."""
+    most_requests: int
+    """At once, likewise."""
+
+
+def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
+    """Every start of a plan. Raises `LabError` for a study without `run`, a value that a row cannot have,
+    and runs of one start that need other servers."""
+    if study.program is None:
+        raise LabError(
+            f"{study.file}: nothing says what is to be run; add `run: ...` (see `kvik lab schema`)"
+        )
+    found = tuple(_resolved(study, study.program, start) for start in starts)
+    loads = [run.load for start in found for run in start.runs]
+    tokens = max(load.prompt.tokens + load.prompt.output for load in loads)
+    requests = max(map(_at_once, loads))
+    return tuple(replace(start, most_tokens=tokens, most_requests=requests) for start in found)
+
+
+def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
+    runs = []
+    for slot in start.slots:
+        spec = put_levels(program, slot.levels, study.constants)
+        load = parse_spec(_load(study, spec, slot), f"{study.file}: run.load")
+        runs.append(Planned(slot, spec, load))
+        DRIVERS[spec.driver].check(spec)
+    first = servers(runs[0].spec)
+    for one in runs:
+        if servers(one.spec) != first:
+            changed = ", ".join(
+                name for name, level in one.slot.levels.items() if runs[0].slot.levels.get(name) != level
+            )
+            raise LabError(
+                f"{study.file}: {one.slot.pattern} and {runs[0].slot.pattern} share a start of the servers, "
+                f"and need other ones; write `restart: true` at what changes them (of {changed})"
+            )
+    model = study.unit.find(_model(runs[0].slot.levels))
+    return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text, 0, 0)
+
+
+def servers(spec: RunSpec) -> dict[str, Any]:
+    """All of a resolved run but its load."""
+    return spec.model_dump(mode="json", exclude={"load", "limit", "ready_limit"})
+
+
+def _model(levels: Levels) -> str | None:
+    name = levels.get("model")
+    return name if isinstance(name, str) else None
+
+
+def _load(study: Study, spec: RunSpec, slot: Slot) -> dict[str, Any]:
+    """The load's specification: the study's, its warm-up where the load says none, and a seed of its own
+    for each run, so that no two runs send the same prompts."""
+    load = {"arrival": {"kind": "closed", "concurrency": 1}, "warmup": study.warmup.least, **spec.load}
+    return {
+        **load,
+        "url": NOWHERE,
+        "seed": int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order,
+    }
+
+
+def setup(start: PlannedStart, nodes: Mapping[str, Node], logs: Path, mark: str) -> Setup:
+    """What the driver makes a system from. A secret goes with every role that may be reached from
+    elsewhere."""
+    env = {machine.VARIABLE: mark}
+    if any(node.address != "127.0.0.1" for node in nodes.values()):
+        env["KVIK_SECRET"] = secrets.token_hex(16)
+    return Setup(
+        start.spec, nodes, start.shape, start.model, start.most_tokens, start.most_requests, logs, env
+    )
+
+
+def _at_once(load: LoadSpec) -> int:
+    """Requests that may be open at once; of an open load what a few seconds bring is a guess that options
+    replace."""
+    arrival = load.arrival
+    return arrival.concurrency if arrival.kind in ("closed", "rounds") else 8
+
+
+def stated(start: PlannedStart, run: Planned, system: System, varied: Sequence[str]) -> Stated:
+    """What the study says of a run, for the gates."""
+    spec, prompt = run.spec, run.load.prompt
+    fixed = run.load.arrival.kind != "trace" and run.load.turns is None
+    return Stated(
+        mode=spec.mode,
+        entry=system.entry,
+        transport=spec.transport if spec.mode == "disaggregated" else None,
+        prompt_tokens=prompt.tokens if fixed else None,
+        output_tokens=prompt.output if fixed else None,
+        kv_bytes_per_token=start.shape.kv_bytes_per_token(),
+        block_tokens=system.block_tokens,
+        interfaces=("eth0",) if spec.link is not None else None,
+        varied=tuple(varied),
+    )
+
+
+def varied(study: Study) -> tuple[str, ...]:
+    """The settings of roles that factors change: flags and variables by their names."""
+    if study.program is None:
+        return ()
+    base: dict[str, Level | None] = {factor.name: factor.levels[0] for factor in study.factors}
+    found: dict[str, None] = {}
+    for factor in study.factors:
+        seen = [
+            _settings(put_levels(study.program, {**base, factor.name: level}, study.constants))
+            for level in factor.levels
+        ]
+        names = {name for one in seen for name in one}
+        found |= dict.fromkeys(sorted(n for n in names if any(one.get(n) != seen[0].get(n) for one in seen)))
+    return tuple(dict.fromkeys(name.rpartition("\0")[2] for name in found))
+
+
+def _settings(spec: RunSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {"\0transport": spec.transport, "\0mode": spec.mode}
+    for name, role in spec.roles.items():
+        found |= {f"{name}\0{key}": value for key, value in {**role.options, **role.env}.items()}
+    return found

@@ -1,0 +1,135 @@
+"""`kvik lab run`, `kvik lab resume` and `kvik lab status`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvik_lab.errors import LabError
+from kvik_lab.run.build import PlannedStart, resolve
+from kvik_lab.run.control import Control
+from kvik_lab.run.journal import Journal, is_running
+from kvik_lab.run.slots import plan_slots
+from kvik_lab.study import Study, load_study
+
+FAILED, INVALID, INTERRUPTED = 1, 3, 130
+
+_STUDY = click.argument("study", type=click.Path(path_type=Path))
+_OUT = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder of the journal; by default the study's name + `.runs`.",
+)
+
+
+@click.command()
+@_STUDY
+@_OUT
+def run(study: Path, out: Path | None) -> None:
+    """Run STUDY: start its servers as planned, send each load, judge each run, and write all of it down.
+
+    The journal is a folder; an interrupted study goes on with `kvik lab resume`. Ends with 0 when every
+    run counts, 3 when all were completed and some are invalid, 1 when some failed, and 130 when it was
+    interrupted.
+    """
+    _go(study, out, resume=False)
+
+
+@click.command()
+@_STUDY
+@_OUT
+def resume(study: Path, out: Path | None) -> None:
+    """Go on with STUDY where it was interrupted: what is not completed is run, in the order of the plan.
+
+    Exit statuses are those of `kvik lab run`.
+    """
+    _go(study, out, resume=True)
+
+
+@click.command()
+@_STUDY
+@_OUT
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(study: Path, out: Path | None, as_json: bool) -> None:
+    """Say how far STUDY is. Exit statuses are those of `kvik lab run`; 4 where runs are still to be done."""
+    try:
+        loaded, starts = _planned(study)
+        journal = Journal(folder_of(loaded, out))
+        journal.load()
+        found = _status(journal, starts)
+    except LabError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        state = "runs" if found["running"] else "is not running"
+        counts = ", ".join(f"{number} {name}" for name, number in found["runs"].items()) or "none yet"
+        click.echo(f"{loaded.name}: {found['done']} of {found['planned']} runs are completed; it {state}")
+        click.echo(f"runs: {counts}; replicates of a configuration: {found['replicates']}")
+        for line in found["problems"]:
+            click.echo(line)
+    sys.exit(4 if found["done"] < found["planned"] and not found["failed"] else _exit_status(journal, starts))
+
+
+def folder_of(study: Study, out: Path | None) -> Path:
+    """Where the journal of a study is."""
+    return out if out is not None else Path(f"{study.name}.runs")
+
+
+def _planned(path: Path) -> tuple[Study, tuple[PlannedStart, ...]]:
+    study = load_study(path)
+    return study, resolve(study, plan_slots(study))
+
+
+def _go(path: Path, out: Path | None, *, resume: bool) -> None:
+    try:
+        study, starts = _planned(path)
+        text = path.read_text(encoding="utf-8-sig")
+        with Journal.opened(folder_of(study, out), text, resume=resume) as journal:
+            Control(study, starts, journal, click.echo).run()
+    except LabError as error:
+        raise click.UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; every process has ended. Go on with: kvik lab resume {path}", err=True)
+        sys.exit(INTERRUPTED)
+    sys.exit(_exit_status(journal, starts))
+
+
+def _exit_status(journal: Journal, starts: tuple[PlannedStart, ...]) -> int:
+    records = [journal.records.get(one.slot.id) for start in starts for one in start.runs]
+    if any(record is None or record.outcome != "completed" for record in records):
+        return FAILED
+    return INVALID if any(record is not None and record.verdict == "invalid" for record in records) else 0
+
+
+def _status(journal: Journal, starts: tuple[PlannedStart, ...]) -> dict[str, Any]:
+    slots = [one.slot for start in starts for one in start.runs]
+    records = [journal.records[slot.id] for slot in slots if slot.id in journal.records]
+    states = Counter(
+        one.verdict or "not judged" if one.outcome == "completed" else one.outcome for one in records
+    )
+    keys = Counter(one.key.digest() for one in records if one.outcome == "completed")
+    problems = [
+        f"{one.id}: {one.outcome}: {(one.error or '').splitlines()[0]}" for one in records if one.error
+    ]
+    problems += [
+        f"{one.id}: {one.verdict}: {finding.gate}: {finding.what}"
+        for one in records
+        for finding in one.findings
+        if finding.status in ("invalid", "suspect")
+    ]
+    replicates = f"{min(keys.values())} to {max(keys.values())}" if keys else "none"
+    return {
+        "running": is_running(journal.folder),
+        "planned": len(slots),
+        "done": sum(journal.done(slot.id) for slot in slots),
+        "failed": sum(one.outcome != "completed" for one in records),
+        "runs": dict(states),
+        "replicates": replicates,
+        "problems": problems,
+    }

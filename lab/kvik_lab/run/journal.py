@@ -1,0 +1,110 @@
+"""The journal: a folder with the records of runs, which a controller that was killed leaves as good as it
+was.
+
+`runs.jsonl` has a record for each run that has ended, written and on the disk before the next one begins.
+What a controller was killed in the midst of has none, and is run again. One controller at a time has the
+folder: it holds a lock on `lock`, which the kernel lets go of when the controller ends in whatever way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvik_lab.errors import LabError
+from kvik_lab.records import RunRecord, append, read
+
+RUNS, LOCK, STUDY = "runs.jsonl", "lock", "study.yaml"
+
+
+class Journal:
+    """The records of one study's runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / RUNS
+        self.records: dict[str, RunRecord] = {}
+
+    @classmethod
+    @contextmanager
+    def opened(cls, folder: Path, text: str, *, resume: bool) -> Iterator[Journal]:
+        """The journal for a study with this text, with the lock held. Raises `LabError` where another
+        controller has it, where it is of another text, where it is not there and `resume`, or has runs
+        and not `resume`."""
+        journal = cls(folder)
+        if resume and not (folder / STUDY).is_file():
+            raise LabError(f"{folder}: no study was begun here; begin it with `kvik lab run`")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LabError(
+                    f"{folder}: another `kvik lab run` is at work here; wait for it, or end it"
+                ) from None
+            journal._take_up(text, resume)
+            yield journal
+
+    def _take_up(self, text: str, resume: bool) -> None:
+        copy = self.folder / STUDY
+        if copy.exists() and copy.read_text(encoding="utf-8") != text and self.file.exists():
+            raise LabError(
+                f"{self.folder}: its runs are of another text of the study ({copy}); "
+                "give a new folder with --out, or take the change back"
+            )
+        if self.file.exists() and not resume:
+            raise LabError(
+                f"{self.folder}: has runs already; go on with `kvik lab resume`, or give a new folder "
+                "with --out"
+            )
+        copy.write_text(text, encoding="utf-8")
+        mend(self.file)
+        self.load()
+
+    def load(self) -> None:
+        """Read what is there."""
+        self.records = {one.id: one for one in read([self.file])} if self.file.exists() else {}
+
+    def done(self, slot: str) -> bool:
+        """Whether a planned run has been completed; one that failed is run again."""
+        record = self.records.get(slot)
+        return record is not None and record.outcome == "completed"
+
+    def add(self, record: RunRecord) -> None:
+        """Write a record; it is on the disk when this returns."""
+        append(self.file, record)
+        self.records[record.id] = record
+
+
+def mend(file: Path) -> None:
+    """Take away a last line without its end, which a writer that was killed had begun."""
+    if not file.exists():
+        return
+    with file.open("r+b") as opened:
+        end = opened.seek(0, os.SEEK_END)
+        keep = end
+        while keep:
+            opened.seek(max(0, keep - 4096))
+            found = opened.read(min(keep, 4096)).rfind(b"\n")
+            if found >= 0:
+                keep = max(0, keep - 4096) + found + 1
+                break
+            keep = max(0, keep - 4096)
+        if keep < end:
+            opened.truncate(keep)
+            os.fsync(opened.fileno())
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a controller is at work in the folder."""
+    try:
+        with (folder / LOCK).open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,93 @@
+"""The nodes of a run: this host, two namespaces of it with a shaped link between, or hosts behind ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from kvik.roles.hosts import CannotError, Rate, two_hosts
+from kvik.roles.node import LocalNode, Node, NodeError
+from kvik_lab.errors import LabError
+from kvik_lab.records.schema import Clock
+from kvik_lab.records.schema import Node as NodeRecord
+from kvik_lab.run import machine
+from kvik_lab.run.spec import NodeSpec, RunSpec
+from kvik_lab.run.ssh import SshNode
+
+LOCAL, LEFT, RIGHT = "local", "left", "right"
+
+Maker = Callable[[str, NodeSpec, Path], contextlib.AbstractContextManager[Node]]
+
+
+@contextlib.contextmanager
+def _local(_name: str, spec: NodeSpec, _folder: Path) -> Iterator[Node]:
+    yield LocalNode(spec.python or sys.executable)
+
+
+@contextlib.contextmanager
+def _ssh(name: str, spec: NodeSpec, folder: Path) -> Iterator[Node]:
+    if spec.host is None:
+        raise LabError(f"run.nodes.{name}: executor ssh needs a host; write host: user@address")
+    with SshNode.opened(name, spec, folder) as node:
+        yield node
+
+
+EXECUTORS: Mapping[str, Maker] = {"local": _local, "ssh": _ssh}
+"""What makes a node; by the name that the study file gives."""
+
+
+@contextlib.contextmanager
+def open_nodes(spec: RunSpec, folder: Path) -> Iterator[dict[str, Node]]:
+    """The nodes by name. Raises `LabError` where a link cannot be shaped, `NodeError` for a host that
+    does not answer."""
+    with contextlib.ExitStack() as stack:
+        nodes: dict[str, Node] = {LOCAL: LocalNode(sys.executable)}
+        for name, one in spec.nodes.items():
+            nodes[name] = stack.enter_context(EXECUTORS[one.executor](name, one, folder))
+        if spec.link is not None:
+            try:
+                rate = Rate.parse(spec.link.rate)
+                left, right = stack.enter_context(two_hosts(spec.link.delay, folder / "cable.log"))
+                for host in (left, right):
+                    host.shape(rate)
+            except (CannotError, ValueError) as error:
+                raise LabError(f"run.link: {error}") from error
+            nodes |= {LEFT: LocalNode(sys.executable, left), RIGHT: LocalNode(sys.executable, right)}
+        yield nodes
+
+
+@dataclass
+class Look:
+    """What a node said of itself at one moment."""
+
+    facts: dict[str, JsonValue]
+    counters: dict[str, float]
+    wall: int
+    monotonic: int
+    own: list[int]
+
+    @classmethod
+    def at(cls, node: Node, mark: str) -> Look:
+        """Look now. Raises `NodeError`."""
+        source = Path(machine.__file__).read_text(encoding="utf-8")
+        said = node.run([node.python, "-S", "-c", source, mark])
+        try:
+            return cls(**json.loads(said))
+        except (ValueError, TypeError) as error:
+            raise NodeError(f"the node's facts cannot be read: {said[:200]!r}") from error
+
+
+def recorded(name: str, before: Look, after: Look) -> NodeRecord:
+    """Both looks as a part of a record."""
+    clock = Clock(
+        wall_before=before.wall, wall_after=after.wall,
+        monotonic_before=before.monotonic, monotonic_after=after.monotonic,
+        largest_step=abs((after.wall - before.wall) - (after.monotonic - before.monotonic)) / 1e9,
+    )  # fmt: skip
+    return NodeRecord(name=name, facts=after.facts, before=before.counters, after=after.counters, clock=clock)

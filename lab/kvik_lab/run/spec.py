@@ -1,0 +1,74 @@
+"""What is run: the study file's `run`, with every level of a row put in.
+
+In the file any value may be a text with the name of a factor or a constant in brackets: `"{tokens}"`
+alone is the level itself, `"tokens={tokens}"` a text with it. `sets` of a factor's level puts further
+values in, by their path.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DriverName = Literal["emulator", "vllm"]
+Mode = Literal["disaggregated", "unified"]
+Kind = Literal["prefill", "decode", "unified", "router", "store", "load"]
+Text = Annotated[str, Field(min_length=1)]
+Value = Annotated[str | int | float | bool | list[str | int | float], Field(union_mode="left_to_right")]
+EnvValue = str | int | float
+
+
+class Section(BaseModel):
+    """A mapping of the file: no key but its own, and no value turned into another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class NodeSpec(Section):
+    """A host on which roles run."""
+
+    executor: Literal["local", "ssh"] = "local"
+    host: Text | None = Field(None, description="For ssh: HOST or USER@HOST, as ssh takes it.")
+    address: Text | None = Field(
+        None, description="Under which other nodes reach its servers; by default loopback, or ssh's host."
+    )
+    python: Text | None = Field(None, description="The Python there that has kvik; by default this one.")
+    folder: Text | None = Field(None, description="Where its processes work; by default a temporary one.")
+    options: list[Text] = Field([], description="More options for ssh, such as -p2222.")
+
+
+class LinkSpec(Section):
+    """The cable between the hosts of prefill and of everything else: two network namespaces of this
+    machine."""
+
+    rate: Text = Field(description="What passes each way, such as 500mbit or 10gbit.")
+    delay: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Seconds more, each way.")
+
+
+class RoleSpec(Section):
+    """One kind of process."""
+
+    count: Annotated[int, Field(ge=0, le=256)] = 1
+    node: Text | None = Field(None, description="A name in `nodes`; several are dealt out to a list of them.")
+    options: dict[Text, Value] = Field({}, description="Flags: {kv_memory: 1GiB} is --kv-memory 1GiB.")
+    env: dict[Text, EnvValue] = {}
+    nodes: list[Text] | None = Field(
+        None, description="Instead of `node`: the first of the kind runs on the first."
+    )
+
+
+class RunSpec(Section):
+    """What is started for a run, and what load it gets."""
+
+    driver: DriverName
+    mode: Mode = "disaggregated"
+    transport: Text = Field("tcp", description="What moves KV between prefill and decode.")
+    nodes: dict[Text, NodeSpec] = {}
+    link: LinkSpec | None = None
+    roles: dict[Kind, RoleSpec] = {}
+    load: dict[Text, Any] = Field({}, description="Of the load driver: see `kvik lab load --help`.")
+    ready_limit: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds that a server may take until it is ready; by default the driver's."
+    )
+    limit: Annotated[float, Field(gt=0)] = Field(600.0, description="Seconds that a run may take.")

@@ -1,0 +1,141 @@
+"""Keeps one child process, and lets nothing of it outlive us: `python keeper.py GRACE COMMAND...`.
+
+A serving engine is several processes, some in sessions of their own, and its starter may be killed at any
+moment. So each one gets a keeper between it and the starter. The keeper's stdin is a pipe whose other end
+only the starter holds: when the starter closes it, or dies in whatever way, the keeper reads end-of-file
+and stops the child: SIGTERM to its process group, SIGKILL after GRACE seconds. Descendants that are left
+over become the keeper's children (it is a subreaper), and are killed too. The keeper ends with the
+child's exit status.
+
+On another machine the pipe is a connection, and a cable that is cut closes nothing. There the keeper is
+started as `python -c SOURCE -`, and reads one line of JSON first: `command`, `grace`, `env` (added to its
+own), `folder` and `lease`. It then takes its starter for dead as well when `lease` seconds have brought
+no byte. This file needs nothing but the standard library, so that its text can be sent to a machine that
+has no kvik.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SWEEP_LIMIT = 5.0
+
+
+class Child(Protocol):
+    """A process that was started and not waited for."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def wait(self) -> int:
+        """Wait for its end; returns its exit status, or -n after signal n."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command until it ends or stdin does; returns the command's exit status (128 + n after signal
+    n), and 127 where it cannot be started."""
+    lease = None
+    grace, command = (0.0, argv[1:]) if argv[0] == "-" else (float(argv[0]), argv[1:])
+    if argv[0] == "-":
+        asked = json.loads(_first_line())
+        os.environ.update(asked["env"])
+        if asked["folder"] is not None:
+            os.makedirs(asked["folder"], exist_ok=True)  # noqa: PTH103  (without pathlib it starts sooner)
+            os.chdir(asked["folder"])
+        grace, command, lease = float(asked["grace"]), asked["command"], asked["lease"]
+    try:
+        return keep(
+            grace,
+            # This process has one thread, so code between fork and exec is safe here.
+            lambda before: subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=before
+            ),
+            lease,
+        )
+    except OSError as error:
+        print(f"{command[0]}: cannot be started: {error}", file=sys.stderr)
+        return 127
+
+
+def _first_line() -> bytes:
+    """The first line of stdin, and not a byte more."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise SystemExit(127)  # the starter is gone already
+        line += byte
+    return line
+
+
+def keep(grace: float, start: Callable[[Callable[[], None]], Child], lease: float | None = None) -> int:
+    """Keep the child that `start` starts; what `start` is given has to be called in the child, first of all.
+
+    This process may have one thread only. `lease`: seconds that may pass without a byte on stdin. Returns the
+    child's exit status (128 + n after signal n).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the starter's to handle
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    child = start(lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    ended = os.pidfd_open(child.pid)
+    _wait(ended, wake, lease)
+    _signal_group(child.pid, signal.SIGTERM)
+    select.select([ended], [], [], grace)
+    _signal_group(child.pid, signal.SIGKILL)
+    status = child.wait()
+    _sweep()
+    return status if status >= 0 else 128 - status
+
+
+def _wait(ended: int, wake: int, lease: float | None) -> None:
+    """Until the child has ended, a signal came, or the starter is gone."""
+    while True:
+        ready, _, _ = select.select([0, wake, ended], [], [], lease)
+        if ready != [0] or not os.read(0, 4096):
+            return
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _sweep() -> None:
+    """Kill and reap the descendants that were in other process groups; each killed one may hand us its
+    own."""
+    until = time.monotonic() + SWEEP_LIMIT
+    while time.monotonic() < until:
+        for pid in _children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The runner: studies of emulated engines, from their file to their journal."""

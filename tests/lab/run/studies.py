@@ -1,0 +1,82 @@
+"""Small studies, and commands of `kvik lab` as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvik_lab.records import RunRecord, read
+from kvik_lab.run import machine
+from kvik_lab.run.control import mark
+
+LIMIT = 120.0  # seconds for what takes a few, on a busy machine
+SMALL = """
+study: small
+unit: {model: tiny}
+factors:
+  speed:
+    levels: [slow, fast]
+    restart: true
+    sets:
+      slow: {roles.prefill.options.compute: "prefill_token=0.0004"}
+      fast: {roles.prefill.options.compute: "prefill_token=0.0001"}
+  tokens: {levels: [64, 256], scale: log2}
+model: log(ttft) ~ speed * tokens
+design: {kind: full, starts: 2, blocks: 2, seed: 3}
+warmup: {until: count, min: 1, max: 1}
+run:
+  driver: emulator
+  transport: tcp
+  load:
+    requests: 4
+    prompt: {tokens: "{tokens}", output: 3}
+"""
+
+
+def written(folder: Path, text: str = SMALL) -> Path:
+    """A study as a file."""
+    path = folder / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def start(command: str, study: Path, out: Path) -> subprocess.Popen[str]:
+    """`kvik lab COMMAND`, in a session of its own."""
+    arguments = [sys.executable, "-m", "kvik.cli", "lab", command, str(study), "--out", str(out)]
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(controller: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit status, and what it said."""
+    said, _ = controller.communicate(timeout=LIMIT)
+    return controller.returncode, said
+
+
+def run(command: str, study: Path, out: Path) -> tuple[int, str]:
+    """A whole command."""
+    return finish(start(command, study, out))
+
+
+def records(out: Path) -> dict[str, RunRecord]:
+    """The runs of a journal, by id."""
+    file = out / "runs.jsonl"
+    return {one.id: one for one in read([file])} if file.exists() else {}
+
+
+def processes(out: Path) -> list[int]:
+    """Processes of a journal's study that are there now."""
+    return [pid for pid in machine.own(mark(out)) if pid != os.getpid()]
+
+
+def wait_for(holds: Callable[[], bool], what: str, limit: float = LIMIT) -> None:
+    """Until something holds that gives no event."""
+    until = time.monotonic() + limit
+    while not holds():
+        assert time.monotonic() < until, f"in {limit:g} s not: {what}"
+        time.sleep(0.05)

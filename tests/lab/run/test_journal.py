@@ -1,0 +1,86 @@
+"""The journal: whole after any end, and one controller's at a time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kvik_lab.errors import LabError
+from kvik_lab.records import Key, Place, RunRecord, Times, dump
+from kvik_lab.records.schema import Outcome
+from kvik_lab.run.journal import Journal, is_running, mend
+
+
+def record(name: str, outcome: Outcome = "completed") -> RunRecord:
+    """A run with nothing in it."""
+    return RunRecord(
+        id=name, study="s", key=Key(configuration={"a": 1}), levels={}, place=Place(order=0, start="s1"),
+        times=Times(began=0, ended=1), outcome=outcome, error=None if outcome == "completed" else "why",
+    )  # fmt: skip
+
+
+def test_cut_anywhere_it_goes_on(tmp_path: Path) -> None:
+    """Whatever was cut off a last line: what was whole before it stays, and what comes next is whole."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    lines = [dump(record(f"r{n}")).encode() for n in range(40)]
+    whole = b"".join(lines)
+    for _ in range(60):
+        cut = rng.randrange(len(whole) + 1)
+        file = tmp_path / "runs.jsonl"
+        file.write_bytes(whole[:cut])
+        mend(file)
+        kept = whole[:cut].count(b"\n")
+        assert file.read_bytes() == b"".join(lines[:kept]), f"seed {seed}, cut {cut}"
+    long = b"x" * 10_000
+    file.write_bytes(lines[0] + long)
+    mend(file)
+    assert file.read_bytes() == lines[0]
+    file.write_bytes(long)
+    mend(file)
+    assert file.read_bytes() == b""
+
+
+def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
+    """A failed run is to be run again; the last record of an id counts."""
+    with Journal.opened(tmp_path / "j", "text", resume=False) as journal:
+        journal.add(record("a"))
+        journal.add(record("b", "failed"))
+        assert [journal.done(one) for one in "abc"] == [True, False, False]
+    with Journal.opened(tmp_path / "j", "text", resume=True) as journal:
+        assert [journal.done(one) for one in "abc"] == [True, False, False]
+        journal.add(record("b"))
+    with Journal.opened(tmp_path / "j", "text", resume=True) as journal:
+        assert [journal.done(one) for one in "abc"] == [True, True, False]
+        assert len(journal.file.read_text().splitlines()) == 3
+
+
+def test_one_controller_at_a_time(tmp_path: Path) -> None:
+    """The lock is held while the journal is open, and by nobody afterwards."""
+    assert not is_running(tmp_path)
+    with Journal.opened(tmp_path, "text", resume=False):
+        assert is_running(tmp_path)
+        with (
+            pytest.raises(LabError, match="another `kvik lab run` is at work here"),
+            Journal.opened(tmp_path, "text", resume=True),
+        ):
+            pass
+    assert not is_running(tmp_path)
+
+
+def test_what_it_is_not_opened_for(tmp_path: Path) -> None:
+    """Another study's runs, runs that are there already, and a resumption of nothing."""
+    with (
+        pytest.raises(LabError, match="no study was begun here"),
+        Journal.opened(tmp_path / "new", "text", resume=True),
+    ):
+        pass
+    with Journal.opened(tmp_path, "text", resume=False) as journal:
+        journal.add(record("a"))
+    with pytest.raises(LabError, match="has runs already"), Journal.opened(tmp_path, "text", resume=False):
+        pass
+    with pytest.raises(LabError, match="of another text"), Journal.opened(tmp_path, "other", resume=True):
+        pass

@@ -1,0 +1,121 @@
+"""`run` of a study file: levels put in, and mistakes with their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvik_lab.design.factor import Level
+from kvik_lab.errors import LabError
+from kvik_lab.run.build import resolve, varied
+from kvik_lab.run.slots import plan_slots
+from kvik_lab.study import Study, StudyError, parse_study
+from kvik_lab.study.programs import PutError, put_levels
+from tests.lab.run.studies import SMALL
+
+LINKED = """
+study: linked
+unit: {model: tiny}
+constants: {answer: 5}
+factors:
+  mode: {levels: [together, apart], restart: true, sets: {together: {mode: unified}}}
+  link:
+    levels: [near, far]
+    within: {mode: apart}
+    restart: true
+    sets:
+      near: {link.rate: 100mbit}
+      far: {link.rate: 400mbit, link.delay: 0.02, roles.decode.env.KVIK_CHANNELS: 2}
+  tokens: {levels: [64, 256], scale: log2}
+  users: {levels: [1, 2]}
+model: log(ttft) ~ mode/link * tokens + users
+design: {kind: full, starts: 2, blocks: 2, anchors: {at: {tokens: 64, users: 1}, every: 4}}
+run:
+  driver: emulator
+  load:
+    arrival: {kind: closed, concurrency: "{users}"}
+    prompt: {tokens: "{tokens}", output: "{answer}"}
+    headers: {X-Levels: "tokens={tokens} users={users}"}
+"""
+
+
+def linked(text: str = LINKED) -> Study:
+    """The study."""
+    return parse_study(text)
+
+
+def test_levels_are_put_in() -> None:
+    """As what they are where they stand alone, as text within text, and by path."""
+    study = linked()
+    assert study.program is not None
+    row: dict[str, Level | None] = {"mode": "apart", "link": "far", "tokens": 256, "users": 2}
+    spec = put_levels(study.program, row, study.constants)
+    assert spec.load["prompt"] == {"tokens": 256, "output": 5}
+    assert spec.load["headers"] == {"X-Levels": "tokens=256 users=2"}
+    assert spec.mode == "disaggregated"
+    assert spec.link is not None
+    assert (spec.link.rate, spec.link.delay) == ("400mbit", 0.02)
+    assert spec.roles["decode"].env == {"KVIK_CHANNELS": 2}
+    alone = put_levels(study.program, {**row, "mode": "together", "link": None}, study.constants)
+    assert (alone.mode, alone.link, alone.roles) == ("unified", None, {})
+
+
+def test_what_factors_change_is_known_to_the_gates() -> None:
+    """Flags and variables, and the mode; not the load."""
+    assert set(varied(linked())) == {"mode", "KVIK_CHANNELS"}
+    assert varied(parse_study(SMALL)) == ("compute",)
+
+
+def test_slots_are_those_of_the_plan_each_time() -> None:
+    """The same ids, order and levels, with anchors; no id comes twice."""
+    study = linked()
+    first, second = plan_slots(study), plan_slots(linked())
+    assert first == second
+    slots = [slot for start in first for slot in start.slots]
+    assert len({slot.id for slot in slots}) == len(slots)
+    assert [slot.order for slot in slots] == list(range(len(slots)))
+    assert len([slot for slot in slots if not slot.anchor]) == 2 * 3 * 2 * 2
+    anchors = [slot for slot in slots if slot.anchor]
+    assert anchors
+    assert all(slot.levels["tokens"] == 64 and slot.levels["mode"] is not None for slot in anchors)
+    planned = resolve(study, first)
+    seeds = [run.load.seed for start in planned for run in start.runs]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_runs_of_one_start_have_one_system() -> None:
+    """A factor that changes servers takes a restart."""
+    study = parse_study(SMALL.replace("    restart: true\n", "").replace("starts: 2, blocks: 2", "starts: 2"))
+    with pytest.raises(LabError, match=r"write `restart: true` at what changes them \(of .*speed"):
+        resolve(study, plan_slots(study))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("driver: emulator", "driver: sglang", "run.driver: input should be 'emulator'"),
+        ("{users}", "{user}", "'user' is no factor and no constant"),
+        ("link.delay: 0.02", "link.delay: -1", "greater than or equal to 0"),
+        ("far: {link.rate", "fast: {link.rate", "'link' has no level 'fast'"),
+        ("link.rate: 400mbit", "link.rat: 400mbit", "run.link.rat: unknown key"),
+    ],
+)
+def test_mistakes(before: str, after: str, said: str) -> None:
+    """Each level is tried when the file is read."""
+    assert before in LINKED
+    with pytest.raises(StudyError) as found:
+        parse_study(LINKED.replace(before, after))
+    assert said in str(found.value)
+
+
+def test_what_is_not_said() -> None:
+    """A study without `run` cannot be run, and one whose factors set something has to have it."""
+    text = SMALL[: SMALL.index("run:")]
+    with pytest.raises(StudyError, match="'speed' sets something, and the study has no run"):
+        parse_study(text)
+    plain = parse_study(text[: text.index("    sets:")] + text[text.index("  tokens:") :])
+    with pytest.raises(LabError, match="nothing says what is to be run"):
+        resolve(plain, plan_slots(plain))
+    study = linked()
+    assert study.program is not None
+    with pytest.raises(PutError, match="'tokens' does not exist in a row"):
+        put_levels(study.program, {"mode": "together", "tokens": None, "users": 1}, study.constants)

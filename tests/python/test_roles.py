@@ -1,0 +1,188 @@
+"""Roles: started in their order, ended in reverse, and never beside a stale process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvik.roles import (
+    HttpReady,
+    LineReady,
+    LocalNode,
+    PortReady,
+    Readiness,
+    Role,
+    RoleError,
+    RoleGraph,
+    keeper,
+    ports,
+)
+from kvik.roles.graph import waves
+from kvik.roles.ports import free_ports, holders
+
+HERE = {"": LocalNode(sys.executable)}
+# Says that it is up, and, when it is told to end, writes its name into the file.
+POLITE = """
+import os, signal, sys
+def end(*_):
+    with open(sys.argv[2], "a") as file:
+        file.write(sys.argv[1] + "\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+LISTENER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    server.accept()
+"""
+
+
+def polite(name: str, ends: Path, *after: str, ready: Readiness | None = None) -> Role:
+    """A role that writes down when it ends."""
+    return Role(
+        name,
+        (sys.executable, "-c", POLITE, name, str(ends)),
+        ready or LineReady("up", limit=30.0),
+        after=after,
+    )
+
+
+def test_order_of_starts_and_ends(tmp_path: Path) -> None:
+    """What waits for others starts after them and ends before them."""
+    ends = tmp_path / "ends"
+    roles = [polite("router", ends, "prefill", "decode"), polite("prefill", ends), polite("decode", ends)]
+    with RoleGraph(roles, HERE, tmp_path) as graph:
+        assert list(graph.processes) == ["prefill", "decode", "router"]
+        assert graph.dead() == ()
+        assert graph.ready_seconds.keys() == {"prefill", "decode", "router"}
+    said = ends.read_text().split()
+    assert said[0] == "router"
+    assert sorted(said[1:]) == ["decode", "prefill"]
+
+
+def test_orders_that_cannot_be() -> None:
+    """Circles, names that are there twice, and roles that are waited for and are not there."""
+    with pytest.raises(RoleError, match="wait for each other: a, b"):
+        waves([polite("a", Path(), "b"), polite("b", Path(), "a")])
+    with pytest.raises(RoleError, match="two roles have one name"):
+        waves([polite("a", Path()), polite("a", Path())])
+    with pytest.raises(RoleError, match="a waits for c, which is no role"):
+        waves([polite("a", Path(), "c")])
+    with pytest.raises(RoleError, match="runs on '', and the nodes are far"):
+        RoleGraph([polite("a", Path())], {"far": HERE[""]}, Path())
+
+
+def test_one_that_does_not_come_up_ends_all(tmp_path: Path) -> None:
+    """The error has its log; those that were up are ended."""
+    ends = tmp_path / "ends"
+    broken = Role(
+        "broken", (sys.executable, "-c", "raise SystemExit('no memory')"), LineReady("up"), after=("a",)
+    )
+    with pytest.raises(RoleError, match=r"broken ended with status 1(.|\n)*no memory"):
+        RoleGraph([polite("a", ends), broken], HERE, tmp_path).start()
+    assert ends.read_text() == "a\n"
+    late = polite("late", ends, ready=LineReady("never", limit=0.5))
+    with pytest.raises(RoleError, match="late was not ready in time"):
+        RoleGraph([late], HERE, tmp_path).start()
+    missing = Role("missing", ("/no/such/program",), LineReady("up"))
+    with pytest.raises(
+        RoleError, match=r"missing ended with status 127(.|\n)*/no/such/program: cannot be started"
+    ):
+        RoleGraph([missing], HERE, tmp_path).start()
+
+
+def test_a_stale_process_is_a_finding(tmp_path: Path) -> None:
+    """Who has a port that a role needs is named, before anything is started."""
+    ends = tmp_path / "ends"
+    with socket.create_server(("127.0.0.1", 0)) as stale:
+        port = stale.getsockname()[1]
+        assert [one.pid for one in holders([port])] == [os.getpid()]
+        needs = Role(
+            "server", (sys.executable, "-c", LISTENER, str(port)), PortReady("127.0.0.1", port), ports=(port,)
+        )
+        with pytest.raises(
+            RoleError, match=rf"server cannot start: port {port} is taken by process {os.getpid()}"
+        ):
+            RoleGraph([polite("first", ends), needs], HERE, tmp_path).start()
+    assert not ends.exists()
+    assert not (tmp_path / "first.log").exists()
+    with RoleGraph([needs], HERE, tmp_path) as graph:
+        assert [one.pid for one in holders([port])] == [graph.processes["server"].pid]
+    assert holders([port]) == []
+
+
+def test_a_role_has_its_folder_and_environment(tmp_path: Path) -> None:
+    """Beside what this process has."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    says = "import os; print(os.getcwd(), os.environ['KEY'], flush=True)"
+    role = Role("says", (sys.executable, "-c", f"{says}; import signal; signal.pause()"), LineReady("value"),
+                env={"KEY": "value"}, folder=folder)  # fmt: skip
+    with RoleGraph([role], HERE, tmp_path) as graph:
+        assert graph.processes["says"].said().split() == [str(folder), "value"]
+        assert "value" in graph.tail("says")
+
+
+def test_http_readiness(tmp_path: Path) -> None:
+    """Ready means that its path answers 200."""
+    (port,) = free_ports(1)
+    files = (sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port))
+    role = Role("files", files, HttpReady("127.0.0.1", port, "/", limit=30.0), folder=tmp_path, ports=(port,))
+    with RoleGraph([role], HERE, tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("end", ["closes", "says nothing"])
+def test_a_keeper_far_away(tmp_path: Path, end: str) -> None:
+    """Its text alone, sent along: it reads what to do, and ends it when nobody is there any more."""
+    source = Path(keeper.__file__).read_text()
+    ends = tmp_path / "ends"
+    asked = {
+        "command": [sys.executable, "-c", POLITE, "far", str(ends)], "grace": 5.0, "env": {"A": "b"},
+        "folder": str(tmp_path / "made"), "lease": 1.0,
+    }  # fmt: skip
+    far = subprocess.Popen(
+        [sys.executable, "-S", "-c", source, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert far.stdin is not None
+    assert far.stdout is not None
+    far.stdin.write(json.dumps(asked).encode() + b"\n")
+    far.stdin.flush()
+    assert far.stdout.readline() == b"up\n"
+    assert (tmp_path / "made").is_dir()
+    if end == "closes":
+        far.stdin.close()
+    else:
+        began = time.monotonic()
+        for _ in range(4):
+            far.stdin.write(b".")
+            far.stdin.flush()
+            with pytest.raises(subprocess.TimeoutExpired):
+                far.wait(0.4)  # it is there as long as it hears of us
+        assert time.monotonic() - began > 1.5
+    assert far.wait(20) == 0
+    assert ends.read_text() == "far\n"
+    far.stdout.close()
+
+
+def test_ports_as_a_program() -> None:
+    """As another machine runs it: its text alone."""
+    source = Path(ports.__file__).read_text()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        asked = [sys.executable, "-S", "-c", source, "holders", str(taken)]
+        (found,) = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+        assert (found["port"], found["pid"]) == (taken, os.getpid())
+    free = [sys.executable, "-S", "-c", source, "free", "3"]
+    assert len(set(json.loads(subprocess.run(free, capture_output=True, check=True).stdout))) == 3
