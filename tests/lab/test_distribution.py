@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.metadata
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,15 +39,21 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-def named(tree: ast.AST) -> Iterator[str]:
-    """What a tree imports, and the modules that it names as texts, as the list of subcommands does."""
+def imports(tree: ast.AST) -> Iterator[str]:
+    """What a tree imports: modules, and names of them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """What a tree imports, and the modules that it names as texts, as the list of subcommands does."""
+    yield from imports(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
@@ -68,6 +75,15 @@ def test_every_module_is_reached_by_the_command_or_a_documented_example() -> Non
             reached.add(name)
             ahead += [*named(trees[name]), name.rpartition(".")[0]]
     assert sorted(set(trees) - reached) == []
+
+
+def test_it_asks_for_what_it_imports_and_for_nothing_else() -> None:
+    """By the names of packages; pydantic's core comes with it."""
+    found = {name.partition(".")[0] for tree in modules().values() for name in imports(tree)}
+    own = {*sys.stdlib_module_names, SOURCES.name}
+    packages = {{"yaml": "pyyaml", "pydantic_core": "pydantic"}.get(name, name) for name in found - own}
+    asked = project("lab", "pyproject.toml")["dependencies"]
+    assert packages == {re.split("[>=]", text)[0] for text in asked}
 
 
 def test_versions_are_equal() -> None:

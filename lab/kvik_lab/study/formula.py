@@ -46,7 +46,7 @@ _DEEPEST = 12
 _POWERS = ("^", "**")
 
 
-class _Operators(DefaultOperatorResolver):
+class _Operators(DefaultOperatorResolver):  # type: ignore[misc]  # it is not typed
     """formulaic's, with a power that takes one factor after the other: its own goes through all products."""
 
     @property
