@@ -1,4 +1,5 @@
-"""Pages of known truth decide, hold it, and are not refused; `python -m tests.lab.validate` has 2,000 of each."""
+"""Pages of known truth decide, hold it, and are not refused; `python -m tests.lab.validate` has 2,000 of
+each."""
 
 from __future__ import annotations
 

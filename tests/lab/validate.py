@@ -1,7 +1,7 @@
 """The inference's validation report: `python -m tests.lab.validate [SHARE] [decisions]`.
 
-Prints, for data whose truth is known, what the lab says of it and how far the simulation can be off, with
-the naive interval beside. SHARE scales the repetitions (1: some minutes). `decisions` prints only the table of
+Prints, for data whose truth is known, what the lab says of it and how far the simulation can be off, with the
+naive interval beside. SHARE scales the repetitions (1: some minutes). `decisions` prints only the table of
 whole pages, 2,000 of each design and each kind of noise. Exit status 1 if a bound is not kept.
 """
 

@@ -1,4 +1,5 @@
-"""A whole report of measurements: the answer, what it rests on, how it was reached, and what it cannot say."""
+"""A whole report of measurements: the answer, what it rests on, how it was reached, and what it cannot
+say."""
 
 from __future__ import annotations
 
