@@ -89,8 +89,10 @@ def _numbers(claim: Claim, scale: tuple[float, float], note: str) -> str:
     low, high = interval.low or 0.0, interval.high or math.inf
     bar = _bar(low, value, high, scale, _TONES[claim.verdict])
     shown = f"{_change(low)} to {_change(high)}"
-    return f"<td class='bar'>{bar}{note}</td><td class='number big'>{_change(value)}</td>"
+    return (
+        f"<td class='bar'>{bar}{note}</td><td class='number big'>{_change(value)}</td>"
         f"<td class='number'>{shown}</td>"
+    )
 
 
 def _change(ratio: float) -> str:
