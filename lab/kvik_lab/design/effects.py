@@ -70,9 +70,9 @@ def fit_effects(
 ) -> Effects:
     """Estimate contrasts from a frame with a row a run or iteration and a column a factor.
 
-    Iterations are no replicates: where a column numbers them, rows of one start with the same levels are one run,
-    whose mean counts. Without contrasts they are those that the plan's report has for every factor. Raises LabError
-    for data that do not fit the model.
+    Iterations are no replicates: where a column numbers them, rows of one start with the same levels are one
+    run, whose mean counts. Without contrasts they are those that the plan's report has for every factor.
+    Raises LabError for data that do not fit the model.
     """
     if not 0 < level < 1:
         raise LabError(f"a confidence of {level:g}: it is between 0 and 1")

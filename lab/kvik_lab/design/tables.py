@@ -244,7 +244,7 @@ def _print_power(plan: Plan, console: Console) -> None:
         _row(table, one.contrast, _number(one.se), str(one.df), one.stratum, shown, seen, f"+-{known}")
     console.print(table)
     console.print(
-        "power: of simulated experiments, judged by the analysis that a report uses; known to: median half-width",
+        "power: of simulated experiments, judged as `kvik lab effects` does; known to: median half-width",
         highlight=False,
     )
 
