@@ -79,7 +79,7 @@ def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if printed.bound:
             continue
         named = named or {table: _rows(scene, sentence, table) for table in scene.near(sentence)}
-        for table, all_rows in named.items():
+        for all_rows in named.values():
             rows = [row for row in all_rows if at not in row.used]
             check = _about(scene, sentence, at, rows) if rows else None
             if check is not None:
@@ -300,7 +300,12 @@ def _named(scene: Scene, sentence: Sentence, table: int, printed: Quantity) -> l
     quantity has four digits, in the columns that it names."""
     rows = {row.index for row in _rows(scene, sentence, table)}
     series = [s for s in scene.views[table].series if s.position]
-    slots = [(s, slot) for s in series for slot in s.slots if slot is not None and same_kind(slot.quantity, printed)]
+    slots = [
+        (s, slot)
+        for s in series
+        for slot in s.slots
+        if slot is not None and same_kind(slot.quantity, printed)
+    ]
     if rows:
         return [slot for s, slot in slots if slot.place.row in rows]
     if len(_significant(printed)) < 4:
