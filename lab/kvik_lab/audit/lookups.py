@@ -286,13 +286,20 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 else:
                     yield at, _repeats(scene, sentence, printed, slot)
                 break
-            if len(_significant(printed)) < 3:
+            if len(_significant(printed)) < 3 or printed.unit.kind == "plain" or _in_table(scene, sentence):
                 continue
             checks = [_repeats(scene, sentence, printed, one) for one in named]
             slips = [check for check in checks if (check.diagnosis or "").startswith(DIGITS[:4])]
             if len({check.follows for check in slips}) == 1:
                 yield at, slips[0]
                 break
+
+
+def _in_table(scene: Scene, sentence: Sentence) -> bool:
+    """Whether a sentence is the text of a cell: that is about its own row."""
+    if sentence.table is None:
+        return False
+    return any(row and row[0].line == sentence.line for row in scene.document.tables[sentence.table].rows)
 
 
 def _named(scene: Scene, sentence: Sentence, table: int, printed: Quantity) -> list[Slot]:
