@@ -53,6 +53,10 @@ def test_a_claim_that_follows_is_recognised_with_its_arithmetic(sentence: str, f
         ("Now (32, 256) and (64, 256) (both at the 8192 cap) fail.", "16,384"),
         ("Output has 1.5K tokens. A transfer of 150 ms adds 0.3 ms to each token.", "0.1 ms"),
         ("With block_size = 16 we copy 8190 tokens, 511 blocks.", "512 blocks"),
+        ("We made 34 runs (3 sizes × 4 starts × 2 arms).", "24 runs"),
+        ("With threads=16, batch=128 it writes 488.52 GB/s.", "388.52 GB/s"),
+        ("With threads=16, batch=128 it writes 388.83 GB/s.", "388.52 GB/s"),
+        ("Keep threads × batch_size ≤ 16 × 128 = 2048 on this host.", "at most 2048"),
     ],
 )
 def test_a_claim_that_does_not_follow_is_named_with_what_does(sentence: str, follows: str) -> None:
@@ -72,3 +76,13 @@ def test_a_product_of_names_takes_the_settings_above_the_table() -> None:
 
     assert [check.printed for check in audit_text(text("2 GB")).checks] == ["2 GB"]
     assert [check.follows for check in audit_text(text("3 GB")).findings] == ["2 GB"]
+
+
+def test_a_word_for_an_extreme_is_about_one_number() -> None:
+    text = "Peak write is 388.90 GB/s of a line rate of 410 GB/s, where the other host has 270 GB/s."
+    assert [check.printed for check in claims(text)] == ["388.90 GB/s"]
+    assert not audited(text).findings
+
+
+def test_what_can_only_be_confirmed_is_not_counted() -> None:
+    assert not claims("It is flat above 388 GB/s on 3 hosts.")

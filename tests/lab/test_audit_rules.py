@@ -100,6 +100,20 @@ def test_bandwidth_is_size_times_count_over_time() -> None:
     assert found.follows == "16.78 GB/s"
 
 
+def test_what_follows_from_a_wrong_value_is_set_right_with_it() -> None:
+    rows = (
+        "a | 10.0 | 12.0 | 22.0 | 2.20",
+        "b | 11.0 | 14.0 | 25.0 | 2.50",
+        "c | 19.0 | 21.0 | 60.0 | 6.00",
+        "d | 23.0 | 15.0 | 38.0 | 3.80",
+        "e | 31.0 | 26.0 | 57.0 | 5.70",
+    )
+    findings = audit_text(table("run | x (s) | y (s) | total (s) | total per run of 10 (s)", *rows)).findings
+    found = {(f.place.row, f.place.column): (f.follows, f.diagnosis) for f in findings}
+    assert found[2, 3][0] == "40.0"
+    assert found[2, 4] == ("4.00", "carried on from an input")
+
+
 def test_times_in_minutes_and_seconds() -> None:
     rows = (
         "a | 8m14.902s | 8m4.041s | -10.861s | -2.2%",

@@ -218,7 +218,9 @@ def products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
 
 
 _TIMES = re.compile(r"\s*(?:[A-Za-z-]+\s+){0,3}(?P<mark>[×x*]|with|of|by)\s*", re.IGNORECASE)
-_TOLD = re.compile(r"[^.;]{0,25}(?:\(|:|=|\bfrom|\bas)\s*|[^.;]{0,30}?(?:total|all|make|makes|give|gives|:|→)\s*")
+_TOLD = re.compile(
+    r"[^.;]{0,25}(?:\(|:|=|\bfrom|\bas)\s*|[^.;]{0,30}?(?:total|all|make|makes|give|gives|:|→)\s*"
+)
 
 
 def totals(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
@@ -241,7 +243,10 @@ def totals(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                     product = math.prod(q.number * q.unit.scale for q in chain)
                     value = Value(product, product, product, found[at].unit.scale)
                     formula = " × ".join(q.text for q in chain)
-                    yield at, claim(scene.document, sentence, found[at], value, "the product beside it", formula)
+                    yield (
+                        at,
+                        claim(scene.document, sentence, found[at], value, "the product beside it", formula),
+                    )
         start = end
 
 

@@ -1,8 +1,9 @@
-# ruff: noqa: RUF001 - the marks that texts print
+# ruff: noqa: RUF001, RUF002 - the marks that texts print
 """Rules of the text that hold over its tables: "keep threads × batch ≤ 4096"."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def _stated(line: Prose) -> Iterator[_Cap]:
         if not found:
             continue
         most = found[0]
-        for before, after in zip(found, found[1:], strict=False):
+        for before, after in itertools.pairwise(found):
             joint = match["most"][before.span[1] : after.span[0]]
             if not re.fullmatch(r"[^.;,()]{0,20}?[=×x*][^.;,()]{0,4}", joint):
                 break

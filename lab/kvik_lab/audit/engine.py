@@ -74,8 +74,11 @@ _Key = tuple[Place, tuple[int, int]]
 
 
 def _cells(results: list[Result]) -> tuple[list[Check], dict[_Key, Result]]:
-    """The checks, and what is wrong by its place. One check a printed quantity. It holds if one of its rules does with its inputs set right; what
-    follows only from a value that does not follow itself is set right with it."""
+    """The checks, and what is wrong by its place.
+
+    A printed quantity has one check. It holds if one of its rules does with its inputs set right; what
+    follows only from a value that does not follow itself is set right with it.
+    """
     by_slot: dict[_Key, list[Result]] = {}
     for result in results:
         by_slot.setdefault((result.slot.place, result.slot.quantity.span), []).append(result)

@@ -79,7 +79,7 @@ def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if printed.bound:
             continue
         named = named or {table: _rows(scene, sentence, table) for table in scene.near(sentence)}
-        for table, all_rows in named.items():
+        for all_rows in named.values():
             rows = [row for row in all_rows if at not in row.used]
             check = _about(scene, sentence, at, rows) if rows else None
             if check is not None:
@@ -286,7 +286,7 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 else:
                     yield at, _repeats(scene, sentence, printed, slot)
                 break
-            if len(_significant(printed)) < 3:
+            if len(_significant(printed)) < 3 or printed.unit.kind == "plain" or _in_table(scene, sentence):
                 continue
             checks = [_repeats(scene, sentence, printed, one) for one in named]
             slips = [check for check in checks if (check.diagnosis or "").startswith(DIGITS[:4])]
@@ -295,12 +295,24 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 break
 
 
+def _in_table(scene: Scene, sentence: Sentence) -> bool:
+    """Whether a sentence is the text of a cell: that is about its own row."""
+    if sentence.table is None:
+        return False
+    return any(row and row[0].line == sentence.line for row in scene.document.tables[sentence.table].rows)
+
+
 def _named(scene: Scene, sentence: Sentence, table: int, printed: Quantity) -> list[Slot]:
     """The cells of the kind of a quantity in the rows that a sentence names; where it names none and the
     quantity has four digits, in the columns that it names."""
     rows = {row.index for row in _rows(scene, sentence, table)}
     series = [s for s in scene.views[table].series if s.position]
-    slots = [(s, slot) for s in series for slot in s.slots if slot is not None and same_kind(slot.quantity, printed)]
+    slots = [
+        (s, slot)
+        for s in series
+        for slot in s.slots
+        if slot is not None and same_kind(slot.quantity, printed)
+    ]
     if rows:
         return [slot for s, slot in slots if slot.place.row in rows]
     if len(_significant(printed)) < 4:
