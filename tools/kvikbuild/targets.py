@@ -333,7 +333,9 @@ TARGETS = {
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
     "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
-    "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults", "soak-lab", "vllm-env", "soak-params"],
+    "soak": [
+        "toolchain", "dev-env", "soak-sim", "wheel", "soak-faults", "soak-lab", "vllm-env", "soak-params",
+    ],  # fmt: skip
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
     "soak-fuzz": ["toolchain", "soak-fuzz"],
     "soak-hostile": ["toolchain", "dev-env", "wheel", "soak-hostile"],
