@@ -177,6 +177,12 @@ def vllm(context: Context) -> None:
     _pytest(context, "vllm", "tests/vllm", more=["-v", "--durations=15"])
 
 
+def soak_lab(context: Context) -> None:
+    """A study whose controller is killed at 20 random moments, and resumed (KVIK_LAB_KILLS: how often)."""
+    kills = {"KVIK_LAB_KILLS": os.environ.get("KVIK_LAB_KILLS", "20")}
+    _pytest(context, "dev", "tests/lab/run", kills, more=["-v", "-s", "-k", "killed"])
+
+
 def soak_params(context: Context) -> None:
     """Decode servers under whoever sends `kv_transfer_params` (KVIK_PARAMS: how many, KVIK_SEED)."""
     argv = [overlay_env(context, "vllm"), "-m", "tests.vllm.params"]
@@ -290,6 +296,7 @@ STAGES = {
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
         Stage("soak-faults", soak_faults, output="both", limit=7200),
+        Stage("soak-lab", soak_lab, output="both", limit=3600),
         Stage("soak-params", soak_params, output="both", limit=5400),
         Stage("soak-fuzz", soak_fuzz, limit=24 * 3600),
         Stage("soak-hostile", hostile, output="both", limit=1800),
@@ -326,7 +333,9 @@ TARGETS = {
     "docs": ["toolchain", "dev-env", "wheel", "docs"],
     "lint": ["toolchain", "dev-env", "lint"],
     "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
-    "soak": ["toolchain", "dev-env", "soak-sim", "wheel", "soak-faults", "vllm-env", "soak-params"],
+    "soak": [
+        "toolchain", "dev-env", "soak-sim", "wheel", "soak-faults", "soak-lab", "vllm-env", "soak-params",
+    ],  # fmt: skip
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
     "soak-fuzz": ["toolchain", "soak-fuzz"],
     "soak-hostile": ["toolchain", "dev-env", "wheel", "soak-hostile"],

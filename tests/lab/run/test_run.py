@@ -54,7 +54,7 @@ def test_a_study_from_its_plan_to_its_verdicts(tmp_path: Path) -> None:
     assert len(records(out)) == PLANNED
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180 + 120 * KILLS)
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """No run is lost or counted twice, and no process is left, whenever the controller is killed."""
     seed = int(os.environ.get("KVIK_LAB_SEED", random.SystemRandom().randrange(10**6)))
