@@ -1,8 +1,8 @@
 """Whole pages of comparisons whose truth is known: how often they decide, hold the truth, or refuse.
 
-Every page is simulated down to its iterations and goes through the product's own analysis, many pages at once:
-`pooled.settle_rows` for the warm-up, `judge` for the intervals. `test_decisions` checks that `compare`, which a
-report calls, says the same of single pages.
+Every page is simulated down to its iterations and goes through the product's own analysis, many pages at
+once: `pooled.settle_rows` for the warm-up, `judge` for the intervals. `test_decisions` checks that `compare`,
+which a report calls, says the same of single pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ BLOCKS = 0.05
 
 @dataclass(frozen=True)
 class Design:
-    """A design that the documentation recommends. `nested`: each start runs one size; otherwise each runs all."""
+    """A design that the documentation recommends. `nested`: each start runs one size; otherwise each runs
+    all."""
 
     name: str
     starts: int
@@ -78,7 +79,8 @@ def wandering(rows: int, n: int, rng: np.random.Generator) -> Rows:
 
 
 def mixed(rows: int, n: int, rng: np.random.Generator) -> Rows:
-    """AR(0.9) and white noise of equal variance: a lag-1 correlation of 0.45, and a memory of ten iterations."""
+    """AR(0.9) and white noise of equal variance: a lag-1 correlation of 0.45, and a memory of ten
+    iterations."""
     slow = ar1(rows, n, 0.9, rng) * np.sqrt(1 - 0.9**2)
     return np.asarray((slow + rng.standard_normal((rows, n))) / np.sqrt(2))
 
@@ -91,9 +93,9 @@ def tailed(rows: int, n: int, rng: np.random.Generator) -> Rows:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the iterations do. `odd`: chance that a start is 30 % slower; `warmup`: whether two slow iterations
-    begin each, twice the level in the base and 1.2 times in the arms; `step`: chance that a start slows down by
-    30 % in mid-run; `drift`: over a run, as a share."""
+    """What the iterations do. `odd`: chance that a start is 30 % slower; `warmup`: whether two slow
+    iterations begin each, twice the level in the base and 1.2 times in the arms; `step`: chance that a start
+    slows down by 30 % in mid-run; `drift`: over a run, as a share."""
 
     name: str
     noise: Noise = independent
@@ -117,8 +119,8 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class Pages:
-    """Of many pages: whether any comparison was decided, and of all their comparisons how many were decided, held
-    the truth, or were refused. `held` is of those that were not refused."""
+    """Of many pages: whether any comparison was decided, and of all their comparisons how many were decided,
+    held the truth, or were refused. `held` is of those that were not refused."""
 
     any_decided: Rate
     decided: Rate

@@ -171,8 +171,8 @@ def detection(series: Rows, at: int, size: float) -> Detection:
 def power_as_planned(
     effect: float, spread: Spread, starts: int, n: int, rows: int, seed: int
 ) -> tuple[float, Rate]:
-    """The planned power of a comparison of start means, and how often Welch's test, as scipy has it, finds the
-    effect."""
+    """The planned power of a comparison of start means, and how often Welch's test, as scipy has it, finds
+    the effect."""
     planned = promise(effect, spread.of_start(n), starts).power
     rng = np.random.default_rng(seed)
     arms = []

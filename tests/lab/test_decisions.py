@@ -1,4 +1,5 @@
-"""Pages of known truth decide, hold it, and are not refused; `python -m tests.lab.validate` has 2,000 of each."""
+"""Pages of known truth decide, hold it, and are not refused; `python -m tests.lab.validate` has 2,000 of
+each."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_compare_says_of_a_page_what_the_simulation_says() -> None:
     assert 0 < decided < 12
 
 
-def series(count: int, n: int = 30, seed: int = SEED, between: float = 0.02, within: float = 0.03) -> np.ndarray:
+def series(
+    count: int, n: int = 30, seed: int = SEED, between: float = 0.02, within: float = 0.03
+) -> truth.Rows:
     """Starts about 100, shape (count, n)."""
     rng = np.random.default_rng(seed)
     return 100 * np.exp(between * rng.standard_normal((count, 1)) + within * rng.standard_normal((count, n)))
@@ -153,7 +156,8 @@ def test_heavy_tails_are_no_states() -> None:
 def test_so_few_pairs_that_no_sign_flip_can_reject_are_told_so_and_still_judged() -> None:
     def side(name: str, level: float, seed: int) -> Starts:
         rows = level * series(4, seed=seed)
-        return Starts(name, {f"{name}{i}": row for i, row in enumerate(rows)}, {f"{name}{i}": f"b{i}" for i in range(4)})
+        values = {f"{name}{i}": row for i, row in enumerate(rows)}
+        return Starts(name, values, {start: f"b{i}" for i, start in enumerate(values)})
 
     found = compare(side("a", 1.0, 1), side("b", 1.3, 2))
     assert found.conclusion is Conclusion.DIFFERENT

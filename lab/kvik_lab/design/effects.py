@@ -29,6 +29,8 @@ class Columns:
     value: str | None = None
     start: str = "start"
     block: str = "block"
+    iteration: str = "iteration"
+    """Where the data have it, rows of one start with the same levels are iterations of one run."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ def fit_effects(
 ) -> Effects:
     """Estimate contrasts from a frame with a row a run or iteration and a column a factor.
 
-    Without contrasts they are those that the plan's report has for every factor. Raises LabError for data
-    that do not fit the model.
+    Iterations are no replicates: where a column numbers them, rows of one start with the same levels are one
+    run, whose mean counts. Without contrasts they are those that the plan's report has for every factor.
+    Raises LabError for data that do not fit the model.
     """
     if not 0 < level < 1:
         raise LabError(f"a confidence of {level:g}: it is between 0 and 1")
-    y = _response(model, data, columns)
+    data = _runs(model, data.assign(_y=_response(model, data, columns)), columns)
+    y = data["_y"].to_numpy(dtype=np.float64)
     plain = model_matrix(model, data)
     blocks = _numbered(data, columns.block)
     full = np.hstack([plain, block_columns(blocks, int(blocks.max()) + 1)])
@@ -118,6 +122,16 @@ def _response(model: Model, data: pd.DataFrame, columns: Columns) -> FloatArray:
         raise LabError(f"row {first + 1}: {name} {data[name].iloc[first]!r} {why}")
     result: FloatArray = np.log(values) if model.formula.logarithmic else values
     return result
+
+
+def _runs(model: Model, data: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """A row a run: the mean of its iterations, where there are any."""
+    if columns.start not in data or columns.iteration not in data:
+        return data
+    _numbered(data, columns.start)
+    names = [factor.name for factor in model.factors if factor.name in data]
+    keys = [columns.start, *names, *([columns.block] if columns.block in data else [])]
+    return data.groupby(keys, dropna=False, sort=False, as_index=False)["_y"].mean()
 
 
 def _numbered(data: pd.DataFrame, column: str) -> IntArray:

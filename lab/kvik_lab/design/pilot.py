@@ -30,7 +30,6 @@ MOST_ITERATIONS = 1000
 """Recommended at most, where starts hardly differ."""
 
 
-
 @dataclass(frozen=True)
 class Components:
     """Variances relative to the squared mean, and what they are estimated from."""
@@ -167,9 +166,10 @@ def plan_from_pilot(
 ) -> Pilot:
     """How many iterations a start, and how many starts, give the wanted relative half-width for least time.
 
-    The difference is one of so many `comparisons` of a page, whose intervals hold together with this confidence;
-    experiments are simulated and judged by the analysis that a report uses. Costs are seconds; the warm-up counts as part of a start. Raises LabError for costs, widths or a
-    confidence that make no sense, and where no sensible number of starts reaches the width.
+    The difference is one of so many `comparisons` of a page, whose intervals hold together with this
+    confidence; experiments are simulated and judged by the analysis that a report uses. Costs are seconds;
+    the warm-up counts as part of a start. Raises LabError for costs, widths or a confidence that make no
+    sense, and where no sensible number of starts reaches the width.
     """
     if cost_restart < 0 or cost_iteration <= 0 or warmup < 0:
         raise LabError(

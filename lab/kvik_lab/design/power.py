@@ -1,7 +1,9 @@
-"""What a plan can show of a contrast: how often the very analysis of `strata`, run on simulated experiments, finds it.
+"""What a plan can show of a contrast: how often the very analysis of `strata`, run on simulated experiments,
+finds it.
 
-A contrast of factors that only a restart changes is judged against the variation between starts, with the starts'
-degrees of freedom. All contrasts of a plan have intervals that hold together (Bonferroni), as a report gives them.
+A contrast of factors that only a restart changes is judged against the variation between starts, with the
+starts' degrees of freedom. All contrasts of a plan have intervals that hold together (Bonferroni), as a
+report gives them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The analysis of a model's contrasts where runs share starts: least squares in two strata.
 
-What differs between the runs of a start is estimated from their differences to the start's mean, and judged against
-their variation; what a start has throughout is estimated from the means of starts, less what their runs explain, and
-judged against the variation of these means (Yates 1935, J. R. Statist. Soc. Suppl. 2; for split plots with unequal
-starts it is not efficient, but its errors are right). A contrast of both kinds has the sum of both variances, with
-Satterthwaite's degrees of freedom. A plan's power is this analysis of simulated experiments, a row each.
+What differs between the runs of a start is estimated from their differences to the start's mean, and judged
+against their variation; what a start has throughout is estimated from the means of starts, less what their
+runs explain, and judged against the variation of these means (Yates 1935, J. R. Statist. Soc. Suppl. 2; for
+split plots with unequal starts it is not efficient, but its errors are right). A contrast of both kinds has
+the sum of both variances, with Satterthwaite's degrees of freedom. A plan's power is this analysis of
+simulated experiments, a row each.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ class Fitted:
         df = np.where(lost | ~np.isfinite(df), 0.0 if lost else float(min(degrees[k] for k in used)), df)
         reach = np.where(df > 0, reach, np.nan)
         kept = np.ones((len(estimate), self.strata.starts), dtype=bool)
-        return Judged(estimate, error, df, estimate - reach, estimate + reach, kept, "least squares in two strata")
+        return Judged(
+            estimate, error, df, estimate - reach, estimate + reach, kept, "least squares in two strata"
+        )
 
 
 class Strata:
-    """A model's matrix, a row a run, and the start of each run. Runs that share none are starts of their own."""
+    """A model's matrix, a row a run, and the start of each run. Runs that share none are starts of their
+    own."""
 
     def __init__(self, matrix: FloatArray, groups: IntArray) -> None:
         """`groups` numbers the starts from 0."""
@@ -99,7 +103,8 @@ class Strata:
         return "starts and runs" if touched[~self.constant].any() else "starts"
 
     def standard_error(self, row: FloatArray, ratio: float) -> float | None:
-        """In deviations of a run, where starts vary by `ratio` times a run's variance; None if not estimable."""
+        """In deviations of a run, where starts vary by `ratio` times a run's variance; None if not
+        estimable."""
         if not self.estimable(row):
             return None
         outer, inner = self.weights(row)

@@ -224,7 +224,9 @@ def _print_pairs(plan: Plan, console: Console) -> None:
 
 def _print_power(plan: Plan, console: Console) -> None:
     delta, wanted = plan.setup.delta, plan.setup.wanted_power
-    title = f"power for a difference of {_size(plan, delta)}, all {len(plan.powers)} intervals together at 95 %"
+    title = (
+        f"power for a difference of {_size(plan, delta)}, all {len(plan.powers)} intervals together at 95 %"
+    )
     table = _table(
         title, "contrast", "SE", "df", "judged against", "power", f"seen at {wanted:.0%}", "known to"
     )
@@ -242,7 +244,7 @@ def _print_power(plan: Plan, console: Console) -> None:
         _row(table, one.contrast, _number(one.se), str(one.df), one.stratum, shown, seen, f"+-{known}")
     console.print(table)
     console.print(
-        "power: of simulated experiments, judged by the analysis that a report uses; known to: median half-width",
+        "power: of simulated experiments, judged as `kvik lab effects` does; known to: median half-width",
         highlight=False,
     )
 

@@ -199,7 +199,9 @@ def compare_command(
     together, starts are compared within blocks.
     """
     columns = Columns(start, iteration, value, block)
-    found = compare(read(a, columns), read(b, columns), margin, alpha, not larger_is_better, seed, comparisons)
+    found = compare(
+        read(a, columns), read(b, columns), margin, alpha, not larger_is_better, seed, comparisons
+    )
     if as_json:
         hidden = {"a", "b", "levels", "layout"}
         result = {f.name: plain(getattr(found, f.name)) for f in fields(found) if f.name not in hidden}

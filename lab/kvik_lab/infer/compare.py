@@ -1,8 +1,9 @@
-"""Two configurations, A (the base) and B: is there a difference, how large, and is it small enough not to matter.
+"""Two configurations, A (the base) and B: is there a difference, how large, and is it small enough not to
+matter.
 
-The verdict is read from one interval, that of `judge` over the starts' means after the warm-up that all starts
-share: it excludes a ratio of 1, or lies within the margin, or neither. Beside it stand the exact test, where so
-few starts can reject at all, and the same interval with the odd starts kept.
+The verdict is read from one interval, that of `judge` over the starts' means after the warm-up that all
+starts share: it excludes a ratio of 1, or lies within the margin, or neither. Beside it stand the exact test,
+where so few starts can reject at all, and the same interval with the odd starts kept.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Conclusion(Enum):
 class Comparison:
     """What two configurations say beside each other; A is the base of the ratio.
 
-    `ratio` is at the simultaneous level: all of the page's `comparisons` hold together at 1 - alpha. `p` is adjusted
-    likewise. `odd` names the starts that were left out, `all_kept` is the ratio with them. `difference` is B - A in
-    the values' unit. `cut`: iterations left out of each start as warm-up.
+    `ratio` is at the simultaneous level: all of the page's `comparisons` hold together at 1 - alpha. `p` is
+    adjusted likewise. `odd` names the starts that were left out, `all_kept` is the ratio with them.
+    `difference` is B - A in the values' unit. `cut`: iterations left out of each start as warm-up.
     """
 
     a: Steady
@@ -101,8 +102,8 @@ class Comparison:
         return count
 
     def would_decide(self, effect: float | None = None) -> Promise | None:
-        """Starts an arm that would decide an effect (by default the one measured) with a power of 80 %; None where
-        nothing is known of the spread, or where over 500 would not do."""
+        """Starts an arm that would decide an effect (by default the one measured) with a power of 80 %; None
+        where nothing is known of the spread, or where over 500 would not do."""
         if self.ratio is None or not self.spread or self.plan is Plan.SINGLE:
             return None
         size = self.ratio.estimate - 1.0 if effect is None else effect
@@ -133,9 +134,10 @@ def compare(
 ) -> Comparison:
     """Compare B with A by the means of their starts, as one of so many `comparisons` on a page.
 
-    `together` and `cut`: what all starts of each arm do, and the iterations that are left out of each start as
-    warm-up; by default both are judged of these starts, and the longer warm-up is left out of both. Raises LabError for values that are not positive, starts too short to be looked at, blocks that
-    only one side has, and a single start beside several.
+    `together` and `cut`: what all starts of each arm do, and the iterations that are left out of each start
+    as warm-up; by default both are judged of these starts, and the longer warm-up is left out of both. Raises
+    LabError for values that are not positive, starts too short to be looked at, blocks that only one side
+    has, and a single start beside several.
     """
     if margin is not None and not margin > 0:
         raise LabError(f"the margin is {margin}; say how far a ratio may lie from 1, such as 0.01")

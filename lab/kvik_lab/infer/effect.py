@@ -19,7 +19,8 @@ from kvik_lab.infer.serial import moments
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference on some scale with its standard error and degrees of freedom; `method` says what varied."""
+    """A difference on some scale with its standard error and degrees of freedom; `method` says what
+    varied."""
 
     estimate: float
     error: float
@@ -54,7 +55,8 @@ def logs(values: Floats, what: str) -> Floats:
 
 
 def log_ratio(a: Values, b: Values) -> Difference:
-    """The logarithm of B's level over A's, one value a start, all starts kept: what `judge` says of two groups.
+    """The logarithm of B's level over A's, one value a start, all starts kept: what `judge` says of two
+    groups.
 
     Raises LabError for fewer than two starts on a side, or values that are not positive.
     """

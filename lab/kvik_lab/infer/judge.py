@@ -1,19 +1,18 @@
 """The one analysis of a comparison: an interval over starts, and the verdict that it gives.
 
-`kvik lab report`, `compare`, `pilot` and the simulated power of a plan all call `judge`: what is promised is what
-is done. It takes the logarithms of start levels, many experiments at once (a row each), since a plan simulates
-thousands of them and a report has one.
+`kvik lab report`, `compare`, `pilot` and the simulated power of a plan all call `judge`: what is promised is
+what is done. It takes the logarithms of start levels, many experiments at once (a row each), since a plan
+simulates thousands of them and a report has one.
 
 The unit is the server start (the whole plot of a split-plot design). Iterations within a start, however they
 depend on each other, enter only by their mean, so that no model of their correlation is needed. Where several
-comparisons stand on one page, each interval is taken at 1 - alpha / comparisons (Bonferroni): all of them hold
-together with probability 1 - alpha at least, however they depend on each other.
+comparisons stand on one page, each interval is taken at 1 - alpha / comparisons (Bonferroni): all of them
+hold together with probability 1 - alpha at least, however they depend on each other.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,13 +27,14 @@ ODD_SHARE = 0.15
 ODD_SPREAD = 5.0
 MOST_ODD = 1.0 / 3.0
 RULE = (
-    f"a start is odd if its level lies more than {100 * ODD_SHARE:g} % and more than {ODD_SPREAD:g} robust standard "
-    "deviations from the median of its arm (of pairs: if the ratio of a pair does, from that of the pairs); odd "
-    "starts are left out where they are a third of their arm at most, and kept otherwise"
+    f"a start is odd if its level lies more than {100 * ODD_SHARE:g} % and more than {ODD_SPREAD:g} robust "
+    "standard deviations from the median of its arm (of pairs: if the ratio of a pair does, from that of the "
+    "pairs); odd starts are left out where they are a third of their arm at most, and kept otherwise"
 )
 """The rule for odd starts, stated before the data are seen."""
 
-# Croux and Rousseeuw (1992, COMPSTAT): what makes the MAD of n normal values right on average; beyond, n/(n - 0.8).
+# Croux and Rousseeuw (1992, COMPSTAT): what makes the MAD of n normal values right on average; beyond them
+# n / (n - 0.8).
 _MAD = np.array([1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107])
 
 Ints = NDArray[np.intp]
@@ -51,7 +51,8 @@ class Plan(Enum):
 
 @dataclass(frozen=True)
 class Layout:
-    """Of each start of a comparison: whether it is of the arm (or of the base), and the number of its block."""
+    """Of each start of a comparison: whether it is of the arm (or of the base), and the number of its
+    block."""
 
     of_arm: Bools
     block: Ints
@@ -77,8 +78,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Judged:
-    """Of each experiment (row): the log ratio of the arm over the base, its standard error and degrees of freedom,
-    the bounds at the simultaneous level, and which starts were kept. A row without an answer has nan bounds."""
+    """Of each experiment (row): the log ratio of the arm over the base, its standard error and degrees of
+    freedom, the bounds at the simultaneous level, and which starts were kept. A row without an answer has nan
+    bounds."""
 
     estimate: Floats
     error: Floats
@@ -94,8 +96,8 @@ class Judged:
         return np.asarray((self.low > 0) | (self.high < 0))
 
     def p(self, comparisons: int = 1) -> Floats:
-        """Two-sided p-values of no difference, adjusted for so many comparisons: up to alpha exactly where the
-        interval excludes a ratio of 1."""
+        """Two-sided p-values of no difference, adjusted for so many comparisons: up to alpha exactly where
+        the interval excludes a ratio of 1."""
         with np.errstate(divide="ignore", invalid="ignore"):
             size = np.where(
                 self.error > 0, np.abs(self.estimate) / self.error, np.inf * np.abs(self.estimate)
@@ -109,8 +111,8 @@ def judge(
 ) -> Judged:
     """Judge experiments: `levels` has the logarithms of start levels, shape (experiments, starts).
 
-    `leave_out`: whether odd starts are left out by `RULE`. Raises LabError for a single start on a side, of which
-    nothing can be said of other starts.
+    `leave_out`: whether odd starts are left out by `RULE`. Raises LabError for a single start on a side, of
+    which nothing can be said of other starts.
     """
     fraction(alpha, "alpha")
     plan = layout.plan
@@ -185,11 +187,16 @@ def _without_blocks(levels: Floats, layout: Layout) -> Floats:
     return out
 
 
+def _sums(values: Floats, kept: Bools) -> tuple[Floats, Floats, Floats]:
+    """Mean, sum of squares about it, and number of the values kept in each row; 0 where there are none."""
+    n = kept.sum(axis=1).astype(np.float64)
+    mean = np.where(kept, values, 0.0).sum(axis=1) / np.maximum(n, 1.0)
+    return mean, np.where(kept, (values - mean[:, None]) ** 2, 0.0).sum(axis=1), n
+
+
 def _mean(values: Floats, kept: Bools) -> tuple[Floats, Floats, Floats]:
     """Mean, variance, and number of the values kept in each row."""
-    n = kept.sum(axis=1).astype(np.float64)
-    mean = np.where(kept, values, 0.0).sum(axis=1) / n
-    squares = np.where(kept, (values - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    mean, squares, n = _sums(values, kept)
     return mean, squares / (n - 1.0), n
 
 
@@ -210,24 +217,19 @@ def _groups(levels: Floats, kept: Bools, layout: Layout) -> tuple[Floats, Floats
 
 def _blocks(levels: Floats, kept: Bools, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """The difference within blocks, with a level for each: blocks weigh n_a n_b / (n_a + n_b)."""
-    weights, each, inside, levels_fitted = [], [], [], np.zeros(len(levels))
-    for block in np.unique(layout.block):
-        sides = []
-        for side in (False, True):
-            at = (layout.block == block) & (layout.of_arm == side)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                sides.append((*_mean(levels[:, at], kept[:, at]), levels[:, at], kept[:, at]))
-        (m, _, n, *_), (m2, _, n2, *_) = sides
-        weight = n * n2 / np.maximum(n + n2, 1.0)
-        weights.append(weight)
-        each.append(np.where(weight > 0, m2 - m, 0.0))
-        inside.append(
-            sum(np.where(k, (v - np.nan_to_num(mu)[:, None]) ** 2, 0.0).sum(1) for mu, _, _, v, k in sides)
-        )
-        levels_fitted += (n + n2) > 0
-    w, d = np.stack(weights), np.stack(each)
-    estimate = (w * d).sum(axis=0) / w.sum(axis=0)
-    squares = np.stack(inside).sum(axis=0) + (w * (d - estimate) ** 2).sum(axis=0)
-    degrees = kept.sum(axis=1) - levels_fitted - 1.0
-    return estimate, np.sqrt(squares / degrees / w.sum(axis=0)), degrees
+    rows, blocks = len(levels), np.unique(layout.block)
+    weights, each = np.zeros((len(blocks), rows)), np.zeros((len(blocks), rows))
+    squares, fitted = np.zeros(rows), np.zeros(rows)
+    for k, block in enumerate(blocks):
+        here = layout.block == block
+        base, arm = (np.flatnonzero(here & (layout.of_arm == side)) for side in (False, True))
+        one, of_base, n = _sums(levels[:, base], kept[:, base])
+        two, of_arm, m = _sums(levels[:, arm], kept[:, arm])
+        weights[k] = n * m / np.maximum(n + m, 1.0)
+        each[k] = two - one
+        squares += of_base + of_arm
+        fitted += (n + m) > 0
+    estimate = (weights * each).sum(axis=0) / weights.sum(axis=0)
+    squares += (weights * (each - estimate) ** 2).sum(axis=0)
+    degrees = kept.sum(axis=1) - fitted - 1.0
+    return estimate, np.sqrt(squares / degrees / weights.sum(axis=0)), degrees

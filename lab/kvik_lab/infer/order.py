@@ -118,11 +118,12 @@ IN_TAIL = 2
 def quantile_over_starts(
     starts: Sequence[Values], probability: float, level: float = 0.95
 ) -> Interval | TooFew:
-    """A percentile of the iterations of a typical start, with the interval that further starts would fall about.
+    """A percentile of the iterations of a typical start, with the interval that further starts would fall
+    about.
 
-    The geometric mean of the starts' own quantiles, and Student's t over their logarithms: iterations of one start
-    may depend on each other. TooFew for one start, or where a start has fewer than IN_TAIL values beyond the
-    percentile. Values lie above zero.
+    The geometric mean of the starts' own quantiles, and Student's t over their logarithms: iterations of one
+    start may depend on each other. TooFew for one start, or where a start has fewer than IN_TAIL values
+    beyond the percentile. Values lie above zero.
     """
     fraction(probability, "the quantile")
     rows = [series(s, f"start {i + 1}", at_least=1) for i, s in enumerate(starts)]

@@ -1,7 +1,8 @@
 """Permutation tests: what a difference would be if the labels meant nothing.
 
-What is permuted must be exchangeable, and iterations of one start are not: units here are starts (their means). Where
-all arrangements can be listed the p-value is exact; otherwise it is drawn, and its own standard error is given.
+What is permuted must be exchangeable, and iterations of one start are not: units here are starts (their
+means). Where all arrangements can be listed the p-value is exact; otherwise it is drawn, and its own standard
+error is given.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Permutation:
 
 
 def within_blocks(blocks: Sequence[Block], draws: int = 20_000, seed: int = 1) -> Permutation:
-    """Whether b differs from a: labels are dealt anew within each block, all unblocked units being one block. Of
-    blocks with one unit of each group, that is flipping the signs of their differences (Fisher 1935).
+    """Whether b differs from a: labels are dealt anew within each block, all unblocked units being one block.
+    Of blocks with one unit of each group, that is flipping the signs of their differences (Fisher 1935).
 
     The statistic is the mean difference b - a, blocks weighted by n_a n_b / (n_a + n_b), which is what gives
     their differences their precision. Raises LabError for a block that lacks a group.

@@ -1,12 +1,12 @@
 """Warm-up and drift, judged over all starts together.
 
-A change that every start makes at the same iteration is no accident of one of them, and is seen where no single
-start could show it: two slow iterations at the begin of each, or a drift of a few per cent. The unit is again the
-start: of each the mean before a place is held against that after it, and what counts is whether the starts agree.
-So iterations may depend on each other in any way.
+A change that every start makes at the same iteration is no accident of one of them, and is seen where no
+single start could show it: two slow iterations at the begin of each, or a drift of a few per cent. The unit
+is again the start: of each the mean before a place is held against that after it, and what counts is whether
+the starts agree. So iterations may depend on each other in any way.
 
-A start that changes where the others do not is an odd one, and no property of the system: it stays, and `judge`'s
-rule for odd starts decides whether its level counts.
+A start that changes where the others do not is an odd one, and no property of the system: it stays, and
+`judge`'s rule for odd starts decides whether its level counts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ROUNDS = 4
 class Settling:
     """What all starts together do over their iterations.
 
-    `steady_from`: the iteration from which they keep a level; None where they change too late for any to be called
-    steady, at `at`. `before` is how much higher their level was before, as a share (0: no change). `drift` is the
-    change over the steady part, as a share; None where there is none that the starts agree on.
+    `steady_from`: the iteration from which they keep a level; None where they change too late for any to be
+    called steady, at `at`. `before` is how much higher their level was before, as a share (0: no change).
+    `drift` is the change over the steady part, as a share; None where there is none that the starts agree on.
     """
 
     starts: int
@@ -80,8 +80,8 @@ def settle(series: Sequence[Floats]) -> Settling | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """Of each experiment: where the last level begins, how much higher the one before the first change was (of
-    logs), and whether that level lasts long enough."""
+    """Of each experiment: where the last level begins, how much higher the one before the first change was
+    (of logs), and whether that level lasts long enough."""
 
     at: Ints
     before: Floats
@@ -91,8 +91,8 @@ class Rows:
 def settle_rows(logs: Floats) -> Rows:
     """Judge many experiments at once: logarithms of shape (experiments, starts, iterations).
 
-    Several changes are taken off one after the other; a straight line that fits better than a step is a drift,
-    and no warm-up.
+    Several changes are taken off one after the other; a straight line that fits better than a step is a
+    drift, and no warm-up.
     """
     rows, _, n = logs.shape
     at, before = np.zeros(rows, dtype=np.intp), np.zeros(rows)
@@ -118,8 +118,9 @@ def settle_rows(logs: Floats) -> Rows:
 
 
 def _step(logs: Floats) -> tuple[Ints, Floats]:
-    """Of each experiment the place that divides the mean series best, and how much higher the part before it is
-    (of logs); place 0 where starts do not agree on it, where it does not matter, or where a line fits better."""
+    """Of each experiment the place that divides the mean series best, and how much higher the part before it
+    is (of logs); place 0 where starts do not agree on it, where it does not matter, or where a line fits
+    better."""
     starts, n = logs.shape[1:]
     places = np.arange(1, n)
     sums = np.cumsum(logs, axis=2)

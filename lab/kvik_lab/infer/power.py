@@ -1,4 +1,5 @@
-"""Power of a comparison before it is run: how often `judge`, the very analysis, decides simulated experiments.
+"""Power of a comparison before it is run: how often `judge`, the very analysis, decides simulated
+experiments.
 
 The unit is the server start: its level varies between starts, and by what its iterations leave over.
 """
@@ -20,7 +21,8 @@ DRAWS = 4000
 SEED = 20_261_125
 MOST_STARTS = 500
 FEWEST_STARTS = 4
-"""Starts an arm that anything is planned with: of fewer, how starts differ is hardly known, and none can be odd."""
+"""Starts an arm that anything is planned with: of fewer, how starts differ is hardly known, and none can be
+odd."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Spread:
 @dataclass(frozen=True)
 class Promise:
     """What a comparison of so many starts an arm does, simulated: how often it is decided, and the median
-    half-width of its simultaneous interval, as a share of the ratio. `error` is the simulation's, of `power`."""
+    half-width of its simultaneous interval, as a share of the ratio. `error` is the simulation's, of
+    `power`."""
 
     starts: int
     power: float
@@ -66,9 +69,9 @@ def promise(
 ) -> Promise:
     """Simulate experiments in which the arm's level is `1 + effect` times the base's, and judge them.
 
-    `spread` is the standard deviation of one start's level, as a share of it; in pairs, of what the two of a pair
-    do not share. `comparisons` are all that the page will have, of which this is one. Raises LabError for fewer
-    than two starts an arm, a spread that is not above zero, or an effect of -1 or less.
+    `spread` is the standard deviation of one start's level, as a share of it; in pairs, of what the two of a
+    pair do not share. `comparisons` are all that the page will have, of which this is one. Raises LabError
+    for fewer than two starts an arm, a spread that is not above zero, or an effect of -1 or less.
     """
     fraction(alpha, "alpha")
     if starts < 2 or not spread > 0 or not effect > -1 or comparisons < 1:

@@ -1,7 +1,7 @@
 """States that a server takes: how high each is, and how much of the time it lasts.
 
-A level that changes within a run, and comes back or differs from start to start, is a mixture. Its mean is that of
-the mixture, and holds only for its weights; the states and the weights say more.
+A level that changes within a run, and comes back or differs from start to start, is a mixture. Its mean is
+that of the mixture, and holds only for its weights; the states and the weights say more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kvik_lab.infer.steady import Steady
 GAP = math.log1p(0.05)
 """How much two states differ at least, of logs."""
 APART = 4.0
-"""And how many standard deviations of the values within them. The halves of normal values are 2.6 apart, those of
-uniform ones 3.5."""
+"""And how many standard deviations of the values within them. The halves of normal values are 2.6 apart,
+those of uniform ones 3.5."""
 RAREST = 0.05
 """Share of all iterations that a state has at least."""
 MOST = 4
@@ -39,10 +39,12 @@ class State:
 
 
 def states(found: Steady, alpha: float = 0.05) -> tuple[State, ...]:
-    """The states of a configuration after its warm-up, the most frequent first; empty where it keeps one level.
+    """The states of a configuration after its warm-up, the most frequent first; empty where it keeps one
+    level.
 
-    There are none unless a change of level is confirmed in some start. Then the values of all starts are divided
-    where that leaves least variation within (Otsu 1979, IEEE Trans. SMC 9), as long as the parts are apart.
+    There are none unless a change of level is confirmed in some start. Then the values of all starts are
+    divided where that leaves least variation within (Otsu 1979, IEEE Trans. SMC 9), as long as the parts are
+    apart.
     """
     parts = found.steady or tuple(start.values for start in found.starts)
     cut = len(found.starts[0].values) - len(parts[0])
@@ -85,7 +87,9 @@ def _divide(ordered: Floats, of: int) -> int:
 
 
 def _state(k: int, parts: tuple[Floats, ...], of: list[Ints], alpha: float) -> State:
-    levels = np.array([part[which == k].mean() for part, which in zip(parts, of, strict=True) if (which == k).any()])
+    levels = np.array(
+        [part[which == k].mean() for part, which in zip(parts, of, strict=True) if (which == k).any()]
+    )
     share = _over(np.array([(which == k).mean() for which in of]), alpha)
     bounded = Interval(share.estimate, max(0.0, share.low), min(1.0, share.high), share.level, share.method)
     return State(_over(levels, alpha), bounded, len(levels))

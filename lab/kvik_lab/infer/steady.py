@@ -1,9 +1,9 @@
 """Whether a server has settled: what all starts do together, the class of each, and the mean that follows.
 
-The classes are those of Barrett et al. (2017, OOPSLA, "Virtual machine warmup blows hot and cold"), of segments
-that `changes` confirmed, with one more: a run that goes up and down and never stays. Where there are three starts
-at least, the warm-up that is left out is the one that all of them have together (`pooled`), and the class of a
-single start says only how that one looks.
+The classes are those of Barrett et al. (2017, OOPSLA, "Virtual machine warmup blows hot and cold"), of
+segments that `changes` confirmed, with one more: a run that goes up and down and never stays. Where there are
+three starts at least, the warm-up that is left out is the one that all of them have together (`pooled`), and
+the class of a single start says only how that one looks.
 """
 
 from __future__ import annotations
@@ -93,10 +93,11 @@ class Start:
 class Steady:
     """All starts of one configuration.
 
-    `settling` is what they do together, None where they are too few for that. `steady` are the values that count,
-    of each start; empty where there is no steady part. `odd` marks the starts that `judge.RULE` leaves out of
-    `headline`, the mean over starts; `all_kept` is the mean with them. The headline of a single start says nothing
-    of others, and there is none where the level changes too late; `why` says what stands in its place.
+    `settling` is what they do together, None where they are too few for that. `steady` are the values that
+    count, of each start; empty where there is no steady part. `odd` marks the starts that `judge.RULE` leaves
+    out of `headline`, the mean over starts; `all_kept` is the mean with them. The headline of a single start
+    says nothing of others, and there is none where the level changes too late; `why` says what stands in its
+    place.
     """
 
     starts: tuple[Start, ...]
@@ -147,10 +148,10 @@ def examine(
 ) -> Steady:
     """Judge the starts of one configuration together, and give the headline that they allow.
 
-    `together`: what more starts than these do, such as all of an arm under all conditions; by default these alone
-    are judged. `cut`: iterations that are left out of each start whatever it does (the longest warm-up of all arms
-    that stand beside each other). Raises LabError for no start, or one too short to be looked at, and for
-    values that are not above zero.
+    `together`: what more starts than these do, such as all of an arm under all conditions; by default these
+    alone are judged. `cut`: iterations that are left out of each start whatever it does (the longest warm-up
+    of all arms that stand beside each other). Raises LabError for no start, or one too short to be looked at,
+    and for values that are not above zero.
     """
     if not starts:
         raise LabError("there is no start to look at; give at least one series")

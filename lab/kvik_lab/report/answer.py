@@ -32,7 +32,8 @@ def answer(
     arms = [arm for arm in data.arms if arm != base]
     others = " or ".join(arms) if len(arms) <= MOST_ARMS else f"any of {len(arms)} others"
     at = f", by {', '.join(data.others)}" if data.others else ""
-    what = "takes less time" if rules.unit in SECONDS else f"gives {'less' if rules.smaller_is_better else 'more'}"
+    better = "less" if rules.smaller_is_better else "more"
+    what = "takes less time" if rules.unit in SECONDS else f"gives {better}"
     question = rules.question or f"Which {what}, {base} or {others}{at}?"
     return Answer(
         question,
@@ -94,8 +95,8 @@ def because(found: Comparison) -> str:
         needed = found.would_decide()
         size = _percent(abs(found.ratio.estimate - 1)) if found.ratio else ""
         parts.append(
-            f"the interval holds 1; {needed.starts} starts an arm would decide a difference of {size} in 80 % of "
-            "studies"
+            f"the interval holds 1; {needed.starts} starts an arm would decide a difference of {size} in 80 % "
+            "of studies"
             if needed is not None
             else f"the interval holds 1, and a difference of {size} would take over 500 starts an arm"
         )
@@ -230,7 +231,10 @@ def change(compared: tuple[Compared, ...], rules: Rules) -> str:
         if c.found is not None and c.found.ratio is not None and c.found.p is not None
     ]
     if not found:
-        return "Two starts of each arm at least; five of each tell a difference of 20 % where starts vary by 2 %."
+        return (
+            "Two starts of each arm at least; five of each tell a difference of 20 % where starts vary by "
+            "2 %."
+        )
     parts = []
     undecided = [f for f in found if f.conclusion is Conclusion.UNDECIDED]
     if undecided:
@@ -243,15 +247,19 @@ def change(compared: tuple[Compared, ...], rules: Rules) -> str:
             )
         elif rules.margin is None:
             parts.append("What is not decided is small: say with --margin what would not matter.")
-    flips = [f for f in found if f.all_kept is not None and f.all_kept.holds(1.0) != f.ratio.holds(1.0)]  # type: ignore[union-attr]
+    flips = [
+        f
+        for f in found
+        if f.all_kept is not None and f.ratio is not None and f.all_kept.holds(1.0) != f.ratio.holds(1.0)
+    ]
     if flips:
         parts.append(f"With odd starts kept, {len(flips)} verdicts would be others.")
     decided = [f.ratio for f in found if f.conclusion is Conclusion.DIFFERENT and f.ratio is not None]
     if decided:
         nearest = min(r.low - 1 if r.estimate > 1 else 1 - r.high for r in decided)
         parts.append(
-            f"What is decided holds unless all starts of an arm share a bias of {_percent(nearest)} or more; further "
-            "starts would not show it."
+            f"What is decided holds unless all starts of an arm share a bias of {_percent(nearest)} or more; "
+            "further starts would not show it."
         )
     return " ".join(parts)
 

@@ -1,4 +1,5 @@
-"""The first screen of a page: question, answer, the comparisons with their intervals, how sure, and what changes it."""
+"""The first screen of a page: question, answer, the comparisons with their intervals, how sure, and what
+changes it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def answer_html(answer: Answer) -> str:
     scale = _scale(answer.claims)
     rows = [_row(claim, scale, answer) for claim in answer.claims]
     first = _strip(rows[:ON_FIRST], scale, answer.beside)
-    rest = f"<details class='more'><summary>{len(rows) - ON_FIRST} more</summary>{_strip(rows[ON_FIRST:], scale, answer.beside)}</details>"
+    more = _strip(rows[ON_FIRST:], scale, answer.beside)
+    rest = f"<details class='more'><summary>{len(rows) - ON_FIRST} more</summary>{more}</details>"
     return (
         f'<section class="answer" id="answer"><p class="question">{escape(answer.question)}</p>'
         f'<p class="sentence">{escape(answer.sentence)}</p>{first}{rest if len(rows) > ON_FIRST else ""}'
@@ -87,7 +89,10 @@ def _numbers(claim: Claim, scale: tuple[float, float], note: str) -> str:
     low, high = interval.low or 0.0, interval.high or math.inf
     bar = _bar(low, value, high, scale, _TONES[claim.verdict])
     shown = f"{_change(low)} to {_change(high)}"
-    return f"<td class='bar'>{bar}{note}</td><td class='number big'>{_change(value)}</td><td class='number'>{shown}</td>"
+    return (
+        f"<td class='bar'>{bar}{note}</td><td class='number big'>{_change(value)}</td>"
+        f"<td class='number'>{shown}</td>"
+    )
 
 
 def _change(ratio: float) -> str:

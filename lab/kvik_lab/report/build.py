@@ -1,4 +1,5 @@
-"""A whole report of measurements: the answer, what it rests on, how it was reached, and what it cannot say."""
+"""A whole report of measurements: the answer, what it rests on, how it was reached, and what it cannot
+say."""
 
 from __future__ import annotations
 
@@ -68,7 +69,11 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
     rows: list[tuple[Cell, ...]] = []
     percentiles: list[tuple[Cell, ...]] = []
     mixtures: list[tuple[Cell, ...]] = []
-    shown = [p for p in QUANTILES if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)]
+    shown = [
+        p
+        for p in QUANTILES
+        if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)
+    ]
     for condition in data.conditions:
         for arm in data.arms:
             found = next((x for x in looked if x.cell.arm == arm and x.cell.condition == condition), None)
@@ -98,7 +103,8 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
         tables.append(Table("states", "States that alternate", (*columns, *names), tuple(mixtures), note))
     same = [f"{name} was {value} throughout." for name, value in data.constant.items()]
     told = [f"{arm}: {found}." for arm, found in settled.arms.items() if found is not None and str(found)]
-    text = (f"{len(data.cells)} combinations were run, from {', '.join(_file(s) for s in data.sources)}.", *same, *told)
+    files = ", ".join(_file(source) for source in data.sources)
+    text = (f"{len(data.cells)} combinations were run, from {files}.", *same, *told)
     return Section("measured", "What was measured", text, tuple(tables))
 
 
@@ -158,8 +164,8 @@ def _series(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
         title = f"In run order: {words(data, condition)}"
         figures.append(RunOrder(f"series-{number}", title, f"value, {rules.unit}", tuple(series)))
     text = (
-        "One colour a start, in the order in which starts are listed, from blue to red. Points are values in the order "
-        "of their iterations; lines are the levels that were found. Crosses are starts that were left out as odd."
+        "One colour a start, in the order in which starts are listed, from blue to red. Points are values in the "
+        "order of their iterations; lines are the levels that were found. Crosses are starts that were left out as odd."
     )
     return Section("series", "Series in run order", (text,), (), tuple(figures))
 
@@ -217,8 +223,8 @@ def _tests(data: Data, base: str, compared: tuple[Compared, ...], rules: Rules) 
     columns = (data.arm, *data.others, f"less {base}, {rules.unit}", "p", "p, exact test", "compared as")
     table = Table("tests", f"Every {data.arm} beside {base}", columns, tuple(rows))
     text = (
-        "The verdicts above come from the intervals of the ratios. Here are the differences in the unit of the "
-        "values, and p-values that are adjusted for all intervals of the page.",
+        "The verdicts above come from the intervals of the ratios. Here are the differences in the unit of "
+        "the values, and p-values that are adjusted for all intervals of the page.",
     )
     return Section("comparison", f"Comparison with {base}", text, (table,))
 
@@ -238,15 +244,15 @@ def _method(data: Data, base: str, settled: Settled, rules: Rules, family: int) 
     level = f"{100 * (1 - rules.alpha):g} %"
     each = f", each at {100 * (1 - rules.alpha / family):.4g} %," if family > 1 else ""
     text = (
-        f"The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios are those "
-        f"of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold one start of each "
-        "arm, and within blocks where they hold more.",
-        f"The {family} intervals of the page{each} hold together with {level} at least (Bonferroni), crossovers among "
-        "them. The verdict is read from the interval: it excludes 1, or lies within the margin, or neither.",
+        f"The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios are "
+        f"those of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold one start of "
+        "each arm, and within blocks where they hold more.",
+        f"The {family} intervals of the page{each} hold together with {level} at least (Bonferroni), crossovers "
+        "among them. The verdict is read from the interval: it excludes 1, or lies within the margin, or neither.",
         f"Warm-up, drift and late changes are judged over all starts of an arm together. {cut}",
         f"Odd starts: {RULE}. The rule was fixed before these data were seen.",
-        "Means and percentiles of an arm by itself have intervals of their own, which do not count among those of the "
-        "page.",
+        "Means and percentiles of an arm by itself have intervals of their own, which do not count among those of "
+        "the page.",
     )
     return Section("method", "How it was reached", text)
 

@@ -87,7 +87,8 @@ def _run_order(figure: RunOrder) -> Json:
             (at + 1) * width - (0.02 if at + 1 < len(panels) else 0.0),
         ]
         layout[f"xaxis{suffix}"] = axis("iteration", domain=ends, anchor="y")
-        corner = {"x": ends[0], "xref": "paper", "xanchor": "left", "y": 1.0, "yref": "paper", "yanchor": "bottom"}
+        corner = {"x": ends[0], "xref": "paper", "xanchor": "left"}
+        corner |= {"y": 1.0, "yref": "paper", "yanchor": "bottom"}
         notes.append({"text": f"<b>{label(name)}</b>", "showarrow": False, **corner})
         for k, series in enumerate(group):
             data += _ordered(series, spectrum(k, len(group)), f"x{suffix}")

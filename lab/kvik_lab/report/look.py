@@ -21,8 +21,8 @@ from kvik_lab.report.read import Cell, Data
 class Rules:
     """What the person who asks decides: units, error rates, what counts as equal, and what is better.
 
-    `alpha` is the error rate of the page as a whole. `question` is what the page answers, by default which arm is
-    better; `facts` say when, where and with which versions was measured.
+    `alpha` is the error rate of the page as a whole. `question` is what the page answers, by default which
+    arm is better; `facts` say when, where and with which versions was measured.
     """
 
     unit: str = "ms"
@@ -73,14 +73,16 @@ class Compared:
 
 @dataclass(frozen=True)
 class Settled:
-    """What all starts of each arm do together over all conditions, and the warm-up that is left out of all alike."""
+    """What all starts of each arm do together over all conditions, and the warm-up that is left out of all
+    alike."""
 
     arms: Mapping[str, Settling | None]
     cut: int
 
 
 def settle_arms(data: Data) -> Settled:
-    """Judge the starts of each arm together. An arm that does not settle does not lengthen the others' warm-up."""
+    """Judge the starts of each arm together. An arm that does not settle does not lengthen the others'
+    warm-up."""
     found = {
         arm: settle(
             [np.array(r.known) for c in data.cells if c.arm == arm for r in c.runs if _usable(r.known)]
@@ -110,8 +112,8 @@ def look(cell: Cell, rules: Rules, settled: Settled) -> Looked:
 def compare_all(
     data: Data, base: str, rules: Rules, settled: Settled, crossovers: int = 0
 ) -> tuple[Compared, ...]:
-    """Every arm beside the base under every condition. All their intervals, and those of so many crossovers, hold
-    together at 1 - alpha."""
+    """Every arm beside the base under every condition. All their intervals, and those of so many crossovers,
+    hold together at 1 - alpha."""
     pairs = [(arm, condition) for condition in data.conditions for arm in data.arms if arm != base]
     family = max(1, sum(_comparable(data, base, *pair) for pair in pairs) + crossovers)
     return tuple(_compare(data, base, arm, condition, rules, settled, family) for arm, condition in pairs)

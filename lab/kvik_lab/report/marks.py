@@ -30,7 +30,8 @@ def colour(index: int) -> str:
 
 
 def spectrum(index: int, count: int) -> str:
-    """The colour of one of so many in order, from blue to red, of a lightness that is seen on white and on black."""
+    """The colour of one of so many in order, from blue to red, of a lightness that is seen on white and on
+    black."""
     hue = (220.0 - 220.0 * index / max(1, count - 1)) / 360.0
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, 0.47, 0.75))
 

@@ -64,10 +64,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a page says first: the question, its answer in one sentence, how sure that is, and what would change it.
+    """What a page says first: the question, its answer in one sentence, how sure that is, and what would
+    change it.
 
-    `claims` are the comparisons behind it, each once; `facts` say when, where and with which versions was measured.
-    `more` and `less` are what a ratio above and below 1 is called, and `beside` what it is a ratio to.
+    `claims` are the comparisons behind it, each once; `facts` say when, where and with which versions was
+    measured. `more` and `less` are what a ratio above and below 1 is called, and `beside` what it is a ratio
+    to.
     """
 
     question: str
@@ -116,8 +118,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report, its answer first. Raises LabError for an id that is used twice, or a claim resting on nothing
-    here."""
+    """A whole report, its answer first. Raises LabError for an id that is used twice, or a claim resting on
+    nothing here."""
 
     title: str
     sections: tuple[Section, ...]

@@ -32,9 +32,11 @@ td.number { text-align: right; white-space: nowrap; }
 td.missing { color: var(--soft); font-style: italic; }
 .answer { margin-bottom: 2rem; }
 .answer .question { color: var(--soft); margin: 0 0 .25rem; }
-.answer .sentence { font-size: 1.3rem; line-height: 1.35; font-weight: 600; max-width: 58rem; margin: 0 0 .75rem; }
+.answer .sentence { font-size: 1.3rem; line-height: 1.35; font-weight: 600; max-width: 58rem;
+  margin: 0 0 .75rem; }
 .answer h3 { font-size: .875rem; margin: 0 0 .2rem; color: var(--soft); }
-.answer .three { display: grid; grid-template-columns: 1fr 1fr 1.1fr; gap: 1.5rem; margin-top: 1rem; font-size: .875rem; }
+.answer .three { display: grid; grid-template-columns: 1fr 1fr 1.1fr; gap: 1.5rem; margin-top: 1rem;
+  font-size: .875rem; }
 .answer .three p { margin: 0; }
 .strip { overflow-x: auto; }
 .strip table { width: 100%; font-size: .9rem; }
@@ -68,14 +70,16 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
   h1 { font-size: 1.2rem; margin-bottom: .5rem; } .answer .sentence { font-size: 1.1rem; }
   .answer .three { grid-template-columns: 1fr; gap: .75rem; }
   .strip thead, .strip small { display: none; } .strip table, .strip tbody { display: block; }
-  .strip tr { display: grid; grid-template-columns: 1fr auto auto; padding: .3rem 0; border-bottom: 1px solid var(--line); }
+  .strip tr { display: grid; grid-template-columns: 1fr auto auto; padding: .3rem 0;
+    border-bottom: 1px solid var(--line); }
   .strip td, .strip th { border: 0; padding: .1rem .4rem .1rem 0; }
   .strip td.bar { grid-column: 1 / -1; order: 3; width: auto; } .strip td.said { grid-column: 1 / -1; }
   .strip td:last-child { grid-column: 1 / -1; display: none; } }
 @media print { :root { --ink: #000; --paper: #fff; --soft: #444; --line: #bbb; --panel: #f5f5f5; }
   body { display: block; font-size: 10.5pt; } nav { position: static; border: 0; min-height: 0; padding: 0; }
   main { padding: 0; max-width: none; } .table { overflow: visible; max-height: none; }
-  .plot { max-width: 17cm; } details { display: none; } details.more { display: block; } details.more > summary { display: none; }
+  .plot { max-width: 17cm; } details { display: none; }
+  details.more { display: block; } details.more > summary { display: none; }
   nav { display: none; } .answer .sentence { font-size: 14pt; } a { color: inherit; } th { position: static; } }
 """
 

@@ -26,8 +26,8 @@ FACTS = {
     "version": "versions",
     "versions": "versions",
 }
-"""Columns that say when, where and with which versions was measured; they are no factors unless they are named. So
-is a column named as a program's version, such as `vllm_version`."""
+"""Columns that say when, where and with which versions was measured; they are no factors unless they are
+named. So is a column named as a program's version, such as `vllm_version`."""
 MOST_TOLD = 4
 SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "tokens")
 ARMS = ("arm", "backend", "transport", "configuration", "config", "variant", "build")
@@ -65,8 +65,8 @@ class Cell:
 @dataclass(frozen=True)
 class Data:
     """All cells. `arm` is the factor that is compared, `others` are the rest; `size` is one of these, or
-    None. `constant` are factors with one level, `facts` what columns say of when, where and with which versions a
-    start was measured."""
+    None. `constant` are factors with one level, `facts` what columns say of when, where and with which
+    versions a start was measured."""
 
     sources: tuple[str, ...]
     arm: str

@@ -52,7 +52,8 @@ def sized(
     rules: Rules,
     level: float,
 ) -> Sized:
-    """Time against size where the other factors have the levels `rest`; crossovers have intervals at `level`."""
+    """Time against size where the other factors have the levels `rest`; crossovers have intervals at
+    `level`."""
     arms: list[Arm] = []
     samples: dict[str, Samples] = {}
     notes: list[str] = []
@@ -173,8 +174,8 @@ class Known(Enum):
 
 @dataclass(frozen=True)
 class Measured:
-    """A crossover as far as sizes were measured: `low` and `high` are the ends of what the data allow there, in the
-    size column's unit; None where it is not there."""
+    """A crossover as far as sizes were measured: `low` and `high` are the ends of what the data allow there,
+    in the size column's unit; None where it is not there."""
 
     known: Known
     estimate: float | None
@@ -203,7 +204,10 @@ def measured(found: Crossover, data: Data) -> Measured:
     none = found.none_in_range or 0.0
     if not cuts or none >= found.level:
         faster = _faster(found)
-        text = f"{first} and {second} do not cross in the measured range, {reach}: {faster} is faster throughout."
+        text = (
+            f"{first} and {second} do not cross in the measured range, "
+            f"{reach}: {faster} is faster throughout."
+        )
         return Measured(Known.OUTSIDE, None, None, None, text)
     low, high = cuts[0][0] / factor, cuts[-1][1] / factor
     between = f"{show(low)} to {show(high)} {unit}"
@@ -213,8 +217,8 @@ def measured(found: Crossover, data: Data) -> Measured:
         )
         return Measured(Known.BOUNDED, estimate, low, high, text)
     text = (
-        f"Whether {first} and {second} cross in the measured range, {reach}, is not decided; if they do, then at "
-        f"{between}. Probability that they do not: {none:.2g}."
+        f"Whether {first} and {second} cross in the measured range, {reach}, is not decided; if they do, "
+        f"then at {between}. Probability that they do not: {none:.2g}."
     )
     return Measured(Known.OPEN, estimate, low, high, text)
 

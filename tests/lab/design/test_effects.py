@@ -19,6 +19,7 @@ from kvik_lab.design.from_study import Options, plan_study, stop_contrasts, stud
 from kvik_lab.design.model import build_model
 from kvik_lab.design.plan import Plan, default_contrasts, reachable_model
 from kvik_lab.errors import LabError
+from kvik_lab.infer.changes import ar1
 from kvik_lab.study import load_study
 
 SEED = 14
@@ -76,6 +77,25 @@ def test_intervals_with_starts_hold_a_backends_ratio_and_those_of_rows_alone_do_
         alone += plain.low <= truth <= plain.high
     assert 182 <= held <= 198  # of 200 at 95 %
     assert alone <= 130
+
+
+def test_iterations_that_depend_on_each_other_make_no_effect_of_size() -> None:
+    """Of no effect of size, iterations of AR(0.9) in each run: its interval holds 1 as often as it says."""
+    rng, held = np.random.default_rng(SEED), 0
+    model = build_model("log(ttft) ~ backend + tokens", (BACKEND, TOKENS))
+    for _ in range(200):
+        noise = ar1(24, 20, 0.9, rng) * 0.02 + rng.normal(0, 0.02, (12, 1)).repeat(2, axis=0)
+        rows = [
+            (run // 2, i, "AB"[run // 2 % 2], 2000 * (1 + run % 2), math.exp(value))
+            for run, series in enumerate(noise)
+            for i, value in enumerate(series)
+        ]
+        data = pd.DataFrame(rows, columns=["start", "iteration", "backend", "tokens", "ttft"])
+        found = fit_effects(model, data, ("tokens",))
+        assert (found.runs, found.starts) == (24, 12)
+        effect = get(found, SIZE)
+        held += effect.low <= 1 <= effect.high
+    assert 180 <= held, f"seed {SEED}: {held} of 200"
 
 
 def test_intervals_of_several_effects_hold_together() -> None:
