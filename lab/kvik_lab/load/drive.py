@@ -18,7 +18,7 @@ from kvik_lab.load.arrivals import due_times
 from kvik_lab.load.bodies import Bodies, Form, Slot
 from kvik_lab.load.http import Exchange, Pool
 from kvik_lab.load.prompts import Made, Maker
-from kvik_lab.load.spec import Closed, Constant, Gamma, LoadSpec, Poisson, Rounds
+from kvik_lab.load.spec import Closed, Constant, Gamma, LoadSpec, Poisson, Rounds, Trace, Turns
 from kvik_lab.load.timer import Alarm
 from kvik_lab.load.tokens import Content, open_tokenizer
 from kvik_lab.load.traces import Replay
@@ -82,7 +82,7 @@ class Driver:
     def plan(self, count: int, phase: Phase, dues: Sequence[float] | None = None) -> list[Planned]:
         """The next requests, their bodies made."""
         if self.spec.arrival.kind == "trace" and phase != "warmup":
-            return self._replayed(count)
+            return self._replayed(self.spec.arrival, count)
         outputs, length = self.spec.prompt.output, self.spec.prompt.tokens - self._overhead
         if length < 1:
             raise LabError(
@@ -95,10 +95,8 @@ class Driver:
             made.append(self._planned(self._maker.make(length), outputs, phase, due))
         return made
 
-    def _replayed(self, count: int) -> list[Planned]:
-        if self.spec.arrival.kind != "trace":
-            raise AssertionError("asked for without a trace")
-        replay = Replay(self.spec.arrival, self._tokenizer, self.spec.seed)
+    def _replayed(self, trace: Trace, count: int) -> list[Planned]:
+        replay = Replay(trace, self._tokenizer, self.spec.seed)
         return [self._planned(one.prompt, one.output, "measure", one.due) for one in replay.requests(count)]
 
     def _planned(self, prompt: Made, output: int, phase: Phase, due: float | None) -> Planned:
@@ -132,7 +130,7 @@ class Driver:
         """The load that the specification states (but a search: see `search`)."""
         arrival = self.spec.arrival
         if self.spec.turns is not None:
-            await self._conversations()
+            await self._conversations(self.spec.turns)
         elif arrival.kind == "closed":
             await self._closed(self.plan(self.spec.requests, "measure"), arrival)
         elif arrival.kind == "rounds":
@@ -202,38 +200,42 @@ class Driver:
 
     # Conversations.
 
-    async def _conversations(self) -> None:
-        """`requests` conversations of `turns` each."""
+    async def _conversations(self, turns: Turns) -> None:
+        """`requests` conversations, begun as their arrivals say. Raises `LabError`, see `_next`."""
         spec, arrival = self.spec, self.spec.arrival
-        if spec.turns is None:
-            raise AssertionError("asked for without turns")
         if arrival.kind in ("constant", "poisson", "gamma"):
             plan = self.plan(spec.requests, "measure", self.dues(arrival))
             with self._watch.timed():
-                async with _alarm() as alarm, asyncio.TaskGroup() as tasks:
-                    begin = time.monotonic_ns() + int(LEAD_S * 1e9)
-                    for number, planned in enumerate(plan):
-                        due = begin + int((planned.due or 0.0) * 1e9)
-                        await alarm.until(due)
-                        tasks.create_task(self._conversation(number, planned, due))
+                await self._begun_when_due(plan, turns)
             return
         if arrival.kind != "closed":
-            raise AssertionError(f"turns with {arrival.kind} arrivals")
+            raise LabError(f"turns do not go with {arrival.kind} arrivals")
         rest = iter(enumerate(self.plan(spec.requests, "measure")))
 
         async def user() -> None:
             for number, planned in rest:
-                await self._conversation(number, planned, None)
+                await self._conversation(number, planned, None, turns)
                 await asyncio.sleep(arrival.pause)
 
         with self._watch.timed():
             await asyncio.gather(*(user() for _ in range(min(arrival.concurrency, spec.requests))))
 
-    async def _conversation(self, number: int, first: Planned, due: int | None) -> None:
+    async def _begun_when_due(self, plan: list[Planned], turns: Turns) -> None:
+        try:
+            async with _alarm() as alarm, asyncio.TaskGroup() as tasks:
+                begin = time.monotonic_ns() + int(LEAD_S * 1e9)
+                for number, planned in enumerate(plan):
+                    due = begin + int((planned.due or 0.0) * 1e9)
+                    await alarm.until(due)
+                    tasks.create_task(self._conversation(number, planned, due, turns))
+        except ExceptionGroup as group:
+            refused, others = group.split(LabError)
+            if refused is None or others is not None:
+                raise
+            raise refused.exceptions[0] from None
+
+    async def _conversation(self, number: int, first: Planned, due: int | None, turns: Turns) -> None:
         """One after another; ends early where a turn fails, since the next would not be what was stated."""
-        turns = self.spec.turns
-        if turns is None:
-            raise AssertionError("asked for without turns")
         planned = replace(first, conversation=number, turn=0)
         body: bytes | None = None
         said: tuple[tuple[str, str], ...] = ()
@@ -245,15 +247,13 @@ class Driver:
             if turns.pause:
                 await asyncio.sleep(turns.pause)
             due = (sent.exchange.ended or 0) + int(turns.pause * 1e9)
-            planned, body, said = self._next(planned, answer, said)
+            planned, body, said = self._next(planned, answer, said, turns)
 
     def _next(
-        self, last: Planned, answer: Answer, said: tuple[tuple[str, str], ...]
+        self, last: Planned, answer: Answer, said: tuple[tuple[str, str], ...], turns: Turns
     ) -> tuple[Planned, bytes, tuple[tuple[str, str], ...]]:
-        """The next turn: all that was said, and something new."""
-        turns = self.spec.turns
-        if turns is None:
-            raise AssertionError("asked for without turns")
+        """The next turn: all that was said, and something new. Raises `LabError` where what was answered
+        cannot be sent again."""
         new = self._maker.more(turns.new_tokens)
         content: Content
         if self.spec.endpoint == "chat":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvik_lab.errors import LabError
-from kvik_lab.load.spec import Prompt
+from kvik_lab.load.spec import Prompt, Shared
 from kvik_lab.load.tokens import Content, Tokenizer, as_bytes
 
 TAG_TOKENS = 8
@@ -48,7 +48,7 @@ class Maker:
         tokens = self._spec.tokens if tokens is None else tokens
         number, self._made = self._made, self._made + 1
         if self._spec.shared is not None:
-            return self._behind_shared(tokens, number)
+            return self._behind_shared(self._spec.shared, tokens, number)
         if self._spec.unique == "prefix":
             begun = self._tag(self._tokenizer.empty, min(TAG_TOKENS, tokens))
             return Made(self._fill(begun, tokens - min(TAG_TOKENS, tokens)), tokens)
@@ -61,11 +61,8 @@ class Maker:
         """Something new to say, of `tokens` tokens."""
         return self._fill(self._tokenizer.empty, tokens)
 
-    def _behind_shared(self, tokens: int, number: int) -> Made:
+    def _behind_shared(self, shared: Shared, tokens: int, number: int) -> Made:
         """One of the shared beginnings, and behind it what no other has."""
-        shared = self._spec.shared
-        if shared is None:
-            raise AssertionError("asked for without one")
         length = round(shared.share * tokens)
         key = (number % shared.groups, length)
         repeated = length if key in self._shared else 0

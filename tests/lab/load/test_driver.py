@@ -159,6 +159,13 @@ async def test_turns_send_all_that_was_said(by: dict[str, Any]) -> None:
     assert share == pytest.approx((45 + 57) / (40 + 52 + 64))
 
 
+@pytest.mark.parametrize("arrival", [CLOSED, {"kind": "poisson", "rate": 50.0}])
+async def test_turns_by_ids_need_the_answers_ids(arrival: dict[str, Any]) -> None:
+    async with stub() as server:
+        with pytest.raises(LabError, match="turns by ids need the ids of the answers"):
+            await load(server, arrival=arrival, turns={"turns": 2, "new_tokens": 3}, token_ids=False)
+
+
 async def test_shared_beginnings_have_the_stated_share() -> None:
     prompt = {"tokens": 40, "output": 2, "shared": {"share": 0.5, "groups": 2}}
     async with stub() as server:
