@@ -102,16 +102,16 @@ def test_bandwidth_is_size_times_count_over_time() -> None:
 
 def test_what_follows_from_a_wrong_value_is_set_right_with_it() -> None:
     rows = (
-        "a | 10.0 | 12.0 | 22.0 | 2.20",
-        "b | 11.0 | 14.0 | 25.0 | 2.50",
-        "c | 19.0 | 21.0 | 60.0 | 6.00",
-        "d | 23.0 | 15.0 | 38.0 | 3.80",
-        "e | 31.0 | 26.0 | 57.0 | 5.70",
+        "a | 10.1 | 12.3 | 22.4 | 3.9 | 18.5",
+        "b | 11.7 | 14.2 | 25.9 | 4.3 | 21.6",
+        "c | 19.6 | 21.4 | 61.0 | 7.7 | 53.3",
+        "d | 23.3 | 15.8 | 39.1 | 9.2 | 29.9",
+        "e | 31.2 | 26.5 | 57.7 | 6.6 | 51.1",
     )
-    findings = audit_text(table("run | x (s) | y (s) | total (s) | total per run of 10 (s)", *rows)).findings
-    found = {(f.place.row, f.place.column): (f.follows, f.diagnosis) for f in findings}
-    assert found[2, 3][0] == "40.0"
-    assert found[2, 4] == ("4.00", "carried on from an input")
+    head = "run | x (s) | y (s) | total (s) | idle (s) | total - idle (s)"
+    found = {(f.place.row, f.place.column): f for f in audit_text(table(head, *rows)).findings}
+    assert found[2, 3].follows == "41.0"
+    assert (found[2, 5].follows, found[2, 5].diagnosis) == ("33.3", "carried on from an input")
 
 
 def test_times_in_minutes_and_seconds() -> None:

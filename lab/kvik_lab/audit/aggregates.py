@@ -246,7 +246,8 @@ def counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         for table in scene.near(sentence)[:3]:
             check = _product(scene, sentence, printed, table)
             if check is not None and (_FACTORIAL.search(sentence.text) or check.holds):
-                yield at, check
+                # "full factorial" leaves no choice of what is counted
+                yield at, check if check.holds else replace(check, diagnosis="another number of levels")
                 break
 
 

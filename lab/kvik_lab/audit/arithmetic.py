@@ -237,8 +237,8 @@ def totals(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         plain = all(q.single and not q.decimals and q.unit.kind in ("plain", "count") for q in chain)
         each = "each" in sentence.after(end - 1)[:20] or all(mark in "×x*" for mark in marks)
         if len(chain) > 1 and plain and each:
-            for at, joint in ((start - 1, sentence.before(start)), (end, sentence.after(end - 1))):
-                told = 0 <= at < len(found) and _TOLD.fullmatch(joint) is not None
+            for at, gap in ((start - 1, sentence.before(start)), (end, sentence.after(end - 1))):
+                told = 0 <= at < len(found) and _TOLD.fullmatch(gap) is not None
                 if told and found[at].single and found[at].unit.kind in ("plain", "count"):
                     product = math.prod(q.number * q.unit.scale for q in chain)
                     value = Value(product, product, product, found[at].unit.scale)

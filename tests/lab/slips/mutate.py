@@ -77,7 +77,7 @@ def slips(spot: Spot, audit: Audit) -> Iterator[tuple[str, str]]:
 
 def _swapped(digits: str) -> str | None:
     for at in range(len(digits) - 1):
-        a, b = digits[at : at + 2]
+        a, b = digits[at], digits[at + 1]
         if a.isdigit() and b.isdigit() and a != b and (at or b != "0"):
             return digits[:at] + b + a + digits[at + 2 :]
     return None
