@@ -116,8 +116,6 @@ def test_a_quantiles_bounds_cover_what_they_say() -> None:
     assert exact >= 0.95
 
 
-
-
 @pytest.mark.parametrize("bad", [0.0, 1.0, -1.0, 2.0])
 def test_levels_that_are_none_are_refused(bad: float) -> None:
     with pytest.raises(LabError, match="between 0 and 1"):

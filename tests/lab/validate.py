@@ -73,7 +73,8 @@ def _page(design: decisions.Design, scenario: decisions.Scenario, rows: int) -> 
     error = 0.0 if rows >= PAGES else 3.0
     # What the truth is of starts that slow down in mid-run, nobody can say: they must only not be refused.
     good = scenario.step > 0 or all(
-        0.92 - error * held.error <= held.value <= 0.98 + error * held.error for held in (none.held, some.held)
+        0.92 - error * held.error <= held.value <= 0.98 + error * held.error
+        for held in (none.held, some.held)
     )
     good &= max(none.refused.value, some.refused.value) <= 0.02
     # One start in ten is slow in one arm and not in the other: an effect, and no wrong verdict of none.

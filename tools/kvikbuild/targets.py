@@ -334,8 +334,15 @@ TARGETS = {
     "lint": ["toolchain", "dev-env", "lint"],
     "mutants": ["toolchain", "dev-env", "wheel", "mutants"],
     "soak": [
-        "toolchain", "dev-env", "soak-sim", "wheel", "soak-faults", "soak-lab", "vllm-env", "soak-params",
-    ],  # fmt: skip
+        "toolchain",
+        "dev-env",
+        "soak-sim",
+        "wheel",
+        "soak-faults",
+        "soak-lab",
+        "vllm-env",
+        "soak-params",
+    ],
     "env": ["toolchain", "dev-env", "wheel", "vllm-env"],
     "soak-fuzz": ["toolchain", "soak-fuzz"],
     "soak-hostile": ["toolchain", "dev-env", "wheel", "soak-hostile"],

@@ -20,8 +20,8 @@ from kvik_lab.errors import LabError
 from kvik_lab.infer.arrays import Floats, Interval
 from kvik_lab.infer.effect import log_ratio_of_series
 from kvik_lab.infer.judge import Judged, Layout, Plan, judge
-from kvik_lab.infer.pooled import Settling
 from kvik_lab.infer.permute import Permutation, within_blocks
+from kvik_lab.infer.pooled import Settling
 from kvik_lab.infer.power import Promise, starts_needed
 from kvik_lab.infer.steady import Steady, common_cut, examine
 from kvik_lab.infer.table import Starts

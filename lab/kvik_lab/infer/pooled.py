@@ -121,7 +121,7 @@ def _step(logs: Floats) -> tuple[Ints, Floats]:
     """Of each experiment the place that divides the mean series best, and how much higher the part before it
     is (of logs); place 0 where starts do not agree on it, where it does not matter, or where a line fits
     better."""
-    starts, n = logs.shape[1:]
+    n = logs.shape[2]
     places = np.arange(1, n)
     sums = np.cumsum(logs, axis=2)
     gap = sums[:, :, :-1] / places - (sums[:, :, -1:] - sums[:, :, :-1]) / (n - places)

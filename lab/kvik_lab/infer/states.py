@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy import special
@@ -68,7 +69,7 @@ def _bounds(ordered: Floats) -> list[float]:
         if at is None:
             break
         pieces[at : at + 1] = [pieces[at][: cuts[at]], pieces[at][cuts[at] :]]
-    return [0.5 * float(a[-1] + b[0]) for a, b in zip(pieces, pieces[1:], strict=False)]
+    return [0.5 * float(a[-1] + b[0]) for a, b in pairwise(pieces)]
 
 
 def _divide(ordered: Floats, of: int) -> int:

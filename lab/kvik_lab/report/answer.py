@@ -95,8 +95,8 @@ def because(found: Comparison) -> str:
         needed = found.would_decide()
         size = _percent(abs(found.ratio.estimate - 1)) if found.ratio else ""
         parts.append(
-            f"the interval holds 1; {needed.starts} starts an arm would decide a difference of {size} in 80 % "
-            "of studies"
+            f"the interval holds 1; {needed.starts} starts an arm would decide a difference of {size} in "
+            "80 % of studies"
             if needed is not None
             else f"the interval holds 1, and a difference of {size} would take over 500 starts an arm"
         )

@@ -13,7 +13,7 @@ from kvik_lab.infer.order import quantile_over_starts
 from kvik_lab.infer.states import State as ServerState
 from kvik_lab.infer.states import states
 from kvik_lab.report.answer import answer
-from kvik_lab.report.cells import Estimate, Missing, State, show, show_estimate
+from kvik_lab.report.cells import Estimate, Missing, State, show_estimate
 from kvik_lab.report.figures import (
     Distributions,
     Factor,
@@ -56,7 +56,7 @@ def build_report(data: Data, rules: Rules, title: str) -> Report:
         sections.append(_factors(data, looked, rules))
     if compared:
         sections.append(_tests(data, base, compared, rules))
-    sections += [_method(data, base, settled, rules, family), limits(data, looked, compared, by_size, rules)]
+    sections += [_method(base, settled, rules, family), limits(data, looked, compared, by_size, rules)]
     return Report(title, tuple(sections), answer(data, base, compared, by_size, rules))
 
 
@@ -70,9 +70,7 @@ def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: R
     percentiles: list[tuple[Cell, ...]] = []
     mixtures: list[tuple[Cell, ...]] = []
     shown = [
-        p
-        for p in QUANTILES
-        if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)
+        p for p in QUANTILES if any(not isinstance(_percentile(x, p, rules).value, Missing) for x in looked)
     ]
     for condition in data.conditions:
         for arm in data.arms:
@@ -164,8 +162,9 @@ def _series(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
         title = f"In run order: {words(data, condition)}"
         figures.append(RunOrder(f"series-{number}", title, f"value, {rules.unit}", tuple(series)))
     text = (
-        "One colour a start, in the order in which starts are listed, from blue to red. Points are values in the "
-        "order of their iterations; lines are the levels that were found. Crosses are starts that were left out as odd."
+        "One colour a start, in the order in which starts are listed, from blue to red. Points are values in "
+        "the order of their iterations; lines are the levels that were found. Crosses are starts that were left "
+        "out as odd."
     )
     return Section("series", "Series in run order", (text,), (), tuple(figures))
 
@@ -235,7 +234,7 @@ def _exact(found: Comparison) -> str:
     return f"{found.exact_p:.2g}"
 
 
-def _method(data: Data, base: str, settled: Settled, rules: Rules, family: int) -> Section:
+def _method(base: str, settled: Settled, rules: Rules, family: int) -> Section:
     cut = (
         f"The first {settled.cut} iterations of every start are left out: the longest warm-up of an arm."
         if settled.cut
@@ -244,15 +243,16 @@ def _method(data: Data, base: str, settled: Settled, rules: Rules, family: int) 
     level = f"{100 * (1 - rules.alpha):g} %"
     each = f", each at {100 * (1 - rules.alpha / family):.4g} %," if family > 1 else ""
     text = (
-        f"The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios are "
-        f"those of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold one start of "
-        "each arm, and within blocks where they hold more.",
-        f"The {family} intervals of the page{each} hold together with {level} at least (Bonferroni), crossovers "
-        "among them. The verdict is read from the interval: it excludes 1, or lies within the margin, or neither.",
+        "The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios are "
+        f"those of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold one "
+        "start of each arm, and within blocks where they hold more.",
+        f"The {family} intervals of the page{each} hold together with {level} at least (Bonferroni), "
+        "crossovers among them. The verdict is read from the interval: it excludes 1, or lies within the "
+        "margin, or neither.",
         f"Warm-up, drift and late changes are judged over all starts of an arm together. {cut}",
         f"Odd starts: {RULE}. The rule was fixed before these data were seen.",
-        "Means and percentiles of an arm by itself have intervals of their own, which do not count among those of "
-        "the page.",
+        "Means and percentiles of an arm by itself have intervals of their own, which do not count among those "
+        "of the page.",
     )
     return Section("method", "How it was reached", text)
 
@@ -313,7 +313,7 @@ def _sizes(data: Data, base: str, looked: tuple[Looked, ...], rules: Rules, fami
 def _size_section(by_size: tuple[Sized, ...]) -> Section:
     text = [
         "Points are means with intervals; broken lines are the model that predicts best, with the interval "
-        "of its mean. The shaded band is where the data allow a crossover, among the sizes that were measured."
+        "of its mean. The shaded band is where the data allow a crossover, among the sizes measured."
     ]
     for each in by_size:
         text += list(each.notes)

@@ -80,7 +80,8 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
   main { padding: 0; max-width: none; } .table { overflow: visible; max-height: none; }
   .plot { max-width: 17cm; } details { display: none; }
   details.more { display: block; } details.more > summary { display: none; }
-  nav { display: none; } .answer .sentence { font-size: 14pt; } a { color: inherit; } th { position: static; } }
+  nav { display: none; } .answer .sentence { font-size: 14pt; } a { color: inherit; }
+  th { position: static; } }
 """
 
 SCRIPT = """

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvik.demo.processes import HttpServer
+
 from kvik.shapes import ModelShape
 from kvik_lab.observe import clocks, engine_counters, scrape
 from kvik_lab.observe.engines import descendants

@@ -151,8 +151,8 @@ def test_facts_come_from_columns_and_from_who_asks(tmp_path: Path) -> None:
     for arm in "ab":
         for start in range(4):
             lines += [
-                f"{arm}{start},{i},{100 * (1 + 0.01 * rng.standard_normal()):.3f},{arm},2026-11-{20 + start},n1,0.9.2"
-                for i in range(10)
+                f"{arm}{start},{i},{value:.3f},{arm},2026-11-{20 + start},n1,0.9.2"
+                for i, value in enumerate(100 * (1 + 0.01 * rng.standard_normal(10)))
             ]
     (tmp_path / "d.csv").write_text("\n".join(lines))
     data = read([tmp_path / "d.csv"], Choice())
