@@ -286,6 +286,11 @@ impl PageSet {
         (shape.layers, (shape.row_bytes / shape.run_bytes) as u32, shape.run_bytes)
     }
 
+    /// The digest of their layout, as tickets for them have it.
+    pub fn layout_digest(&self) -> [u8; 8] {
+        self.view.layout().digest()
+    }
+
     /// The region.
     pub fn region(&self) -> &Region {
         &self.region

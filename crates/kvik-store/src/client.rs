@@ -1,6 +1,7 @@
 //! The client's side: what a serving engine calls.
 
 use crate::choice::{Choice, Choices, Gauge, Reason};
+use crate::early::{Early, Like};
 use crate::get::Getting;
 use crate::host::Host;
 use crate::link::{Answers, Link};
@@ -8,7 +9,7 @@ use crate::put::Putting;
 use crate::remote::Remote;
 use crate::service::Service;
 use crate::store::Store;
-use crate::wire::{Ack, Put, Request, Response};
+use crate::wire::{Ack, Get, Put, Request, Response};
 use crate::{BlockKey, Counts, MAX_KEYS, Namespace, NamespaceId, Shape, StoreOptions};
 use kvik_core::{Code, Error, Result, Right, Use};
 use kvik_engine::{Engine, Estimate, GrantOptions, PageSet};
@@ -81,7 +82,7 @@ impl Client {
                 if let Link::Remote(remote) = &self.inner.link {
                     remote.remember(request);
                 }
-                Ok(Space { client: self.clone(), namespace: id, shape })
+                Ok(Space { client: self.clone(), namespace: id, shape, like: Like::default() })
             }
             other => Err(unexpected(&other)),
         }
@@ -154,6 +155,7 @@ pub struct Space {
     client: Client,
     namespace: NamespaceId,
     shape: Shape,
+    like: Like,
 }
 
 impl Space {
@@ -204,11 +206,21 @@ impl Space {
     pub fn get(&self, keys: &[BlockKey], pages: &PageSet, deadline: Option<Duration>) -> Result<Getting> {
         self.check(keys, pages)?;
         let expiry = deadline.unwrap_or(DEADLINE);
-        let request = Request::Get { namespace: self.namespace, keys: keys.to_vec(), expiry };
-        let Inner { engine, .. } = &*self.client.inner;
+        let Inner { engine, link, .. } = &*self.client.inner;
         let gauge = self.gauge(keys.len() as u64)?;
+        let expected = match link {
+            Link::Remote(remote) => self.like.next(remote.peer()?, expiry),
+            // The store is this engine, which lends before this goes on.
+            Link::Embedded(..) => None,
+        };
+        let ahead = expected.as_ref().map(|(ahead, _)| *ahead);
+        let request = Request::Get(Get { namespace: self.namespace, keys: keys.to_vec(), expiry, ahead });
         let answers = self.client.ask(request, deadline)?;
-        Ok(Getting::new(engine.clone(), answers, pages.clone(), self.shape.bytes(), gauge))
+        // Behind the request: the store looks for the block meanwhile. Why it cannot begin, the read that comes in its
+        // place says.
+        let early = expected.and_then(|(_, ticket)| Early::begin(engine, ticket, pages, expiry).ok());
+        let (pages, like) = (pages.clone(), self.like.clone());
+        Ok(Getting::new(engine.clone(), (answers, early, like), pages, self.shape.bytes(), gauge))
     }
 
     /// Whether so many blocks are better fetched than computed, which takes `recompute` by what the caller says. By

@@ -1,8 +1,9 @@
 //! Bytes that change while they lie in memory are not served.
 
-use crate::{Ack, Client, Namespace, Shape, StoreOptions};
+use crate::store::Store;
+use crate::{Ack, Client, Namespace, Server, Shape, StoreOptions};
 use kvik_core::{Code, Layout};
-use kvik_engine::{Config, Engine, PageSet};
+use kvik_engine::{Config, Engine, PageSet, Preference};
 use std::sync::Arc;
 
 const BLOCK: u64 = 70_000;
@@ -11,11 +12,26 @@ const BLOCK: u64 = 70_000;
 fn a_flipped_bit_is_found_by_whoever_reads() {
     let engine = Engine::start(Config::default()).unwrap();
     let host = crate::host::Host::start(crate::service::Service::new(
-        crate::store::Store::open(engine.clone(), &StoreOptions::default()).unwrap(),
+        Store::open(engine.clone(), &StoreOptions::default()).unwrap(),
     ))
     .unwrap();
     let store = host.service().store().clone();
-    let client = Client::of(&engine, host);
+    is_found(&engine, &Client::of(&engine, host), &store);
+}
+
+#[test]
+fn a_flipped_bit_is_found_by_who_reads_from_a_server() {
+    for transport in [Preference::Tcp, Preference::Local] {
+        let start = || Engine::start(Config { transport, ..Config::default() }).unwrap();
+        let (there, here) = (start(), start());
+        let server = Server::start(&there, &StoreOptions::default()).unwrap();
+        let client = Client::connect(&here, &there.addresses()[0].to_string(), None).unwrap();
+        is_found(&here, &client, server.store());
+    }
+}
+
+/// Flips a bit of each of some blocks; a get finds it, and reads what comes before it.
+fn is_found(engine: &Engine, client: &Client, store: &Store) {
     let namespace = Namespace {
         model: "m".into(),
         revision: String::new(),

@@ -7,14 +7,15 @@
 
 use crate::choice::Gauge;
 use crate::client::unexpected;
+use crate::early::{Early, Like, reading};
 #[cfg(doc)]
 use crate::link::Answer;
 use crate::link::{Answers, give_back};
-use crate::sums::{summed_layers, sums_after};
+use crate::sums::sums_after;
 use crate::windows::Windows;
 use crate::wire::{Lending, Response};
-use kvik_core::{Class, Code, Error, Result, Ticket};
-use kvik_engine::{Engine, PageSet, Transfer, TransferOptions, Verify};
+use kvik_core::{Code, Error, Result, Ticket};
+use kvik_engine::{Engine, PageSet, Transfer};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,9 @@ pub struct Getting {
     engine: Engine,
     /// None when the get was given up.
     answers: Option<Answers>,
+    /// The first block's read, until the store has answered.
+    early: Option<Early>,
+    like: Like,
     pages: PageSet,
     windows: Windows,
     part: Option<Part>,
@@ -101,13 +105,14 @@ struct Group {
 impl Getting {
     pub(crate) fn new(
         engine: Engine,
-        answers: Answers,
+        (answers, early, like): (Answers, Option<Early>, Like),
         pages: PageSet,
         block_bytes: u64,
         gauge: Option<Gauge>,
     ) -> Getting {
         let (answers, windows, moving) = (Some(answers), Windows::new(block_bytes), VecDeque::new());
-        Getting { engine, answers, pages, windows, part: None, more: true, moving, verified: 0, gauge }
+        let (part, more, verified) = (None, true, 0);
+        Getting { engine, answers, early, like, pages, windows, part, more, moving, verified, gauge }
     }
 
     /// Waits for more blocks, with `None` as long as the deadline takes: how many are there now and verified, from the
@@ -167,6 +172,7 @@ impl Getting {
     /// reads what it has lent. What it still lends is given back as it comes.
     pub fn cancel(&mut self) {
         self.answers = None;
+        self.early = None;
         self.moving.clear();
         self.part = None;
     }
@@ -186,6 +192,7 @@ impl Getting {
                 break;
             }
             if !self.more {
+                self.early = None;
                 return Ok(false);
             }
             let lending = match answers.next(timeout)? {
@@ -193,12 +200,19 @@ impl Getting {
                 other => return Err(unexpected(&other)),
             };
             self.more = lending.more;
+            if self.part.is_none() {
+                self.like.set(lending.tickets.first().cloned());
+            }
             let first = self.part.as_ref().map_or(0, |part| part.first + part.blocks.len());
             self.part = Some(Part::new(&self.engine, lending, first, self.pages.len())?);
         }
         let Some(part) = &mut self.part else { return Ok(false) };
-        let moving = part.begin(&self.engine, &self.pages, self.windows.blocks(), answers.left());
-        let moving = moving.map_err(|error| answers.not_moved(error))?;
+        let moving = match self.early.take().and_then(|early| part.take(early)) {
+            Some(moving) => moving,
+            None => part
+                .begin(&self.engine, &self.pages, self.windows.blocks(), answers.left())
+                .map_err(|error| answers.not_moved(error))?,
+        };
         self.windows.begun(moving.count);
         self.moving.push_back(moving);
         Ok(true)
@@ -218,6 +232,20 @@ impl Part {
             return Err(Error::new(Code::ProtocolError, "the store lends more blocks than were asked for"));
         }
         Ok(Part { blocks, groups, first, begun: 0 })
+    }
+
+    /// The first block, where it is being read already.
+    fn take(&mut self, early: Early) -> Option<Moving> {
+        let ([(_, sum)], [lent], 0) = (&self.blocks[..], &mut self.groups[..], self.first) else {
+            return None;
+        };
+        let (into, transfer) = early.take(&lent.grant.as_ref()?.ticket)?;
+        (self.begun, lent.asked) = (1, 1);
+        let (places, grant) = (vec![(0, *sum)], lent.next()?);
+        Some(Moving {
+            count: 1,
+            groups: vec![Group { into, places, transfer, grant, alone: true, finished: false }],
+        })
     }
 
     fn begin(&mut self, engine: &Engine, pages: &PageSet, count: usize, left: Duration) -> Result<Moving> {
@@ -240,16 +268,8 @@ impl Part {
             let into = pages.select(places.iter().map(|(place, _)| *place))?;
             // A transfer that is the only one of its grant confirms it. Of several, the last may end first.
             let alone = positions.len() == lent.all as usize;
-            let options = TransferOptions {
-                class: Class::Bulk,
-                deadline: Some(left.max(Duration::from_millis(1))),
-                confirm: Some(alone),
-                // Every block is compared with what the store has of it: that finds what the transport would.
-                verify: Some(Verify::Off),
-                sums: Some(summed_layers(&into)?),
-                ..TransferOptions::default()
-            };
-            let transfer = engine.read(&into, &grant.ticket, Some(positions.into()), options)?;
+            let transfer =
+                engine.read(&into, &grant.ticket, Some(positions.into()), reading(&into, left, alone)?)?;
             moving.groups.push(Group { into, places, transfer, grant, alone, finished: false });
         }
         Ok(moving)

@@ -1,11 +1,15 @@
 //! The threads that answer requests: a few, which take turns between those who ask.
 //!
+//! The first block of a get is lent by whoever brings the request, before its turn: that takes microseconds, and no
+//! more for who asks for much.
+//!
 //! Invariants:
 //! - Who asks for much does not keep others waiting: each has a queue of its own, which is bounded, and threads take
 //!   one request of each in turn.
 //! - No one has more than half of the threads, if there is more than one: a client that stands still in the middle of
 //!   a put keeps the thread that serves it until its transfer ends.
 
+use crate::lending::Lender;
 use crate::service::Service;
 use crate::wire::{Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
@@ -21,10 +25,28 @@ const WAITING: usize = 256;
 /// Threads that answer, at least.
 const LEAST_THREADS: usize = 4;
 
-/// A request, and the way back.
-pub(crate) struct Job {
-    pub request: Request,
-    pub reply: Box<dyn Fn(Response) + Send>,
+/// The way back to who asked.
+pub(crate) trait Reply: Send {
+    /// Answers.
+    fn send(&self, response: Response);
+
+    /// Answers at once, or gives the answer back where it would have to wait.
+    ///
+    /// # Errors
+    /// The answer.
+    fn try_send(&self, response: Response) -> Result<(), Box<Response>>;
+}
+
+/// What is to be done for who asked.
+enum Work {
+    Request(Request),
+    /// A get that was begun.
+    Get(Box<Lender>),
+}
+
+struct Job {
+    work: Work,
+    reply: Box<dyn Reply>,
 }
 
 #[derive(Default)]
@@ -76,7 +98,11 @@ impl Shared {
                 continue;
             };
             drop(queues);
-            self.service.answer(job.request, came, &*job.reply);
+            let reply = |response| job.reply.send(response);
+            match job.work {
+                Work::Request(request) => self.service.answer(request, came, &reply),
+                Work::Get(get) => self.service.lend(*get, &reply),
+            }
             queues = self.queues();
             queues.done(client, self.each);
         }
@@ -84,6 +110,19 @@ impl Shared {
 }
 
 impl Queues {
+    /// Whether one more request of a client may wait.
+    fn check_room(&self, client: EngineId) -> Result<()> {
+        if self.closed {
+            return Err(Error::new(Code::EngineClosed, "the store is closing"));
+        }
+        if self.clients.get(&client).is_some_and(|client| client.waiting.len() >= WAITING) {
+            let text =
+                format!("{WAITING} requests of this client wait already: wait for their answers first");
+            return Err(Error::new(Code::MemoryCapReached, text));
+        }
+        Ok(())
+    }
+
     fn next(&mut self, each: usize) -> Option<(EngineId, Instant, Job)> {
         let id = self.turn.pop_front()?;
         let client = self.clients.get_mut(&id)?;
@@ -132,22 +171,33 @@ impl Host {
         &self.shared.service
     }
 
-    /// Has a request of a client answered, in its turn.
+    /// Has a request of a client answered, in its turn; the first block of a get at once, where nobody has to be waited
+    /// for. The caller waits for nothing.
     ///
     /// # Errors
     /// `MemoryCapReached` when too many of this client wait; `EngineClosed` when the store is closing.
-    pub fn submit(&self, client: EngineId, job: Job) -> Result<()> {
+    pub fn submit(&self, client: EngineId, request: Request, reply: Box<dyn Reply>) -> Result<()> {
+        let came = Instant::now();
+        self.shared.queues().check_room(client)?;
+        let work = match request {
+            Request::Get(get) => {
+                let mut lender = Box::new(Lender::new(self.service(), get, came));
+                if let Some(response) = lender.first()
+                    && let Err(unsent) = reply.try_send(response)
+                {
+                    lender.keep(*unsent);
+                }
+                if lender.is_over() {
+                    return Ok(());
+                }
+                Work::Get(lender)
+            }
+            request => Work::Request(request),
+        };
         let mut queues = self.shared.queues();
-        if queues.closed {
-            return Err(Error::new(Code::EngineClosed, "the store is closing"));
-        }
+        queues.check_room(client)?;
         let entry = queues.clients.entry(client).or_default();
-        if entry.waiting.len() >= WAITING {
-            let text =
-                format!("{WAITING} requests of this client wait already: wait for their answers first");
-            return Err(Error::new(Code::MemoryCapReached, text));
-        }
-        entry.waiting.push_back((Instant::now(), job));
+        entry.waiting.push_back((came, Job { work, reply }));
         if entry.waiting.len() == 1 && entry.running < self.shared.each {
             queues.turn.push_back(client);
         }
@@ -190,5 +240,137 @@ fn join(threads: &mut Vec<JoinHandle<()>>) {
         if thread.join().is_err() {
             log::error!("a thread of the store panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use crate::wire::{Ack, Ahead, Get, Put};
+    use crate::{BlockKey, NamespaceId, Shape, StoreOptions};
+    use kvik_core::{GrantId, Layout};
+    use kvik_engine::{Config, Engine, GrantOptions, PageSet};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 32]);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Who hears answers, at once or not, and as long as the gate is open.
+    struct Told {
+        to: Sender<Response>,
+        at_once: bool,
+        gate: Arc<Mutex<()>>,
+    }
+
+    impl Reply for Told {
+        fn send(&self, response: Response) {
+            drop(self.gate.lock().unwrap());
+            drop(self.to.send(response));
+        }
+
+        fn try_send(&self, response: Response) -> Result<(), Box<Response>> {
+            if self.at_once {
+                drop(self.to.send(response));
+                return Ok(());
+            }
+            Err(Box::new(response))
+        }
+    }
+
+    fn ask(host: &Host, request: Request, at_once: bool, gate: &Arc<Mutex<()>>) -> Receiver<Response> {
+        let ((to, from), gate) = (channel(), gate.clone());
+        host.submit(EngineId([9; 16]), request, Box::new(Told { to, at_once, gate })).unwrap();
+        from
+    }
+
+    /// A store with two blocks, and a get of them.
+    fn two_blocks() -> (Host, Request) {
+        let engine = Engine::start(Config::default()).unwrap();
+        let store = Store::open(engine.clone(), &StoreOptions::default()).unwrap();
+        let host = Host::start(Service::new(store)).unwrap();
+        let region = engine.allocate(8192).unwrap();
+        let layout = Arc::new(Layout::contiguous(2, 4096).unwrap());
+        let pages = PageSet::new(&region, layout, Arc::new([0, 1]), None, None).unwrap();
+        let ticket = engine.grant(&pages, GrantOptions::default()).unwrap().ticket().clone();
+        let (open, keys) = (Arc::default(), vec![BlockKey([2; 32]), BlockKey([3; 32])]);
+        let shape = Shape::new(1, 1, 4096).unwrap();
+        let (namespace, deadline) = (NAMESPACE, PATIENCE);
+        let opens = Request::Open { namespace, shape, tenant: "one".into(), model: String::new() };
+        assert_eq!(ask(&host, opens, true, &open).recv_timeout(PATIENCE).unwrap(), Response::Opened);
+        let put = Put { namespace, parent: None, keys: keys.clone(), ticket, ack: Ack::Stored, deadline };
+        let stored = ask(&host, Request::Put(put), true, &open).recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(&stored, Response::Stored(stored) if stored.stored == 2), "{stored:?}");
+        (host, Request::Get(Get { namespace, keys, expiry: PATIENCE, ahead: None }))
+    }
+
+    /// How many blocks come next.
+    fn lent(from: &Receiver<Response>) -> usize {
+        match from.recv_timeout(PATIENCE).unwrap() {
+            Response::Lent(lending) => lending.blocks.len(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_first_block_of_a_get_waits_for_no_thread() {
+        let (host, get) = two_blocks();
+        let gate = Arc::new(Mutex::new(()));
+        let shut = gate.lock().unwrap();
+        // Each keeps a thread, and others wait behind them.
+        let busy: Vec<_> =
+            (0..2 * host.threads.len()).map(|_| ask(&host, Request::Stat, true, &gate)).collect();
+        let from = ask(&host, get, true, &gate);
+        assert_eq!(from.try_iter().count(), 1, "it is there when the request was brought");
+        drop(shut);
+        assert_eq!(lent(&from), 1);
+        busy.iter().for_each(|from| assert!(from.recv_timeout(PATIENCE).is_ok()));
+    }
+
+    #[test]
+    fn what_cannot_be_sent_at_once_is_sent_in_its_order() {
+        let (host, get) = two_blocks();
+        let from = ask(&host, get.clone(), false, &Arc::default());
+        assert_eq!((lent(&from), lent(&from), from.recv_timeout(PATIENCE).is_err()), (1, 1, true));
+        let Request::Get(get) = get else { return };
+        let one = Request::Get(Get { keys: get.keys[..1].to_vec(), ..get });
+        let before = host.service().store().counts().hits;
+        let from = ask(&host, one, false, &Arc::default());
+        assert_eq!((lent(&from), from.recv_timeout(PATIENCE).is_err()), (1, true));
+        assert_eq!(host.service().store().counts().hits, before + 1);
+    }
+
+    #[test]
+    fn an_id_of_a_clients_own_counts_once() {
+        let (host, Request::Get(get)) = two_blocks() else { return };
+        let one = |ahead| {
+            let get = Get { keys: get.keys[..1].to_vec(), ahead, ..get.clone() };
+            ask(&host, Request::Get(get), true, &Arc::default()).recv_timeout(PATIENCE).unwrap()
+        };
+        let ticket = |response| match response {
+            Response::Lent(lending) => lending.tickets[0].clone(),
+            other => panic!("{other:?}"),
+        };
+        let (grant, layout) = (GrantId([5; 16]), ticket(one(None)).layout);
+        assert_ne!(ticket(one(Some(Ahead { grant, layout: [0; 8] }))).grant, grant);
+        assert_eq!(ticket(one(Some(Ahead { grant, layout }))).grant, grant);
+        let again = one(Some(Ahead { grant, layout }));
+        assert!(matches!(again, Response::Failed(Code::InvalidArgument, _)), "{again:?}");
+    }
+
+    #[test]
+    fn who_brings_a_get_does_not_wait_for_the_blocks() {
+        let (host, get) = two_blocks();
+        let (store, host) = (host.service().store().clone(), &host);
+        let from = std::thread::scope(|scope| {
+            let state = store.state();
+            let (to, brought) = channel();
+            scope.spawn(move || to.send(ask(host, get, true, &Arc::default())).unwrap());
+            let from = brought.recv_timeout(PATIENCE);
+            drop(state);
+            from.expect("it waits")
+        });
+        assert_eq!((lent(&from), lent(&from)), (1, 1));
     }
 }

@@ -35,6 +35,11 @@ pub(crate) enum Life {
     Leaving,
 }
 
+impl Life {
+    /// Those of a block that is in memory, below, or on its way from there.
+    pub const THERE: [Life; 3] = [Life::Resident, Life::Below, Life::Loading];
+}
+
 /// What is kept of a block.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {

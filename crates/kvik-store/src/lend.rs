@@ -6,10 +6,12 @@
 
 use crate::BlockKey;
 use crate::index::Id;
+use crate::state::State;
 use crate::store::{Store, check_keys};
-use crate::wire::MAX_GROUPS;
+use crate::wire::{Ahead, MAX_GROUPS};
 use kvik_core::{Result, Right, Ticket, Use};
-use kvik_engine::{Grant, GrantOptions};
+use kvik_engine::{Grant, GrantOptions, PageSet};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// Blocks that one client may read.
@@ -45,13 +47,20 @@ impl Drop for Pins {
 }
 
 impl Store {
-    /// Lends the longest run of blocks that are in memory, from the first key on.
+    /// Lends the longest run of blocks that are in memory, from the first key on. A single block is lent as a client has
+    /// asked for it `ahead`, where its pages are as that takes them to be.
     ///
     /// # Errors
-    /// `InvalidArgument` for no keys, or too many; what granting says.
-    pub fn lend(&self, namespace: u16, keys: &[BlockKey], expiry: Duration) -> Result<Loan> {
+    /// `InvalidArgument` for no keys, too many, or a grant that was asked for twice; what granting says.
+    pub fn lend(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        namespace: u16,
+        keys: &[BlockKey],
+        expiry: Duration,
+        ahead: Option<&Ahead>,
+    ) -> Result<Loan> {
         check_keys(keys)?;
-        let mut state = self.state();
         let mut found: Vec<Id> = Vec::new();
         let mut blocks = Vec::new();
         let mut slabs: Vec<(u16, Vec<u32>, Pins)> = Vec::new();
@@ -76,18 +85,25 @@ impl Store {
         let pages: Result<Vec<_>> =
             slabs.iter().map(|(slab, slots, _)| state.slabs.pages(*slab, slots.as_slice().into())).collect();
         drop(state);
-        let grant = |(pages, (_, _, pins))| {
-            let options = GrantOptions {
-                right: Right::Read,
-                uses: Use::Once(1),
-                expiry,
-                max_expiry: expiry,
-                ..GrantOptions::default()
-            };
-            let grant = self.engine().grant(&pages, options)?;
-            Ok(Lent { grant, _pins: pins })
-        };
-        let groups: Result<Vec<Lent>> = pages?.into_iter().zip(slabs).map(grant).collect();
+        let ahead = ahead.filter(|_| blocks.len() == 1);
+        let groups: Result<Vec<Lent>> = pages?
+            .iter()
+            .zip(slabs)
+            .map(|(pages, (_, _, pins))| self.lent(pages, pins, expiry, ahead))
+            .collect();
         Ok(Loan { blocks, groups: groups? })
+    }
+
+    fn lent(&self, pages: &PageSet, pins: Pins, expiry: Duration, ahead: Option<&Ahead>) -> Result<Lent> {
+        let options = GrantOptions {
+            right: Right::Read,
+            uses: Use::Once(1),
+            expiry,
+            max_expiry: expiry,
+            id: ahead.filter(|ahead| ahead.layout == pages.layout_digest()).map(|ahead| ahead.grant),
+            ..GrantOptions::default()
+        };
+        let grant = self.engine().grant(pages, options)?;
+        Ok(Lent { grant, _pins: pins })
     }
 }

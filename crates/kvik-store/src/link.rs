@@ -1,13 +1,13 @@
 //! The way from a client to its store, which may be in the same process.
 
 use crate::MAX_KEYS;
-use crate::host::{Host, Job};
+use crate::host::{Host, Reply};
 use crate::remote::{Expected, Remote};
 use crate::wire::{Request, Response};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result, Ticket};
 use kvik_engine::{Engine, TransferOptions};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Answers to one request, at most: a part for each block, and one before or behind them.
@@ -81,12 +81,7 @@ impl Link {
         match self {
             Link::Embedded(host, engine) => {
                 let ((to, from), engine) = (channel(), engine.clone());
-                let client = engine.id();
-                // Nobody reads any more: then nobody needs the answer.
-                let reply = Box::new(move |response| {
-                    drop(to.send(Answer::new(response, &engine, (engine.id(), engine.incarnation()))));
-                });
-                host.submit(client, Job { request, reply })?;
+                host.submit(engine.id(), request, Box::new(Within { to, engine }))?;
                 Ok(Answers { from: Source::Embedded(from), until })
             }
             Link::Remote(remote) => {
@@ -94,6 +89,25 @@ impl Link {
                 Ok(Answers { from: Source::Remote(expected, remote.clone()), until })
             }
         }
+    }
+}
+
+/// The way back to who asked in this process.
+struct Within {
+    to: Sender<Answer>,
+    engine: Engine,
+}
+
+impl Reply for Within {
+    fn send(&self, response: Response) {
+        let from = (self.engine.id(), self.engine.incarnation());
+        // Nobody reads any more: then nobody needs the answer.
+        drop(self.to.send(Answer::new(response, &self.engine, from)));
+    }
+
+    fn try_send(&self, response: Response) -> Result<(), Box<Response>> {
+        self.send(response);
+        Ok(())
     }
 }
 

@@ -240,8 +240,7 @@ fn watch(remote: &Weak<Remote>) {
 
 /// Takes the answers of all stores that an engine asks, and hands each to who waits for it.
 struct AnswersOf {
-    engine: Engine,
-    waiting: Mutex<HashMap<u64, Waiting>>,
+    takes: Arc<Takes>,
     number: AtomicU64,
     inbox: Arc<Inbox>,
     /// Those that are to hear when a peer is lost.
@@ -257,8 +256,14 @@ pub(crate) struct Expected {
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        lock(&self.answers.waiting).remove(&self.number);
+        lock(&self.answers.takes.waiting).remove(&self.number);
     }
+}
+
+/// Where answers go as they come.
+struct Takes {
+    engine: Engine,
+    waiting: Mutex<HashMap<u64, Waiting>>,
 }
 
 /// Who waits for the answers to a request.
@@ -281,14 +286,17 @@ impl AnswersOf {
         if let Some(answers) = all.iter().find_map(same) {
             return Ok(answers);
         }
-        let inbox = Arc::new(engine.inbox(RESPONSES)?);
-        let (engine, waiting, number) = (engine.clone(), Mutex::default(), AtomicU64::new(1));
-        let id = engine.id();
-        let all_of = AnswersOf { engine, waiting, number, inbox: inbox.clone(), stores: Mutex::default() };
-        let answers = Arc::new(all_of);
+        let takes = Arc::new(Takes { engine: engine.clone(), waiting: Mutex::default() });
+        let take = {
+            let takes = takes.clone();
+            move |who: &Who, message: &[u8]| takes.receive(who, message)
+        };
+        let inbox = Arc::new(Inbox::handing(engine, RESPONSES, take)?);
+        let (number, id) = (AtomicU64::new(1), engine.id());
+        let answers = Arc::new(AnswersOf { takes, number, inbox: inbox.clone(), stores: Mutex::default() });
         let weak = Arc::downgrade(&answers);
         drop(
-            spawn_named("kvik-store-rx", &ThreadOptions::default(), move || receive(&inbox, &weak))
+            spawn_named("kvik-store-rx", &ThreadOptions::default(), move || hear(&inbox, &weak))
                 .map_err(no_thread)?,
         );
         all.push((id, Arc::downgrade(&answers)));
@@ -298,7 +306,7 @@ impl AnswersOf {
     fn expect(answers: &Arc<AnswersOf>, peer: EngineId) -> Expected {
         let (to, from) = channel();
         let number = answers.number.fetch_add(1, Ordering::Relaxed);
-        lock(&answers.waiting).insert(number, Waiting { peer, to, left: ANSWERS });
+        lock(&answers.takes.waiting).insert(number, Waiting { peer, to, left: ANSWERS });
         Expected { from, number, answers: answers.clone() }
     }
 
@@ -312,7 +320,17 @@ impl AnswersOf {
         // An engine that closes loses all of its peers, which is no news of them.
         let open = stores.iter().filter(|store| !store.engine.is_closed());
         open.for_each(|store| store.down(error, |up| up == peer));
-        lock(&self.waiting).retain(|_, waiting| waiting.peer != peer);
+        lock(&self.takes.waiting).retain(|_, waiting| waiting.peer != peer);
+    }
+}
+
+impl Takes {
+    /// An answer has come. On the engine's control thread, so nothing is waited for here.
+    fn receive(&self, who: &Who, message: &[u8]) {
+        match Response::decode(message) {
+            Ok((number, response)) => self.take(who, number, response),
+            Err(error) => log::warn!("{who} sent something that is no answer: {error}"),
+        }
     }
 
     fn take(&self, who: &Who, number: u64, response: Response) {
@@ -339,16 +357,12 @@ impl Drop for AnswersOf {
     }
 }
 
-fn receive(inbox: &Inbox, answers: &Weak<AnswersOf>) {
+/// Hears of stores that are lost.
+fn hear(inbox: &Inbox, answers: &Weak<AnswersOf>) {
     while let Ok(message) = inbox.next(crate::NOTHING_ELSE) {
         let Some(answers) = answers.upgrade() else { return };
-        match message {
-            None => {}
-            Some(Message::PeerLost(who, error)) => answers.lost(who.engine, &error),
-            Some(Message::Notification(who, message)) => match Response::decode(&message) {
-                Ok((number, response)) => answers.take(&who, number, response),
-                Err(error) => log::warn!("{who} sent something that is no answer: {error}"),
-            },
+        if let Some(Message::PeerLost(who, error)) = message {
+            answers.lost(who.engine, &error);
         }
     }
 }
@@ -365,12 +379,12 @@ mod tests {
         let (answers, peer) = (AnswersOf::engine(&engine).unwrap(), EngineId([7; 16]));
         let who = Who { engine: peer, incarnation: engine.incarnation(), name: String::new() };
         let (first, other) = (AnswersOf::expect(&answers, peer), AnswersOf::expect(&answers, peer));
-        answers.take(&who, first.number, Response::Lent(Lending { more: true, ..Lending::default() }));
+        answers.takes.take(&who, first.number, Response::Lent(Lending { more: true, ..Lending::default() }));
         assert!(matches!(first.from.try_recv().map(Answer::take), Ok(Response::Lent(_))));
         drop(first);
-        assert_eq!(lock(&answers.waiting).len(), 1);
-        answers.take(&who, other.number, Response::Done(3));
+        assert_eq!(lock(&answers.takes.waiting).len(), 1);
+        answers.takes.take(&who, other.number, Response::Done(3));
         assert!(matches!(other.from.try_recv().map(Answer::take), Ok(Response::Done(3))));
-        assert_eq!(lock(&answers.waiting).len(), 0);
+        assert_eq!(lock(&answers.takes.waiting).len(), 0);
     }
 }

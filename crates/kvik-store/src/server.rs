@@ -1,13 +1,13 @@
 //! A store that other processes use, over the connections of its engine.
 
 use crate::StoreOptions;
-use crate::host::{Host, Job};
+use crate::host::{Host, Reply};
 use crate::no_thread;
 use crate::service::Service;
 use crate::store::Store;
 use crate::wire::{REQUESTS, RESPONSES, Request, Response};
 use kvik_core::{EngineId, Result};
-use kvik_engine::{Engine, Inbox, Message};
+use kvik_engine::{Engine, Inbox, Message, Notifying, Who};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +29,14 @@ impl Server {
     /// no threads.
     pub fn start(engine: &Engine, options: &StoreOptions) -> Result<Server> {
         let host = Arc::new(Host::start(Service::new(Store::open(engine.clone(), options)?))?);
-        let inbox = Arc::new(engine.inbox(REQUESTS)?);
-        let (receiver, from, engine) = (host.clone(), inbox.clone(), engine.clone());
-        let serve = move || receive(&from, &engine, &receiver);
+        let weak = Arc::downgrade(&host);
+        // The thread below has the host for as long as this is called, so this never ends it.
+        let take = move |who: &Who, message: &[u8]| {
+            weak.upgrade().into_iter().for_each(|host| receive(&host, who, message));
+        };
+        let inbox = Arc::new(Inbox::handing(engine, REQUESTS, take)?);
+        let (receiver, from) = (host.clone(), inbox.clone());
+        let serve = move || hear(&from, receiver);
         drop(spawn_named("kvik-store-in", &ThreadOptions::default(), serve).map_err(no_thread)?);
         Ok(Server { host, inbox })
     }
@@ -43,12 +48,16 @@ impl Server {
 
     /// What has happened.
     pub fn counts(&self) -> crate::Counts {
-        self.host.service().store().counts()
+        self.store().counts()
     }
 
     /// All figures, in the Prometheus text format: see [`crate::METRICS`].
     pub fn metrics(&self) -> String {
-        self.host.service().store().metrics()
+        self.store().metrics()
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        self.host.service().store()
     }
 }
 
@@ -58,39 +67,66 @@ impl Drop for Server {
     }
 }
 
-fn receive(inbox: &Inbox, engine: &Engine, host: &Host) {
+/// Hears of clients that have gone, until the server ends.
+fn hear(inbox: &Inbox, host: Arc<Host>) {
     while let Ok(message) = inbox.next(crate::NOTHING_ELSE) {
-        let (who, message) = match message {
-            Some(Message::Notification(who, message)) => (who, message),
-            Some(Message::PeerLost(who, _)) => {
-                host.forget(who.engine);
-                continue;
-            }
-            None if inbox.is_closed() => return,
-            None => continue,
-        };
-        let client = who.engine;
-        let (number, request) = match Request::decode(&message) {
-            Ok(whole) => whole,
-            Err((number, error)) => {
-                log::warn!("{who} sent something that is no request: {error}");
-                let failed = host.service().failed(error);
-                if let Some(number) = number {
-                    reply(&failed, number, client, engine);
-                }
-                continue;
-            }
-        };
-        let back = engine.clone();
-        let answer = Box::new(move |response| reply(&response, number, client, &back));
-        if let Err(error) = host.submit(client, Job { request, reply: answer }) {
-            reply(&host.service().failed(error), number, client, engine);
+        match message {
+            Some(Message::PeerLost(who, _)) => host.forget(who.engine),
+            None if inbox.is_closed() => break,
+            _ => {}
         }
+    }
+    // Before the host is let go of: then no request is being received.
+    inbox.close();
+    drop(host);
+}
+
+/// A request has come. On the engine's control thread, so nothing is waited for here.
+fn receive(host: &Host, who: &Who, message: &[u8]) {
+    let (client, engine) = (who.engine, host.service().store().engine());
+    let (number, outcome) = match Request::decode(message) {
+        Ok((number, request)) => {
+            let reply = Box::new(Answer { engine: engine.clone(), client, number });
+            (Some(number), host.submit(client, request, reply))
+        }
+        Err((number, error)) => {
+            log::warn!("{who} sent something that is no request: {error}");
+            (number, Err(error))
+        }
+    };
+    if let Err(error) = outcome {
+        let failed = host.service().failed(error);
+        // A client that has no room even for that does not read its answers, and misses nothing.
+        let answer = number.map(|number| Answer { engine: engine.clone(), client, number });
+        drop(answer.map(|answer| answer.try_send(failed)));
     }
 }
 
-fn reply(response: &Response, number: u64, client: EngineId, engine: &Engine) {
-    if let Err(error) = engine.notify_on(RESPONSES, client, &response.encode(number), Some(PATIENCE)) {
-        log::debug!("an answer did not reach engine {client}: {error}");
+/// The way back to a client of another process.
+struct Answer {
+    engine: Engine,
+    client: EngineId,
+    number: u64,
+}
+
+impl Reply for Answer {
+    fn send(&self, response: Response) {
+        let message = response.encode(self.number);
+        if let Err(error) = self.engine.notify_on(RESPONSES, self.client, &message, Some(PATIENCE)) {
+            log::debug!("an answer did not reach engine {}: {error}", self.client);
+        }
+    }
+
+    fn try_send(&self, response: Response) -> Result<(), Box<Response>> {
+        let message = response.encode(self.number);
+        let sent = Notifying::begin(&self.engine, RESPONSES, self.client, &message, Some(PATIENCE));
+        match sent.and_then(|sending| sending.wait(Duration::ZERO)) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(Box::new(response)),
+            Err(error) => {
+                log::debug!("an answer did not reach engine {}: {error}", self.client);
+                Ok(())
+            }
+        }
     }
 }

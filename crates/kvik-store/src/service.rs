@@ -1,13 +1,14 @@
 //! What a store answers to whom, wherever the question came from.
 
+use crate::NamespaceId;
 use crate::figures::{Where, Whole};
 use crate::fill::Stored;
 use crate::lend::Lent;
+use crate::lending::Lender;
 use crate::store::{Store, check_keys};
 use crate::tenants::Known;
-use crate::wire::{Ack, Lending, MetricsPart, Put, Request, Response};
+use crate::wire::{Ack, MetricsPart, Put, Request, Response};
 use crate::write::Awaited;
-use crate::{BlockKey, NamespaceId};
 use kvik_core::{Code, Error, GrantId, GrantState, Result};
 use kvik_engine::{Event, Events, TransferOptions};
 use std::collections::HashMap;
@@ -76,60 +77,15 @@ impl Loans {
     }
 }
 
-/// What a get has found so far. It is counted at the end, however that comes, at once: so shares of it fit together.
-struct Tally<'a> {
-    store: &'a Store,
-    namespace: u16,
-    whole: Arc<Whole>,
-    hits: [u64; 2],
-    misses: u64,
-}
-
-impl<'a> Tally<'a> {
-    fn new(store: &'a Store, namespace: u16, began: Instant) -> Tally<'a> {
-        let whole = Arc::new(Whole::new(store.latencies().clone(), began));
-        Tally { store, namespace, whole, hits: [0; 2], misses: 0 }
-    }
-
-    /// So many blocks are lent, of which this many came from the log for it.
-    fn lent(&mut self, blocks: usize, from_log: usize, began: Instant) {
-        let from_log = from_log.min(blocks) as u64;
-        if self.hits == [0; 2] && blocks > 0 {
-            self.store.latencies().first[usize::from(from_log > 0)].add(began.elapsed());
-        }
-        self.hits[Where::Memory as usize] += blocks as u64 - from_log;
-        self.hits[Where::Log as usize] += from_log;
-        if from_log > 0 {
-            self.whole.note_log();
-        }
-    }
-
-    /// It is over, and so many blocks were not there.
-    fn missed(&mut self, blocks: usize) {
-        self.misses = blocks as u64;
-        if self.hits == [0; 2] {
-            self.whole.discount();
-        }
-    }
-}
-
-impl Drop for Tally<'_> {
-    fn drop(&mut self) {
-        let mut state = self.store.state();
-        let bytes = state.shape(self.namespace).bytes();
-        state.counts.misses += self.misses;
-        let of = state.figures_of(self.namespace);
-        let found: u64 = self.hits.iter().sum();
-        of.asked += found + self.misses;
-        of.hits.iter_mut().zip(self.hits).for_each(|(all, hits)| *all += hits);
-        of.bytes_out[Where::Memory as usize] += found * bytes;
-    }
-}
-
 /// Until when what a client has so much time for may take, so that it hears of what is late within its time, and does not
 /// take the store for gone.
-fn answered_by(time: Duration) -> Instant {
+pub(crate) fn answered_by(time: Duration) -> Instant {
     Instant::now() + time - (time / 8).min(Duration::from_millis(500))
+}
+
+/// So much of what a client asks for as it is given.
+pub(crate) fn longest(time: Duration) -> Duration {
+    time.min(LONGEST)
 }
 
 impl Service {
@@ -166,7 +122,7 @@ impl Service {
                 self.store.namespace(namespace, &tenant, shape, &model).map(|_| Response::Opened)
             }
             Request::Put(put) => self.put(&put, came, reply),
-            Request::Get { namespace, keys, expiry } => self.get(&namespace, &keys, expiry, (came, reply)),
+            Request::Get(get) => Lender::new(self, get, came).rest(reply),
             Request::Contains { namespace, keys } => {
                 let here = self.known(&namespace).and_then(|number| self.store.contains(number, &keys));
                 here.map(Response::Here)
@@ -199,6 +155,16 @@ impl Service {
         reply(response.unwrap_or_else(|error| self.failed(error)));
     }
 
+    /// Answers a get with what it was not answered with before.
+    pub fn lend(&self, get: Lender, reply: &dyn Fn(Response)) {
+        reply(get.rest(reply).unwrap_or_else(|error| self.failed(error)));
+    }
+
+    /// Blocks are lent for a get.
+    pub fn add_loans(&self, lent: Vec<Lent>, whole: &Arc<Whole>) {
+        self.loans.add(lent, whole);
+    }
+
     /// Answers with all parts but the last one, which it gives.
     fn metrics(&self, reply: &dyn Fn(Response)) -> Response {
         let mut parts = MetricsPart::divide(&self.store.metrics()).into_iter().peekable();
@@ -212,7 +178,7 @@ impl Service {
     }
 
     /// The number of a namespace that was opened.
-    fn known(&self, id: &NamespaceId) -> Result<u16> {
+    pub fn known(&self, id: &NamespaceId) -> Result<u16> {
         self.store.state().tenants.find(id).ok_or_else(|| {
             let text = format!("namespace {id} is not known here: open it first");
             Error::new(Code::NamespaceUnknown, text)
@@ -225,7 +191,7 @@ impl Service {
 
     fn put(&self, put: &Put, came: Instant, reply: &dyn Fn(Response)) -> Result<Response> {
         let namespace = self.known(&put.namespace)?;
-        let time = put.deadline.min(LONGEST);
+        let time = longest(put.deadline);
         let until = answered_by(time);
         let durable = put.ack == Ack::Durable;
         let awaited = Awaited::new(until);
@@ -262,50 +228,5 @@ impl Service {
         }
         let known = stored.known.min(durable);
         Ok(Response::Stored(Stored { stored: durable - known, known, refused }))
-    }
-
-    /// Lends what is in memory, then brings back what lies below, window by window, and lends that.
-    fn get(
-        &self,
-        namespace: &NamespaceId,
-        keys: &[BlockKey],
-        expiry: Duration,
-        (came, reply): (Instant, &dyn Fn(Response)),
-    ) -> Result<Response> {
-        let (namespace, expiry) = (self.known(namespace)?, expiry.min(LONGEST));
-        check_keys(keys)?;
-        let until = answered_by(expiry);
-        let mut tally = Tally::new(&self.store, namespace, came);
-        let (mut first, mut from_log) = (0, 0);
-        loop {
-            // The first block alone, so that its use begins early: granting all of them takes several times as long.
-            let upto = if first == 0 { 1 } else { keys.len() };
-            let loan = self.store.lend(namespace, &keys[first..upto], expiry)?;
-            let (count, blocks) = (loan.blocks.len(), loan.blocks);
-            let tickets = loan.groups.iter().map(|lent| lent.ticket().clone()).collect();
-            self.loans.add(loan.groups, &tally.whole);
-            tally.lent(count, from_log, came);
-            from_log = from_log.saturating_sub(count);
-            first += count;
-            let more =
-                first < keys.len() && Instant::now() < until && self.store.is_there(namespace, &keys[first]);
-            let response = Response::Lent(Lending { blocks, tickets, more });
-            if !more {
-                tally.missed(keys.len() - first);
-                return Ok(response);
-            }
-            if count > 0 {
-                reply(response);
-            }
-            let wanted = &keys[first..];
-            if !self.store.is_in_memory(namespace, &wanted[0]) {
-                let (here, came_up) = self.store.bring(namespace, wanted, until)?;
-                if here == 0 {
-                    tally.missed(wanted.len());
-                    return Ok(Response::Lent(Lending::default()));
-                }
-                from_log += came_up;
-            }
-        }
     }
 }

@@ -11,7 +11,7 @@ use crate::{BlockKey, Counts, Log, LogOptions, NamespaceId, Shape};
 use kvik_core::{Code, Error, Result};
 use kvik_engine::Engine;
 use std::path::PathBuf;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// The smallest memory of a store.
@@ -106,7 +106,19 @@ impl Store {
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.inner.blocks.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.now(self.inner.blocks.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same, where nobody else has it.
+    pub fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.inner.blocks.state.try_lock() {
+            Ok(state) => Some(self.now(state)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.now(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn now<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let now = u32::try_from(self.inner.began.elapsed().as_secs()).unwrap_or(u32::MAX);
         if now != state.now() {
             state.set_now(now);
@@ -137,7 +149,7 @@ impl Store {
     pub fn is_there(&self, namespace: u16, key: &BlockKey) -> bool {
         let state = self.state();
         let id = state.index.find(namespace, key);
-        id.is_some_and(|id| matches!(state.index.node(id).life, Life::Resident | Life::Below | Life::Loading))
+        id.is_some_and(|id| Life::THERE.contains(&state.index.node(id).life))
     }
 
     /// Whether a block is in memory.

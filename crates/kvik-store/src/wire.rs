@@ -8,12 +8,12 @@
 //! kept; what is left over, or missing, is an error. Nothing here allocates more than the message is long.
 
 use crate::{BlockKey, Counts, MAX_KEYS, NamespaceId, Shape, Stored};
-use kvik_core::{Code, Error, Result, Ticket};
+use kvik_core::{Code, Error, GrantId, Result, Ticket};
 use kvik_engine::Topic;
 use std::time::Duration;
 
 /// The version of these messages.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// The topics of notifications that carry them.
 pub(crate) const REQUESTS: Topic = 1;
 pub(crate) const RESPONSES: Topic = 2;
@@ -47,12 +47,7 @@ pub(crate) enum Request {
         model: String,
     },
     Put(Put),
-    /// Lend these blocks, as far as they are here without a gap.
-    Get {
-        namespace: NamespaceId,
-        keys: Vec<BlockKey>,
-        expiry: Duration,
-    },
+    Get(Get),
     Contains {
         namespace: NamespaceId,
         keys: Vec<BlockKey>,
@@ -97,6 +92,25 @@ pub(crate) struct Put {
     pub ack: Ack,
     /// How long it may take.
     pub deadline: Duration,
+}
+
+/// Blocks that are to be lent, as far as they are here without a gap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Get {
+    pub namespace: NamespaceId,
+    pub keys: Vec<BlockKey>,
+    pub expiry: Duration,
+    /// The client reads the first block before it has heard of it.
+    pub ahead: Option<Ahead>,
+}
+
+/// A grant that a client asks for under an id of its own. It begins to read by that at once: the request waits at the
+/// store's engine for the grant, and so nobody waits for the way of a ticket to the client and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    pub grant: GrantId,
+    /// The layout of the pages, as the client takes it to be: where it is another one, the grant has another id.
+    pub layout: [u8; 8],
 }
 
 /// What a server answers. A put is answered twice where it was accepted first; a get, and what asks for figures, in
@@ -314,8 +328,12 @@ impl Request {
                     .text(&put.ticket.to_string())
                     .keys(&put.keys);
             }
-            Request::Get { namespace, keys, expiry } => {
+            Request::Get(Get { namespace, keys, expiry, ahead }) => {
                 writer = about(3, namespace);
+                writer.bytes(&[u8::from(ahead.is_some())]);
+                if let Some(Ahead { grant, layout }) = ahead {
+                    writer.bytes(&grant.0).bytes(layout);
+                }
                 writer.time(*expiry).keys(keys);
             }
             Request::Contains { namespace, keys } => {
@@ -375,7 +393,14 @@ impl Request {
                 let deadline = r.time()?;
                 Request::Put(Put { namespace, parent, ack, deadline, ticket: r.ticket()?, keys: r.keys()? })
             }
-            3 => Request::Get { namespace: r.namespace()?, expiry: r.time()?, keys: r.keys()? },
+            3 => {
+                let namespace = r.namespace()?;
+                let ahead = match r.flag()? {
+                    true => Some(Ahead { grant: GrantId(r.array()?), layout: r.array()? }),
+                    false => None,
+                };
+                Request::Get(Get { namespace, expiry: r.time()?, keys: r.keys()?, ahead })
+            }
             4 => Request::Contains { namespace: r.namespace()?, keys: r.keys()? },
             5 => Request::Prefetch { namespace: r.namespace()?, keys: r.keys()? },
             6 => Request::Remove { namespace: r.namespace()?, keys: r.keys()? },

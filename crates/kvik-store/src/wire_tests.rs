@@ -1,6 +1,6 @@
 //! Messages of the store: each comes back as it was, and nothing else is one.
 
-use crate::wire::{Ack, Lending, MAX_GROUPS, MetricsPart, Put, Request, Response};
+use crate::wire::{Ack, Ahead, Get, Lending, MAX_GROUPS, MetricsPart, Put, Request, Response};
 use crate::{BlockKey, Counts, MAX_KEYS, NamespaceId, Shape, Stored};
 use kvik_core::{Code, EngineId, GrantId, HostTag, Incarnation, Right, Ticket};
 use std::time::Duration;
@@ -31,11 +31,13 @@ fn requests() -> Vec<Request> {
     };
     let shape = Shape::new(64, 2, 32768).unwrap();
     let time = Duration::from_millis(250);
+    let ahead = Ahead { grant: GrantId([8; 16]), layout: [6; 8] };
     vec![
         Request::Open { namespace, shape, tenant: "größe".into(), model: String::new() },
         put(None, Ack::Accepted),
         put(Some(key(3)), Ack::Durable),
-        Request::Get { namespace, keys: vec![key(5); MAX_KEYS], expiry: time },
+        Request::Get(Get { namespace, keys: vec![key(5); MAX_KEYS], expiry: time, ahead: None }),
+        Request::Get(Get { namespace, keys: keys.clone(), expiry: time, ahead: Some(ahead) }),
         Request::Contains { namespace, keys: Vec::new() },
         Request::Prefetch { namespace, keys: keys.clone() },
         Request::Remove { namespace, keys: keys.clone() },

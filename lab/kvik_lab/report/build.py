@@ -163,8 +163,8 @@ def _series(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
         figures.append(RunOrder(f"series-{number}", title, f"value, {rules.unit}", tuple(series)))
     text = (
         "One colour a start, in the order in which starts are listed, from blue to red. Points are values in "
-        "the order of their iterations; lines are the levels that were found. Crosses are starts that were left "
-        "out as odd."
+        "the order of their iterations; lines are the levels that were found. Crosses are starts that were "
+        "left out as odd."
     )
     return Section("series", "Series in run order", (text,), (), tuple(figures))
 
@@ -243,16 +243,16 @@ def _method(base: str, settled: Settled, rules: Rules, family: int) -> Section:
     level = f"{100 * (1 - rules.alpha):g} %"
     each = f", each at {100 * (1 - rules.alpha / family):.4g} %," if family > 1 else ""
     text = (
-        "The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios are "
-        f"those of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold one "
-        "start of each arm, and within blocks where they hold more.",
+        "The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios "
+        f"are those of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold "
+        "one start of each arm, and within blocks where they hold more.",
         f"The {family} intervals of the page{each} hold together with {level} at least (Bonferroni), "
         "crossovers among them. The verdict is read from the interval: it excludes 1, or lies within the "
         "margin, or neither.",
         f"Warm-up, drift and late changes are judged over all starts of an arm together. {cut}",
         f"Odd starts: {RULE}. The rule was fixed before these data were seen.",
-        "Means and percentiles of an arm by itself have intervals of their own, which do not count among those "
-        "of the page.",
+        "Means and percentiles of an arm by itself have intervals of their own, which do not count among "
+        "those of the page.",
     )
     return Section("method", "How it was reached", text)
 

@@ -128,7 +128,12 @@ impl Control {
         let links = base.transports.local().and_then(|local| local.next_expiry());
         let soonest = self.conns.next_due().into_iter().chain(links).min();
         let soonest = soonest.map(|until| boot + until.saturating_duration_since(now));
-        let others = [transfers.next_deadline(), peers.table.next_redial(), grants.next_quarantine()];
+        let others = [
+            transfers.next_deadline(),
+            peers.table.next_redial(),
+            grants.next_quarantine(),
+            base.observers.inboxes.next_due(),
+        ];
         soonest.into_iter().chain(others.into_iter().flatten()).chain(base.protocol.next_timeout()).min()
     }
 
@@ -142,6 +147,7 @@ impl Control {
         links.into_iter().for_each(|session| transfers.launch_waiting(session));
         transfers.end_late();
         base.node(|node, now| node.tick(now));
+        base.protocol.flush(base.observers.inboxes.due(boottime()));
         grants.tell_quarantine(boottime());
         self.dial_again();
     }

@@ -12,6 +12,8 @@
 //!   then is dropped, and its sender knows that it may be.
 //! - What is held is bounded: notifications by the windows of those who send them, ends of peers by what the consumer
 //!   has taken and asked for itself.
+//! - Where notifications are handed on as they come ([`Inbox::handing`]), each is as good as taken then. The one
+//!   that is just handed on when its session ends may come after [`Message::PeerLost`].
 
 mod queues;
 
@@ -23,15 +25,12 @@ use crate::protocol::Calls;
 use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
 use kvik_proto::{Notification, Topic};
-pub(crate) use queues::Inboxes;
-use queues::{Item, Queue, identity};
+pub(crate) use queues::{Came, Inboxes};
+use queues::{Item, Queue, SOON, Taker, identity};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long an acknowledgement may wait for something to go with, while the consumer waits for the next notification.
-/// A consumer that is busy sends them when it asks for that, or with its answer.
-const SOON: Duration = Duration::from_millis(1);
 /// Acknowledgements that wait, at most: a small part of a sender's window.
 const MOST: usize = 64;
 
@@ -70,28 +69,50 @@ impl Engine {
     /// `InvalidArgument` for topic 0, whose notifications are among the [`events`](Engine::events), and for one that
     /// has an inbox; `EngineClosed`, `EngineForked`.
     pub fn inbox(&self, topic: Topic) -> Result<Inbox> {
-        let inner = self.inner().clone();
-        inner.base.setup.check()?;
-        if topic == 0 {
-            let text = "topic 0 is the program's, whose notifications are among its events";
-            return Err(Error::new(Code::InvalidArgument, text));
-        }
-        let queue = inner.base.observers.inboxes.open(topic)?;
-        // An engine that closes ends the inboxes that are there by then: either it has seen this one, or this sees it.
-        let inbox = Inbox { inner, topic, queue, unsent: Mutex::default() };
-        inbox.inner.base.setup.check()?;
-        Ok(inbox)
+        Inbox::open(self, topic, None)
     }
 }
 
 impl Unsent {
-    /// When they are sent, at the latest.
+    /// When they are sent at the latest, while the consumer waits for the next notification. One that is busy sends
+    /// them when it asks for that, or with its answer.
     fn due(&self) -> Option<Instant> {
         self.since.map(|since| since + SOON)
     }
 }
 
 impl Inbox {
+    /// As [`Engine::inbox`], for a consumer that cannot wait for a thread of its own to wake: `take` is called with each
+    /// notification as it comes, by the thread of the engine that everybody's heartbeats depend on. So it does what takes
+    /// microseconds, waits for nothing, and hands on whatever is left. The inbox has the ends of peers only.
+    ///
+    /// The inbox is closed by anybody but `take`: when [`Inbox::close`] returns, no call of it goes on, and it is
+    /// dropped.
+    ///
+    /// # Errors
+    /// As for [`Engine::inbox`].
+    pub fn handing(
+        engine: &Engine,
+        topic: Topic,
+        take: impl Fn(&Who, &[u8]) + Send + Sync + 'static,
+    ) -> Result<Inbox> {
+        Inbox::open(engine, topic, Some(Box::new(take)))
+    }
+
+    fn open(engine: &Engine, topic: Topic, taker: Option<Taker>) -> Result<Inbox> {
+        let inner = engine.inner().clone();
+        inner.base.setup.check()?;
+        if topic == 0 {
+            let text = "topic 0 is the program's, whose notifications are among its events";
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        let queue = inner.base.observers.inboxes.open(topic, taker)?;
+        // An engine that closes ends the inboxes that are there by then: either it has seen this one, or this sees it.
+        let inbox = Inbox { inner, topic, queue, unsent: Mutex::default() };
+        inbox.inner.base.setup.check()?;
+        Ok(inbox)
+    }
+
     /// The topic.
     pub fn topic(&self) -> Topic {
         self.topic

@@ -3,6 +3,7 @@
 use crate::events::Who;
 use crate::sync::{lock, signal};
 use kvik_core::{Code, Error, Result};
+use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
 use kvik_proto::{Identity, Notification, Topic};
 use kvik_transport::from_host;
@@ -10,19 +11,47 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long an acknowledgement may wait for something to go with.
+pub(super) const SOON: Duration = Duration::from_millis(1);
+
+/// What the notifications of a topic are handed to, see [`Inbox::handing`](crate::Inbox::handing).
+pub(crate) type Taker = Box<dyn Fn(&Who, &[u8]) + Send + Sync>;
 
 /// The inboxes of an engine, by topic.
 #[derive(Default)]
 pub(crate) struct Inboxes {
     open: Mutex<BTreeMap<Topic, Arc<Queue>>>,
     dropped: AtomicU64,
+    unsent: Mutex<Unsent>,
 }
 
-pub(super) struct Queue {
+/// Sessions in which acknowledgements of what was handed on wait for something to go with.
+#[derive(Default)]
+struct Unsent {
+    sessions: Vec<u64>,
+    /// When they are sent at the latest, as time since boot.
+    due: Option<Duration>,
+}
+
+pub(crate) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     waker: EventFd,
+    /// Held while it is called: who has closed the queue knows that no call goes on.
+    taker: Mutex<Option<Taker>>,
+    hands: bool,
+}
+
+/// What became of a notification that came.
+pub(crate) enum Came {
+    /// It waits for its consumer.
+    Waits,
+    /// Nobody consumes it.
+    Dropped,
+    /// It is to be handed on.
+    For(Arc<Queue>, Who),
 }
 
 #[derive(Default)]
@@ -41,9 +70,10 @@ pub(super) enum Item {
 }
 
 impl Queue {
-    fn new() -> Result<Queue> {
+    fn new(taker: Option<Taker>) -> Result<Queue> {
         let waker = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
-        Ok(Queue { state: Mutex::default(), changed: Condvar::new(), waker })
+        let (hands, taker) = (taker.is_some(), Mutex::new(taker));
+        Ok(Queue { state: Mutex::default(), changed: Condvar::new(), waker, taker, hands })
     }
 
     fn wake(&self, state: &mut State) {
@@ -53,14 +83,25 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// False when nobody consumes it any more.
-    fn put(&self, from: Who, note: Notification) -> bool {
+    fn put(self: &Arc<Queue>, from: Who, note: &Notification) -> Came {
         let mut state = lock(&self.state);
-        if !state.closed {
-            state.items.push_back(Item::Note(from, note));
-            self.wake(&mut state);
+        if state.closed {
+            return Came::Dropped;
         }
-        !state.closed
+        if self.hands {
+            state.followed.insert(identity(&from));
+            return Came::For(self.clone(), from);
+        }
+        state.items.push_back(Item::Note(from, note.clone()));
+        self.wake(&mut state);
+        Came::Waits
+    }
+
+    /// Hands a notification on.
+    pub fn hand(&self, from: &Who, payload: &[u8]) {
+        if let Some(taker) = &*lock(&self.taker) {
+            taker(from, payload);
+        }
     }
 
     /// A session has ended: what came on it and was not taken is nobody's.
@@ -116,10 +157,15 @@ impl Queue {
 
     /// Nobody consumes it any more: what it had.
     fn close(&self) -> VecDeque<Item> {
-        let mut state = lock(&self.state);
-        state.closed = true;
-        self.wake(&mut state);
-        std::mem::take(&mut state.items)
+        let left = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            self.wake(&mut state);
+            std::mem::take(&mut state.items)
+        };
+        let taker = lock(&self.taker).take();
+        drop(taker);
+        left
     }
 }
 
@@ -132,8 +178,8 @@ impl Inboxes {
     ///
     /// # Errors
     /// `InvalidArgument` for one that has a consumer.
-    pub(super) fn open(&self, topic: Topic) -> Result<Arc<Queue>> {
-        let queue = Arc::new(Queue::new()?);
+    pub(super) fn open(&self, topic: Topic, taker: Option<Taker>) -> Result<Arc<Queue>> {
+        let queue = Arc::new(Queue::new(taker)?);
         match lock(&self.open).entry(topic) {
             Entry::Vacant(place) => Ok(place.insert(queue).clone()),
             Entry::Occupied(_) => {
@@ -158,12 +204,38 @@ impl Inboxes {
         left
     }
 
-    /// A notification has come. False where nobody consumes it: it is dropped.
-    pub fn notified(&self, from: Who, note: Notification) -> bool {
+    /// A notification has come.
+    pub fn notified(&self, from: Who, note: &Notification) -> Came {
         let queue = lock(&self.open).get(&note.topic).cloned();
-        let kept = queue.is_some_and(|queue| queue.put(from, note));
-        self.dropped.fetch_add(u64::from(!kept), Ordering::Relaxed);
-        kept
+        let came = queue.map_or(Came::Dropped, |queue| queue.put(from, note));
+        self.dropped.fetch_add(u64::from(matches!(came, Came::Dropped)), Ordering::Relaxed);
+        came
+    }
+
+    /// Acknowledgements wait in these sessions for something to go with.
+    pub fn add_unsent(&self, sessions: Vec<u64>) {
+        let mut unsent = lock(&self.unsent);
+        unsent.sessions.extend(sessions);
+        unsent.due.get_or_insert_with(|| boottime() + SOON);
+    }
+
+    /// When acknowledgements are to be sent at the latest.
+    pub fn next_due(&self) -> Option<Duration> {
+        lock(&self.unsent).due
+    }
+
+    /// The sessions in which acknowledgements are to be sent now.
+    pub fn due(&self, now: Duration) -> Vec<u64> {
+        let mut unsent = lock(&self.unsent);
+        match unsent.due {
+            Some(due) if due <= now => {
+                let mut sessions = std::mem::take(&mut *unsent).sessions;
+                sessions.sort_unstable();
+                sessions.dedup();
+                sessions
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// A session has ended, and with it maybe the peer.

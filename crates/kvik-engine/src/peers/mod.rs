@@ -13,6 +13,8 @@ use crate::budget::Lease;
 use crate::commands::ControlCommand;
 use crate::end::End;
 use crate::events::{Event, Who};
+use crate::inbox::Came;
+use crate::protocol::Calls;
 use crate::sync::lock;
 pub(crate) use dial::{ATTEMPT, Dial, Target};
 use kvik_core::{Code, EngineId, Error, Result};
@@ -237,7 +239,7 @@ impl Peers {
     /// A notification has come.
     pub fn on_notified(&self, note: Notification) {
         if note.topic != 0 {
-            return self.on_notified_of(note);
+            return self.on_notified_of(&note);
         }
         let (session, events) = (note.session, &self.base.observers.events);
         events.notified(self.table.who(&note.peer), note);
@@ -249,14 +251,26 @@ impl Peers {
 
     /// A notification of a library's topic has come. In one step with the end of its session: nothing of that comes
     /// after it.
-    fn on_notified_of(&self, note: Notification) {
+    fn on_notified_of(&self, note: &Notification) {
         let (session, topic, number) = (note.session, note.topic, note.number);
+        let inboxes = &self.base.observers.inboxes;
         let telling = lock(&self.telling);
-        let kept =
-            self.has(session) && self.base.observers.inboxes.notified(self.table.who(&note.peer), note);
+        let came = match self.has(session) {
+            true => inboxes.notified(self.table.who(&note.peer), note),
+            false => Came::Dropped,
+        };
         drop(telling);
-        if !kept {
-            self.base.node(|node, _| node.session(session).note_taken(topic, number));
+        match came {
+            Came::Waits => {}
+            Came::Dropped => self.base.node(|node, _| node.session(session).note_taken(topic, number)),
+            Came::For(queue, who) => {
+                // First, so that an answer takes the acknowledgement along.
+                let taken = |node: &mut Calls<'_>| node.session(session).note_taken(topic, number);
+                let sessions = self.base.protocol.node_unsent(taken);
+                queue.hand(&who, &note.payload);
+                // This is the control thread, which looks for what is due before it sleeps.
+                inboxes.add_unsent(sessions);
+            }
         }
     }
 

@@ -3,9 +3,10 @@
 use crate::common::*;
 use crate::events::Child;
 use kvik_core::{Code, EngineId, Incarnation};
-use kvik_engine::{Engine, Event, Events, Inbox, Message, Preference, Who};
+use kvik_engine::{Engine, Event, Events, Inbox, Message, Notifying, Preference, Who};
 use kvik_host::event::{Interest, wait_ready};
 use rustix::process::Signal;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// Longer than the window of a topic.
@@ -275,4 +276,72 @@ fn an_inbox_ends_with_its_engine() {
         Code::EngineClosed
     );
     assert_eq!(code(server.inbox(2).map(|_| ())), Code::EngineClosed);
+}
+
+/// An inbox of topic 1 whose notifications are handed on, and where they come to.
+fn handing(engine: &Engine) -> (Inbox, Receiver<(EngineId, Vec<u8>)>) {
+    let (to, from) = channel();
+    let take = move |who: &Who, payload: &[u8]| drop(to.send((who.engine, payload.to_vec())));
+    (Inbox::handing(engine, 1, take).unwrap(), from)
+}
+
+#[test]
+fn what_is_handed_on_comes_in_its_order_and_ends_with_the_inbox() {
+    let (server, client) = pair();
+    let (inbox, came) = handing(&server);
+    assert_eq!(code(server.inbox(1).map(|_| ())), Code::InvalidArgument);
+    let notices: Vec<_> = (0..MANY)
+        .map(|number| client.notify_on(1, server.id(), &number.to_le_bytes(), Some(PATIENCE)).unwrap())
+        .collect();
+    for number in 0..MANY {
+        assert_eq!(came.recv_timeout(PATIENCE).unwrap(), (client.id(), number.to_le_bytes().to_vec()));
+    }
+    notices.iter().for_each(|notice| notice.wait(Some(PATIENCE)).unwrap());
+    assert!(is_empty(&inbox));
+    assert_eq!(dropped(&server), 0);
+    // Nobody is heard any more, and what took the others is gone.
+    inbox.close();
+    assert!(came.recv_timeout(PATIENCE).is_err());
+    let late = client.notify_on(1, server.id(), b"late", Some(PATIENCE)).unwrap();
+    late.wait(Some(PATIENCE)).unwrap();
+    assert_eq!(dropped(&server), 1);
+    // The end of a peer comes as ever, and the engine's end is one of this.
+    let (inbox, came) = handing(&server);
+    client.notify_on(1, server.id(), b"again", Some(PATIENCE)).unwrap();
+    assert_eq!(came.recv_timeout(PATIENCE).unwrap().1, b"again");
+    client.close(PATIENCE).unwrap();
+    assert_eq!(lost(&inbox).engine, client.id());
+    server.close(PATIENCE).unwrap();
+    assert!(came.recv_timeout(PATIENCE).is_err());
+}
+
+#[test]
+fn an_answer_of_who_was_handed_a_request_brings_its_acknowledgement_along() {
+    let (server, client) = pair();
+    let answers = client.inbox(2).unwrap();
+    let from = server.clone();
+    let take = move |who: &Who, payload: &[u8]| {
+        let sending = Notifying::begin(&from, 2, who.engine, payload, Some(PATIENCE)).unwrap();
+        assert!(sending.wait(Duration::ZERO).unwrap().is_some());
+    };
+    let _inbox = Inbox::handing(&server, 1, take).unwrap();
+    for round in 0..100u32 {
+        let request = client.notify_on(1, server.id(), &round.to_le_bytes(), Some(PATIENCE)).unwrap();
+        assert_eq!(next(&answers).1, round.to_le_bytes());
+        assert!(request.is_done(), "round {round}: answered, and not acknowledged");
+    }
+}
+
+#[test]
+fn what_is_handed_on_and_not_answered_is_acknowledged_soon() {
+    let (server, client) = pair();
+    let (_inbox, came) = handing(&server);
+    // Each would wait for a heartbeat, half a second, and all of them twenty.
+    let began = Instant::now();
+    for round in 0..40u32 {
+        let request = client.notify_on(1, server.id(), &round.to_le_bytes(), Some(PATIENCE)).unwrap();
+        request.wait(Some(PATIENCE)).unwrap();
+        assert_eq!(came.recv_timeout(PATIENCE).unwrap().1, round.to_le_bytes());
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }

@@ -4,6 +4,7 @@ mod blocks;
 mod crash;
 mod crowd;
 mod durable;
+mod early;
 mod eviction;
 mod failing;
 mod figures;
