@@ -244,8 +244,8 @@ def _method(base: str, settled: Settled, rules: Rules, family: int) -> Section:
     each = f", each at {100 * (1 - rules.alpha / family):.4g} %," if family > 1 else ""
     text = (
         "The unit is the server start: of each the mean after the warm-up counts, as its logarithm. Ratios "
-        f"are those of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks hold "
-        "one start of each arm, and within blocks where they hold more.",
+        f"are those of an arm over {base}, with Student's t over starts (Welch), over pairs where blocks "
+        "hold one start of each arm, and within blocks where they hold more.",
         f"The {family} intervals of the page{each} hold together with {level} at least (Bonferroni), "
         "crossovers among them. The verdict is read from the interval: it excludes 1, or lies within the "
         "margin, or neither.",
