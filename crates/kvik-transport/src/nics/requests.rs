@@ -88,10 +88,12 @@ impl Requests {
 
     /// What goes through rings goes on, and finds slots in turn: whether anything has.
     pub fn stage<C: RmaDevice>(&mut self, rings: &mut Rings<C>, work: &dyn WorkSource) -> bool {
+        // Also where nothing is staged any more: a device may raise the flag behind the last turn that needed it, and a
+        // flag that nobody lowers wakes the thread for ever.
+        rings.settle();
         if !self.places.iter().flatten().any(|active| active.staged.is_some()) {
             return false;
         }
-        rings.settle();
         let mut moved = false;
         for active in self.places.iter_mut().flatten() {
             moved |= active.stage(rings, work);

@@ -106,6 +106,9 @@ impl<C: RmaDevice> Rings<C> {
 
     /// Takes note of what devices are through with.
     pub fn settle(&mut self) {
+        if self.rings.is_empty() {
+            return;
+        }
         // First: what is told from here on is looked at next time.
         if let Err(error) = self.flag.drain() {
             log::error!("a NIC cannot hear of the copies of devices, and looks at them: {error}");
