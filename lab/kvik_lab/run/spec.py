@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-DriverName = Literal["emulator", "vllm"]
+DriverName = Literal["emulator"]
 Mode = Literal["disaggregated", "unified"]
 Kind = Literal["prefill", "decode", "unified", "router", "store", "load"]
 Text = Annotated[str, Field(min_length=1)]
@@ -26,16 +26,10 @@ class Section(BaseModel):
 
 
 class NodeSpec(Section):
-    """A host on which roles run."""
+    """A place on this host for roles, with a Python of its own: so two versions of kvik are compared."""
 
-    executor: Literal["local", "ssh"] = "local"
-    host: Text | None = Field(None, description="For ssh: HOST or USER@HOST, as ssh takes it.")
-    address: Text | None = Field(
-        None, description="Under which other nodes reach its servers; by default loopback, or ssh's host."
-    )
-    python: Text | None = Field(None, description="The Python there that has kvik; by default this one.")
-    folder: Text | None = Field(None, description="Where its processes work; by default a temporary one.")
-    options: list[Text] = Field([], description="More options for ssh, such as -p2222.")
+    executor: Literal["local"] = "local"
+    python: Text | None = Field(None, description="The Python that has kvik; by default this one.")
 
 
 class LinkSpec(Section):

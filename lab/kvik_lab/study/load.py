@@ -13,7 +13,7 @@ from kvik_lab.study.draft import Draft, empties
 from kvik_lab.study.expressions import Expression, parse_condition
 from kvik_lab.study.factors import check_constants, check_factors, check_unit
 from kvik_lab.study.formula import parse_formula
-from kvik_lab.study.model import Cost, Drivers, Program, Study
+from kvik_lab.study.model import Cost, Program, Study
 from kvik_lab.study.plan import check_design, check_stop, check_warmup
 from kvik_lab.study.problems import MistakeError, StudyError, did_you_mean
 from kvik_lab.study.programs import check_program
@@ -97,8 +97,8 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
     warmup = check_warmup(parts["warmup"], draft) if parts["warmup"] is not None else None
     stop = check_stop(parts["stop"], draft) if parts["stop"] is not None else None
     program = _program(data, draft)
-    cost, drivers = parts["cost"], parts["drivers"]
-    if draft.problems or unit is None or design is None or warmup is None or cost is None or drivers is None:
+    cost = parts["cost"]
+    if draft.problems or unit is None or design is None or warmup is None or cost is None:
         return None
     return Study(
         name=parts["study"],
@@ -113,7 +113,6 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
         warmup=warmup,
         stop=stop,
         gates=tuple(parts["gates"] or ()),
-        drivers=Drivers(drivers.load, tuple(drivers.lowlevel)),
         file=file,
         digest=digest,
         program=program,

@@ -75,14 +75,6 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Drivers:
-    """What makes the load, and what measures links below it."""
-
-    load: str = "builtin"
-    lowlevel: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Program:
     """What is run: the file's `run` as it stands, its texts with `{factor}` in them; and by factor and level,
     what the level puts in, by path."""
@@ -107,7 +99,6 @@ class Study:
     warmup: Warmup
     stop: Stop | None
     gates: tuple[Gate, ...]
-    drivers: Drivers
     file: str
     digest: str
     program: Program | None = None

@@ -205,18 +205,6 @@ class StopSpec(Section):
     max: Count = Field(description="Iterations of a start, at most.")
 
 
-class DriversSpec(Section):
-    """What makes the load."""
-
-    load: Literal["builtin", "aiperf", "vllm-bench", "guidellm"] = "builtin"
-    lowlevel: list[
-        Literal[
-            "iperf3", "fi_rdm_pingpong", "nixlbench", "tebench", "transfer_engine_bench", "ucx_perftest",
-            "nccl-tests",
-        ]
-    ] = []  # fmt: skip
-
-
 class StudyFile(Section):
     """A study of KV transfers: what varies, what is possible, what is run, and when it is enough."""
 
@@ -232,5 +220,4 @@ class StudyFile(Section):
     warmup: WarmupSpec = Field(default_factory=lambda: WarmupSpec.model_validate({}))
     stop: StopSpec | None = None
     gates: list[Gate] = list(GATES)
-    drivers: DriversSpec = Field(default_factory=lambda: DriversSpec.model_validate({}))
     run: dict[Text, Any] | None = Field(None, description="What is started, and what load it gets.")

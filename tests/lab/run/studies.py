@@ -35,6 +35,21 @@ run:
     requests: 4
     prompt: {tokens: "{tokens}", output: 3}
 """
+PLAIN = """
+study: plain
+unit: {model: tiny}
+factors:
+  tokens: {levels: [64, 256], scale: log2}
+model: log(ttft) ~ tokens
+design: {kind: full, starts: 1, seed: 3}
+warmup: {until: count, min: 1, max: 1}
+run:
+  driver: emulator
+  load:
+    requests: 4
+    prompt: {tokens: "{tokens}", output: 3}
+"""
+"""Two runs of one start: for tests of what happens around them."""
 
 
 def written(folder: Path, text: str = SMALL) -> Path:
