@@ -112,16 +112,6 @@ def docs(context: Context) -> None:
     context.note = f"open {site.relative_to(ROOT)}/index.html"
 
 
-def netns(context: Context) -> None:
-    """Two hosts on this one: network namespaces with their own addresses."""
-    _pytest(context, "dev", "tests/netns", more=["-v"])
-
-
-def faults(context: Context) -> None:
-    """Processes that are killed, stopped, cut off and lied to: a small share of the fault lab."""
-    _pytest(context, "dev", "tests/faults", more=["-v", "-s"])
-
-
 def fabric(context: Context) -> None:
     """A libfabric of the 2.x line, where this system's own one is older."""
     library = newer_libfabric(context)
@@ -172,11 +162,6 @@ def soak_faults(context: Context) -> None:
         raise StageError("; ".join(failed))
 
 
-def vllm(context: Context) -> None:
-    """Real serving engines hand KV over."""
-    _pytest(context, "vllm", "tests/vllm", more=["-v", "--durations=15"])
-
-
 def soak_lab(context: Context) -> None:
     """A study whose controller is killed at 20 random moments, and resumed (KVIK_LAB_KILLS: how often)."""
     kills = {"KVIK_LAB_KILLS": os.environ.get("KVIK_LAB_KILLS", "20")}
@@ -192,14 +177,10 @@ def soak_params(context: Context) -> None:
     context.run(argv)
 
 
-def demo(context: Context) -> None:
-    """Emulated engines and a router, and what passes between them."""
-    _demo(context, "dev", "emulator")
-
-
-def demo_vllm(context: Context) -> None:
-    """Real serving engines and a router, and what passes between them."""
-    _demo(context, "vllm", "vllm")
+def demo(context: Context, env: str, engine: str) -> None:
+    """Engines of this kind and a router, and what passes between them."""
+    more = shlex.split(os.environ.get("DEMO", ""))  # such as DEMO="--link-rate 1gbit"
+    context.run([overlay_env(context, env), "-m", "kvik.demo", "--engine", engine, *more])
 
 
 def soak_sim(context: Context) -> None:
@@ -255,11 +236,6 @@ def study(context: Context) -> None:
     context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
 
 
-def _demo(context: Context, env: str, engine: str) -> None:
-    more = shlex.split(os.environ.get("DEMO", ""))  # such as DEMO="--link-rate 1gbit"
-    context.run([overlay_env(context, env), "-m", "kvik.demo", "--engine", engine, *more])
-
-
 def _pytest(
     context: Context, env: str, folder: str, variables: dict[str, str] | None = None, more: Sequence[str] = ()
 ) -> None:
@@ -267,6 +243,11 @@ def _pytest(
     cache = TARGET / "pytest" / env
     argv = [python, "-m", "pytest", folder, "-o", f"cache_dir={cache}", *more]
     context.run(argv, variables)
+
+
+def _tests(folder: str, *more: str, env: str = "dev") -> Callable[[Context], None]:
+    """A stage that only runs the tests of a folder."""
+    return partial(_pytest, env=env, folder=f"tests/{folder}", more=more)
 
 
 STAGES = {
@@ -283,15 +264,18 @@ STAGES = {
         Stage("python-quick", partial(python, small=True), limit=600),
         Stage("lab", lab, limit=900),
         Stage("docs", docs, limit=900),
-        Stage("netns", netns, limit=600),
-        Stage("faults", faults, limit=600),
+        # Two hosts on this one: network namespaces with their own addresses.
+        Stage("netns", _tests("netns", "-v"), limit=600),
+        # Processes that are killed, stopped, cut off and lied to: a small share of the fault lab.
+        Stage("faults", _tests("faults", "-v", "-s"), limit=600),
         Stage("fabric", fabric, limit=900),
         Stage("rdma", rdma, limit=1800),
         Stage("vllm-env", vllm_env, limit=2400),
-        Stage("vllm", vllm, output="both", limit=1500),
-        Stage("demo", demo, output="terminal", limit=300),
+        # Real serving engines hand KV over.
+        Stage("vllm", _tests("vllm", "-v", "--durations=15", env="vllm"), output="both", limit=1500),
+        Stage("demo", partial(demo, env="dev", engine="emulator"), output="terminal", limit=300),
         Stage("study", study, output="terminal", limit=900),
-        Stage("demo-vllm", demo_vllm, output="terminal", limit=900),
+        Stage("demo-vllm", partial(demo, env="vllm", engine="vllm"), output="terminal", limit=900),
         Stage("gpu-check", gpu_check, output="both", limit=2400),
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),

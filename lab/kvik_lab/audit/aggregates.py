@@ -14,6 +14,7 @@ from kvik_lab.audit.groups import Group, groups, overlap, ranked, total
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.series import View
 from kvik_lab.audit.slips import DIGITS
 
 Aggregate = Callable[[Sequence[float]], float]
@@ -123,11 +124,11 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
     for group in first:
         value = _value(group, name, printed)
         if value is not None and holds(printed, value):
-            return _claim(scene, sentence, printed, group, name, value)
+            return _claim(sentence, printed, group, name, value)
     if not _about(scene, sentence, decided[0], order):
         return None
     checks = [
-        _claim(scene, sentence, printed, group, name, value)
+        _claim(sentence, printed, group, name, value)
         for group in decided
         if (value := _value(group, name, printed)) is not None
     ]
@@ -188,14 +189,10 @@ def _value(group: Group, name: str, printed: Quantity) -> Value | None:
     return replace_sign(value) if falling and printed.number < 0 else value
 
 
-def _claim(
-    scene: Scene, sentence: Sentence, printed: Quantity, group: Group, name: str, value: Value
-) -> Check:
+def _claim(sentence: Sentence, printed: Quantity, group: Group, name: str, value: Value) -> Check:
     shown = [f"{v.middle / value.scale:.6g}" for v in group.values]
     listed = ", ".join(shown if len(shown) <= 12 else [*shown[:11], "…"])
-    return claim(
-        scene.document, sentence, printed, value, f"the {name} of {group.what}", f"{name} of {listed}"
-    )
+    return claim(sentence, printed, value, f"the {name} of {group.what}", f"{name} of {listed}")
 
 
 def ranges(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
@@ -222,7 +219,7 @@ def ranges(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 one = replace(printed, number=end, upper=None, text=f"{end:g} {printed.unit.symbol}".strip())
                 one = replace(one, digits=f"{end:.{printed.decimals}f}")
                 rule = f"the {what} of table {table + 1}"
-                yield at, claim(scene.document, sentence, one, Value(low, right, high, scale), rule, formula)
+                yield at, claim(sentence, one, Value(low, right, high, scale), rule, formula)
 
 
 _COUNTED = re.compile(
@@ -244,15 +241,15 @@ def counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if not _COUNTED.search(context + printed.text) or printed.number < 10:
             continue
         for table in scene.near(sentence)[:3]:
-            check = _product(scene, sentence, printed, table)
+            check = _product(scene.views[table], sentence, printed, table)
             if check is not None and (_FACTORIAL.search(sentence.text) or check.holds):
                 # "full factorial" leaves no choice of what is counted
                 yield at, check if check.holds else replace(check, diagnosis="another number of levels")
                 break
 
 
-def _product(scene: Scene, sentence: Sentence, printed: Quantity, table: int) -> Check | None:
-    for series in scene.views[table].series:
+def _product(view: View, sentence: Sentence, printed: Quantity, table: int) -> Check | None:
+    for series in view.series:
         slots = [slot for slot in series.slots if slot is not None]
         numbers = [slot.quantity.number for slot in slots]
         if not _LEVELS.search(series.name) or series.note or len(numbers) < 2 or max(numbers) > 100:
@@ -263,7 +260,7 @@ def _product(scene: Scene, sentence: Sentence, printed: Quantity, table: int) ->
         value = Value(total, total, total, printed.unit.scale)
         formula = " × ".join(f"{n:g}" for n in numbers)
         rule = f"the product of {series.name} of table {table + 1}"
-        check = claim(scene.document, sentence, printed, value, rule, formula)
+        check = claim(sentence, printed, value, rule, formula)
         if check.holds or _FACTORIAL.search(sentence.text):
             return check
     return None
@@ -301,5 +298,5 @@ def members(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             if any(word in head for word in kind) and len(labels) > 1:
                 value = Value(float(len(labels)), float(len(labels)), float(len(labels)), printed.unit.scale)
                 rule = f"the rows of table {table + 1}, without totals"
-                yield at, claim(scene.document, sentence, printed, value, rule, f"{len(labels)} rows")
+                yield at, claim(sentence, printed, value, rule, f"{len(labels)} rows")
                 break

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvik_lab.audit.claims import Scene, Sentence, claim, loose
+from kvik_lab.audit.claims import Sentence, claim, loose
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value, holds
@@ -28,7 +28,7 @@ class Operand:
     text: str = ""
 
 
-def equations(scene: Scene, sentence: Sentence, previous: Operand | None) -> Iterator[tuple[int, Check]]:
+def equations(sentence: Sentence, previous: Operand | None) -> Iterator[tuple[int, Check]]:
     """Checks of "a × b = c = d", with the index of the quantity that each is about.
 
     `previous` is what the line before came to: an equation may go on over the lines of a code block.
@@ -39,14 +39,14 @@ def equations(scene: Scene, sentence: Sentence, previous: Operand | None) -> Ite
         left, start = _left(sentence, at)
         if not left and not at and previous is not None and sentence.text.lstrip().startswith("="):
             if len(sentence.found) == 1:
-                yield at, _equal(scene, sentence, printed, previous)
+                yield at, _equal(sentence, printed, previous)
         elif len(left) == 1 and start is not None:
             if left[0].unit.dimension and left[0].unit.dimension == printed.unit.dimension:
-                yield at, _equal(scene, sentence, printed, Operand(left[0]))
+                yield at, _equal(sentence, printed, Operand(left[0]))
         elif start is not None:
             value = _evaluate(sentence, start, at)
             if value is not None:
-                yield at, _result(scene, sentence, (start, at), value)
+                yield at, _result(sentence, (start, at), value)
 
 
 def carried(sentence: Sentence) -> Operand | None:
@@ -139,7 +139,7 @@ def _apply(output: list[float], operator: str) -> None:
     output.append(results[operator])
 
 
-def _result(scene: Scene, sentence: Sentence, span: tuple[int, int], value: float) -> Check:
+def _result(sentence: Sentence, span: tuple[int, int], value: float) -> Check:
     start, at = span
     printed = sentence.found[at]
     formula = sentence.text[sentence.found[start].span[0] : sentence.found[at - 1].span[1]].strip()
@@ -157,7 +157,6 @@ def _result(scene: Scene, sentence: Sentence, span: tuple[int, int], value: floa
         factor = next((f for f in sizes if printed.low <= value * f <= printed.high), 1.0)
     number = value * factor
     return claim(
-        scene.document,
         sentence,
         printed,
         Value(number, number, number, scale if scale != 1 else 1.0),
@@ -166,7 +165,7 @@ def _result(scene: Scene, sentence: Sentence, span: tuple[int, int], value: floa
     )
 
 
-def _equal(scene: Scene, sentence: Sentence, printed: Quantity, other: Operand) -> Check:
+def _equal(sentence: Sentence, printed: Quantity, other: Operand) -> Check:
     """Two sizes that are set equal, prefixes read both ways."""
     one = other.quantity
     low, middle, high = one.low, one.number, one.high
@@ -184,7 +183,7 @@ def _equal(scene: Scene, sentence: Sentence, printed: Quantity, other: Operand) 
         doubles = [v for v in values if math.isclose(printed.number, 2 * v.middle / v.scale, rel_tol=2e-3)]
         best = doubles[0] if doubles else best
     formula = other.text or one.text
-    return claim(scene.document, sentence, loose(printed), best, "the two sides of an equals sign", formula)
+    return claim(sentence, loose(printed), best, "the two sides of an equals sign", formula)
 
 
 _PRODUCT = re.compile(
@@ -193,7 +192,7 @@ _PRODUCT = re.compile(
 )
 
 
-def products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def products(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "800 GB/s (16×400 Gbps)": a product in parentheses behind the rate that it gives."""
     from kvik_lab.audit.units import unit
 
@@ -211,10 +210,7 @@ def products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         at, printed = earlier[-1]
         total = float(match[1].replace(",", "")) * float(match[2].replace(",", "")) * each.scale
         value = Value(total, total, total, printed.unit.scale)
-        yield (
-            at,
-            claim(scene.document, sentence, loose(printed), value, "count times the rate of one", match[0]),
-        )
+        yield at, claim(sentence, loose(printed), value, "count times the rate of one", match[0])
 
 
 _TIMES = re.compile(r"\s*(?:[A-Za-z-]+\s+){0,3}(?P<mark>[×x*]|with|of|by)\s*", re.IGNORECASE)
@@ -223,7 +219,7 @@ _TOLD = re.compile(
 )
 
 
-def totals(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def totals(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of a count beside its factors: "24 runs (3 sizes × 4 starts × 2 arms)", "4 hosts with 8 GPUs
     each, in all 32"."""
     found, start = sentence.found, 0
@@ -243,26 +239,18 @@ def totals(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                     product = math.prod(q.number * q.unit.scale for q in chain)
                     value = Value(product, product, product, found[at].unit.scale)
                     formula = " × ".join(q.text for q in chain)
-                    yield (
-                        at,
-                        claim(scene.document, sentence, found[at], value, "the product beside it", formula),
-                    )
+                    yield at, claim(sentence, found[at], value, "the product beside it", formula)
         start = end
 
 
-def sizes(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def sizes(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "1 MB (1048576)", "1<<20 (1 MB)": a size and the same in bytes."""
     for match in re.finditer(r"(\d+)<<(\d+) \((\d+ [KMGT]i?B)\)", sentence.text):
         for at, printed in enumerate(sentence.found):
             if printed.span[0] >= match.start(3) and printed.span[1] <= match.end():
                 total = float(int(match[1]) << int(match[2]))
                 value = Value(total, total, total, printed.unit.binary)
-                yield (
-                    at,
-                    claim(
-                        scene.document, sentence, printed, value, "the same size", f"{match[1]}<<{match[2]}"
-                    ),
-                )
+                yield at, claim(sentence, printed, value, "the same size", f"{match[1]}<<{match[2]}")
     for at in range(len(sentence.found) - 1):
         size, number = sentence.found[at], sentence.found[at + 1]
         joint = sentence.before(at + 1)
@@ -270,13 +258,13 @@ def sizes(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if enclosed and number.unit.kind == "plain" and size.unit.kind == "bytes" and number.number >= 1024:
             total = size.number * size.unit.binary
             value = Value(total, total, total, 1.0)
-            yield at + 1, claim(scene.document, sentence, number, value, "the same size", size.text)
+            yield at + 1, claim(sentence, number, value, "the same size", size.text)
 
 
 _SAME_RATE = re.compile(r"理论|理論|theoretical|line rate|上限|=|equals|i\.e\.")
 
 
-def conversions(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def conversions(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of a rate in bits with the same in bytes: "a 200 Gbps NIC, in theory 25 GB/s"."""
     for at in range(len(sentence.found) - 1):
         a, b = sentence.found[at], sentence.found[at + 1]
@@ -287,4 +275,4 @@ def conversions(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]
             value = Value(
                 a.number * a.unit.scale, a.number * a.unit.scale, a.number * a.unit.scale, b.unit.scale
             )
-            yield at + 1, claim(scene.document, sentence, loose(b), value, "the same rate", a.text)
+            yield at + 1, claim(sentence, loose(b), value, "the same rate", a.text)

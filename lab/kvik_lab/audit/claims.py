@@ -19,6 +19,7 @@ from kvik_lab.audit.slips import general
 class Sentence:
     """A sentence of the text, with the quantities in it. `lead` is its paragraph's text before it."""
 
+    document: str
     text: str
     line: int
     heading: str
@@ -71,7 +72,9 @@ def sentences(document: Document) -> Iterator[Sentence]:
             found = quantities(text)
             if found:
                 lead = line.text[:start]
-                yield Sentence(text, line.line, line.heading, line.table, found, line.code, lead)
+                yield Sentence(
+                    document.name, text, line.line, line.heading, line.table, found, line.code, lead
+                )
 
 
 # a value with the product of names that it is: "2 GB (min: block × batch)"
@@ -92,14 +95,7 @@ def _cells(document: Document) -> Iterator[Prose]:
                     yield Prose(cell.text, cell.line, table.heading, index, code=False)
 
 
-def place(document: Document, sentence: Sentence | Prose) -> Place:
-    """The place of a claim."""
-    return Place(document.name, None, None, None, sentence.line)
-
-
-def claim(
-    document: Document, sentence: Sentence, printed: Quantity, value: Value, rule: str, formula: str
-) -> Check:
+def claim(sentence: Sentence, printed: Quantity, value: Value, rule: str, formula: str) -> Check:
     """The check of a claim: that `printed` is what `value` says."""
     good = holds(printed, value)
     number = value.middle / value.scale
@@ -109,7 +105,8 @@ def claim(
     text = f"{rule}: {formula} = {number:.6g}{(' ' + printed.unit.symbol) if printed.unit.symbol else ''}"
     text += f", printed {printed.text}" if good else f", so {follows}; printed is {printed.text}"
     why = None if good else general(printed, value)
-    return Check(place(document, sentence), "claim", printed.text, follows, good, rule, formula, text, why)
+    place = Place(sentence.document, None, None, None, sentence.line)
+    return Check(place, "claim", printed.text, follows, good, rule, formula, text, why)
 
 
 def computed(family: Family, inputs: Sequence[Quantity], printed: Quantity) -> Value | None:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvik_lab.audit import rules as r
 from kvik_lab.audit.claims import Scene, Sentence, claim, computed, loose
 from kvik_lab.audit.groups import best, overlap, same_kind
-from kvik_lab.audit.model import Check
+from kvik_lab.audit.model import Check, Document
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value
-from kvik_lab.audit.series import Series, Slot
+from kvik_lab.audit.series import Series, Slot, View
 from kvik_lab.audit.slips import DIGITS
 
 _CHANGE = re.compile(
@@ -34,9 +34,8 @@ class _Row:
     used: tuple[int, ...]
 
 
-def _rows(scene: Scene, sentence: Sentence, table: int) -> list[_Row]:
+def _rows(view: View, sentence: Sentence, table: int) -> list[_Row]:
     """The rows of a table that a sentence names, with the quantities of the sentence that name them."""
-    view = scene.views[table]
     answer = []
     first = next((series for series in view.series if series.position == 0 and series.note == 0), None)
     keyed = first is not None and first.count == len(view.labels)
@@ -78,7 +77,7 @@ def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         if printed.bound:
             continue
-        named = named or {table: _rows(scene, sentence, table) for table in scene.near(sentence)}
+        named = named or {table: _rows(scene.views[table], sentence, table) for table in scene.near(sentence)}
         for all_rows in named.values():
             rows = [row for row in all_rows if at not in row.used]
             check = _about(scene, sentence, at, rows) if rows else None
@@ -89,7 +88,7 @@ def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
 
 def _about(scene: Scene, sentence: Sentence, at: int, rows: list[_Row]) -> Check | None:
     printed = loose(sentence.found[at])
-    columns = _columns(scene, sentence, rows[0].table)
+    columns = _columns(scene.views[rows[0].table], sentence)
     if _PEAK.match(sentence.after(at)):
         rows = [row for row in rows if at - 1 in row.used] or rows
     if _PEAK.match(sentence.after(at)) and len(rows) == 1:
@@ -107,11 +106,11 @@ def _about(scene: Scene, sentence: Sentence, at: int, rows: list[_Row]) -> Check
             )
         ]
         named = [s for s in columns if overlap(_beside(sentence, at), s.name)]
-        return _decide(scene, sentence, printed, pairs, decided=len(named) == 1 and len(columns) == 1)
+        return _decide(sentence, printed, pairs, decided=len(named) == 1 and len(columns) == 1)
     if len(rows) == 1:
         slots = [series.slots[rows[0].index] for series in columns]
         pairs = list(itertools.permutations([s for s in slots if s is not None], 2))
-        return _decide(scene, sentence, printed, pairs, decided=relative and len(columns) == 2)
+        return _decide(sentence, printed, pairs, decided=relative and len(columns) == 2)
     return None
 
 
@@ -119,9 +118,8 @@ def _beside(sentence: Sentence, at: int) -> str:
     return sentence.before(at)[-50:] + " " + re.split(r"[,;。]", sentence.after(at))[0][:40]
 
 
-def _columns(scene: Scene, sentence: Sentence, table: int) -> list[Series]:
+def _columns(view: View, sentence: Sentence) -> list[Series]:
     """The measured columns of a table that the sentence names; all when it names none."""
-    view = scene.views[table]
     measured = [
         s
         for s in view.series
@@ -139,7 +137,6 @@ def _two(series: Series, one: int, other: int) -> tuple[Slot | None, Slot | None
 
 
 def _decide(
-    scene: Scene,
     sentence: Sentence,
     printed: Quantity,
     pairs: list[tuple[Slot | None, Slot | None]],
@@ -159,11 +156,7 @@ def _decide(
             value = computed(family, [a.best, b.best], printed)
             if value is not None and family.name != "none":
                 formula = family.pattern.format(a.best.text, b.best.text)
-                checks.append(
-                    claim(
-                        scene.document, sentence, printed, value, f"the {family.name} of two cells", formula
-                    )
-                )
+                checks.append(claim(sentence, printed, value, f"the {family.name} of two cells", formula))
     good = next((check for check in checks if check.holds), None)
     if good is not None:
         return good
@@ -200,9 +193,7 @@ def _of_peak(
         own = best(scene, slot)
         value = Value(own.low / top.high, own.middle / top.middle, own.high / top.low, printed.unit.scale)
         formula = f"{slot.quantity.text} / {top.middle / top.scale:g}"
-        check = claim(
-            scene.document, sentence, printed, value, f"the part of the peak of {series.name}", formula
-        )
+        check = claim(sentence, printed, value, f"the part of the peak of {series.name}", formula)
         first = first or check
         if check.holds:
             return check
@@ -211,7 +202,7 @@ def _of_peak(
 
 def per_token(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "1000 tokens = 109 MB" against what a table of the document gives a token."""
-    factor = _bytes_a_token(scene)
+    factor = _bytes_a_token(scene.views)
     if factor is None:
         return
     each, table = factor
@@ -233,7 +224,7 @@ def per_token(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             )
             rule = f"bytes a token as in table {table + 1}, times tokens"
             formula = f"{count.text} × {each.middle:.6g} bytes"
-            yield at, claim(scene.document, sentence, loose(size), value, rule, formula)
+            yield at, claim(sentence, loose(size), value, rule, formula)
 
 
 def _beside_size(text: str, count: Quantity, size: Quantity) -> bool:
@@ -242,9 +233,9 @@ def _beside_size(text: str, count: Quantity, size: Quantity) -> bool:
     return len(between) < 12 or (len(between) < 40 and bool(_KV_SIZE.search(between)))
 
 
-def _bytes_a_token(scene: Scene) -> tuple[Value, int] | None:
+def _bytes_a_token(views: Sequence[View]) -> tuple[Value, int] | None:
     """The bytes a token that a table's columns of tokens and sizes agree on."""
-    for table, view in enumerate(scene.views):
+    for table, view in enumerate(views):
         for size, count in itertools.permutations(view.series, 2):
             pairs = [
                 (a.quantity, b.quantity) for a, b in zip(size.slots, count.slots, strict=True) if a and b
@@ -274,8 +265,9 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         near = scene.near(sentence)
         for table in near if printed.approx else near[:3]:
-            slot = _cell(scene, printed, table)
-            named = _named(scene, sentence, table, printed) if slot or table in near[:2] else []
+            view = scene.views[table]
+            slot = _cell(view, printed)
+            named = _named(view, sentence, table, printed) if slot or table in near[:2] else []
             if slot is not None:
                 alone = sum(same_kind(printed, q) for q in sentence.found) == 1
                 rows = {one.place.row for one in named}
@@ -286,7 +278,11 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 else:
                     yield at, _repeats(scene, sentence, printed, slot)
                 break
-            if len(_significant(printed)) < 3 or printed.unit.kind == "plain" or _in_table(scene, sentence):
+            if (
+                len(_significant(printed)) < 3
+                or printed.unit.kind == "plain"
+                or _in_table(scene.document, sentence)
+            ):
                 continue
             checks = [_repeats(scene, sentence, printed, one) for one in named]
             slips = [check for check in checks if (check.diagnosis or "").startswith(DIGITS[:4])]
@@ -295,18 +291,18 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 break
 
 
-def _in_table(scene: Scene, sentence: Sentence) -> bool:
+def _in_table(document: Document, sentence: Sentence) -> bool:
     """Whether a sentence is the text of a cell: that is about its own row."""
     if sentence.table is None:
         return False
-    return any(row and row[0].line == sentence.line for row in scene.document.tables[sentence.table].rows)
+    return any(row and row[0].line == sentence.line for row in document.tables[sentence.table].rows)
 
 
-def _named(scene: Scene, sentence: Sentence, table: int, printed: Quantity) -> list[Slot]:
+def _named(view: View, sentence: Sentence, table: int, printed: Quantity) -> list[Slot]:
     """The cells of the kind of a quantity in the rows that a sentence names; where it names none and the
     quantity has four digits, in the columns that it names."""
-    rows = {row.index for row in _rows(scene, sentence, table)}
-    series = [s for s in scene.views[table].series if s.position]
+    rows = {row.index for row in _rows(view, sentence, table)}
+    series = [s for s in view.series if s.position]
     slots = [
         (s, slot)
         for s in series
@@ -329,11 +325,11 @@ def _repeats(scene: Scene, sentence: Sentence, printed: Quantity, slot: Slot) ->
     table = slot.place.table or 0
     name = scene.views[table].labels[slot.place.row or 0]
     rule = f"a cell of table {table + 1} ({name}), repeated"
-    return claim(scene.document, sentence, loose(printed), value, rule, slot.quantity.text)
+    return claim(sentence, loose(printed), value, rule, slot.quantity.text)
 
 
-def _cell(scene: Scene, printed: Quantity, table: int) -> Slot | None:
-    for series in scene.views[table].series:
+def _cell(view: View, printed: Quantity) -> Slot | None:
+    for series in view.series:
         for slot in series.slots:
             if slot is None or (slot.quantity.unit.kind == "plain" and series.position == 0):
                 continue

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvik_lab.audit import rules as r
-from kvik_lab.audit.claims import Scene, Sentence, claim, computed, loose
+from kvik_lab.audit.claims import Sentence, claim, computed, loose
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 
@@ -22,7 +22,7 @@ def _alike(a: Quantity, b: Quantity) -> bool:
     return bool(a.unit.dimension) and a.unit.dimension == b.unit.dimension
 
 
-def steps(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def steps(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "A -> B (-23.1%, -441 ms)" and of "~4× faster (26 ms vs 99 ms)"."""
     measured = [at for at, q in enumerate(sentence.found) if q.unit.dimension and q.single]
     for one, two in itertools.pairwise(measured):
@@ -36,13 +36,13 @@ def steps(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 or "->" in sentence.text[b.span[1] : sentence.found[at].span[0]]
             ):
                 break
-            yield from _against(scene, sentence, (one, two), at)
+            yield from _against(sentence, (one, two), at)
         near = one - 1
         if near >= 0 and a.span[0] - sentence.found[near].span[1] < 60 and _VERSUS.search(between):
-            yield from _against(scene, sentence, (one, two), near)
+            yield from _against(sentence, (one, two), near)
 
 
-def _against(scene: Scene, sentence: Sentence, pair: tuple[int, int], at: int) -> Iterator[tuple[int, Check]]:
+def _against(sentence: Sentence, pair: tuple[int, int], at: int) -> Iterator[tuple[int, Check]]:
     a, b, printed = sentence.found[pair[0]], sentence.found[pair[1]], loose(sentence.found[at])
     kind = printed.unit.kind
     options: list[tuple[r.Family, list[Quantity], str]] = []
@@ -60,9 +60,7 @@ def _against(scene: Scene, sentence: Sentence, pair: tuple[int, int], at: int) -
     for family, inputs, formula in options:
         value = computed(family, inputs, printed)
         if value is not None:
-            checks.append(
-                claim(scene.document, sentence, printed, value, f"{family.name} of two values", formula)
-            )
+            checks.append(claim(sentence, printed, value, f"{family.name} of two values", formula))
     if checks:
         best = next((check for check in checks if check.holds), checks[0])
         if re.fullmatch(r"\s*[(,=]+\s*", sentence.before(at)):  # nothing else can be meant
@@ -70,7 +68,7 @@ def _against(scene: Scene, sentence: Sentence, pair: tuple[int, int], at: int) -
         yield at, best
 
 
-def parts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def parts(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "780 GB/s, 97.5% of the 800 GB/s line rate"."""
     for at, printed in enumerate(sentence.found):
         if printed.unit.kind != "percent" or at + 1 >= len(sentence.found):
@@ -84,13 +82,10 @@ def parts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             value = computed(r.RATIO, [earlier[-1], whole], printed)
             if value is not None:
                 formula = f"{earlier[-1].text} / {whole.text}"
-                yield (
-                    at,
-                    claim(scene.document, sentence, loose(printed), value, "the part of a whole", formula),
-                )
+                yield at, claim(sentence, loose(printed), value, "the part of a whole", formula)
 
 
-def spread(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def spread(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "150 ms over 1.5K tokens adds 0.1 ms to each": a time spread over a count."""
     if not re.search(
         r"tpot|per token|each token|每个|1 トークン|稀释|平均|spread over", sentence.text, re.IGNORECASE
@@ -106,13 +101,13 @@ def spread(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         low, middle, high = (n * each_of for n in (total.low, total.number, total.high))
         value = r.Value(low, middle, high, each.unit.scale)
         formula = f"{total.text} / {counts[0].text}"
-        yield at, claim(scene.document, sentence, loose(each), value, "a time spread over a count", formula)
+        yield at, claim(sentence, loose(each), value, "a time spread over a count", formula)
 
 
 _REMAIN = re.compile(r"reduc|remain|削減|絞|减少|减|省|cut", re.IGNORECASE)
 
 
-def remaining(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def remaining(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "of 4,860 patterns 59 remain, a reduction of 98.8%"."""
     if not _REMAIN.search(sentence.text):
         return
@@ -129,4 +124,4 @@ def remaining(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         part = 1 - least.number / most.number
         value = r.Value(part, part, part, printed.unit.scale)
         formula = f"({most.text} - {least.text}) / {most.text}"
-        yield at, claim(scene.document, sentence, loose(printed), value, "the reduction of a count", formula)
+        yield at, claim(sentence, loose(printed), value, "the reduction of a count", formula)

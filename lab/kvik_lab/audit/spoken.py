@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvik_lab.audit.claims import Scene, Sentence, claim, loose
 from kvik_lab.audit.groups import best
-from kvik_lab.audit.model import Check
+from kvik_lab.audit.model import Check, Document
 from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Value
 from kvik_lab.audit.series import Series
@@ -22,9 +22,9 @@ def _exactly(number: float, scale: float) -> Value:
     return Value(number, number, number, scale)
 
 
-def _lead(scene: Scene, sentence: Sentence) -> list[str]:
+def _lead(document: Document, sentence: Sentence) -> list[str]:
     """The lines above a sentence that lead to it, the nearest first."""
-    above = [line.text for line in scene.document.prose if line.line < sentence.line]
+    above = [line.text for line in document.prose if line.line < sentence.line]
     return above[:-4:-1]
 
 
@@ -100,7 +100,7 @@ def _behind(
     )
     formula = f"({top.middle / top.scale:g} - {least.middle / least.scale:g}) / {top.middle / top.scale:g}"
     rule = f"how far the rows named stay behind the peak of {series.name}"
-    return claim(scene.document, sentence, replace(printed, bound="<="), value, rule, formula)
+    return claim(sentence, replace(printed, bound="<="), value, rule, formula)
 
 
 _EACH_AT = re.compile(
@@ -108,7 +108,7 @@ _EACH_AT = re.compile(
 )
 
 
-def tuples(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def tuples(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "(32, 256) and (64, 128) (both at the 8192 cap)": the product of each."""
     for match in _EACH_AT.finditer(sentence.text):
         products = [math.prod(one) for one in _settings(match[1])]
@@ -122,7 +122,7 @@ def tuples(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 continue
             formula = ", ".join(" × ".join(map(str, one)) for one in _settings(match[1]))
             value = _exactly(other, printed.unit.scale)
-            yield at, claim(scene.document, sentence, printed, value, "the product of each", formula)
+            yield at, claim(sentence, printed, value, "the product of each", formula)
 
 
 _TIMES = re.compile(
@@ -134,7 +134,9 @@ _CEILING = re.compile(r"line rate|ceiling|aggregate|theoretical|理论|理論|�
 def ceilings(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "the aggregate ceiling is 400 GB/s" under a heading "(32 EFA × 100 Gbps)"."""
     for at, printed in enumerate(sentence.found):
-        each_of = next((found for line in _lead(scene, sentence) if (found := _TIMES.search(line))), None)
+        each_of = next(
+            (found for line in _lead(scene.document, sentence) if (found := _TIMES.search(line))), None
+        )
         if each_of is None or printed.unit.kind != "rate" or not _CEILING.search(sentence.before(at)):
             continue
         each = unit(each_of[3])
@@ -143,13 +145,13 @@ def ceilings(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         total = float(each_of[1].replace(",", "")) * float(each_of[2].replace(",", "")) * each.scale
         value = _exactly(total, printed.unit.scale)
         rule = "count times the rate of one, as the heading says"
-        yield at, claim(scene.document, sentence, loose(printed), value, rule, each_of[0])
+        yield at, claim(sentence, loose(printed), value, rule, each_of[0])
 
 
 _LEAST = re.compile(r"\((?:min|minimum|at least)?:?\s*([A-Za-z_]+(?:\s*[×x*]\s*[A-Za-z_]+)+)\)")
 
 
-def named_products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def named_products(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "2 GB (min: block × batch × threads)" where all of these are set above the table."""
     for match in _LEAST.finditer(sentence.text):
         earlier = [(at, q) for at, q in enumerate(sentence.found) if q.span[1] <= match.start()]
@@ -165,7 +167,7 @@ def named_products(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Chec
         total = math.prod(factor.number * factor.unit.binary for factor in known)
         value = _exactly(total, printed.unit.binary)
         formula = " × ".join(one.text if one.unit.dimension else one.digits for one in known)
-        yield at, claim(scene.document, sentence, printed, value, f"the product of {match[1]}", formula)
+        yield at, claim(sentence, printed, value, f"the product of {match[1]}", formula)
 
 
 def _setting(text: str, name: str) -> Quantity | None:
@@ -195,13 +197,13 @@ def blocks(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         value = _exactly(math.ceil(count.number * count.unit.scale / size), printed.unit.scale)
         formula = f"ceil({count.text} / {size})"
-        yield at, claim(scene.document, sentence, printed, value, "tokens in blocks", formula)
+        yield at, claim(sentence, printed, value, "tokens in blocks", formula)
 
 
 _SPREAD = re.compile(r"tpot|per token|each token|每个|1 トークン|spread over", re.IGNORECASE)
 
 
-def spread_from_before(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
+def spread_from_before(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of "150 ms add 0.1 ms to each token" where the sentence before says over how many."""
     if not _SPREAD.search(sentence.text):
         return
@@ -218,4 +220,4 @@ def spread_from_before(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, 
     each_of = total.unit.scale / (counts[0].number * counts[0].unit.scale)
     value = Value(total.low * each_of, total.number * each_of, total.high * each_of, each.unit.scale)
     formula = f"{total.text} / {counts[0].text}"
-    yield at, claim(scene.document, sentence, loose(each), value, "a time spread over a count", formula)
+    yield at, claim(sentence, loose(each), value, "a time spread over a count", formula)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from kvik_lab.audit import aggregates, arithmetic, lookups, pairs, spoken
@@ -11,29 +11,37 @@ from kvik_lab.audit.claims import Scene, Sentence, sentences
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import quantities
 
+_Reader = Callable[[Scene, Sentence], Iterator[tuple[int, Check]]]
+
+
+def _alone(read: Callable[[Sentence], Iterator[tuple[int, Check]]]) -> _Reader:
+    """A reader of what the sentence itself says, with no look at the scene."""
+    return lambda _, sentence: read(sentence)
+
+
 # what these read stands beside the number, in a form that leaves no choice
-_HARD = (
-    spoken.named_products,
+_HARD: tuple[_Reader, ...] = (
+    _alone(spoken.named_products),
     spoken.within,
-    spoken.tuples,
+    _alone(spoken.tuples),
     spoken.blocks,
-    arithmetic.products,
-    arithmetic.sizes,
-    pairs.parts,
-    pairs.spread,
-    spoken.spread_from_before,
+    _alone(arithmetic.products),
+    _alone(arithmetic.sizes),
+    _alone(pairs.parts),
+    _alone(pairs.spread),
+    _alone(spoken.spread_from_before),
 )
 # what these read is looked for: a number that does not follow may be about something else, so it has to be
 # one slip away from what does
-_SOFT = (
-    pairs.steps,
-    arithmetic.totals,
+_SOFT: tuple[_Reader, ...] = (
+    _alone(pairs.steps),
+    _alone(arithmetic.totals),
     lookups.rows_named,
     aggregates.counts,
     aggregates.aggregates,
-    arithmetic.conversions,
+    _alone(arithmetic.conversions),
     spoken.ceilings,
-    pairs.remaining,
+    _alone(pairs.remaining),
     aggregates.members,
     aggregates.ranges,
     lookups.per_token,
@@ -68,7 +76,7 @@ def _sentence(scene: Scene, sentence: Sentence, previous: arithmetic.Operand | N
 
 def _known(scene: Scene, sentence: Sentence, previous: arithmetic.Operand | None) -> dict[int, list[Check]]:
     known: dict[int, list[Check]] = {}
-    equations = arithmetic.equations(scene, sentence, previous)
+    equations = arithmetic.equations(sentence, previous)
     _add(known, (one for one in equations if "sides" not in one[1].rule or _fair(sentence, *one)))
     for reader in _HARD:
         _add(known, reader(scene, sentence))

@@ -14,7 +14,7 @@ from kvik_lab.gates.limits import (
     CLOCK_STEP,
     OTHERS_CPU,
 )
-from kvik_lab.records import Clock, Counters, Finding, Node, Request, Role
+from kvik_lab.records import Clock, Counters, Finding, Node, Request, Role, RunRecord
 
 # Counters that are to stay as they are, with what each says and what to do.
 _STILL = {
@@ -36,11 +36,11 @@ _ENGINE = ("vllm:", "kvik_", "http_")
 def v9(case: Case) -> Finding:
     """See the module."""
     parts = (_counters, _repeated, _client, _neighbours, _clocks)
-    return worst([_errors(case), *(finding for part in parts for finding in part(case))])
+    return worst([_errors(case.record), *(finding for part in parts for finding in part(case.record))])
 
 
-def _errors(case: Case) -> Finding:
-    requests = case.record.requests
+def _errors(record: RunRecord) -> Finding:
+    requests = record.requests
     failed = [one for one in requests if not one.ok]
     if failed:
         why = failed[0].error or f"HTTP {failed[0].status}"
@@ -74,9 +74,9 @@ def _backwards(request: Request) -> bool:
     return any(b < a for a, b in pairwise(times))
 
 
-def _counters(case: Case) -> list[Finding]:
+def _counters(record: RunRecord) -> list[Finding]:
     found = []
-    sources: list[Role | Node] = [*case.record.roles, *case.record.nodes]
+    sources: list[Role | Node] = [*record.roles, *record.nodes]
     for source in sources:
         lost = _went_back(source.before, source.after)
         if lost is not None:
@@ -90,15 +90,15 @@ def _counters(case: Case) -> list[Finding]:
     return found
 
 
-def _repeated(case: Case) -> list[Finding]:
+def _repeated(record: RunRecord) -> list[Finding]:
     """Engines answered as many requests as were sent: more were sent again on the way, or by another
     client."""
-    client = case.record.client
+    client = record.client
     if client is None or client.driver != "builtin":
         return []  # other drivers send requests of which they keep no record
-    asked, found = len(case.record.requests), []
+    asked, found = len(record.requests), []
     for kind in ("prefill", "decode", "unified"):
-        counted = total(case.record.role(kind), "vllm:request_success_total")
+        counted = total(record.role(kind), "vllm:request_success_total")
         if counted is not None and counted > asked:
             what = (
                 f"{kind} answered {counted:.0f} requests, and {asked} were sent: {counted - asked:.0f} more"
@@ -118,8 +118,8 @@ def _went_back(before: Counters, after: Counters) -> str | None:
     return None
 
 
-def _client(case: Case) -> list[Finding]:
-    client = case.record.client
+def _client(record: RunRecord) -> list[Finding]:
+    client = record.client
     if client is None:
         return []
     found = []
@@ -135,8 +135,8 @@ def _client(case: Case) -> list[Finding]:
     return found
 
 
-def _neighbours(case: Case) -> list[Finding]:
-    return [finding for node in case.record.nodes if (finding := _others(node)) is not None]
+def _neighbours(record: RunRecord) -> list[Finding]:
+    return [finding for node in record.nodes if (finding := _others(node)) is not None]
 
 
 def _others(node: Node) -> Finding | None:
@@ -167,8 +167,8 @@ def _others(node: Node) -> Finding | None:
     )
 
 
-def _clocks(case: Case) -> list[Finding]:
-    client, nodes = case.record.client, case.record.nodes
+def _clocks(record: RunRecord) -> list[Finding]:
+    client, nodes = record.client, record.nodes
     clocks = [(node.name, node.clock) for node in nodes if node.clock is not None]
     if client is not None and client.clock is not None:
         clocks.append(("the client's node", client.clock))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from kvik_lab.gates.case import (
     Case,
@@ -18,7 +19,7 @@ from kvik_lab.gates.case import (
     worst,
 )
 from kvik_lab.gates.limits import BYTES_FAR, BYTES_NEAR, DEVICE_HIGH, DEVICE_LOW, TRANSPORT_SHARE
-from kvik_lab.records import Finding, Role
+from kvik_lab.records import Finding, Node, Role
 
 _ENGINE_BYTES = "kvik_transfer_bytes_total"
 _LOADED = ("vllm:kvik_loaded_bytes_total", "vllm:nixl_bytes_transferred_sum")
@@ -135,7 +136,7 @@ def _by_device(case: Case, devices: tuple[str, ...]) -> Finding | None:
     moved = _moved(case)
     if not moved or not case.record.nodes:
         return None
-    carried = _carried(case, devices)
+    carried = _carried(case.record.nodes, devices)
     names = ", ".join(devices)
     if carried is None:
         return suspect(
@@ -150,11 +151,11 @@ def _by_device(case: Case, devices: tuple[str, ...]) -> Finding | None:
     return passed("V7", seen, share, 1.0)
 
 
-def _carried(case: Case, devices: tuple[str, ...]) -> float | None:
+def _carried(nodes: Sequence[Node], devices: tuple[str, ...]) -> float | None:
     """Sent bytes, each once: by the node that sent them."""
     found = [
         one
-        for node in case.record.nodes
+        for node in nodes
         for device in devices
         for name in (_NETWORK, _RDMA)
         if (one := growth(node.before, node.after, name, device=device)) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvik_lab.gates.case import Case, first_total, invalid, passed, suspect, total, unchecked, worst
-from kvik_lab.records import Finding, Role
+from kvik_lab.records import Finding, Request, Role
 
 _ANSWERED = ("vllm:request_success_total", "vllm:e2e_request_latency_seconds_count")
 _ROUTED = "kvik_router_requests_total"
@@ -53,7 +53,7 @@ def _through(case: Case) -> Finding | None:
         return None
     asked, routed = len(case.record.requests), total([router], _ROUTED)
     if routed is None:
-        return _by_header(case, router)
+        return _by_header(router, case.answered)
     if routed >= asked:
         return passed("V4", f"{router.name} counted {routed:.0f} requests", routed, asked)
     return invalid(
@@ -65,15 +65,14 @@ def _through(case: Case) -> Finding | None:
     )
 
 
-def _by_header(case: Case, router: Role) -> Finding:
+def _by_header(router: Role, answered: tuple[Request, ...]) -> Finding:
     """A router that counts nothing may say in its answers that it was there."""
-    seen = sum("route" in request.timing for request in case.answered)
-    if seen == len(case.answered):
+    seen = sum("route" in request.timing for request in answered)
+    if seen == len(answered):
         return passed("V4", f"all {seen} answers have the router's Server-Timing")
     return suspect(
         "V4",
-        f"{router.name} counts no requests, and {seen} of {len(case.answered)} answers have its "
-        f"Server-Timing",
+        f"{router.name} counts no requests, and {seen} of {len(answered)} answers have its Server-Timing",
         "record the router's /metrics before and after the run",
     )
 
@@ -83,11 +82,11 @@ def _engines(case: Case) -> list[Finding]:
     kinds = ("prefill", "decode") if case.disaggregated else ("unified",)
     if not case.answered:
         return []
-    return [_answers(case, kind, roles) for kind in kinds if (roles := case.record.role(kind))]
+    return [_answers(roles, kind, len(case.answered)) for kind in kinds if (roles := case.record.role(kind))]
 
 
-def _answers(case: Case, kind: str, roles: tuple[Role, ...]) -> Finding:
-    counted, wanted = first_total(roles, _ANSWERED), len(case.answered)
+def _answers(roles: tuple[Role, ...], kind: str, wanted: int) -> Finding:
+    counted = first_total(roles, _ANSWERED)
     names = ", ".join(role.name for role in roles)
     if counted is None:
         return suspect(
