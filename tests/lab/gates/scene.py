@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kvik.demo.processes import HttpServer
-
+from kvik.roles.processes import HttpServer
 from kvik.shapes import ModelShape
 from kvik_lab.observe import clocks, engine_counters, scrape
 from kvik_lab.observe.engines import descendants
