@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvik.demo.processes import free_ports
+from kvik.roles.ports import free_ports
 
 USERS, TOKENS, PROMPT = 8, 16, 64
 FIRST_S, GAP_S = 0.02, 0.005

@@ -189,7 +189,8 @@ fn after_the_first_failure_of_several_nothing_more_is_written() {
     let child = Child::start("tcp");
     let reader = engine(Preference::Tcp);
     let (here, few) = (reader.allocate(u64::from(PAGES) * PAGE).unwrap(), region(&reader, 4, 1));
-    // A fast machine may be through with all pages before the other peer has gone; then it begins again.
+    // The owner of the first read is stopped in its middle, so that it is in flight when the other peer goes. Where all of
+    // it had come before, it begins again.
     for _ in 0..10 {
         blank(&here, 0xEE);
         let goes = engine(Preference::Tcp);
@@ -197,9 +198,11 @@ fn after_the_first_failure_of_several_nothing_more_is_written() {
         let reads = reader.read_all(wanted, Some(PATIENCE)).unwrap();
         wait_until("both sessions", || reader.stats().contains(&("sessions_open", 2)));
         wait_until("the first page", || byte(&here, PAGE) != 0xEE);
+        child.signal(Signal::STOP);
         goes.close(Duration::from_secs(5)).unwrap();
         let error = reads.wait(Some(PATIENCE)).unwrap_err();
         let (seen, mut outcomes) = (bytes(&here), reads.outcomes().expect("all have ended"));
+        child.signal(Signal::CONT);
         assert_eq!((error.code, error.subject().read), (Code::PeerLost, Some(1)), "{error}");
         let four = Some([0, 1, 2, 3].as_slice().into());
         let after = reader.read(&pages(&few, &[0, 1, 2, 3]), child.readable(), four, within(PATIENCE));
