@@ -86,3 +86,16 @@ def test_a_word_for_an_extreme_is_about_one_number() -> None:
 
 def test_what_can_only_be_confirmed_is_not_counted() -> None:
     assert not claims("It is flat above 388 GB/s on 3 hosts.")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "follows"),
+    [
+        ("A call is 5.5x faster with the first (21.6 ms against 83.9 ms).", ["3.9x"]),
+        ("The store is 5.5x smaller, and calls are quick (21.6 ms against 83.9 ms).", []),
+        ("Of 9,960 patterns 113 remain, a reduction of 59.50%.", ["98.87%"]),
+        ("We cut 200 lines from 3 files and reduced the time by 20%.", []),
+    ],
+)
+def test_a_form_that_leaves_no_choice_needs_no_slip(sentence: str, follows: list[str]) -> None:
+    assert [check.follows for check in audit_text(sentence + "\n").findings] == follows

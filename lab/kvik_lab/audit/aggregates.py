@@ -137,10 +137,19 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
     if not checks:
         return None
     why = checks[0].diagnosis or _elsewhere(order, decided[0], printed)
-    beside = sentence.before(at)[-60:] + sentence.after(at)[:40]
-    if why is None and name.endswith("mean") and overlap(beside, decided[0].names):
+    if why is None and name.endswith("mean") and _names(sentence, at, decided[0]):
         why = "a mean of other values"
     return replace(checks[0], diagnosis=why)
+
+
+def _names(sentence: Sentence, at: int, group: Group) -> bool:
+    """Whether the words beside a quantity name a group; or its table's heading, where an earlier clause
+    names the group: "mean bandwidth gain: across hosts 43.1%, within a host 43.6%"."""
+    before = sentence.before(at)[-60:]
+    if overlap(before + sentence.after(at)[:40], group.names):
+        return True
+    lead = sentence.text[: sentence.found[at].span[0]]
+    return overlap(before, group.heading) > 0 and overlap(lead, group.names) > 0
 
 
 def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:

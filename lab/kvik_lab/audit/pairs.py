@@ -1,4 +1,4 @@
-# ruff: noqa: RUF002 - the marks and words that tables print
+# ruff: noqa: RUF001, RUF002 - the marks and words that tables print
 """Claims whose inputs stand beside them: from A to B by so much, so many times A against B, percent
 of a rate."""
 
@@ -63,9 +63,19 @@ def _against(sentence: Sentence, pair: tuple[int, int], at: int) -> Iterator[tup
             checks.append(claim(sentence, printed, value, f"{family.name} of two values", formula))
     if checks:
         best = next((check for check in checks if check.holds), checks[0])
-        if re.fullmatch(r"\s*[(,=]+\s*", sentence.before(at)):  # nothing else can be meant
+        if re.fullmatch(r"\s*[(,=]+\s*", sentence.before(at)) or _explained(sentence, pair, at):
+            # nothing else can be meant
             best = replace(best, diagnosis=best.diagnosis or "another computation")
         yield at, best
+
+
+def _explained(sentence: Sentence, pair: tuple[int, int], at: int) -> bool:
+    """Whether a pair of values stands in parentheses behind a ratio, in its clause, by itself: "5.5x
+    faster with the first (21.6 ms against 83.9 ms)"."""
+    if at != pair[0] - 1 or sentence.found[at].unit.kind != "ratio":
+        return False
+    enclosed = re.fullmatch(r"[^,;:()。、，]*[(（]", sentence.before(pair[0]).rstrip())
+    return enclosed is not None and sentence.after(pair[1]).lstrip()[:1] in (")", "）")
 
 
 def parts(sentence: Sentence) -> Iterator[tuple[int, Check]]:
@@ -105,6 +115,9 @@ def spread(sentence: Sentence) -> Iterator[tuple[int, Check]]:
 
 
 _REMAIN = re.compile(r"reduc|remain|削減|絞|减少|减|省|cut", re.IGNORECASE)
+# what is left over of a count, and by how much that is less
+_LEFT = re.compile(r"\bremain|\bleft\b|残|剩|减少到|に(絞|削減)")
+_LESS = re.compile(r"(reduction of|減少|削減率は|削減|减少了?)\s*$", re.IGNORECASE)
 
 
 def remaining(sentence: Sentence) -> Iterator[tuple[int, Check]]:
@@ -124,4 +137,8 @@ def remaining(sentence: Sentence) -> Iterator[tuple[int, Check]]:
         part = 1 - least.number / most.number
         value = r.Value(part, part, part, printed.unit.scale)
         formula = f"({most.text} - {least.text}) / {most.text}"
-        yield at, claim(sentence, loose(printed), value, "the reduction of a count", formula)
+        check = claim(sentence, loose(printed), value, "the reduction of a count", formula)
+        told = sentence.text[earlier[-2].span[1] : printed.span[0]]
+        if not check.holds and len(earlier) == 2 and _LEFT.search(told) and _LESS.search(told):
+            check = replace(check, diagnosis=check.diagnosis or "another computation")
+        yield at, check
