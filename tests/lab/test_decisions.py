@@ -53,8 +53,10 @@ def test_compare_says_of_a_page_what_the_simulation_says() -> None:
     for seed in range(12):
         pages = truth.pages(design, scenario, 0.04, 1, seed)
         values = truth.simulate(design, scenario, 0.04, 1, np.random.default_rng(seed))[0, :, 0]
-        sides = [Starts(str(k), {str(i): row for i, row in enumerate(arm)}) for k, arm in enumerate(values)]
-        found = compare(*sides)
+        base, other = (
+            Starts(str(k), {str(i): row for i, row in enumerate(arm)}) for k, arm in enumerate(values)
+        )
+        found = compare(base, other)
         assert found.cut >= 2
         decided += found.conclusion is Conclusion.DIFFERENT
         assert pages.decided.hits == (found.conclusion is Conclusion.DIFFERENT), f"seed {seed}"

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from kvik_lab import cli
 from kvik_lab.errors import LabError
-from kvik_lab.infer.compare import Conclusion, Plan, compare
+from kvik_lab.infer.compare import Conclusion, compare
+from kvik_lab.infer.judge import Plan
 from kvik_lab.infer.table import Columns, Starts, parse
 
 SEED = 15

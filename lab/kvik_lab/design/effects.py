@@ -131,7 +131,7 @@ def _runs(model: Model, data: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     _numbered(data, columns.start)
     names = [factor.name for factor in model.factors if factor.name in data]
     keys = [columns.start, *names, *([columns.block] if columns.block in data else [])]
-    return data.groupby(keys, dropna=False, sort=False, as_index=False)["_y"].mean()
+    return data.groupby(keys, dropna=False, sort=False)["_y"].mean().reset_index()
 
 
 def _numbered(data: pd.DataFrame, column: str) -> IntArray:

@@ -245,7 +245,8 @@ def _interval(found: Judged, of: Comparison) -> Interval:
 
 def _ratio(found: Judged, of: Comparison) -> Interval:
     logs = _interval(found, of)
-    return Interval(*(math.exp(x) for x in (logs.estimate, logs.low, logs.high)), logs.level, logs.method)
+    estimate, low, high = (math.exp(x) for x in (logs.estimate, logs.low, logs.high))
+    return Interval(estimate, low, high, logs.level, logs.method)
 
 
 def _spread(found: Judged, inside: Layout) -> float:

@@ -10,7 +10,7 @@ from statsmodels.stats.power import TTestIndPower
 from kvik_lab.design.estimability import information
 from kvik_lab.design.factor import Factor
 from kvik_lab.design.model import FloatArray, IntArray, build_model, model_matrix
-from kvik_lab.design.power import Contrast, contrast_powers, parse_contrast
+from kvik_lab.design.power import Contrast, Power, contrast_powers, parse_contrast
 from kvik_lab.errors import LabError
 from tests.lab.design.spaces import nested_factors, nested_rows
 
@@ -21,7 +21,7 @@ def power(
     starts: IntArray | None = None,
     ratio: float = 0.0,
     delta: float = 1.0,
-):  # type: ignore[no-untyped-def]
+) -> Power:
     """Of one contrast, which is all that there is to judge."""
     return contrast_powers([contrast], matrix, starts, ratio, delta)[0]
 
