@@ -39,7 +39,7 @@ pub(crate) trait Reply: Send {
 
 /// What is to be done for who asked.
 enum Work {
-    Request(Request),
+    Request(Box<Request>),
     /// A get that was begun.
     Get(Box<Lender>),
 }
@@ -100,7 +100,7 @@ impl Shared {
             drop(queues);
             let reply = |response| job.reply.send(response);
             match job.work {
-                Work::Request(request) => self.service.answer(request, came, &reply),
+                Work::Request(request) => self.service.answer(*request, came, &reply),
                 Work::Get(get) => self.service.lend(*get, &reply),
             }
             queues = self.queues();
@@ -192,7 +192,7 @@ impl Host {
                 }
                 Work::Get(lender)
             }
-            request => Work::Request(request),
+            request => Work::Request(Box::new(request)),
         };
         let mut queues = self.shared.queues();
         queues.check_room(client)?;
