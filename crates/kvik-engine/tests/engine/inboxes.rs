@@ -6,7 +6,7 @@ use kvik_core::{Code, EngineId, Incarnation};
 use kvik_engine::{Engine, Event, Events, Inbox, Message, Notifying, Preference, Who};
 use kvik_host::event::{Interest, wait_ready};
 use rustix::process::Signal;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Longer than the window of a topic.
@@ -301,7 +301,7 @@ fn what_is_handed_on_comes_in_its_order_and_ends_with_the_inbox() {
     assert_eq!(dropped(&server), 0);
     // Nobody is heard any more, and what took the others is gone.
     inbox.close();
-    assert!(came.recv_timeout(PATIENCE).is_err());
+    assert_eq!(came.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
     let late = client.notify_on(1, server.id(), b"late", Some(PATIENCE)).unwrap();
     late.wait(Some(PATIENCE)).unwrap();
     assert_eq!(dropped(&server), 1);
@@ -312,7 +312,7 @@ fn what_is_handed_on_comes_in_its_order_and_ends_with_the_inbox() {
     client.close(PATIENCE).unwrap();
     assert_eq!(lost(&inbox).engine, client.id());
     server.close(PATIENCE).unwrap();
-    assert!(came.recv_timeout(PATIENCE).is_err());
+    assert_eq!(came.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
 }
 
 #[test]
