@@ -22,7 +22,7 @@ NOTHING_TO_RELEASE = frozenset(
 
 
 class NotKeptError(Exception):
-    """The serving engine has kept more of a window's KV blocks than it was taken to keep."""
+    """Prefill has not kept the KV blocks of a window that this server wants: it looks back further."""
 
 
 class Share(NamedTuple):
