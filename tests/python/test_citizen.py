@@ -20,7 +20,10 @@ def tasks() -> dict[int, str]:
     """The threads of this process whose names begin with kvik: id and name."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        name = (task / "comm").read_text().strip()
+        try:
+            name = (task / "comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread of an earlier test, which has ended since the folder was read
         if name.startswith("kvik"):
             found[int(task.name)] = name
     return found

@@ -31,7 +31,7 @@ def option_meant(name: str, section: str, options: Collection[Option]) -> Option
     return own.get(near, every[near]) if near else None
 
 
-def shown(word: str) -> str:
-    """A name that somebody else chose, fit for one line of an error."""
-    word = word if len(word) <= 60 else word[:57] + "..."
+def shown(word: str, most: int = 60) -> str:
+    """Text that somebody else chose, fit for one line of an error: `most` characters of it."""
+    word = word if len(word) <= most else word[: most - 3] + "..."
     return word if word.isprintable() else ascii(word)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvik
+from kvik.config.words import shown
 
 FORMAT = "kvik-trace/2"
 PageIds = npt.NDArray[np.uint32]
@@ -154,7 +155,7 @@ def _said(path: Path, number: int, line: bytes, cut: bool) -> dict[str, Any] | N
 
 
 def _wrong(path: Path, number: int, error: Exception) -> TraceError:
-    return TraceError(f"{path} line {number} is not a line of a recording: {error!r}")
+    return TraceError(f"{path} line {number} is not a line of a recording: {shown(repr(error), 300)}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
@@ -170,7 +171,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 def _check_format(path: Path, said: dict[str, Any]) -> str:
     found = said.get("format")
     if found != FORMAT:
-        raise TraceError(f"{path} has the format {found!r}; this version of kvik reads {FORMAT!r}")
+        raise TraceError(f"{path} has the format {shown(repr(found))}; this version of kvik reads {FORMAT!r}")
     return str(said.get("kvik") or "unknown")
 
 
