@@ -8,6 +8,7 @@ them; two routers of kvik before the same two servers, one that pulls and one th
 answer the same fresh prompt of each length, in random order, one request at a time, and the answers must be
 equal tokens.
 
+*Prefill* is the time from when the router is asked until the last layer of the prompt is written in prefill.
 *Exposed* is the time from when the last layer of the prompt is written in prefill until the last byte of its
 KV is in decode: what a client waits for besides computing. Both ends are written by the servers themselves
 (`report_file`), on this machine's one clock. A round fails where decode computed more than one token of a
@@ -57,12 +58,13 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """One request: seconds that its transfer was exposed, and in how many parts its KV came."""
+    """One request: seconds of prefill, seconds that its transfer was exposed, and in how many parts its KV came."""
 
     rate: str
     tokens: int
     mode: str
     number: int
+    prefill_s: float
     exposed_s: float
     parts: int
     nbytes: int
@@ -89,11 +91,12 @@ class Bench:
         for _ in range(2):
             client.complete(self._pair.prefill.url, [FIRST_BYTE_TOKEN], 1)
 
-    def ask(self, mode: str, prompt: list[int]) -> tuple[list[int], float, int, int]:
-        """One request: its answer's tokens, and its exposed time, parts and bytes."""
+    def ask(self, mode: str, prompt: list[int]) -> tuple[list[int], float, float, int, int]:
+        """One request: its answer's tokens, its prefill's and its exposed time, its parts and bytes."""
         before = self._pair.decode_computed()
         sent = self._sent()
         self._pair.reports.new()
+        asked_at = time.time()
         answer = client.complete(self._routers[mode].url, prompt, TOKENS).tokens
         computed_at = self._computed_at(sent)
         loads = self._pair.reports.wait(1)
@@ -104,7 +107,8 @@ class Bench:
         if self._pair.decode_computed() - before > 1:
             raise WrongError(f"{mode}: decode has computed the prompt")
         last = max(load.ended_at or 0.0 for load in loads)
-        return answer, last - computed_at, len(loads), sum(load.bytes for load in loads)
+        nbytes = sum(load.bytes for load in loads)
+        return answer, computed_at - asked_at, last - computed_at, len(loads), nbytes
 
     def _sent(self) -> int:
         path = self._pair.reverse.path
@@ -136,9 +140,9 @@ def measure(bench: Bench, rate: str, args: argparse.Namespace, until: float) -> 
             for mode in rng.sample(MODES, len(MODES)):
                 if time.monotonic() > until:
                     raise WrongError(f"not done within {args.limit} s")
-                answer, exposed, parts, nbytes = bench.ask(mode, prompt)
+                answer, *figures = bench.ask(mode, prompt)
                 answers.append(answer)
-                found.append(Round(rate, tokens, mode, number, exposed, parts, nbytes))
+                found.append(Round(rate, tokens, mode, number, *figures))
             if answers[0] != answers[1]:
                 raise WrongError(f"{tokens} tokens: pull and stream answer {answers}")
     return found
@@ -157,8 +161,8 @@ def interval(
 def table(rounds: Sequence[Round], floor: Callable[[str, int], float]) -> str:
     """What was found, as Markdown."""
     lines = [
-        "| rate | tokens | MiB | wire, ms | parts | pull, exposed ms | stream, exposed ms | stream / pull |",
-        "|---|---|---|---|---|---|---|---|",
+        "| rate | tokens | MiB | wire, ms | prefill, ms | parts | pull, exposed ms | stream, exposed ms | stream / pull |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     cases = sorted(
         {(one.rate, one.tokens) for one in rounds}, key=lambda case: (Rate.parse(case[0]).bits, case[1])
@@ -179,8 +183,9 @@ def table(rounds: Sequence[Round], floor: Callable[[str, int], float]) -> str:
             lambda some: statistics.median(b for _, b in some) / statistics.median(a for a, _ in some),
         )
         nbytes = by["stream"][0].nbytes
+        prefill = statistics.median(one.prefill_s for one in mine) * 1e3
         lines.append(
-            f"| {rate} | {tokens} | {nbytes / 2**20:.1f} | {floor(rate, nbytes) * 1e3:.1f} "
+            f"| {rate} | {tokens} | {nbytes / 2**20:.1f} | {floor(rate, nbytes) * 1e3:.1f} | {prefill:.0f} "
             f"| {by['stream'][0].parts} | {medians[0]} | {medians[1]} | {ratio} |"
         )
     return "\n".join(lines)

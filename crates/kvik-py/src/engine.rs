@@ -11,6 +11,7 @@ use crate::grant::PyGrant;
 use crate::joint::{self, PyJointRead, PyRead};
 use crate::kept::Kept;
 use crate::layout::PyLayout;
+use crate::lifetime;
 use crate::notice::{self, PyNotice};
 use crate::options as configured;
 use crate::process;
@@ -19,16 +20,11 @@ use crate::requests::{self, Part, common, options, refuse};
 use crate::ticket::PyTicket;
 use crate::transfer::{self, PyTransfer};
 use crate::warm_up::{self, PyWarmUp};
-use kvik_core::{GrantId, Result, Right};
-use kvik_engine::{Config, Engine, GrantOptions, TransferOptions};
-use pyo3::exceptions::PyResourceWarning;
+use kvik_core::{GrantId, Right};
+use kvik_engine::{Engine, GrantOptions, TransferOptions};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
-use std::time::Duration;
-
-/// How long an engine that is dropped without `close` may take to close.
-const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The part of kvik in this process: it owns the transports, the peers and a few threads. One is enough.
 ///
@@ -64,7 +60,7 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// UnknownTransport, SecretRequired, TransportUnavailable. A forked child cannot use it: everything raises EngineForked
 /// there, and the parent's engine goes on untouched.
 #[pyclass(name = "Engine", module = "kvik", frozen, weakref)]
-pub struct PyEngine(pub(crate) Owned<Engine>, Owned<Kept>);
+pub struct PyEngine(pub(crate) Owned<Engine>, pub(crate) Owned<Kept>);
 
 #[pymethods]
 impl PyEngine {
@@ -81,7 +77,7 @@ impl PyEngine {
         let config = configured::config(py, listen, given)?;
         // Before the engine, so that what it logs at its start is delivered.
         py.import("kvik._logs")?.call_method0("start")?;
-        let engine = py.detach(|| started(config)).or_raise(py)?;
+        let engine = py.detach(|| lifetime::started(config)).or_raise(py)?;
         process::current().opened(&engine);
         Ok(PyEngine(Owned::new(engine), Owned::new(Kept::default())))
     }
@@ -573,12 +569,7 @@ impl PyEngine {
     #[pyo3(signature = (timeout=5.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (engine, timeout) = (self.0.get(py)?, seconds(py, "timeout", timeout)?);
-        let closed = py.detach(|| engine.close(timeout));
-        self.1.get(py)?.clear(py);
-        let process = process::current();
-        process.closed(engine);
-        process.inbox.give_up_held(py);
-        closed.or_raise(py)
+        lifetime::close(py, engine, self.1.get(py)?, timeout).or_raise(py)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -596,51 +587,6 @@ impl PyEngine {
     }
 
     fn __repr__(&self) -> String {
-        let Some(engine) = self.0.here() else { return "<kvik.Engine of the parent process>".into() };
-        let name = match engine.name() {
-            "" => String::new(),
-            name => format!(" {name:?}"),
-        };
-        let at = match engine.is_closed() {
-            true => "closed".into(),
-            false => engine.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-        };
-        format!("<kvik.Engine{name} {:.8}… at {at}>", engine.id().to_string())
+        lifetime::described(self.0.here())
     }
-}
-
-impl Drop for PyEngine {
-    /// Regions, page sets and transfers refer to the engine, so when it is dropped nobody can use it any
-    /// more.
-    fn drop(&mut self) {
-        let Some(engine) = self.0.here().filter(|engine| !engine.is_closed()) else { return };
-        Python::try_attach(|py| {
-            if let Err(warning) = PyErr::warn(
-                py,
-                &py.get_type::<PyResourceWarning>(),
-                c"a kvik.Engine was dropped, not closed",
-                1,
-            ) {
-                warning.write_unraisable(py, None);
-            }
-            if let Err(late) = py.detach(|| engine.close(DROP_TIMEOUT)) {
-                log::warn!(target: "kvik.engine", "closing a dropped engine: {late}");
-            }
-            let process = process::current();
-            process.closed(engine);
-            if let Some(kept) = self.1.here() {
-                kept.clear(py);
-            }
-            process.inbox.give_up_held(py);
-        });
-    }
-}
-
-/// An engine that runs, and that `kvik stat` and `kvik trace` can look at.
-fn started(config: Config) -> Result<Engine> {
-    let engine = Engine::start(config)?;
-    if let Err(error) = kvik_observe::observe(&engine) {
-        log::warn!("{error}");
-    }
-    Ok(engine)
 }

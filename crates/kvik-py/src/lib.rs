@@ -18,6 +18,7 @@ mod ids;
 mod joint;
 mod kept;
 mod layout;
+mod lifetime;
 mod logs;
 mod notice;
 mod options;
