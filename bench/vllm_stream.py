@@ -58,7 +58,7 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """One request: seconds of prefill, seconds that its transfer was exposed, and in how many parts its KV came."""
+    """One request: seconds of prefill and of its transfer exposed, and in how many parts its KV came."""
 
     rate: str
     tokens: int
@@ -161,7 +161,8 @@ def interval(
 def table(rounds: Sequence[Round], floor: Callable[[str, int], float]) -> str:
     """What was found, as Markdown."""
     lines = [
-        "| rate | tokens | MiB | wire, ms | prefill, ms | parts | pull, exposed ms | stream, exposed ms | stream / pull |",
+        "| rate | tokens | MiB | wire, ms | prefill, ms | parts | pull, exposed ms | stream, exposed ms "
+        "| stream / pull |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     cases = sorted(

@@ -326,8 +326,8 @@ class FakeRead:
 class FakeJointRead:
     """Reads that end as one: the first that is found to have failed cancels the others."""
 
-    def __init__(self, transfers: list[FakeTransfer]) -> None:
-        self.transfers = transfers
+    def __init__(self, native: FakeNative, transfers: list[FakeTransfer]) -> None:
+        self.native, self.transfers = native, transfers
         self._cause: KvikError | None = None
 
     @property
@@ -338,6 +338,14 @@ class FakeJointRead:
                 self._cause = KvikError(error.code, f"reads[{place}]: {error}", place)
                 self.cancel()
         return all(transfer.done for transfer in self.transfers)
+
+    def wait(self, timeout: float | None = None) -> FakeJointReport:
+        self.native.waits.append(timeout)
+        if not self.done:
+            raise KvikError("wait_timeout")
+        if (report := self.report()) is None:
+            raise self._cause or KvikError("cancelled")
+        return report
 
     def report(self) -> FakeJointReport | None:
         reports = [transfer.report() for transfer in self.transfers]
@@ -408,7 +416,7 @@ class FakeEngine:
                 transfers.append(self._transfer(read, deadline))
             except KvikError as error:
                 raise KvikError(error.code, str(error), place) from error
-        return FakeJointRead([self._open(transfer) for transfer in transfers])
+        return FakeJointRead(self.native, [self._open(transfer) for transfer in transfers])
 
     def _transfer(self, read: FakeRead, deadline: float) -> FakeTransfer:
         assert read.content is not None
@@ -441,6 +449,7 @@ class FakeNative:
     held: bool = False
     refuse_grants: bool = False
     faults: list[str] = field(default_factory=list)
+    waits: list[float | None] = field(default_factory=list)  # the timeouts of what was waited for
     engines: dict[str, FakeEngine] = field(default_factory=dict)
     KvikError = KvikError
     Layout = FakeLayout

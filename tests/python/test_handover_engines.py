@@ -77,6 +77,30 @@ def test_handover(tmp_path: Path, name: str, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "local"])
+def test_an_idle_step_waits_for_a_load_and_no_longer(tmp_path: Path, transport: str) -> None:
+    """For its end, good or bad, or for the time that it was given."""
+    with servers(SHAPES["blocks 4 to 8"], tmp_path, transport) as (p, d):
+        ours, worker = FREE[1:7], d.ranks[0].worker
+        params = [
+            p.offer(prompt(LENGTH, first=first), FREE[:12], name)
+            for name, first in (("p-1", 100), ("p-2", 300))
+        ]
+        other = {**params[0], "kvik": {**params[0]["kvik"], "tickets": params[1]["kvik"]["tickets"]}}
+        d.admit(request("d-1", prompt(LENGTH), params[0]), ours)
+        worker.begin_step(d.scheduler.take_plan())
+        began = time.monotonic()
+        assert worker.collect(0.05) == (set(), set())  # prefill has not granted it yet
+        assert 0.05 <= time.monotonic() - began < LIMIT
+        p.step()
+        assert worker.collect(LIMIT) == (set(), {"d-1"})
+        d.admit(request("d-2", prompt(LENGTH), other), ours)
+        worker.begin_step(d.scheduler.take_plan())
+        assert worker.collect(LIMIT) == (set(), {"d-2"})
+        assert worker.take_invalid_blocks() == set(ours)
+        assert time.monotonic() - began < LIMIT
+
+
+@pytest.mark.parametrize("transport", ["tcp", "local"])
 @pytest.mark.parametrize(
     "name", ["4 to 2", "1 to 2", "stages 3 to 2, blocks 4 to 8", "MLA 2 to 4", "blocks 8 to 4, ranks 2 to 4"]
 )

@@ -63,9 +63,9 @@ def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) 
         assert note is not None
         assert note.keys() == {"kvik"}
         assert 0 <= note["kvik"]["kv_wait_ms"] < 60_000
-    assert d.scheduler.build_connector_meta(None).plan.cancels == []
+    assert d.plan().plan.cancels == []
     native.now += 10
-    assert p.scheduler.build_connector_meta(None).plan.parks == []
+    assert p.plan().plan.parks == []
     for server in pair:
         result = server.step()
         assert not (result.sent | result.received | result.invalid)
@@ -89,7 +89,7 @@ def test_hellos_come_with_the_first_step_where_the_handshake_is_another_connecto
     assert admit(d, wanted, [5]) == BLOCK
     assert d.step().received == {"d-1"}
     assert d.values(5) == {3}
-    assert not d.scheduler.build_connector_meta(None).asks
+    assert not d.plan().asks
     d.step()
     assert p.step().sent == {"p-1"}
 

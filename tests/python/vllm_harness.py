@@ -352,9 +352,14 @@ class Server:
         self.reported: Counter[tuple[str, str]] = Counter()
         self.stats: list[dict[str, Any]] = []
 
-    def step(self) -> StepResult:
-        """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them."""
-        meta = across(self.scheduler.build_connector_meta(SimpleNamespace()))
+    def plan(self, tokens: int = 0) -> Any:
+        """What the workers are told of a step that computes this many tokens."""
+        return across(self.scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=tokens)))
+
+    def step(self, tokens: int = 0) -> StepResult:
+        """One engine step that computes this many tokens, in the order of vLLM's model runner; ids count when
+        all ranks reported them."""
+        meta = self.plan(tokens)
         result = StepResult(set(), set(), set(), set())
         worker_meta = None
         for worker in self.workers:

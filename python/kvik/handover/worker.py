@@ -15,6 +15,7 @@ reads, one or more for each of its parts; what this side grants in parts is in `
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -176,8 +177,13 @@ class WorkerSide:
         if self._issuing is not None:
             self._issuing.saved(layer)
 
-    def collect(self) -> tuple[set[str], set[str]]:
-        """Request ids whose blocks are sent, and whose loads have ended, since the last call."""
+    def collect(self, wait_s: float = 0.0) -> tuple[set[str], set[str]]:
+        """Request ids whose blocks are sent, and whose loads have ended, since the last call.
+
+        wait_s: seconds to wait for a load to end where none has; for a step that has nothing else to do.
+        """
+        if wait_s > 0.0:
+            self._await_load(wait_s)
         for request_id, send in list(self._grants.items()):
             if (state := send.state) != "live":
                 del self._grants[request_id]
@@ -399,6 +405,14 @@ class WorkerSide:
             readers=group.readers[read.rank],
             content=self._wanted(group.own, read.rank),
         )
+
+    def _await_load(self, wait_s: float) -> None:
+        """Wait for the load that was begun first, unless one has ended. How it ends is asked afterwards."""
+        loads = list(self._loads.values())
+        if not loads or loads[0].transfer is None or any(load.done for load in loads):
+            return
+        with contextlib.suppress(self._native.KvikError):
+            loads[0].transfer.wait(wait_s)
 
     def _end_load(self, ended: OpenLoad) -> None:
         load = ended.load

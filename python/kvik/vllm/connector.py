@@ -41,6 +41,10 @@ NULL_BLOCK = (
     0  # vLLM's KV block for what a window does not need any more (the first of its pool, 0.28 to 0.33)
 )
 
+IDLE_WAIT = 1e-3
+"""Seconds that a step without tokens waits for a load, so that one that ends meanwhile is seen by this step,
+not by the next. vLLM itself rests as long after each such step (0.28 to 0.33)."""
+
 
 class SetupError(ValueError):
     """This server's configuration is not served by this version; the text names what it is."""
@@ -56,10 +60,11 @@ class KvikHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 @dataclass
 class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """One step's plan, as vLLM carries it from the scheduler process to the workers. asks: the scheduler side
-    has not heard of the ranks yet, and wants their hellos."""
+    has not heard of the ranks yet, and wants their hellos. idle: the step computes no token."""
 
     plan: StepPlan = field(default_factory=StepPlan)
     asks: bool = False
+    idle: bool = False
 
 
 @dataclass
@@ -93,7 +98,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         config.check_ranks(ranks, parallel.data_parallel_index, parallel.data_parallel_size)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._asked = False
+        self._asked = self._idle = False
         report = ReportFile(config.report_file)
         module = native.load()
         if role is KVConnectorRole.SCHEDULER:
@@ -149,7 +154,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """This step's plan for the workers."""
         side = self._on_scheduler()
         plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
-        return KvikMetadata(plan, asks=not side.has_ranks)
+        idle = scheduler_output.total_num_scheduled_tokens == 0
+        return KvikMetadata(plan, asks=not side.has_ranks, idle=idle)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers reported with the last step."""
@@ -215,7 +221,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A step begins: start its plan now; `start_load_kv` may come only after the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         if isinstance(connector_metadata, KvikMetadata):
-            self._asked = connector_metadata.asks
+            self._asked, self._idle = connector_metadata.asks, connector_metadata.idle
             self._on_worker().begin_step(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -239,14 +245,17 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         Failed loads are named by their blocks (`get_block_ids_with_load_errors`), which is exact for one KV
         cache group; those of a model with several are named by `get_transfer_results`.
         """
-        sent, received = self._on_worker().collect()
+        sent, received = self._collect()
         return sent or None, received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Request ids whose sends and loads have ended, and which loads of several KV cache groups have
         failed (vLLM 0.30 and later)."""
-        sent, received = self._on_worker().collect()
+        sent, received = self._collect()
         return vllm_base.KVConnectorTransferResults(sent, received, self._on_worker().take_failed())
+
+    def _collect(self) -> tuple[set[str], set[str]]:
+        return self._on_worker().collect(IDLE_WAIT if self._idle else 0.0)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """KV blocks that failed loads were to fill."""
