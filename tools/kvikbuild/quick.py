@@ -41,6 +41,7 @@ PYTHON = {
     "tests/python/test_mutants.py": "whether mutants still apply",
     "tests/python/test_selftest.py": "whole self-tests",
     "tests/python/test_trace.py": "recordings, moved again",
+    "tests/python/test_vllm_ends.py": "how requests end in the connector",
     "tests/python/test_vllm_lives.py": "lives of requests in the connector",
 }
 
