@@ -26,10 +26,16 @@ class Section(BaseModel):
 
 
 class NodeSpec(Section):
-    """A place on this host for roles, with a Python of its own: so two versions of kvik are compared."""
+    """A host on which roles run."""
 
-    executor: Literal["local"] = "local"
-    python: Text | None = Field(None, description="The Python that has kvik; by default this one.")
+    executor: Literal["local", "ssh"] = "local"
+    host: Text | None = Field(None, description="For ssh: HOST or USER@HOST, as ssh takes it.")
+    address: Text | None = Field(
+        None, description="Under which other nodes reach its servers; by default loopback, or ssh's host."
+    )
+    python: Text | None = Field(None, description="The Python there that has kvik; by default this one.")
+    folder: Text | None = Field(None, description="Where its processes work; by default a temporary one.")
+    options: list[Text] = Field([], description="More options for ssh, such as -p2222.")
 
 
 class LinkSpec(Section):
