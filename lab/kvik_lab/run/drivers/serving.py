@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kvik.roles import HttpReady, LineReady, Role
 from kvik_lab.errors import LabError
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System, environment, flags, settings
-from kvik_lab.run.spec import Kind, RunSpec
+from kvik_lab.run.spec import ENGINES, Kind, RunSpec
 
 STORE_READY = "kvik store serves on "
 
@@ -38,9 +38,8 @@ def serving(setup: Setup, engine: Engine, block_tokens: int) -> System:
 def check(spec: RunSpec) -> tuple[Kind, ...]:
     """The kinds of engines of a resolved run. Raises `LabError` for roles that go with no such system."""
     kinds: tuple[Kind, ...] = ("prefill", "decode") if spec.mode == "disaggregated" else ("unified",)
-    engines: tuple[Kind, ...] = ("prefill", "decode", "unified")
     for name in spec.roles:
-        if name in engines and name not in kinds:
+        if name in ENGINES and name not in kinds:
             raise LabError(f"run.roles.{name}: there is no such role in mode {spec.mode}; take it away")
     for kind in kinds:
         role = spec.roles.get(kind)
