@@ -26,7 +26,7 @@ from kvik_lab.physics.data import Samples
 from kvik_lab.physics.fit import rank
 from kvik_lab.physics.models import Inputs
 from kvik_lab.physics.predict import predict
-from kvik_lab.report.cells import Estimate, show
+from kvik_lab.report.cells import Estimate, short, show
 from kvik_lab.report.figures import Arm, Crossing, Point, SizeTime, Stretch
 from kvik_lab.report.look import Looked, Rules
 from kvik_lab.report.read import SIZES, Data
@@ -241,7 +241,7 @@ def measured(found: Crossover, data: Data) -> Measured:
             return Measured(
                 Known.OUTSIDE, None, None, None, f"{first} and {second} keep their order: {reach}."
             )
-        text = f"The means of {first} and {second} change order near {show(inside[0] / factor)} {unit}."
+        text = f"The means of {first} and {second} change order near {short(inside[0] / factor)} {unit}."
         return Measured(Known.ORDER, estimate, cuts[0][0] / factor, cuts[-1][1] / factor, text)
     none = found.none_in_range or 0.0
     if not cuts or none >= found.level:
@@ -252,10 +252,10 @@ def measured(found: Crossover, data: Data) -> Measured:
         )
         return Measured(Known.OUTSIDE, None, None, None, text)
     low, high = cuts[0][0] / factor, cuts[-1][1] / factor
-    between = f"{show(low)} to {show(high)} {unit}"
+    between = f"{short(low)} to {short(high)} {unit}"
     if none <= 1 - found.level and estimate is not None and len(cuts) == 1:
         text = (
-            f"{first} and {second} cross at {show(estimate)} {unit} ({100 * found.level:.4g} %: {between})."
+            f"{first} and {second} cross at {short(estimate)} {unit} ({100 * found.level:.4g} %: {between})."
         )
         return Measured(Known.BOUNDED, estimate, low, high, text)
     text = (

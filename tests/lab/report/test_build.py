@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -291,7 +292,11 @@ def test_a_start_that_is_odd_at_one_size_leaves_a_crossover(
     assert claim.verdict is Verdict.SUPPORTED, claim
     assert isinstance(claim.interval, Interval)
     assert (claim.interval.low or 0.0) < 106.7 < (claim.interval.high or 0.0), f"seed {SEED}"
+    assert re.search(r"cross at \d{2,3} tokens \(99 %: \d{2,3} to \d{2,3} tokens\)", claim.sentence), claim
     assert said in claim.because
+    if odd:
+        kept = claims(made)["C4"].because
+        assert re.search(r"left out as odd: far: far2; with all kept: -[\d.]+ % to \+[\d.]+ %", kept), kept
     assert said in " ".join(next(s for s in made.sections if s.id == "size").text)
 
 
