@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from kvik_lab.infer.changes import ar1, confirm, find_changes
-from kvik_lab.infer.effect import Difference, log_ratio
 from kvik_lab.infer.order import Quantile, quantile
 from kvik_lab.infer.power import Spread, promise
-from kvik_lab.infer.sequential import Spending, StopRule, boundaries, look
 from kvik_lab.infer.serial import moments
 from kvik_lab.infer.steady import mean_over_starts
 
@@ -182,23 +180,3 @@ def power_as_planned(
         arms.append(level + means + spread.between * rng.standard_normal((rows, starts)))
     p = stats.ttest_ind(arms[0], arms[1], axis=1, equal_var=False).pvalue
     return planned, Rate(int((p <= 0.05).sum()), rows)
-
-
-def boundary_error(looks: int, spending: Spending, rows: int, seed: int) -> Rate:
-    """How often a Brownian motion without drift crosses the boundaries at any of evenly spaced looks."""
-    shares = tuple((i + 1) / looks for i in range(looks))
-    steps = np.random.default_rng(seed).standard_normal((rows, looks)) / math.sqrt(looks)
-    z = np.cumsum(steps, axis=1) / np.sqrt(shares)
-    return Rate(int((np.abs(z) > boundaries(shares, 0.05, spending)).any(axis=1).sum()), rows)
-
-
-def repeated_coverage(looks: tuple[int, ...], rows: int, seed: int) -> Rate:
-    """How often the intervals of all looks, over starts' means, hold the ratio together."""
-    rule = StopRule(looks, half_width=1e-9)
-    rng = np.random.default_rng(seed)
-    held = 0
-    for _ in range(rows):
-        a, b = (np.exp(0.05 * rng.standard_normal(looks[-1])) for _ in range(2))
-        found: list[Difference] = [log_ratio(a[:m], b[:m]) for m in looks]
-        held += all(look(rule, i, d).ratio.holds(1.0) for i, d in enumerate(found))
-    return Rate(held, rows)

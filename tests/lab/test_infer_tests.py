@@ -1,4 +1,4 @@
-"""Permutation tests, the one analysis beside scipy's, its power, and stopping rules."""
+"""Permutation tests, the one analysis beside scipy's and its power."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from scipy import stats
 from statsmodels.stats.power import TTestIndPower
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.effect import Difference, log_ratio, log_ratio_of_series
+from kvik_lab.infer.effect import log_ratio_of_series
 from kvik_lab.infer.judge import Layout, Plan, judge, odd_levels
 from kvik_lab.infer.permute import Permutation, within_blocks
 from kvik_lab.infer.power import Spread, effect_seen, promise, starts_for_width, starts_needed
-from kvik_lab.infer.sequential import Decision, Spending, StopRule, boundaries, follow, look
 
 SEED = 13
 
@@ -75,14 +74,15 @@ def test_grouped_permutation_keeps_its_level_where_iterations_do_not() -> None:
     assert rejected <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400), f"seed {SEED}: {rejected}"
 
 
-def test_log_ratio_is_welchs_test_of_logs() -> None:
+def test_the_analysis_is_scipys_test_of_logs() -> None:
     rng = np.random.default_rng(SEED)
     x, y = np.exp(rng.standard_normal(5)), np.exp(2 * rng.standard_normal(7))
-    found = log_ratio(x, y)
+    found = judge(np.log(np.concatenate([x, y]))[None, :], Layout.grouped(5, 7), leave_out=False)
     other = stats.ttest_ind(np.log(y), np.log(x), equal_var=False)
-    assert found.p() == pytest.approx(other.pvalue)
-    assert found.degrees == pytest.approx(other.df)
-    assert found.ratio().holds(math.exp(found.estimate))
+    assert found.p()[0] == pytest.approx(other.pvalue)
+    assert found.degrees[0] == pytest.approx(other.df)
+    bounds = other.confidence_interval()
+    assert (found.low[0], found.high[0]) == pytest.approx((bounds.low, bounds.high))
     levels = np.log(np.concatenate([x, y[:5]]))[None, :]
     paired = judge(levels, Layout.paired(5), leave_out=False)
     assert paired.p()[0] == pytest.approx(stats.ttest_rel(np.log(y[:5]), np.log(x)).pvalue)
@@ -152,45 +152,3 @@ def test_the_starts_needed_are_the_known_ones() -> None:
     assert Spread(0.03, 0.08).of_start(4) == pytest.approx(0.05)
     with pytest.raises(LabError, match="over 500 starts"):
         starts_needed(0.0001, 0.1)
-
-
-def test_boundaries_are_those_of_published_tables() -> None:
-    # Five even looks at 5 %, two-sided, by Lan and DeMets' functions (Reboussin et al. 2000, Controlled
-    # Clinical Trials 21).
-    shares = (0.2, 0.4, 0.6, 0.8, 1.0)
-    assert boundaries(shares, 0.05, Spending.OBRIEN_FLEMING) == pytest.approx(
-        (4.8769, 3.3569, 2.6803, 2.2898, 2.0310), abs=2e-4
-    )
-    assert boundaries(shares, 0.05, Spending.POCOCK) == pytest.approx(
-        (2.4380, 2.4268, 2.4101, 2.3966, 2.3859), abs=2e-4
-    )
-    assert boundaries((1.0,), 0.05, Spending.POCOCK) == pytest.approx((1.959964,), abs=1e-5)
-
-
-def test_a_rule_stops_when_precise_and_says_that_the_data_decided() -> None:
-    rule = StopRule((5, 10, 20), half_width=0.05)
-    wide, narrow = Difference(0.1, 0.03, 8, "given"), Difference(0.1, 0.01, 18, "given")
-    record = follow(rule, [wide, narrow])
-    assert [entry.decision for entry in record.looks] == [Decision.CONTINUE, Decision.PRECISE]
-    assert record.data_dependent
-    assert "data-dependent" in str(record)
-    assert "look 2 of 3" in str(record)
-
-
-def test_a_rule_gives_up_when_the_last_look_cannot_be_precise_enough() -> None:
-    rule = StopRule((5, 10, 20), half_width=0.01)
-    assert look(rule, 0, Difference(0.1, 0.2, 8, "given")).decision is Decision.FUTILE
-    assert look(rule, 2, Difference(0.1, 0.2, 38, "given")).decision is Decision.EXHAUSTED
-
-
-def test_a_rule_stops_on_a_difference_only_when_declared() -> None:
-    found = Difference(1.0, 0.05, 8, "given")
-    assert look(StopRule((5, 10), 0.05), 0, found).decision is not Decision.DIFFERENT
-    assert look(StopRule((5, 10), 0.05, stop_when_different=True), 0, found).decision is Decision.DIFFERENT
-
-
-def test_looks_not_declared_are_refused() -> None:
-    with pytest.raises(LabError, match="rise"):
-        StopRule((10, 5), 0.05)
-    with pytest.raises(LabError, match="not declared"):
-        look(StopRule((5, 10), 0.05), 2, Difference(0.0, 0.1, 8, "given"))

@@ -9,7 +9,6 @@ import os
 import pytest
 
 from kvik_lab.infer.power import Spread
-from kvik_lab.infer.sequential import Spending
 from tests.lab import inference_truth as truth
 
 _MORE = 10 if os.environ.get("KVIK_LAB_FULL") else 1
@@ -88,15 +87,3 @@ def test_power_is_as_planned() -> None:
         # The effective number is that of a long series: a slight difference remains at n = 60.
         allowed = 3.5 * rate.error + 0.005
         assert math.isclose(planned, rate.value, abs_tol=allowed), f"{effect}, seed {SEED}: {planned}, {rate}"
-
-
-@pytest.mark.parametrize("spending", list(Spending))
-def test_looks_spend_the_error_that_was_declared(spending: Spending) -> None:
-    rate = truth.boundary_error(5, spending, 100_000, SEED)
-    assert rate.within(0.05 - 0.004, 0.05 + 0.004), f"{spending}, seed {SEED}: {rate}"
-
-
-def test_intervals_at_all_looks_hold_together() -> None:
-    rate = truth.repeated_coverage((4, 8, 12, 16), 500 * _MORE, SEED)
-    assert rate.value + 3 * rate.error >= 0.95, f"seed {SEED}: {rate}"
-    assert rate.value - 3 * rate.error >= 0.90, f"seed {SEED}: {rate}"

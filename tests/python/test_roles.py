@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,8 @@ from kvik.roles import (
     Role,
     RoleError,
     RoleGraph,
+    keeper,
+    ports,
 )
 from kvik.roles.graph import waves
 from kvik.roles.ports import free_ports, holders
@@ -136,3 +141,48 @@ def test_http_readiness(tmp_path: Path) -> None:
     role = Role("files", files, HttpReady("127.0.0.1", port, "/", limit=30.0), folder=tmp_path, ports=(port,))
     with RoleGraph([role], HERE, tmp_path):
         pass
+
+
+@pytest.mark.parametrize("end", ["closes", "says nothing"])
+def test_a_keeper_far_away(tmp_path: Path, end: str) -> None:
+    """Its text alone, sent along: it reads what to do, and ends it when nobody is there any more."""
+    source = Path(keeper.__file__).read_text()
+    ends = tmp_path / "ends"
+    asked = {
+        "command": [sys.executable, "-c", POLITE, "far", str(ends)], "grace": 5.0, "env": {"A": "b"},
+        "folder": str(tmp_path / "made"), "lease": 1.0,
+    }  # fmt: skip
+    far = subprocess.Popen(
+        [sys.executable, "-S", "-c", source, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert far.stdin is not None
+    assert far.stdout is not None
+    far.stdin.write(json.dumps(asked).encode() + b"\n")
+    far.stdin.flush()
+    assert far.stdout.readline() == b"up\n"
+    assert (tmp_path / "made").is_dir()
+    if end == "closes":
+        far.stdin.close()
+    else:
+        began = time.monotonic()
+        for _ in range(4):
+            far.stdin.write(b".")
+            far.stdin.flush()
+            with pytest.raises(subprocess.TimeoutExpired):
+                far.wait(0.4)  # it is there as long as it hears of us
+        assert time.monotonic() - began > 1.5
+    assert far.wait(20) == 0
+    assert ends.read_text() == "far\n"
+    far.stdout.close()
+
+
+def test_ports_as_a_program() -> None:
+    """As another machine runs it: its text alone."""
+    source = Path(ports.__file__).read_text()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        asked = [sys.executable, "-S", "-c", source, "holders", str(taken)]
+        (found,) = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+        assert (found["port"], found["pid"]) == (taken, os.getpid())
+    free = [sys.executable, "-S", "-c", source, "free", "3"]
+    assert len(set(json.loads(subprocess.run(free, capture_output=True, check=True).stdout))) == 3

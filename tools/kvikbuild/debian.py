@@ -30,6 +30,8 @@ def missing_packages() -> list[str]:
         # For tests between network namespaces, which root makes, for commands in the documentation, and for
         # the queries of the dashboard.
         programs |= {"ip": "iproute2", "ss": "iproute2", "curl": "curl", "prometheus": "prometheus"}
+        # The lab reaches other hosts over it; its tests have a server each.
+        programs |= {"ssh": "openssh-client", "sshd": "openssh-server"}
     for program, package in programs.items():
         if shutil.which(program) is None and package not in missing:
             missing.append(package)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvik_lab.design.effects import Columns, Effect, Effects, fit_effects
-from kvik_lab.design.from_study import stop_contrasts, study_space
+from kvik_lab.design.from_study import study_space
 from kvik_lab.design.plan import default_contrasts, reachable_model
 from kvik_lab.design.tables import WIDTH, as_json
 from kvik_lab.errors import LabError
@@ -65,11 +65,11 @@ def study_effects(
     columns: Columns = Columns(),  # noqa: B008 - frozen
     level: float = 0.95,
 ) -> Effects:
-    """The effects of a study: those that are asked for, else the stop rule's and each factor's own."""
+    """The effects of a study: those that are asked for, else each factor's own."""
     if study.model is None:
         raise LabError(f"{study.file}: no model, so nothing says what is estimated; add `model: ...`")
     model = reachable_model(study.model, study_space(study)).model
-    wanted = contrasts or (*stop_contrasts(study), *default_contrasts(model))
+    wanted = contrasts or default_contrasts(model)
     return fit_effects(model, data, wanted, columns, level)
 
 

@@ -154,19 +154,11 @@ def _setup(study: Study, basis: Basis, options: Options) -> Setup:
             cost.minutes_per_run, cost.minutes_per_restart or 0.0, cost.price_per_hour or 0.0, cost.currency
         ),
         ratio=options.ratio,
-        contrasts=options.contrasts or stop_contrasts(study),
+        contrasts=options.contrasts,
         delta=_delta(basis, options),
         wanted_power=options.power,
         sigma=options.sigma,
     )
-
-
-def stop_contrasts(study: Study) -> tuple[str, ...]:
-    """The effect that the study's stop rule is about, if it has one."""
-    if study.stop is None:
-        return ()
-    at = ",".join(f"{name}={level}" for name, level in study.stop.at.items())
-    return (f"{study.stop.factor}@{at}" if at else study.stop.factor,)
 
 
 def _delta(basis: Basis, options: Options) -> float:

@@ -11,25 +11,18 @@ Series of one start
     `coincide.coincidence([changes of A, changes of B], n)` -> `Coincidence`: do they fall together?
 
 Levels with intervals (`arrays.Interval`; `arrays.TooFew` where n cannot say, with the n that would)
-    `serial.mean_interval(values)`: one start, effective number of values. `serial.naive_interval`: to show
-    beside.
-    `starts.mean_over_starts([values, ...])` -> `OverStarts`: the mean that further starts would have.
-    `order.quantile(values, 0.99)`, `order.median_interval`, `order.needed_for_bound`: distribution-free.
-    `location.hodges_lehmann`, `location.shift`, `location.bca`: of independent values.
+    `serial.mean_interval(values)`: one start, effective number of values.
+    `steady.mean_over_starts(means)`: the mean that further starts would have.
+    `order.quantile(values, 0.99)`, `order.quantile_over_starts`: distribution-free.
 
 Comparisons (B over A, A the base)
+    `judge.judge(levels, layout)` -> `Judged`: the one analysis; report, compare and power call it.
     `compare.compare(Starts, Starts, margin=0.01)` -> `Comparison`, by `table.read(path)` or
     `table.Starts(source, {start: values}, {start: block})`.
-    `permute.sign_flip`, `permute.within_blocks` -> `Permutation`.
-    `effect.log_ratio`, `paired_log_ratio`, `log_ratio_of_series` -> `Difference`, which gives `.ratio()`,
-    `.p()`;
-    `effect.equivalence(difference, margin)`, `effect.cliffs_delta`, `effect.brunner_munzel`.
-    `multiple.holm`, `multiple.benjamini_hochberg`: adjusted p-values of a table.
+    `permute.within_blocks` -> `Permutation`. `effect.log_ratio_of_series` -> `Difference`: one start each.
 
-Before and during an experiment
-    `power.power`, `power.units_needed`, `power.Spread.of_start`.
-    `sequential.StopRule`, `sequential.look`, `sequential.follow` -> `Record`.
-    `metrics.Metric`, `Timeline.get`, `TransferCost`: what is measured of a request.
+Before an experiment
+    `power.promise`, `power.starts_needed`, `power.starts_for_width`, `power.Spread.of_start`.
 
 All of them raise `kvik_lab.errors.LabError` for what they cannot work with, and are deterministic: what is
 drawn is drawn from a seed that is an argument.

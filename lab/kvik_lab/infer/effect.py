@@ -13,7 +13,6 @@ from scipy import stats
 
 from kvik_lab.errors import LabError
 from kvik_lab.infer.arrays import Floats, Interval, Values, fraction, series
-from kvik_lab.infer.judge import Layout, judge
 from kvik_lab.infer.serial import moments
 
 
@@ -52,17 +51,6 @@ def logs(values: Floats, what: str) -> Floats:
     if len(bad):
         raise LabError(f"{what} holds {values[bad[0]]}: a ratio needs values above zero")
     return np.log(values)
-
-
-def log_ratio(a: Values, b: Values) -> Difference:
-    """The logarithm of B's level over A's, one value a start, all starts kept: what `judge` says of two
-    groups.
-
-    Raises LabError for fewer than two starts on a side, or values that are not positive.
-    """
-    x, y = logs(series(a, "A", at_least=2), "A"), logs(series(b, "B", at_least=2), "B")
-    found = judge(np.concatenate([x, y])[None, :], Layout.grouped(len(x), len(y)), leave_out=False)
-    return Difference(float(found.estimate[0]), float(found.error[0]), float(found.degrees[0]), found.method)
 
 
 def log_ratio_of_series(a: Values, b: Values) -> Difference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import pandas as pd
 
 from kvik_lab.errors import LabError
 from kvik_lab.records.files import read
-from kvik_lab.records.schema import RunRecord
+from kvik_lab.records.schema import Node, RunRecord
 from kvik_lab.records.table import COLUMNS, table
 
 _PATH = click.Path(path_type=Path)
@@ -26,8 +27,9 @@ WORDS = {"invalid": "not measured", "lost": "failed", "cancelled": "failed"}
 def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: bool) -> None:
     """Write one METRIC of JOURNALS (files of run records, such as runs.jsonl) as CSV, a row a value.
 
-    The columns are start, block, iteration, value, and a column a factor. Times are in seconds. What was not
-    completed or is invalid has a word in place of its value.
+    The columns are start, block, iteration, value, a column a factor, and of each run when and where it was,
+    and the versions of its programs. Times are in seconds. What was not completed or is invalid has a word in
+    place of its value.
     """
     try:
         frame = rows(read(journals), metric, anchors=anchors)
@@ -50,4 +52,30 @@ def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) ->
     found["value"] = frame["value"].astype(object).where(frame["value"].notna(), missing)
     for name in factors:
         found[name] = frame[name]
+    told = {record.id: facts(record) for record in records}
+    for name in dict.fromkeys(name for one in told.values() for name in one):
+        if name in found:
+            raise LabError(f"a factor is called {name!r}, as the column that says it of a run; rename it")
+        found[name] = frame["run"].map(lambda run, name=name: told[run].get(name, ""))
     return found.drop(columns="block") if found["block"].isna().any() else found
+
+
+def facts(record: RunRecord) -> dict[str, str]:
+    """When a run was (UTC, to the minute), on what machines, and with which versions: by the columns that
+    `kvik lab report` takes them from."""
+    began = datetime.fromtimestamp(record.times.began / 1e9, UTC)
+    machines = dict.fromkeys(filter(None, map(_machine, record.nodes)))
+    return {
+        "when": f"{began:%Y-%m-%d %H:%M} UTC",
+        "where": "; ".join(machines),
+        **{f"{program}_version": version for program, version in record.key.code.items()},
+    }
+
+
+def _machine(node: Node) -> str:
+    """A machine in a few words: its name, its CPU, how many cores may be used, its kernel."""
+    known = node.facts
+    cores = known.get("cores_usable")
+    parts = [known.get("cpu"), cores and f"{cores} cores", known.get("kernel") and f"Linux {known['kernel']}"]
+    said = ", ".join(str(part) for part in parts if part)
+    return f"{known['host']} ({said})" if said and "host" in known else said

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from kvik_lab.infer.compare import Comparison, Conclusion
-from kvik_lab.report.cells import Missing, State, show
+from kvik_lab.report.cells import Missing, State, short
+from kvik_lab.report.cells import change as as_change
 from kvik_lab.report.look import Compared, Rules
 from kvik_lab.report.model import Answer, Claim, Interval, NoInterval, Verdict
 from kvik_lab.report.read import Data
@@ -102,7 +103,9 @@ def because(found: Comparison) -> str:
         )
     if found.odd:
         both = (
-            "" if found.all_kept is None else f": {show(found.all_kept.low)} to {show(found.all_kept.high)}"
+            ""
+            if found.all_kept is None
+            else f": {as_change(found.all_kept.low)} to {as_change(found.all_kept.high)}"
         )
         parts.append(f"left out as odd: {', '.join(found.odd)}; with all kept{both}")
     return "; ".join((*parts, *found.notes))
@@ -151,7 +154,7 @@ def sentence(
         told.append(f"{len(arms) - MOST_ARMS} more arms are below.")
     crossing = [c.estimate for c in claims if c.where == "crossover" and c.verdict is Verdict.SUPPORTED]
     if len(arms) == 1 and len(crossing) == 1 and not isinstance(crossing[0], Missing):
-        told.append(f"They cross near {show(float(f'{crossing[0]:.3g}'))} {data.size}.")
+        told.append(f"They cross near {short(crossing[0])} {data.size}.")
     return " ".join(told)
 
 
@@ -253,7 +256,10 @@ def change(compared: tuple[Compared, ...], rules: Rules) -> str:
         if f.all_kept is not None and f.ratio is not None and f.all_kept.holds(1.0) != f.ratio.holds(1.0)
     ]
     if flips:
-        parts.append(f"With odd starts kept, {len(flips)} verdicts would be others.")
+        others = (
+            "one verdict would be another" if len(flips) == 1 else f"{len(flips)} verdicts would be others"
+        )
+        parts.append(f"With odd starts kept, {others}.")
     decided = [f.ratio for f in found if f.conclusion is Conclusion.DIFFERENT and f.ratio is not None]
     if decided:
         nearest = min(r.low - 1 if r.estimate > 1 else 1 - r.high for r in decided)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from kvik_lab.report.cells import Missing, show
+from kvik_lab.report.cells import Missing, change
 from kvik_lab.report.model import Answer, Claim, Interval, Verdict
 
 ON_FIRST = 6
@@ -47,7 +47,7 @@ def _strip(rows: list[str], scale: tuple[float, float], beside: str) -> str:
     low, high = (f"{100 * math.expm1(end):+.0f} %" for end in scale)
     head = (
         f"<tr><th></th><th><div class='ends'><span>{low}</span><span>{high}</span></div></th>"
-        f"<th class='number'>{escape(f'less {beside}' if beside else 'change')}</th>"
+        f"<th class='number'>{escape(f'against {beside}' if beside else 'change')}</th>"
         "<th class='number'>interval</th><th></th></tr>"
     )
     return f'<div class="strip"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
@@ -88,19 +88,11 @@ def _numbers(claim: Claim, scale: tuple[float, float], note: str) -> str:
         return f"<td colspan='3' class='said'>{escape(claim.sentence)}{note}</td>"
     low, high = interval.low or 0.0, interval.high or math.inf
     bar = _bar(low, value, high, scale, _TONES[claim.verdict])
-    shown = f"{_change(low)} to {_change(high)}"
+    shown = f"{change(low)} to {change(high)}"
     return (
-        f"<td class='bar'>{bar}{note}</td><td class='number big'>{_change(value)}</td>"
+        f"<td class='bar'>{bar}{note}</td><td class='number big'>{change(value)}</td>"
         f"<td class='number'>{shown}</td>"
     )
-
-
-def _change(ratio: float) -> str:
-    if not math.isfinite(ratio):
-        return show(None)
-    percent = 100 * (ratio - 1)
-    digits = 1 if abs(percent) < 100 else 0
-    return f"{percent:+.{digits}f} %"
 
 
 def _word(claim: Claim, answer: Answer) -> str:

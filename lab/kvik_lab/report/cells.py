@@ -76,6 +76,19 @@ def show(number: Number | None) -> str:
     return f"{number:.5g}"
 
 
+def change(ratio: float) -> str:
+    """A ratio as what it changes: 1.214 is +21.4 %."""
+    if not math.isfinite(ratio):
+        return show(None)
+    percent = 100 * (ratio - 1)
+    return f"{percent:+.{1 if abs(percent) < 100 else 0}f} %"
+
+
+def short(number: float) -> str:
+    """As `show`, with three significant digits: what an interval beside it leaves of them."""
+    return show(float(f"{number:.3g}"))
+
+
 def show_estimate(estimate: Estimate) -> str:
     """The number, with its bounds in brackets where it has any."""
     if estimate.low is None and estimate.high is None:

@@ -156,15 +156,15 @@ def _told(rows: Sequence[_Row]) -> dict[str, str]:
         for name, value in row.facts.items():
             program = name.lower().removesuffix("_version") if name.lower().endswith("_version") else ""
             kind = "versions" if program else FACTS[name.lower()]
-            found.setdefault(kind, {})[f"{program} {value}".strip()] = None
+            if value:
+                found.setdefault(kind, {})[f"{program} {value}".strip()] = None
     told = {}
     for kind, values in found.items():
-        listed = sorted(v for v in values if v)
+        listed = sorted(values)
         if kind == "when" and len(listed) > 1:
             listed = [f"{listed[0]} to {listed[-1]}"]
         more = f" and {len(listed) - MOST_TOLD} more" if len(listed) > MOST_TOLD else ""
-        if listed:
-            told[kind] = ", ".join(listed[:MOST_TOLD]) + more
+        told[kind] = ", ".join(listed[:MOST_TOLD]) + more
     return told
 
 

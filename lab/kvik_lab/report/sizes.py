@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 
 from kvik_lab.errors import LabError
+from kvik_lab.infer.arrays import Floats
+from kvik_lab.infer.judge import MOST_ODD
 from kvik_lab.physics.crossover import (
     AboveOnly,
     BelowOnly,
@@ -23,7 +26,7 @@ from kvik_lab.physics.data import Samples
 from kvik_lab.physics.fit import rank
 from kvik_lab.physics.models import Inputs
 from kvik_lab.physics.predict import predict
-from kvik_lab.report.cells import Estimate, show
+from kvik_lab.report.cells import Estimate, short, show
 from kvik_lab.report.figures import Arm, Crossing, Point, SizeTime, Stretch
 from kvik_lab.report.look import Looked, Rules
 from kvik_lab.report.read import SIZES, Data
@@ -57,10 +60,11 @@ def sized(
     arms: list[Arm] = []
     samples: dict[str, Samples] = {}
     notes: list[str] = []
+    left: list[str] = []
     for name in data.arms:
         cells = [x for x in looked if x.cell.arm == name and _rest(data, x.cell.condition) == rest]
         measured = tuple(Point(_size(data, x.cell.condition), x.headline) for x in cells)
-        found, why = _samples(name, data, cells, rules)
+        found, why, without = _samples(name, data, cells, rules)
         model: tuple[Point, ...] = ()
         formula = ""
         if found is not None:
@@ -71,13 +75,23 @@ def sized(
                 why = str(error)
         if why:
             notes.append(f"{name}: no model: {why}")
+        left += [f"{name}: {without}"] if without else []
         if measured:
             arms.append(Arm(name, measured, model, formula))
     means = {n for n, s in samples.items() if s.start is None and _many(n, looked)}
     crossings = tuple(_cross(name, base, samples, means, level) for name in data.arms if name != base)
+    crossings = tuple(
+        (arm, None if found is None else replace(found, notes=(*found.notes, *_of(left, arm, base))), why)
+        for arm, found, why in crossings
+    )
+    notes += [f"{one}." for one in left]
     shown = tuple(_crossing(found, data) for _, found, _ in crossings if found is not None)
     figure = SizeTime(id_, title, data.size or "size", f"mean, {rules.unit}", tuple(arms), shown)
     return Sized(figure, crossings, tuple(notes))
+
+
+def _of(notes: Sequence[str], *arms: str) -> tuple[str, ...]:
+    return tuple(note for note in notes if note.startswith(tuple(f"{arm}: " for arm in arms)))
 
 
 def _many(name: str, looked: tuple[Looked, ...]) -> bool:
@@ -98,38 +112,66 @@ def factor_of(data: Data) -> tuple[str, float]:
     return ("tokens", 1.0) if name not in SIZES or name == "tokens" else ("bytes", _BYTES.get(name, 1.0))
 
 
-def _samples(name: str, data: Data, cells: list[Looked], rules: Rules) -> tuple[Samples | None, str]:
-    """The steady values. Where each start ran one size, its mean is one measurement: starts are the unit."""
+_Steady = tuple[float, str, Floats]
+"""A size, a start, and its steady values there."""
+
+
+def _samples(name: str, data: Data, cells: list[Looked], rules: Rules) -> tuple[Samples | None, str, str]:
+    """The steady values, why there are none, and which starts are not among them. Where each start ran one
+    size, its mean is one measurement: starts are the unit."""
     if rules.unit not in SECONDS:
-        return None, f"values in {rules.unit!r} are no times (s, ms, us, ns)"
-    rows: list[tuple[float, float, str]] = []
-    of_start: dict[str, set[float]] = {}
+        return None, f"values in {rules.unit!r} are no times (s, ms, us, ns)", ""
+    rows: list[_Steady] = []
+    odd: set[tuple[float, str]] = set()
     for cell in cells:
         if cell.steady is None or not cell.steady.steady:
             continue
         size = _size(data, cell.cell.condition)
-        for start, values, odd in zip(cell.steady.starts, cell.steady.steady, cell.steady.odd, strict=True):
-            if odd:
-                continue
-            of_start.setdefault(start.name, set()).add(size)
-            rows += [(size, float(v), start.name) for v in values]
-    sizes = {row[0] for row in rows}
-    if len(sizes) < 2:
-        return None, f"steady values at {len(sizes)} sizes; a model takes two"
+        for start, values, out in zip(cell.steady.starts, cell.steady.steady, cell.steady.odd, strict=True):
+            rows.append((size, start.name, values))
+            odd |= {(size, start.name)} if out else set()
+    rows, left = _kept(rows, odd)
+    if len(sizes := {size for size, _, _ in rows}) < 2:
+        return None, f"steady values at {len(sizes)} sizes; a model takes two", left
     unit, factor = factor_of(data)
     scale = SECONDS[rules.unit]
+    starts = {start for _, start, _ in rows}
     try:
-        if len(of_start) > 1 and all(len(s) == 1 for s in of_start.values()):
-            means: dict[tuple[float, str], list[float]] = {}
-            for size, value, start_name in rows:
-                means.setdefault((size, start_name), []).append(value)
-            x = np.array([key[0] for key in means]) * factor
-            return Samples(name, unit, x, np.array([np.mean(v) for v in means.values()]) * scale), ""
-        starts = np.array([row[2] for row in rows]) if len(of_start) > 1 else None
-        x, y = np.array([row[0] for row in rows]) * factor, np.array([row[1] for row in rows]) * scale
-        return Samples(name, unit, x, y, start=starts), ""
+        if len(starts) > 1 and len(starts) == len(rows):
+            x = np.array([size for size, _, _ in rows]) * factor
+            return Samples(name, unit, x, np.array([v.mean() for _, _, v in rows]) * scale), "", left
+        x = np.concatenate([np.full(len(v), size) for size, _, v in rows]) * factor
+        y = np.concatenate([v for _, _, v in rows]) * scale
+        each = np.concatenate([np.full(len(v), start) for _, start, v in rows]) if len(starts) > 1 else None
+        return Samples(name, unit, x, y, start=each), "", left
     except LabError as error:
-        return None, str(error)
+        return None, str(error), left
+
+
+def _kept(rows: list[_Steady], odd: set[tuple[float, str]]) -> tuple[list[_Steady], str]:
+    """The rows that a model is made of, and what was left out.
+
+    A model takes each start at every size. So a start that is odd at one size, or was not measured at one,
+    is left out at all of them, where those are a third of the starts at most (`judge.RULE`); of more, the odd
+    ones are kept.
+    """
+    measured: dict[str, set[float]] = {}
+    for size, start, _ in rows:
+        measured.setdefault(start, set()).add(size)
+    sizes = {size for size, _, _ in rows}
+    if all(len(found) == 1 for found in measured.values()):
+        return [row for row in rows if (row[0], row[1]) not in odd], ""
+    short = {start for start, found in measured.items() if found != sizes}
+    strange = {start for _, start in odd}
+    most = len(measured) * MOST_ODD
+    for out, why in ((short | strange, "odd, or not measured, at a size"), (short, "not measured at a size")):
+        if len(out) <= most:
+            kept = [row for row in rows if row[1] not in out]
+            stays = strange - out
+            said = [f"start {', '.join(sorted(out))} is left out of the model: {why}"] if out else []
+            said += [f"start {', '.join(sorted(stays))} is odd at a size, and kept"] if stays else []
+            return kept, "; ".join(said)
+    return rows, ""
 
 
 def _model(samples: Samples, data: Data, rules: Rules) -> tuple[tuple[Point, ...], str]:
@@ -199,7 +241,7 @@ def measured(found: Crossover, data: Data) -> Measured:
             return Measured(
                 Known.OUTSIDE, None, None, None, f"{first} and {second} keep their order: {reach}."
             )
-        text = f"The means of {first} and {second} change order near {show(inside[0] / factor)} {unit}."
+        text = f"The means of {first} and {second} change order near {short(inside[0] / factor)} {unit}."
         return Measured(Known.ORDER, estimate, cuts[0][0] / factor, cuts[-1][1] / factor, text)
     none = found.none_in_range or 0.0
     if not cuts or none >= found.level:
@@ -210,10 +252,10 @@ def measured(found: Crossover, data: Data) -> Measured:
         )
         return Measured(Known.OUTSIDE, None, None, None, text)
     low, high = cuts[0][0] / factor, cuts[-1][1] / factor
-    between = f"{show(low)} to {show(high)} {unit}"
+    between = f"{short(low)} to {short(high)} {unit}"
     if none <= 1 - found.level and estimate is not None and len(cuts) == 1:
         text = (
-            f"{first} and {second} cross at {show(estimate)} {unit} ({100 * found.level:.4g} %: {between})."
+            f"{first} and {second} cross at {short(estimate)} {unit} ({100 * found.level:.4g} %: {between})."
         )
         return Measured(Known.BOUNDED, estimate, low, high, text)
     text = (

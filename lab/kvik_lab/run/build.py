@@ -158,7 +158,9 @@ def varied(study: Study) -> tuple[str, ...]:
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    found: dict[str, Any] = {"\0transport": spec.transport, "\0mode": spec.mode}
-    for name, role in spec.roles.items():
+    found: dict[str, Any] = {
+        "\0transport": spec.transport, "\0mode": spec.mode, "\0kv_connector": spec.connector,
+    }  # fmt: skip
+    for name, role in {"engines": spec.engines, **spec.roles}.items():
         found |= {f"{name}\0{key}": value for key, value in {**role.options, **role.env}.items()}
     return found

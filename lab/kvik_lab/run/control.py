@@ -15,7 +15,7 @@ from kvik.roles import RoleError, RoleGraph
 from kvik.roles.node import Node, NodeError
 from kvik_lab.errors import LabError
 from kvik_lab.records import RunRecord, Times
-from kvik_lab.records.schema import Key
+from kvik_lab.records.schema import Key, Outcome
 from kvik_lab.run.build import Planned, PlannedStart, servers, setup, varied
 from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.execute import Up, execute, place
@@ -69,7 +69,9 @@ class Control:
             except (RoleError, NodeError, LabError) as error:
                 self.say(f"start {name} failed: {error}")
                 if attempt == TRIES:
-                    self._give_up(start, name, pending, str(error), progress)
+                    lost = isinstance(error, NodeError) or isinstance(error.__cause__, NodeError)
+                    outcome: Outcome = "lost" if lost else "failed"
+                    self._give_up(start, name, pending, str(error), outcome, progress)
 
     def _runs(self, up: Up, pending: Sequence[Planned], progress: Progress) -> bool:
         """Whether all were tried under these servers."""
@@ -78,7 +80,7 @@ class Control:
             record = judged(record, self.journal, self.study.gates)
             self.journal.add(record)
             progress.ended(record)
-            if up.graph.dead():
+            if record.outcome == "lost" or up.graph.dead():
                 return False
         return True
 
@@ -118,7 +120,8 @@ class Control:
         return next(name for name in names if name not in used)
 
     def _give_up(
-        self, start: PlannedStart, name: str, pending: Sequence[Planned], why: str, progress: Progress
+        self, start: PlannedStart, name: str, pending: Sequence[Planned], why: str, outcome: Outcome,
+        progress: Progress,
     ) -> None:  # fmt: skip
         """Runs whose servers do not come up; `resume` tries them again."""
         now = time.time_ns()
@@ -126,7 +129,7 @@ class Control:
             key = Key(configuration={"levels": dict(run.slot.levels), "run": servers(run.spec)})
             record = RunRecord(
                 id=run.slot.id, study=self.study.name, key=key, levels=dict(run.slot.levels),
-                place=place(start, name, run), times=Times(began=now, ended=now), outcome="failed", error=why,
+                place=place(start, name, run), times=Times(began=now, ended=now), outcome=outcome, error=why,
             )  # fmt: skip
             self.journal.add(record)
             progress.ended(record)

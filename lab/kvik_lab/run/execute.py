@@ -18,12 +18,13 @@ from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec
 from kvik_lab.observe import engine_counters, scrape
 from kvik_lab.records import Key, LoadResult, Place, RunRecord, Times, read_load
-from kvik_lab.records.schema import Counters
+from kvik_lab.records.schema import Counters, Outcome
 from kvik_lab.records.schema import Role as RoleRecord
 from kvik_lab.run.build import Planned, PlannedStart, servers, stated
 from kvik_lab.run.drivers.system import Part, System
 from kvik_lab.run.nodes import LOCAL, RIGHT, Look, recorded
 from kvik_lab.run.spec import RunSpec
+from kvik_lab.run.ssh import SshNode
 
 OWN = "kvik_lab_own_cpu_seconds_total"
 FACTS = ("machine", "kernel", "cpu", "cores_usable", "memory_bytes", "gpus")  # those that a result depends on
@@ -46,7 +47,11 @@ class Up:
 
 
 class RunError(Exception):
-    """A run could not be completed; the text says why."""
+    """A run could not be completed; `outcome` says whether it failed, or its host was lost."""
+
+    def __init__(self, text: str, outcome: Outcome = "failed") -> None:
+        super().__init__(text)
+        self.outcome: Outcome = outcome
 
 
 def execute(up: Up, run: Planned, study: str) -> RunRecord:
@@ -56,7 +61,7 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     counters: list[dict[str, Counters]] = [{}, {}]
     result: LoadResult | None = None
     after: dict[str, Look] = {}
-    error: str | None = None
+    error, outcome = None, "completed"
     try:
         before, counters[0] = _look(up)
         result = _load(up, run)
@@ -64,8 +69,12 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
         after, counters[1] = _look(up)
         if dead := up.graph.dead():
             raise RunError(f"{', '.join(dead)} ended during the run\n{up.graph.tail(dead[0])}")
-    except (RunError, NodeError, ProcessError, LabError) as failed:
-        error = str(failed)
+    except RunError as failed:
+        error, outcome = str(failed), failed.outcome
+    except NodeError as failed:
+        error, outcome = str(failed), "lost"
+    except LabError as failed:
+        error, outcome = str(failed), "failed"
     looks = [name for name in before if name in after]
     for name in looks:
         if isinstance(up.nodes[name], LocalNode):
@@ -80,7 +89,7 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
         levels=dict(run.slot.levels),
         place=place(up.planned, up.name, run),
         times=Times(began=began, ended=time.time_ns(), zero=zero),
-        outcome="completed" if error is None else "failed",
+        outcome=outcome,  # type: ignore[arg-type]
         error=error,
         stated=stated(up.planned, run, up.system, up.varied),
         client=None if result is None else result.client,
@@ -120,7 +129,12 @@ def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
     """Every node and every server that has counters."""
     used = {part.role.node for part in up.system.parts} | {_client_node(up.planned.spec)}
     looks = {name: Look.at(up.nodes[name], up.mark) for name in sorted(used)}
-    return looks, {part.role.name: _counted(up, part) for part in up.system.parts}
+    far: dict[str, Counters] = {}
+    for node in (up.nodes[name] for name in looks):
+        if isinstance(node, SshNode):
+            far |= node.engine_counters(up.mark)
+    counted = {part.role.name: _counted(up, part) for part in up.system.parts}
+    return looks, {name: found | far.get(name, {}) for name, found in counted.items()}
 
 
 def _counted(up: Up, part: Part) -> Counters:
@@ -184,8 +198,16 @@ def _wait(up: Up, run: Planned, process: Process) -> None:
     until = time.monotonic() + run.spec.limit
     while (status := process.wait(0.2)) is None:
         if dead := up.graph.dead():
-            raise RunError(f"{', '.join(dead)} ended during the run\n{up.graph.tail(dead[0])}")
+            raise RunError(
+                f"{', '.join(dead)} ended during the run\n{up.graph.tail(dead[0])}", _lost(up, dead)
+            )
         if time.monotonic() > until:
             raise RunError(f"the load did not end within {run.spec.limit:g} s (run.limit)\n{process.tail()}")
     if status != 0:
         raise RunError(f"the load ended with status {status}\n{process.tail()}")
+
+
+def _lost(up: Up, dead: Sequence[str]) -> Outcome:
+    """Whether a role is gone with its host."""
+    lost = any(getattr(up.graph.processes[name], "lost", False) for name in dead)
+    return "lost" if lost else "failed"

@@ -1,11 +1,11 @@
-"""The nodes of a run: this host, and two namespaces of it with a shaped link between."""
+"""The nodes of a run: this host, two namespaces of it with a shaped link between, or hosts behind ssh."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +17,37 @@ from kvik_lab.errors import LabError
 from kvik_lab.records.schema import Clock
 from kvik_lab.records.schema import Node as NodeRecord
 from kvik_lab.run import machine
-from kvik_lab.run.spec import RunSpec
+from kvik_lab.run.spec import NodeSpec, RunSpec
+from kvik_lab.run.ssh import SshNode
 
 LOCAL, LEFT, RIGHT = "local", "left", "right"
+
+Maker = Callable[[str, NodeSpec, Path], contextlib.AbstractContextManager[Node]]
+
+
+@contextlib.contextmanager
+def _local(_name: str, spec: NodeSpec, _folder: Path) -> Iterator[Node]:
+    yield LocalNode(spec.python or sys.executable)
+
+
+@contextlib.contextmanager
+def _ssh(name: str, spec: NodeSpec, folder: Path) -> Iterator[Node]:
+    with SshNode.opened(name, spec, folder) as node:
+        yield node
+
+
+EXECUTORS: Mapping[str, Maker] = {"local": _local, "ssh": _ssh}
+"""What makes a node; by the name that the study file gives."""
 
 
 @contextlib.contextmanager
 def open_nodes(spec: RunSpec, folder: Path) -> Iterator[dict[str, Node]]:
-    """The nodes by name. Raises `LabError` where a link cannot be shaped."""
+    """The nodes by name. Raises `LabError` where a link cannot be shaped, `NodeError` for a host that
+    does not answer."""
     with contextlib.ExitStack() as stack:
         nodes: dict[str, Node] = {LOCAL: LocalNode(sys.executable)}
-        nodes |= {name: LocalNode(one.python or sys.executable) for name, one in spec.nodes.items()}
+        for name, one in spec.nodes.items():
+            nodes[name] = stack.enter_context(EXECUTORS[one.executor](name, one, folder))
         if spec.link is not None:
             try:
                 rate = Rate.parse(spec.link.rate)

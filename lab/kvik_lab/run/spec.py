@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-DriverName = Literal["emulator"]
+DriverName = Literal["emulator", "vllm"]
+ConnectorName = Literal["kvik", "nixl"]
 Mode = Literal["disaggregated", "unified"]
 Kind = Literal["prefill", "decode", "unified", "router", "store", "load"]
 Text = Annotated[str, Field(min_length=1)]
@@ -26,10 +27,16 @@ class Section(BaseModel):
 
 
 class NodeSpec(Section):
-    """A place on this host for roles, with a Python of its own: so two versions of kvik are compared."""
+    """A host on which roles run."""
 
-    executor: Literal["local"] = "local"
-    python: Text | None = Field(None, description="The Python that has kvik; by default this one.")
+    executor: Literal["local", "ssh"] = "local"
+    host: Text | None = Field(None, description="For ssh: HOST or USER@HOST, as ssh takes it.")
+    address: Text | None = Field(
+        None, description="Under which other nodes reach its servers; by default loopback, or ssh's host."
+    )
+    python: Text | None = Field(None, description="The Python there that has kvik; by default this one.")
+    folder: Text | None = Field(None, description="Where its processes work; by default a temporary one.")
+    options: list[Text] = Field([], description="More options for ssh, such as -p2222.")
 
 
 class LinkSpec(Section):
@@ -52,17 +59,40 @@ class RoleSpec(Section):
     )
 
 
+class EnginesSpec(Section):
+    """What every engine has, whatever its role; what its own role says goes before it."""
+
+    node: Text | None = None
+    options: dict[Text, Value] = {}
+    env: dict[Text, EnvValue] = {}
+
+
+ENGINES: tuple[Kind, ...] = ("prefill", "decode", "unified")
+
+
 class RunSpec(Section):
     """What is started for a run, and what load it gets."""
 
     driver: DriverName
     mode: Mode = "disaggregated"
     transport: Text = Field("tcp", description="What moves KV between prefill and decode.")
+    connector: ConnectorName = Field("kvik", description="Of vLLM: kvik's, or vLLM's own over NIXL.")
     nodes: dict[Text, NodeSpec] = {}
     link: LinkSpec | None = None
+    engines: EnginesSpec = Field(default_factory=lambda: EnginesSpec.model_validate({}))
     roles: dict[Kind, RoleSpec] = {}
     load: dict[Text, Any] = Field({}, description="Of the load driver: see `kvik lab load --help`.")
     ready_limit: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Seconds that a server may take until it is ready; by default the driver's."
     )
     limit: Annotated[float, Field(gt=0)] = Field(600.0, description="Seconds that a run may take.")
+
+    def role(self, kind: Kind) -> RoleSpec:
+        """What is said of a kind of role, with what is said of all engines."""
+        own = self.roles.get(kind) or RoleSpec.model_validate({})
+        if kind not in ENGINES:
+            return own
+        every = self.engines
+        more = {"options": {**every.options, **own.options}, "env": {**every.env, **own.env}}
+        node = own.node if own.nodes else own.node or every.node
+        return own.model_copy(update={**more, "node": node})

@@ -9,7 +9,7 @@
 >>> study.model                               # the formula as it is written, or None; its names are factors
 >>> study.design                              # kind, runs, starts, blocks, seed, anchors, layers, patterns
 >>> expand_layers(study)                      # [Pattern(id, layer, levels, duplicate_of)] of a layered design
->>> study.cost.minutes_per_run                # cost, warmup, stop, gates: what the file says
+>>> study.cost.minutes_per_run                # cost, warmup, gates: what the file says
 
 In a frame, a factor that does not exist in a row (it is nested) is NaN among numbers and None among others.
 """
@@ -17,11 +17,11 @@ In a frame, a factor that does not exist in a row (it is nested) is NaN among nu
 from kvik_lab.study.evaluate import Violation
 from kvik_lab.study.layers import Layer, Pattern, expand_layers
 from kvik_lab.study.load import load_study, parse_study
-from kvik_lab.study.model import Anchors, Cost, Design, Stop, Study, Warmup
+from kvik_lab.study.model import Anchors, Cost, Design, Study, Warmup
 from kvik_lab.study.problems import Problem, StudyError
 from kvik_lab.study.unit import Model, Unit
 
 __all__ = [
-    "Anchors", "Cost", "Design", "Layer", "Model", "Pattern", "Problem", "Stop", "Study",
+    "Anchors", "Cost", "Design", "Layer", "Model", "Pattern", "Problem", "Study",
     "StudyError", "Unit", "Violation", "Warmup", "expand_layers", "load_study", "parse_study",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from kvik_lab.study.expressions import Expression, parse_condition
 from kvik_lab.study.factors import check_constants, check_factors, check_unit
 from kvik_lab.study.formula import parse_formula
 from kvik_lab.study.model import Cost, Program, Study
-from kvik_lab.study.plan import check_design, check_stop, check_warmup
+from kvik_lab.study.plan import check_design, check_warmup
 from kvik_lab.study.problems import MistakeError, StudyError, did_you_mean
 from kvik_lab.study.programs import check_program
 from kvik_lab.study.schema import GATES, StudyFile
@@ -95,7 +95,6 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
             draft.wrong_inside(("model",), error)
     design = check_design(data["design"], draft) if "design" in data else None
     warmup = check_warmup(parts["warmup"], draft) if parts["warmup"] is not None else None
-    stop = check_stop(parts["stop"], draft) if parts["stop"] is not None else None
     program = _program(data, draft)
     cost = parts["cost"]
     if draft.problems or unit is None or design is None or warmup is None or cost is None:
@@ -111,7 +110,6 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
         model=parts["model"],
         design=design,
         warmup=warmup,
-        stop=stop,
         gates=tuple(parts["gates"] or ()),
         file=file,
         digest=digest,

@@ -64,17 +64,6 @@ class Warmup:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """When the effect of `factor`, looked at where `at` says, is known to `rel_halfwidth` of itself."""
-
-    factor: str
-    at: Mapping[str, Level]
-    rel_halfwidth: float
-    looks: tuple[int, ...]
-    most: int
-
-
-@dataclass(frozen=True)
 class Program:
     """What is run: the file's `run` as it stands, its texts with `{factor}` in them; and by factor and level,
     what the level puts in, by path."""
@@ -97,7 +86,6 @@ class Study:
     model: str | None
     design: Design
     warmup: Warmup
-    stop: Stop | None
     gates: tuple[Gate, ...]
     file: str
     digest: str

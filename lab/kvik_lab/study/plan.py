@@ -1,16 +1,15 @@
-"""The checks of the design, the stop rule and the warm-up."""
+"""The checks of the design and the warm-up."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from kvik_lab.design.factor import Level
 from kvik_lab.study.draft import Draft
 from kvik_lab.study.layers import Layer, Pattern, Rule, check_template, make_id, rows_of
-from kvik_lab.study.model import Anchors, Design, Stop, Warmup
+from kvik_lab.study.model import Anchors, Design, Warmup
 from kvik_lab.study.problems import MistakeError, Path, did_you_mean
-from kvik_lab.study.schema import DesignSpec, LayerSpec, PatternSpec, StopSpec, WarmupSpec
+from kvik_lab.study.schema import DesignSpec, LayerSpec, PatternSpec, WarmupSpec
 from kvik_lab.study.translate import check_form
 
 _RUNS_NEEDED = ("d-optimal", "i-optimal")
@@ -167,43 +166,3 @@ def check_warmup(spec: WarmupSpec, draft: Draft) -> Warmup:
         text = f"at most {spec.max} and at least {spec.min} warm-up requests"
         draft.wrong(("warmup", "max"), text, f"write max: {spec.min} or more")
     return Warmup(spec.shape == "same", spec.until == "changepoint", spec.min, spec.max)
-
-
-def check_stop(spec: StopSpec, draft: Draft) -> Stop:
-    """The stop rule: its effect in terms of the factors, its looks in their order."""
-    path: Path = ("stop", "effect")
-    name, _, where = spec.effect.partition("@")
-    name = name.strip()
-    if name not in draft.declared:
-        remedy = did_you_mean(name, draft.declared, what="factors")
-        draft.wrong(path, f"{name!r} is no factor", remedy, offset=0)
-    at: dict[str, Level] = {}
-    for part in filter(None, (one.strip() for one in re.split(r"[,;]", where))):
-        key, equals, value = (one.strip() for one in part.partition("="))
-        factor = draft.factors.get(key)
-        offset = spec.effect.find(part)
-        if not equals:
-            draft.wrong(path, f"{part!r} in an effect", "write factor@other=level,...", offset=offset)
-        elif key not in draft.declared:
-            remedy = did_you_mean(key, draft.declared, what="factors")
-            draft.wrong(path, f"{key!r} is no factor", remedy, offset=offset)
-        elif factor is not None:
-            level = next((one for one in factor.levels if _written(one) == value.lower()), None)
-            if level is None:
-                remedy = did_you_mean(value, [_written(one) for one in factor.levels], what="its levels")
-                draft.wrong(path, f"{key!r} has no level {value!r}", remedy, offset=offset)
-            else:
-                at[key] = level
-    for index, (one, two) in enumerate(zip(spec.looks, spec.looks[1:], strict=False)):
-        if two <= one:
-            text = f"a look at {two} behind one at {one}"
-            draft.wrong(("stop", "looks", index + 1), text, "list looks in rising order")
-            break
-    if spec.max < max(spec.looks):
-        text = f"a look at {max(spec.looks)}, beyond max, which is {spec.max}"
-        draft.wrong(("stop", "max"), text, f"write max: {max(spec.looks)} or more, or take the look away")
-    return Stop(name, at, spec.rel_halfwidth, tuple(spec.looks), spec.max)
-
-
-def _written(level: Level) -> str:
-    return str(level).lower()

@@ -196,15 +196,6 @@ class WarmupSpec(Section):
     max: Annotated[int, Field(ge=0)] = 60
 
 
-class StopSpec(Section):
-    """When an effect is known well enough."""
-
-    effect: Text = Field(description="A factor, and the levels where it is looked at: transport@tokens=4000.")
-    rel_halfwidth: Annotated[float, Field(gt=0, lt=1)]
-    looks: Annotated[list[Count], Field(min_length=1)]
-    max: Count = Field(description="Iterations of a start, at most.")
-
-
 class StudyFile(Section):
     """A study of KV transfers: what varies, what is possible, what is run, and when it is enough."""
 
@@ -218,6 +209,5 @@ class StudyFile(Section):
     model: Text | None = None
     design: DesignSpec
     warmup: WarmupSpec = Field(default_factory=lambda: WarmupSpec.model_validate({}))
-    stop: StopSpec | None = None
     gates: list[Gate] = list(GATES)
     run: dict[Text, Any] | None = Field(None, description="What is started, and what load it gets.")

@@ -1,4 +1,4 @@
-"""Where roles run. `LocalNode` is this host, or one of `kvik.roles.hosts`."""
+"""Where roles run. `LocalNode` is this host, or one of `kvik.roles.hosts`; the lab has nodes behind ssh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND_LIMIT = 30.0  # seconds for a short command
 
 
 class NodeError(Exception):
-    """A short command failed on a node; the text says which and why."""
+    """A node cannot be reached, or a short command failed there; the text says which and why."""
 
 
 class Node(Protocol):

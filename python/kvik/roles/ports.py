@@ -1,13 +1,19 @@
-"""Ports of one host: which are free, and who listens on those that are not."""
+"""Ports of one host: which are free, and who listens on those that are not.
+
+`python ports.py free COUNT` and `python ports.py holders PORT...` print the same as JSON. This file needs
+nothing but the standard library, so that its text can be sent to a machine that has no kvik.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import socket
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -106,3 +112,15 @@ def _beside(taken: range) -> list[int]:
     """Ports that need no privilege and are outside `taken`; all of them, if `taken` leaves hardly any."""
     free = [port for port in range(FIRST_PORT, 65536) if port not in taken]
     return free if len(free) >= TRIED else list(range(FIRST_PORT, 65536))
+
+
+def main(arguments: list[str]) -> int:
+    """`free COUNT` or `holders PORT...`, as JSON."""
+    numbers = [int(one) for one in arguments[1:]]
+    found = free_ports(*numbers) if arguments[0] == "free" else [asdict(one) for one in holders(numbers)]
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

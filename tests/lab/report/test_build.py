@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pydantic import JsonValue
 
 from kvik.cli import main
 from kvik_lab.errors import LabError
+from kvik_lab.records import Key, Place, Times, append
+from kvik_lab.records.schema import Node
 from kvik_lab.report.build import build_report
 from kvik_lab.report.cells import Missing
 from kvik_lab.report.codec import from_json
@@ -18,6 +22,7 @@ from kvik_lab.report.figures import Distributions, RunOrder, SizeTime
 from kvik_lab.report.look import Rules
 from kvik_lab.report.model import Claim, Interval, Report, Verdict
 from kvik_lab.report.read import Choice, read
+from tests.lab.test_records import record
 
 SEED = 1
 TRUTH = {"TCP": (120.0, 0.5), "EFA": (250.0, 0.4)}
@@ -255,3 +260,76 @@ def test_a_column_of_many_levels_is_no_factor(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="--ignore time"):
         read([tmp_path / "d.csv"], Choice())
     assert read([tmp_path / "d.csv"], Choice(ignore=("time",))).others == ()
+
+
+def three_starts(
+    path: Path, odd: tuple[tuple[int, int], ...], lost: tuple[tuple[int, int], ...] = ()
+) -> Path:
+    """Three starts of each arm that all ran four sizes; they cross at 107 tokens. Some of the second arm's
+    (start, size) are 60 % slower, some were not measured."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,link,tokens"]
+    for arm, fixed, each in (("near", 1.0, 0.05), ("far", 5.0, 0.0125)):
+        for start in range(3):
+            for tokens in (32, 64, 128, 256):
+                level = (fixed + each * tokens) * (1 + 0.01 * rng.standard_normal())
+                level *= 1.6 if arm == "far" and (start, tokens) in odd else 1.0
+                row = level * (1 + 0.01 * rng.standard_normal(10))
+                if arm == "near" or (start, tokens) not in lost:
+                    lines += [f"{arm}{start},{i},{v:.5f},{arm},{tokens}" for i, v in enumerate(row)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(("odd", "lost"), [(((2, 256),), ()), ((), ((2, 256),))])
+def test_a_start_that_is_odd_at_one_size_leaves_a_crossover(
+    tmp_path: Path, odd: tuple[tuple[int, int], ...], lost: tuple[tuple[int, int], ...]
+) -> None:
+    """It is left out of the lines whole, and said to be."""
+    said = "far2 is left out of the model: odd, or not measured, at a size"
+    made = build_report(read([three_starts(tmp_path / "d.csv", odd, lost)], Choice()), Rules(), "r")
+    claim = claims(made)["X1"]
+    assert claim.verdict is Verdict.SUPPORTED, claim
+    assert isinstance(claim.interval, Interval)
+    assert (claim.interval.low or 0.0) < 106.7 < (claim.interval.high or 0.0), f"seed {SEED}"
+    assert re.search(r"cross at \d{2,3} tokens \(99 %: \d{2,3} to \d{2,3} tokens\)", claim.sentence), claim
+    assert said in claim.because
+    if odd:
+        kept = claims(made)["C4"].because
+        assert re.search(r"left out as odd: far: far2; with all kept: -[\d.]+ % to \+[\d.]+ %", kept), kept
+    assert said in " ".join(next(s for s in made.sections if s.id == "size").text)
+
+
+def test_of_two_odd_starts_in_three_none_is_left_out_of_the_crossover(tmp_path: Path) -> None:
+    """Each at a size of its own: both together are more than a third."""
+    file = three_starts(tmp_path / "d.csv", ((1, 128), (2, 256)))
+    claim = claims(build_report(read([file], Choice()), Rules(), "r"))["X1"]
+    assert "start far1, far2 is odd at a size, and kept" in claim.because
+    assert "far: the unit is the server start, of which there are 3" in claim.because
+
+
+def test_a_journal_says_when_where_and_with_which_versions(tmp_path: Path) -> None:
+    """From the records of runs through the table to the head of the page."""
+    facts: dict[str, JsonValue] = {"host": "n7", "cpu": "Some CPU", "cores_usable": 2, "kernel": "6.1"}
+    for number in range(8):
+        began = (1_800_000_000 + 60 * number) * 10**9
+        one = record(
+            number, levels={"arm": "ab"[number % 2]}, outcome="failed" if number == 7 else "completed",
+            key=Key(configuration={}, code={} if number == 7 else {"kvik": "1.2.3", "vllm": "0.9"}),
+            place=Place(order=number, start=f"s{number}"), nodes=(Node(name="local", facts=facts),),
+            times=Times(began=began, ended=began + 30 * 10**9),
+        )  # fmt: skip
+        append(tmp_path / "runs.jsonl", one)
+    for command in (
+        ["table", str(tmp_path / "runs.jsonl"), "--out", str(tmp_path / "t.csv")],
+        ["report", str(tmp_path / "t.csv"), "--unit", "s", "--json", str(tmp_path / "r.json")],
+    ):
+        done = CliRunner().invoke(main, ["lab", *command])
+        assert done.exit_code == 0, done.output
+    made = from_json((tmp_path / "r.json").read_text())
+    assert made.answer is not None
+    told = dict(made.answer.facts)
+    assert told["when"] == "2027-01-15 08:00 UTC to 2027-01-15 08:07 UTC"
+    assert told["where"] == "n7 (Some CPU, 2 cores, Linux 6.1)"
+    assert told["versions"] == "kvik 1.2.3, vllm 0.9"
+    assert made.answer.question == "Which takes less time, a or b?"

@@ -107,6 +107,22 @@ def test_mistakes(before: str, after: str, said: str) -> None:
     assert said in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("node", "load", "said"),
+    [
+        ("{executor: ssh}", "", "`executor: ssh` and `host: user@address` go together"),
+        ("{host: a@b}", "", "`executor: ssh` and `host: user@address` go together"),
+        ("{executor: ssh, host: a@b}", "load: {node: one}", "give it a local node"),
+    ],
+)
+def test_hosts_that_cannot_be_used(node: str, load: str, said: str) -> None:
+    """Before anything is started."""
+    more = f"  driver: emulator\n  nodes:\n    one: {node}\n  roles: {{{load}}}\n"
+    study = parse_study(SMALL.replace("  driver: emulator\n", more))
+    with pytest.raises(LabError, match=said):
+        resolve(study, plan_slots(study))
+
+
 def test_what_is_not_said() -> None:
     """A study without `run` cannot be run, and one whose factors set something has to have it."""
     text = SMALL[: SMALL.index("run:")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from kvik.roles.node import Node
+from kvik_lab.errors import LabError
 from kvik_lab.run.drivers.serving import check, http_part, serving
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System
 from kvik_lab.run.spec import Kind, RunSpec
@@ -22,6 +23,8 @@ class Emulator:
     def check(self, spec: RunSpec) -> None:
         """Roles that go together."""
         check(spec)
+        if spec.connector != "kvik":
+            raise LabError(f"run.connector: the emulator has kvik's transfers, and not {spec.connector}")
 
     def system(self, setup: Setup) -> System:
         """Emulated engines, with kvik's router before a pair."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kvik.roles import HttpReady, LineReady, Role
 from kvik_lab.errors import LabError
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System, environment, flags, settings
-from kvik_lab.run.spec import Kind, RunSpec
+from kvik_lab.run.spec import ENGINES, Kind, RunSpec
 
 STORE_READY = "kvik store serves on "
 
@@ -38,9 +38,8 @@ def serving(setup: Setup, engine: Engine, block_tokens: int) -> System:
 def check(spec: RunSpec) -> tuple[Kind, ...]:
     """The kinds of engines of a resolved run. Raises `LabError` for roles that go with no such system."""
     kinds: tuple[Kind, ...] = ("prefill", "decode") if spec.mode == "disaggregated" else ("unified",)
-    engines: tuple[Kind, ...] = ("prefill", "decode", "unified")
     for name in spec.roles:
-        if name in engines and name not in kinds:
+        if name in ENGINES and name not in kinds:
             raise LabError(f"run.roles.{name}: there is no such role in mode {spec.mode}; take it away")
     for kind in kinds:
         role = spec.roles.get(kind)
@@ -52,6 +51,12 @@ def check(spec: RunSpec) -> tuple[Kind, ...]:
             )
     if spec.link is not None and spec.mode == "unified":
         raise LabError("run.link: one engine needs no link; let the factor that has several engines set it")
+    for name, node in spec.nodes.items():
+        if (node.executor == "ssh") != (node.host is not None):
+            raise LabError(f"run.nodes.{name}: `executor: ssh` and `host: user@address` go together")
+    client = spec.roles.get("load")
+    if client is not None and client.node in spec.nodes and spec.nodes[client.node].executor != "local":
+        raise LabError("run.roles.load: the client runs where its result can be read; give it a local node")
     return kinds
 
 

@@ -55,7 +55,7 @@ class Setup:
 
     def role(self, kind: Kind) -> RoleSpec:
         """What the study says of a kind of role."""
-        return self.spec.roles.get(kind) or RoleSpec.model_validate({})
+        return self.spec.role(kind)
 
     def node(self, kind: Kind, number: int) -> str:
         """The name of the node of one role. With a link prefill is at its left end, and all else at its

@@ -1,0 +1,114 @@
+"""Studies on two hosts behind OpenSSH: their records, a host that vanishes, and what a controller leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvik.roles.hosts import CannotError
+from kvik_lab.records import RunRecord
+from tests.lab.gates.scene import finding
+from tests.lab.run.sshd import Hosts, ssh_hosts
+from tests.lab.run.studies import PLAIN, finish, processes, records, start, wait_for, written
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Both hosts; the tests are skipped, by name, where they cannot be made."""
+    try:
+        with ssh_hosts(tmp_path_factory.mktemp("ssh")) as made:
+            yield made
+    except CannotError as cannot:
+        pytest.skip(str(cannot))
+
+
+def study(hosts: Hosts, requests: int = 4) -> str:
+    """Prefill on one host, everything else on the other; the client is where the controller is."""
+    roles = "{prefill: {node: one}, decode: {node: two}, router: {node: two}}"
+    where = f"  driver: emulator\n  nodes:\n{hosts.nodes()}  roles: {roles}\n"
+    return PLAIN.replace("  driver: emulator\n", where).replace("requests: 4", f"requests: {requests}")
+
+
+def lines(out: Path) -> list[RunRecord]:
+    """All that the journal was told, in order."""
+    file = out / "runs.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [
+        RunRecord.model_validate_json(line) for line in text.splitlines(keepends=True) if line[-1:] == "\n"
+    ]
+
+
+@pytest.mark.timeout(300)
+def test_a_study_on_two_hosts_interrupted_and_resumed(hosts: Hosts, tmp_path: Path) -> None:
+    """Ctrl-C leaves no process on any host; the records are those of a study on one host."""
+    file, out = written(tmp_path, study(hosts)), tmp_path / "out"
+    with hosts.right.inside():
+        controller = start("run", file, out)
+        wait_for(lambda: len(records(out)) >= 1 or controller.poll() is not None, "a run has ended")
+        os.killpg(controller.pid, signal.SIGINT)
+        status, said = finish(controller)
+        assert (status, "every process has ended" in said) == (130, True), said
+        assert processes(out) == []
+        status, said = finish(start("resume", file, out))
+    assert status == 0, said
+    assert processes(out) == []
+    found = records(out)
+    assert len(found) == 2
+    for one in found.values():
+        assert (one.outcome, len(one.measured())) == ("completed", 4), said
+        assert {role.kind: role.node for role in one.roles} == {
+            "prefill": "one", "decode": "two", "router": "two",
+        }  # fmt: skip
+        assert {node.name for node in one.nodes} == {"local", "one", "two"}
+        assert all(node.facts["kernel"] and node.clock is not None for node in one.nodes)
+        assert set(one.key.facts) == {"local", "one", "two"}
+        for gate in ("V1", "V2", "V3", "V4", "V6", "V7"):
+            assert finding(one, gate).status == "passed", finding(one, gate)
+        assert "bytes by tcp" in finding(one, "V7").what
+        assert (out / "logs" / one.place.start / "prefill.log").stat().st_size > 0
+    secret = {role.settings.get("KVIK_SECRET") for one in found.values() for role in one.roles}
+    assert secret == {None}, "a secret is in no record"
+
+
+@pytest.mark.timeout(400)
+def test_a_host_that_vanishes_and_a_controller_that_is_killed(hosts: Hosts, tmp_path: Path) -> None:
+    """The run in flight is marked, the study goes on when the host is back, and a kill leaves nothing."""
+    file, out = written(tmp_path, study(hosts, requests=400)), tmp_path / "out"
+    with hosts.right.inside():
+        controller = start("run", file, out)
+        logs = out / "logs" / "s1"
+        wait_for(lambda: any(logs.glob("*.load.json")) or controller.poll() is not None, "a run has begun")
+        hosts.cable("down")
+        try:
+            wait_for(lambda: bool(lines(out)), "the run is marked", 60.0)
+        finally:
+            hosts.cable("up")
+        (first,) = lines(out)
+        assert first.outcome == "lost", first.error
+        assert "prefill" in str(first.error)
+        wait_for(lambda: len(lines(out)) >= 2, "the study goes on")
+        assert lines(out)[1].outcome == "completed", lines(out)[1].error
+        assert lines(out)[1].id == first.id
+        assert lines(out)[1].place.start == "s1.2"
+        if controller.poll() is None:
+            os.kill(controller.pid, signal.SIGKILL)
+        finish(controller)
+    wait_for(lambda: not processes(out), "every process has ended", 30.0)
+
+
+@pytest.mark.timeout(120)
+def test_a_host_that_does_not_answer_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    """All its runs are marked, and the command ends."""
+    text = study(hosts).replace(f"root@{hosts.left.v4}", "root@127.0.0.9")
+    file, out = written(tmp_path, text), tmp_path / "out"
+    with hosts.right.inside():
+        status, said = finish(start("run", file, out))
+    assert status == 1, said
+    assert "node one (root@127.0.0.9): cannot be reached" in said
+    assert {one.outcome for one in records(out).values()} == {"lost"}
+    assert json.loads((out / "runs.jsonl").read_text().splitlines()[0])["error"]
