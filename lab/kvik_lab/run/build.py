@@ -18,7 +18,7 @@ from kvik_lab.run import machine
 from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.drivers.system import Setup, System
 from kvik_lab.run.slots import Levels, Slot, Start
-from kvik_lab.run.spec import RunSpec
+from kvik_lab.run.spec import EnginesSpec, RoleSpec, RunSpec
 from kvik_lab.study import Study
 from kvik_lab.study.model import Program
 from kvik_lab.study.programs import put_levels
@@ -161,6 +161,7 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     found: dict[str, Any] = {
         "\0transport": spec.transport, "\0mode": spec.mode, "\0kv_connector": spec.connector,
     }  # fmt: skip
-    for name, role in {"engines": spec.engines, **spec.roles}.items():
+    roles: list[tuple[str, EnginesSpec | RoleSpec]] = [("engines", spec.engines), *spec.roles.items()]
+    for name, role in roles:
         found |= {f"{name}\0{key}": value for key, value in {**role.options, **role.env}.items()}
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -50,15 +51,18 @@ def test_a_study_from_its_plan_to_its_verdicts(tmp_path: Path) -> None:
     assert len(records(out)) == 4
 
 
-@pytest.mark.timeout(180 + 120 * KILLS)
-def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
-    """No run is lost or counted twice, and no process is left, whenever the controller is killed."""
+@pytest.mark.timeout(300 + 120 * KILLS)
+def test_interrupted_and_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+    """Ctrl-C leaves nothing, and says how to go on. Whenever the controller is killed, no run is lost or
+    counted twice, and no process is left."""
     seed = int(os.environ.get("KVIK_LAB_SEED", random.SystemRandom().randrange(10**6)))
     print(f"seed {seed}")
     rng = random.Random(seed)
     study, planned = (written(tmp_path), 8) if KILLS else (written(tmp_path, PLAIN), 2)
     out = tmp_path / "out"
     controller = start("run", study, out)
+    _interrupt(controller, study, out)
+    controller = start("resume", study, out)
     for _ in range(KILLS or 1):
         done = {name for name, one in records(out).items() if one.outcome == "completed"}
         wait_for(lambda: bool(processes(out)), "it has started something")
@@ -67,7 +71,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
         finish(controller)
         wait_for(lambda: not processes(out), f"all processes have ended (seed {seed})", 30.0)
         assert done <= set(records(out)), f"a run was lost (seed {seed})"
-        controller = start("resume" if (out / "study.yaml").exists() else "run", study, out)
+        controller = start("resume", study, out)
     status, said = finish(controller)
     assert status in (0, 1), f"{said} (seed {seed})"
     lines = [line for line in (out / "runs.jsonl").read_text().splitlines() if line]
@@ -81,11 +85,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     assert processes(out) == []
 
 
-@pytest.mark.timeout(300)
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """It says so, and how to go on."""
-    study, out = written(tmp_path, PLAIN), tmp_path / "out"
-    controller = start("run", study, out)
+def _interrupt(controller: subprocess.Popen[str], study: Path, out: Path) -> None:
+    """Ctrl-C when a run has ended."""
     wait_for(lambda: len(records(out)) >= 1, "a run has ended")
     os.killpg(controller.pid, signal.SIGINT)
     status, said = finish(controller)

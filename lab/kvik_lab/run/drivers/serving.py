@@ -51,9 +51,9 @@ def check(spec: RunSpec) -> tuple[Kind, ...]:
             )
     if spec.link is not None and spec.mode == "unified":
         raise LabError("run.link: one engine needs no link; let the factor that has several engines set it")
-    for name, node in spec.nodes.items():
+    for node_name, node in spec.nodes.items():
         if (node.executor == "ssh") != (node.host is not None):
-            raise LabError(f"run.nodes.{name}: `executor: ssh` and `host: user@address` go together")
+            raise LabError(f"run.nodes.{node_name}: `executor: ssh` and `host: user@address` go together")
     client = spec.roles.get("load")
     if client is not None and client.node in spec.nodes and spec.nodes[client.node].executor != "local":
         raise LabError("run.roles.load: the client runs where its result can be read; give it a local node")
