@@ -1,20 +1,19 @@
 """What a slot costs: the time of a decode step, and how it changes with the path between GPU and NIC.
 
-The engines of the model are one GPU a host, as of the article that measured it ("LLM cluster of vLLM and RDMA", four
-desktop PCs: RTX 4000 Ada, ConnectX-5, no GPUDirect). A step is
+The engines of the model are one GPU a host, as of the article that measured it ("LLM cluster of vLLM and
+RDMA", four desktop PCs: RTX 4000 Ada, ConnectX-5, no GPUDirect). A step is
 
     weights / (TP * memory bandwidth) + step overhead
     + all-reduces * (2 log2(TP) * hop + 2 (TP - 1) / TP * message / path)      (TP > 1)
     + (PP - 1) * (hop + message / path)                                        (PP > 1)
 
-where `hop` grows with each crossing between chipset and CPU on the way from GPU to GPU. Two all-reduces a layer:
-Megatron-LM (arXiv:1909.08053, section 3). Bytes of a ring all-reduce: Patarasuk and Yuan, 2009; the number of its
-latencies is that of a tree, which NCCL takes for small messages.
+where `hop` grows with each crossing between chipset and CPU on the way from GPU to GPU. Two all-reduces a
+layer: Megatron-LM (arXiv:1909.08053, section 3). Bytes of a ring all-reduce: Patarasuk and Yuan, 2009; the
+number of its latencies is that of a tree, which NCCL takes for small messages.
 
-`CHIPSET_S` and `STEP_S` are no physical constants: they were chosen so that the model is near the article's first
-column of TP = 2, and everything else is predicted with them. Directions and the order of moves are what it is good
-for; a figure is right to a factor of about two.
-"""
+`CHIPSET_S` and `STEP_S` are no physical constants: they were chosen so that the model is near the article's
+first column of TP = 2, and everything else is predicted with them. Directions and the order of moves are what
+it is good for; a figure is right to a factor of about two."""
 
 from __future__ import annotations
 
@@ -133,6 +132,7 @@ def width_percent(gbs_now: float, gbs_could: float, traffic: Traffic) -> float:
 
 
 def roce_share(mtu: int) -> float:
-    """Payload's part of the wire for RoCE v2 at an RDMA MTU of `mtu` bytes: 82 more a packet are Ethernet with
-    preamble and gap (38), IPv4 (20), UDP (8), BTH (12), ICRC (4) (InfiniBand Architecture 1.4, annex A17)."""
+    """Payload's part of the wire for RoCE v2 at an RDMA MTU of `mtu` bytes: 82 more a packet are Ethernet
+    with preamble and gap (38), IPv4 (20), UDP (8), BTH (12), ICRC (4) (InfiniBand Architecture 1.4, annex
+    A17)."""
     return mtu / (mtu + 82)

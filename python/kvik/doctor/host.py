@@ -23,7 +23,7 @@ from kvik.doctor.pci import ADDRESS, AMAZON, MELLANOX
 from kvik.doctor.reader import Reader
 
 RDMA = "/sys/class/infiniband"
-# Errors that cost a transfer something; `link_downed` counts every cable that was ever pulled, and is not one.
+# Errors that cost a transfer something; `link_downed` counts every cable that was pulled, and is none.
 COUNTERS = (
     "symbol_error", "port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors",
     "port_xmit_packets", "port_rcv_packets",

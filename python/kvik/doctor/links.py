@@ -1,8 +1,7 @@
 """What a link can carry, and what the path between two devices can.
 
-Sources: PCI Express Base Specification 6.0: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, FLITs of 236 bytes of
-packets in 256 at 64 GT/s.
-"""
+Sources: PCI Express Base Specification 6.0: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, FLITs of 236 bytes
+of packets in 256 at 64 GT/s."""
 
 from __future__ import annotations
 

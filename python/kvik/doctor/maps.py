@@ -1,4 +1,5 @@
-"""Which NICs each rank takes. Every rank computes the whole map by itself from the same machine, so all agree."""
+"""Which NICs each rank takes. Every rank computes the whole map by itself from the same machine, so all
+agree."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from kvik.doctor.model import Gpu, Machine, Nic
 
 _FAR = 1 << 24  # More than all of the rest together: a crossing is taken only where it cannot be avoided.
+_NEVER = 1 << 62
 _EVEN = 1 << 12  # More than any PCIe distance.
 
 
@@ -19,13 +21,12 @@ def nics_for_ranks(
     """The NICs of each of `ranks` ranks of one host, nearest first; rank `i` has the GPU at `gpus[i]`, by
     default the `i`-th by PCI address.
 
-    Each NIC that has a link goes to one rank while there are at least as many NICs as ranks, and shares differ
-    by at most one; with fewer NICs than ranks, each rank has one and shares differ by at most one as well.
-    Among those maps it is one with the fewest crossings of NUMA nodes, these spread evenly over ranks, then
-    with the least distance on PCIe. An `explicit` map is returned as it is; `ValueError` where a list has
-    another length than `ranks`, where a GPU is not of the machine, or `ranks` is not positive. No NICs: empty
-    lists.
-    """
+    Each NIC that has a link goes to one rank while there are at least as many NICs as ranks, and shares
+    differ by at most one; with fewer NICs than ranks, each rank has one and shares differ by at most one as
+    well. Among those maps it is one with the fewest crossings of NUMA nodes, these spread evenly over ranks,
+    then with the least distance on PCIe. An `explicit` map is returned as it is; `ValueError` where a list
+    has another length than `ranks`, where a GPU is not of the machine, or `ranks` is not positive. No NICs:
+    empty lists."""
     if ranks < 1:
         raise ValueError(f"a host has at least one rank, not {ranks}")
     if explicit is not None:
@@ -52,8 +53,7 @@ def nics_for_ranks(
 
 def _gpus(machine: Machine, ranks: int, asked: Sequence[str] | None) -> list[Gpu | None]:
     if asked is None:
-        here: list[Gpu | None] = [*machine.gpus][:ranks]
-        return here + [None] * (ranks - len(here))
+        return [*machine.gpus[:ranks], *[None] * (ranks - len(machine.gpus))]
     known = {gpu.address: gpu for gpu in machine.gpus}
     if len(asked) != ranks or not known.keys() >= set(asked):
         raise ValueError(f"{', '.join(asked)}: not one GPU of this machine for each of {ranks} ranks")
@@ -84,9 +84,8 @@ def _shared_out(costs: list[list[int]], owners: int) -> list[int]:
     """The owner of each item, so that owners' counts differ by at most one and the sum of costs is least.
 
     `costs[item][owner]`. An assignment over places: each owner has `items // owners` that must be filled and
-    one that may be, if a remainder is left (Hungarian method, O(items * places^2)). An owner's second crossing
-    costs a little more than its first, so crossings spread.
-    """
+    one that may be, if a remainder is left (Hungarian method, O(items * places^2)). An owner's second
+    crossing costs a little more than its first, so crossings spread."""
     items = len(costs)
     least, rest = divmod(items, owners)
     places = [owner for owner in range(owners) for _ in range(least)]
@@ -112,36 +111,43 @@ def _assignment(costs: list[list[int]]) -> list[int]:
 
     Successive shortest paths with potentials (Jonker and Volgenant, 1987); index 0 stands for "none".
     """
-    rows, columns = len(costs), len(costs[0])
-    up, down = [0] * (rows + 1), [0] * (columns + 1)
-    row_of, way = [0] * (columns + 1), [0] * (columns + 1)
-    for row in range(1, rows + 1):
-        row_of[0], column = row, 0
-        best = [1 << 62] * (columns + 1)
-        seen = [False] * (columns + 1)
-        while row_of[column]:
-            seen[column] = True
-            here, step, after = row_of[column], 1 << 62, 0
-            for other in range(1, columns + 1):
-                if seen[other]:
-                    continue
-                reduced = costs[here - 1][other - 1] - up[here] - down[other]
-                if reduced < best[other]:
-                    best[other], way[other] = reduced, column
-                if best[other] < step:
-                    step, after = best[other], other
-            for other in range(columns + 1):
-                if seen[other]:
-                    up[row_of[other]] += step
-                    down[other] -= step
-                else:
-                    best[other] -= step
-            column = after
+    columns = len(costs[0])
+    up, down, row_of = [0] * (len(costs) + 1), [0] * (columns + 1), [0] * (columns + 1)
+    for row in range(1, len(costs) + 1):
+        row_of[0] = row
+        column, way = _shortest(costs, up, down, row_of)
         while column:
             row_of[column] = row_of[way[column]]
             column = way[column]
-    found = [0] * rows
-    for other in range(1, columns + 1):
-        if row_of[other]:
-            found[row_of[other] - 1] = other - 1
+    found = [0] * len(costs)
+    for column in range(1, columns + 1):
+        if row_of[column]:
+            found[row_of[column] - 1] = column - 1
     return found
+
+
+def _shortest(
+    costs: list[list[int]], up: list[int], down: list[int], row_of: list[int]
+) -> tuple[int, list[int]]:
+    """The free column that is nearest to the row of column 0, and the column before each on the way there;
+    the potentials `up` (rows) and `down` (columns) are brought up to date."""
+    columns = len(down) - 1
+    best, way, seen = [_NEVER] * (columns + 1), [0] * (columns + 1), {0}
+    column = 0
+    while row_of[column]:
+        row = row_of[column]
+        for other in set(range(1, columns + 1)) - seen:
+            reduced = costs[row - 1][other - 1] - up[row] - down[other]
+            if reduced < best[other]:
+                best[other], way[other] = reduced, column
+        nearest = min(set(range(1, columns + 1)) - seen, key=lambda other: (best[other], other))
+        step = best[nearest]
+        for other in range(columns + 1):
+            if other in seen:
+                up[row_of[other]] += step
+                down[other] -= step
+            else:
+                best[other] -= step
+        seen.add(nearest)
+        column = nearest
+    return column, way

@@ -1,9 +1,8 @@
 """What `--measure` adds: memory bandwidth of each NUMA node, and what kvik moves on this host.
 
-Memory: one thread a processor of the node copies between two buffers that it touched first, so the pages are on its
-node; a copy of n bytes counts as n, although the memory reads n and writes n. Loopback: `kvik bench transfer`, in a
-process of its own.
-"""
+Memory: one thread a processor of the node copies between two buffers that it touched first, so the pages are
+on its node; a copy of n bytes counts as n, although the memory reads n and writes n. Loopback: `kvik bench
+transfer`, in a process of its own."""
 
 from __future__ import annotations
 

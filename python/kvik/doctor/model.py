@@ -214,7 +214,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a finding costs: per cent of what the device could give (or of tokens a second), with the GB/s behind it.
+    """What a finding costs: per cent of what the device could give (or of tokens a second), with the GB/s
+    behind it.
 
     `fails`: transfers do not work at all, or take another path. `source`: where the formula is from.
     """

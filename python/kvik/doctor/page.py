@@ -1,4 +1,5 @@
-"""The machine as one HTML page without anything from outside: the PCIe tree drawn, findings, paths, unread."""
+"""The machine as one HTML page without anything from outside: the PCIe tree drawn, findings, paths,
+unread."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from kvik.doctor.show import cost_text, label, tree_order
 _ROW, _INDENT, _BOX = 34, 36, 26  # pixels
 _COLOURS = {"gpu": "#cde8cf", "nic": "#cfe0f5", "nvme": "#eee0f3", "bridge": "#f1f1f1"}
 _CSS = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 70rem;
+margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .25rem .6rem .25rem 0;
-border-bottom: 1px solid #ddd; vertical-align: top; } code { font-size: 90%; } svg text { font: 13px system-ui, sans-serif; }
+border-bottom: 1px solid #ddd; vertical-align: top; } code { font-size: 90%; }
+svg text { font: 13px system-ui, sans-serif; }
 .tree { overflow-x: auto; } h2 { margin-top: 2rem; }
 """
 
@@ -59,7 +62,8 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
 
 
 def _drawing(machine: Machine, marked: set[str]) -> Iterator[str]:
-    """The tree as SVG: CPU at the top, a line for each link, as thick as it is wide; red where a finding is."""
+    """The tree as SVG: CPU at the top, a line for each link, as thick as it is wide; red where a finding
+    is."""
     order = list(tree_order(machine))
     marked = marked | {nic.address for nic in machine.nics if nic.name in marked and nic.address}
     rows = {address: index + 1 for index, (address, _) in enumerate(order)}

@@ -76,12 +76,11 @@ def _kind(reader: Reader, address: str) -> str:
     vendor = reader.hexadecimal(f"{path}/vendor")
     device = reader.hexadecimal(f"{path}/device")
     base = code >> 16
+    integrated = address == "0000:00:02.0"  # Intel's graphics in the CPU
     kind = "other"
     if code >> 8 == 0x0604:
         kind = "bridge"
-    elif base in (0x03, 0x12) and vendor in (NVIDIA, AMD):
-        kind = "gpu"
-    elif base == 0x03 and vendor == INTEL and not address.endswith("00:02.0"):
+    elif base in (0x03, 0x12) and (vendor in (NVIDIA, AMD) or (vendor == INTEL and not integrated)):
         kind = "gpu"
     elif base == 0x02 or (vendor == AMAZON and device in _EFA):
         kind = "nic"

@@ -47,7 +47,8 @@ def _devices(machine: Machine, nic: Nic) -> Iterator[Finding]:
         yield Finding(
             "container-lacks-devices" if machine.container and nic.driver != "none" else "nic-without-driver",
             nic.name,
-            f"the PCI function is there (driver {nic.driver}), and no RDMA device of the kernel belongs to it",
+            f"the PCI function is there (driver {nic.driver}), and no RDMA device of the kernel belongs "
+            f"to it",
             broken,
             "Load its RDMA driver (mlx5_ib, efa); in a container, give it the host's RDMA devices.",
             "kv,collectives",
@@ -58,7 +59,8 @@ def _devices(machine: Machine, nic: Nic) -> Iterator[Finding]:
             nic.name,
             "the RDMA device is seen, and its file in /dev/infiniband is not there",
             broken,
-            "Start the container with the devices of /dev/infiniband (`--device=/dev/infiniband`, or the device "
+            "Start the container with the devices of /dev/infiniband (`--device=/dev/infiniband`, or the "
+            "device "
             "plugin's resource); on a host, load ib_uverbs.",
             "kv,collectives",
         )
@@ -76,7 +78,8 @@ def _port(nic: Nic, port: Port) -> Iterator[Finding]:
         if not any(gid in ("other/v2", "other/unknown") for gid in port.gids):
             yield Finding(
                 "roce-gid-missing", nic.name,
-                f"port {port.number} has {len(port.gids)} GIDs and none for RoCE v2 with an address of a network",
+                f"port {port.number} has {len(port.gids)} GIDs and none for RoCE v2 with an address of a "
+                f"network",
                 Cost(100.0, "no queue pair connects to another host", fails=True),
                 "Give the port's network device an IP address; RoCE v2 makes a GID of it.", "kv,collectives",
             )  # fmt: skip
@@ -93,10 +96,12 @@ def _port(nic: Nic, port: Port) -> Iterator[Finding]:
             rate = (port.rate_gbits or 0) / 8
             yield Finding(
                 "mtu-small", nic.name,
-                f"its network device has an MTU of {nic.mtu}, which leaves {rdma} bytes an RDMA packet of 4096",
+                f"its network device has an MTU of {nic.mtu}, which leaves {rdma} bytes an RDMA packet "
+                f"of 4096",
                 Cost(lost, "RoCE v2: 82 bytes of headers a packet", rate * roce_share(rdma) or None,
                      rate * roce_share(_MTUS[0]) or None),
-                "Set the MTU to 9000 (4200 at least) on the network device, the peer's and every switch port between.",
+                "Set the MTU to 9000 (4200 at least) on the network device, the peer's and every switch "
+                "port between.",
                 "kv,collectives",
             )  # fmt: skip
 
@@ -114,7 +119,8 @@ def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
             "port-errors", nic.name, f"port {port.number} has counted since its start: {said}",
             Cost(min(share, 100.0) if share is not None else None, "retried packets of all that came" if share
                  is not None else _NO_FORMULA),
-            "Change the cable or module for one of the NIC's vendor; where packets are lost without symbol errors, "
+            "Change the cable or module for one of the NIC's vendor; where packets are lost without "
+            "symbol errors, "
             "set up priority flow control for RoCE on NIC and switch.",
             "kv,collectives",
         )  # fmt: skip
@@ -131,7 +137,8 @@ def _ports_down(machine: Machine) -> Iterator[Finding]:
             yield Finding(
                 "nic-port-down", nics[0].name, f"no port has a link: {nics[0].ports[0].state}",
                 Cost(100.0, "the NIC is not used at all", fails=True),
-                "Plug the cable in, look at the switch's port, and bring the network device up.", "kv,collectives",
+                "Plug the cable in, look at the switch's port, and bring the network device up.",
+                "kv,collectives",
             )  # fmt: skip
 
 
@@ -163,15 +170,19 @@ def _memory(machine: Machine) -> Iterator[Finding]:
     if machine.nics and low and (limits.memlock or 0) < (limits.memory_bytes or 1 << 40) / 2:
         yield Finding(
             "memlock-low", "this process",
-            f"it may lock {(limits.memlock or 0) >> 10} KiB, and memory for NICs is locked while it is registered",
+            f"it may lock {(limits.memlock or 0) >> 10} KiB, and memory for NICs is locked while it is "
+            f"registered",
             Cost(None, "registration of more than that fails", fails=True),
-            "Set memlock to unlimited: `ulimit -l`, LimitMEMLOCK= of systemd, `--ulimit memlock=-1` of a container.",
+            "Set memlock to unlimited: `ulimit -l`, LimitMEMLOCK= of systemd, `--ulimit memlock=-1` of a "
+            "container.",
             "kv,collectives",
         )  # fmt: skip
     if limits.clock_source in ("hpet", "acpi_pm", "jiffies"):
         yield Finding(
-            "clock-slow", "kernel", f"the clock source is {limits.clock_source}: each look at the clock is a system call",
-            Cost(None, _NO_FORMULA), "Find out from the kernel's log why tsc was rejected; update the firmware.",
+            "clock-slow", "kernel", f"the clock source is {limits.clock_source}: each look at the clock "
+                                    f"is a system call",
+            Cost(None, _NO_FORMULA), "Find out from the kernel's log why tsc was rejected; update the "
+                                     "firmware.",
             "kv,collectives",
         )  # fmt: skip
 
@@ -184,7 +195,8 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "no-peer-memory", ", ".join(gpu.address for gpu in nvidia),
             "the GPU driver is the closed one or not known (no dma-buf), and no peer memory module is loaded",
-            Cost(50.0, "each byte passes host memory: it crosses the root complex twice and the host's memory "
+            Cost(50.0, "each byte passes host memory: it crosses the root complex twice and the host's "
+                       "memory "
                  "twice"),
             "Load nvidia_peermem, or use the driver's open kernel modules.", "kv,collectives",
         )  # fmt: skip
@@ -195,7 +207,8 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
             "container-lacks-devices" if machine.container else "gpu-without-device-file", "GPUs",
             f"{len(nvidia)} GPUs and their driver are seen, and no /dev/nvidia0 is there",
             Cost(100.0, "no GPU is used", fails=True),
-            "Start the container with the GPUs (`--gpus all`); on a host, run nvidia-modprobe.", "kv,collectives,load",
+            "Start the container with the GPUs (`--gpus all`); on a host, run nvidia-modprobe.",
+            "kv,collectives,load",
         )  # fmt: skip
 
 
@@ -211,7 +224,8 @@ def _older(machine: Machine, driver: str) -> Iterator[Finding]:
                 "library-older-than-driver", library.path,
                 f"libcuda is of {library.version}, and the kernel's driver of {driver}",
                 Cost(None, "the driver refuses a library of another version", fails=True),
-                "Let the container runtime mount the host's driver libraries, and take older copies out of the image.",
+                "Let the container runtime mount the host's driver libraries, and take older copies out "
+                "of the image.",
                 "kv,collectives,load",
             )  # fmt: skip
 
@@ -228,6 +242,8 @@ def _mounts(machine: Machine) -> Iterator[Finding]:
         if mount.fstype.startswith("nfs") and mount.proto == "tcp":
             yield Finding(
                 "nfs-over-tcp", mount.target, "it is mounted over TCP, and an RDMA NIC is there",
-                Cost(5.0, "the article: 1 to 13 % of a run's elapsed time, which is load; tokens a second do not change"),
-                "If loading models matters, mount it with proto=rdma,port=20049 (the server must offer it).", "load",
+                Cost(5.0, "the article: 1 to 13 % of a run's elapsed time, which is load; tokens a "
+                          "second do not change"),
+                "If loading models matters, mount it with proto=rdma,port=20049 (the server must offer it).",
+                "load",
             )  # fmt: skip

@@ -38,7 +38,8 @@ def _nic_links(machine: Machine) -> Iterator[Finding]:
             yield Finding(
                 "nic-link-narrow",
                 nic.name,
-                f"its PCIe link has {_said(device)}: {now:.1f} GB/s, and its ports {rate:.1f} GB/s{_slot(machine, device)}",
+                f"its PCIe link has {_said(device)}: {now:.1f} GB/s, and its ports {rate:.1f} "
+                f"GB/s{_slot(machine, device)}",
                 Cost((1 - usable / rate) * 100, f"{PCIE}, less 24 bytes a packet", usable, rate),
                 _wider(machine, device),
                 "kv,collectives",
@@ -89,8 +90,8 @@ def _wider(machine: Machine, device: PciDevice) -> str:
             "cluster gains more by it than the GPU."
         )
     if link.width and link.max_width and link.width < link.max_width:
-        return "The slot could carry more lanes: seat the card again, clean its contacts, try another riser or cable."
-    return "Look in the firmware setup for the slot's PCIe generation, and at riser or cable; then update firmware."
+        return "The slot carries more lanes: seat the card again, clean its contacts, try another riser or cable."
+    return "Look in the firmware setup for the slot's PCIe generation, at riser and cable; update firmware."
 
 
 def _chipset(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
@@ -113,7 +114,8 @@ def _chipset(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
             name,
             f"its path to the CPU goes through the chipset {machine.chipset or '(unknown)'}{dmi}",
             Cost(percent, _MODEL, min(paths, default=None), None),
-            "Move it to a slot of the CPU. A GPU can use the CPU's M.2 port by an OCuLink cable and an external box."
+            "Move it to a slot of the CPU. A GPU can use the CPU's M.2 port by an OCuLink cable and an "
+            "external box."
             if gpu
             else "Move it to a slot of the CPU, even where the GPU then has the narrower one.",
             "collectives",
@@ -127,7 +129,8 @@ def _numa(machine: Machine) -> Iterator[Finding]:
         for nic in machine.nics:
             if nic.address and nic.numa is None:
                 yield Finding(
-                    "numa-unknown", nic.name, f"the firmware does not say its NUMA node of {len(machine.nodes)}",
+                    "numa-unknown", nic.name, f"the firmware does not say its NUMA node of "
+                                              f"{len(machine.nodes)}",
                     Cost(None, "no formula: what a crossing costs is the interconnect's"),
                     "Update the firmware, or give an explicit map of NICs.", "kv,collectives",
                 )  # fmt: skip
@@ -142,10 +145,12 @@ def _numa(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "nic-across-numa",
             _crowded(machine, far),
-            f"{len(gpus)} GPUs of NUMA node {node} have no NIC on their node: all traffic of theirs crosses sockets",
+            f"{len(gpus)} GPUs of NUMA node {node} have no NIC on their node: all traffic of theirs "
+            f"crosses sockets",
             Cost(
                 100 * len(gpus) / len(machine.gpus),
-                "part of the GPUs whose whole traffic crosses; bandwidth of a crossing: `kvik doctor --measure`",
+                "part of the GPUs whose whole traffic crosses; bandwidth of a crossing: `kvik doctor "
+                "--measure`",
             ),
             f"Move half of the NICs to slots of NUMA node {node}.",
             "kv,collectives",
@@ -188,7 +193,8 @@ def _acs_finding(machine: Machine, bridge: str, common: str) -> Finding:
             up / 2 if up else None,
             up,
         ),
-        "Turn ACS off in the firmware, or by `setpci` on this port at each boot (not where virtual machines share it).",
+        "Turn ACS off in the firmware, or by `setpci` on this port at each boot (not where virtual "
+        "machines share it).",
         "kv,collectives",
     )
 
@@ -204,7 +210,8 @@ def _iommu(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "iommu-translates",
             ", ".join(device.address for device in translated),
-            f"the IOMMU translates the addresses of {len(translated)} GPUs and NICs (domain type {translated[0].iommu})",
+            f"the IOMMU translates the addresses of {len(translated)} GPUs and NICs (domain type "
+            f"{translated[0].iommu})",
             Cost(
                 None,
                 "no formula: depends on the IOMMU's cache; peer traffic is sent through the root complex",

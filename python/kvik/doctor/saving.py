@@ -11,6 +11,7 @@ import base64
 import re
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvik.doctor.examining import examine
@@ -37,7 +38,8 @@ _PUBLIC = ("/usr/", "/opt/amazon/", "/lib")
 
 
 def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
-    """The document of a machine, as `tree.load` reads it. `host`: the name to take out, by default this host's.
+    """The document of a machine, as `tree.load` reads it. `host`: the name to take out, by default this
+    host's.
 
     `name` stands in the document as it is given.
     """
@@ -75,7 +77,7 @@ def _seen(reader: RecordingReader) -> list[str]:
                 (folder.startswith("/dev") and re.fullmatch(r"nvidia\d+|uverbs\d+|null", name))
                 or (folder.startswith(_PUBLIC) and _LIBRARIES.search(f"/{name}"))
                 or (folder == "/sys/module" and name in MODULES)
-                or (folder.endswith("/gids") or folder.endswith("/counters"))
+                or folder.endswith(("/gids", "/counters"))
             )
             path = f"{folder}/{name}"
             if wanted and path not in reader.links and path not in reader.files and path not in reader.unread:
@@ -99,12 +101,16 @@ def _cleaner(host: str) -> Callable[[str], str]:
     def clean(text: str) -> str:
         text = _NAMED_BY_ADDRESS.sub("0", text)
         for pattern, word in _NAMING:
-            text = pattern.sub(
-                lambda found, word=word: found[0] if found[0] in _GIDS.values() else word, text
-            )
+            text = pattern.sub(partial(_without_name, word), text)
         return hosts.sub("host", text) if names else text
 
     return clean
+
+
+def _without_name(word: str, found: re.Match[str]) -> str:
+    """The word instead of what was found, unless it names nobody."""
+    names_nobody = found[0] in _GIDS.values() or not found[0].strip("0:")
+    return found[0] if names_nobody else word
 
 
 def _kept(path: str, text: str) -> str:

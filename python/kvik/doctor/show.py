@@ -35,7 +35,8 @@ def machine_lines(machine: Machine) -> Iterator[str]:
         else f"{limits.memlock:,} bytes"
     )
     free = " (this process may lock more)" if limits.locks_freely and limits.memlock is not None else ""
-    yield f"limits    memlock {lock}{free}, huge pages {limits.huge_pages}, ptrace scope {limits.ptrace_scope}"
+    yield f"limits    memlock {lock}{free}, huge pages {limits.huge_pages}"
+    yield f"kernel    clock {limits.clock_source}, ptrace scope {limits.ptrace_scope}"
     for library in machine.libraries:
         yield f"library   {library.name} {library.version} ({library.origin}) {library.path}"
     yield ""
@@ -134,7 +135,7 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         )
         yield f"path: {change.path}: {before} -> {after}"
     if comparison.predictions:
-        yield "predicted change of tokens a second on hosts like these, one GPU each (right to a factor of two):"
+        yield "predicted change of tokens a second, such hosts with one GPU each (right to a factor of two):"
         for row in comparison.predictions:
             yield f"  TP={row.tp} PP={row.pp} {row.model:<14} {row.percent:+6.1f} %"
     if not (comparison.gone or comparison.new or comparison.changes):

@@ -22,7 +22,7 @@ _LINKS = 40  # as the kernel's own bound
 _NAMES = 8192  # in one folder
 
 
-class Unread(Exception):
+class Unread(Exception):  # noqa: N818 - the contract of the tree; it is no failure
     """A fact that could not be read: `path`, and `reason` in a few words."""
 
     def __init__(self, path: str, reason: str) -> None:
@@ -69,7 +69,7 @@ class Tree(ABC):
         if target is not None:
             if links == 0:
                 raise Unread(path, "too many links")
-            joined = os.path.normpath(f"{os.path.dirname(here)}/{target}" if target[:1] != "/" else target)
+            joined = os.path.normpath(target if target[:1] == "/" else f"{here.rpartition('/')[0]}/{target}")
             here = self._resolve("/" + joined.lstrip("/") if joined.strip("/") else "/", links - 1)
         self._resolved[path] = here
         return here
@@ -110,7 +110,7 @@ class FolderTree(Tree):
 
     def _target(self, path: str) -> str | None:
         try:
-            return os.readlink(self._at(path))
+            return str(self._at(path).readlink())
         except OSError:
             return None
 
@@ -127,7 +127,7 @@ class FolderTree(Tree):
 
     def _names(self, path: str) -> list[str]:
         try:
-            return os.listdir(self._at(path))
+            return [entry.name for entry in self._at(path).iterdir()]
         except OSError as error:
             raise Unread(path, _reason(error)) from error
 
