@@ -76,14 +76,18 @@ def _nic(reader: Reader, name: str, devices: dict[str, PciDevice]) -> Nic:
     path = f"{RDMA}/{name}"
     target = reader.target(f"{path}/device")
     last = target.rpartition("/")[2] if target else ""
-    address = last if ADDRESS.fullmatch(last) else None
-    device = devices.get(address) if address else None
+    device = devices.get(last)
+    address = device.address if device else None
+    if device is None and ADDRESS.fullmatch(last):
+        reader.miss(
+            f"{path}/device", f"leads to {last}, which is not among the PCI functions that carry data"
+        )
     ports = tuple(
         _port(reader, f"{path}/ports/{port}", int(port))
         for port in reader.names(f"{path}/ports")
-        if port.isdecimal()
+        if re.fullmatch(r"[0-9]{1,4}", port)
     )
-    driver = device.driver if device and device.driver else "unknown" if address else "software"
+    driver = (device.driver or "unknown") if device else "software"
     return Nic(name, address, device.numa if device else None, driver, ports,
                _mtu(reader, path), _node(reader, name))  # fmt: skip
 
@@ -173,15 +177,15 @@ def read_nodes(reader: Reader) -> tuple[NumaNode, ...]:
     root = "/sys/devices/system/node"
     found = []
     for name in reader.names(root):
-        if re.fullmatch(r"node\d+", name):
-            memory = re.search(r"MemTotal:\s+(\d+) kB", reader.text(f"{root}/{name}/meminfo") or "")
+        if re.fullmatch(r"node[0-9]{1,6}", name):
+            memory = re.search(r"MemTotal:\s+([0-9]{1,18}) kB", reader.text(f"{root}/{name}/meminfo") or "")
             distances = (reader.text(f"{root}/{name}/distance") or "").split()
             found.append(
                 NumaNode(
                     number=int(name[4:]),
                     cpus=reader.text(f"{root}/{name}/cpulist") or "",
                     memory_bytes=int(memory[1]) * 1024 if memory else None,
-                    distances=tuple(int(word) for word in distances if word.isdecimal()),
+                    distances=tuple(int(word) for word in distances if re.fullmatch(r"[0-9]{1,9}", word)),
                 )
             )
     return tuple(sorted(found, key=lambda node: node.number))
@@ -193,14 +197,14 @@ def read_limits(reader: Reader) -> Limits:
         ptrace_scope=reader.whole("/proc/sys/kernel/yama/ptrace_scope", optional=True),
         clock_source=reader.text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
     )
-    said = re.search(r"Max locked memory\s+(\S+)", reader.text("/proc/self/limits") or "")
-    if said and (said[1] == "unlimited" or said[1].isdecimal()):
+    said = re.search(r"Max locked memory\s+(unlimited|[0-9]{1,18})\s", reader.text("/proc/self/limits") or "")
+    if said:
         memlock = None if said[1] == "unlimited" else int(said[1])
         limits = replace(limits, memlock=memlock, memlock_known=True)
-    caps = re.search(r"CapEff:\s+([0-9a-f]+)", reader.text("/proc/self/status") or "")
+    caps = re.search(r"CapEff:\s+([0-9a-f]{1,16})", reader.text("/proc/self/status") or "")
     if caps:
         limits = replace(limits, locks_freely=bool(int(caps[1], 16) >> _CAP_IPC_LOCK & 1))
-    memory = dict(re.findall(r"^(\w+):\s+(\d+)", reader.text("/proc/meminfo") or "", re.MULTILINE))
+    memory = dict(re.findall(r"^(\w+):\s+([0-9]{1,18})\b", reader.text("/proc/meminfo") or "", re.MULTILINE))
     return replace(
         limits,
         memory_bytes=int(memory["MemTotal"]) * 1024 if "MemTotal" in memory else None,
@@ -229,7 +233,7 @@ def read_libraries(reader: Reader) -> tuple[Library, ...]:
             if match and "." in match[2]:
                 found[f"{folder}/{file}"] = Library(match[1], match[2], f"{folder}/{file}", origin)
     for line in (reader.text("/proc/self/maps") or "").splitlines():
-        path = line.split(maxsplit=5)[5] if line.count("/") else ""
+        path = "".join(line.split(maxsplit=5)[5:])
         match = _LIBRARY.fullmatch(path.rpartition("/")[2])
         if match:
             origin = "engine" if "site-packages" in path else "loaded"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvik.doctor.model import Gpu, Machine, Nic
 
-_FAR = 1 << 24  # More than all of the rest together: a crossing is taken only where it cannot be avoided.
+_FAR = 1 << 32  # More than all of the rest together: a crossing is taken only where it cannot be avoided.
 _NEVER = 1 << 62
 _EVEN = 1 << 12  # More than any PCIe distance.
 

@@ -7,7 +7,7 @@ import re
 from kvik.doctor.model import Missing
 from kvik.doctor.tree import Tree, Unread
 
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?(?![0-9])")
 
 
 class Reader:

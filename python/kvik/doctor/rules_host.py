@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from kvik.doctor.cost import Traffic, roce_share
@@ -232,7 +233,7 @@ def _older(machine: Machine, driver: str) -> Iterator[Finding]:
 
 def numbers(version: str) -> tuple[int, ...]:
     """A version as numbers, to be compared."""
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+    return tuple(int(part) for part in version.split(".") if re.fullmatch(r"[0-9]{1,9}", part))
 
 
 def _mounts(machine: Machine) -> Iterator[Finding]:

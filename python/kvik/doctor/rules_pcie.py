@@ -90,7 +90,7 @@ def _wider(machine: Machine, device: PciDevice) -> str:
             "cluster gains more by it than the GPU."
         )
     if link.width and link.max_width and link.width < link.max_width:
-        return "The slot carries more lanes: seat the card again, clean its contacts, try another riser or cable."
+        return "The slot has more lanes: seat the card again, clean its contacts, try another riser or cable."
     return "Look in the firmware setup for the slot's PCIe generation, at riser and cable; update firmware."
 
 

@@ -31,7 +31,7 @@ _NAMING = (
     (re.compile(r"\b[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,}\b", re.IGNORECASE), "mac"),
     (re.compile(r"\b[0-9a-f]{4}(?::[0-9a-f]{4}){3,7}\b", re.IGNORECASE), "guid"),
     (re.compile(r"\b[0-9a-f]{1,4}(?::{1,2}[0-9a-f]{1,4}){4,7}\b", re.IGNORECASE), "address"),
-    (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"), "address"),
+    (re.compile(r"(?<!\.so\.)\b\d{1,3}(?:\.\d{1,3}){3}\b"), "address"),
 )
 _LIBRARIES = re.compile(r"/lib[a-z0-9-]+\.so[0-9.]*$")
 _PUBLIC = ("/usr/", "/opt/amazon/", "/lib")
@@ -142,7 +142,7 @@ def _mounts(text: str) -> str:
 def _maps(text: str) -> str:
     kept = []
     for line in text.splitlines():
-        path = line.split(maxsplit=5)[5] if line.count("/") and len(line.split(maxsplit=5)) > 5 else ""
+        path = "".join(line.split(maxsplit=5)[5:])
         if _LIBRARIES.search(path):
             file = path.rpartition("/")[2]
             inside = "site-packages/" if "site-packages" in path else ""
