@@ -20,11 +20,10 @@ def examine(tree: Tree) -> Machine:
     """Read a machine. Nothing raises: a fact that cannot be read is in `unread`, with the reason."""
     reader = Reader(tree)
     devices = read_devices(reader)
-    board = " ".join(
-        said
-        for name in ("sys_vendor", "product_name", "board_vendor", "board_name")
-        if (said := reader.text(f"{_DMI}/{name}"))
+    names = (
+        reader.text(f"{_DMI}/{name}") for name in ("sys_vendor", "product_name", "board_vendor", "board_name")
     )
+    board = " ".join(dict.fromkeys(name for name in names if name))
     chipset, speed, lanes = chipset_of(reader, board)
     driver, is_open = _gpu_driver(reader, devices)
     machine = Machine(

@@ -56,13 +56,16 @@ def _other_links(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
         if now is None or now >= could * 0.99:
             continue
         gpu = device.kind == "gpu"
-        percent = width_percent(now, could, traffic) if gpu and traffic.tp > 1 else (1 - now / could) * 100
+        modelled = gpu and traffic.tp > 1
+        # More than the wire carries helps no collective.
+        needed = min(could, max((nic.rate_gbits / 8 for nic in machine.nics), default=0.0) or could)
+        percent = width_percent(min(now, needed), needed, traffic) if modelled else (1 - now / could) * 100
         yield Finding(
             f"{device.kind}-link-narrow",
             device.address,
             f"its PCIe link has {_said(device)} of x{link.max_width}: {now:.1f} of {could:.1f} GB/s"
             f"{_slot(machine, device)}",
-            Cost(percent, _MODEL if gpu and traffic.tp > 1 else PCIE, now, could),
+            Cost(percent, _MODEL if modelled else PCIE, now, could),
             _wider(machine, device),
             "kv,collectives,load" if gpu else "load",
         )
