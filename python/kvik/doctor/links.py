@@ -5,7 +5,7 @@ of packets in 256 at 64 GT/s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kvik.doctor.model import Link, Machine, Pair, PciDevice
 
@@ -41,9 +41,9 @@ def link_gbs(device: PciDevice) -> float | None:
     return None if speed is None else pcie_gbs(speed, link.width)
 
 
-def slot_link(machine: Machine, device: PciDevice) -> Link | None:
+def slot_link(devices: Mapping[str, PciDevice], device: PciDevice) -> Link | None:
     """The port that a device is in: its own maximum is the slot's."""
-    return machine.devices[device.chain[0]].link if device.chain else None
+    return devices[device.chain[0]].link if device.chain else None
 
 
 def pairs(machine: Machine) -> tuple[Pair, ...]:
@@ -69,31 +69,35 @@ def between(machine: Machine, a: tuple[str, PciDevice], b: tuple[str, PciDevice]
     """The path between two devices: up to the first bridge that is above both, or through the root."""
     above_b = (b[1].address, *b[1].chain)
     common = next((bridge for bridge in (a[1].address, *a[1].chain) if bridge in above_b), None)
-    gbs, bottleneck = _least([*_upward(machine, a[1], common), *_upward(machine, b[1], common)])
+    gbs, bottleneck = _least(
+        [*_upward(machine.devices, a[1], common), *_upward(machine.devices, b[1], common)]
+    )
     through = 0 if common else int(a[1].chipset) + int(b[1].chipset)
     both_behind = a[1].chipset and b[1].chipset
     if through and not both_behind:
-        gbs, bottleneck = _least([(gbs, bottleneck), (machine.dmi_gbs, _dmi(machine))])
+        gbs, bottleneck = _least([(gbs, bottleneck), (machine.dmi_gbs, _dmi(machine.chipset))])
     crosses = a[1].numa is not None and b[1].numa is not None and a[1].numa != b[1].numa
     return Pair(a[0], b[0], gbs, bottleneck, 0 if both_behind else through, crosses)
 
 
 def _to_memory(machine: Machine, name: str, device: PciDevice) -> Pair:
-    gbs, bottleneck = _least(list(_upward(machine, device, None)))
+    gbs, bottleneck = _least(list(_upward(machine.devices, device, None)))
     if device.chipset:
-        gbs, bottleneck = _least([(gbs, bottleneck), (machine.dmi_gbs, _dmi(machine))])
+        gbs, bottleneck = _least([(gbs, bottleneck), (machine.dmi_gbs, _dmi(machine.chipset))])
     return Pair(name, "memory", gbs, bottleneck, int(device.chipset), False)
 
 
-def _dmi(machine: Machine) -> str:
-    return f"link between chipset {machine.chipset or '(unknown)'} and CPU"
+def _dmi(chipset: str | None) -> str:
+    return f"link between chipset {chipset or '(unknown)'} and CPU"
 
 
-def _upward(machine: Machine, device: PciDevice, stop: str | None) -> Iterator[tuple[float | None, str]]:
+def _upward(
+    devices: Mapping[str, PciDevice], device: PciDevice, stop: str | None
+) -> Iterator[tuple[float | None, str]]:
     for address in (device.address, *device.chain):
         if address == stop:
             return
-        here = machine.devices[address]
+        here = devices[address]
         link = here.link
         # The top bridge is a root port: what it says is the link below it, which the next one says too.
         if here.kind != "bridge" or address != device.chain[-1]:

@@ -36,7 +36,7 @@ def nics_for_ranks(
     nics = sorted(usable(machine), key=lambda nic: nic.name)
     if not nics:
         return [[] for _ in range(ranks)]
-    costs = [[distance(machine, gpu, nic) for nic in nics] for gpu in _gpus(machine, ranks, gpus)]
+    costs = [[distance(machine, gpu, nic) for nic in nics] for gpu in _gpus(machine.gpus, ranks, gpus)]
     if len(nics) >= ranks:
         owners = _shared_out([list(column) for column in zip(*costs, strict=True)], ranks)
     else:
@@ -51,10 +51,10 @@ def nics_for_ranks(
     ]
 
 
-def _gpus(machine: Machine, ranks: int, asked: Sequence[str] | None) -> list[Gpu | None]:
+def _gpus(here: Sequence[Gpu], ranks: int, asked: Sequence[str] | None) -> list[Gpu | None]:
     if asked is None:
-        return [*machine.gpus[:ranks], *[None] * (ranks - len(machine.gpus))]
-    known = {gpu.address: gpu for gpu in machine.gpus}
+        return [*here[:ranks], *[None] * (ranks - len(here))]
+    known = {gpu.address: gpu for gpu in here}
     if len(asked) != ranks or not known.keys() >= set(asked):
         raise ValueError(f"{', '.join(asked)}: not one GPU of this machine for each of {ranks} ranks")
     return [known[address] for address in asked]

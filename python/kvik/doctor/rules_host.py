@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kvik.doctor.cost import Traffic, roce_share
-from kvik.doctor.model import Cost, Finding, Machine, Nic, Port
+from kvik.doctor.model import Cost, Finding, Library, Machine, Nic, Port
 from kvik.doctor.pci import NVIDIA
 
 _HARD_ERRORS = (
@@ -34,7 +34,7 @@ def host_findings(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
         for port in nic.ports:
             if port.active:
                 yield from _port(nic, port)
-    yield from _ports_down(machine)
+    yield from _ports_down(machine.nics)
     yield from _rates(machine)
     yield from _memory(machine)
     yield from _gpu_software(machine)
@@ -54,7 +54,7 @@ def _devices(machine: Machine, nic: Nic) -> Iterator[Finding]:
             "Load its RDMA driver (mlx5_ib, efa); in a container, give it the host's RDMA devices.",
             "kv,collectives",
         )
-    elif nic.address and nic.node is None and _dev_was_read(machine):
+    elif nic.address and nic.node is None and machine.gpu_nodes is not None:
         yield Finding(
             "container-lacks-devices" if machine.container else "nic-without-device-file",
             nic.name,
@@ -65,10 +65,6 @@ def _devices(machine: Machine, nic: Nic) -> Iterator[Finding]:
             "plugin's resource); on a host, load ib_uverbs.",
             "kv,collectives",
         )
-
-
-def _dev_was_read(machine: Machine) -> bool:
-    return machine.gpu_nodes is not None
 
 
 def _port(nic: Nic, port: Port) -> Iterator[Finding]:
@@ -127,10 +123,10 @@ def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _ports_down(machine: Machine) -> Iterator[Finding]:
+def _ports_down(all_nics: Iterable[Nic]) -> Iterator[Finding]:
     """Cards without any link, while others have one: an unused second port is nobody's fault."""
     cards: dict[str, list[Nic]] = {}
-    for nic in machine.nics:
+    for nic in all_nics:
         if nic.address and nic.ports:
             cards.setdefault(nic.address.rpartition(".")[0], []).append(nic)
     for nics in cards.values():
@@ -202,7 +198,7 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
             "Load nvidia_peermem, or use the driver's open kernel modules.", "kv,collectives",
         )  # fmt: skip
     if machine.gpu_driver:
-        yield from _older(machine, machine.gpu_driver)
+        yield from _older(machine.libraries, machine.gpu_driver)
     if machine.gpu_nodes == 0 and machine.gpu_driver:
         yield Finding(
             "container-lacks-devices" if machine.container else "gpu-without-device-file", "GPUs",
@@ -213,8 +209,8 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _older(machine: Machine, driver: str) -> Iterator[Finding]:
-    for library in machine.libraries:
+def _older(libraries: Iterable[Library], driver: str) -> Iterator[Finding]:
+    for library in libraries:
         # libcuda.so.1.1 is a name for the file, not a version of a driver.
         if (
             library.name == "libcuda"

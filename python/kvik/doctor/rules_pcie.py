@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kvik.doctor.cost import Traffic, chipset_percent, width_percent
 from kvik.doctor.links import link_gbs, payload_share, pcie_gbs, slot_link
@@ -39,9 +39,9 @@ def _nic_links(machine: Machine) -> Iterator[Finding]:
                 "nic-link-narrow",
                 nic.name,
                 f"its PCIe link has {_said(device)}: {now:.1f} GB/s, and its ports {rate:.1f} "
-                f"GB/s{_slot(machine, device)}",
+                f"GB/s{_slot(machine.devices, device)}",
                 Cost((1 - usable / rate) * 100, f"{PCIE}, less 24 bytes a packet", usable, rate),
-                _wider(machine, device),
+                _wider(machine.devices, device),
                 "kv,collectives",
             )
 
@@ -64,9 +64,9 @@ def _other_links(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
             f"{device.kind}-link-narrow",
             device.address,
             f"its PCIe link has {_said(device)} of x{link.max_width}: {now:.1f} of {could:.1f} GB/s"
-            f"{_slot(machine, device)}",
+            f"{_slot(machine.devices, device)}",
             Cost(percent, _MODEL if modelled else PCIE, now, could),
-            _wider(machine, device),
+            _wider(machine.devices, device),
             "kv,collectives,load" if gpu else "load",
         )
 
@@ -76,17 +76,17 @@ def _said(device: PciDevice) -> str:
     return f"x{device.link.width} at {speed:g} GT/s" if speed else f"x{device.link.width}"
 
 
-def _slot(machine: Machine, device: PciDevice) -> str:
-    slot = slot_link(machine, device)
+def _slot(devices: Mapping[str, PciDevice], device: PciDevice) -> str:
+    slot = slot_link(devices, device)
     if slot is None or not slot.max_width:
         return ""
     where = f", {device.attachment}" if device.attachment else ""
     return f" (the port above it has x{slot.max_width} at most{where})"
 
 
-def _wider(machine: Machine, device: PciDevice) -> str:
+def _wider(devices: Mapping[str, PciDevice], device: PciDevice) -> str:
     """The port is narrow, or the link came up with less than both ends can."""
-    slot, link = slot_link(machine, device), device.link
+    slot, link = slot_link(devices, device), device.link
     if slot and slot.max_width and link.max_width and slot.max_width < link.max_width:
         return (
             "Move it to a slot with more lanes of the CPU. Where the board has one such slot, the NIC of a "
@@ -147,7 +147,7 @@ def _numa(machine: Machine) -> Iterator[Finding]:
         far = [nic for nic in nics if nic.numa != node]
         yield Finding(
             "nic-across-numa",
-            _crowded(machine, far),
+            _crowded(far, len(machine.nodes)),
             f"{len(gpus)} GPUs of NUMA node {node} have no NIC on their node: all traffic of theirs "
             f"crosses sockets",
             Cost(
@@ -160,9 +160,9 @@ def _numa(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _crowded(machine: Machine, far: list[Nic]) -> str:
+def _crowded(far: list[Nic], nodes: int) -> str:
     """The NICs that are more than their node's share."""
-    share = -(-len(far) // max(len(machine.nodes), 1))
+    share = -(-len(far) // max(nodes, 1))
     return ", ".join(nic.name for nic in sorted(far, key=lambda nic: nic.name)[share:]) or far[0].name
 
 
@@ -181,15 +181,15 @@ def _acs(machine: Machine) -> Iterator[Finding]:
                 for bridge in chain[: chain.index(common)]:
                     if machine.devices[bridge].acs_redirects and bridge not in seen:
                         seen.add(bridge)
-                        yield _acs_finding(machine, bridge, common)
+                        yield _acs_finding(machine.devices[common], bridge)
 
 
-def _acs_finding(machine: Machine, bridge: str, common: str) -> Finding:
-    up = link_gbs(machine.devices[common])
+def _acs_finding(switch: PciDevice, bridge: str) -> Finding:
+    up = link_gbs(switch)
     return Finding(
         "acs-on-path",
         bridge,
-        f"ACS sends requests between a GPU and a NIC below switch {common} up to the root complex and back",
+        f"ACS sends requests between a GPU and a NIC below {switch.address} up to the root complex and back",
         Cost(
             50.0,
             "each byte passes the switch's upstream link twice: half of its GB/s",
