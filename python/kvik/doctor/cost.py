@@ -13,7 +13,9 @@ number of its latencies is that of a tree, which NCCL takes for small messages.
 
 `CHIPSET_S` and `STEP_S` are no physical constants: they were chosen so that the model is near the article's
 first column of TP = 2, and everything else is predicted with them. Directions and the order of moves are what
-it is good for; a figure is right to a factor of about two."""
+it is good for; figures are rough (`docs/doctor.md` has them beside
+the measured ones; the worst is seven times what was measured).
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from kvik.doctor.model import Cost, Finding, Machine, Nic, PciDevice
 from kvik.doctor.pci import NVIDIA
 
 PCIE = "PCI Express Base Specification 6.0: lanes x GT/s x encoding"
-_MODEL = "kvik.doctor.cost: model of a decode step, near the article's TP = 2; right to a factor of two"
+_MODEL = "kvik.doctor.cost: model of a decode step, near the article's TP = 2; rough, trust the sign"
 _BAR1_BYTES = 256 << 20  # What GPUs have without Resizable BAR.
 
 

@@ -135,7 +135,7 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         )
         yield f"path: {change.path}: {before} -> {after}"
     if comparison.predictions:
-        yield "predicted change of tokens a second, such hosts with one GPU each (right to a factor of two):"
+        yield "predicted change of tokens a second, such hosts with one GPU each (rough: trust the sign):"
         for row in comparison.predictions:
             yield f"  TP={row.tp} PP={row.pp} {row.model:<14} {row.percent:+6.1f} %"
     if not (comparison.gone or comparison.new or comparison.changes):

@@ -24,6 +24,13 @@ MEASURED = [
     ((2, 2), "Llama-3.2-1B", 6.7, -3.4),
     ((2, 2), "Llama-3.2-3B", 5.7, -5.4),
 ]
+# "The others", of which the article gives a range: here its middle. The model says too much of the exchange.
+OTHERS = [
+    ((2, 1), "Llama-2-7b", 1.5, -1.5),
+    ((2, 1), "Llama-3-8B", 1.5, -1.5),
+    ((2, 2), "Llama-2-7b", 2.5, -1.5),
+    ((2, 2), "Llama-3-8B", 2.5, -1.5),
+]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,7 @@ def predicted() -> dict[tuple[tuple[int, int], str], tuple[float, float]]:
 
 def test_directions_are_those_of_the_article() -> None:
     said = predicted()
-    for shape, model, oculink, exchanged in MEASURED:
+    for shape, model, oculink, exchanged in [*MEASURED, *OTHERS]:
         mine = said[shape, model]
         assert mine[0] * oculink > 0, (shape, model, mine)
         assert mine[1] * exchanged > 0, (shape, model, mine)
@@ -53,7 +60,7 @@ def test_directions_are_those_of_the_article() -> None:
             assert max(map(abs, said[(tp, pp), model])) < 1, (pp, model)
 
 
-def test_the_figures_are_right_to_a_factor_of_about_two() -> None:
+def test_figures_but_those_of_the_others_are_right_to_a_factor_of_about_two() -> None:
     said = predicted()
     for shape, model, oculink, exchanged in MEASURED:
         for mine, theirs in zip(said[shape, model], (oculink, exchanged), strict=True):
