@@ -28,6 +28,9 @@ SUBCOMMANDS = {
     "bench": Entry("kvik.bench.cli", "bench", "Measure transfers between two engines."),
     "config": Entry("kvik.config.cli", "config", "Show each option, its value, and where it comes from."),
     "demo": Entry("kvik.demo.show", "demo", "Hand KV over between engines on this machine, and show it."),
+    "doctor": Entry(
+        "kvik.doctor.cli", "doctor", "Look at this machine as a transfer does, and say what is wrong."
+    ),
     "emulator": Entry(
         "kvik.emulator.cli", "emulator", "Serve a model's KV without a model, to try and to test."
     ),

@@ -1,0 +1,110 @@
+"""What `--measure` adds: memory bandwidth of each NUMA node, and what kvik moves on this host.
+
+Memory: one thread a processor of the node copies between two buffers that it touched first, so the pages are
+on its node; a copy of n bytes counts as n, although the memory reads n and writes n. Loopback: `kvik bench
+transfer`, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvik.doctor.model import Machine, NumaNode
+
+_BUFFER = 64 << 20  # a thread and side: above the caches that a thread shares
+_ROUNDS = 5
+_THREADS = 16  # enough for any node's memory
+_BENCH_S = 120.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A rate in GB/s, or why there is none."""
+
+    what: str
+    gbs: float | None
+    note: str
+
+
+def measure(machine: Machine) -> list[Measured]:
+    """All of it: about ten seconds."""
+    return [*(_memory(node) for node in machine.nodes), *_loopback()]
+
+
+def cpus(listed: str) -> set[int]:
+    """The processors of a kernel's list such as `0-3,8`."""
+    found: set[int] = set()
+    for part in listed.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal():
+            found |= set(range(int(first), int(last if last.isdecimal() else first) + 1))
+    return found
+
+
+def _memory(node: NumaNode) -> Measured:
+    what = f"memory of node {node.number}"
+    usable = sorted(cpus(node.cpus) & os.sched_getaffinity(0))[:_THREADS]
+    if not usable:
+        return Measured(what, None, "this process may run on none of its processors")
+    ready = threading.Barrier(len(usable))
+    spans: list[list[tuple[float, float]]] = [[] for _ in usable]
+
+    def copy(index: int, cpu: int) -> None:
+        os.sched_setaffinity(threading.get_native_id(), {cpu})
+        source, target = (np.full(_BUFFER, value, dtype=np.uint8) for value in (1, 2))
+        for _ in range(_ROUNDS):
+            ready.wait()
+            begin = time.perf_counter()
+            np.copyto(target, source)  # Without the GIL.
+            spans[index].append((begin, time.perf_counter()))
+
+    threads = [threading.Thread(target=copy, args=item, name="kvik-doctor") for item in enumerate(usable)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rates = [
+        len(usable) * _BUFFER / (max(end for _, end in spans_of) - min(begin for begin, _ in spans_of)) / 1e9
+        for spans_of in zip(*spans, strict=True)
+    ]
+    return Measured(what, float(np.median(rates)), f"copies by {len(usable)} threads, median of {_ROUNDS}")
+
+
+def _loopback() -> Iterator[Measured]:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "bench.json"
+        command = [sys.executable, "-m", "kvik.cli", "bench", "transfer", "--page", "1MiB", "--pages", "16",
+                   "--inflight", "1", "--op", "write", "--duration", "1", "--json", str(report)]  # fmt: skip
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=_BENCH_S, check=False)
+            document = json.loads(report.read_text(encoding="utf-8"))
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            yield Measured("loopback", None, f"kvik bench transfer gave no report: {error}")
+            return
+    if ended.returncode:
+        yield Measured("loopback", None, f"kvik bench transfer ended with status {ended.returncode}")
+        return
+    yield from _of_report(document)
+
+
+def _of_report(document: dict[str, Any]) -> Iterator[Measured]:
+    """kvik over each transport, and the plain TCP stream beside it."""
+    for cell in document.get("cells", []):
+        for one in cell["kvik"]:
+            yield Measured(
+                f"loopback by kvik, {one['transport']}", one["bytes_per_s"] / 1e9, "16 pages of 1 MiB a write"
+            )
+        stream = cell.get("tcp_stream", {}).get("bytes_per_s")
+        if stream:
+            yield Measured("loopback, a TCP stream", stream / 1e9, "as kvik bench has it beside kvik")

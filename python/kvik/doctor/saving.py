@@ -1,0 +1,162 @@
+"""Records what a reading of a machine looked at, without what names it or its owner.
+
+Taken out: serial numbers, MAC addresses, GUIDs and GIDs (of a GID its kind is kept), UUIDs, host names, IP
+addresses, where file systems are mounted from and to, users' paths, processes. What is kept says what parts
+the machine has, how they are connected, and how fast.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvik.doctor.examining import examine
+from kvik.doctor.host import MODULES, gid_class
+from kvik.doctor.pci import extended_capabilities
+from kvik.doctor.tree import FORMAT, RecordingReader, Tree
+
+_GIDS = {
+    "ipv4": "0000:0000:0000:0000:0000:ffff:c000:0201",  # 192.0.2.1, of no network (RFC 5737)
+    "link-local": "fe80:0000:0000:0000:0000:0000:0000:0001",
+    "other": "2001:0db8:0000:0000:0000:0000:0000:0001",  # of no network (RFC 3849)
+}
+_SERIAL_NUMBER = 0x03  # extended capability; of NICs it holds the MAC
+_NAMED_BY_ADDRESS = re.compile(r"(?<=x)[0-9a-f]{12}(?:[0-9a-f]{4})?\b")  # enx001122334455, rocex0011...
+_NAMING = (
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE), "uuid"),
+    (re.compile(r"\b[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,}\b", re.IGNORECASE), "mac"),
+    (re.compile(r"\b[0-9a-f]{4}(?::[0-9a-f]{4}){3,7}\b", re.IGNORECASE), "guid"),
+    (re.compile(r"\b[0-9a-f]{1,4}(?::{1,2}[0-9a-f]{1,4}){4,7}\b", re.IGNORECASE), "address"),
+    (re.compile(r"(?<!\.so\.)\b\d{1,3}(?:\.\d{1,3}){3}\b"), "address"),
+)
+_LIBRARIES = re.compile(r"/lib[a-z0-9-]+\.so[0-9.]*$")
+_PUBLIC = ("/usr/", "/opt/amazon/", "/lib")
+
+
+def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
+    """The document of a machine, as `tree.load` reads it. `host`: the name to take out, by default this
+    host's.
+
+    `name` stands in the document as it is given.
+    """
+    reader = RecordingReader(tree)
+    examine(reader)
+    clean = _cleaner(socket.gethostname() if host is None else host)
+    files: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    for path, content in sorted(reader.files.items()):
+        if path.endswith("/config"):
+            binary[clean(path)] = base64.b64encode(without_serial(content)).decode("ascii")
+        else:
+            files[clean(path)] = clean(_kept(path, content.decode("utf-8", errors="replace")))
+    for path in _seen(reader):
+        files.setdefault(clean(path), "")
+    return {
+        "format": FORMAT,
+        "name": name,
+        "files": files,
+        "links": {clean(path): clean(target) for path, target in sorted(reader.links.items())},
+        "binary": binary,
+        "unread": {
+            clean(path): reason for path, reason in sorted(reader.unread.items()) if reason != "absent"
+        },
+        "commands": {},
+    }
+
+
+def _seen(reader: RecordingReader) -> list[str]:
+    """Names in folders whose listing is the fact: device files, libraries, modules."""
+    found = []
+    for folder, names in reader.folders.items():
+        for name in names:
+            wanted = (
+                (folder.startswith("/dev") and re.fullmatch(r"nvidia\d+|uverbs\d+|null", name))
+                or (folder.startswith(_PUBLIC) and _LIBRARIES.search(f"/{name}"))
+                or (folder == "/sys/module" and name in MODULES)
+                or folder.endswith(("/gids", "/counters"))
+            )
+            path = f"{folder}/{name}"
+            if wanted and path not in reader.links and path not in reader.files and path not in reader.unread:
+                found.append(path + ("/refcnt" if folder == "/sys/module" else ""))
+    return found
+
+
+def without_serial(config: bytes) -> bytes:
+    """Config space with zeros for the device's serial number."""
+    content = bytearray(config)
+    for kind, at in extended_capabilities(config):
+        if kind == _SERIAL_NUMBER:
+            content[at + 4 : at + 12] = bytes(len(content[at + 4 : at + 12]))
+    return bytes(content)
+
+
+def _cleaner(host: str) -> Callable[[str], str]:
+    names = {host, host.partition(".")[0]} - {"", "localhost"}
+    hosts = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(names, key=len, reverse=True)))
+
+    def clean(text: str) -> str:
+        text = _NAMED_BY_ADDRESS.sub("0", text)
+        for pattern, word in _NAMING:
+            text = pattern.sub(partial(_without_name, word), text)
+        return hosts.sub("host", text) if names else text
+
+    return clean
+
+
+def _without_name(word: str, found: re.Match[str]) -> str:
+    """The word instead of what was found, unless it names nobody."""
+    names_nobody = found[0] in _GIDS.values() or not found[0].strip("0:")
+    return found[0] if names_nobody else word
+
+
+def _kept(path: str, text: str) -> str:
+    """Of files that say more than is needed, what is needed."""
+    if "/gids/" in path:
+        gid = text.strip()
+        return _GIDS[gid_class(gid)] if gid.replace(":", "").strip("0") else gid
+    for end, keep in _KEEP.items():
+        if path.endswith(end):
+            return keep(text)
+    return text
+
+
+def _lines(pattern: str) -> Callable[[str], str]:
+    return lambda text: "\n".join(found[0] for found in re.finditer(pattern, text, re.MULTILINE))
+
+
+def _mounts(text: str) -> str:
+    kept = []
+    for index, line in enumerate(text.splitlines()):
+        fields = line.split()
+        if len(fields) >= 4:
+            options = re.findall(r"(?:^|,)((?:proto|vers|rsize|wsize|nconnect)=[\w.]+)", fields[3])
+            target = "/" if fields[1] == "/" else f"/mount{index}"
+            kept.append(f"source{index} {target} {fields[2]} {','.join(['rw', *options])} 0 0")
+    return "\n".join(kept)
+
+
+def _maps(text: str) -> str:
+    kept = []
+    for line in text.splitlines():
+        path = "".join(line.split(maxsplit=5)[5:])
+        if _LIBRARIES.search(path):
+            file = path.rpartition("/")[2]
+            inside = "site-packages/" if "site-packages" in path else ""
+            kept.append(
+                f"0-1 r-xp 0 0:0 0 {path if path.startswith(_PUBLIC) else f'/elsewhere/{inside}{file}'}"
+            )
+    return "\n".join(sorted(set(kept)))
+
+
+_KEEP: dict[str, Callable[[str], str]] = {
+    "/mounts": _mounts,
+    "/maps": _maps,
+    "/status": _lines(r"^CapEff:.*$"),
+    "/limits": _lines(r"^(Limit|Max locked memory).*$"),
+    "/information": _lines(r"^Model:.*$"),
+    "/nvidia/version": _lines(r"^NVRM version:.*?Kernel Module.*?\s\d+[\d.]*"),
+}
