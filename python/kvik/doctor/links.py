@@ -94,13 +94,14 @@ def _dmi(chipset: str | None) -> str:
 def _upward(
     devices: Mapping[str, PciDevice], device: PciDevice, stop: str | None
 ) -> Iterator[tuple[float | None, str]]:
-    for address in (device.address, *device.chain):
+    way = (device.address, *device.chain)
+    for address in way:
         if address == stop:
             return
         here = devices[address]
         link = here.link
         # The top bridge is a root port: what it says is the link below it, which the next one says too.
-        if here.kind != "bridge" or address != device.chain[-1]:
+        if here.kind != "bridge" or address != way[-1]:
             said = f"link of {address}" + (f", x{link.width}" if link.width else "")
             yield link_gbs(here), said
 

@@ -146,7 +146,7 @@ def _rates(machine: Machine) -> Iterator[Finding]:
         (nic, port, (machine.devices[nic.address].vendor, machine.devices[nic.address].device))
         for nic in machine.nics
         for port in nic.ports
-        if nic.address and port.active and port.rate_gbits
+        if nic.address and port.active and (port.rate_gbits or 0.0) > 0.0
     ]
     for _, port, kind in ports:
         best[kind] = max(best.get(kind, 0.0), port.rate_gbits or 0.0)

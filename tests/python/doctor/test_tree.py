@@ -14,6 +14,7 @@ from kvik.doctor.show import finding_lines, machine_lines
 from kvik.doctor.tree import RecordedTree, RecordingError, Tree, Unread, load
 from tests.python.doctor.small import CHIPSET_X4, CPU_X16, desktop
 from tests.python.doctor.test_saving import owned
+from tests.python.peers import random_seed
 
 DOCUMENT = {
     "format": "kvik-machine/1",
@@ -105,9 +106,7 @@ def damaged(document: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def test_no_recording_makes_it_fail() -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+    draw = random.Random(random_seed())
     document = owned()
     for _ in range(150):
         machine = examine(RecordedTree(damaged(document, draw)))
