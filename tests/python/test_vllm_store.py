@@ -184,7 +184,7 @@ def test_weights_that_cannot_be_read_keep_nothing(
     kvik_vllm: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "empty").mkdir()
-    with running(StoreServer(kvik_vllm, tmp_path / "empty", HOST)) as (server,):
+    with running(StoreServer(kvik_vllm, tmp_path / "empty", HOST).named()) as (server,):
         for _ in range(2):
             assert server.serve(PROMPT).hit == 0
         assert "has no file of weights" in caplog.text
@@ -258,7 +258,7 @@ def test_a_store_that_stops_costs_a_deadline(kvik_vllm: ModuleType, model: Path)
 def test_a_store_that_is_not_there_yet(kvik_vllm: ModuleType, model: Path) -> None:
     with Served("--memory", "16MiB") as store:
         store.kill()
-        with running(StoreServer(kvik_vllm, model, at(store))) as (server,):
+        with running(StoreServer(kvik_vllm, model, at(store)).named()) as (server,):
             assert server.serve(PROMPT).hit == 0
             assert server.total("cache_saves_failed_remote_store_unavailable") >= 1
             store.again()

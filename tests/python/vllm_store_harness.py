@@ -75,6 +75,14 @@ class StoreServer:
         self.server = Server(kvik_vllm, native, role, model=str(model), extra=extra, **more)
         self._free = list(range(1, len(self.server.pool.blocks)))
 
+    def named(self) -> StoreServer:
+        """Once the weights are known, or known to be not to be had."""
+        naming, until = self.server.scheduler._cache._naming, time.monotonic() + PATIENCE_S
+        while None in naming._digests._made.values():
+            assert time.monotonic() < until, "the weights are not read"
+            time.sleep(0.001)
+        return self
+
     def met(self) -> StoreServer:
         """Once all ranks have their tiers: the weights are known, and a store that is served is met."""
         tiers = [worker._cache_rank._tiers for worker in self.server.workers]

@@ -76,6 +76,11 @@ class Naming:
         """From now on this server's blocks are found by nobody else, and it finds none of before."""
         self._apart, self._namespace = secrets.token_hex(16), None
 
+    @property
+    def knows_weights(self) -> bool:
+        """Whether the digest of the weights has been made."""
+        return self._weights is not None
+
     def namespace(self) -> bytes | None:
         """What all of the server's KV depends on; None while it is not known. Raises NoContentError."""
         if self._namespace is None and self._shape is not None:

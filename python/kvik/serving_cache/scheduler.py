@@ -117,6 +117,7 @@ class CacheSide:
         """How the model's KV lies on this server: of its one group of layers."""
         self._shape = shape
         self._naming.set_shape(shape)
+        self._tell_namespaces()  # begins to read the weights, long before the first request
 
     # Loads.
 
@@ -130,6 +131,8 @@ class CacheSide:
         wanted, now = self._of(request), self._clock()
         wanted.gain = 0
         self._again(wanted, now)
+        if wanted.phase is Phase.NAMING and not self._naming.knows_weights:
+            self._settle(wanted)  # they may take long to read; nothing can be there under no name
         if wanted.phase in (Phase.NAMING, Phase.ASKED):
             wanted.since = now if wanted.since is None else wanted.since
             if now - wanted.since < self._config.deadline:

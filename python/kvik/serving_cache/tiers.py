@@ -89,6 +89,7 @@ class Tiers:
         self._namespace: Namespace | None = None
         self._closing = threading.Event()
         self._meeting = False
+        self._tried = threading.Event()
 
     def set_namespace(self, namespace: Namespace) -> None:
         """What blocks are of from now on. Once; and again when it changes."""
@@ -121,6 +122,7 @@ class Tiers:
         """How many of these blocks are there from the first one on, how many of them in the process, and what
         failed."""
         failures: dict[str, str] = {}
+        self._await_first_try()
         host = self._count("host", self._host, links, failures)
         rest = links[host * LINK_BYTES :]
         remote = self._count("remote", self._remote, rest, failures) if rest else 0
@@ -203,6 +205,7 @@ class Tiers:
     def save(self, links: bytes, blocks: Sequence[int], until: float) -> Saved:
         """Write KV blocks, which begin a prompt. When it has returned, nobody reads them any more."""
         saved, pages = Saved(), np.asarray(blocks, dtype=np.uint32)
+        self._await_first_try()
         for tier, store in (("host", self._host), ("remote", self._remote)):
             if store is not None:
                 try:
@@ -243,6 +246,12 @@ class Tiers:
 
     # The server.
 
+    def _await_first_try(self) -> None:
+        """A process hears of its blocks' namespace with its first request, and meets the server then: so that
+        one finds something, too."""
+        if self._meeting:
+            self._tried.wait(self._config.deadline)
+
     def _meet(self) -> None:
         """On a thread, until it is met; from then on its client meets it again by itself."""
         backoff, level = BACKOFF_S, logging.WARNING
@@ -260,6 +269,7 @@ class Tiers:
                     self._config.address,
                     error,
                 )
+                self._tried.set()
                 level = logging.DEBUG
                 self._closing.wait(backoff)
                 backoff = min(backoff * 2, LONGEST_BACKOFF_S)
@@ -274,6 +284,7 @@ class Tiers:
             if self._namespace is not None and self._namespace != namespace:
                 store = store.within(self._namespace)
             self._remote = store
+        self._tried.set()
         logger.info("kvik: the store at %s is met", self._config.address)
 
 
