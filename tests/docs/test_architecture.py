@@ -19,7 +19,7 @@ _ITEM = re.compile(r"\s*(?:pub(?:\([a-z]+\))? )?(?:type|static) (\w+)")
 _SPAWNED = re.compile(r'\bspawn_named\(\s*(?:&format!\(\s*)?"(kvik-[^"]+)"')
 _STARTED = re.compile(r"(?<!fn )\bspawn_named\(")
 _BUILT = re.compile(r'(?:\.name\(\s*|fn thread_name\(\)[^"]*)"(kvik-[^"]+)"')
-_PYTHON = re.compile(r'threading\.Thread\([^"]*name="(kvik-[^"]+)"')
+_PYTHON = re.compile(r'(?:threading\.Thread\([^"]*name=|ThreadPoolExecutor\([^"]*)"(kvik-[^"]+)"')
 
 
 def section(title: str) -> str:

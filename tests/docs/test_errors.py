@@ -19,8 +19,8 @@ PARTS = ("Why", "Do", "See it")
 ORDER = (
     "Error catalogue", "What was asked for", "Tickets", "Grants", "Peers and connections", "Time", "Data",
     "Regions and engines", "The store", "Errors of the vLLM connector", "A server that does not start",
-    "A prompt that is recomputed", "A load that failed", "Errors of the router", "Wrong requests",
-    "The router's limits and engines", "A router that does not start",
+    "A prompt that is recomputed", "A load that failed", "A request that is not kept", "Errors of the router",
+    "Wrong requests", "The router's limits and engines", "A router that does not start",
     "Errors of the tools", "Exit statuses of kvik", "What they raise",
 )  # fmt: skip
 

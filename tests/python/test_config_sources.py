@@ -266,7 +266,7 @@ def test_variables_of_others_are_left_alone() -> None:
         ("[connector]\nchannels = 4", "there is no option connector.channels; did you mean engine.channels?"),
         ("[engine]\nqqqq = 4", "there is no option engine.qqqq; [engine] has listen, advertise"),
         ("[engin]\nchannels = 4", ":1: there is no table engin; did you mean engine?"),
-        ("[qqqq]\nchannels = 4", "there is no table qqqq; the tables are connector, emulator, engine"),
+        ("[qqqq]\nchannels = 4", "there is no table qqqq; the tables are cache, connector, emulator, engine"),
         ("channels = 4", ":1: there is no option channels; did you mean engine.channels?"),
         ("engine = 4", ":1: engine is a table: write [engine]"),
         ("[[engine]]\nchannels = 4", "engine is a table"),

@@ -37,6 +37,7 @@ from tests.python.vllm_harness import (
     offer,
     prompt,
     request,
+    scheduler_output,
     stand_in,
     vllm_config,
 )
@@ -144,7 +145,7 @@ def test_a_step_without_tokens_waits_for_a_load(pair: tuple[Server, Server], nat
     p, d = pair
     params = offer(p, prompt(4), [3])  # prefill's step that grants it has not run
     assert admit(d, request("d-1", prompt(4), params), [5]) == 4
-    assert not d.step(tokens=7).received
+    assert not d.step(scheduler_output([("d-0", [7], 0, 7)])).received
     assert native.waits == []
     assert not d.step().received
     assert native.waits == [0.002]

@@ -16,7 +16,7 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,7 +30,7 @@ __all__ = ["Status", "across", "prompt", "request"]  # from the harness without 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 Blocks = list[int] | tuple[list[int], ...]  # of one group, or of each
-REPLACED = ("vllm", "torch", "prometheus_client", "kvik.vllm", "kvik.handover")
+REPLACED = ("vllm", "torch", "prometheus_client", "kvik.vllm", "kvik.handover", "kvik.serving_cache")
 
 
 def base_tool() -> ModuleType:
@@ -352,14 +352,14 @@ class Server:
         self.reported: Counter[tuple[str, str]] = Counter()
         self.stats: list[dict[str, Any]] = []
 
-    def plan(self, tokens: int = 0) -> Any:
-        """What the workers are told of a step that computes this many tokens."""
-        return across(self.scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=tokens)))
+    def plan(self, output: Any = None) -> Any:
+        """What the workers are told of a step. output: vLLM's SchedulerOutput, where it computes anything."""
+        return across(self.scheduler.build_connector_meta(output or scheduler_output()))
 
-    def step(self, tokens: int = 0) -> StepResult:
-        """One engine step that computes this many tokens, in the order of vLLM's model runner; ids count when
-        all ranks reported them."""
-        meta = self.plan(tokens)
+    def step(self, output: Any = None) -> StepResult:
+        """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them.
+        output: as of `plan`."""
+        meta = self.plan(output)
         result = StepResult(set(), set(), set(), set())
         worker_meta = None
         for worker in self.workers:
@@ -373,12 +373,13 @@ class Server:
             more = across(worker.build_connector_worker_meta())
             worker_meta = worker_meta.aggregate(more) if worker_meta and more else worker_meta or more
             worker.clear_connector_metadata()
-        output = SimpleNamespace(
+        reported = SimpleNamespace(
             finished_sending=result.sent,
             finished_recving=result.received,
+            invalid_block_ids=result.invalid,
             kv_connector_worker_meta=worker_meta,
         )
-        self.scheduler.update_connector_output(output)
+        self.scheduler.update_connector_output(reported)
         for request_id in result.sent:
             self.pool.free_blocks([self.pool.blocks[block] for block in self.sending.pop(request_id)])
         for side in (self.scheduler, *self.workers):
@@ -448,6 +449,29 @@ class Server:
     def total(self, name: str) -> float:
         """Sum of one count over all steps, ranks and the scheduler."""
         return float(sum(stats.get(name, 0) for stats in self.stats))
+
+
+def scheduler_output(
+    new: Sequence[tuple[str, list[int], int, int]] = (),
+    more: Sequence[tuple[str, list[int], int, int]] = (),
+) -> Any:
+    """vLLM's SchedulerOutput of one group: of requests that begin, and of others, each the request id, its KV
+    blocks (all, or new ones), how many tokens are computed, and how many the step computes."""
+    counts = {one[0]: one[3] for one in (*new, *more)}
+    return SimpleNamespace(
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()),
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, block_ids=(blocks,), num_computed_tokens=computed)
+            for name, blocks, computed, _ in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[one[0] for one in more],
+            new_block_ids=[(one[1],) for one in more],
+            num_computed_tokens=[one[2] for one in more],
+            resumed_req_ids=set(),
+        ),
+    )
 
 
 def groups_of(blocks: Blocks) -> tuple[list[int], ...]:

@@ -40,6 +40,7 @@ SPECS = {
             arguments=[*SMALL_STEPS, "--async-scheduling"],
         ),
         PairSpec("several", several=True, decode_arguments=["--speculative-config", NGRAMS]),
+        PairSpec("stored", extra={"store": {"host_cache": "64MiB"}}),
         PairSpec("windows", prefix_caching=True, arguments=["--hf-overrides", WINDOWS, *SMALL_STEPS]),
         PairSpec("dp2", arguments=["--data-parallel-size", "2"], unsaid=True),
         PairSpec("tp2", ranks=(2, 2)),

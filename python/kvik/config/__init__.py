@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvik.config.cache import CACHE
 from kvik.config.resolve import given_values, settings, values
 from kvik.config.schema import Entry, Option
 from kvik.config.tables import CONNECTOR, EMULATOR, ENGINE, ENTRIES, ROUTER, STORE
@@ -20,6 +21,7 @@ from kvik.config.words import meant
 from kvik.errors import InvalidArgument
 
 __all__ = [
+    "CACHE",
     "CONNECTOR",
     "EMULATOR",
     "ENGINE",

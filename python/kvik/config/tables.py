@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from kvik.config.cache import CACHE
 from kvik.config.kinds import (
     Addresses,
     ByRank,
@@ -575,7 +576,7 @@ STORE = Entry(
     ),
 )
 
-ENTRIES = (ENGINE, CONNECTOR, ROUTER, EMULATOR, STORE)
+ENTRIES = (ENGINE, CONNECTOR, CACHE, ROUTER, EMULATOR, STORE)
 
 
 def entry(name: str) -> Entry:

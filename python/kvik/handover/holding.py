@@ -76,6 +76,11 @@ class HeldBlocks:
         return overdue
 
     @property
+    def pool_blocks(self) -> int:
+        """How many KV blocks the engine has; 0 where references cannot be taken."""
+        return 0 if self._pool is None else len(self._pool.blocks)
+
+    @property
     def can_take(self) -> bool:
         """Whether references can be taken at all."""
         return self._pool is not None

@@ -58,7 +58,7 @@ class LoadStats:
         """What the server's periodic log line shows."""
         loads, seconds = self.data.get("loads", 0), self.data.get("total_s", 0.0)
         megabytes, streamed = (self.data.get(name, 0) / 2**20 for name in ("bytes", "stream_bytes"))
-        return {
+        told = {
             "loads": loads,
             "mean ms": round(seconds / loads * 1e3, 3) if loads else 0,
             "MiB": round(megabytes, 3),
@@ -67,4 +67,16 @@ class LoadStats:
             "failed": self.total("loads_failed"),
             "recomputed": self.total("recomputed_"),
             "grants expired": int(self.data.get("sends_expired", 0)),
+        }
+        return told | self._store() if any(name.startswith("cache_") for name in self.data) else told
+
+    def _store(self) -> dict[str, int]:
+        """Of a store: tokens that were loaded from it, blocks that ranks have saved, and what went wrong."""
+        saved = sum(self.data.get(f"cache_{tier}_stored_blocks", 0) for tier in ("host", "remote"))
+        failed = sum(self.total(f"cache_{operation}_failed_") for operation in ("lookups", "loads", "saves"))
+        return {
+            "store hits": int(self.data.get("cache_hit_tokens", 0)),
+            "store saved": int(saved),
+            "store dropped": int(self.data.get("cache_dropped_blocks", 0)),
+            "store failed": failed,
         }

@@ -166,6 +166,10 @@ class SchedulerSide:
         self._pull_of(request)
         self._begin_sending(request)
 
+    def is_sending(self, request_id: str) -> bool:
+        """Whether this request is handed over in parts, and so has to be computed here."""
+        return self._sendings is not None and request_id in self._sendings
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond the local hit a load would bring; (0, False): compute them. None: ask
         again, as many streams as may be are on their way."""

@@ -140,6 +140,11 @@ class WorkerSide:
         engine, region = self._ready()
         return engine, region, self._layouts[0]
 
+    @property
+    def rank(self) -> int:
+        """Its number among the ranks of its data-parallel replica."""
+        return self._place.rank
+
     def hello(self) -> RankHello:
         """What the scheduler side needs to compose tickets for this rank."""
         engine, _ = self._ready()

@@ -1,9 +1,10 @@
-"""`KvikConnector`: vLLM's connector class, dispatching to the scheduler half or the worker half.
+"""`KvikConnector`: vLLM's connector class, dispatching to the scheduler halves or the worker halves.
 
 vLLM builds one instance in its scheduler process and one in each worker. This class translates vLLM's objects
-into plain ones and holds no state of its own besides the half that it is. Hooks that vLLM offers and that are
-not overridden here have nothing to do in this connector. Unused arguments are vLLM's signatures.
-"""
+into plain ones and holds no state of its own besides the halves that it is: that of handovers, and that of a
+store where there is one. A request is loaded by a handover that was offered to it; else from the store. Hooks
+that vLLM offers and that are not overridden here have nothing to do in this connector. Unused arguments are
+vLLM's signatures."""
 
 from __future__ import annotations
 
@@ -27,11 +28,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvik.handover import native
 from kvik.handover.config import ConnectorConfig
 from kvik.handover.holding import HeldBlocks
-from kvik.handover.protocol import RankHello, RankPlace, StepPlan
+from kvik.handover.protocol import RankHello, RankPlace, StepPlan, server_shapes
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
-from kvik.vllm import layout, log, steps
+from kvik.serving_cache.config import CacheConfig
+from kvik.serving_cache.naming import Naming
+from kvik.serving_cache.plan import Answer, CachePlan, merged
+from kvik.serving_cache.scheduler import CacheSide
+from kvik.serving_cache.tiers import Tiers
+from kvik.serving_cache.worker import CacheRank
+from kvik.vllm import content, layout, log, steps
 from kvik.vllm.observe import KvikPromMetrics, KvikStats
 
 logger = logging.getLogger(log.NAME)
@@ -66,23 +73,30 @@ class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
     plan: StepPlan = field(default_factory=StepPlan)
     asks: bool = False
     idle: bool = False
+    cache: CachePlan | None = None
 
 
 @dataclass
 class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """On how many ranks the grants of what kvik holds itself have ended, by request id or segment; the hellos
-    that were asked for, by rank."""
+    """On how many ranks kvik has done with what it holds itself, by request id, segment or save; the hellos
+    that were asked for, by rank; what is in the store, by the number of the lookup."""
 
     parked_ends: Counter[str]
     hellos: dict[int, RankHello] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KvikWorkerMetadata:
         """Add another rank's."""
-        return KvikWorkerMetadata(self.parked_ends + other.parked_ends, self.hellos | other.hellos)
+        return KvikWorkerMetadata(
+            self.parked_ends + other.parked_ends,
+            self.hellos | other.hellos,
+            merged(self.answers, other.answers),
+        )
 
 
 class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Prefill/decode handover over kvik. See the package's documentation for the way of a request."""
+    """Prefill/decode handover over kvik, and a store behind vLLM's prefix cache. See the package's
+    documentation for the way of a request."""
 
     # Where loaded tokens came from, in vLLM's per-source counts (0.32 and later).
     _cache_hit_source = getattr(getattr(vllm_base, "CacheHitSource", None), "P2P", None)
@@ -92,13 +106,21 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         log.adopt()
         transfer = vllm_config.kv_transfer_config
         parallel = vllm_config.parallel_config
-        config = ConnectorConfig.from_extra(transfer.kv_connector_extra_config or {})
+        extra = dict(transfer.kv_connector_extra_config or {})
+        self._cache_config = CacheConfig.from_extra(
+            extra.pop("store", None), "kv_connector_extra_config: store"
+        )
+        config = ConnectorConfig.from_extra(extra)
         _check_setup(parallel, kv_cache_config)
+        if self._cache_config.wanted:
+            _check_store(vllm_config, kv_cache_config)
         self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         config.check_ranks(ranks, parallel.data_parallel_index, parallel.data_parallel_size)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._cache: CacheSide | None = None
+        self._cache_rank: CacheRank | None = None
         self._asked = self._idle = False
         report = ReportFile(config.report_file)
         module = native.load()
@@ -115,6 +137,9 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
             held = HeldBlocks(config.park_after, identity.ranks)
             self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
+            if self._cache_config.wanted:
+                model = content.model_content(vllm_config, identity.model, self._cache_config)
+                self._cache = CacheSide(Naming(module, model), self._cache_config, ranks, held)
         else:
             place = _place(parallel)
             if place.rank == 0:  # one warning a server
@@ -137,11 +162,20 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def on_new_request(self, request: Any) -> None:
         """A request has arrived."""
         self._on_scheduler().on_new_request(request)
+        if self._cache is not None:
+            self._cache.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens that a load would bring beyond `num_computed_tokens`; a load is always asynchronous. None:
         ask again."""
-        return self._on_scheduler().get_num_new_matched_tokens(request, num_computed_tokens)
+        side = self._on_scheduler()
+        tokens, loads = side.get_num_new_matched_tokens(request, num_computed_tokens)
+        if self._cache is None:
+            return tokens, loads
+        if tokens != 0 or side.is_sending(request.request_id):
+            self._cache.pass_over(request.request_id)
+            return tokens, loads
+        return self._cache.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:  # noqa: ARG002
         """A handover brings all of the request's KV, so every group."""
@@ -149,32 +183,61 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks for the request are allocated."""
-        self._on_scheduler().update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
+        block_ids, side = blocks.get_block_ids(), self._on_scheduler()
+        if self._cache is not None and self._cache.offers(request.request_id):
+            self._cache.update_state_after_alloc(request, block_ids[0], num_external_tokens)
+            num_external_tokens = 0  # of a handover
+        side.update_state_after_alloc(request, block_ids, num_external_tokens)
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        """Where the tokens of a load come from (vLLM 0.32 and later)."""
+        source = vllm_base.CacheHitSource
+        if self._cache is None or not self._cache.loads(request.request_id):
+            return {source.P2P: num_external_tokens} if num_external_tokens else {}
+        host, remote = self._cache.sources(request.request_id, num_external_tokens)
+        told = {source.HOST: host, source.EXTERNAL_UNSPECIFIED: remote}
+        return {name: tokens for name, tokens in told.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:
         """This step's plan for the workers."""
         side = self._on_scheduler()
         plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
         idle = scheduler_output.total_num_scheduled_tokens == 0
-        return KvikMetadata(plan, asks=not side.has_ranks, idle=idle)
+        cache = None
+        if self._cache is not None and side.has_ranks:
+            cache = self._cache.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
+        return KvikMetadata(plan, not side.has_ranks, idle, cache)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers reported with the last step."""
         meta, side = connector_output.kv_connector_worker_meta, self._on_scheduler()
-        ends = meta.parked_ends if isinstance(meta, KvikWorkerMetadata) else {}
-        if isinstance(meta, KvikWorkerMetadata) and meta.hellos and not side.has_ranks:
-            side.set_ranks(meta.hellos)
-        side.update_output(connector_output, ends)
+        meta = meta if isinstance(meta, KvikWorkerMetadata) else KvikWorkerMetadata(Counter())
+        if meta.hellos and not side.has_ranks:
+            self._set_ranks(meta.hellos)
+        side.update_output(connector_output, meta.parked_ends)
+        if self._cache is not None:
+            received = connector_output.finished_recving or ()
+            failed = bool(connector_output.invalid_block_ids)
+            self._cache.update_output(received, failed, meta.answers, meta.parked_ends)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether KV blocks are held for saves: an idle vLLM steps until they have ended, and so long
+        only."""
+        return self._cache is not None and self._cache.pending
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended (vLLM without the hybrid memory allocator)."""
-        return self._on_scheduler().request_finished(request, (block_ids,))
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended."""
-        return self._on_scheduler().request_finished(request, block_ids)
+        """A request has ended. What is saved of it is held by references of kvik's own, so that its end is
+        not put off."""
+        side = self._on_scheduler()
+        if self._cache is not None:
+            self._cache.request_finished(request, block_ids[0])
+        return side.request_finished(request, block_ids)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """The ranks' hellos, by tensor-parallel rank."""
@@ -194,11 +257,18 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             entry.hello.place.rank: entry.hello for entry in metadata if isinstance(entry, KvikHandshake)
         }
         if hellos:
-            self._on_scheduler().set_ranks(hellos)
+            self._set_ranks(hellos)
+
+    def _set_ranks(self, hellos: dict[int, RankHello]) -> None:
+        side = self._on_scheduler()
+        side.set_ranks(hellos)
+        if self._cache is not None:
+            self._cache.set_shape(server_shapes(hellos, len(hellos))[0])
 
     def reset_cache(self) -> bool | None:
-        """There is no cache here to reset, which is a success."""
-        return True
+        """Forget what is in the store: from now on this server keeps to itself. Without a store there is
+        nothing to forget, which is a success. False: a load is on its way."""
+        return self._cache is None or self._cache.reset()
 
     # Worker process.
 
@@ -212,7 +282,13 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 for names, model in zip(self._groups, self._model_kv, strict=True)
             ]
         device = next(iter(kv_caches.values())).device
-        self._on_worker().register(memories, _stream_of(device) if device.type == "cuda" else None)
+        worker = self._on_worker()
+        worker.register(memories, _stream_of(device) if device.type == "cuda" else None)
+        if self._cache_config.wanted:
+            if device.type != "cpu":
+                raise SetupError(f"a store keeps KV of host memory so far; this server's is on {device}")
+            tiers = Tiers(native.load(), self._cache_config, *worker.opened())
+            self._cache_rank = CacheRank(tiers, self._cache_config, worker.rank)
 
     def get_handshake_metadata(self) -> KvikHandshake:
         """This rank's hello to the scheduler process."""
@@ -224,6 +300,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if isinstance(connector_metadata, KvikMetadata):
             self._asked, self._idle = connector_metadata.asks, connector_metadata.idle
             self._on_worker().begin_step(connector_metadata.plan)
+            if self._cache_rank is not None and connector_metadata.cache is not None:
+                self._cache_rank.begin_step(connector_metadata.cache)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing to do: the step's loads were started when its plan was bound."""
@@ -256,19 +334,26 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return vllm_base.KVConnectorTransferResults(sent, received, self._on_worker().take_failed())
 
     def _collect(self) -> tuple[set[str], set[str]]:
-        return self._on_worker().collect(IDLE_WAIT if self._idle else 0.0)
+        sent, received = self._on_worker().collect(IDLE_WAIT if self._idle else 0.0)
+        if self._cache_rank is not None:
+            self._cache_rank.collect()
+            received |= self._cache_rank.take_received()
+        return sent, received
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """KV blocks that failed loads were to fill."""
-        return self._on_worker().take_invalid_blocks()
+        invalid = self._on_worker().take_invalid_blocks()
+        return invalid if self._cache_rank is None else invalid | self._cache_rank.take_invalid_blocks()
 
     def build_connector_worker_meta(self) -> KvikWorkerMetadata | None:
         """What vLLM's own output has no field for."""
-        ends, hellos = self._on_worker().take_parked_ends(), {}
+        ends, hellos, answers = self._on_worker().take_parked_ends(), {}, {}
         if self._asked:
             hello = self._on_worker().hello()
             self._asked, hellos = False, {hello.place.rank: hello}
-        return KvikWorkerMetadata(Counter(ends), hellos) if ends or hellos else None
+        if self._cache_rank is not None:
+            ends, answers = ends + self._cache_rank.take_saved(), self._cache_rank.take_answers()
+        return KvikWorkerMetadata(Counter(ends), hellos, answers) if ends or hellos or answers else None
 
     # Both.
 
@@ -276,12 +361,16 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Counts since the last call."""
         if self._worker is not None:
             data = self._worker.take_stats().data
+            data |= self._cache_rank.take_stats() if self._cache_rank is not None else {}
         else:
             data = dict(self._on_scheduler().take_counters())
+            data |= self._cache.take_counters() if self._cache is not None else {}
         return KvikStats(data=data) if data else None
 
     def shutdown(self) -> None:
         """vLLM is going down; bounded by `close_timeout`."""
+        if self._cache_rank is not None:
+            self._cache_rank.close()
         if self._worker is not None:
             self._worker.close()
 
@@ -341,6 +430,13 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
             "kvik hands over models with several KV cache groups with vLLM 0.30 or later, which can be told "
             f"of a failed load of them; this model has {len(kinds)}: {kinds}"
         )
+
+
+def _check_store(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Refuse, by name, KV that cannot be kept in a store."""
+    why = content.unkept(vllm_config, [_window(spec) for spec in _specs(kv_cache_config)])
+    if why is not None:
+        raise SetupError(why)
 
 
 def _warn_of_policy(own: Any) -> None:

@@ -11,6 +11,24 @@ from kvik.handover.metrics import LoadStats
 LOAD_SECONDS = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
 
 
+STORE_COUNTERS = (
+    ("asked_blocks", "blocks_asked", "KV blocks that a store was asked for."),
+    ("found_blocks", "blocks_found", "KV blocks that it said it has, on all ranks."),
+    ("hit_tokens", "hit_tokens", "Tokens that were to be loaded from a store."),
+    ("host_blocks", "blocks_loaded_host", "KV blocks that ranks have read from their process' own memory."),
+    ("remote_blocks", "blocks_loaded_remote", "KV blocks that ranks have read from a store's server."),
+    ("missing_blocks", "blocks_missing", "KV blocks that had gone, or failed, when they were read."),
+    ("host_stored_blocks", "blocks_saved_host", "KV blocks that ranks have put into their own memory."),
+    ("remote_stored_blocks", "blocks_saved_remote", "KV blocks that ranks have put into a store's server."),
+    ("dropped_blocks", "blocks_dropped", "KV blocks that were not saved, since too many waited for it."),
+    ("lookups_failed_", "lookups_failed", "Lookups of ranks that a tier did not answer."),
+    ("loads_failed_", "loads_failed", "Loads of ranks that ended in an error of a tier."),
+    ("saves_failed_", "saves_failed", "Saves of ranks that ended in an error of a tier."),
+    ("late", "requests_late", "Requests that were computed because an answer came too late."),
+    ("requests_not_kept", "requests_not_kept", "Requests of which nothing is kept, by what they are."),
+)
+
+
 class KvikStats(KVConnectorStats):  # type: ignore[misc]
     """Carries `LoadStats.data` from workers and scheduler to the front end."""
 
@@ -65,6 +83,10 @@ class KvikPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                     "sends_expired",
                     "vllm:kvik_grants_expired",
                     "Finished prefills whose KV no reader came for.",
+                ),
+                *(
+                    (f"cache_{count}", f"vllm:kvik_store_{name}", text)
+                    for count, name, text in STORE_COUNTERS
                 ),
             )
         }

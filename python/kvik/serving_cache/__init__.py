@@ -1,0 +1,10 @@
+"""A store as a tier of a serving engine: behind its own prefix cache, before recomputing.
+
+`scheduler.py` is the half in the engine's scheduler process: it names blocks by what their KV depends on,
+asks, and decides. `worker.py` is the half in each worker process, which reads into the engine's KV blocks and
+writes from them, on threads; `tiers.py` has the two tiers there: a store in the process' own memory before
+one that is served. `plan.py` is what passes between the halves. `content.py` makes digests of files in the
+background, since weights and adapters are told apart by their bytes and not by their names.
+
+No serving engine is known here: its adapter hands in plain objects, as to `kvik.handover`, whose memory,
+places and holding of KV blocks are used."""

@@ -1,0 +1,127 @@
+"""Digests of what KV depends on besides tokens: the bytes of weights, of adapters, of images.
+
+A name can come to mean something else, so none is trusted. Reading gigabytes takes seconds, in which the
+scheduler must not stand still: digests are made on a thread of their own, and until one is there nothing that
+depends on it is kept or asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import queue
+import stat
+import threading
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+logger = logging.getLogger("kvik.serving_cache")
+
+# What weights, and the shape of a model or an adapter, are read from; a tokenizer, or a README, changes no
+# KV.
+SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz"})
+NAMES = frozenset({"config.json", "adapter_config.json", "quantize_config.json", "hf_quant_config.json"})
+MOST_FILES = 4096
+MOST_WAITING = 1024
+
+Signature = tuple[tuple[str, int, int, int, int], ...]
+
+
+class NoContentError(Exception):
+    """There is no content to tell something by; the text says what is missing."""
+
+
+class Digests:
+    """Digests by key, each made once, on one thread."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._made: dict[Hashable, bytes | NoContentError | None] = {}
+        self._lock = threading.Lock()
+        self._waiting: queue.Queue[tuple[Hashable, Callable[[], bytes]]] = queue.Queue(MOST_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes | None:
+        """The digest of a key; None while it is being made by `make`. Raises NoContentError where it cannot
+        be."""
+        with self._lock:
+            if key not in self._made:
+                self._begin(key, make)
+            found = self._made.get(key)
+        if isinstance(found, NoContentError):
+            raise found
+        return found
+
+    def forget(self, key: Hashable) -> None:
+        """It is not asked for any more."""
+        with self._lock:
+            self._made.pop(key, None)
+
+    def _begin(self, key: Hashable, make: Callable[[], bytes]) -> None:
+        try:
+            self._waiting.put_nowait((key, make))
+        except queue.Full:
+            return  # whoever asks does so again
+        while len(self._made) >= self._most:
+            self._made.pop(next(iter(self._made)))
+        self._made[key] = None
+        if self._thread is None:
+            # A daemon: nobody waits at the end of a process for gigabytes to be read.
+            self._thread = threading.Thread(target=self._run, name="kvik-content", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            key, make = self._waiting.get()
+            made: bytes | NoContentError
+            try:
+                made = make()
+            except NoContentError as error:
+                made = error
+            except Exception as error:  # whatever it is, the next one has to be made
+                logger.exception("kvik: the digest of %s could not be made", key)
+                made = NoContentError(str(error))
+            with self._lock:
+                if key in self._made:
+                    self._made[key] = made
+
+
+def signature(folder: str | os.PathLike[str]) -> Signature:
+    """Which files a folder has that matter, as the file system tells: name, size, inode, and when their bytes
+    and they themselves were last changed. Raises NoContentError where there is none, or not a folder."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name not in NAMES and Path(entry.name).suffix not in SUFFIXES:
+                    continue
+                told = entry.stat()
+                if stat.S_ISREG(told.st_mode):
+                    found.append((entry.name, told.st_size, told.st_ino, told.st_mtime_ns, told.st_ctime_ns))
+                if len(found) > MOST_FILES:
+                    raise NoContentError(f"{folder} has more than {MOST_FILES} files")
+    except OSError as error:
+        raise NoContentError(f"{folder} cannot be read: {error.strerror or error}") from error
+    if all(name in NAMES for name, *_ in found):
+        raise NoContentError(f"{folder} has no file of weights ({', '.join(sorted(SUFFIXES))})")
+    return tuple(sorted(found))
+
+
+def files_digest(folder: str | os.PathLike[str]) -> bytes:
+    """SHA-256 over the names and bytes of the files of a folder that matter: 32 bytes.
+
+    Raises NoContentError where they cannot be read, or changed meanwhile.
+    """
+    before = signature(folder)
+    whole = hashlib.sha256()
+    for name, *_ in before:
+        try:
+            with Path(folder, name).open("rb") as file:
+                one = hashlib.file_digest(file, "sha256")
+        except OSError as error:
+            raise NoContentError(f"{Path(folder, name)} cannot be read: {error.strerror or error}") from error
+        whole.update(len(name.encode()).to_bytes(8, "little") + name.encode() + one.digest())
+    if signature(folder) != before:
+        raise NoContentError(f"{folder} was changed while it was read")
+    return whole.digest()

@@ -1,0 +1,202 @@
+"""What blocks are called: by all that their KV depends on.
+
+The root of a prompt's links covers the model by name, type and the bytes of its weights, how its KV is made,
+the adapter by its bytes, and the request's salt; a link covers the tokens up to its end, and the images that
+begin before it, by their bytes. So what differs in any of these is a miss. Where the bytes of one cannot be
+had, nothing is kept of what depends on it, which is counted and logged by name.
+
+A rank's part of the KV, and how its bytes lie, are in the namespace of the rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvik.handover import digest
+from kvik.handover.mapping import heads_of
+from kvik.handover.native import Native
+from kvik.handover.protocol import KvShape
+from kvik.serving_cache.content import Digests, NoContentError, Signature, files_digest, signature
+from kvik.serving_cache.plan import LINK_BYTES
+from kvik.store.names import Namespace
+
+SCHEMA = 1
+MOST_ADAPTERS = 65_536  # remembered by how their files were
+MOST_DIGESTS = 1024
+_WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class ModelContent:
+    """What a serving engine's KV depends on besides tokens. identity: names and types, as of a handover;
+    weights: makes 32 bytes that stand for the weights, or raises NoContentError; kv_dtype, quantisation: for
+    people, of `kvik.Namespace`; image: makes what stands for one image of a request, or raises it too."""
+
+    identity: Mapping[str, str]
+    weights: Callable[[], bytes]
+    quantisation: str
+    image: Callable[[Any], bytes]
+
+
+@dataclass(frozen=True)
+class _Extra:
+    """What a request's KV depends on besides its tokens: all of it on `keys`, from a position on on an
+    item."""
+
+    keys: bytes
+    items: list[tuple[int, bytes]]
+
+
+class Naming:
+    """Links of requests, and namespaces of ranks. `digests` makes what takes long."""
+
+    def __init__(self, native: Native, model: ModelContent, digests: Digests | None = None) -> None:
+        self._native = native
+        self._model = model
+        self._digests = digests or Digests()
+        self._adapters: dict[int, tuple[str, Signature]] = {}
+        self._adapter_digests: dict[tuple[str, Signature], bytes] = {}
+        self._apart = ""
+        self._namespace: bytes | None = None
+        self._weights: bytes | None = None
+        self._shape: KvShape | None = None
+        self._extras: dict[str, _Extra] = {}
+
+    def set_shape(self, shape: KvShape) -> None:
+        """How the model's KV lies on this server."""
+        self._shape, self._namespace = shape, None
+
+    def part(self) -> None:
+        """From now on this server's blocks are found by nobody else, and it finds none of before."""
+        self._apart, self._namespace = secrets.token_hex(16), None
+
+    @property
+    def knows_weights(self) -> bool:
+        """Whether the digest of the weights has been made."""
+        return self._weights is not None
+
+    def namespace(self) -> bytes | None:
+        """What all of the server's KV depends on; None while it is not known. Raises NoContentError."""
+        if self._namespace is None and self._shape is not None:
+            self._weights = self._weights or self._digests.get(_WEIGHTS, self._model.weights)
+            if self._weights is not None:
+                self._namespace = digest.canonical(
+                    {
+                        "schema": SCHEMA,
+                        "identity": dict(self._model.identity),
+                        "weights": self._weights.hex(),
+                        "kv": self._shape.model_kv(),
+                        "apart": self._apart,
+                    }
+                )
+        return self._namespace
+
+    def of_rank(self, rank: int) -> Namespace | None:
+        """The store's namespace of one rank's part; None, and raises, as `namespace`. Ranks that have the
+        same heads have the same one."""
+        namespace, shape = self.namespace(), self._shape
+        if namespace is None or shape is None:
+            return None
+        stage, tp = divmod(rank, shape.tp)
+        return Namespace(
+            model=self._model.identity["model"][-512:],
+            # For people, and for `clear`: the links have it, too.
+            revision=hashlib.sha256(namespace).hexdigest(),
+            kv_dtype=shape.dtype,
+            quantisation=self._model.quantisation,
+            layers=shape.layers_of(stage),
+            model_layers=shape.layers,
+            heads=heads_of(tp, shape.tp, shape.kv_heads),
+            model_heads=shape.kv_heads,
+            block_tokens=shape.block_tokens,
+            layout=f"{shape.kind} {shape.order} content {shape.content} bytes {shape.block_bytes}",
+        )
+
+    def links(self, request: Any, num_tokens: int) -> bytes | None:
+        """Of the whole blocks of a request's first tokens, its answer among them; None while what it depends
+        on is not known. Raises NoContentError where nothing can stand for it."""
+        namespace, shape = self.namespace(), self._shape
+        if namespace is None or shape is None:
+            return None
+        extra = self._extra(request)
+        if extra is None:
+            return None
+        whole = num_tokens // shape.block_tokens * shape.block_tokens
+        if whole <= 0:
+            return b""
+        tokens = np.asarray(request.all_token_ids[:whole], dtype=np.uint32)
+        items = [(at, item) for at, item in extra.items if at < whole]
+        return self._native.content_chain(namespace, extra.keys, tokens, shape.block_tokens, items)
+
+    def forget(self, request: Any) -> None:
+        """A request has ended."""
+        self._extras.pop(request.request_id, None)
+        for kind in ("lora", "images"):
+            self._digests.forget((kind, request.request_id))
+
+    def _extra(self, request: Any) -> _Extra | None:
+        """Found out once, when it is first asked for."""
+        if request.request_id not in self._extras:
+            made = self._extra_of(request)
+            if made is None:
+                return None
+            self._extras[request.request_id] = made
+        return self._extras[request.request_id]
+
+    def _extra_of(self, request: Any) -> _Extra | None:
+        if request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None:
+            raise NoContentError("prompt embeddings: a prompt without token ids has nothing to be found by")
+        if getattr(request, "resumable", False):
+            raise NoContentError("streamed input: its tokens may be taken back")
+        lora = getattr(request, "lora_request", None)
+        adapter = self._later("lora", request, lambda: self._adapter(lora)) if lora else b""
+        features = list(getattr(request, "mm_features", None) or ())
+        images = self._later("images", request, lambda: self._images(features)) if features else b""
+        if adapter is None or images is None:
+            return None
+        keys = {"lora": adapter.hex(), "salt": getattr(request, "cache_salt", None)}
+        items = [
+            (
+                int(feature.mm_position.offset),
+                images[place * LINK_BYTES :][:LINK_BYTES]
+                + int(feature.mm_position.length).to_bytes(8, "little"),
+            )
+            for place, feature in enumerate(features)
+        ]
+        return _Extra(digest.canonical(keys), items)
+
+    def _later(self, kind: str, request: Any, make: Callable[[], bytes]) -> bytes | None:
+        key: Hashable = (kind, request.request_id)
+        return self._digests.get(key, make)
+
+    # On the thread of the digests.
+
+    def _adapter(self, lora: Any) -> bytes:
+        """An adapter's bytes. What the engine has loaded is what lay there when it was first used: files that
+        change later may or may not have been loaded since, so nothing of it is kept any more."""
+        number, path, name = int(lora.lora_int_id), str(lora.lora_path), str(lora.lora_name)
+        if getattr(lora, "load_inplace", False):
+            raise NoContentError(f"adapter {name!r} is loaded in place of another: its bytes are not known")
+        told = signature(path)
+        if number not in self._adapters and len(self._adapters) >= MOST_ADAPTERS:
+            raise NoContentError(f"adapter {name!r}: more than {MOST_ADAPTERS} adapters were used")
+        if self._adapters.setdefault(number, (path, told)) != (path, told):
+            raise NoContentError(
+                f"adapter {name!r}: the files of {path} have changed since this server first used them; load "
+                "it anew under another name, or restart the server"
+            )
+        # By the files and not by the number: of the same files it is made once.
+        if (path, told) not in self._adapter_digests:
+            while len(self._adapter_digests) >= MOST_DIGESTS:
+                self._adapter_digests.pop(next(iter(self._adapter_digests)))
+            self._adapter_digests[path, told] = files_digest(path)
+        return self._adapter_digests[path, told]
+
+    def _images(self, features: list[Any]) -> bytes:
+        return b"".join(hashlib.sha256(self._model.image(feature)).digest() for feature in features)

@@ -1,0 +1,293 @@
+"""A rank's two tiers: a store in the process' own memory, then one that is served.
+
+Both read from and write to the serving engine's KV blocks themselves. What a tier cannot do is as if it had
+nothing: a cache costs time, never an answer. A server that cannot be met at the start is met later, on a
+thread; one that is lost is met again by its client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvik.handover.native import error_code
+from kvik.serving_cache.config import CacheConfig
+from kvik.serving_cache.plan import LINK_BYTES
+from kvik.store.names import Namespace
+
+logger = logging.getLogger("kvik.serving_cache")
+
+KEY_BYTES = 32
+MOST_KEYS = 1024  # of one call
+# Between two tries to meet a server that was never met: the first, and the longest.
+BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
+
+
+class Stop:
+    """Lets another thread end a load."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._get: Any = None
+        self.asked = False
+
+    def ask(self) -> None:
+        """End it."""
+        with self._lock:
+            self.asked = True
+            if self._get is not None:
+                self._get.cancel()
+
+    def watch(self, get: Any) -> None:
+        """This is what runs now."""
+        with self._lock:
+            self._get = get
+            if self.asked:
+                get.cancel()
+
+
+@dataclass
+class Loaded:
+    """How many blocks have come from each tier, from the first one on, and why not more, by tier and code."""
+
+    host: int = 0
+    remote: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> int:
+        return self.host + self.remote
+
+
+@dataclass
+class Saved:
+    """What became of a save's blocks in the tiers, by "host" or "remote" and "stored", "known" or "refused";
+    and what failed, by tier and code."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+class Tiers:
+    """See the module. `native` is the module `kvik`; pages are those of `layout` in `region`."""
+
+    def __init__(self, native: Any, config: CacheConfig, engine: Any, region: Any, layout: Any) -> None:
+        self._native = native
+        self._config = config
+        self._engine = engine
+        self._region = region
+        self._layout = layout
+        self._host: Any = None
+        self._remote: Any = None
+        self._lock = threading.Lock()
+        self._namespace: Namespace | None = None
+        self._closing = threading.Event()
+        self._meeting = False
+        self._tried = threading.Event()
+
+    def set_namespace(self, namespace: Namespace) -> None:
+        """What blocks are of from now on. Once; and again when it changes."""
+        with self._lock:
+            self._namespace = namespace
+            if self._config.host_cache is not None:
+                self._host = self._within(self._host, namespace) or self._native.Store.embedded(
+                    self._engine, namespace, self._layout,
+                    memory=self._config.host_cache, tenant=self._config.tenant,
+                )  # fmt: skip
+            self._remote = self._within(self._remote, namespace)
+            if self._remote is None and self._config.address is not None and not self._meeting:
+                self._meeting = True
+                # A daemon: a process that ends does not wait for a server.
+                threading.Thread(target=self._meet, name="kvik-meet-store", daemon=True).start()
+
+    @staticmethod
+    def _within(store: Any, namespace: Namespace) -> Any:
+        return None if store is None else store.within(namespace)
+
+    def close(self) -> None:
+        """Begin nothing any more; what is under way ends with its engine."""
+        self._closing.set()
+        with self._lock:
+            self._host = self._remote = None
+
+    # What is there.
+
+    def look(self, links: bytes) -> tuple[int, int, dict[str, str]]:
+        """How many of these blocks are there from the first one on, how many of them in the process, and what
+        failed."""
+        failures: dict[str, str] = {}
+        self._await_first_try()
+        host = self._count("host", self._host, links, failures)
+        rest = links[host * LINK_BYTES :]
+        remote = self._count("remote", self._remote, rest, failures) if rest else 0
+        return host + remote, host, failures
+
+    def prefetch(self, links: bytes, host: int) -> None:
+        """Have the server bring what only its disk has into its memory, before it is read."""
+        store, keys = self._remote, links[host * LINK_BYTES :]
+        try:
+            for some in _in_calls(keys, KEY_BYTES) if store is not None else ():
+                store.prefetch(self._keys(store, some))
+        except self._native.KvikError as error:
+            logger.debug("kvik: the store does not prefetch: %s", error)
+
+    def _count(self, tier: str, store: Any, links: bytes, failures: dict[str, str]) -> int:
+        there = 0
+        try:
+            for some in _in_calls(links, LINK_BYTES) if store is not None else ():
+                found = store.contains(self._keys(store, some))
+                run = next((place for place, one in enumerate(found) if not one), len(found))
+                there += run
+                if run < len(found):
+                    break
+        except self._native.KvikError as error:
+            failures[tier] = error_code(error)
+        return there
+
+    # Reading and writing.
+
+    def load(self, links: bytes, blocks: Sequence[int], until: float, stop: Stop) -> Loaded:
+        """Read blocks into KV blocks, from the first one on, until the monotonic clock says `until`. When it
+        has returned, nothing lands there any more."""
+        loaded, pages = Loaded(), np.asarray(blocks, dtype=np.uint32)
+        loaded.host = self._read("host", self._host, links, pages, until, stop, loaded.failures)
+        if loaded.host < pages.size and not stop.asked:
+            rest = links[loaded.host * LINK_BYTES :]
+            loaded.remote = self._read(
+                "remote", self._remote, rest, pages[loaded.host :], until, stop, loaded.failures
+            )
+        return loaded
+
+    def _read(
+        self,
+        tier: str,
+        store: Any,
+        links: bytes,
+        pages: npt.NDArray[np.uint32],
+        until: float,
+        stop: Stop,
+        failures: dict[str, str],
+    ) -> int:
+        there = 0
+        while store is not None and there < pages.size and not stop.asked:
+            some = pages[there : there + MOST_KEYS]
+            keys = self._keys(store, links[there * LINK_BYTES :][: some.size * LINK_BYTES])
+            if (left := until - time.monotonic()) <= 0:
+                failures[tier] = "deadline_exceeded"
+                break
+            verified, code = self._get(store, keys, some, left, stop)
+            there += verified
+            if code:
+                failures[tier] = code
+            if verified < some.size:
+                break
+        return there
+
+    def _get(
+        self, store: Any, keys: bytes, pages: npt.NDArray[np.uint32], left: float, stop: Stop
+    ) -> tuple[int, str]:
+        try:
+            get = store.get(keys, self._region.pages(self._layout, pages), deadline=left)
+        except self._native.KvikError as error:
+            return 0, error_code(error)
+        stop.watch(get)
+        try:
+            return get.wait(), ""
+        except self._native.KvikError as error:
+            return get.verified, error_code(error)  # those that were verified by then are good
+
+    def save(self, links: bytes, blocks: Sequence[int], until: float) -> Saved:
+        """Write KV blocks, which begin a prompt. When it has returned, nobody reads them any more."""
+        saved, pages = Saved(), np.asarray(blocks, dtype=np.uint32)
+        self._await_first_try()
+        for tier, store in (("host", self._host), ("remote", self._remote)):
+            if store is not None:
+                try:
+                    self._write(tier, store, links, pages, until, saved)
+                except self._native.KvikError as error:
+                    saved.failures[tier] = error_code(error)
+        if self._remote is None and self._config.address is not None:
+            saved.failures["remote"] = "store_unavailable"  # it was never met
+        return saved
+
+    def _write(
+        self, tier: str, store: Any, links: bytes, pages: npt.NDArray[np.uint32], until: float, saved: Saved
+    ) -> None:
+        parent = None
+        for first in range(0, pages.size, MOST_KEYS):
+            some = pages[first : first + MOST_KEYS]
+            keys = self._keys(store, links[first * LINK_BYTES :][: some.size * LINK_BYTES])
+            if (left := until - time.monotonic()) <= 0:
+                saved.failures[tier] = "deadline_exceeded"
+                return
+            put = store.put(keys, self._region.pages(self._layout, some), parent=parent, deadline=left)
+            counts = self._end(put)
+            for name in ("stored", "known", "refused"):
+                saved.counts[f"{tier}_{name}"] = saved.counts.get(f"{tier}_{name}", 0) + getattr(counts, name)
+            parent = keys[-KEY_BYTES:]
+
+    def _end(self, put: Any) -> Any:
+        """Wait until the pages are this side's again, however the put ends."""
+        while True:
+            try:
+                return put.wait()
+            except self._native.PagesQuarantined as error:
+                logger.warning("kvik: KV blocks stay until the store has ended with them: %s", error)
+
+    def _keys(self, store: Any, links: bytes) -> bytes:
+        hashes = [links[at : at + LINK_BYTES] for at in range(0, len(links), LINK_BYTES)]
+        return bytes(store.keys_of(hashes))
+
+    # The server.
+
+    def _await_first_try(self) -> None:
+        """A process hears of its blocks' namespace with its first request, and meets the server then: so that
+        one finds something, too."""
+        if self._meeting:
+            self._tried.wait(self._config.deadline)
+
+    def _meet(self) -> None:
+        """On a thread, until it is met; from then on its client meets it again by itself."""
+        backoff, level = BACKOFF_S, logging.WARNING
+        while not self._closing.is_set():
+            namespace = self._namespace
+            try:
+                store = self._native.Store.connect(
+                    self._engine, self._config.address, namespace, self._layout,
+                    tenant=self._config.tenant, deadline=self._config.deadline,
+                )  # fmt: skip
+            except self._native.KvikError as error:
+                logger.log(
+                    level,
+                    "kvik: the store at %s is not met, and is tried again: %s",
+                    self._config.address,
+                    error,
+                )
+                self._tried.set()
+                level = logging.DEBUG
+                self._closing.wait(backoff)
+                backoff = min(backoff * 2, LONGEST_BACKOFF_S)
+                continue
+            self._met(store, namespace)
+            return
+
+    def _met(self, store: Any, namespace: Namespace | None) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            if self._namespace is not None and self._namespace != namespace:
+                store = store.within(self._namespace)
+            self._remote = store
+        self._tried.set()
+        logger.info("kvik: the store at %s is met", self._config.address)
+
+
+def _in_calls(links: bytes, size: int) -> list[bytes]:
+    """In parts of as many as one call may name."""
+    return [links[at : at + MOST_KEYS * size] for at in range(0, len(links), MOST_KEYS * size)]

@@ -1,0 +1,200 @@
+"""The half in a worker process: blocks are looked for, read and written on threads, and nothing here waits.
+
+A step's plan is started before the step's forward pass, in host memory, where the serving engine's own work
+on the plan's KV blocks is done by then. What has ended is collected once a step. A load is reported exactly
+once, and then nothing lands in its KV blocks any more; so is the end of a save, and then nobody reads them.
+
+No queue grows without bound: a request has one lookup and one load at a time, and how many saves there may be
+is bounded by the scheduler's half."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from kvik.handover.metrics import LoadStats
+from kvik.serving_cache.config import CacheConfig
+from kvik.serving_cache.plan import Answer, CacheLoad, CachePlan, Lookup, Save
+from kvik.serving_cache.tiers import Loaded, Saved, Stop, Tiers
+
+logger = logging.getLogger("kvik.serving_cache")
+
+# Saves, which nobody waits for, leave the wire to the others.
+LOOKERS, LOADERS, SAVERS, PREFETCHERS = 2, 4, 1, 1
+
+
+@dataclass
+class _LoadEnd:
+    load: CacheLoad
+    loaded: Loaded
+    seconds: float
+    cancelled: bool
+
+
+@dataclass
+class _SaveEnd:
+    save: Save
+    saved: Saved
+
+
+class CacheRank:
+    """Worker-process half of a serving engine's store, for one rank."""
+
+    def __init__(self, tiers: Tiers, config: CacheConfig, rank: int) -> None:
+        self._tiers = tiers
+        self._config = config
+        self._rank = rank
+        self._ended: deque[_LoadEnd | _SaveEnd | tuple[int, Answer, dict[str, str]]] = deque()
+        self._stops: dict[str, Stop] = {}
+        self._looks = ThreadPoolExecutor(LOOKERS, "kvik-look")
+        self._loads = ThreadPoolExecutor(LOADERS, "kvik-load")
+        self._saves = ThreadPoolExecutor(SAVERS, "kvik-save")
+        self._prefetches = ThreadPoolExecutor(PREFETCHERS, "kvik-prefetch")
+        self._answers: dict[int, Answer] = {}
+        self._received: set[str] = set()
+        self._invalid: set[int] = set()
+        self._saved: list[str] = []
+        self.stats = LoadStats()
+
+    # One step.
+
+    def begin_step(self, plan: CachePlan) -> None:
+        """Start everything that the scheduler's half decided on."""
+        if plan.namespaces is not None:
+            self._tiers.set_namespace(plan.namespaces[self._rank])
+        now = time.monotonic()
+        for lookup in plan.lookups:
+            self._looks.submit(self._look, lookup)
+        for load in plan.loads:
+            stop = self._stops[load.request_id] = Stop()
+            self._loads.submit(self._load, load, now, stop)
+        for save in plan.saves:
+            self._saves.submit(self._save, save, now + self._config.save_deadline)
+        for request_id in plan.cancels:
+            if (stop_of := self._stops.get(request_id)) is not None:
+                stop_of.ask()
+
+    def collect(self) -> None:
+        """Take what has ended by now."""
+        while self._ended:
+            ended = self._ended.popleft()
+            if isinstance(ended, _LoadEnd):
+                self._end_load(ended)
+            elif isinstance(ended, _SaveEnd):
+                self._end_save(ended)
+            else:
+                number, answer, failures = ended
+                self._answers[number] = answer
+                self._count_failures("lookups", failures)
+
+    def take_received(self) -> set[str]:
+        """Request ids of loads that have ended, since the last call."""
+        received, self._received = self._received, set()
+        return received
+
+    def take_invalid_blocks(self) -> set[int]:
+        """KV blocks that loads were to fill and have not, since the last call."""
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    def take_saved(self) -> list[str]:
+        """Keys of saves that have ended, since the last call."""
+        saved, self._saved = self._saved, []
+        return saved
+
+    def take_answers(self) -> dict[int, Answer]:
+        """Answers to lookups, since the last call."""
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def take_stats(self) -> dict[str, Any]:
+        """Counts since the last call."""
+        stats, self.stats = self.stats, LoadStats()
+        return stats.data
+
+    def close(self) -> None:
+        """Begin nothing any more; what is under way ends with the engine."""
+        for stop in self._stops.values():
+            stop.ask()
+        for threads in (self._looks, self._loads, self._saves, self._prefetches):
+            threads.shutdown(wait=False, cancel_futures=True)
+        self._tiers.close()
+
+    # On threads. Whatever happens there, what waits for it must not wait for ever.
+
+    def _look(self, lookup: Lookup) -> None:
+        blocks, host, failures = 0, 0, {"lookup": "internal"}
+        try:
+            blocks, host, failures = self._tiers.look(lookup.links)
+            if blocks > host:
+                self._prefetches.submit(self._tiers.prefetch, lookup.links, host)
+        except Exception:
+            logger.exception("kvik: looking for blocks has failed in a way that is no answer of a store")
+        self._ended.append((lookup.number, Answer(blocks, host), failures))
+
+    def _load(self, load: CacheLoad, began: float, stop: Stop) -> None:
+        loaded = Loaded(failures={"load": "internal"})
+        try:
+            loaded = self._tiers.load(load.links, load.blocks, began + load.deadline, stop)
+        except Exception:
+            logger.exception(
+                "kvik: request %s: a load has failed in a way that is no answer of a store", load.request_id
+            )
+        self._ended.append(_LoadEnd(load, loaded, time.monotonic() - began, stop.asked))
+
+    def _save(self, save: Save, until: float) -> None:
+        saved = Saved(failures={"save": "internal"})
+        try:
+            saved = self._tiers.save(save.links, save.blocks, until)
+        except Exception:
+            logger.exception("kvik: a save has failed in a way that is no answer of a store")
+        self._ended.append(_SaveEnd(save, saved))
+
+    # What has ended.
+
+    def _end_load(self, ended: _LoadEnd) -> None:
+        load, loaded = ended.load, ended.loaded
+        self._stops.pop(load.request_id, None)
+        self._received.add(load.request_id)
+        self.stats.count("cache_host_blocks", loaded.host)
+        self.stats.count("cache_remote_blocks", loaded.remote)
+        self._count_failures("loads", loaded.failures)
+        missing = len(load.blocks) - loaded.blocks
+        if ended.cancelled:
+            # An aborted request's blocks are freed by the engine; naming them could hit their next owner.
+            self.stats.count("cache_loads_cancelled")
+        elif missing:
+            self._invalid.update(load.blocks[loaded.blocks :])
+            self.stats.count("cache_loads_short")
+            self.stats.count("cache_missing_blocks", missing)
+            logger.warning(
+                "kvik: request %s: %d of %d KV blocks were not read from the store (%s): they are computed",
+                load.request_id, missing, len(load.blocks),
+                _said(loaded.failures) or "they have gone meanwhile",
+            )  # fmt: skip
+        else:
+            self.stats.count("cache_loads")
+            self.stats.count("cache_load_s", ended.seconds)
+            logger.log(
+                logging.INFO if self._rank == 0 else logging.DEBUG,
+                "kvik: request %s: %d KV blocks loaded, %d from this process and %d from the store, in "
+                "%.2f ms", load.request_id, loaded.blocks, loaded.host, loaded.remote, ended.seconds * 1e3,
+            )  # fmt: skip
+
+    def _end_save(self, ended: _SaveEnd) -> None:
+        self._saved.append(ended.save.key)
+        for name, count in ended.saved.counts.items():
+            self.stats.count(f"cache_{name}_blocks", count)
+        self._count_failures("saves", ended.saved.failures)
+
+    def _count_failures(self, operation: str, failures: dict[str, str]) -> None:
+        for tier, code in failures.items():
+            self.stats.count(f"cache_{operation}_failed_{tier}_{code}")
+
+
+def _said(failures: dict[str, str]) -> str:
+    return ", ".join(f"{tier}: {code}" for tier, code in failures.items())
