@@ -9,9 +9,8 @@ use crate::fork::Owned;
 use crate::gpus;
 use crate::grant::PyGrant;
 use crate::joint::{self, PyJointRead, PyRead};
-use crate::kept::Kept;
+use crate::kept::{self, Kept};
 use crate::layout::PyLayout;
-use crate::lifetime;
 use crate::notice::{self, PyNotice};
 use crate::options as configured;
 use crate::process;
@@ -77,7 +76,7 @@ impl PyEngine {
         let config = configured::config(py, listen, given)?;
         // Before the engine, so that what it logs at its start is delivered.
         py.import("kvik._logs")?.call_method0("start")?;
-        let engine = py.detach(|| lifetime::started(config)).or_raise(py)?;
+        let engine = py.detach(|| kept::started(config)).or_raise(py)?;
         process::current().opened(&engine);
         Ok(PyEngine(Owned::new(engine), Owned::new(Kept::default())))
     }
@@ -569,7 +568,7 @@ impl PyEngine {
     #[pyo3(signature = (timeout=5.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (engine, timeout) = (self.0.get(py)?, seconds(py, "timeout", timeout)?);
-        lifetime::close(py, engine, self.1.get(py)?, timeout).or_raise(py)
+        kept::close(py, engine, self.1.get(py)?, timeout).or_raise(py)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -587,6 +586,12 @@ impl PyEngine {
     }
 
     fn __repr__(&self) -> String {
-        lifetime::described(self.0.here())
+        let Some(engine) = self.0.here() else { return "<kvik.Engine of the parent process>".into() };
+        let name = if engine.name().is_empty() { String::new() } else { format!(" {:?}", engine.name()) };
+        let at = match engine.is_closed() {
+            true => "closed".into(),
+            false => engine.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        format!("<kvik.Engine{name} {:.8}… at {at}>", engine.id().to_string())
     }
 }

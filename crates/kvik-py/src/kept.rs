@@ -1,12 +1,18 @@
-//! What keeps an engine's grants and regions while Python refers to none of them.
+//! What keeps an engine's grants and regions while Python refers to none of them, until the engine ends.
 
-use crate::process::lock;
+use crate::engine::PyEngine;
+use crate::process::{self, lock};
 use crate::region::PyRegion;
-use kvik_core::GrantState;
-use kvik_engine::Grant;
+use kvik_core::{GrantState, Result};
+use kvik_engine::{Config, Engine, Grant};
+use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 use std::sync::Mutex;
+use std::time::Duration;
+
+/// How long an engine that is dropped without `close` may take to close.
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the object of an engine remembers for Python.
 #[derive(Default)]
@@ -55,4 +61,41 @@ fn push<T>(list: &Mutex<Vec<T>>, element: T, lasts: impl Fn(&T) -> bool) {
 
 fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
     std::mem::take(&mut *lock(list))
+}
+
+/// An engine that runs, and that `kvik stat` and `kvik trace` can look at.
+pub(crate) fn started(config: Config) -> Result<Engine> {
+    let engine = Engine::start(config)?;
+    if let Err(error) = kvik_observe::observe(&engine) {
+        log::warn!("{error}");
+    }
+    Ok(engine)
+}
+
+/// Close an engine, and let go of what Python keeps for it, also where closing failed.
+pub(crate) fn close(py: Python<'_>, engine: &Engine, kept: &Kept, timeout: Duration) -> Result<()> {
+    let closed = py.detach(|| engine.close(timeout));
+    kept.clear(py);
+    let process = process::current();
+    process.closed(engine);
+    process.inbox.give_up_held(py);
+    closed
+}
+
+impl Drop for PyEngine {
+    /// Regions, page sets and transfers refer to the engine, so when it is dropped nobody can use it any
+    /// more.
+    fn drop(&mut self) {
+        let both = self.0.here().zip(self.1.here());
+        let Some((engine, kept)) = both.filter(|(engine, _)| !engine.is_closed()) else { return };
+        Python::try_attach(|py| {
+            let kind = py.get_type::<PyResourceWarning>();
+            if let Err(warning) = PyErr::warn(py, &kind, c"a kvik.Engine was dropped, not closed", 1) {
+                warning.write_unraisable(py, None);
+            }
+            if let Err(late) = close(py, engine, kept, DROP_TIMEOUT) {
+                log::warn!(target: "kvik.engine", "closing a dropped engine: {late}");
+            }
+        });
+    }
 }

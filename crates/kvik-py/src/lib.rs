@@ -18,7 +18,6 @@ mod ids;
 mod joint;
 mod kept;
 mod layout;
-mod lifetime;
 mod logs;
 mod notice;
 mod options;
