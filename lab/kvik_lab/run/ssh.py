@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvik.roles import keeper, ports
+import kvik.roles.keeper
+import kvik.roles.ports
 from kvik.roles.node import COMMAND_LIMIT, NodeError
 from kvik.roles.ports import Holder
 from kvik.roles.processes import Keeper, Process, ProcessError
@@ -46,7 +47,7 @@ class RemoteProcess(Process):
         super().__init__(role.name, role.command, log, role.env, role.grace, role.folder)
 
     def _launch(self, out: BinaryIO, _env: Mapping[str, str]) -> Keeper:
-        source = Path(keeper.__file__).read_text(encoding="utf-8")
+        source = Path(kvik.roles.keeper.__file__).read_text(encoding="utf-8")
         remote = shlex.join([self._node.python, "-S", "-c", source, "-"])
         ssh = subprocess.Popen(
             [*self._node.ssh(), self._node.host, f"exec {remote}"], stdin=subprocess.PIPE, stdout=out,
@@ -188,7 +189,7 @@ class SshNode:
         return found
 
     def _ports(self, *arguments: object) -> list[Any]:
-        source = Path(ports.__file__).read_text(encoding="utf-8")
+        source = Path(kvik.roles.ports.__file__).read_text(encoding="utf-8")
         found = json.loads(self.run([self.python, "-S", "-c", source, *map(str, arguments)]))
         return list(found)
 

@@ -168,7 +168,8 @@ def test_a_study_that_runs_is_augmented(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_report_and_the_schedule() -> None:
-    result = CliRunner().invoke(cli.lab, ["plan", str(LINKS), "--beginnings", "2", "--schedule"])
+    arguments = ["plan", str(LINKS), "--effect", "link@tokens=4000", "--beginnings", "2", "--schedule"]
+    result = CliRunner().invoke(cli.lab, arguments)
     assert result.exit_code == 0, result.output
     for words in (
         "money, USD",
