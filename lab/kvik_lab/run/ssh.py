@@ -44,6 +44,7 @@ class RemoteProcess(Process):
 
     def __init__(self, node: SshNode, role: Role, log: Path) -> None:
         self._node, self._role = node, role
+        self._writing = threading.Lock()  # no byte may go to a descriptor that was closed meanwhile
         super().__init__(role.name, role.command, log, role.env, role.grace, role.folder)
 
     def _launch(self, out: BinaryIO, _env: Mapping[str, str]) -> Keeper:
@@ -51,7 +52,7 @@ class RemoteProcess(Process):
         remote = shlex.join([self._node.python, "-S", "-c", source, "-"])
         ssh = subprocess.Popen(
             [*self._node.ssh(), self._node.host, f"exec {remote}"], stdin=subprocess.PIPE, stdout=out,
-            stderr=out, start_new_session=True,
+            stderr=out, start_new_session=True, bufsize=0,
         )  # fmt: skip
         folder = self._role.folder or self._node.folder
         asked = {
@@ -72,12 +73,19 @@ class RemoteProcess(Process):
         with contextlib.suppress(ProcessError):
             self._beat(self._keeper, b".")
 
+    def ask_to_stop(self) -> None:
+        """Begin its end, without waiting for it."""
+        with self._writing:
+            super().ask_to_stop()
+
     def _beat(self, ssh: Keeper, data: bytes) -> None:
+        """Write it at once: what stays in a buffer would fail again when the pipe is closed."""
+        left = memoryview(data)
         try:
-            if ssh.stdin is not None and not ssh.stdin.closed:
-                ssh.stdin.write(data)
-                ssh.stdin.flush()
-        except (OSError, ValueError) as error:
+            with self._writing:
+                while left and ssh.stdin is not None and not ssh.stdin.closed:
+                    left = left[ssh.stdin.write(left) :]
+        except OSError as error:
             raise ProcessError(f"{self._role.name}: the connection to {self._node.name} is gone") from error
 
     @property

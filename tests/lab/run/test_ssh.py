@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvik.roles.hosts import CannotError
+from kvik.roles.role import LineReady, Role
 from kvik_lab.records import RunRecord
+from kvik_lab.run.ssh import RemoteProcess, SshNode
 from tests.lab.gates.scene import finding
 from tests.lab.run.sshd import Hosts, ssh_hosts
 from tests.lab.run.studies import PLAIN, finish, processes, records, start, wait_for, written
@@ -75,6 +78,25 @@ def test_a_study_on_two_hosts_interrupted_and_resumed(hosts: Hosts, tmp_path: Pa
     assert secret == {None}, "a secret is in no record"
 
 
+class Gone(SshNode):
+    """A node whose `ssh` ends as soon as it has been told what to start."""
+
+    def ssh(self, *, new: bool = False) -> list[str]:  # noqa: ARG002
+        """What is run in its place."""
+        return ["sh", "-c", "read -r line", "--"]
+
+
+def test_a_role_whose_connection_is_gone_ends_quietly(tmp_path: Path) -> None:
+    """Also where a byte was sent to it after that."""
+    node = Gone("one", "one", "127.0.0.1", sys.executable, None, (), tmp_path / "s")
+    process = node.launch(Role("prefill", ("true",), LineReady("")), tmp_path / "log")
+    assert process.wait(20.0) is not None
+    assert isinstance(process, RemoteProcess)
+    process.beat()
+    process.stop()
+    assert not process.alive
+
+
 @pytest.mark.timeout(400)
 def test_a_host_that_vanishes_and_a_controller_that_is_killed(hosts: Hosts, tmp_path: Path) -> None:
     """The run in flight is marked, the study goes on when the host is back, and a kill leaves nothing."""
@@ -91,7 +113,8 @@ def test_a_host_that_vanishes_and_a_controller_that_is_killed(hosts: Hosts, tmp_
         (first,) = lines(out)
         assert first.outcome == "lost", first.error
         assert "prefill" in str(first.error)
-        wait_for(lambda: len(lines(out)) >= 2, "the study goes on")
+        wait_for(lambda: len(lines(out)) >= 2 or controller.poll() is not None, "the study goes on")
+        assert len(lines(out)) >= 2, finish(controller)
         assert lines(out)[1].outcome == "completed", lines(out)[1].error
         assert lines(out)[1].id == first.id
         assert lines(out)[1].place.start == "s1.2"
