@@ -9,6 +9,7 @@ import click
 
 from kvik.cli import main
 from kvik.handover.config import ConnectorConfig
+from kvik.serving_cache.config import CacheConfig
 from tests.docs.pages import ROOT, Block
 
 CONNECTOR = {
@@ -96,7 +97,9 @@ def check_transfer_config(text: str) -> None:
     unknown = set(config) - set(CONNECTOR) - {"kv_connector_extra_config", "engine_id", "kv_buffer_device"}
     if unknown:
         raise ValueError(f"{TRANSFER_OPTION}: {sorted(unknown)} are no keys that this project uses")
-    ConnectorConfig.from_extra(config.get("kv_connector_extra_config", {}), env={"KVIK_CONFIG": "/dev/null"})
+    extra, env = dict(config.get("kv_connector_extra_config", {})), {"KVIK_CONFIG": "/dev/null"}
+    CacheConfig.from_extra(extra.pop("store", None), "store", env)
+    ConnectorConfig.from_extra(extra, env=env)
 
 
 def check_make(targets: list[str]) -> None:
