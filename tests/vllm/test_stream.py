@@ -181,8 +181,14 @@ def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, numbe
     assert answer == reference(prompt, TOKENS)
     assert time.monotonic() - begun < SLACK
     pair.begin_again("prefill")
-    for again in range(3):
-        prompt = prompt_of(600, seed=150 + 10 * number + again)
-        before = streamed(pair)
-        assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
-    assert streamed(pair) == before + 1
+    # Until the router learns of the new server, decode's load fails at once, and decode may have computed the
+    # prompt itself before prefill offers its KV; then the router hears nothing. So answers are long.
+    for again in range(30):
+        prompt = prompt_of(600, seed=150 + 100 * number + again)
+        pair.reports.new()
+        assert client.complete(pair.router.url, prompt, 50).tokens == reference(prompt, 50)
+        loads = pair.reports.wait(1)
+        if len(loads) > 1 and outcomes(loads) == {"loaded"}:
+            print(f"streamed again with request {again + 1}")
+            return
+    raise AssertionError("the server that has started again does not stream")
