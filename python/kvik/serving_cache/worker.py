@@ -68,7 +68,7 @@ class CacheRank:
             self._tiers.set_namespace(plan.namespaces[self._rank])
         now = time.monotonic()
         for lookup in plan.lookups:
-            self._looks.submit(self._look, lookup)
+            self._looks.submit(self._look, lookup, now + self._config.deadline)
         for load in plan.loads:
             stop = self._stops[load.request_id] = Stop()
             self._loads.submit(self._load, load, now, stop)
@@ -126,15 +126,24 @@ class CacheRank:
 
     # On threads. Whatever happens there, what waits for it must not wait for ever.
 
-    def _look(self, lookup: Lookup) -> None:
+    def _look(self, lookup: Lookup, until: float) -> None:
+        """Nobody waits for an answer after `until`: one that comes to its turn later asks no store, so that a
+        store which stands still leaves no more behind than was asked for within a deadline."""
         blocks, host, failures = 0, 0, {"lookup": "internal"}
         try:
-            blocks, host, failures = self._tiers.look(lookup.links)
+            if time.monotonic() >= until:
+                failures = {"lookup": "deadline_exceeded"}
+            else:
+                blocks, host, failures = self._tiers.look(lookup.links)
             if blocks > host:
-                self._prefetches.submit(self._tiers.prefetch, lookup.links, host)
+                self._prefetches.submit(self._prefetch, lookup.links, host, until)
         except Exception:
             logger.exception("kvik: looking for blocks has failed in a way that is no answer of a store")
         self._ended.append((lookup.number, Answer(blocks, host), failures))
+
+    def _prefetch(self, links: bytes, host: int, until: float) -> None:
+        if time.monotonic() < until:
+            self._tiers.prefetch(links, host)
 
     def _load(self, load: CacheLoad, began: float, stop: Stop) -> None:
         loaded = Loaded(failures={"load": "internal"})
