@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import cast
 
 import pytest
@@ -99,11 +100,16 @@ def test_structured_output(pair: Pair, alone: HttpServer) -> None:
 
 @small_cache
 def test_preempted(pair: Pair, reference: Reference) -> None:
-    """Decode has not enough KV blocks for all sequences, and computes those again that lose theirs."""
-    prompts = [prompt_of(600 + i, seed=73) for i in range(6)]
+    """Decode has not enough KV blocks for all sequences, and computes those again that lose theirs.
+
+    All prompts are computed before decode is asked for one: those that wait there fill its KV blocks
+    however fast it is, and each sequence needs three more blocks before it ends.
+    """
+    prompts = [prompt_of(600 + i, seed=73) for i in range(8)]
     before = client.metrics(pair.decode.url)[PREEMPTIONS]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = list(pool.map(lambda prompt: client.complete(pair.router.url, prompt, 300).tokens, prompts))
+        params = list(pool.map(pair.prefill_by_hand, prompts))
+        answers = list(pool.map(partial(pair.decode_by_hand, tokens=300), prompts, params))
     assert client.metrics(pair.decode.url)[PREEMPTIONS] > before, "nothing was preempted"
     assert answers == [reference(prompt, 300) for prompt in prompts]
     for engine in pair.engines():
