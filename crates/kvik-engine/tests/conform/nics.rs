@@ -329,6 +329,9 @@ pub mod staged {
     };
     pub const EFA: &Nic = &Nic {
         one: &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::STAGED_EFA },
+        // Slots are filled one after the other, so the next one may be posted alone, when the connection has mended: a
+        // second failure in a row, before anything has passed, is that of the peer's only NIC.
+        failures: 1,
         ..*super::EFA
     };
     mod efa {
