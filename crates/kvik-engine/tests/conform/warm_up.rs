@@ -210,7 +210,7 @@ warm! {
         let engine = kind.engine(&Faults::new(1), None);
         let owner = Owner::start(kind);
         control.say("stick device=0 count=1");
-        let limit = Some(Duration::from_millis(300));
+        let limit = Some(Duration::from_secs(1));
         let warmed = engine.warm_up(&owner.tickets[0], limit).unwrap().wait(None).unwrap();
         assert_eq!(states(&warmed), ["failed", "opened", "opened", "opened"], "{warmed:?}");
         owner.stop();
