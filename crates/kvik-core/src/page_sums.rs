@@ -70,6 +70,14 @@ impl PageSums {
         first.min(last)..last
     }
 
+    /// Whether a part of the stream is what some checksums cover, and no more.
+    pub fn is_whole(&self, part: &Range<u64>) -> bool {
+        let numbers = self.within(part.clone());
+        !numbers.is_empty()
+            && self.covers(numbers.start).start == part.start
+            && self.covers(numbers.end - 1).end == part.end
+    }
+
     /// Where about so many bytes end, at least one byte, so that no checksum covers bytes on both sides if they begin so.
     pub fn align(&self, bytes: u64) -> u64 {
         match bytes {
@@ -129,7 +137,9 @@ mod tests {
                 covers.start >= part.start && covers.end <= part.end
             };
             let expected: Vec<usize> = (0..sums.len()).filter(inside).collect();
-            prop_assert_eq!(sums.within(part).collect::<Vec<_>>(), expected);
+            prop_assert_eq!(sums.within(part.clone()).collect::<Vec<_>>(), expected.clone());
+            let bytes: u64 = expected.iter().map(|number| sums.covers(*number)).map(|part| part.end - part.start).sum();
+            prop_assert_eq!(sums.is_whole(&part), bytes > 0 && bytes == part.end - part.start);
             // Chunks of an aligned size leave none on both sides, where there is such a size.
             let chunk = sums.align(cut);
             if cut >= page || (cut >= sums.part && page.is_multiple_of(sums.part)) {

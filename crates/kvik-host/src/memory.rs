@@ -205,6 +205,18 @@ impl Memory {
         dst.writable_span()?.copy_from(dst_off, &src.span, src_off, len)
     }
 
+    /// Copies extents (offset in `src`, offset here, and bytes) that follow one another, and gives the checksum (XXH3, 64
+    /// bits) of them all in the same pass: of what was written, whatever becomes of `src` meanwhile. `None` where that takes
+    /// [`Memory::copy_between`] and [`Memory::sum`], as for what overlaps and for odd addresses; then some of them may have
+    /// been copied.
+    pub fn copy_summed(
+        &self,
+        src: &Memory,
+        extents: impl Iterator<Item = (usize, usize, usize)>,
+    ) -> Result<Option<u64>, HostError> {
+        self.writable_span()?.copy_summed_from(&src.span, extents)
+    }
+
     /// A range to send from, without copying it first.
     pub fn send_run(&self, offset: usize, len: usize) -> Result<SendRun<'_>, HostError> {
         let base = self.span.at(offset, len)?;

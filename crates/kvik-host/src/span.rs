@@ -13,7 +13,7 @@ use crate::error::HostError;
 pub(crate) const CHUNK: usize = 16 << 10;
 
 /// How far ahead of the reading bytes are fetched: memory has answered by then, and so has the page table.
-const AHEAD: usize = 4 << 10;
+pub(crate) const AHEAD: usize = 4 << 10;
 
 /// Base and length of memory that stays mapped for as long as the owner of this value lives.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +81,29 @@ impl Span {
         // same buffer would give.
         unsafe { ptr::copy(source, to, len) };
         Ok(())
+    }
+
+    /// Copies extents (offset in `from`, offset here, and bytes) that follow one another, and gives the XXH3 sum of them
+    /// all, as they were written; `None` where that takes a copy and a sum (see [`crate::sum`]): then some of them may have
+    /// been copied.
+    pub(crate) fn copy_summed_from(
+        &self,
+        from: &Span,
+        extents: impl Iterator<Item = (usize, usize, usize)>,
+    ) -> Result<Option<u64>, HostError> {
+        let Some(mut sum) = crate::sum::Xxh3::new() else { return Ok(None) };
+        let mut extents = extents.peekable();
+        while let Some((from_at, at, len)) = extents.next() {
+            let (source, to) = (from.at(from_at, len)?, self.at(at, len)?);
+            if source.addr().abs_diff(to.addr()) < len {
+                return Ok(None);
+            }
+            // SAFETY: both are mapped for `len` bytes while their owners live, and they do not overlap.
+            if !unsafe { sum.copy(source, len, extents.peek().is_none(), to) } {
+                return Ok(None);
+            }
+        }
+        Ok(sum.finish())
     }
 
     /// Copies a range out through `scratch`, piece by piece, for a checksum.

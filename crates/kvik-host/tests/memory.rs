@@ -56,6 +56,8 @@ fn every_way_into_memory_is_bounds_checked() {
         refused(memory.for_each_chunk(offset, len, &mut buffer, |_| panic!("called")));
         refused(Memory::copy_between(&memory, 0, &memory, offset, len));
         refused(Memory::copy_between(&memory, offset, &memory, 0, len));
+        refused(memory.copy_summed(&shared(), [(offset, 0, len)].into_iter()).map(drop));
+        refused(memory.copy_summed(&shared(), [(0, offset, len)].into_iter()).map(drop));
         if let Some(slice) = buffer.get_mut(..len) {
             refused(memory.copy_out(offset, slice));
             refused(memory.copy_in(offset, slice));
@@ -89,6 +91,26 @@ fn overlapping_copies_move_as_if_through_a_buffer() {
     memory.copy_in(0, &bytes).unwrap();
     Memory::copy_between(&memory, 100, &memory, 0, 1000).unwrap();
     assert_eq!(bytes_of(&memory, 100, 1000), bytes);
+}
+
+#[test]
+fn extents_are_copied_and_summed_in_one_pass() {
+    let (from, to) = (shared(), shared());
+    from.copy_in(0, &pattern(LEN)).unwrap();
+    // Out of order, and not at the same places.
+    let extents = [(1024, 128, 512), (0, 2048, 1024), (3000, 4096, 77)];
+    let copy = |to: &Memory, extents: &[_]| to.copy_summed(&from, extents.iter().copied()).unwrap();
+    let sum = copy(&to, &extents);
+    let ranges = extents.map(|(_, at, len)| (at, len));
+    assert_eq!(sum, to.sum(ranges.into_iter(), None).unwrap());
+    for (from_at, at, len) in extents.into_iter().filter(|_| sum.is_some()) {
+        assert_eq!(bytes_of(&to, at, len), bytes_of(&from, from_at, len));
+    }
+    // Half a stripe in two extents, an odd address, few bytes, and the same memory.
+    assert_eq!(copy(&to, &[(0, 0, 100), (100, 128, 500)]), None);
+    assert_eq!(copy(&to, &[(0, 32, 1024)]), None);
+    assert_eq!(copy(&to, &[(0, 0, 192)]), None);
+    assert_eq!(copy(&from, &[(0, 64, 1024)]), None);
 }
 
 #[test]

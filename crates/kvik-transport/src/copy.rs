@@ -242,7 +242,16 @@ impl Copier {
     ) -> Result<Copied> {
         let mut verify = Duration::ZERO;
         for piece in pieces(request) {
-            copy(self, Extents::new(view, &request.view, piece.clone()))?;
+            match (request.view.sums(), source.mapped()) {
+                (Some(sums), Some(from)) if sums.is_whole(&piece) => {
+                    for number in sums.within(piece.clone()) {
+                        if !Copier::copy_summed(request, (view, sums), from, number)? {
+                            copy(self, Extents::new(view, &request.view, sums.covers(number)))?;
+                        }
+                    }
+                }
+                _ => copy(self, Extents::new(view, &request.view, piece.clone()))?,
+            }
             verify += self.compare(request, piece.clone(), source, view)?;
             if request.view.sums().is_some() {
                 let (began, own) = (Instant::now(), request.region.host(COPIER)?);
@@ -251,6 +260,22 @@ impl Copier {
             }
         }
         Ok((Extents::new(view, &request.view, request.part.clone()).count() as u64, verify))
+    }
+
+    /// Copies a part of the stream that one checksum of pages covers, and sums it in the same pass; false where that is to
+    /// be done in two.
+    fn copy_summed(
+        request: &WorkRequest<RegionMemory>,
+        (view, sums): (&View, &PageSums),
+        from: &Memory,
+        number: usize,
+    ) -> Result<bool> {
+        let extents = Extents::new(view, &request.view, sums.covers(number));
+        let extents = extents.map(|e| (e.left as usize, e.right as usize, e.len as usize));
+        let copied = request.region.host(COPIER)?.copy_summed(from, extents);
+        let sum = copied.map_err(|error| from_host(Code::PageOutOfRange, error))?;
+        sum.into_iter().for_each(|sum| sums.set(number, sum));
+        Ok(sum.is_some())
     }
 
     fn copy_peer(

@@ -20,6 +20,10 @@ pub(crate) const SENT: u64 = 512 << 10;
 
 /// Memory that can be summed.
 pub(crate) trait Bytes {
+    /// Where it is mapped here, if it is.
+    fn mapped(&self) -> Option<&Memory> {
+        None
+    }
     /// The sum of ranges that follow one another in one pass, where that is possible; `next` is what is moved next.
     fn sum(
         &self,
@@ -37,6 +41,9 @@ pub(crate) trait Bytes {
 }
 
 impl Bytes for Memory {
+    fn mapped(&self) -> Option<&Memory> {
+        Some(self)
+    }
     fn sum(
         &self,
         ranges: impl Iterator<Item = (usize, usize)>,
