@@ -58,7 +58,7 @@ def check(pair: Pair, reference: Reference, seed: int, at_once: int) -> None:
         answers = list(pool.map(ask, prompts))
     for length, prompt, answer in zip(LENGTHS, prompts, answers, strict=True):
         assert answer == reference(prompt, TOKENS), f"{length} tokens: other tokens"
-    # Prefill's answer may come after the last token of decode's, and is waited for.
+    # Prefill's answer may come after the last token of decode's.
     count = wait_for(lambda: streamed(pair) - before, lambda more: more >= len(LENGTHS), SLACK)
     assert count == len(LENGTHS)
     ranks = max(pair.spec.ranks)  # a read each of every prefill rank, or by every decode rank
@@ -194,8 +194,8 @@ def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, numbe
     assert answer == reference(prompt, TOKENS)
     assert time.monotonic() - begun < SLACK
     pair.begin_again("prefill")
-    # The router trusts the old template at most for the first of these, which decode may compute itself before
-    # prefill offers its KV. It pulls the next, from which it has the new one.
+    # The router trusts the old template at most for the first of these, which decode may compute itself
+    # before prefill offers its KV. It pulls the next, from which it has the new one.
     for again in range(3):
         prompt = prompt_of(600, seed=150 + 100 * number + again)
         pair.reports.new()

@@ -131,6 +131,7 @@ def test_used_twice_is_recomputed_and_counted(pair: list[HttpServer]) -> None:
     whole = client.body(prompt, TOKENS, kv_transfer_params=params)
     said = [chunk.get("kv_transfer_params") for chunk in _stream(decode, "/v1/completions", whole)]
     assert said[:-1] == [None] * (len(said) - 1), "only the last event says how the KV came"
+    assert said[-1] is not None
     assert said[-1]["kvik"]["outcome"] == "recomputed"
     assert said[-1]["kvik"]["reason"] == load.reason
 
