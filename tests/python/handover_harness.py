@@ -208,7 +208,7 @@ class Side:
         """One engine step; an id counts when all ranks have reported it. `computes`: the requests that it is
         about, and `forward` what a rank does for them."""
         plan = across(self.scheduler.take_plan(lambda _: list(computes)))
-        result, ends = StepResult(), Counter[str]()
+        result, ends, failures = StepResult(), Counter[str](), dict[str, str]()
         for rank in self.ranks:
             rank.worker.begin_step(plan)
             forward(rank)
@@ -222,8 +222,9 @@ class Side:
                         done.add(request_id)
             result.invalid |= rank.worker.take_invalid_blocks()
             ends.update(rank.worker.take_parked_ends())
+            failures |= rank.worker.take_failures()
         output = SimpleNamespace(finished_sending=result.sent, finished_recving=result.received)
-        self.scheduler.update_output(output, ends)
+        self.scheduler.update_output(output, ends, failures)
         return result
 
     def write(self, blocks: list[int], tokens: range) -> None:

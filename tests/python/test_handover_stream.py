@@ -270,13 +270,33 @@ def test_decode_leaves_in_the_middle(tmp_path: Path) -> None:
         assert (d.ranks[0].memory == before).all(), "KV has come after its end"
 
 
+def told_of(d: Side, wanted: Any) -> tuple[str, str | None]:
+    """How its answer says that a request came by its KV, and why; it ends here."""
+    wanted.status = Status.FINISHED_LENGTH_CAPPED
+    _, params = d.scheduler.request_finished(wanted, (OURS,))
+    assert params is not None
+    return params["kvik"]["outcome"], params["kvik"].get("reason")
+
+
+def test_the_answer_to_a_streamed_request_says_that_it_was_loaded(tmp_path: Path) -> None:
+    with servers(SHAPES["equal"], tmp_path, FakeNative()) as (p, d):
+        template, theirs, ours = template_of(p), blocks_of(p.side.shape, FREE), blocks_of(d.shape, OURS)
+        p.begin(prompt(LENGTH), theirs, template)
+        wanted = request("d-1", prompt(LENGTH), decode_params(template))
+        d.admit(wanted, ours)
+        p.chunk(LENGTH)
+        until(d.step, lambda step: step.received == {"d-1"})
+        assert told_of(d, wanted) == ("loaded", None)
+
+
 @pytest.mark.parametrize("after", range(4))
 def test_a_prefill_engine_that_dies_ends_the_load_within_seconds(tmp_path: Path, after: int) -> None:
     """Its engine goes at any chunk: the load fails by name, all of its blocks are computed here."""
     with servers(SHAPES["4 to 2"], tmp_path) as (p, d):
         template, theirs, ours = template_of(p), blocks_of(p.side.shape, FREE), blocks_of(d.shape, OURS)
         p.begin(prompt(LENGTH), theirs, template)
-        d.admit(request("d-1", prompt(LENGTH), decode_params(template)), ours)
+        wanted = request("d-1", prompt(LENGTH), decode_params(template))
+        d.admit(wanted, ours)
         d.step()
         for end in (16, 32, 40)[:after]:
             p.chunk(end)
@@ -285,6 +305,9 @@ def test_a_prefill_engine_that_dies_ends_the_load_within_seconds(tmp_path: Path,
         result = until(d.step, lambda step: step.received == {"d-1"})
         assert time.monotonic() - begun < 10.0
         assert result.invalid == set(ours)
+        outcome, reason = told_of(d, wanted)
+        assert outcome == "recomputed"
+        assert reason in {line["reason"] for line in d.records()}
 
 
 def test_a_step_that_fails_grants_nothing_more(tmp_path: Path) -> None:
@@ -386,8 +409,11 @@ def test_parameters_that_cannot_be_used_are_recomputed(tmp_path: Path, change: d
         stream = params["kvik"]["stream"]
         for key, value in change.items():
             (stream if key in stream else stream["of"])[key] = value
-        assert d.admit(request("d-1", prompt(LENGTH), params), blocks_of(d.shape, OURS)) == 0
-        assert [line["outcome"] for line in d.records()] == ["recomputed"]
+        wanted = request("d-1", prompt(LENGTH), params)
+        assert d.admit(wanted, blocks_of(d.shape, OURS)) == 0
+        (line,) = d.records()
+        assert line["outcome"] == "recomputed"
+        assert told_of(d, wanted) == ("recomputed", line["reason"])
 
 
 def test_more_streams_than_a_peer_lets_wait_are_asked_for_later(

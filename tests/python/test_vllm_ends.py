@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,39 @@ def test_parking_meets_a_grant_that_just_ended(kvik_vllm: ModuleType, native: Fa
     assert not d.known
 
 
+def told_of(d: Server, wanted: Any, status: Status = Status.FINISHED_LENGTH_CAPPED) -> tuple[Any, Any] | None:
+    """How its answer says that a request came by its KV, and why; it ends here."""
+    wanted.status = status
+    kept, params = d.scheduler.request_finished_all_groups(wanted, ([5, 6],))
+    assert not kept
+    return None if params is None else (params["kvik"]["outcome"], params["kvik"].get("reason"))
+
+
+def test_a_load_that_fails_on_one_rank_is_told_with_its_reason(
+    kvik_vllm: ModuleType, native: FakeNative
+) -> None:
+    """The other rank has its part, and may say so later."""
+    p, d = (Server(kvik_vllm, native, role, tp=2) for role in ("kv_producer", "kv_consumer"))
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    native.faults.append("peer_restarted")
+    assert d.step().received == {"d-1"}
+    assert told_of(d, wanted) == ("recomputed", "peer_restarted")
+
+
+def test_an_aborted_load_is_told_to_nobody(pair: tuple[Server, Server], native: FakeNative) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    native.held = True
+    wanted = request("d-1", prompt(8), params)
+    assert admit(d, wanted, [5, 6]) == 8
+    d.step()
+    assert told_of(d, wanted, Status.FINISHED_ABORTED) is None
+
+
 @pytest.mark.parametrize("code", ["checksum_mismatch", "peer_lost"])
 def test_failed_load(pair: tuple[Server, Server], native: FakeNative, code: str) -> None:
     p, d = pair
@@ -133,6 +167,7 @@ def test_failed_load(pair: tuple[Server, Server], native: FakeNative, code: str)
     )  # rescheduled: computed, not loaded again
     d.scheduler.update_state_after_alloc(wanted, allocated([5, 6]), 0)
     assert not d.step().invalid
+    assert told_of(d, wanted) == ("recomputed", code)
     # A living owner is told that its blocks are free; a lost one finds out by expiry.
     assert p.step().sent == ({"p-1"} if code == "checksum_mismatch" else set())
     native.now += 121

@@ -57,11 +57,13 @@ def test_handover(pair: tuple[Server, Server], native: FakeNative, tokens: int) 
     wanted.status = Status.FINISHED_STOPPED
     kept, note = d.scheduler.request_finished_all_groups(wanted, (ours,))
     assert not kept
+    assert note is not None
+    assert note.keys() == {"kvik"}
     if tokens == 1:
-        assert note is None
+        assert note["kvik"] == {"outcome": "not_needed"}
     else:  # the router shows how long the request waited
-        assert note is not None
-        assert note.keys() == {"kvik"}
+        assert note["kvik"].keys() == {"outcome", "kv_wait_ms"}
+        assert note["kvik"]["outcome"] == "loaded"
         assert 0 <= note["kvik"]["kv_wait_ms"] < 60_000
     assert d.plan().plan.cancels == []
     native.now += 10
@@ -231,8 +233,12 @@ def test_other_content_is_recomputed(
     p, d = pair
     params = offer(p, prompt(8), [1, 2])
     p.step()
-    assert admit(d, make(params), [5, 6]) == 0
+    wanted = make(params)
+    assert admit(d, wanted, [5, 6]) == 0
     d.step()
+    wanted.status = Status.FINISHED_STOPPED
+    told = {"kvik": {"outcome": "recomputed", "reason": code}}
+    assert d.scheduler.request_finished_all_groups(wanted, ([5, 6],)) == (False, told)
     assert d.values(5) == {0}
     assert d.total("loads") == 0
     assert d.total(f"recomputed_{code}") == 1
@@ -463,7 +469,9 @@ def test_spoiled_parameters_are_recomputed(pair: tuple[Server, Server], spoil: A
     assert (
         sum(stats.get(name, 0) for stats in d.stats for name in stats if name.startswith("recomputed_")) == 1
     )
-    assert d.scheduler.request_finished_all_groups(wanted, ([5, 6],)) == (False, None)
+    kept, told = d.scheduler.request_finished_all_groups(wanted, ([5, 6],))
+    assert not kept
+    assert told["kvik"]["outcome"] == "recomputed"
 
 
 @pytest.mark.parametrize("ids", [[[2, 1]], [[1, 1]], [[1]], [[1, 2, 3]], [[1, 2], [3]], [[1, -2]], [], None])

@@ -15,6 +15,7 @@ use crate::config::EngineUrl;
 use crate::metrics::{Endpoint, Outcome, Phase, Stage};
 use crate::release::{self, GrantedKv};
 use crate::shared::Shared;
+use crate::stream_end::Answering;
 use crate::timing::Timing;
 
 /// A request in progress.
@@ -25,6 +26,8 @@ pub(crate) struct Exchange {
     pub(crate) timing: Timing,
     /// Granted by prefill, not yet in the hands of a decode engine that answered.
     pub(crate) granted: Option<GrantedKv>,
+    /// The answer of a stream, while it is passed on.
+    pub(crate) answering: Option<Answering>,
     pub(crate) prefill: Option<EngineUrl>,
     pub(crate) decode: Option<EngineUrl>,
     endpoint: Endpoint,
@@ -47,6 +50,7 @@ impl Exchange {
             stage: Stage::Body,
             timing: Timing::begin(),
             granted: None,
+            answering: None,
             prefill: None,
             decode: None,
             endpoint,

@@ -1,7 +1,8 @@
 //! Entries for the fuzz targets: private decoders of what clients and engines send.
 
 use crate::body::{Kind, RequestBody};
-use crate::{handover, timing};
+use crate::handover;
+use crate::note::{Note, NoteReader};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -40,7 +41,16 @@ pub fn prefill_answer(bytes: &[u8]) {
     }
 }
 
-/// A decode engine's answer, or the first event of its stream.
+/// A decode engine's answer, whole or as a stream that comes in two pieces.
+///
+/// # Panics
+/// When the note of a stream depends on where its bytes were cut.
 pub fn decode_answer(bytes: &[u8]) {
-    let _ = timing::kv_wait_in_answer(bytes);
+    let _ = Note::of(bytes).map(|note| note.reason().len());
+    let (mut whole, mut cut) = (NoteReader::default(), NoteReader::default());
+    whole.read(bytes);
+    let (one, two) = bytes.split_at(bytes.len() / 2);
+    cut.read(one);
+    cut.read(two);
+    assert_eq!(whole.note(), cut.note());
 }

@@ -13,7 +13,8 @@
 //!    and leaving every other byte alone.
 //! 4. [`handover`] runs the two steps, one after the other, [`stream`] both at once; [`pool`] picks engines; [`upstream`] sends, and says what
 //!    came of it.
-//! 5. [`relay`] passes the answer on, chunk by chunk, and [`timing`] says where the time went.
+//! 5. [`relay`] passes the answer on, chunk by chunk, and [`timing`] says where the time went; [`note`] is what decode
+//!    says of the KV, and [`stream_end`] what became of a stream.
 //!
 //! What the router promises: the decode engine sees the client's body plus `kv_transfer_params` and nothing
 //! else; a prompt whose KV cannot be handed over is recomputed by the decode engine, and counted; a client that
@@ -32,6 +33,7 @@ mod handover;
 mod headers;
 mod health;
 mod metrics;
+mod note;
 mod pool;
 mod relay;
 mod release;
@@ -41,6 +43,7 @@ mod server;
 mod service;
 mod shared;
 mod stream;
+mod stream_end;
 mod timing;
 mod upstream;
 

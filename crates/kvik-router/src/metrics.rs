@@ -78,6 +78,8 @@ label_values! {
         NoParams = "no_params",
         /// Prefill's connection ended while it was streaming its KV to decode.
         PrefillDied = "prefill_died",
+        /// A stream's KV did not come to decode.
+        StreamFailed = "stream_failed",
         BatchedPrompt = "batched_prompt",
         ManyChoices = "many_choices",
         PromptLogits = "prompt_logits",
@@ -88,8 +90,14 @@ label_values! {
 label_values! {
     /// What became of requests that both engines were sent at once.
     Streamed {
-        /// Decode answered them so.
-        Streamed = "streamed",
+        /// Decode has loaded their KV so, by its own word or else by prefill's.
+        Loaded = "streamed",
+        /// Decode had all of their KV itself.
+        NotNeeded = "not_needed",
+        /// Decode computed them itself, since their KV did not come.
+        Recomputed = "recomputed",
+        /// Decode answered them, and neither engine has said how it came by their KV.
+        Unconfirmed = "unconfirmed",
         /// Prefill has not streamed, and offered its KV at its end: decode was asked again, and pulled.
         Offered = "offered",
     }

@@ -46,8 +46,12 @@ impl Pool {
 }
 
 impl Engine {
-    /// Keeps what a request showed of this engine.
+    /// Keeps what a request showed of this engine. One that cannot be reached, or that cut an answer off, may have
+    /// started again: what it has said of streams before is not trusted any more.
     pub(crate) fn note(&self, seen: Seen) {
+        if matches!(seen, Err(FailureKind::Connect | FailureKind::Closed)) {
+            self.keep_template(None);
+        }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, Instant::now()));
     }
 
@@ -59,6 +63,14 @@ impl Engine {
     /// Keeps what an answer says of streams, also that it says nothing.
     pub(crate) fn keep_template(&self, template: Option<Arc<str>>) {
         *self.template.lock().unwrap_or_else(PoisonError::into_inner) = template;
+    }
+
+    /// Forgets what was once said of streams; what has been said since stays.
+    pub(crate) fn forget_template(&self, once: &str) {
+        let mut kept = self.template.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.as_deref() == Some(once) {
+            *kept = None;
+        }
     }
 
     /// What the last request showed, and when.
@@ -80,5 +92,27 @@ mod tests {
         assert_eq!(order(&pool), [urls[1].clone(), urls[2].clone(), urls[0].clone()]);
         assert_eq!(order(&pool)[0], urls[2]);
         assert_eq!(order(&pool)[0], urls[0]);
+    }
+
+    #[test]
+    fn a_template_is_forgotten_with_its_run_and_no_later() {
+        let urls: Vec<EngineUrl> = vec!["http://p:1".parse().unwrap()];
+        let pool = Pool::new(Role::Prefill, &urls);
+        let engine = &pool.engines()[0];
+        engine.keep_template(Some("new".into()));
+        engine.forget_template("old");
+        assert_eq!(engine.template().as_deref(), Some("new"));
+        engine.forget_template("new");
+        assert_eq!(engine.template(), None);
+        for (kind, kept) in [
+            (FailureKind::Connect, false),
+            (FailureKind::Closed, false),
+            (FailureKind::Timeout, true),
+            (FailureKind::Status, true),
+        ] {
+            engine.keep_template(Some("new".into()));
+            engine.note(Err(kind));
+            assert_eq!(engine.template().is_some(), kept, "{kind:?}");
+        }
     }
 }

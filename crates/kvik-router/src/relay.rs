@@ -116,6 +116,9 @@ impl Body for Relay {
                     this.quiet.broken();
                     // An engine's own trailers end here: the client was promised ours alone.
                     if let Ok(data) = frame.into_data() {
+                        if let Some(answering) = this.exchange.as_mut().and_then(|e| e.answering.as_mut()) {
+                            answering.read(&data);
+                        }
                         // Of an answer of known length this is the last that hyper asks for.
                         if this.rest.is_end_stream() {
                             this.ended();

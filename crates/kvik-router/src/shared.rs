@@ -14,6 +14,9 @@ use crate::upstream::Upstream;
 /// Most releases at work at once: under a wave of leaving clients the decode engines have better to do.
 pub(crate) const MOST_RELEASES: usize = 64;
 
+/// Most answers of prefill engines that are waited for beyond their requests.
+pub(crate) const MOST_LATE: usize = 64;
+
 /// See the module's text.
 pub(crate) struct Shared {
     pub(crate) config: RouterConfig,
@@ -25,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) places: Arc<Semaphore>,
     /// One place a release at work.
     pub(crate) releases: Arc<Semaphore>,
+    /// One place an answer of a prefill engine that is waited for beyond its request.
+    pub(crate) late: Arc<Semaphore>,
     /// Work that outlives its request.
     pub(crate) tasks: TaskTracker,
     pub(crate) handle: Handle,
@@ -39,6 +44,7 @@ impl Shared {
             metrics: Metrics::new(),
             places: Arc::new(Semaphore::new(config.max_inflight)),
             releases: Arc::new(Semaphore::new(MOST_RELEASES)),
+            late: Arc::new(Semaphore::new(MOST_LATE)),
             tasks: TaskTracker::new(),
             handle,
             config,

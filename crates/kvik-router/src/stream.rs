@@ -8,14 +8,19 @@
 //! Prefill's answer says what became of it. One with an offer (`do_remote_prefill`) has not handed over so, for
 //! example because it has started again since: decode's request is taken back and sent again with the offer. Where
 //! prefill refuses or fails, decode's request is taken back too; nothing of its answer has gone to the client.
+//!
+//! Decode may answer first: its last parts come before prefill's answer does, it has the KV itself, or it has computed
+//! the prompt since the stream failed. Which of these it was, decode says in its answer, or prefill in its own, for
+//! which the router then waits: [`crate::stream_end`].
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::body::{Kind, RequestBody};
 use crate::collect::collect;
 use crate::exchange::Exchange;
 use crate::handover::{
@@ -23,10 +28,12 @@ use crate::handover::{
     read_beginning, recompute, report,
 };
 use crate::metrics::{FailureKind, Recompute, Role, Stage, Streamed};
+use crate::note::Note;
 use crate::pool::Engine;
-use crate::release::GrantedKv;
+use crate::release::{self, GrantedKv};
 use crate::reply::Reply;
 use crate::shared::Shared;
+use crate::stream_end::{Answering, StreamEnd, patience};
 use crate::upstream::{Attached, Call, Failure};
 
 /// The longest template that is kept: one ticket a rank, of at most 256 bytes each.
@@ -90,8 +97,9 @@ pub(crate) async fn serve(
     headers: &HeaderMap,
     engine: &Arc<Engine>,
 ) -> Result<Option<Answer>, Reply> {
-    let Some(told) = engine.template().and_then(|template| told(&template)) else { return Ok(None) };
-    match both(exchange, request, headers, engine, &told).await? {
+    let Some(template) = engine.template() else { return Ok(None) };
+    let Some(told) = told(&template) else { return Ok(None) };
+    match both(exchange, request, headers, (engine, template), &told).await? {
         Next::Answer(answer) => Ok(Some(answer)),
         Next::Pull => Ok(None),
         Next::Decode(params) => decode(exchange, request, headers.clone(), params.as_deref()).await.map(Some),
@@ -102,30 +110,25 @@ async fn both(
     exchange: &mut Exchange,
     request: &ClientRequest<'_>,
     headers: &HeaderMap,
-    engine: &Arc<Engine>,
+    (engine, template): (&Arc<Engine>, Arc<str>),
     told: &str,
 ) -> Result<Next, Reply> {
     let shared = exchange.shared.clone();
-    let call = |body: Vec<u8>| Call {
-        method: Method::POST,
-        path: request.path.clone(),
-        headers: headers.clone(),
-        body: body.into(),
-    };
-    let to_prefill = call(request.body.for_prefill(request.kind, Some(told)));
     let text = format!(r#"{{"do_remote_prefill":true,"do_remote_decode":false,"kvik":{{"stream":{told}}}}}"#);
     let Ok(params) = RawValue::from_string(text) else { return Ok(Next::Pull) };
-    let to_decode = call(request.body.for_decode(Some(&params)));
+    let to_prefill = call(request, headers, request.body.for_prefill(request.kind, Some(told)));
+    let to_decode = call(request, headers, request.body.for_decode(Some(&params)));
     let attached = Arc::new(Attached::default());
     exchange.prefill = Some(engine.url.clone());
     exchange.stage = Stage::Prefill;
     exchange.timing.decode_begins();
     let began = Instant::now();
     let id = exchange.id.clone();
+    let mut prefilling = Box::pin(prefill(shared.clone(), engine.clone(), to_prefill));
+    let mut handed_over = false;
     let begun = {
         let decoding = first_of_decode(&shared, &id, &to_decode, &attached, &mut exchange.decode);
-        let prefilling = prefill(&shared, engine, &to_prefill);
-        tokio::pin!(decoding, prefilling);
+        tokio::pin!(decoding);
         tokio::select! {
             begun = &mut decoding => begun,
             prefilled = &mut prefilling => {
@@ -133,6 +136,7 @@ async fn both(
                 if let Some(next) = after_prefill(&shared, &id, prefilled)? {
                     return Ok(next);
                 }
+                handed_over = true;
                 exchange.stage = Stage::Decode;
                 exchange.granted = Some(GrantedKv {
                     path: request.path.clone(),
@@ -144,11 +148,88 @@ async fn both(
             }
         }
     };
-    let (engine, begun) = begun?;
+    let (answering, begun) = begun?;
     exchange.granted = None;
     exchange.stage = Stage::Decode;
-    shared.metrics.streamed(Streamed::Streamed);
-    Ok(Next::Answer(handover::answer(exchange, engine, begun)))
+    if let Some(end) = end_of(exchange, engine, template, &begun, handed_over) {
+        hear_out(exchange, request, headers, (end, prefilling), began.elapsed());
+    }
+    Ok(Next::Answer(handover::answer(exchange, answering, begun)))
+}
+
+fn call(request: &ClientRequest<'_>, headers: &HeaderMap, body: Vec<u8>) -> Call {
+    Call { method: Method::POST, path: request.path.clone(), headers: headers.clone(), body: body.into() }
+}
+
+/// Decode has begun to answer: keeps what the beginning and prefill say of the stream, and has the rest of the answer
+/// read for it. Gives the stream's end where nobody has said anything yet.
+fn end_of(
+    exchange: &mut Exchange,
+    engine: &Arc<Engine>,
+    template: Arc<str>,
+    begun: &Begun,
+    handed_over: bool,
+) -> Option<Arc<StreamEnd>> {
+    if matches!(begun, Begun::Refused(_)) {
+        return None;
+    }
+    let end = StreamEnd::new(exchange.shared.clone(), exchange.id.clone(), engine.clone(), template);
+    let end = Arc::new(end);
+    if handed_over {
+        end.prefill_says(true);
+    }
+    match begun {
+        Begun::Whole(_, whole) => end.decode_says(&Note::of(whole).unwrap_or_default()),
+        Begun::First(_, first, _) => {
+            let mut answering = Answering::new(end.clone());
+            answering.read(first);
+            exchange.answering = Some(answering);
+        }
+        Begun::Refused(_) => {}
+    }
+    (!end.is_known()).then_some(end)
+}
+
+/// Waits for prefill's answer although decode is giving its own, which has not said yet how it came by the KV. An
+/// offer is given back.
+fn hear_out(
+    exchange: &Exchange,
+    request: &ClientRequest<'_>,
+    headers: &HeaderMap,
+    (end, prefilling): (Arc<StreamEnd>, impl Future<Output = Prefill> + Send + 'static),
+    decode_took: Duration,
+) {
+    let (shared, id, kind) = (exchange.shared.clone(), exchange.id.clone(), request.kind);
+    // Until prefill has answered, which says its template again.
+    end.forget();
+    let Ok(place) = shared.late.clone().try_acquire_owned() else { return };
+    let again = call(request, headers, request.body.for_decode(None));
+    let (tasks, handle) = (shared.tasks.clone(), shared.handle.clone());
+    tasks.spawn_on(
+        async move {
+            match tokio::time::timeout(patience(decode_took), prefilling).await {
+                Ok(Prefill::Answered(Some(params))) => {
+                    end.prefill_says(!is_offer(&params));
+                    if is_offer(&params) {
+                        give_back(&shared, &id, kind, again, &params);
+                    }
+                }
+                Ok(Prefill::Failed(failure)) => report(&shared, &id, &failure),
+                Ok(Prefill::Answered(None) | Prefill::Refused(_)) | Err(_) => {}
+            }
+            drop(place);
+        },
+        &handle,
+    );
+}
+
+/// Gives back what prefill offers of a request that decode has answered without it. `again`: that request.
+fn give_back(shared: &Arc<Shared>, id: &str, kind: Kind, again: Call, params: &RawValue) {
+    if let Ok(body) = RequestBody::parse(&again.body, kind) {
+        let body = body.for_release(kind, params).into();
+        let granted = GrantedKv { path: again.path, headers: again.headers, body, attached: Arc::default() };
+        release::start(shared, granted, id);
+    }
 }
 
 /// How to go on once prefill has answered; none: with the decode request that is under way.
@@ -180,9 +261,9 @@ fn after_prefill(shared: &Shared, id: &str, prefilled: Prefill) -> Result<Option
 }
 
 /// Asks the prefill engine, and keeps the template of its answer.
-async fn prefill(shared: &Shared, engine: &Arc<Engine>, call: &Call) -> Prefill {
+async fn prefill(shared: Arc<Shared>, engine: Arc<Engine>, call: Call) -> Prefill {
     let stale = || shared.metrics.stale_connection(Role::Prefill);
-    let response = match shared.upstream.send(engine, call, &Attached::default(), stale).await {
+    let response = match shared.upstream.send(&engine, &call, &Attached::default(), stale).await {
         Ok(response) if response.status().is_success() => response,
         Ok(response) => return Prefill::Refused(Answer::passed_on(response, engine.clone())),
         Err(failure) => return Prefill::Failed(failure),
@@ -200,7 +281,7 @@ async fn prefill(shared: &Shared, engine: &Arc<Engine>, call: &Call) -> Prefill 
         }
         Err((kind, detail)) => {
             engine.note(Err(kind));
-            Prefill::Failed(Failure::new(engine, kind, detail))
+            Prefill::Failed(Failure::new(&engine, kind, detail))
         }
     }
 }

@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
-use serde::Deserialize;
 
 use crate::metrics::{Metrics, Phase};
+use crate::note::Note;
 
 pub(crate) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
@@ -92,7 +92,7 @@ impl Timing {
     pub(crate) fn reported(&mut self, headers: &HeaderMap, answer: &[u8]) {
         let in_headers = kv_wait_in_headers(headers);
         self.wait_is_in_headers = in_headers.is_some();
-        let millis = in_headers.or_else(|| kv_wait_in_answer(answer));
+        let millis = in_headers.or_else(|| Note::of(answer)?.kv_wait_ms);
         if let Some(wait) = millis.and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok()) {
             self.phases.push((Phase::KvWait, wait));
         }
@@ -135,45 +135,16 @@ fn kv_wait_in_headers(headers: &HeaderMap) -> Option<f64> {
     None
 }
 
-/// Reads the seam field from a whole JSON answer or from the first event of a stream.
-pub(crate) fn kv_wait_in_answer(answer: &[u8]) -> Option<f64> {
-    #[derive(Deserialize)]
-    struct Answer {
-        kv_transfer_params: Option<Params>,
-    }
-    #[derive(Deserialize)]
-    struct Params {
-        kvik: Option<Kvik>,
-    }
-    #[derive(Deserialize)]
-    struct Kvik {
-        kv_wait_ms: Option<f64>,
-    }
-    let json = match answer.strip_prefix(b"data:") {
-        Some(event) => event.split(|b| *b == b'\n').next().unwrap_or(event),
-        None => answer,
-    };
-    serde_json::from_slice::<Answer>(json).ok()?.kv_transfer_params?.kvik?.kv_wait_ms
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_wait_is_read_where_an_engine_says_it() {
+    fn the_wait_is_read_from_an_engines_header() {
         let mut headers = HeaderMap::new();
         headers.insert(SERVER_TIMING, HeaderValue::from_static("queue;dur=1, kv_wait;desc=x;dur=4.5"));
         assert_eq!(kv_wait_in_headers(&headers), Some(4.5));
         assert_eq!(kv_wait_in_headers(&HeaderMap::new()), None);
-        let json = br#"{"id":"x","kv_transfer_params":{"a":1,"kvik":{"kv_wait_ms":2.25}}}"#;
-        assert_eq!(kv_wait_in_answer(json), Some(2.25));
-        let event = [b"data: ".as_slice(), json, b"\n\ndata: {}\n\n"].concat();
-        assert_eq!(kv_wait_in_answer(&event), Some(2.25));
-        for nothing in ["", "data: [DONE]", r#"{"kv_transfer_params":null}"#, r#"{"kv_transfer_params":[1]}"#]
-        {
-            assert_eq!(kv_wait_in_answer(nothing.as_bytes()), None, "{nothing}");
-        }
     }
 
     #[test]

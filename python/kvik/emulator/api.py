@@ -241,6 +241,8 @@ class Answer:
             choice["token_ids"] = out
             if self._first:
                 choice["prompt_token_ids"] = self._request.prompt_token_ids.tolist()
+        if ended and events[-1].params is not None:  # as vLLM does from 0.33 on
+            piece["kv_transfer_params"] = events[-1].params
         self._first = False
         return piece
 

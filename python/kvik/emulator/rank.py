@@ -161,6 +161,7 @@ class Rank:
             "received": sorted(received),
             "parked": self._worker.take_parked_ends(),
             "invalid": sorted(self._worker.take_invalid_blocks()),
+            "failures": self._worker.take_failures(),
             "stats": self._worker.take_stats().data,
         }
         if any(fields.values()):

@@ -235,7 +235,8 @@ class Replica:
 
     def _reported(self, message: Message) -> None:
         news = message.fields
-        self.scheduler.on_report(news["sent"], news["received"], news["parked"], news["invalid"])
+        ended = (news["sent"], news["received"], news["parked"])
+        self.scheduler.on_report(*ended, news["invalid"], news["failures"])
         self._metrics.handover(news["stats"])
         self._wake.set()
 

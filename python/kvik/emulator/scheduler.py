@@ -316,12 +316,17 @@ class Scheduler:
     # What ranks report.
 
     def on_report(
-        self, sent: Iterable[str], received: Iterable[str], parked_ends: Iterable[str], invalid: Iterable[int]
+        self,
+        sent: Iterable[str],
+        received: Iterable[str],
+        parked_ends: Iterable[str],
+        invalid: Iterable[int],
+        failures: Mapping[str, str],
     ) -> None:
-        """One rank's news: request ids whose sends and loads have ended there, and pages not filled."""
+        """One rank's news: request ids whose sends and loads have ended there, pages not filled, and why."""
         self._invalid.update(invalid)
         output = LoadOutput(self._complete(self._sent, sent), self._complete(self._received, received))
-        self._side.update_output(output, Counter(parked_ends))
+        self._side.update_output(output, Counter(parked_ends), failures)
         for request_id in output.finished_sending:
             self._pool.free_blocks(reversed(self._sending.pop(request_id, [])))
         for request_id in output.finished_recving:

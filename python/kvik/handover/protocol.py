@@ -542,6 +542,13 @@ def _digest_of(names: list[str]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
 
 
-def wait_note(waited_s: float) -> dict[str, Any]:
-    """What the decode side's own answer says of the handover: the router shows it as `kv_wait`."""
-    return {"kv_wait_ms": round(waited_s * 1e3, 3)}
+def decode_note(outcome: str, reason: str | None, waited_s: float | None) -> dict[str, Any]:
+    """What the decode side's own answer says of the handover, as `kvik` of its parameters. The router shows
+    the wait as `kv_wait`, and learns from the outcome ("loaded", "not_needed", "recomputed") whether a stream
+    has come."""
+    note: dict[str, Any] = {"outcome": outcome}
+    if reason is not None:
+        note["reason"] = reason
+    if waited_s is not None:
+        note["kv_wait_ms"] = round(waited_s * 1e3, 3)
+    return note

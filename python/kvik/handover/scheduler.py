@@ -31,7 +31,6 @@ in `holding.py`.
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import secrets
@@ -61,38 +60,14 @@ from kvik.handover.protocol import (
     StepPlan,
     server_shapes,
 )
+from kvik.handover.pulls import Phase, Pull
 from kvik.handover.report import LoadRecord, ReportFile, in_log
 from kvik.handover.sending import Sendings, Steps
-from kvik.handover.streaming import MAX_OPEN_PARTS, Stream
+from kvik.handover.streaming import MAX_OPEN_PARTS
 
 logger = logging.getLogger("kvik.handover")
 
 HANDED_OVER = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"})
-
-
-class Phase(enum.Enum):
-    """Where a request's pull stands."""
-
-    OFFERED = enum.auto()
-    LOADING = enum.auto()
-    SETTLED = enum.auto()
-
-
-@dataclass
-class Pull:
-    """One decode request that came with an offer. `handover` is None where it could not be read; `ranks` and
-    `own`, by group, are None until the offer is checked. `stream`: where it comes in parts, and `parts`, how
-    many of them are being loaded."""
-
-    handover: Handover | None
-    phase: Phase = Phase.OFFERED
-    stream: Stream | None = None
-    parts: int = 0
-    ranks: list[RankMap] | None = None
-    own: list[Own] | None = None
-    local_tokens: int = 0
-    asked_at: float | None = None
-    waited_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -187,8 +162,7 @@ class SchedulerSide:
         if gain <= 0 or any(num_computed_tokens % shape.block_tokens for shape in self._own_shapes()):
             return 0, False
         if (gone := self._beyond_reach(pull.handover, usable)) is not None:
-            pull.phase = Phase.SETTLED
-            self._refused(request.request_id, pull.handover.remote_request_id, gone)
+            self._refused(request.request_id, pull, gone)
             self._release_all(request, pull)
             return 0, False
         loading = sum(other.parts for other in self._pulls.values() if other.phase is Phase.LOADING)
@@ -317,10 +291,14 @@ class SchedulerSide:
         missing = [place for place, block in enumerate(blocks[first:end], first) if block == null]
         return missing[-1] + 1 if missing else first
 
-    def update_output(self, output: Any, parked_ends: Mapping[str, int]) -> None:
-        """What all ranks have reported: ended loads (also failed ones), ended sends, ended parked sends."""
+    def update_output(self, output: Any, parked_ends: Mapping[str, int], failures: Mapping[str, str]) -> None:
+        """What all ranks have reported: ended loads (also failed ones), ended sends, ended parked sends; and
+        what any rank has: why loads have failed there, by request id."""
         self.held.sent(output.finished_sending or ())
         self.held.ended(parked_ends)
+        for request_id, reason in failures.items():
+            if request_id in self._pulls:
+                self._pulls[request_id].recomputed = reason
         for request_id in output.finished_recving or ():
             pull = self._pulls.get(request_id)
             if pull is not None:
@@ -334,7 +312,7 @@ class SchedulerSide:
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. True and parameters: its blocks stay until every rank reports it as sent."""
-        waited_s = self._drop_pull(request)
+        note = self._drop_pull(request)
         params = request.kv_transfer_params
         if self._sendings is not None and request.request_id in self._sendings:
             ended = self._sendings.end(request.request_id)
@@ -344,7 +322,7 @@ class SchedulerSide:
             if ended.sending.planned:
                 self._plan.revokes.append(request.request_id)
         if not self._identity.is_producer or not params or not params.get("do_remote_decode"):
-            return False, None if waited_s is None else {"kvik": protocol.wait_note(waited_s)}
+            return False, None if note is None else {"kvik": note}
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         if request.status.name not in HANDED_OVER or num_tokens < 1 or not self._ranks:
             logger.info(
@@ -474,8 +452,8 @@ class SchedulerSide:
                     offer, stream = streaming.offered(self._native, asked, num_tokens, self._expiry_s)
                     pull = Pull(offer, stream=stream)
             except RefusedError as refused:
-                pull = Pull(None, Phase.SETTLED)
-                self._refused(request_id, str(params.get("remote_request_id"))[:1024], refused)
+                pull = Pull(None)
+                self._refused(request_id, pull, refused, str(params.get("remote_request_id"))[:1024])
             self._pulls[request_id] = pull
         return pull
 
@@ -485,8 +463,7 @@ class SchedulerSide:
             try:
                 pull.ranks, pull.own = self._check(request, offer, pull.stream is not None)
             except RefusedError as refused:
-                pull.phase = Phase.SETTLED
-                self._refused(request.request_id, offer.remote_request_id, refused)
+                self._refused(request.request_id, pull, refused)
                 self._release_all(request, pull)
         return pull.ranks
 
@@ -540,11 +517,16 @@ class SchedulerSide:
             )
         ]
 
-    def _refused(self, request_id: str, remote_request_id: str, refused: RefusedError) -> None:
-        """Say, count and record that an offer is not used."""
+    def _refused(
+        self, request_id: str, pull: Pull, refused: RefusedError, remote_request_id: str | None = None
+    ) -> None:
+        """Say, count and record that an offer is not used. remote_request_id: of one that cannot be read."""
+        pull.phase, pull.recomputed = Phase.SETTLED, refused.code
+        if pull.handover is not None:
+            remote_request_id = pull.handover.remote_request_id
         logger.warning(
             "kvik: request %s, with KV of prefill's request %s, is recomputed (%s): %s", request_id,
-            in_log(remote_request_id), refused.code, refused,
+            in_log(remote_request_id or "?"), refused.code, refused,
         )  # fmt: skip
         self.counters[f"recomputed_{refused.code}"] += 1
         self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
@@ -574,11 +556,9 @@ class SchedulerSide:
         if mine:
             self._plan.releases.append(Release(request.request_id, mine, own, deadline))
 
-    def _drop_pull(self, request: Any) -> float | None:
-        """The request is over: give back what was never taken, stop what is still loading.
-
-        Returns how long it waited for its KV, in seconds, where it did.
-        """
+    def _drop_pull(self, request: Any) -> dict[str, Any] | None:
+        """The request is over: give back what was never taken, stop what is still loading. Returns what its
+        answer says of that (`Pull.note`)."""
         pull = self._pull_of(request)
         if pull is None:
             return None
@@ -588,7 +568,7 @@ class SchedulerSide:
             self._release_all(request, pull)
         elif pull.phase is Phase.LOADING:
             self._plan.cancels.append(request.request_id)
-        return pull.waited_s
+        return pull.note()
 
 
 def _said(shapes: Sequence[KvShape]) -> str:

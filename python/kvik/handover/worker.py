@@ -108,6 +108,7 @@ class WorkerSide:
         self._received: set[str] = set()
         self._invalid_blocks: set[int] = set()
         self._failed: set[str] = set()
+        self._failures: dict[str, str] = {}
         self.stats = LoadStats()
 
     def register(self, memories: Sequence[KvMemory], stream: Callable[[], Any] | None = None) -> None:
@@ -226,6 +227,11 @@ class WorkerSide:
         """Request ids of failed loads of a model with several groups, since the last call."""
         failed, self._failed = self._failed, set()
         return failed
+
+    def take_failures(self) -> dict[str, str]:
+        """Why loads have failed, by request id, since the last call: for the answers of these requests."""
+        failures, self._failures = self._failures, {}
+        return failures
 
     def take_stats(self) -> LoadStats:
         """Counts since the last call."""
@@ -472,6 +478,7 @@ class WorkerSide:
             )
         )  # fmt: skip
         if not ended.cancelled:
+            self._failures[load.request_id] = code
             # An aborted request's blocks are freed by the engine; naming them here could hit the next owner.
             if load.several_groups:
                 self._failed.add(load.request_id)

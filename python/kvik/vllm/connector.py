@@ -79,11 +79,13 @@ class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
 @dataclass
 class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """On how many ranks kvik has done with what it holds itself, by request id, segment or save; the hellos
-    that were asked for, by rank; what is in the store, by the number of the lookup."""
+    that were asked for, by rank; what is in the store, by the number of the lookup; why loads of handovers
+    have failed, by request id."""
 
     parked_ends: Counter[str]
     hellos: dict[int, RankHello] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KvikWorkerMetadata:
         """Add another rank's."""
@@ -91,6 +93,7 @@ class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.parked_ends + other.parked_ends,
             self.hellos | other.hellos,
             merged(self.answers, other.answers),
+            self.failures | other.failures,
         )
 
 
@@ -214,7 +217,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         meta = meta if isinstance(meta, KvikWorkerMetadata) else KvikWorkerMetadata(Counter())
         if meta.hellos and not side.has_ranks:
             self._set_ranks(meta.hellos)
-        side.update_output(connector_output, meta.parked_ends)
+        side.update_output(connector_output, meta.parked_ends, meta.failures)
         if self._cache is not None:
             received = connector_output.finished_recving or ()
             failed = bool(connector_output.invalid_block_ids)
@@ -348,12 +351,15 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> KvikWorkerMetadata | None:
         """What vLLM's own output has no field for."""
         ends, hellos, answers = self._on_worker().take_parked_ends(), {}, {}
+        failures = self._on_worker().take_failures()
         if self._asked:
             hello = self._on_worker().hello()
             self._asked, hellos = False, {hello.place.rank: hello}
         if self._cache_rank is not None:
             ends, answers = ends + self._cache_rank.take_saved(), self._cache_rank.take_answers()
-        return KvikWorkerMetadata(Counter(ends), hellos, answers) if ends or hellos or answers else None
+        if not (ends or hellos or answers or failures):
+            return None
+        return KvikWorkerMetadata(Counter(ends), hellos, answers, failures)
 
     # Both.
 

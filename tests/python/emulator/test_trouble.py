@@ -123,8 +123,17 @@ def test_used_twice_is_recomputed_and_counted(pair: list[HttpServer]) -> None:
         tokens_of(decode, prompt_of(3900, seed), 1)
     reports = _reports(pair)
     assert tokens_of(decode, prompt, TOKENS, kv_transfer_params=params) == truth
-    assert [load.outcome for load in reports.wait(1)] == ["failed"]
+    (load,) = reports.wait(1)
+    assert load.outcome == "failed"
     assert metric(decode, "vllm:kvik_tokens_recomputed_total") - before == len(prompt)
+    for seed in range(12):
+        tokens_of(decode, prompt_of(3900, seed + 20), 1)
+    whole = client.body(prompt, TOKENS, kv_transfer_params=params)
+    said = [chunk.get("kv_transfer_params") for chunk in _stream(decode, "/v1/completions", whole)]
+    assert said[:-1] == [None] * (len(said) - 1), "only the last event says how the KV came"
+    assert said[-1] is not None
+    assert said[-1]["kvik"]["outcome"] == "recomputed"
+    assert said[-1]["kvik"]["reason"] == load.reason
 
 
 def test_clients_leave(pair: list[HttpServer]) -> None:

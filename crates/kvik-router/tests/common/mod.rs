@@ -1,6 +1,8 @@
 //! Fake engines and a client that can leave, on real sockets.
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
+pub mod streams;
+
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
