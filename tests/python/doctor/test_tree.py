@@ -64,6 +64,14 @@ def test_what_is_not_read_says_why(tree: Tree, path: str, reason: str) -> None:
     assert error.value.reason == reason
 
 
+def test_a_link_to_thousands_of_folders_is_not_followed() -> None:
+    document = {"format": "kvik-machine/1", "links": {"/sys/bus/pci/devices/0000:01:00.0": "/a" * 5000}}
+    with pytest.raises(Unread, match="too many folders"):
+        RecordedTree(document).read("/sys/bus/pci/devices/0000:01:00.0/class")
+    machine = examine(RecordedTree(document))
+    assert [*machine_lines(machine), *finding_lines(findings(machine))]
+
+
 def test_a_pipe_in_a_recorded_folder_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     os.mkfifo(tmp_path / "sys/pipe")
