@@ -182,6 +182,7 @@ async def test_shared_beginnings_have_the_stated_share() -> None:
     assert share == pytest.approx(0.5 * 8 / 10)
 
 
+@pytest.mark.timeout(180)  # A low rate takes long to try.
 async def test_a_search_finds_the_rate_that_holds() -> None:
     """One after another, 20 ms each: at more than 105 a second, 3 of 25 requests wait longer than the goal,
     however fast the machine is. A slow one holds less."""
