@@ -102,7 +102,7 @@ def test_a_role_whose_connection_is_gone_ends_quietly(tmp_path: Path) -> None:
 def test_a_machine_without_ssh_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As an error of the node, which ends its runs and not the controller."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    spec = NodeSpec(executor="ssh", host="one")
+    spec = NodeSpec.model_validate({"executor": "ssh", "host": "one"})
     with (
         pytest.raises(NodeError, match=r"(?s)node one .*ssh: cannot be started: .*No such file"),
         SshNode.opened("one", spec, tmp_path),
