@@ -82,7 +82,8 @@ def test_a_pipe_in_a_recorded_folder_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": "kvik-machine/2"}', '{"format": "kvik-machine/1", "files": {"a": "b"}}',
-     '{"format": "kvik-machine/1", "links": {"/a": 1}}', "[" * 100_000],
+     '{"format": "kvik-machine/1", "links": {"/a": 1}}', "[" * 100_000,
+     '{"format": "kvik-machine/1", "links": {"/a\\ud800": "/b"}}'],
 )  # fmt: skip
 def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "machine.json"
