@@ -30,6 +30,7 @@ GIL_SECONDS, STOP_SECONDS = 5.0, 1.0
 TOO_LONG = 1.5  # seconds: after a stop of this length, who was stopped may rightly be dead
 PAUSE = 3.0  # seconds between two mishaps, and between two reads of a peer
 LINK = "50mbit"
+SAYS_NOTHING = 2  # the exit status of a run that is neither good nor bad
 BULK = 16 << 20  # bytes of a transfer on the link: 2.7 s
 
 
@@ -229,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = measure(options, seed)
     except InvalidError as invalid:
         print(f"seed {seed}: this run says nothing: {invalid}; try again on a machine with less to do")
-        return 2
+        return SAYS_NOTHING
     heads = [
         "what",
         "peers",

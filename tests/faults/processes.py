@@ -56,7 +56,8 @@ def run(maker: str, jobs: list[Job], processes: int, limit: float, **arguments: 
                 if id(peer) in ending:
                     peers.remove(peer)
                     continue
-                peer.say(job=waiting.pop() if waiting else None)
-                if not waiting:
+                job = waiting.pop() if waiting else None
+                peer.say(job=job)
+                if job is None:
                     ending.add(id(peer))
                 until[id(peer)] = time.monotonic() + limit

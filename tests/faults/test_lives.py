@@ -13,8 +13,13 @@ def test_a_death_is_noticed_in_time() -> None:
 
 
 def test_a_busy_peer_is_not_a_dead_one() -> None:
-    """Every core is busy, locks are held, processes stop for a second."""
-    assert false_deaths.main(["--minutes", "0.25", "--peers", "12", "--processes", "4"]) == 0
+    """Every core is busy, locks are held, processes stop for a second.
+
+    A run in which the machine made more of such a second says nothing, and is made again.
+    """
+    arguments = ["--minutes", "0.25", "--peers", "12", "--processes", "4"]
+    ended = (false_deaths.main(arguments) for _ in range(3))
+    assert next((status for status in ended if status != false_deaths.SAYS_NOTHING), None) == 0
 
 
 def test_an_idle_engine_costs_nothing() -> None:

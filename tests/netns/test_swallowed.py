@@ -21,7 +21,7 @@ def test_swallowed_channels_are_replaced(hosts: tuple[Host, Host]) -> None:
         ticket = owner.hear()["ticket"]
         with right.inside(), Peer(reader, secret=SECRET, channels=2, **size) as peer:
             peer.hear()
-            assert _read(peer, ticket)["same"] is True
+            assert _read(peer, ticket, deadline=10.0)["same"] is True
             control, *channels = sorted(right.connections(), key=lambda one: one.received)
             assert len(channels) == 2
             for channel in channels:
@@ -42,8 +42,8 @@ def test_swallowed_channels_are_replaced(hosts: tuple[Host, Host]) -> None:
             assert control.local not in ports
 
 
-def _read(peer: Peer, ticket: str) -> dict[str, Any]:
-    return peer.ask(do="read", ticket=ticket, seed=1, deadline=1.0)
+def _read(peer: Peer, ticket: str, deadline: float = 1.0) -> dict[str, Any]:
+    return peer.ask(do="read", ticket=ticket, seed=1, deadline=deadline)
 
 
 def _swallow(left: Host, right: Host, channel: Connection) -> None:

@@ -216,6 +216,27 @@ def test_who_does_not_speak_http_keeps_nobody_waiting() -> None:
             one.close()
 
 
+def test_a_connection_that_is_open_at_the_end_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    with scrape.serving([f"{LOOPBACK}:0"], lambda: "a 7\n") as bound:
+        host, _, port = bound[0].rpartition(":")
+        waiting = socket.create_connection((host, int(port)), timeout=5)
+        waiting.sendall(b"GET /metrics HTTP/1.1\r\n")
+        # One that is answered after it: by then the exporter serves the one that waits.
+        with urllib.request.urlopen(f"http://{bound[0]}/metrics", timeout=5) as answer:
+            assert answer.read() == b"a 7\n"
+    assert waiting.recv(1) == b""
+    waiting.close()
+    assert caplog.records == []
+
+
+def test_a_name_that_is_none_is_an_error() -> None:
+    with (
+        pytest.raises(OSError, match=r"metrics cannot be served at a\.\.b:80"),
+        scrape.serving(["a..b:80"], str),
+    ):
+        pass
+
+
 def test_an_address_that_is_taken_is_an_error() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         address = f"{LOOPBACK}:{taken.getsockname()[1]}"

@@ -32,13 +32,17 @@ class Journal:
     @contextmanager
     def opened(cls, folder: Path, text: str, *, resume: bool) -> Iterator[Journal]:
         """The journal for a study with this text, with the lock held. Raises `LabError` where another
-        controller has it, where it is of another text, where it is not there and `resume`, or has runs
-        and not `resume`."""
+        controller has it, where it is of another text, where it is not there and `resume`, has runs and not
+        `resume`, or cannot be written."""
         journal = cls(folder)
         if resume and not (folder / STUDY).is_file():
             raise LabError(f"{folder}: no study was begun here; begin it with `kvik lab run`")
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("w") as lock:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            opened = (folder / LOCK).open("w")
+        except OSError as error:
+            raise LabError(f"{folder}: no journal can be kept here: {error}; give another --out") from error
+        with opened as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -103,7 +107,7 @@ def is_running(folder: Path) -> bool:
     try:
         with (folder / LOCK).open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True

@@ -208,7 +208,10 @@ class SshNode:
 
     def _connected(self) -> bool:
         check = [*self.ssh(), "-O", "check", self.host]
-        done = subprocess.run(
-            check, capture_output=True, timeout=COMMAND_LIMIT, check=False, stdin=subprocess.DEVNULL
-        )
+        try:
+            done = subprocess.run(
+                check, capture_output=True, timeout=COMMAND_LIMIT, check=False, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False  # Where there is no `ssh`, the connection's own log says so.
         return done.returncode == 0

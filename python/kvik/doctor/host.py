@@ -242,7 +242,7 @@ def read_libraries(reader: Reader) -> tuple[Library, ...]:
 
 
 def in_container(reader: Reader) -> bool:
-    """Whether this is a container: its root is an overlay, or a container tool says so."""
+    """Whether this is a container, as its root tells: an overlay. With another one it is taken for a host."""
     for line in (reader.text("/proc/mounts") or "").splitlines():
         fields = line.split()
         if len(fields) >= 3 and fields[1] == "/":

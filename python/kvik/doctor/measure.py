@@ -38,7 +38,7 @@ class Measured:
 
 
 def measure(machine: Machine) -> list[Measured]:
-    """All of it: about ten seconds."""
+    """All of it: about twenty seconds."""
     return [*(_memory(node) for node in machine.nodes), *_loopback()]
 
 
@@ -59,21 +59,28 @@ def _memory(node: NumaNode) -> Measured:
         return Measured(what, None, "this process may run on none of its processors")
     ready = threading.Barrier(len(usable))
     spans: list[list[tuple[float, float]]] = [[] for _ in usable]
+    failed: list[Exception] = []
 
     def copy(index: int, cpu: int) -> None:
-        os.sched_setaffinity(threading.get_native_id(), {cpu})
-        source, target = (np.full(_BUFFER, value, dtype=np.uint8) for value in (1, 2))
-        for _ in range(_ROUNDS):
-            ready.wait()
-            begin = time.perf_counter()
-            np.copyto(target, source)  # Without the GIL.
-            spans[index].append((begin, time.perf_counter()))
+        try:
+            os.sched_setaffinity(threading.get_native_id(), {cpu})
+            source, target = (np.full(_BUFFER, value, dtype=np.uint8) for value in (1, 2))
+            for _ in range(_ROUNDS):
+                ready.wait()
+                begin = time.perf_counter()
+                np.copyto(target, source)  # Without the GIL.
+                spans[index].append((begin, time.perf_counter()))
+        except (OSError, MemoryError, threading.BrokenBarrierError) as error:
+            failed.append(error)
+            ready.abort()  # The others would wait for this one for ever.
 
     threads = [threading.Thread(target=copy, args=item, name="kvik-doctor") for item in enumerate(usable)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if failed:
+        return Measured(what, None, f"a thread could not copy: {failed[0]}")
     rates = [
         len(usable) * _BUFFER / (max(end for _, end in spans_of) - min(begin for begin, _ in spans_of)) / 1e9
         for spans_of in zip(*spans, strict=True)
@@ -88,13 +95,15 @@ def _loopback() -> Iterator[Measured]:
                    "--inflight", "1", "--op", "write", "--duration", "1", "--json", str(report)]  # fmt: skip
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=_BENCH_S, check=False)
+            if ended.returncode:
+                said = " ".join((ended.stderr or ended.stdout).split())[-200:]
+                why = f"kvik bench transfer ended with status {ended.returncode}: {said}"
+                yield Measured("loopback", None, why)
+                return
             document = json.loads(report.read_text(encoding="utf-8"))
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             yield Measured("loopback", None, f"kvik bench transfer gave no report: {error}")
             return
-    if ended.returncode:
-        yield Measured("loopback", None, f"kvik bench transfer ended with status {ended.returncode}")
-        return
     yield from _of_report(document)
 
 

@@ -124,7 +124,7 @@ def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
 
 
 def _ports_down(all_nics: Iterable[Nic]) -> Iterator[Finding]:
-    """Cards without any link, while others have one: an unused second port is nobody's fault."""
+    """Cards without any link: an unused second port is nobody's fault."""
     cards: dict[str, list[Nic]] = {}
     for nic in all_nics:
         if nic.address and nic.ports:

@@ -25,7 +25,8 @@ _GIDS = {
     "other": "2001:0db8:0000:0000:0000:0000:0000:0001",  # of no network (RFC 3849)
 }
 _SERIAL_NUMBER = 0x03  # extended capability; of NICs it holds the MAC
-_NAMED_BY_ADDRESS = re.compile(r"(?<=x)[0-9a-f]{12}(?:[0-9a-f]{4})?\b")  # enx001122334455, rocex0011...
+# enx001122334455, rocex0011..., and no number such as 0x0000000012345678
+_NAMED_BY_ADDRESS = re.compile(r"(?<=[a-z]x)[0-9a-f]{12}(?:[0-9a-f]{4})?\b")
 _NAMING = (
     (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE), "uuid"),
     (re.compile(r"\b[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,}\b", re.IGNORECASE), "mac"),
@@ -45,14 +46,15 @@ def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
     """
     reader = RecordingReader(tree)
     examine(reader)
-    clean = _cleaner(socket.gethostname() if host is None else host)
+    # A host may be called as a part of a path is (dev, node), and without that path nothing would be found.
+    clean, clean_text = _cleaner(""), _cleaner(socket.gethostname() if host is None else host)
     files: dict[str, str] = {}
     binary: dict[str, str] = {}
     for path, content in sorted(reader.files.items()):
         if path.endswith("/config"):
             binary[clean(path)] = base64.b64encode(without_serial(content)).decode("ascii")
         else:
-            files[clean(path)] = clean(_kept(path, content.decode("utf-8", errors="replace")))
+            files[clean(path)] = clean_text(_kept(path, content.decode("utf-8", errors="replace")))
     for path in _seen(reader):
         files.setdefault(clean(path), "")
     return {
@@ -97,9 +99,10 @@ def without_serial(config: bytes) -> bytes:
 def _cleaner(host: str) -> Callable[[str], str]:
     names = {host, host.partition(".")[0]} - {"", "localhost"}
     hosts = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(names, key=len, reverse=True)))
+    numbers: dict[str, str] = {}  # Two devices that are named by their addresses are two in the recording.
 
     def clean(text: str) -> str:
-        text = _NAMED_BY_ADDRESS.sub("0", text)
+        text = _NAMED_BY_ADDRESS.sub(lambda found: numbers.setdefault(found[0], str(len(numbers))), text)
         for pattern, word in _NAMING:
             text = pattern.sub(partial(_without_name, word), text)
         return hosts.sub("host", text) if names else text

@@ -55,7 +55,10 @@ class Tree(ABC):
 
     def resolve(self, path: str) -> str:
         """`path` without symbolic links. What is not there resolves to itself."""
-        return self._resolve(path, _LINKS)
+        try:
+            return self._resolve(path, _LINKS)
+        except RecursionError:  # A recording may have links to anything.
+            raise Unread(path, "too many folders") from None
 
     def _resolve(self, path: str, links: int) -> str:
         known = self._resolved.get(path)
@@ -159,7 +162,7 @@ class RecordedTree(Tree):
 
     def _bytes(self, path: str) -> bytes:
         if path in self._files:
-            return self._files[path].encode("utf-8", errors="replace")
+            return self._files[path].encode()
         if path in self._binary:
             try:
                 return base64.b64decode(self._binary[path], validate=True)
@@ -180,6 +183,10 @@ def _texts(document: dict[str, Any], key: str) -> dict[str, str]:
         for path, value in found.items()
     ):
         raise RecordingError(f'"{key}" of a recorded machine is an object of texts by absolute path')
+    try:
+        "".join((*found, *found.values())).encode()
+    except UnicodeEncodeError as error:  # JSON can hold what no terminal and no file can.
+        raise RecordingError(f'"{key}" of a recorded machine has text that is none: {error}') from error
     return found
 
 

@@ -44,7 +44,7 @@ def _listener(address: str) -> socket.socket:
     try:
         family, *_, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         return socket.create_server((where[0], int(port)), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # Such as a name with two dots in a row.
         raise OSError(f"metrics cannot be served at {address}: {error}") from error
 
 
@@ -94,6 +94,8 @@ class _Exporter:
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # Whoever asked has gone, took too long, or does not speak HTTP.
+        except asyncio.CancelledError:
+            pass  # The server ends. Python 3.11 would print it as an error of this connection.
         finally:
             self._open -= 1
             writer.close()

@@ -16,12 +16,14 @@ MODEL = "stub"
 
 @dataclass
 class Behaviour:
-    """What it does. Times in seconds. `busy`: requests are served one after another, each `first` long."""
+    """What it does. Times in seconds. `busy`: requests are served one after another, each `first` long.
+    `refused`: those that are refused, by their number."""
 
     first: float = 0.01
     gap: float = 0.002
     busy: bool = False
     fault: str | None = None
+    refused: range = range(0)
     a_message: int = 1
     added: int = 0
 
@@ -66,7 +68,7 @@ class Stub:
         served = Served(json.loads(body), headers)
         self.served.append(served)
         behaviour = self.behaviour
-        if behaviour.fault == "refused":
+        if behaviour.fault == "refused" or len(self.served) - 1 in behaviour.refused:
             self._json(writer, 503, {"error": {"message": "no room"}})
             return True
         if behaviour.fault == "gone":

@@ -84,3 +84,14 @@ def test_what_it_is_not_opened_for(tmp_path: Path) -> None:
         pass
     with pytest.raises(LabError, match="of another text"), Journal.opened(tmp_path, "other", resume=True):
         pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    with (
+        pytest.raises(LabError, match=r"file/out: no journal can be kept here: .*Not a directory"),
+        Journal.opened(out, "text", resume=False),
+    ):
+        pass
+    assert not is_running(out)

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvik.roles.hosts import CannotError
+from kvik.roles.node import NodeError
 from kvik.roles.role import LineReady, Role
 from kvik_lab.records import RunRecord
+from kvik_lab.run.spec import NodeSpec
 from kvik_lab.run.ssh import RemoteProcess, SshNode
 from tests.lab.gates.scene import finding
 from tests.lab.run.sshd import Hosts, ssh_hosts
@@ -95,6 +97,17 @@ def test_a_role_whose_connection_is_gone_ends_quietly(tmp_path: Path) -> None:
     process.beat()
     process.stop()
     assert not process.alive
+
+
+def test_a_machine_without_ssh_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As an error of the node, which ends its runs and not the controller."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = NodeSpec.model_validate({"executor": "ssh", "host": "one"})
+    with (
+        pytest.raises(NodeError, match=r"(?s)node one .*ssh: cannot be started: .*No such file"),
+        SshNode.opened("one", spec, tmp_path),
+    ):
+        pass
 
 
 @pytest.mark.timeout(400)

@@ -10,6 +10,7 @@ import pytest
 from kvik.doctor import examine, findings, live
 from kvik.doctor.saving import save
 from kvik.doctor.tree import RecordedTree
+from tests.python.doctor.machines import MACHINES, recorded
 from tests.python.doctor.small import CHIPSET_X4, CPU_X16, config_with_serial, desktop
 
 HOST = "owners-box"
@@ -94,6 +95,38 @@ def test_a_saved_machine_is_the_machine() -> None:
         before.gpu_nodes,
     )
     assert [finding.code for finding in findings(after)] == [finding.code for finding in findings(before)]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_nothing_that_is_found_is_lost_by_saving(name: str) -> None:
+    """Of whole machines with a GPU whose window is small: addresses of windows name nobody."""
+    document = recorded(name, "bar1")
+    before = examine(RecordedTree(document))
+    after = examine(RecordedTree(save(RecordedTree(document), "a machine", HOST)))
+    assert (after.devices, after.gpus, after.nics) == (before.devices, before.gpus, before.nics)
+    codes = [finding.code for finding in findings(before)]
+    assert "bar1-small" in codes
+    assert [finding.code for finding in findings(after)] == codes
+
+
+@pytest.mark.parametrize("host", ["dev", "node", "net", "class", "sys", "proc"])
+def test_a_host_that_is_called_as_a_folder_is(host: str) -> None:
+    before = examine(RecordedTree(owned()))
+    after = examine(RecordedTree(save(RecordedTree(owned()), "a machine", host)))
+    assert (after.devices, after.nics, after.gpu_nodes) == (before.devices, before.nics, before.gpu_nodes)
+    assert len(after.nets) == len(before.nets) == 1
+
+
+def test_devices_that_are_named_by_addresses_stay_apart() -> None:
+    document = owned()
+    nic = "/sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0"
+    for name in ("enx001a2b3c4d5f", "enx001a2b3c4d60"):
+        document["files"][f"{nic}/net/{name}/operstate"] = "up"
+        document["links"][f"/sys/class/net/{name}"] = f"{nic}/net/{name}"
+        document["links"][f"{nic}/net/{name}/device"] = nic
+    saved = save(RecordedTree(document), "a machine", HOST)
+    assert len(examine(RecordedTree(saved)).nets) == 3
+    assert "001a2b3c4d" not in json.dumps(saved)
 
 
 def test_saving_again_changes_nothing() -> None:

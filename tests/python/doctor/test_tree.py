@@ -64,6 +64,14 @@ def test_what_is_not_read_says_why(tree: Tree, path: str, reason: str) -> None:
     assert error.value.reason == reason
 
 
+def test_a_link_to_thousands_of_folders_is_not_followed() -> None:
+    document = {"format": "kvik-machine/1", "links": {"/sys/bus/pci/devices/0000:01:00.0": "/a" * 5000}}
+    with pytest.raises(Unread, match="too many folders"):
+        RecordedTree(document).read("/sys/bus/pci/devices/0000:01:00.0/class")
+    machine = examine(RecordedTree(document))
+    assert [*machine_lines(machine), *finding_lines(findings(machine))]
+
+
 def test_a_pipe_in_a_recorded_folder_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     os.mkfifo(tmp_path / "sys/pipe")
@@ -74,7 +82,8 @@ def test_a_pipe_in_a_recorded_folder_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": "kvik-machine/2"}', '{"format": "kvik-machine/1", "files": {"a": "b"}}',
-     '{"format": "kvik-machine/1", "links": {"/a": 1}}', "[" * 100_000],
+     '{"format": "kvik-machine/1", "links": {"/a": 1}}', "[" * 100_000,
+     '{"format": "kvik-machine/1", "links": {"/a\\ud800": "/b"}}'],
 )  # fmt: skip
 def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "machine.json"
