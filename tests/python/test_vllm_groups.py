@@ -130,7 +130,7 @@ def test_a_group_that_cannot_be_granted_takes_back_what_the_others_were(
         native.refuse_grants = bool(engine.grants)
         return grant(engine, *given, **more)
 
-    def revoke(grant: FakeGrant, timeout: float = 5.0) -> None:
+    def revoke(_grant: FakeGrant, timeout: float = 5.0) -> None:
         waited.append(timeout)
         raise KvikError("pages_quarantined")
 

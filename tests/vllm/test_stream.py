@@ -192,9 +192,7 @@ def test_clients_leave_at_any_time(pair: Pair, reference: Reference) -> None:
 
 @wired
 @pytest.mark.parametrize(("number", "share"), enumerate((0.1, 0.5)))
-def test_prefill_is_killed_in_the_middle(
-    pair: Pair, reference: Reference, number: int, share: float
-) -> None:
+def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, number: int, share: float) -> None:
     """The client gets its answer; a server that has started again is pulled from, and then streams."""
     learn(pair)
     prompt = prompt_of(3000, seed=140 + number)
