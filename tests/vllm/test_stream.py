@@ -11,7 +11,6 @@ import pytest
 
 from kvik.demo import client
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
-from kvik.demo.reports import Load
 from tests.vllm.conftest import Reference
 from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, freeze, kill, logged, prompt_of, used, wait_used
@@ -122,56 +121,51 @@ def test_prefixes_in_both_caches(pair: Pair, reference: Reference) -> None:
 
 def ask_meanwhile(
     pair: Pair, prompt: list[int], share: float, act: Callable[[], object], rate: float | None = None
-) -> list[int]:
+) -> tuple[list[int], set[str | None]]:
     """The answer to a prompt, with something done when such a share of its KV has passed the wire, which
-    carries it at this rate. Decode does not wait until its load's time is over."""
+    carries it at this rate; and why what decode has loaded for it has failed."""
     assert pair.wire is not None
-    begun = time.monotonic()
     pair.wire.slow(rate)
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(client.complete, pair.router.url, prompt, TOKENS)
             carried = int(share * len(prompt) * KV_BYTES_PER_TOKEN)
-            assert pair.wire.wait_carried(carried, SLACK), "no KV passes"
+            assert pair.wire.wait_carried(carried, EXPIRY), "no KV passes"
             act()
-            tokens = answer.result().tokens
+            return answer.result().tokens, {load.reason for load in pair.reports.new()}
     finally:
         pair.wire.slow(None)
-    assert time.monotonic() - begun < EXPIRY
-    return tokens
-
-
-def outcomes(loads: list[Load]) -> set[str]:
-    return {load.outcome for load in loads}
 
 
 @wired
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.4, 0.6])
 def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference, share: float) -> None:
-    """Whatever had come: the same tokens, soon, and all blocks of prefill back."""
+    """Whatever had come: the same tokens, before the load's time is over, and all blocks of prefill back."""
     assert pair.wire is not None
     learn(pair)
     level = used(pair.prefill)
     prompt = prompt_of(3000, seed=110 + int(10 * share))
-    assert ask_meanwhile(pair, prompt, share, pair.wire.cut, rate=8e6) == reference(prompt, TOKENS)
+    answer, reasons = ask_meanwhile(pair, prompt, share, pair.wire.cut, rate=8e6)
+    assert answer == reference(prompt, TOKENS)
+    assert "deadline_exceeded" not in reasons
     wait_used(pair.prefill, level, SLACK + EXPIRY)
 
 
 @wired
 def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference) -> None:
-    """It says nothing more, and its connections stay: decode computes the prompt within seconds."""
+    """It says nothing more, and its connections stay: decode takes it for lost, and computes the prompt."""
     learn(pair)
     level = used(pair.prefill)
     prompt = prompt_of(3000, seed=120)
     thaw: list[Callable[[], None]] = []
     try:
         # The last layer, a quarter of the KV, is computed last.
-        answer = ask_meanwhile(pair, prompt, 0.3, lambda: thaw.append(freeze(pair.prefill)))
+        answer, reasons = ask_meanwhile(pair, prompt, 0.3, lambda: thaw.append(freeze(pair.prefill)))
         assert answer == reference(prompt, TOKENS)
+        assert reasons == {"peer_lost"}
     finally:
         for let_go in thaw:
             let_go()
-    assert "failed" in outcomes(pair.reports.wait(1))
     wait_used(pair.prefill, level, SLACK + EXPIRY)
 
 
@@ -191,13 +185,14 @@ def test_clients_leave_at_any_time(pair: Pair, reference: Reference) -> None:
 
 
 @wired
-@pytest.mark.parametrize(("number", "share"), enumerate((0.1, 0.5)))
+@pytest.mark.parametrize(("number", "share"), [(0, 0.1), (1, 0.5)])
 def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, number: int, share: float) -> None:
     """The client gets its answer; a server that has started again is pulled from, and then streams."""
     learn(pair)
     prompt = prompt_of(3000, seed=140 + number)
-    answer = ask_meanwhile(pair, prompt, share, lambda: kill(pair.prefill))
+    answer, reasons = ask_meanwhile(pair, prompt, share, lambda: kill(pair.prefill))
     assert answer == reference(prompt, TOKENS)
+    assert "deadline_exceeded" not in reasons
     pair.begin_again("prefill")
     # Until the router learns of the new server, decode's load fails at once, and decode may have computed the
     # prompt itself before prefill offers its KV; then the router hears nothing. So answers are long.
@@ -205,8 +200,8 @@ def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, numbe
         prompt = prompt_of(600, seed=150 + 100 * number + again)
         pair.reports.new()
         assert client.complete(pair.router.url, prompt, 50).tokens == reference(prompt, 50)
-        loads = pair.reports.wait(1)
-        if len(loads) > 1 and outcomes(loads) == {"loaded"}:
+        loads = pair.reports.new()
+        if len(loads) > 1 and {load.outcome for load in loads} == {"loaded"}:
             print(f"streamed again with request {again + 1}")
             return
     raise AssertionError("the server that has started again does not stream")
