@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 import kvik
 from kvik.roles.ports import LOOPBACK, free_ports
+from tests.python.peers import stop
 
 LAYERS, RUN, PAGES = 2, 8192, 64
 BLOCK = LAYERS * RUN
@@ -76,7 +77,7 @@ class Served:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process.pid)
         try:
             yield
         finally:

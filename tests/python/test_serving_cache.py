@@ -1,14 +1,17 @@
-"""A rank's half of a serving engine's store beside a store that stands still."""
+"""A rank's half of a serving engine's store, beside tiers that do as a test says."""
 
 from __future__ import annotations
 
 import threading
-import time
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from kvik.serving_cache import worker
 from kvik.serving_cache.config import CacheConfig
-from kvik.serving_cache.plan import Answer, CachePlan, Lookup
-from kvik.serving_cache.tiers import Tiers
+from kvik.serving_cache.plan import CacheLoad, CachePlan, Lookup
+from kvik.serving_cache.tiers import Loaded, Stop, Tiers
 from kvik.serving_cache.worker import LOOKERS, CacheRank
 
 LIMIT = 20.0  # seconds for a busy machine
@@ -19,12 +22,14 @@ class Still:
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
+        self.asks = threading.Semaphore(0)
         self.asked: list[bytes] = []
         self.prefetched: list[bytes] = []
 
     def look(self, links: bytes) -> tuple[int, int, dict[str, str]]:
         """Waits."""
         self.asked.append(links)
+        self.asks.release()
         assert self.goes_on.wait(LIMIT)
         return 1, 0, {}
 
@@ -32,28 +37,66 @@ class Still:
         """Notes it."""
         self.prefetched.append(links)
 
+    def load(self, _links: bytes, _blocks: object, _until: float, _stop: Stop) -> Loaded:
+        """Only the first block has not gone."""
+        return Loaded(host=1)
+
     def close(self) -> None:
         """Nothing is open."""
 
 
-def test_what_waited_longer_than_its_deadline_asks_no_store() -> None:
+def rank_of(tiers: Still, deadline: float = LIMIT) -> CacheRank:
+    return CacheRank(cast(Tiers, cast(Any, tiers)), CacheConfig(host_cache=1 << 20, deadline=deadline), 0)
+
+
+def test_what_waited_longer_than_its_deadline_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
     tiers, deadline, count = Still(), 0.2, 40
-    rank = CacheRank(cast(Tiers, cast(Any, tiers)), CacheConfig(host_cache=1 << 20, deadline=deadline), 0)
+    rank = rank_of(tiers, deadline)
     try:
         lookups = [Lookup(number, bytes([number])) for number in range(count)]
         rank.begin_step(CachePlan(lookups=lookups))
-        threading.Event().wait(2 * deadline)  # the passing of time is what this is about
+        for _ in range(LOOKERS):
+            assert tiers.asks.acquire(timeout=LIMIT)
+        now[0] += 2 * deadline
         tiers.goes_on.set()
-        answers: dict[int, Answer] = {}
-        until = time.monotonic() + LIMIT
-        while len(answers) < count:
-            assert time.monotonic() < until, f"{count - len(answers)} lookups were never answered"
-            rank.collect()
-            answers |= rank.take_answers()
-            time.sleep(0.001)
+        for threads in (rank._looks, rank._prefetches):
+            threads.shutdown()
+        rank.collect()
+        answers = rank.take_answers()
+        assert len(answers) == count
         assert len(tiers.asked) == LOOKERS
         assert tiers.prefetched == []
         assert sum(answer.blocks for answer in answers.values()) == LOOKERS
     finally:
         tiers.goes_on.set()
         rank.close()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_an_abort_that_finds_its_load_ended_names_no_block(aborted: bool) -> None:
+    """The load has ended on its thread, and the step that would have said so has not come."""
+    rank = rank_of(Still())
+    try:
+        rank.begin_step(CachePlan(loads=[CacheLoad("r", bytes(64), [7, 9], LIMIT)]))
+        rank._loads.shutdown()
+        rank.begin_step(CachePlan(cancels=["r"] if aborted else []))
+        rank.collect()
+        assert rank.take_received() == {"r"}
+        assert rank.take_invalid_blocks() == (set() if aborted else {9})
+    finally:
+        rank.close()
+
+
+def test_a_lookup_that_is_answered_at_the_end_of_the_process_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tiers = Still()
+    rank = rank_of(tiers)
+    rank.begin_step(CachePlan(lookups=[Lookup(1, b"1")]))
+    assert tiers.asks.acquire(timeout=LIMIT)
+    rank.close()
+    tiers.goes_on.set()
+    rank._looks.shutdown()
+    assert caplog.text == ""

@@ -71,6 +71,16 @@ def test_no_hook_is_made_up() -> None:
     assert ours <= hooks
 
 
+def test_the_stand_in_leaves_the_modules_of_others_as_they_were() -> None:
+    """Also where a package has them as attributes, which `import a.b as c` and `monkeypatch` read."""
+    import kvik.handover
+
+    before = kvik.handover
+    with stand_in(VERSIONS[-1]):
+        pass
+    assert kvik.handover is before is sys.modules["kvik.handover"]
+
+
 def test_everything_that_the_scheduler_calls_is_there(kvik_vllm: ModuleType) -> None:
     folder = base_tool().fetch(sys.modules["vllm"].__version__)
     tree = ast.parse((folder / "vllm/v1/core/sched/scheduler.py").read_text())

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.python.fake_engine import FakeNative
+from tests.python.fake_engine import FakeEngine, FakeGrant, FakeNative, KvikError
 from tests.python.vllm_harness import (
     VERSIONS,
     FullAttentionSpec,
     Server,
     SlidingWindowSpec,
     admit,
+    grant_of,
     offer,
     prompt,
     request,
@@ -115,6 +116,31 @@ def test_a_failure_in_one_group_fails_the_request(
     assert (result.received, result.failed, result.invalid) == ({"d-1"}, {"d-1"}, set())
     assert d.step().failed == set()
     assert d.total("loads_failed_peer_lost") == 1
+
+
+def test_a_group_that_cannot_be_granted_takes_back_what_the_others_were(
+    mixed: tuple[Server, Server], native: FakeNative, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without waiting for who reads it: the request's blocks are held until that one has let go."""
+    p, _ = mixed
+    waited: list[float] = []
+    grant = FakeEngine.grant
+
+    def only_one(engine: FakeEngine, *given: Any, **more: Any) -> FakeGrant:
+        native.refuse_grants = bool(engine.grants)
+        return grant(engine, *given, **more)
+
+    def revoke(_grant: FakeGrant, timeout: float = 5.0) -> None:
+        waited.append(timeout)
+        raise KvikError("pages_quarantined")
+
+    monkeypatch.setattr(FakeEngine, "grant", only_one)
+    monkeypatch.setattr(FakeGrant, "revoke", revoke)
+    params = offer(p, prompt(14), ([1, 2, 3, 4], [9, 10, 11, 12]))
+    assert p.step().sent == set()
+    assert waited == [0.0]
+    grant_of(native, params).consume()
+    assert p.step().sent == {"p-1"}
 
 
 def test_tickets_of_the_other_group_lead_to_nothing(mixed: tuple[Server, Server]) -> None:

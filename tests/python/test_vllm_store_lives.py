@@ -104,6 +104,18 @@ def test_a_prompt_is_kept_before_its_request_ends(server: StoreServer) -> None:
     assert server.total("cache_host_stored_blocks") == 5
 
 
+def test_a_prompt_is_saved_with_the_step_after_the_one_that_writes_it(server: StoreServer) -> None:
+    """A rank begins a step's saves before the step has computed anything."""
+    wanted = make(PROMPT)
+    server.server.arrive(wanted)
+    assert server.ask(wanted)[0] == 0
+    blocks = server.allocate(5)
+    told = scheduler_output([(wanted.request_id, blocks, 0, len(PROMPT))])
+    assert server.server.plan(told).cache.saves == []
+    assert [save.blocks for save in server.server.plan().cache.saves] == [blocks[:4]]
+    assert server.server.plan().cache.saves == []
+
+
 def test_a_preempted_request_is_asked_for_again(server: StoreServer) -> None:
     server.serve(PROMPT)
     wanted, scheduler = make(PROMPT), server.server.scheduler

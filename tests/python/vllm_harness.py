@@ -139,6 +139,10 @@ def stand_in(version: str) -> Iterator[ModuleType]:
         for name in [name for name in sys.modules if replaced(name)]:
             del sys.modules[name]
         sys.modules.update(saved)
+        for name, module in saved.items():  # a package has its modules as attributes, too
+            package, _, part = name.rpartition(".")
+            if package:
+                setattr(sys.modules[package], part, module)
 
 
 class _Storage:

@@ -12,27 +12,33 @@ from kvik.demo import client
 
 
 def ask_and_leave(
-    url: str, prompt: list[int], tokens: int, after: float, **more: object
+    url: str, prompt: list[int], tokens: int, after: float | threading.Event, **more: object
 ) -> tuple[client.Completion, bool]:
-    """Stream a completion, and cut the connection after so many seconds, unless it is over by then.
+    """Stream a completion, and cut the connection after so many seconds, unless it is over by then; or when
+    the caller sets an event, which it does in any case.
 
     Returns what came, and whether it was cut. Raises `client.RequestError`, `OSError` or `HTTPException`
     where the server did not answer, and this side had not left.
     """
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=after + 60)
+    seconds = 0.0 if isinstance(after, threading.Event) else after
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds + 60)
     result = client.Completion()
-    left = threading.Event()
+    left, over = threading.Event(), threading.Event()
     connection.connect()
     stream = connection.sock
 
     def leave() -> None:
-        left.set()
-        with contextlib.suppress(OSError):  # the server was first
-            stream.shutdown(socket.SHUT_RDWR)
+        if isinstance(after, threading.Event):
+            after.wait()
+        else:
+            over.wait(after)
+        if not over.is_set():
+            left.set()
+            with contextlib.suppress(OSError):  # the server was first
+                stream.shutdown(socket.SHUT_RDWR)
 
-    cut = threading.Timer(after, leave)
-    cut.start()
+    threading.Thread(target=leave, daemon=True).start()
     try:
         payload = client.body(prompt, tokens, stream=True, **more)
         start = time.monotonic()
@@ -48,6 +54,6 @@ def ask_and_leave(
             raise
         return result, True
     finally:
-        cut.cancel()
+        over.set()
         connection.close()
     return result, False

@@ -67,7 +67,7 @@ class Stored:
         return answer, {name: amount - before.get(name, 0.0) for name, amount in after.items()}
 
     def saved(self, blocks: int) -> None:
-        """Wait until so many blocks more than now are with the server."""
+        """Wait until all saves have ended, and this engine has put so many blocks into the server."""
         wait_used(self.engine, 0.0, SLACK)
         self._wait(SAVED, blocks)
 

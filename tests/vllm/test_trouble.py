@@ -1,7 +1,6 @@
 """Requests that go wrong half-way: a correct answer or a clear error, and every KV block comes back."""
 
 import random
-import time
 
 import pytest
 
@@ -98,19 +97,19 @@ def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
 
 @plain
 def test_prefill_hangs_and_decode_recomputes(pair: Pair, reference: Reference) -> None:
-    """The KV does not come: decode computes the prompt itself, within seconds."""
+    """The KV does not come: decode takes prefill for lost, and computes the prompt itself."""
     before = levels(pair)
     prompt = prompt_of(900, seed=36)
     params = pair.prefill_by_hand(prompt)
     pair.reports.new()
     thaw = freeze(pair.prefill)
     try:
-        start = time.monotonic()
         assert pair.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS)
-        assert time.monotonic() - start < SLACK
     finally:
         thaw()
-    assert [outcome for outcome, _ in reasons(pair)] == ["failed"]
+    ((outcome, reason),) = reasons(pair)
+    assert outcome == "failed"
+    assert reason != "deadline_exceeded"
     wait_back(pair, before, EXPIRY + SLACK)
 
 

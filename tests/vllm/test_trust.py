@@ -5,6 +5,7 @@ The engines are joined by a `Wire`. The cases run in the order of the file: an e
 started again, at the same addresses, by the next one.
 """
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -140,18 +141,23 @@ def test_abort_under_memory_pressure(case: Case, reference: Reference) -> None:
     pair = case.pair
     case.watch("prefill", "decode")
     prompts = [prompt_of(1500, seed) for seed in range(70, 75)]  # 12 of decode's 40 KV blocks each
-    params = [pair.prefill_by_hand(prompt) for prompt in prompts]
-    wire_of(pair).slow(500e3)
-    with ThreadPoolExecutor(5) as pool:
+    leave = threading.Event()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        params = list(pool.map(pair.prefill_by_hand, prompts))
+        wire_of(pair).slow(500e3)
         for prompt, given in zip(prompts[:3], params, strict=False):
-            pool.submit(ask_and_leave, pair.decode.url, prompt, 64, after=1.5, kv_transfer_params=given)
-        assert wire_of(pair).wait_carried(64 << 10, SLACK), "no KV passes"
+            pool.submit(ask_and_leave, pair.decode.url, prompt, 64, after=leave, kv_transfer_params=given)
+        passes = wire_of(pair).wait_carried(64 << 10, SLACK)
         case.happens()
         rest = [
             pool.submit(pair.decode_by_hand, prompt, given, TOKENS)
             for prompt, given in zip(prompts[3:], params[3:], strict=True)
         ]
+        # About a second more, in which these come to wait for KV blocks; it is a ninth of the others' KV.
+        wire_of(pair).wait_carried(2 << 20, SLACK)
+        leave.set()
         answers = [future.result() for future in rest]
+    assert passes, "no KV passes"
     wire_of(pair).slow(None)
     expected = [reference(prompt, TOKENS) for prompt in prompts[3:]]
     case.ends(list(chain(*answers)), list(chain(*expected)), within=2 * SLACK)
@@ -195,9 +201,9 @@ def test_prefill_killed_during_the_transfer(case: Case, reference: Reference) ->
         half_moved(pair)
         kill(pair.prefill)
         case.happens()
-        (load,) = pair.reports.wait(1)
+        # Long before the load's own deadline of 30 s.
+        (load,) = pair.reports.wait(1, timeout=DETECTION + SLACK)
         assert load.outcome == "failed"
-        assert time.monotonic() - case.began < DETECTION + 1.0, "the dead peer was noticed late"
         case.ends(answer.result(), reference(prompt, TOKENS))
 
 

@@ -70,6 +70,16 @@ class Issued:
         return next((state for state in self.ended if state != "consumed"), "consumed")
 
 
+def take_back(native: Native, request_id: str, grants: Iterable[Grant]) -> None:
+    """Revoke a request's grants without waiting for who reads them: the blocks are held until they have let
+    go."""
+    for grant in grants:
+        try:
+            grant.revoke(0.0)
+        except native.KvikError as error:
+            logger.info("kvik: request %s: %s", request_id, error)
+
+
 class Issuing:
     """All segments of one rank. `layers`: the names of its layers, in their order in memory."""
 
@@ -133,17 +143,11 @@ class Issuing:
             request.last_at, request.computed_at = time.monotonic(), self.computed_at
 
     def _revoke(self, request_id: str) -> None:
-        """Take back what was granted of a request, without waiting for who reads it: the blocks are held
-        until they have let go."""
+        """Take back what was granted of a request."""
         for one in self._open.values():
-            if one.send.request_id != request_id:
-                continue
-            one.parts.clear()
-            for grant in one.grants:
-                try:
-                    grant.revoke(0.0)
-                except self._native.KvikError as error:
-                    logger.info("kvik: request %s: %s", request_id, error)
+            if one.send.request_id == request_id:
+                one.parts.clear()
+                take_back(self._native, request_id, one.grants)
         if (request := self._requests.get(request_id)) is not None:
             request.segments = len(request.ended) + sum(
                 one.send.request_id == request_id for one in self._open.values()
@@ -169,9 +173,3 @@ class Issuing:
         """Keys of segments all of whose grants have ended, since the last call."""
         ends, self._ends = self._ends, []
         return ends
-
-    def close(self) -> None:
-        """Forget everything: the engine has ended its grants."""
-        self._open.clear()
-        self._requests.clear()
-        self._filling.clear()

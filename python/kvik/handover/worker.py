@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from kvik.handover.config import ConnectorConfig
-from kvik.handover.issuing import Issued, Issuing
+from kvik.handover.issuing import Issued, Issuing, take_back
 from kvik.handover.loading import NotKeptError, OpenLoad, Share
 from kvik.handover.mapping import releaser
 from kvik.handover.memory import KvMemory
@@ -273,8 +273,7 @@ class WorkerSide:
                     one.grants[self._place.rank], error,
                 )  # fmt: skip
                 self.stats.count("sends_failed")
-                for grant in grants:
-                    grant.revoke()
+                take_back(self._native, send.request_id, grants)
                 break
         if grants:
             blocks = sum(len(one.blocks) for one in send.groups)

@@ -107,7 +107,6 @@ class CacheSide:
         self._computing: dict[str, Wanted] = {}
         self._asked: dict[int, Wanted] = {}
         self._saves: dict[str, tuple[int, int]] = {}
-        self._next_saves: list[Save] = []
         self._numbers = 0
         self._plan = CachePlan()
         self._reasons: set[str] = set()
@@ -301,8 +300,6 @@ class CacheSide:
             # The last token was sampled and is not computed; what was guessed and not taken lies behind it.
             dropped = self._save(wanted, block_ids, min(request.num_computed_tokens, request.num_tokens - 1))
             self.counters["cache_dropped_blocks"] += dropped
-            self._plan.saves += self._next_saves
-            self._next_saves = []
         self._settle(wanted)
         del self._wanted[request.request_id]
         self._computing.pop(request.request_id, None)
@@ -336,7 +333,7 @@ class CacheSide:
         save = Save(key, links[: count * LINK_BYTES], list(block_ids[:count]))
         self._held.take(key, save.blocks)
         self._saves[key] = count, self._ranks
-        self._next_saves.append(save)
+        self._plan.saves.append(save)
         wanted.saved = count
         return 0
 
@@ -359,10 +356,8 @@ class CacheSide:
             self._ask(wanted)
         self._tell_namespaces()
         plan, self._plan = self._plan, CachePlan()
-        plan.saves += self._next_saves
-        self._next_saves = []
         if self._computing:
-            self._computed(steps)
+            self._computed(steps)  # saved with the next plan
         return plan
 
     def _tell_namespaces(self) -> None:

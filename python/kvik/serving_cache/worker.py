@@ -9,6 +9,7 @@ is bounded by the scheduler's half."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -32,7 +33,6 @@ class _LoadEnd:
     load: CacheLoad
     loaded: Loaded
     seconds: float
-    cancelled: bool
 
 
 @dataclass
@@ -136,7 +136,8 @@ class CacheRank:
             else:
                 blocks, host, failures = self._tiers.look(lookup.links)
             if blocks > host:
-                self._prefetches.submit(self._prefetch, lookup.links, host, until)
+                with contextlib.suppress(RuntimeError):  # closed meanwhile
+                    self._prefetches.submit(self._prefetch, lookup.links, host, until)
         except Exception:
             logger.exception("kvik: looking for blocks has failed in a way that is no answer of a store")
         self._ended.append((lookup.number, Answer(blocks, host), failures))
@@ -153,7 +154,7 @@ class CacheRank:
             logger.exception(
                 "kvik: request %s: a load has failed in a way that is no answer of a store", load.request_id
             )
-        self._ended.append(_LoadEnd(load, loaded, time.monotonic() - began, stop.asked))
+        self._ended.append(_LoadEnd(load, loaded, time.monotonic() - began))
 
     def _save(self, save: Save, until: float) -> None:
         saved = Saved(failures={"save": "internal"})
@@ -167,13 +168,13 @@ class CacheRank:
 
     def _end_load(self, ended: _LoadEnd) -> None:
         load, loaded = ended.load, ended.loaded
-        self._stops.pop(load.request_id, None)
+        stop = self._stops.pop(load.request_id)
         self._received.add(load.request_id)
         self.stats.count("cache_host_blocks", loaded.host)
         self.stats.count("cache_remote_blocks", loaded.remote)
         self._count_failures("loads", loaded.failures)
         missing = len(load.blocks) - loaded.blocks
-        if ended.cancelled:
+        if stop.asked:  # maybe only after it had ended
             # An aborted request's blocks are freed by the engine; naming them could hit their next owner.
             self.stats.count("cache_loads_cancelled")
         elif missing:
