@@ -274,16 +274,17 @@ struct Waiting {
     left: usize,
 }
 
-/// One for each engine of this process that asks a store.
-static ALL: Mutex<Vec<(EngineId, Weak<AnswersOf>)>> = Mutex::new(Vec::new());
+/// One for each engine of this process that asks a store. An engine that has closed may leave its id to another one, as its
+/// address may be the next one's: so it goes by the start, too.
+static ALL: Mutex<Vec<Weak<AnswersOf>>> = Mutex::new(Vec::new());
 
 impl AnswersOf {
     fn engine(engine: &Engine) -> Result<Arc<AnswersOf>> {
         let mut all = lock(&ALL);
-        all.retain(|(_, answers)| answers.strong_count() > 0);
-        let same =
-            |(id, answers): &(EngineId, Weak<AnswersOf>)| answers.upgrade().filter(|_| *id == engine.id());
-        if let Some(answers) = all.iter().find_map(same) {
+        all.retain(|answers| answers.strong_count() > 0);
+        let start = |of: &Engine| (of.id(), of.incarnation());
+        let same = |answers: &Arc<AnswersOf>| start(&answers.takes.engine) == start(engine);
+        if let Some(answers) = all.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(answers);
         }
         let takes = Arc::new(Takes { engine: engine.clone(), waiting: Mutex::default() });
@@ -292,14 +293,14 @@ impl AnswersOf {
             move |who: &Who, message: &[u8]| takes.receive(who, message)
         };
         let inbox = Arc::new(Inbox::handing(engine, RESPONSES, take)?);
-        let (number, id) = (AtomicU64::new(1), engine.id());
+        let number = AtomicU64::new(1);
         let answers = Arc::new(AnswersOf { takes, number, inbox: inbox.clone(), stores: Mutex::default() });
         let weak = Arc::downgrade(&answers);
         drop(
             spawn_named("kvik-store-rx", &ThreadOptions::default(), move || hear(&inbox, &weak))
                 .map_err(no_thread)?,
         );
-        all.push((id, Arc::downgrade(&answers)));
+        all.push(Arc::downgrade(&answers));
         Ok(answers)
     }
 
@@ -372,6 +373,18 @@ mod tests {
     use super::*;
     use crate::wire::Lending;
     use kvik_engine::Config;
+
+    #[test]
+    fn an_engine_at_the_address_of_one_that_has_closed_has_answers_of_its_own() {
+        let first = Engine::start(Config::default()).unwrap();
+        let kept = AnswersOf::engine(&first).unwrap();
+        assert!(Arc::ptr_eq(&kept, &AnswersOf::engine(&first).unwrap()));
+        let listen = first.listening().to_vec();
+        first.close(Duration::from_secs(20)).unwrap();
+        let second = Engine::start(Config { listen, ..Config::default() }).unwrap();
+        assert_eq!(first.id(), second.id());
+        assert!(!Arc::ptr_eq(&kept, &AnswersOf::engine(&second).unwrap()));
+    }
 
     #[test]
     fn who_gives_up_leaves_nothing_behind() {
