@@ -6,7 +6,8 @@
 //! They also sum what a NIC has moved, which no thread has seen pass. Where one of the two sides lies on a GPU, its
 //! streams copy (`gpu`), from memory of this process or of another one.
 //!
-//! With checksums a part is copied piece by piece, and each piece is compared, or summed, while it is in the cache.
+//! With checksums a part is copied piece by piece, and each piece is compared, or summed, while it is in the cache; checksums
+//! of pages are made of mapped memory as it is copied, in one pass.
 
 use crate::basics::{lock, stopped};
 use crate::devices::{Broken, DeviceCopier, Readable, Stuck};
