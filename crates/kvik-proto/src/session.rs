@@ -218,6 +218,10 @@ impl<R: Clone> Session<R> {
             Frame::Reached(answer) => on_one_sided(Event::Reached(id, answer), cx),
             Frame::Check { transfer, at, sums } => transfers.on_check(transfer, at, sums, cx),
             Frame::Checked { transfer, at } => transfers.on_checked(transfer, at, cx),
+            Frame::AcceptStaged { transfer, source } => transfers.on_accept_staged(transfer, *source, cx),
+            Frame::Lent { transfer, at, place } => transfers.on_lent(transfer, at, place, cx),
+            Frame::Used { transfer, at } => transfers.on_used(transfer, at, cx),
+            Frame::Landed { transfer, at } => transfers.on_landed(transfer, at, cx),
             Frame::Goodbye => {
                 cx.tell(Event::Goodbye(id));
                 let text = format!("{} closed the connection in order", cx.peer_text());

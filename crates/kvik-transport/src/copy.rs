@@ -19,7 +19,7 @@ use kvik_core::{Code, Error, Extents, PageSums, Result, View};
 use kvik_host::device::DeviceMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, RunBuffer};
-use kvik_proto::{Claim, CopyFrom, Source, WorkKind, WorkOutcome, WorkRequest};
+use kvik_proto::{Claim, CopyFrom, Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -164,6 +164,7 @@ impl Copier {
                 // There was one when the transfer began.
                 None => Err(link_broke()),
             },
+            WorkKind::Stage(op, ring, place) => return ended(self.stage(request, *op, (ring, *place))),
             WorkKind::Sum => return ended(self.sum(request)),
             WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) => Err(Error::new(
                 Code::ProtocolError,
@@ -191,6 +192,18 @@ impl Copier {
         }
         let verify = if request.sums { began.elapsed() } else { Duration::ZERO };
         Ok(WorkOutcome::Done { extents, verify })
+    }
+
+    /// Between the pages of a GPU and a ring, for a peer's NIC.
+    fn stage(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        op: Op,
+        (ring, place): (&RegionMemory, u64),
+    ) -> Result<WorkOutcome, Broken> {
+        self.gpus.stage(request, op, (ring.host(COPIER)?, place))?;
+        let extents = request.view.runs(request.part.clone()).count() as u64;
+        Ok(WorkOutcome::Done { extents, verify: Duration::ZERO })
     }
 
     /// The checksum of each unit, of what a NIC has moved.

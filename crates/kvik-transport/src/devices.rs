@@ -13,7 +13,7 @@ use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::device::{Device, DeviceMemory, DeviceStream};
 use kvik_host::{HostError, Memory, PeerMemory};
-use kvik_proto::WorkRequest;
+use kvik_proto::{Op, WorkRequest};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -203,6 +203,36 @@ impl DeviceCopier {
             let begun = stream.scatter(to, &self.runs, 0);
             self.wait(at, request)?;
             begun?;
+        }
+        Ok(())
+    }
+
+    /// Copies a work request's part from its pages on a device to a ring of the host, from `place` on, or to the pages (a
+    /// write) from there.
+    pub fn stage(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        op: Op,
+        (ring, place): (&Memory, u64),
+    ) -> Result<(), Broken> {
+        let RegionMemory::Device(pages) = &request.region else {
+            return Err(Error::new(Code::InvalidArgument, "pages of the host go through no ring").into());
+        };
+        for part in in_parts(&request.part) {
+            let (offset, len) = (part.start - request.part.start, (part.end - part.start) as usize);
+            let place = (place + offset) as usize;
+            if op == Op::Write {
+                let at = self.stream_of(pages.device())?;
+                take_runs(&mut self.runs, &request.view, part);
+                let stream = &mut self.streams[at];
+                Memory::copy_between(stream.buffer(), 0, ring, place, len)?;
+                let begun = stream.scatter(pages, &self.runs, 0);
+                self.wait(at, request)?;
+                begun?;
+            } else {
+                let at = self.fetch(request, pages, &request.view, part)?;
+                Memory::copy_between(ring, place, self.streams[at].buffer(), 0, len)?;
+            }
         }
         Ok(())
     }

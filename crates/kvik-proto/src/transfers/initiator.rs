@@ -1,8 +1,8 @@
 //! The side that begins a transfer.
 
-use super::Transfers;
 use super::count_readers;
 use super::onesided::no_one_sided;
+use super::{Borrowing, Transfers};
 use crate::checks::{Check, Checks};
 use crate::chunking::Chunking;
 use crate::connection::Context;
@@ -123,6 +123,8 @@ impl<R: Clone> Open<R> {
             extents: 0,
             verify: Duration::ZERO,
             checks: Checks::new(self.check),
+            lending: None,
+            borrowing: None,
             reported: false,
         }
     }
@@ -265,47 +267,72 @@ impl<R: Clone> Transfers<R> {
         source: Option<Box<TravellingSource>>,
         cx: &mut Context<'_, R>,
     ) -> Result<()> {
-        let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
-        if flow.stop.is_some() {
+        let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else {
             return Ok(());
-        }
+        };
         match (&flow.role, flow.op, flow.path, flow.work, source) {
             (Role::Initiator, Op::Write, Path::Channels, Work::Wait, None) => {
                 flow.work = Work::Send;
                 self.queue_send(transfer, cx);
                 Ok(())
             }
-            (
-                Role::Initiator,
-                Op::Read | Op::Write,
-                Path::Memory | Path::OneSided,
-                Work::Wait,
-                Some(source),
-            ) if (flow.op, flow.path) != (Op::Write, Path::Memory) => {
-                let fits = flow
-                    .memory
-                    .as_ref()
-                    .map(|(_, view)| view.shape().check_same_stream(&source.view.shape()));
-                if let Some(Err(error)) = fits {
-                    self.stop(transfer, error, cx);
-                    return Ok(());
-                }
-                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
-                if flow.path == Path::OneSided {
-                    flow.work = Work::Post;
-                    self.queue_post(transfer, cx);
-                } else {
-                    flow.work = Work::Copy;
-                    self.queue_copy(transfer, cx);
-                }
-                Ok(())
+            (Role::Initiator, Op::Read, Path::Memory, Work::Wait, Some(source)) => {
+                self.use_source(transfer, *source, Work::Copy, cx)
             }
-            _ => Err(Error::new(
-                Code::ProtocolError,
-                format!("the peer accepted transfer {transfer} in a way that does not fit"),
-            )),
+            (Role::Initiator, Op::Read | Op::Write, Path::OneSided, Work::Wait, Some(source)) => {
+                self.use_source(transfer, *source, Work::Post, cx)
+            }
+            _ => Err(misfit(transfer)),
         }
     }
+
+    /// It does, with slots of its ring in place of its pages.
+    pub fn on_accept_staged(
+        &mut self,
+        transfer: u64,
+        source: TravellingSource,
+        cx: &mut Context<'_, R>,
+    ) -> Result<()> {
+        let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else {
+            return Ok(());
+        };
+        match (&flow.role, flow.op, flow.path, flow.work) {
+            (Role::Initiator, Op::Read | Op::Write, Path::OneSided, Work::Wait) => {
+                flow.seen = vec![0; flow.chunking.chunks().div_ceil(64) as usize];
+                flow.borrowing = Some(Borrowing::default());
+                self.use_source(transfer, source, Work::Post, cx)
+            }
+            _ => Err(misfit(transfer)),
+        }
+    }
+
+    /// What the owner shows is what this side reads or writes, in this way.
+    fn use_source(
+        &mut self,
+        transfer: u64,
+        source: TravellingSource,
+        work: Work,
+        cx: &mut Context<'_, R>,
+    ) -> Result<()> {
+        let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
+        let shape = flow.memory.as_ref().map(|(_, view)| view.shape());
+        if let Some(Err(error)) = shape.map(|shape| shape.check_same_stream(&source.view.shape())) {
+            self.stop(transfer, error, cx);
+            return Ok(());
+        }
+        flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
+        flow.work = work;
+        match work {
+            Work::Post => self.queue_post(transfer, cx),
+            _ => self.queue_copy(transfer, cx),
+        }
+        Ok(())
+    }
+}
+
+fn misfit(transfer: u64) -> Error {
+    let text = format!("the peer accepted transfer {transfer} in a way that does not fit");
+    Error::new(Code::ProtocolError, text)
 }
 
 /// There is no session to begin a transfer on.

@@ -21,7 +21,10 @@ impl<R: Clone> Transfers<R> {
     /// A posted chunk is to be posted by another NIC: nothing of it is in flight any more, on either side.
     pub(super) fn give_back(&mut self, id: WorkId, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&id.key.1) else { return };
-        flow.back.push(id.at / flow.chunking.chunk);
+        match flow.borrowing {
+            Some(_) => flow.give_back_borrowed(id.at),
+            None => flow.back.push(id.at / flow.chunking.chunk),
+        }
         if flow.stop.is_none() {
             self.queue_post(id.key.1, cx);
         }
@@ -36,11 +39,15 @@ impl<R: Clone> Transfers<R> {
             while let Some(transfer) = self.turns.posting.pop(class) {
                 let Some(flow) = self.flows.get_mut(&transfer) else { continue };
                 let Some(CopyFrom::Peer(exposed)) = flow.source.clone() else { continue };
-                let Some(part) = flow.claim() else { continue };
+                let claimed = match flow.borrowing {
+                    Some(_) => flow.claim_borrowed().map(|(part, place)| (part, Some(place))),
+                    None => flow.claim().map(|part| (part, None)),
+                };
+                let Some((part, place)) = claimed else { continue };
                 flow.posted += 1;
                 self.turns.posting.push_once(class, transfer);
                 self.turns.posting.took(class, part.end - part.start);
-                let kind = WorkKind::Post(flow.op, exposed);
+                let kind = WorkKind::Post(flow.op, exposed, place);
                 return request(flow, part, kind, cx.clock());
             }
         }

@@ -33,6 +33,11 @@ impl WorkId {
         self.key.0
     }
 
+    /// Its transfer.
+    pub fn transfer(&self) -> FlowKey {
+        self.key
+    }
+
     /// The class of its transfer.
     pub fn class(&self) -> Class {
         self.class
@@ -82,8 +87,11 @@ pub enum WorkKind<R> {
     Copy(CopyFrom<R>),
     /// Have the NIC move it to (a write) or from (a read) the owner's memory. `Done` means delivery-complete: the
     /// bytes are in place and nothing of them is in flight. `Void` means that nothing was posted. `Failed` means
-    /// that something may be in flight: the link is not used any more.
-    Post(Op, Arc<Source>),
+    /// that something may be in flight: the link is not used any more. Where a place is given, the part lies in the owner's
+    /// ring from there on, and not where the source's view says.
+    Post(Op, Arc<Source>, Option<u64>),
+    /// Copy it into this ring from there on (a read of the peer's), or from the ring to the pages (a write).
+    Stage(Op, R, u64),
     /// Sum each unit of it; nothing is moved.
     Sum,
 }
@@ -196,7 +204,10 @@ impl<R: Clone> Transfers<R> {
             let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
             let (part, kind) = match source {
                 Some(source) => (flow.claim(), WorkKind::Copy(source)),
-                None => (flow.claim_sums(), WorkKind::Sum),
+                None => match flow.claim_staging() {
+                    Some((part, kind)) => (Some(part), kind),
+                    None => (flow.claim_sums(), WorkKind::Sum),
+                },
             };
             flow.checks.queued = part.is_some();
             let Some(part) = part else { continue };
@@ -217,11 +228,13 @@ impl<R: Clone> Transfers<R> {
         flow.posted = flow.posted.saturating_sub(id.posted.into());
         match outcome {
             WorkOutcome::Done { extents, verify } => {
-                flow.done += 1;
                 flow.extents += extents;
                 flow.verify += verify;
-                if id.posted && flow.checks.delivered(id.key, &flow.chunking, id.at) {
-                    self.queue_sums(transfer, cx);
+                match (&flow.lending, &flow.borrowing) {
+                    (Some(_), _) => self.on_staged(id, cx),
+                    (None, Some(_)) => self.on_moved(id, cx),
+                    (None, None) if id.posted => self.on_delivered(transfer, id.at, cx),
+                    (None, None) => flow.done += 1,
                 }
             }
             WorkOutcome::Summed { sums, verify } => {
@@ -241,6 +254,15 @@ impl<R: Clone> Transfers<R> {
             }
         }
         self.settle(transfer, cx);
+    }
+
+    /// A chunk that a NIC has moved is where it belongs.
+    pub(super) fn on_delivered(&mut self, transfer: u64, at: u64, cx: &mut Context<'_, R>) {
+        let Some(flow) = self.flows.get_mut(&transfer) else { return };
+        flow.done += 1;
+        if flow.checks.delivered(flow.key, &flow.chunking, at) {
+            self.queue_sums(transfer, cx);
+        }
     }
 
     /// A work request that must stop cannot be left for a long time: a device touches its memory, and cannot be
@@ -333,6 +355,7 @@ fn finished<R>(flow: &Flow<R>, outcome: Result<()>) -> Finished {
         first: flow.first,
         extents: flow.extents,
         verify: flow.verify,
+        staged_there: flow.borrowing.is_some(),
         copied_from: match &flow.source {
             Some(CopyFrom::Peer(source)) => Some(source.region),
             _ => None,

@@ -80,7 +80,7 @@ impl World {
 
     /// The owner gives the grant, unless it was restarted meanwhile; sometimes before its pages are free.
     pub fn issue(&mut self, index: usize, life: Duration) {
-        let later = self.rng.once_in(4);
+        let (later, staged) = (self.rng.once_in(4), self.rng.once_in(2));
         let ticket = &mut self.tickets[index];
         let engine = &mut self.engines[ticket.owner];
         if engine.asleep || ticket.identity != engine.identity || std::mem::replace(&mut ticket.issued, true)
@@ -105,7 +105,8 @@ impl World {
             slot,
             generation,
             keys: Arc::default(),
-            closed: Default::default(),
+            ring: staged.then(|| engine.process.ring.clone()),
+            closed: Closed { nics: staged.then(|| "no NIC reaches these pages".into()), ..Closed::default() },
         };
         match later {
             true => engine.node.grants().give_later(ticket.id, offer, now).unwrap(),

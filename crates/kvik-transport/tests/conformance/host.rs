@@ -232,6 +232,7 @@ impl Host {
             slot: slot.index(),
             generation: slot.generation().unwrap(),
             keys,
+            ring: None,
             closed: Closed::default(),
         };
         self.with(|node, now| node.grants().give(id, offer, now)).unwrap();
