@@ -35,6 +35,7 @@ mod gpus;
 mod ipc;
 mod late;
 mod layouts;
+mod lent;
 mod loose;
 #[path = "../../../../tests/standins/make.rs"]
 #[allow(dead_code)]
