@@ -139,6 +139,18 @@ lent! {
             assert!(bytes(&there) == bytes(&here), "{op:?}");
         }
     }
+    fn a_gpu_that_no_nic_may_write_has_nothing_to_flush(pair, gpu, nic) {
+        // Most desktop boards.
+        for id in [116, 117, 118] {
+            gpu.say(&format!("attribute id={id} value=0"));
+        }
+        let (there, here) = pair.regions(PAGES, PAGE);
+        for op in OPS {
+            let grant = pair.grant(op, &whole(&there, PAGE));
+            pair.run(op, &whole(&here, PAGE), &grant, Verify::Full).unwrap();
+            assert!(bytes(&there) == bytes(&here), "{op:?}");
+        }
+    }
     fn operations_that_fail_are_posted_again_into_the_same_slots(pair, gpu, nic) {
         for op in OPS {
             let (there, here) = pair.regions(PAGES, PAGE);
@@ -175,6 +187,27 @@ lent! {
             transfer.cancel();
             assert_eq!(code(transfer.wait(Some(PATIENCE))), Code::Cancelled);
             nic.say("clear");
+        }
+    }
+    fn a_stalled_gpu_holds_up_nothing_that_others_have_to_copy_or_sum(pair, gpu, nic) {
+        for op in OPS {
+            let (there, here) = pair.regions((RING / PAGE) as u32, PAGE);
+            let grant = pair.grant(op, &whole(&there, PAGE));
+            let copies = || gpu.count("cuMemcpyDtoHAsync_v2") + gpu.count("cuMemcpyHtoDAsync_v2");
+            let before = copies();
+            gpu.say("stall");
+            let transfer = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+            wait_until("copies into all of its slots", || copies() >= before + 8);
+            let [far, near] = [&pair.owner, &pair.other].map(|engine| engine.allocate(RING).unwrap());
+            let other = pair.grant(op, &whole(&far, PAGE));
+            let options = kvik_engine::TransferOptions { verify: Some(Verify::Full), ..within(PATIENCE) };
+            let began = Instant::now();
+            pair.begin_with(op, &whole(&near, PAGE), &other, options).wait(Some(PATIENCE)).unwrap();
+            assert!(bytes(&far) == bytes(&near) && !transfer.is_done(), "{op:?}");
+            assert!(began.elapsed() < Duration::from_secs(3), "{op:?}: {:?}", began.elapsed());
+            gpu.say("release");
+            transfer.wait(Some(PATIENCE)).unwrap();
+            assert!(bytes(&there) == bytes(&here), "{op:?}");
         }
     }
     fn a_gpu_that_fails_fails_its_transfers_and_costs_no_session(pair, gpu, nic) {
