@@ -11,7 +11,7 @@
 use crate::checks::{AT_ONCE, Checks};
 use crate::chunking::Chunking;
 use crate::frame::{Op, Path, Source};
-use crate::transfers::{Borrowing, Lending};
+use crate::lending::{Borrowing, Lending};
 use crate::{FlowKey, MAX_SUMS, OWN_SESSION};
 use kvik_core::{Class, Code, EngineId, Error, GrantId, Result, View};
 use std::ops::Range;

@@ -23,6 +23,7 @@ mod granting;
 mod grants;
 mod handshake;
 mod holding;
+mod lending;
 mod looks;
 mod nics;
 mod node;

@@ -46,9 +46,9 @@ impl<R> std::fmt::Debug for Ring<R> {
 
 impl<R> Ring<R> {
     /// Of this memory, in so many slots, which each NIC knows by its key.
-    pub fn new(region: R, keys: Arc<[NicKey]>, slots: usize, slot_bytes: u64) -> Ring<R> {
+    pub fn new(region: R, keys: Arc<[NicKey]>, slots: usize, slot_bytes: u64) -> Arc<Ring<R>> {
         let slots = Slots { holders: vec![None; slots], waiting: ClassQueue::default() };
-        Ring { region, keys, slot_bytes, slots: Mutex::new(slots) }
+        Arc::new(Ring { region, keys, slot_bytes, slots: Mutex::new(slots) })
     }
 
     /// The memory.
@@ -164,7 +164,7 @@ impl Slots {
 mod tests {
     use super::*;
 
-    fn ring() -> Ring<()> {
+    fn ring() -> Arc<Ring<()>> {
         Ring::new((), Arc::default(), 8, 64)
     }
 
@@ -229,7 +229,9 @@ mod tests {
         assert_eq!(take(&ring, (3, 4), Class::Bulk), None);
         assert_eq!(take(&ring, (3, 6), Class::Handover), None);
         let mut told = Vec::new();
-        [(1, 2), (2, 2), (3, 2)].map(|key| ring.leave(key, Class::Handover, |key| told.push(key)));
+        for key in [(1, 2), (2, 2), (3, 2)] {
+            ring.leave(key, Class::Handover, |key| told.push(key));
+        }
         ring.give(third[0], |key| told.push(key));
         ring.give(second[0], |key| told.push(key));
         assert_eq!(told, [(3, 6), (3, 4)]);

@@ -101,7 +101,7 @@ impl Rma {
             let made = memory.map_err(|error| from_host(Code::MemoryCapReached, error)).and_then(|memory| {
                 let memory = RegionMemory::from(memory);
                 let keys = self.pool.register(&memory, limit)?;
-                Ok(Arc::new(Ring::new(memory, keys, SLOTS, SLOT)))
+                Ok(Ring::new(memory, keys, SLOTS, SLOT))
             });
             match made {
                 Ok(made) => *ring = Some(made),

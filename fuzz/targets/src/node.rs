@@ -79,7 +79,7 @@ impl World {
             ended: HashSet::new(),
             given: Vec::new(),
             view,
-            ring: Arc::new(Ring::new(9, Arc::default(), 3, 8192)),
+            ring: Ring::new(9, Arc::default(), 3, 8192),
         };
         world.give(0, Right::Read, Use::Once(2));
         world.give(1, Right::Write, Use::Many);

@@ -1,13 +1,14 @@
 //! The side that begins a transfer.
 
+use super::Transfers;
 use super::count_readers;
 use super::onesided::no_one_sided;
-use super::{Borrowing, Transfers};
 use crate::checks::{Check, Checks};
 use crate::chunking::Chunking;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
+use crate::lending::Borrowing;
 use crate::offer::{Given, Request};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
@@ -260,11 +261,12 @@ impl<R: Clone> Transfers<R> {
         Ok(key)
     }
 
-    /// The owner takes part.
+    /// The owner takes part; `staged`: with slots of its ring in place of its pages.
     pub fn on_accept(
         &mut self,
         transfer: u64,
         source: Option<Box<TravellingSource>>,
+        staged: bool,
         cx: &mut Context<'_, R>,
     ) -> Result<()> {
         let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else {
@@ -276,63 +278,38 @@ impl<R: Clone> Transfers<R> {
                 self.queue_send(transfer, cx);
                 Ok(())
             }
-            (Role::Initiator, Op::Read, Path::Memory, Work::Wait, Some(source)) => {
-                self.use_source(transfer, *source, Work::Copy, cx)
+            (
+                Role::Initiator,
+                Op::Read | Op::Write,
+                path @ (Path::Memory | Path::OneSided),
+                Work::Wait,
+                Some(source),
+            ) if (flow.op, path) != (Op::Write, Path::Memory) && (!staged || path == Path::OneSided) => {
+                let shape = flow.memory.as_ref().map(|(_, view)| view.shape());
+                if let Some(Err(error)) = shape.map(|shape| shape.check_same_stream(&source.view.shape())) {
+                    self.stop(transfer, error, cx);
+                    return Ok(());
+                }
+                flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
+                if staged {
+                    flow.seen = vec![0; flow.chunking.chunks().div_ceil(64) as usize];
+                    flow.borrowing = Some(Borrowing::default());
+                }
+                if path == Path::OneSided {
+                    flow.work = Work::Post;
+                    self.queue_post(transfer, cx);
+                } else {
+                    flow.work = Work::Copy;
+                    self.queue_copy(transfer, cx);
+                }
+                Ok(())
             }
-            (Role::Initiator, Op::Read | Op::Write, Path::OneSided, Work::Wait, Some(source)) => {
-                self.use_source(transfer, *source, Work::Post, cx)
-            }
-            _ => Err(misfit(transfer)),
+            _ => Err(Error::new(
+                Code::ProtocolError,
+                format!("the peer accepted transfer {transfer} in a way that does not fit"),
+            )),
         }
     }
-
-    /// It does, with slots of its ring in place of its pages.
-    pub fn on_accept_staged(
-        &mut self,
-        transfer: u64,
-        source: TravellingSource,
-        cx: &mut Context<'_, R>,
-    ) -> Result<()> {
-        let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else {
-            return Ok(());
-        };
-        match (&flow.role, flow.op, flow.path, flow.work) {
-            (Role::Initiator, Op::Read | Op::Write, Path::OneSided, Work::Wait) => {
-                flow.seen = vec![0; flow.chunking.chunks().div_ceil(64) as usize];
-                flow.borrowing = Some(Borrowing::default());
-                self.use_source(transfer, source, Work::Post, cx)
-            }
-            _ => Err(misfit(transfer)),
-        }
-    }
-
-    /// What the owner shows is what this side reads or writes, in this way.
-    fn use_source(
-        &mut self,
-        transfer: u64,
-        source: TravellingSource,
-        work: Work,
-        cx: &mut Context<'_, R>,
-    ) -> Result<()> {
-        let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
-        let shape = flow.memory.as_ref().map(|(_, view)| view.shape());
-        if let Some(Err(error)) = shape.map(|shape| shape.check_same_stream(&source.view.shape())) {
-            self.stop(transfer, error, cx);
-            return Ok(());
-        }
-        flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
-        flow.work = work;
-        match work {
-            Work::Post => self.queue_post(transfer, cx),
-            _ => self.queue_copy(transfer, cx),
-        }
-        Ok(())
-    }
-}
-
-fn misfit(transfer: u64) -> Error {
-    let text = format!("the peer accepted transfer {transfer} in a way that does not fit");
-    Error::new(Code::ProtocolError, text)
 }
 
 /// There is no session to begin a transfer on.

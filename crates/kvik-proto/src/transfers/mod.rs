@@ -18,7 +18,7 @@ mod work;
 
 pub(crate) use initiator::lost;
 pub use initiator::{Open, Side};
-pub(crate) use staging::{Borrowing, Lending};
+pub(crate) use staging::ChunkEvent;
 pub use turns::{Batch, Claim};
 pub use work::{WorkId, WorkKind, WorkOutcome, WorkRequest};
 
@@ -112,7 +112,7 @@ impl<R: Clone> Transfers<R> {
         let Some(flow) = self.flows.get_mut(&transfer) else { return };
         let first = flow.set_stop(error);
         if first {
-            Self::lend_no_more(flow, cx);
+            staging::lend_no_more(flow, cx);
         }
         if flow.pins > 0 {
             cx.tell(Event::Stop(self.session));
@@ -190,7 +190,7 @@ impl<R: Clone> Transfers<R> {
         if matches!(flow.work, Work::Expose(_)) {
             cx.call().expose(false);
         }
-        Self::return_slots(&flow, cx);
+        staging::return_slots(&flow, cx);
         if let Some(slot) = flow.slot {
             cx.tell(Event::Raise(slot));
         }

@@ -1,13 +1,14 @@
 //! The side that owns the grant: it checks every request before it touches a page.
 
 use super::onesided::no_one_sided;
-use super::{Lending, Transfers, count_readers, served};
+use super::{Transfers, count_readers, served};
 use crate::FlowKey;
 use crate::checks::Checks;
 use crate::chunking::Chunking;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
+use crate::lending::Lending;
 use crate::offer::{Given, Request};
 use crate::pages::{PageList, check_page_count};
 use crate::ring::Ring;

@@ -1,5 +1,6 @@
 //! Work requests: what whoever moves the bytes is told to do, and what becomes of a flow when they are done.
 
+use super::staging::{self, ChunkEvent};
 use super::turns::{Claim, Turns};
 use super::{Transfers, break_link};
 use crate::FlowKey;
@@ -8,7 +9,7 @@ use crate::connection::Context;
 use crate::event::{Event, Finished};
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Frame, Op, Source};
-use kvik_core::{Class, Code, Error, Result, View};
+use kvik_core::{Class, ClassQueue, Code, Error, Result, View};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -149,20 +150,11 @@ impl<R: Clone> Transfers<R> {
                 let (session, position, len) = (self.session, part.start, len as u32);
                 let header = ChunkHeader { session, transfer, position, len, sums };
                 let request = request(flow, part, WorkKind::Send(header), cx.clock());
-                self.note_turn_of_bulk(was, class, cx);
+                note_turn_of_bulk(&self.turns.sending, was, class, cx);
                 return request;
             }
         }
         None
-    }
-
-    /// Channels that take only bulk while it waits had nothing to do while a handover did: their turn may have come.
-    fn note_turn_of_bulk(&self, was: [Class; 2], class: Class, cx: &mut Context<'_, R>) {
-        let sending = &self.turns.sending;
-        let turn = sending.turn() != was || !sending.waits(Class::Handover);
-        if class == Class::Handover && sending.waits(Class::Bulk) && turn {
-            cx.tell(Event::Send(self.session));
-        }
     }
 
     /// What to do with a chunk that a channel of the session announces: `None` means that it must be thrown away,
@@ -204,7 +196,7 @@ impl<R: Clone> Transfers<R> {
             let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
             let (part, kind) = match source {
                 Some(source) => (flow.claim(), WorkKind::Copy(source)),
-                None => match flow.claim_staging() {
+                None => match staging::claim(flow) {
                     Some((part, kind)) => (Some(part), kind),
                     None => (flow.claim_sums(), WorkKind::Sum),
                 },
@@ -230,11 +222,14 @@ impl<R: Clone> Transfers<R> {
             WorkOutcome::Done { extents, verify } => {
                 flow.extents += extents;
                 flow.verify += verify;
-                match (&flow.lending, &flow.borrowing) {
-                    (Some(_), _) => self.on_staged(id, cx),
-                    (None, Some(_)) => self.on_moved(id, cx),
-                    (None, None) if id.posted => self.on_delivered(transfer, id.at, cx),
-                    (None, None) => flow.done += 1,
+                if flow.lending.is_some() || flow.borrowing.is_some() {
+                    // Of a work request of this process it is always the chunk's turn.
+                    let _ = self.on_chunk(transfer, id.at, ChunkEvent::Done, cx);
+                } else {
+                    flow.done += 1;
+                    if id.posted && flow.checks.delivered(id.key, &flow.chunking, id.at) {
+                        self.queue_sums(transfer, cx);
+                    }
                 }
             }
             WorkOutcome::Summed { sums, verify } => {
@@ -254,15 +249,6 @@ impl<R: Clone> Transfers<R> {
             }
         }
         self.settle(transfer, cx);
-    }
-
-    /// A chunk that a NIC has moved is where it belongs.
-    pub(super) fn on_delivered(&mut self, transfer: u64, at: u64, cx: &mut Context<'_, R>) {
-        let Some(flow) = self.flows.get_mut(&transfer) else { return };
-        flow.done += 1;
-        if flow.checks.delivered(flow.key, &flow.chunking, at) {
-            self.queue_sums(transfer, cx);
-        }
     }
 
     /// A work request that must stop cannot be left for a long time: a device touches its memory, and cannot be
@@ -312,6 +298,19 @@ impl<R: Clone> Transfers<R> {
             cx.call().common.queue_copy(class, self.session);
         }
         cx.tell(Event::Copy);
+    }
+}
+
+/// Channels that take only bulk while it waits had nothing to do while a handover did: their turn may have come.
+fn note_turn_of_bulk<R: Clone>(
+    sending: &ClassQueue<u64>,
+    was: [Class; 2],
+    class: Class,
+    cx: &mut Context<'_, R>,
+) {
+    let turn = sending.turn() != was || !sending.waits(Class::Handover);
+    if class == Class::Handover && sending.waits(Class::Bulk) && turn {
+        cx.tell(Event::Send(cx.session()));
     }
 }
 

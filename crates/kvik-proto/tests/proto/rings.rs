@@ -34,7 +34,7 @@ fn scene(op: Op, version: u16) -> Scene {
     let (pages, slots) = (layout(3, CHUNK), layout(SLOTS as u32, CHUNK));
     let all = view(&pages, &[0, 1, 2]);
     let there = Mem::for_layout(&pages, 2);
-    let ring = Arc::new(Ring::new(Mem::for_layout(&slots, 5), Arc::default(), SLOTS, CHUNK));
+    let ring = Ring::new(Mem::for_layout(&slots, 5), Arc::default(), SLOTS, CHUNK);
     let right = if op == Op::Write { Right::Write } else { Right::Read };
     let closed = Closed { memory: None, nics: Some(WHY.into()) };
     let offer = world.offer(1, &there, &all, right, Use::Many);

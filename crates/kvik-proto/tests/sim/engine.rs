@@ -52,7 +52,7 @@ impl Process {
     fn new(incarnation: Incarnation) -> Rc<Process> {
         let layout = Arc::new(Layout::contiguous(SLOTS as u32, PAGE_BYTES).unwrap());
         let mem = Mem { arena: Arena::new(layout, 0), lease: 0 };
-        let ring = Arc::new(Ring::new(mem, Arc::default(), SLOTS, PAGE_BYTES));
+        let ring = Ring::new(mem, Arc::default(), SLOTS, PAGE_BYTES);
         Rc::new(Process { incarnation, arenas: RefCell::default(), ring, fences: RefCell::new(vec![0]) })
     }
 

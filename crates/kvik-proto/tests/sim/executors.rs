@@ -109,9 +109,9 @@ impl World {
     ) {
         let engine = self.by_session.get(&request.id.session()).map(|at| &self.links[*at]);
         let rings = engine.iter().flat_map(|link| &link.processes).map(|process| &process.ring);
-        let ours = rings.filter(|other| Rc::ptr_eq(&other.region().arena, &ring.arena));
+        let mut ours = rings.filter(|other| Rc::ptr_eq(&other.region().arena, &ring.arena));
         assert!(
-            ours.last().is_some_and(|ring| ring.holder(place) == Some(request.id.transfer())),
+            ours.next().is_some_and(|ring| ring.holder(place) == Some(request.id.transfer())),
             "P2: a slot is copied that is not the transfer's"
         );
         let at = place + part.start - request.part.start;
