@@ -173,7 +173,7 @@ impl Engine {
         let generation = slot.generation().map_err(|error| from_host(Code::ProtocolError, error))?;
         let id = options.id.map_or_else(GrantId::random, Ok)?;
         let op = if options.right == Right::Read { Op::Read } else { Op::Write };
-        let (keys, closed) = base.transports.offer(pages.region.id(), &memory, op);
+        let (keys, ring, closed) = base.transports.offer(pages.region.id(), &memory, op);
         let ticket =
             Ticket { right: options.right, ..self.ticket_template(layout)? }.with_grant(id, options.expiry);
         let now = boottime();
@@ -190,6 +190,7 @@ impl Engine {
             slot: slot.index(),
             generation,
             keys,
+            ring,
             closed,
         };
         let cell = Arc::new(GrantCell { tag: Tag::new(&options.tag), end: End::default() });

@@ -4,7 +4,7 @@ use crate::setup::Setup;
 use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::FenceTable;
 use kvik_host::thread::ThreadOptions;
-use kvik_proto::{Closed, NicAnswer, NicCall, NicKey, Op, Path};
+use kvik_proto::{Closed, NicAnswer, NicCall, NicKey, Op, Path, Ring};
 use kvik_transport::local::{Local, LocalConfig};
 use kvik_transport::nics::NicOptions;
 use kvik_transport::rma::Rma;
@@ -19,6 +19,9 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Transports {
     started: OnceLock<Started>,
 }
+
+/// How NICs know a region, what they reach in its place, and why peers do not reach it.
+type Reached = (Arc<[NicKey]>, Option<Arc<Ring<RegionMemory>>>, Closed);
 
 struct Started {
     list: Vec<Arc<dyn Transport>>,
@@ -119,9 +122,11 @@ impl Transports {
         self.all().iter().filter(there).map(|transport| transport.id())
     }
 
-    /// What a grant over a region says of it: how NICs know it, and over what peers do not reach it.
-    pub fn offer(&self, region: RegionId, memory: &RegionMemory, op: Op) -> (Arc<[NicKey]>, Closed) {
+    /// What a grant over a region says of it: how NICs know it, or what they reach in its place, and over what peers do not
+    /// reach it.
+    pub fn offer(&self, region: RegionId, memory: &RegionMemory, op: Op) -> Reached {
         let keys = self.rma().map(|rma| rma.keys(region)).unwrap_or_default();
+        let ring = self.rma().and_then(|rma| rma.ring(region));
         let mut closed = Closed::default();
         for transport in self.all() {
             let why = transport.closed(region, memory, op);
@@ -131,6 +136,6 @@ impl Transports {
                 Path::Channels => {}
             }
         }
-        (keys, closed)
+        (keys, ring, closed)
     }
 }

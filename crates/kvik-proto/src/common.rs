@@ -26,6 +26,8 @@ pub(crate) enum Effect {
     Stopped(GrantId),
     /// A session is over, or soon will be: new transfers with this peer go over another one.
     Avoid(u64, Identity),
+    /// A slot of a ring was put aside for this flow.
+    Lend(FlowKey),
 }
 
 /// A grant is over: these flows take no further part in it.

@@ -103,6 +103,8 @@ pub struct Finished {
     pub extents: u64,
     /// Time spent on checksums on this side, over all threads.
     pub verify: Duration,
+    /// It went through a ring of the peer's.
+    pub staged_there: bool,
     /// The peer's region that was copied from, where this side copied.
     pub copied_from: Option<RegionId>,
 }

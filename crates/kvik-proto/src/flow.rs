@@ -11,6 +11,7 @@
 use crate::checks::{AT_ONCE, Checks};
 use crate::chunking::Chunking;
 use crate::frame::{Op, Path, Source};
+use crate::lending::{Borrowing, Lending};
 use crate::{FlowKey, MAX_SUMS, OWN_SESSION};
 use kvik_core::{Class, Code, EngineId, Error, GrantId, Result, View};
 use std::ops::Range;
@@ -96,6 +97,9 @@ pub(crate) struct Flow<R> {
     pub verify: Duration,
     /// Comparisons of what a NIC has moved.
     pub checks: Checks,
+    /// Where no NIC reaches the owner's pages: the slots of its ring, as the owner has them, and as the initiator has.
+    pub lending: Option<Lending<R>>,
+    pub borrowing: Option<Borrowing>,
     /// Its end was reported ahead of its conclusion: a work request of it cannot be left yet.
     pub reported: bool,
 }
@@ -158,11 +162,10 @@ impl<R> Flow<R> {
     /// # Errors
     /// `ProtocolError` for a chunk that does not fit the cut, or that came before.
     pub fn arrive(&mut self, position: u64, len: u32, sums: u32) -> Result<Range<u64>> {
+        let transfer = self.key.1;
         let wrong = |why: &str| {
-            Error::new(
-                Code::ProtocolError,
-                format!("the peer sent a chunk at {position} of transfer {}: {why}", self.key.1),
-            )
+            let text = format!("the peer sent a chunk at {position} of transfer {transfer}: {why}");
+            Error::new(Code::ProtocolError, text)
         };
         let index = position / self.chunking.chunk;
         if !position.is_multiple_of(self.chunking.chunk) || index >= self.chunking.chunks() {
@@ -172,21 +175,33 @@ impl<R> Flow<R> {
         if part.end - part.start != u64::from(len) || self.chunking.sums_of(&part) != sums {
             return Err(wrong("it has another length or other checksums than agreed"));
         }
-        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
-        match self.seen.get_mut(word) {
-            Some(seen) if *seen & bit == 0 => *seen |= bit,
-            _ => return Err(wrong("it came before")),
+        if !self.note_chunk(position) {
+            return Err(wrong("it came before"));
         }
         self.pins += 1;
         Ok(part)
     }
 
+    /// Takes note of a chunk of the peer's: false for none, and for one that was noted before.
+    pub fn note_chunk(&mut self, position: u64) -> bool {
+        let index = position / self.chunking.chunk;
+        if !position.is_multiple_of(self.chunking.chunk) || index >= self.chunking.chunks() {
+            return false;
+        }
+        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
+        match self.seen.get_mut(word) {
+            Some(seen) if *seen & bit == 0 => *seen |= bit,
+            _ => return false,
+        }
+        true
+    }
+
     /// Whether the peer can know that the transfer is a success.
     pub fn can_be_done(&self) -> bool {
         let all_sent = self.work == Work::Send && self.next >= self.chunking.chunks();
-        // Only the initiator's completions tell when all is in place.
+        // Only the initiator's completions tell when all is in place, unless this side copies too.
         if let Work::Expose(_) = self.work {
-            return true;
+            return self.lending.is_none() || self.done == self.chunking.chunks();
         }
         let peer_copies = self.work == Work::Wait && self.path == Path::Memory;
         match (&self.role, self.op) {

@@ -82,7 +82,7 @@ pub struct Source<V = View> {
     pub slot: u32,
     /// That generation.
     pub generation: u64,
-    /// Over [`Path::OneSided`]: how each of the owner's NICs knows the region.
+    /// Over [`Path::OneSided`]: how each of the owner's NICs knows the region, or the ring in its place.
     pub keys: Arc<[NicKey]>,
 }
 
@@ -208,6 +208,37 @@ pub enum Frame {
         /// Where the part begins.
         at: u64,
     },
+    /// As `Accept` over [`Path::OneSided`], of pages that the owner's NICs do not reach: the keys are those of its ring. From
+    /// version 4 on, as the three that follow from it.
+    AcceptStaged {
+        /// The transfer.
+        transfer: u64,
+        /// The owner's memory.
+        source: Box<TravellingSource>,
+    },
+    /// A slot of the owner's ring is lent for a chunk: it has the chunk's bytes (a read), or waits for them (a write).
+    Lent {
+        /// The transfer.
+        transfer: u64,
+        /// Where the chunk begins in the stream.
+        at: u64,
+        /// Where the slot begins in the ring.
+        place: u64,
+    },
+    /// The initiator's NIC is through with the slot of a chunk: nothing of it is in flight.
+    Used {
+        /// The transfer.
+        transfer: u64,
+        /// Where the chunk begins.
+        at: u64,
+    },
+    /// Of a write: what was in the slot of a chunk is in the owner's pages.
+    Landed {
+        /// The transfer.
+        transfer: u64,
+        /// Where the chunk begins.
+        at: u64,
+    },
     /// All notifications of a topic up to this one were taken.
     Noted {
         /// Which topic.
@@ -255,7 +286,16 @@ impl Frame {
                     w.u64(*sum);
                 }
             }
-            Frame::Checked { transfer, at } => {
+            Frame::AcceptStaged { transfer, source } => {
+                w.u64(*transfer);
+                encode_source(Some(source), &mut w);
+            }
+            Frame::Lent { transfer, at, place } => {
+                w.u64(*transfer).u64(*at).u64(*place);
+            }
+            Frame::Checked { transfer, at }
+            | Frame::Used { transfer, at }
+            | Frame::Landed { transfer, at } => {
                 w.u64(*transfer).u64(*at);
             }
         }
@@ -302,6 +342,10 @@ impl Frame {
             Frame::Reached(_) => 12,
             Frame::Check { .. } => 13,
             Frame::Checked { .. } => 14,
+            Frame::AcceptStaged { .. } => 15,
+            Frame::Lent { .. } => 16,
+            Frame::Used { .. } => 17,
+            Frame::Landed { .. } => 18,
         }
     }
 }
@@ -338,6 +382,10 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         12 => "reached",
         13 => "check",
         14 => "checked",
+        15 => "accept-staged",
+        16 => "lent",
+        17 => "used",
+        18 => "landed",
         _ => {
             return Err(Error::new(
                 Code::ProtocolError,
@@ -367,6 +415,14 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         12 => Frame::Reached(NicAnswer::decode(&mut r)?),
         13 => Frame::Check { transfer: r.u64()?, at: r.u64()?, sums: decode_sums(&mut r)? },
         14 => Frame::Checked { transfer: r.u64()?, at: r.u64()? },
+        15 => {
+            let (transfer, source) = (r.u64()?, decode_source(&mut r)?);
+            let source = source.ok_or_else(|| r.wrong("it names no memory"))?;
+            Frame::AcceptStaged { transfer, source: Box::new(source) }
+        }
+        16 => Frame::Lent { transfer: r.u64()?, at: r.u64()?, place: r.u64()? },
+        17 => Frame::Used { transfer: r.u64()?, at: r.u64()? },
+        18 => Frame::Landed { transfer: r.u64()?, at: r.u64()? },
         _ => Frame::Goodbye,
     };
     r.end()?;

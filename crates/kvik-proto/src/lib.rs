@@ -23,6 +23,7 @@ mod granting;
 mod grants;
 mod handshake;
 mod holding;
+mod lending;
 mod looks;
 mod nics;
 mod node;
@@ -31,6 +32,7 @@ mod offer;
 mod pages;
 mod peers;
 mod reclaim;
+mod ring;
 mod session;
 mod sessions;
 mod sync;
@@ -64,6 +66,7 @@ pub use offer::{Closed, Offer};
 pub use pages::{MAX_PAGES, PageList, TravellingView};
 pub use peers::SessionState;
 pub use reclaim::{Reclaim, ReclaimCounts};
+pub use ring::Ring;
 pub use transfers::{Batch, Claim, Open, Side, WorkId, WorkKind, WorkOutcome, WorkRequest};
 
 /// A transfer: its session's number and its own within the session.

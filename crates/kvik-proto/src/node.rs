@@ -184,6 +184,9 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
                 }
             }
             Effect::Avoid(session, peer) => self.prefer_another(session, peer),
+            Effect::Lend((session, transfer)) => {
+                self.with_transfers(session, |transfers, cx| transfers.lend(transfer, cx));
+            }
         }
         Some(())
     }

@@ -10,6 +10,7 @@ use crate::MAX_PAGES;
 use crate::frame::{Op, Path, Select};
 use crate::nics::NicKey;
 use crate::pages::PageList;
+use crate::ring::Ring;
 use kvik_core::{Code, Content, ContentClaim, Error, GrantId, Order, RegionId, Result, Right, Use, View};
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +41,9 @@ pub struct Offer<R> {
     pub generation: u64,
     /// How each of this engine's NICs knows the memory; none where no NIC does.
     pub keys: Arc<[NicKey]>,
-    /// Paths that do not lead to the memory.
+    /// Where no NIC knows the memory: what they reach in its place.
+    pub ring: Option<Arc<Ring<R>>>,
+    /// Paths that do not lead to the memory; by NICs, not without the ring.
     pub closed: Closed,
 }
 

@@ -12,7 +12,7 @@ use crate::frame::Frame;
 use crate::handshake::{Established, Join};
 use crate::notify::Notes;
 use crate::peers::SessionState;
-use crate::transfers::Transfers;
+use crate::transfers::{ChunkEvent, Transfers};
 use kvik_core::{Code, Error, Result};
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ impl<R: Clone> Session<R> {
         match frame {
             Frame::Beat => Ok(()),
             Frame::Begin(begin) => transfers.on_begin(*begin, now, cx),
-            Frame::Accept { transfer, source } => transfers.on_accept(transfer, source, cx),
+            Frame::Accept { transfer, source } => transfers.on_accept(transfer, source, false, cx),
             Frame::End { transfer, outcome } => transfers.on_end(transfer, outcome, cx),
             Frame::Ended { transfer } => {
                 if let Some(connection) = cx.connection() {
@@ -218,6 +218,12 @@ impl<R: Clone> Session<R> {
             Frame::Reached(answer) => on_one_sided(Event::Reached(id, answer), cx),
             Frame::Check { transfer, at, sums } => transfers.on_check(transfer, at, sums, cx),
             Frame::Checked { transfer, at } => transfers.on_checked(transfer, at, cx),
+            Frame::AcceptStaged { transfer, source } => transfers.on_accept(transfer, Some(source), true, cx),
+            Frame::Lent { transfer, at, place } => {
+                transfers.on_chunk(transfer, at, ChunkEvent::Lent(place), cx)
+            }
+            Frame::Used { transfer, at } => transfers.on_chunk(transfer, at, ChunkEvent::Used, cx),
+            Frame::Landed { transfer, at } => transfers.on_chunk(transfer, at, ChunkEvent::Landed, cx),
             Frame::Goodbye => {
                 cx.tell(Event::Goodbye(id));
                 let text = format!("{} closed the connection in order", cx.peer_text());
@@ -279,10 +285,14 @@ impl<R: Clone> Session<R> {
     /// Draws the consequences of a connection that was cut. To be called after whatever may have cut it.
     pub fn settle(&mut self, call: &mut Call<'_, R>) {
         let Some(error) = self.cut.take() else { return };
+        let id = self.id;
         let (transfers, notes, mut cx) = self.parts(call);
         transfers.stop_all(&error, &mut cx);
         notes.lose(&error, &mut cx);
-        transfers.ask_for_fence(&mut cx);
+        // Where a NIC may still touch memory for it, its path must be cut.
+        if transfers.flows().are_in_flight() {
+            cx.tell(Event::Fence(id));
+        }
     }
 }
 

@@ -159,6 +159,7 @@ impl Owner {
             slot: SLOT,
             generation: 1,
             keys: std::sync::Arc::default(),
+            ring: None,
             closed: Closed::default(),
         };
         self.call(NOW, |node| node.grants().give(GRANT, offer, NOW)).unwrap();

@@ -20,7 +20,7 @@ use kvik_core::{Code, Error, Extents, PageSums, Result, View};
 use kvik_host::device::DeviceMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, RunBuffer};
-use kvik_proto::{Claim, CopyFrom, Source, WorkKind, WorkOutcome, WorkRequest};
+use kvik_proto::{Claim, CopyFrom, Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -115,14 +115,16 @@ fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
         // No waker tells when a GPU is through after all: it is looked for.
         while let Some(at) = stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
             let (request, stuck) = stuck.swap_remove(at);
-            drop(stuck);
-            finish(work, request, WorkOutcome::Void);
+            let outcome = copier.go_on(&request, *stuck);
+            finish(work, request, outcome);
         }
         while let Some(request) = work.claim(Queue::Copy, Claim::Next) {
             match copier.execute(links, &request) {
                 Ok(outcome) => finish(work, request, outcome),
                 Err(held) => {
-                    work.stuck(request.id, held.error());
+                    if stopped(&request.stop) {
+                        work.stuck(request.id, held.error());
+                    }
                     stuck.push((request, held));
                 }
             }
@@ -165,6 +167,7 @@ impl Copier {
                 // There was one when the transfer began.
                 None => Err(link_broke()),
             },
+            WorkKind::Stage(op, ring, place) => return ended(self.stage(request, *op, (ring, *place))),
             WorkKind::Sum => return ended(self.sum(request)),
             WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) => Err(Error::new(
                 Code::ProtocolError,
@@ -192,6 +195,31 @@ impl Copier {
         }
         let verify = if request.sums { began.elapsed() } else { Duration::ZERO };
         Ok(WorkOutcome::Done { extents, verify })
+    }
+
+    /// Between the pages of a GPU and a ring, for a peer's NIC.
+    fn stage(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        op: Op,
+        (ring, place): (&RegionMemory, u64),
+    ) -> Result<WorkOutcome, Broken> {
+        self.gpus.stage(request, op, (ring.host(COPIER)?, place))?;
+        Ok(done_staging(request))
+    }
+
+    /// What was put aside, and that the GPU is through with.
+    fn go_on(&mut self, request: &WorkRequest<RegionMemory>, late: Stuck) -> WorkOutcome {
+        let WorkKind::Stage(op, ring, place) = &request.kind else { return WorkOutcome::Void };
+        if stopped(&request.stop) {
+            return WorkOutcome::Void;
+        }
+        let ring = ring.host(COPIER);
+        let staged = ring.and_then(|ring| self.gpus.stage_on(request, *op, (ring, *place), late));
+        match staged {
+            Ok(()) => done_staging(request),
+            Err(error) => WorkOutcome::Failed(error),
+        }
     }
 
     /// The checksum of each unit, of what a NIC has moved.
@@ -391,6 +419,11 @@ impl Copier {
         }
         Ok(began.elapsed())
     }
+}
+
+fn done_staging(request: &WorkRequest<RegionMemory>) -> WorkOutcome {
+    let extents = request.view.runs(request.part.clone()).count() as u64;
+    WorkOutcome::Done { extents, verify: Duration::ZERO }
 }
 
 /// How a work request ended, unless a GPU has something of it in flight.

@@ -5,7 +5,9 @@
 //! from may be another process's, on a device or on the host: it is read, and never written.
 //!
 //! A copy that was begun cannot be stopped. Where its stream does not get to it although its transfer has ended, the
-//! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the device is through with it.
+//! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the device is through with it. One to or
+//! from a ring it puts aside as soon as it takes long, and takes up again: a device that stands still holds up no thread that
+//! other transfers need.
 
 use crate::basics::stopped;
 use crate::sums::{Checksummer, mismatch, next_piece};
@@ -13,7 +15,7 @@ use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::device::{Device, DeviceMemory, DeviceStream};
 use kvik_host::{HostError, Memory, PeerMemory};
-use kvik_proto::WorkRequest;
+use kvik_proto::{Op, WorkRequest};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +24,8 @@ use std::time::{Duration, Instant};
 const ROOM: u64 = 1 << 20;
 /// How often a thread that waits for a device looks whether its order must stop.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long a copy to or from a ring is waited for before the thread goes on with others.
+const SOON: Duration = Duration::from_millis(20);
 /// How long a work request that must stop is waited for in silence.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -40,7 +44,7 @@ pub(crate) fn failed(error: HostError) -> Error {
     from_host(Code::DeviceFailed, error)
 }
 
-/// Copies that a device has in flight for a work request that has ended.
+/// Copies that a device has in flight for a work request that has ended, or that takes long.
 pub(crate) struct Stuck {
     stream: Box<dyn DeviceStream>,
     /// None: there is no telling when they end.
@@ -58,6 +62,11 @@ impl Stuck {
         }
     }
 
+    /// Whether it came to its end well.
+    fn check(&mut self) -> Result<(), Error> {
+        self.stream.reached().map(drop).map_err(failed)
+    }
+
     /// Why their pages are not free.
     pub fn error(&self) -> Error {
         stuck(self.stream.device())
@@ -70,7 +79,7 @@ pub(crate) enum Broken {
     Failed(Error),
     /// Its work request must stop.
     Left,
-    /// Its work request must stop, and something of it is in flight.
+    /// Its work request must stop, or takes long, and something of it is in flight.
     Stuck(Box<Stuck>),
 }
 
@@ -165,7 +174,7 @@ impl DeviceCopier {
         let extents = Extents::new(view, &request.view, request.part.clone());
         self.pieces.extend(extents.map(|e| (e.right as usize, e.left as usize, e.len as usize)));
         let begun = self.streams[at].between(to, from, &self.pieces);
-        self.wait(at, request)?;
+        self.wait(at, request, None)?;
         Ok(begun?)
     }
 
@@ -201,8 +210,60 @@ impl DeviceCopier {
             from.take(&self.runs, stream.buffer())?;
             take_runs(&mut self.runs, &request.view, part);
             let begun = stream.scatter(to, &self.runs, 0);
-            self.wait(at, request)?;
+            self.wait(at, request, None)?;
             begun?;
+        }
+        Ok(())
+    }
+
+    /// Copies a work request's part from its pages on a device to a ring of the host, from `place` on, or to the pages (a
+    /// write) from there.
+    pub fn stage(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        op: Op,
+        (ring, place): (&Memory, u64),
+    ) -> Result<(), Broken> {
+        let RegionMemory::Device(pages) = &request.region else {
+            return Err(Error::new(Code::InvalidArgument, "pages of the host go through no ring").into());
+        };
+        let len = (request.part.end - request.part.start) as usize;
+        let at = self.stream_of(pages.device())?;
+        take_runs(&mut self.runs, &request.view, request.part.clone());
+        let stream = &mut self.streams[at];
+        // A stream's buffer has room for more than a slot: who gives longer parts has it refused here.
+        let begun = match op {
+            Op::Write => {
+                Memory::copy_between(stream.buffer(), 0, ring, place as usize, len)?;
+                stream.scatter(pages, &self.runs, 0)
+            }
+            _ => stream.gather(0, pages, &self.runs),
+        };
+        self.wait(at, request, begun.is_ok().then_some(SOON))?;
+        begun?;
+        match op {
+            Op::Write => Ok(()),
+            _ => Ok(Memory::copy_between(ring, place as usize, self.streams[at].buffer(), 0, len)?),
+        }
+    }
+
+    /// Takes up [`DeviceCopier::stage`] again, whose copy took long and is over.
+    pub fn stage_on(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        op: Op,
+        (ring, place): (&Memory, u64),
+        mut late: Stuck,
+    ) -> Result<(), Error> {
+        late.check()?;
+        let len = (request.part.end - request.part.start) as usize;
+        if op == Op::Read {
+            let copied = Memory::copy_between(ring, place as usize, late.stream.buffer(), 0, len);
+            copied.map_err(failed)?;
+        }
+        let id = late.stream.device().id();
+        if self.streams.iter().all(|stream| stream.device().id() != id) {
+            self.streams.push(late.stream);
         }
         Ok(())
     }
@@ -218,7 +279,7 @@ impl DeviceCopier {
         let at = self.stream_of(from.device())?;
         take_runs(&mut self.runs, view, part);
         let begun = self.streams[at].gather(0, from, &self.runs);
-        self.wait(at, request)?;
+        self.wait(at, request, None)?;
         begun?;
         Ok(at)
     }
@@ -268,22 +329,28 @@ impl DeviceCopier {
         Ok(checksummer.finish())
     }
 
-    /// Waits until a stream is through with all that it was given.
-    fn wait(&mut self, at: usize, request: &WorkRequest<RegionMemory>) -> Result<(), Broken> {
-        let stream = &mut self.streams[at];
+    /// Waits until a stream is through with all that it was given; no longer than `soon`, where that is given.
+    fn wait(
+        &mut self,
+        at: usize,
+        request: &WorkRequest<RegionMemory>,
+        soon: Option<Duration>,
+    ) -> Result<(), Broken> {
+        let (stream, began) = (&mut self.streams[at], Instant::now());
         let mut mark = match stream.mark() {
             Ok(mark) => Some(mark),
             Err(error) => blind(error)?,
         };
         let mut since: Option<Instant> = None;
         loop {
-            match mark.map(|mark| stream.wait(mark, LOOK)) {
+            match mark.map(|mark| stream.wait(mark, soon.unwrap_or(LOOK))) {
                 Some(Ok(())) => break,
                 Some(Err(HostError::TimedOut { .. })) => {}
                 Some(Err(error)) => mark = blind(error)?,
                 None => std::thread::sleep(LOOK),
             }
-            if stopped(&request.stop) && since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+            let must = stopped(&request.stop) && since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE;
+            if must || soon.is_some_and(|soon| began.elapsed() >= soon) {
                 let stream = self.streams.swap_remove(at);
                 return Err(Broken::Stuck(Box::new(Stuck { stream, mark })));
             }

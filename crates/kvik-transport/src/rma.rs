@@ -4,19 +4,27 @@
 use crate::basics::lock;
 use crate::nics::{Command, NicOptions, NicPool, NicStats};
 use crate::pace::Pace;
-use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, Transport, TransportId};
-use kvik_core::{RegionId, Result};
+use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, Transport, TransportId, from_host};
+use kvik_core::{Code, RegionId, Result};
 use kvik_host::thread::ThreadOptions;
-use kvik_proto::{Facts, NicAnswer, NicCall, NicKey, Nics, Op, Path};
+use kvik_host::{HugePages, Memory};
+use kvik_proto::{Facts, NicAnswer, NicCall, NicKey, Nics, Op, Path, Ring};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+/// Bytes of a slot of the ring for peers: a chunk of a large transfer.
+const SLOT: u64 = 512 << 10;
+/// Its slots: half of them are one peer's while no other wants any.
+const SLOTS: usize = 16;
 
 /// The NICs of an engine: this side's ones read from and write to memory of peers, whose processors know of nothing.
 pub struct Rma {
     pool: NicPool,
     sessions: Mutex<HashMap<u64, Session>>,
     regions: Mutex<HashMap<RegionId, Known>>,
+    /// What peers reach in place of pages that the NICs do not, made when the first such region registers.
+    ring: Mutex<Option<Arc<Ring<RegionMemory>>>>,
 }
 
 struct Session {
@@ -36,8 +44,9 @@ struct Known {
 enum Reach {
     /// By themselves: how each of them knows the memory.
     Direct(Arc<[NicKey]>),
-    /// Through page-locked memory, for transfers that this side begins; and why not by themselves.
-    Staged(Arc<str>),
+    /// Through page-locked memory, and why not by themselves. For transfers that peers begin there is a ring that their
+    /// NICs reach, unless the NICs of this side did not take it.
+    Staged(Arc<str>, Option<Arc<Ring<RegionMemory>>>),
     /// Not at all, and why.
     No(Arc<str>),
 }
@@ -49,7 +58,7 @@ impl Rma {
     /// `TransportUnavailable`: no library, no such NIC, or one that cannot be opened.
     pub fn start(options: &NicOptions, count: usize, threads: &ThreadOptions) -> Result<Rma> {
         let pool = NicPool::start(options, count, threads)?;
-        Ok(Rma { pool, sessions: Mutex::default(), regions: Mutex::default() })
+        Ok(Rma { pool, sessions: Mutex::default(), regions: Mutex::default(), ring: Mutex::default() })
     }
 
     /// Begins to serve.
@@ -76,6 +85,34 @@ impl Rma {
         }
     }
 
+    /// What peers' NICs reach in place of a region's pages, where they need it and there is one.
+    pub fn ring(&self, region: RegionId) -> Option<Arc<Ring<RegionMemory>>> {
+        match &lock(&self.regions).get(&region)?.reach {
+            Reach::Staged(_, ring) => ring.clone(),
+            Reach::Direct(_) | Reach::No(_) => None,
+        }
+    }
+
+    /// The ring for peers. None where the NICs do not take it: the regions' pages go to peers over another transport.
+    fn ring_for_peers(&self, limit: Duration) -> Option<Arc<Ring<RegionMemory>>> {
+        let mut ring = lock(&self.ring);
+        if ring.is_none() {
+            let memory = Memory::shared(SLOTS * SLOT as usize, HugePages::Auto);
+            let made = memory.map_err(|error| from_host(Code::MemoryCapReached, error)).and_then(|memory| {
+                let memory = RegionMemory::from(memory);
+                let keys = self.pool.register(&memory, limit)?;
+                Ok(Ring::new(memory, keys, SLOTS, SLOT))
+            });
+            match made {
+                Ok(made) => *ring = Some(made),
+                Err(error) => {
+                    log::warn!("peers' NICs have no ring here in place of memory of devices: {error}")
+                }
+            }
+        }
+        ring.clone()
+    }
+
     /// How NICs come to a region, of which they have not heard before.
     fn reach(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<Reach> {
         let began = Instant::now();
@@ -93,8 +130,9 @@ impl Rma {
 
     /// The same of memory of a device that they do not know, for this reason.
     fn staged(&self, memory: &RegionMemory, why: Arc<str>, limit: Duration) -> Reach {
+        let began = Instant::now();
         match self.pool.stage(memory, limit) {
-            Ok(()) => Reach::Staged(why),
+            Ok(()) => Reach::Staged(why, self.ring_for_peers(limit.saturating_sub(began.elapsed()))),
             Err(error) => {
                 let why = format!("{why}; nor can it go through page-locked memory: {}", error.text);
                 log::info!("{why}");
@@ -153,7 +191,7 @@ impl Transport for Rma {
         if let Some(known) = lock(&self.regions).get(&region) {
             match known.reach {
                 Reach::Direct(_) => self.pool.tell(|| Command::Keep(known.name)),
-                Reach::Staged(_) => self.pool.stage_again(memory),
+                Reach::Staged(..) => self.pool.stage_again(memory),
                 Reach::No(_) => {}
             }
             return Ok(());
@@ -180,14 +218,14 @@ impl Transport for Rma {
     fn closed(&self, region: RegionId, _memory: &RegionMemory, _op: Op) -> Option<Arc<str>> {
         lock(&self.regions).get(&region).and_then(|known| match &known.reach {
             Reach::Direct(_) => None,
-            Reach::Staged(why) | Reach::No(why) => Some(why.clone()),
+            Reach::Staged(why, _) | Reach::No(why) => Some(why.clone()),
         })
     }
 
     fn answer(&self, request: &Request<'_>) -> Answer {
         let closed = request.memory.and_then(|(region, _)| match lock(&self.regions).get(&region)?.reach {
             Reach::No(ref why) => Some(why.clone()),
-            Reach::Direct(_) | Reach::Staged(_) => None,
+            Reach::Direct(_) | Reach::Staged(..) => None,
         });
         let sessions = lock(&self.sessions);
         let Some(session) = sessions.get(&request.session) else {
@@ -227,15 +265,18 @@ impl Transport for Rma {
     }
 
     fn mechanism(&self, of: &Moved<'_>) -> String {
-        let mechanism = &self.pool.mechanism;
         let regions = lock(&self.regions);
         let reach = |region| regions.get(&region).map(|known: &Known| &known.reach);
-        match of.request.memory.map(|(region, memory)| (reach(region), memory.device())) {
-            Some((Some(Reach::Staged(why)), Some(device))) => {
-                format!("{mechanism}, staged for {device}: {why}")
-            }
-            _ => mechanism.clone(),
+        let mut text = self.pool.mechanism.clone();
+        if of.staged_there {
+            text += ", through a ring of the owner's";
         }
+        if let Some((region, memory)) = of.request.memory
+            && let (Some(Reach::Staged(why, _)), Some(device)) = (reach(region), memory.device())
+        {
+            text += &format!(", staged for {device}: {why}");
+        }
+        text
     }
 
     fn measured(&self, session: u64, bytes: u64, took: Duration) {

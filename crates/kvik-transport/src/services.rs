@@ -122,7 +122,9 @@ fn goes_on(request: &WorkRequest<RegionMemory>) -> bool {
     let source = match &request.kind {
         WorkKind::Copy(CopyFrom::Own(_, view)) => Some(&**view),
         WorkKind::Copy(CopyFrom::Peer(source)) => Some(&source.view),
-        WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) | WorkKind::Sum => None,
+        WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) | WorkKind::Stage(..) | WorkKind::Sum => {
+            None
+        }
     };
     request.view.joins_at(at) && source.is_none_or(|view| view.joins_at(at))
 }

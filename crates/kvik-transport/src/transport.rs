@@ -89,6 +89,8 @@ pub struct Moved<'a> {
     pub request: Request<'a>,
     /// The region of the peer that was copied from here, where that was so.
     pub copied_from: Option<RegionId>,
+    /// It went through a ring of the peer's.
+    pub staged_there: bool,
 }
 
 /// A queue of work that the protocol keeps.

@@ -125,7 +125,7 @@ pub fn begin(u: &mut Unstructured, fits: &[Fit]) -> Result<Begin> {
         content: None,
         op: *u.choose(&[Op::Read, Op::Write, Op::Confirm, Op::Extend])?,
         class: Class::ALL[usize::from(u.ratio(1, 3)?)],
-        path: if u.arbitrary()? { Path::Channels } else { Path::Memory },
+        path: *u.choose(&[Path::Channels, Path::Memory, Path::OneSided])?,
         sums: u.arbitrary()?,
         confirm: u.arbitrary()?,
         readers: u.int_in_range(1..=MAX_READERS)?,
@@ -167,7 +167,7 @@ pub fn begin(u: &mut Unstructured, fits: &[Fit]) -> Result<Begin> {
 /// Any frame.
 pub fn frame(u: &mut Unstructured, fits: &[Fit]) -> Result<Frame> {
     let transfer = u.int_in_range(0..=64)?;
-    Ok(match u.int_in_range(0u8..=14)? {
+    Ok(match u.int_in_range(0u8..=18)? {
         0 => Frame::Beat,
         1..=5 => Frame::Begin(Box::new(begin(u, fits)?)),
         6 => Frame::Accept { transfer, source: maybe(u, source)?.map(Box::new) },
@@ -186,6 +186,10 @@ pub fn frame(u: &mut Unstructured, fits: &[Fit]) -> Result<Frame> {
             Frame::Check { transfer, at: 4096 * u.int_in_range(0..=3)?, sums }
         }
         13 => Frame::Checked { transfer, at: 4096 * u.int_in_range(0..=3)? },
+        14 => Frame::AcceptStaged { transfer, source: Box::new(source(u)?) },
+        15 => Frame::Lent { transfer, at: 8192 * u.int_in_range(0..=3)?, place: u.arbitrary()? },
+        16 => Frame::Used { transfer, at: 8192 * u.int_in_range(0..=3)? },
+        17 => Frame::Landed { transfer, at: 8192 * u.int_in_range(0..=3)? },
         _ => Frame::Goodbye,
     })
 }

@@ -12,8 +12,8 @@ use kvik_core::{
     Use, View,
 };
 use kvik_proto::{
-    Check, ChunkHeader, Claim, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Path, Select, Side,
-    Timing, WorkKind, WorkOutcome, WorkRequest,
+    Check, ChunkHeader, Claim, Event, FlowKey, Frame, Node, OWN_SESSION, Offer, Op, Open, Path, Ring, Select,
+    Side, Timing, WorkKind, WorkOutcome, WorkRequest,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -34,6 +34,7 @@ struct World {
     ended: HashSet<GrantId>,
     given: Vec<feed::Fit>,
     view: View,
+    ring: Arc<Ring<u8>>,
 }
 
 /// Raw bytes for a session, or steps.
@@ -62,7 +63,8 @@ pub fn node(data: &[u8]) {
 
 impl World {
     fn new() -> World {
-        let (_, established) = shaken(None);
+        let (_, mut established) = shaken(None);
+        established.one_sided = true;
         let (session, now) = (established.session, Duration::from_secs(1000));
         let mut node = Node::new(identity(2), Timing::default(), now);
         node.add_session(established, now);
@@ -77,6 +79,7 @@ impl World {
             ended: HashSet::new(),
             given: Vec::new(),
             view,
+            ring: Ring::new(9, Arc::default(), 3, 8192),
         };
         world.give(0, Right::Read, Use::Once(2));
         world.give(1, Right::Write, Use::Many);
@@ -101,6 +104,7 @@ impl World {
             slot: number.into(),
             generation: 1,
             keys: Default::default(),
+            ring: number.is_multiple_of(3).then(|| self.ring.clone()),
             closed: Default::default(),
         };
         if self.node.grants().give(id, offer, self.now).is_ok() {
@@ -138,11 +142,10 @@ impl World {
                     self.requests.extend(request);
                 }
             }
-            8 => self.requests.extend(self.node.session(self.session).next_of(
-                Path::Channels,
-                Claim::Next,
-                self.now,
-            )),
+            8 => {
+                let path = if u.arbitrary()? { Path::Channels } else { Path::OneSided };
+                self.requests.extend(self.node.session(self.session).next_of(path, Claim::Next, self.now));
+            }
             9 => self.requests.extend(self.node.next_copy(self.now)),
             10 | 11 if !self.requests.is_empty() => {
                 let request = self.requests.swap_remove(u.choose_index(self.requests.len())?);
@@ -178,7 +181,7 @@ impl World {
     /// A transfer of this side, with the peer or with itself.
     fn begin(&mut self, u: &mut Unstructured) -> arbitrary::Result<()> {
         let op = *u.choose(&[Op::Read, Op::Write, Op::Confirm, Op::Extend])?;
-        let path = if u.arbitrary()? { Path::Channels } else { Path::Memory };
+        let path = *u.choose(&[Path::Channels, Path::Memory, Path::OneSided])?;
         let moves = matches!(op, Op::Read | Op::Write);
         let side = moves.then(|| Side {
             region: 9,
@@ -259,7 +262,10 @@ impl World {
             );
             self.node.work_done(request.id, WorkOutcome::Void);
         }
+        // The peer's NIC is cut off last.
+        self.node.session(self.session).fenced();
         self.look();
+        assert_eq!(self.ring.free(), 3, "slots of a ring never came back");
         assert!(self.begun.is_empty(), "transfers never ended: {:?}", self.begun);
         assert!(self.node.is_quiet() && self.node.quarantined() == 0 && self.node.open_grants() == 0);
         assert_eq!(self.node.held_for(self.session), 0);

@@ -23,6 +23,7 @@ static void in_child(void) {
 __attribute__((constructor)) static void begin(void) {
     /* The longest row, and what GPUDirect RDMA and dma-bufs need. */
     attributes[11] = INT32_MAX;
+    attributes[116] = 1;
     attributes[117] = 1;
     attributes[118] = 0;
     attributes[124] = 1;

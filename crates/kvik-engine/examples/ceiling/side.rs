@@ -114,6 +114,7 @@ impl Engine {
             slot: 1,
             generation: 1,
             keys: Arc::default(),
+            ring: None,
             closed: Closed::default(),
         };
         self.node(|node, now| node.grants().give(GrantId(id), offer, now)).expect("a grant");

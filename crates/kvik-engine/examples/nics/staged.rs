@@ -1,6 +1,7 @@
-//! Pages on a GPU that the NIC does not reach: through its ring, beside a GPU that it reaches, and `tcp`.
+//! Pages on a GPU that the NIC does not reach: through the ring of the mover, of the owner or both, beside a GPU that the NIC
+//! reaches, and `tcp`.
 //!
-//! Each contender is an owner with pages of the host and a mover with pages of the stand-in's GPU. All of them are up all the
+//! Each contender is an owner and a mover, with pages of the host or of the stand-in's GPU. All of them are up all the
 //! time, and take turns within each round, another one first each time: so the ratios are of the same round.
 
 use crate::Result;
@@ -17,11 +18,35 @@ const DEFAULTS: [(&str, &str); 7] = [
     ("transfers", "16"),
     ("buffer", "64"),
 ];
-/// Names, what the mover's transport is, what its GPU is told, and a word of how that goes.
-const CONTENDERS: [(&str, &str, &str, &str); 3] = [
-    ("direct", "nics", "clear", ""),
-    ("staged", "nics", "attribute id=124 value=0", "staged for GPU 0"),
-    ("tcp", "tcp", "clear", "staged for GPU 0"),
+/// Where the owner's and the mover's pages lie, the mover's transport, what the GPU is told, and words of how that goes.
+struct Contender {
+    name: &'static str,
+    memory: [&'static str; 2],
+    transport: &'static str,
+    told: &'static str,
+    how: &'static str,
+}
+
+const NO_DMABUF: &str = "attribute id=124 value=0";
+const STAGED: Contender = Contender {
+    name: "staged",
+    memory: ["host", "gpu"],
+    transport: "nics",
+    told: NO_DMABUF,
+    how: "staged for GPU 0",
+};
+/// The first and the last are what the others are compared with.
+const CONTENDERS: [Contender; 5] = [
+    Contender { name: "direct", told: "clear", how: "", ..STAGED },
+    STAGED,
+    Contender { name: "owner's", memory: ["gpu", "host"], how: "ring of the owner's", ..STAGED },
+    Contender {
+        name: "both",
+        memory: ["gpu", "gpu"],
+        how: "ring of the owner's, staged for GPU 0",
+        ..STAGED
+    },
+    Contender { name: "tcp", transport: "tcp", told: "clear", ..STAGED },
 ];
 /// More than the stand-in's endpoints take.
 const DEPTH: u64 = 256;
@@ -50,14 +75,15 @@ fn measure(options: &Options, over: &str, file: &str, rows: &mut Vec<Vec<String>
     let (size, count, open) = (number("size")?, number("count")?, number("open")?);
     let (transfers, rounds, buffer) = (number("transfers")?, number("rounds")? as usize, number("buffer")?);
     let (driver, mut pairs) = (cuda()?, Vec::new());
-    for (_, transport, told, how) in CONTENDERS {
+    for Contender { memory: [owners, movers], transport, told, how, .. } in CONTENDERS {
         let fabric = Fabric::new()?;
         let mut owner = standin(file, DEPTH, buffer);
         owner[0] = format!("nics={over}");
         owner.push("transport=auto".to_owned());
         let mover = owner.iter().filter(|word| !word.starts_with("transport="));
-        let own = [format!("transport={transport}"), "memory=gpu".to_owned()];
+        let own = [format!("transport={transport}"), format!("memory={movers}")];
         let mover: Vec<String> = mover.cloned().chain(own).collect();
+        owner.push(format!("memory={owners}"));
         let mut env = fabric.env(1, DEPTH);
         let folder = driver.rsplit_once('/').map_or(".", |(folder, _)| folder);
         env.push(("LD_LIBRARY_PATH".to_owned(), folder.to_owned()));
@@ -67,7 +93,7 @@ fn measure(options: &Options, over: &str, file: &str, rows: &mut Vec<Vec<String>
             pair.grant(op, size)?;
             pair.prove(op, size)?;
             let went = pair.mover.ask(&format!("how {op} {size}"))?.join(" ");
-            if !went.contains(how) || (how.is_empty() && went.contains("staged")) {
+            if !went.contains(how) || (how.is_empty() && (went.contains("staged") || went.contains("ring"))) {
                 return Err(format!("the pages went over {went}").into());
             }
         }
@@ -85,11 +111,11 @@ fn measure(options: &Options, over: &str, file: &str, rows: &mut Vec<Vec<String>
         for (pair, _) in &mut pairs {
             pair.prove(op, size)?;
         }
-        rows.extend(CONTENDERS.iter().zip(&rates).map(|((name, ..), own)| {
+        rows.extend(CONTENDERS.iter().zip(&rates).map(|(Contender { name, .. }, own)| {
             let of =
                 |other: &[f64]| Spread::of(own.iter().zip(other).map(|(own, other)| own / other).collect());
             let rate = Spread::of(own.clone()).show(0);
-            let (direct, tcp) = (of(&rates[0]).show(2), of(&rates[2]).show(2));
+            let (direct, tcp) = (of(&rates[0]).show(2), of(&rates[CONTENDERS.len() - 1]).show(2));
             vec![over.to_owned(), op.to_owned(), (*name).to_owned(), rate, direct, tcp]
         }));
     }

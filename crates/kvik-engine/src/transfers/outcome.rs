@@ -155,8 +155,6 @@ impl Transfers {
             None => (0, Duration::ZERO, now, 0),
         };
         let taken = entry.taken.as_ref();
-        // How the bytes went is what was seen, where this side saw it.
-        let copied_from = finished.as_ref().and_then(|finished| finished.copied_from);
         if let Some(taken) = taken.filter(|_| bytes > 0)
             && let Some(by) = &taken.by
         {
@@ -168,7 +166,8 @@ impl Transfers {
             pages: entry.request.pages,
             // Nothing ends well before it was known how it goes.
             transport: taken.map_or(TransportId::Own, |taken| taken.id),
-            mechanism: taken.map_or_else(String::new, |taken| taken.mechanism(&entry.request, copied_from)),
+            mechanism: taken
+                .map_or_else(String::new, |taken| taken.mechanism(&entry.request, finished.as_ref())),
             checks: checks(entry),
             plan: entry.plan,
             post: first.saturating_sub(planned),

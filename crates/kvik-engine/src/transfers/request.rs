@@ -12,7 +12,7 @@ use crate::warm_up::WarmUpState;
 use kvik_core::{Class, ContentClaim, Error, RegionId, Result, Ticket, View};
 use kvik_host::FenceSlot;
 use kvik_host::device::CallerStream;
-use kvik_proto::{FlowKey, Identity, Op, Open, Path, Select, Side};
+use kvik_proto::{Finished, FlowKey, Identity, Op, Open, Path, Select, Side};
 use kvik_transport::{Estimate, Moved, RegionMemory, Request, Transport, TransportId};
 use std::any::Any;
 use std::sync::Arc;
@@ -151,8 +151,11 @@ impl Taken {
     }
 
     /// How the bytes go, or went.
-    pub fn mechanism(&self, request: &TransferRequest, copied_from: Option<RegionId>) -> String {
-        let moved = Moved { request: request.request(self.session), copied_from };
+    pub fn mechanism(&self, request: &TransferRequest, finished: Option<&Finished>) -> String {
+        // How the bytes went is what was seen, where this side saw it.
+        let copied_from = finished.and_then(|finished| finished.copied_from);
+        let staged_there = finished.is_some_and(|finished| finished.staged_there);
+        let moved = Moved { request: request.request(self.session), copied_from, staged_there };
         self.by.as_ref().map_or_else(|| "copy".to_owned(), |by| by.mechanism(&moved))
     }
 }

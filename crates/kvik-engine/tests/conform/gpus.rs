@@ -311,31 +311,26 @@ fn auto_takes_a_plug_in_that_knows_the_gpus_memory_wherever_it_lies() {
     takes_nics(&PLUGIN_NICS, "auto_takes_a_plug_in_that_knows_the_gpus_memory_wherever_it_lies");
 }
 
-/// Pages of a GPU that NICs cannot know go through page-locked memory of the NICs of who begins the transfer. An owner's
-/// go over tcp, with the reason; and other regions over the NICs as before.
-fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str, reason: &str) {
+/// Pages of a GPU that NICs cannot know go through page-locked memory, of the NICs of each side that has such pages; and other
+/// regions over the NICs as before.
+fn goes_through_rings(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str, reason: &str) {
     beside_nics(nics, name, settings, told, |owner, other| {
         reads(owner, other, |kind, want, ended| {
             let owners = from_gpu(kind, Op::Read);
-            let report = match (want, ended) {
-                (Preference::Nics, Err(error)) => {
-                    assert_eq!(error.code, Code::TransportUnavailable, "{error}");
-                    return assert!(owners && error.text.contains(reason), "{error}");
-                }
-                (_, ended) => ended.unwrap(),
-            };
+            let report = ended.unwrap();
             let expected = match want {
-                Preference::Nics => nics.transport,
+                Preference::Tcp => "tcp",
                 Preference::Auto if !owners => "local",
-                _ => "tcp",
+                _ => nics.transport,
             };
             assert_eq!(report.transport.name(), expected, "{want:?}");
-            let why = match want {
-                Preference::Nics => report.mechanism,
-                Preference::Auto if owners => rejected(&report.rejected_transports),
-                _ => return,
-            };
-            assert!(why.contains("is not known to the NICs") && why.contains(reason), "{why}");
+            if expected != nics.transport {
+                return;
+            }
+            let how = report.mechanism;
+            assert_eq!(how.contains("through a ring of the owner's"), owners, "{how}");
+            assert_eq!(how.contains("staged for GPU 0"), kind.memory == Memories::Gpu, "{how}");
+            assert!(kind.memory != Memories::Gpu || how.contains(reason), "{how}");
         });
         let (there, here) = regions(&Kind::NEW, owner, other);
         let grant = owner.grant(&whole(&there, PAGE), many()).unwrap();
@@ -346,31 +341,31 @@ fn loses_the_nics(nics: &Kind, name: &str, settings: &[(&str, &str)], told: &str
     });
 }
 
-macro_rules! loses_the_nics {
+macro_rules! goes_through_rings {
     ($($name:ident: $nics:expr, $settings:expr, $told:expr, $reason:literal;)*) => {
         $(#[test]
         fn $name() {
-            loses_the_nics(&$nics, stringify!($name), &$settings, $told, $reason);
+            goes_through_rings(&$nics, stringify!($name), &$settings, $told, $reason);
         })*
     };
 }
 
-loses_the_nics! {
-    a_gpu_without_dma_bufs_costs_its_region_verbs_and_nothing_else:
+goes_through_rings! {
+    a_gpu_without_dma_bufs_goes_through_rings_of_verbs:
         ROCE_NICS, [], NO_DMABUF, "open kernel modules";
-    a_gpu_without_dma_bufs_costs_its_region_libfabric_and_nothing_else:
+    a_gpu_without_dma_bufs_goes_through_rings_of_libfabric:
         EFA_NICS, [], NO_DMABUF, "open kernel modules";
-    a_libfabric_older_than_dma_bufs_costs_the_gpus_regions_the_nics_and_nothing_else:
+    a_libfabric_older_than_dma_bufs_has_gpus_go_through_rings:
         EFA_NICS, [("KVIK_STANDIN_OLD", "1"), ("FI_EFA_ENABLE_SHM_TRANSFER", "0")], "clear", "install 1.20";
-    a_provider_without_memory_of_gpus_costs_their_regions_the_nics_and_nothing_else:
+    a_provider_without_memory_of_gpus_has_them_go_through_rings:
         EFA_NICS, [("KVIK_STANDIN_HMEM", "none")], "clear", "FI_HMEM";
-    a_provider_that_copies_by_cuda_costs_the_gpus_regions_the_nics_and_nothing_else:
+    a_provider_that_copies_by_cuda_has_gpus_go_through_rings:
         EFA_NICS, [("KVIK_STANDIN_HMEM", "copies")], "clear", "GPUDirect RDMA";
-    a_provider_without_dma_bufs_costs_the_gpus_regions_the_nics_and_nothing_else:
+    a_provider_without_dma_bufs_has_gpus_go_through_rings:
         EFA_NICS, [("KVIK_STANDIN_HMEM", "mapped")], "clear", "rdma-core 34";
-    a_gpu_without_dma_bufs_costs_its_region_a_plug_in_that_needs_them_and_nothing_else:
+    a_gpu_without_dma_bufs_goes_through_rings_of_a_plug_in_that_needs_them:
         PLUGIN_NICS, [], NO_DMABUF, "open kernel modules";
-    a_plug_in_that_reaches_no_gpus_costs_their_regions_the_nics_and_nothing_else:
+    a_plug_in_that_reaches_no_gpus_has_them_go_through_rings:
         PLUGIN_NICS, [("KVIK_SAMPLE_MEMORY", "host")], "clear", "it reaches no memory of GPU 0";
 }
 

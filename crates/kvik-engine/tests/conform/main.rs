@@ -35,6 +35,7 @@ mod gpus;
 mod ipc;
 mod late;
 mod layouts;
+mod lent;
 mod loose;
 #[path = "../../../../tests/standins/make.rs"]
 #[allow(dead_code)]
@@ -76,6 +77,19 @@ const STAGED: Kind = Kind {
 };
 const STAGED_VERBS: Kind = Kind { transport: "verbs", nics: "verbs", standin: Some(ROCE), ..STAGED };
 const STAGED_EFA: Kind = Kind { transport: "libfabric", nics: "efa", standin: Some(Standin::NEW), ..STAGED };
+
+/// Pages of the owner on such a GPU, and of both.
+const STAGED_OWNER: Kind = Kind {
+    mechanism: "through a ring of the owner's",
+    memory: Memories::Shared,
+    granted: Some(Memories::Gpu),
+    ..STAGED
+};
+const STAGED_BOTH: Kind = Kind {
+    mechanism: "through a ring of the owner's, staged for GPU 0: region ",
+    memory: Memories::Gpu,
+    ..STAGED_OWNER
+};
 
 /// The checks, for every line of the table, and for the NICs that are named from outside.
 macro_rules! conform {
@@ -196,6 +210,19 @@ conform! {
     staged_verbs: STAGED_VERBS;
     staged_libfabric_standin: STAGED_EFA;
     staged_plugin: Kind { transport: "plugin", nics: "plugin", sample: true, ..STAGED };
+    staged_verbs_owner: Kind { transport: "verbs", nics: "verbs", standin: Some(ROCE), ..STAGED_OWNER };
+    staged_verbs_both: Kind { transport: "verbs", nics: "verbs", standin: Some(ROCE), ..STAGED_BOTH };
+    staged_verbs_both_shallow: Kind {
+        transport: "verbs", nics: "verbs", standin: Some(Standin { devices: 1, depth: 16, pieces: 2, ..ROCE }), ..STAGED_BOTH
+    };
+    staged_libfabric_standin_owner: Kind {
+        transport: "libfabric", nics: "efa", standin: Some(Standin::NEW), ..STAGED_OWNER
+    };
+    staged_libfabric_standin_both: Kind {
+        transport: "libfabric", nics: "efa", standin: Some(Standin::NEW), ..STAGED_BOTH
+    };
+    staged_plugin_owner: Kind { transport: "plugin", nics: "plugin", sample: true, ..STAGED_OWNER };
+    staged_plugin_both: Kind { transport: "plugin", nics: "plugin", sample: true, ..STAGED_BOTH };
     gpu_tcp: Kind { transport: "tcp", mechanism: "staged for GPU 0", memory: Memories::Gpu, ..Kind::NEW };
     gpu_tcp_owner: Kind { transport: "tcp", mechanism: "channel", granted: Some(Memories::Gpu), ..Kind::NEW };
     gpu_tcp_other: Kind {

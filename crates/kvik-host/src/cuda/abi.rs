@@ -56,6 +56,7 @@ pub(super) const TYPE_DEVICE: u32 = 2;
 
 /// `CUdevice_attribute`.
 pub(super) const MAX_PITCH: c_int = 11;
+pub(super) const GPU_DIRECT_RDMA: c_int = 116;
 pub(super) const FLUSH_OPTIONS: c_int = 117;
 pub(super) const WRITES_ORDERING: c_int = 118;
 pub(super) const DMA_BUF: c_int = 124;

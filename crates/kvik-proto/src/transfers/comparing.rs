@@ -13,7 +13,7 @@ use crate::frame::Frame;
 use kvik_core::{Code, Error, Result};
 
 impl<R: Clone> Transfers<R> {
-    /// The flow has something to sum, and takes its turn.
+    /// The flow has something to sum, or to copy to or from a ring, and takes its turn.
     pub(super) fn queue_sums(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else { return };
         if !std::mem::replace(&mut flow.checks.queued, true) {

@@ -8,6 +8,7 @@ use crate::chunking::Chunking;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Begin, Frame, MAX_READERS, Op, Path, Select, Source, TravellingSource};
+use crate::lending::Borrowing;
 use crate::offer::{Given, Request};
 use crate::pages::check_page_count;
 use crate::{FlowKey, MAX_PAGES};
@@ -123,6 +124,8 @@ impl<R: Clone> Open<R> {
             extents: 0,
             verify: Duration::ZERO,
             checks: Checks::new(self.check),
+            lending: None,
+            borrowing: None,
             reported: false,
         }
     }
@@ -258,17 +261,17 @@ impl<R: Clone> Transfers<R> {
         Ok(key)
     }
 
-    /// The owner takes part.
+    /// The owner takes part; `staged`: with slots of its ring in place of its pages.
     pub fn on_accept(
         &mut self,
         transfer: u64,
         source: Option<Box<TravellingSource>>,
+        staged: bool,
         cx: &mut Context<'_, R>,
     ) -> Result<()> {
-        let Some(flow) = self.flows.get_mut(&transfer) else { return Ok(()) };
-        if flow.stop.is_some() {
+        let Some(flow) = self.flows.get_mut(&transfer).filter(|flow| flow.stop.is_none()) else {
             return Ok(());
-        }
+        };
         match (&flow.role, flow.op, flow.path, flow.work, source) {
             (Role::Initiator, Op::Write, Path::Channels, Work::Wait, None) => {
                 flow.work = Work::Send;
@@ -278,20 +281,21 @@ impl<R: Clone> Transfers<R> {
             (
                 Role::Initiator,
                 Op::Read | Op::Write,
-                Path::Memory | Path::OneSided,
+                path @ (Path::Memory | Path::OneSided),
                 Work::Wait,
                 Some(source),
-            ) if (flow.op, flow.path) != (Op::Write, Path::Memory) => {
-                let fits = flow
-                    .memory
-                    .as_ref()
-                    .map(|(_, view)| view.shape().check_same_stream(&source.view.shape()));
-                if let Some(Err(error)) = fits {
+            ) if (flow.op, path) != (Op::Write, Path::Memory) && (!staged || path == Path::OneSided) => {
+                let shape = flow.memory.as_ref().map(|(_, view)| view.shape());
+                if let Some(Err(error)) = shape.map(|shape| shape.check_same_stream(&source.view.shape())) {
                     self.stop(transfer, error, cx);
                     return Ok(());
                 }
                 flow.source = Some(CopyFrom::Peer(Arc::new(source.unfold()?)));
-                if flow.path == Path::OneSided {
+                if staged {
+                    flow.seen = vec![0; flow.chunking.chunks().div_ceil(64) as usize];
+                    flow.borrowing = Some(Borrowing::default());
+                }
+                if path == Path::OneSided {
                     flow.work = Work::Post;
                     self.queue_post(transfer, cx);
                 } else {

@@ -12,11 +12,13 @@ mod initiator;
 mod onesided;
 mod owner;
 mod served;
+mod staging;
 mod turns;
 mod work;
 
 pub(crate) use initiator::lost;
 pub use initiator::{Open, Side};
+pub(crate) use staging::ChunkEvent;
 pub use turns::{Batch, Claim};
 pub use work::{WorkId, WorkKind, WorkOutcome, WorkRequest};
 
@@ -109,6 +111,9 @@ impl<R: Clone> Transfers<R> {
     pub fn stop(&mut self, transfer: u64, error: Error, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&transfer) else { return };
         let first = flow.set_stop(error);
+        if first {
+            staging::lend_no_more(flow, cx);
+        }
         if flow.pins > 0 {
             cx.tell(Event::Stop(self.session));
         }
@@ -185,6 +190,7 @@ impl<R: Clone> Transfers<R> {
         if matches!(flow.work, Work::Expose(_)) {
             cx.call().expose(false);
         }
+        staging::return_slots(&flow, cx);
         if let Some(slot) = flow.slot {
             cx.tell(Event::Raise(slot));
         }

@@ -10,6 +10,7 @@
 //! 3. else they stay in quarantine: the flow stays, and the grant waits for it.
 
 use super::Transfers;
+use super::staging::claim_borrowed;
 use super::turns::{Claim, Turns};
 use super::work::{WorkId, WorkKind, WorkRequest, request};
 use crate::connection::Context;
@@ -21,7 +22,10 @@ impl<R: Clone> Transfers<R> {
     /// A posted chunk is to be posted by another NIC: nothing of it is in flight any more, on either side.
     pub(super) fn give_back(&mut self, id: WorkId, cx: &mut Context<'_, R>) {
         let Some(flow) = self.flows.get_mut(&id.key.1) else { return };
-        flow.back.push(id.at / flow.chunking.chunk);
+        match &mut flow.borrowing {
+            Some(borrowing) => borrowing.give_back(id.at),
+            None => flow.back.push(id.at / flow.chunking.chunk),
+        }
         if flow.stop.is_none() {
             self.queue_post(id.key.1, cx);
         }
@@ -36,11 +40,15 @@ impl<R: Clone> Transfers<R> {
             while let Some(transfer) = self.turns.posting.pop(class) {
                 let Some(flow) = self.flows.get_mut(&transfer) else { continue };
                 let Some(CopyFrom::Peer(exposed)) = flow.source.clone() else { continue };
-                let Some(part) = flow.claim() else { continue };
+                let claimed = match flow.borrowing {
+                    Some(_) => claim_borrowed(flow).map(|(part, place)| (part, Some(place))),
+                    None => flow.claim().map(|part| (part, None)),
+                };
+                let Some((part, place)) = claimed else { continue };
                 flow.posted += 1;
                 self.turns.posting.push_once(class, transfer);
                 self.turns.posting.took(class, part.end - part.start);
-                let kind = WorkKind::Post(flow.op, exposed);
+                let kind = WorkKind::Post(flow.op, exposed, place);
                 return request(flow, part, kind, cx.clock());
             }
         }
@@ -100,13 +108,6 @@ impl<R: Clone> Transfers<R> {
                 Err(Error::new(Code::ProtocolError, text))
             }
             _ => Ok(()),
-        }
-    }
-
-    /// The session has ended: where a NIC may still touch memory for it, its path must be cut.
-    pub fn ask_for_fence(&self, cx: &mut Context<'_, R>) {
-        if self.flows.are_in_flight() {
-            cx.tell(Event::Fence(self.session));
         }
     }
 }

@@ -8,14 +8,18 @@ use crate::chunking::Chunking;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Flow, Reach, Role, Work};
 use crate::frame::{Begin, Frame, Op, Path, Source};
+use crate::lending::Lending;
 use crate::offer::{Given, Request};
 use crate::pages::{PageList, check_page_count};
+use crate::ring::Ring;
 use kvik_core::{Code, Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How much longer than the initiator the owner keeps a transfer, so that the initiator is the one who ends it.
 const GRACE: Duration = Duration::from_secs(1);
+/// From this version on peers use rings.
+const RINGS: u16 = 4;
 /// No transfer of a peer stays open longer than this, whatever it asks for.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
@@ -103,11 +107,14 @@ impl<R: Clone> Transfers<R> {
                 if matches!(work, Work::Expose(_)) {
                     cx.call().expose(true);
                 }
+                let (transfer, staged) = (key.1, flow.lending.is_some());
                 self.flows.insert(flow);
-                if (asked.0, asked.1) == (Op::Write, Path::Channels) || accept.is_some() {
-                    let source = accept.map(|source| Box::new(source.travelling()));
-                    cx.send(&Frame::Accept { transfer: key.1, source });
+                match accept.map(|source| Box::new(source.travelling())) {
+                    Some(source) if staged => cx.send(&Frame::AcceptStaged { transfer, source }),
+                    None if (asked.0, asked.1) != (Op::Write, Path::Channels) => {}
+                    source => cx.send(&Frame::Accept { transfer, source }),
                 }
+                self.lend(transfer, cx);
                 match work {
                     Work::Send => self.queue_send(key.1, cx),
                     Work::Copy if flow_moves => self.queue_copy(key.1, cx),
@@ -148,7 +155,10 @@ impl<R: Clone> Transfers<R> {
             flow.work = Work::Copy;
             return Ok((flow, None));
         };
-        offer.closed.check(begin.path)?;
+        let ring = offer.ring.clone().filter(|_| begin.path == Path::OneSided && speaks_of_rings(cx));
+        if ring.is_none() {
+            offer.closed.check(begin.path)?;
+        }
         // The peer is charged for its lists before a few bytes of them become many.
         flow.held =
             given.unfolded(&begin.select)? + begin.source.as_ref().map_or(0, |source| source.view.unfolded());
@@ -188,9 +198,10 @@ impl<R: Clone> Transfers<R> {
                 if begin.op == Op::Write {
                     view.check_distinct()?;
                 }
-                let keys = offer.keys.clone();
+                let keys = ring.as_ref().map_or(&offer.keys, |ring| ring.keys()).clone();
                 accept = Some(Source { region: region_id, view: view.clone(), slot, generation, keys });
                 flow.work = Work::Expose(Reach::Open);
+                flow.lending = ring.map(|ring| lending(ring, &flow.chunking)).transpose()?;
             }
             (Op::Confirm | Op::Extend, _) => {
                 return Err(Error::new(Code::ProtocolError, "a confirmation with a shape"));
@@ -199,6 +210,23 @@ impl<R: Clone> Transfers<R> {
         flow.memory = Some((offer.region.clone(), Arc::new(view)));
         Ok((flow, accept))
     }
+}
+
+/// Whether the peer can use a ring of this side.
+fn speaks_of_rings<R: Clone>(cx: &mut Context<'_, R>) -> bool {
+    cx.connection().is_some_and(|connection| connection.established().version >= RINGS)
+}
+
+/// Slots for a transfer that is cut so.
+fn lending<R>(ring: Arc<Ring<R>>, chunking: &Chunking) -> Result<Lending<R>> {
+    let (chunk, slot) = (chunking.chunk.min(chunking.bytes), ring.slot_bytes());
+    if chunk > slot {
+        let text = format!(
+            "the peer moves chunks of {chunk} bytes, and the pages go through page-locked memory in slots of {slot}"
+        );
+        return Err(Error::new(Code::TransportUnavailable, text));
+    }
+    Ok(Lending::new(ring))
 }
 
 fn asked(begin: &Begin) -> served::Asked {
@@ -242,6 +270,8 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         extents: 0,
         verify: Duration::ZERO,
         checks: Checks::default(),
+        lending: None,
+        borrowing: None,
         reported: false,
     }
 }

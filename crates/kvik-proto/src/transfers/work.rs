@@ -1,5 +1,6 @@
 //! Work requests: what whoever moves the bytes is told to do, and what becomes of a flow when they are done.
 
+use super::staging::{self, ChunkEvent};
 use super::turns::{Claim, Turns};
 use super::{Transfers, break_link};
 use crate::FlowKey;
@@ -8,7 +9,7 @@ use crate::connection::Context;
 use crate::event::{Event, Finished};
 use crate::flow::{CopyFrom, Flow, Role, Work};
 use crate::frame::{Frame, Op, Source};
-use kvik_core::{Class, Code, Error, Result, View};
+use kvik_core::{Class, ClassQueue, Code, Error, Result, View};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,6 +32,11 @@ impl WorkId {
     /// The session that it belongs to.
     pub fn session(&self) -> u64 {
         self.key.0
+    }
+
+    /// Its transfer.
+    pub fn transfer(&self) -> FlowKey {
+        self.key
     }
 
     /// The class of its transfer.
@@ -82,8 +88,11 @@ pub enum WorkKind<R> {
     Copy(CopyFrom<R>),
     /// Have the NIC move it to (a write) or from (a read) the owner's memory. `Done` means delivery-complete: the
     /// bytes are in place and nothing of them is in flight. `Void` means that nothing was posted. `Failed` means
-    /// that something may be in flight: the link is not used any more.
-    Post(Op, Arc<Source>),
+    /// that something may be in flight: the link is not used any more. Where a place is given, the part lies in the owner's
+    /// ring from there on, and not where the source's view says.
+    Post(Op, Arc<Source>, Option<u64>),
+    /// Copy it into this ring from there on (a read of the peer's), or from the ring to the pages (a write).
+    Stage(Op, R, u64),
     /// Sum each unit of it; nothing is moved.
     Sum,
 }
@@ -141,20 +150,11 @@ impl<R: Clone> Transfers<R> {
                 let (session, position, len) = (self.session, part.start, len as u32);
                 let header = ChunkHeader { session, transfer, position, len, sums };
                 let request = request(flow, part, WorkKind::Send(header), cx.clock());
-                self.note_turn_of_bulk(was, class, cx);
+                note_turn_of_bulk(&self.turns.sending, was, class, cx);
                 return request;
             }
         }
         None
-    }
-
-    /// Channels that take only bulk while it waits had nothing to do while a handover did: their turn may have come.
-    fn note_turn_of_bulk(&self, was: [Class; 2], class: Class, cx: &mut Context<'_, R>) {
-        let sending = &self.turns.sending;
-        let turn = sending.turn() != was || !sending.waits(Class::Handover);
-        if class == Class::Handover && sending.waits(Class::Bulk) && turn {
-            cx.tell(Event::Send(self.session));
-        }
     }
 
     /// What to do with a chunk that a channel of the session announces: `None` means that it must be thrown away,
@@ -196,7 +196,10 @@ impl<R: Clone> Transfers<R> {
             let source = flow.source.clone().filter(|_| flow.work == Work::Copy);
             let (part, kind) = match source {
                 Some(source) => (flow.claim(), WorkKind::Copy(source)),
-                None => (flow.claim_sums(), WorkKind::Sum),
+                None => match staging::claim(flow) {
+                    Some((part, kind)) => (Some(part), kind),
+                    None => (flow.claim_sums(), WorkKind::Sum),
+                },
             };
             flow.checks.queued = part.is_some();
             let Some(part) = part else { continue };
@@ -217,11 +220,16 @@ impl<R: Clone> Transfers<R> {
         flow.posted = flow.posted.saturating_sub(id.posted.into());
         match outcome {
             WorkOutcome::Done { extents, verify } => {
-                flow.done += 1;
                 flow.extents += extents;
                 flow.verify += verify;
-                if id.posted && flow.checks.delivered(id.key, &flow.chunking, id.at) {
-                    self.queue_sums(transfer, cx);
+                if flow.lending.is_some() || flow.borrowing.is_some() {
+                    // Of a work request of this process it is always the chunk's turn.
+                    let _ = self.on_chunk(transfer, id.at, ChunkEvent::Done, cx);
+                } else {
+                    flow.done += 1;
+                    if id.posted && flow.checks.delivered(id.key, &flow.chunking, id.at) {
+                        self.queue_sums(transfer, cx);
+                    }
                 }
             }
             WorkOutcome::Summed { sums, verify } => {
@@ -293,6 +301,19 @@ impl<R: Clone> Transfers<R> {
     }
 }
 
+/// Channels that take only bulk while it waits had nothing to do while a handover did: their turn may have come.
+fn note_turn_of_bulk<R: Clone>(
+    sending: &ClassQueue<u64>,
+    was: [Class; 2],
+    class: Class,
+    cx: &mut Context<'_, R>,
+) {
+    let turn = sending.turn() != was || !sending.waits(Class::Handover);
+    if class == Class::Handover && sending.waits(Class::Bulk) && turn {
+        cx.tell(Event::Send(cx.session()));
+    }
+}
+
 /// Damage is somewhere between two engines: which ones is for both to know.
 pub(super) fn name_peer<R: Clone>(own: bool, error: Error, cx: &mut Context<'_, R>) -> Error {
     if error.code != Code::ChecksumMismatch {
@@ -333,6 +354,7 @@ fn finished<R>(flow: &Flow<R>, outcome: Result<()>) -> Finished {
         first: flow.first,
         extents: flow.extents,
         verify: flow.verify,
+        staged_there: flow.borrowing.is_some(),
         copied_from: match &flow.source {
             Some(CopyFrom::Peer(source)) => Some(source.region),
             _ => None,

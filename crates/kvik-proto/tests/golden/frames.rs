@@ -68,6 +68,7 @@ fn today() -> Vec<(&'static str, Frame)> {
         Begin { source: Some(shown), confirm: false, ..moving(Op::Write, Path::Memory, Order::LayerFirst) };
     let refused = Error::new(Code::GrantExpired, "its time is over, größer als erlaubt");
     let granted = source(view(strided(), 2, &[23, 0, 9], Order::PageFirst));
+    let staged = Box::new(granted.clone());
     vec![
         ("beat", Frame::Beat),
         ("begin/read", framed(Begin { sums: true, content, ..read.clone() })),
@@ -138,6 +139,10 @@ fn today() -> Vec<(&'static str, Frame)> {
         ("check", Frame::Check { transfer: 6, at: 3 << 20, sums: vec![u64::MAX, 0x0123_4567_89AB_CDEF] }),
         ("checked", Frame::Checked { transfer: 6, at: 3 << 20 }),
         ("nics", Frame::Nics(Nics { provider: "efa".into(), addresses: vec![vec![7; 32], vec![1]] })),
+        ("accept-staged", Frame::AcceptStaged { transfer: 8, source: staged }),
+        ("lent", Frame::Lent { transfer: 8, at: 3 << 20, place: 1 << 19 }),
+        ("used", Frame::Used { transfer: 8, at: 3 << 20 }),
+        ("landed", Frame::Landed { transfer: 8, at: 3 << 20 }),
     ]
 }
 
@@ -290,6 +295,21 @@ fn describe(frame: &Frame) -> Fields {
         ],
         Frame::Checked { transfer, at } => {
             vec![named("checked"), ("transfer", transfer.to_string()), ("at", at.to_string())]
+        }
+        Frame::AcceptStaged { transfer, source } => {
+            vec![named("accept-staged"), ("transfer", transfer.to_string()), ("source", show_source(source))]
+        }
+        Frame::Lent { transfer, at, place } => vec![
+            named("lent"),
+            ("transfer", transfer.to_string()),
+            ("at", at.to_string()),
+            ("place", place.to_string()),
+        ],
+        Frame::Used { transfer, at } => {
+            vec![named("used"), ("transfer", transfer.to_string()), ("at", at.to_string())]
+        }
+        Frame::Landed { transfer, at } => {
+            vec![named("landed"), ("transfer", transfer.to_string()), ("at", at.to_string())]
         }
         Frame::Nics(nics) => vec![
             named("nics"),

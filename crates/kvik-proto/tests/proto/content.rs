@@ -62,7 +62,7 @@ impl Scene {
             Claim::Next,
             self.world.now,
         ) {
-            let WorkKind::Post(op, source) = &order.kind else { panic!("no post") };
+            let WorkKind::Post(op, source, _) = &order.kind else { panic!("no post") };
             let (part, mine, theirs) = (order.part.clone(), &order.region, &self.there);
             match op {
                 Op::Write => theirs.write(&source.view, part.clone(), &mine.peek(&order.view, part)),

@@ -385,6 +385,15 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (0u64..40, 0u64..9, proptest::collection::vec(0u64..3, 0..5))
             .prop_map(|(transfer, at, sums)| Frame::Check { transfer, at: at * 4096, sums }),
         (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Checked { transfer, at: at * 4096 }),
+        (0u64..40, any_source())
+            .prop_map(|(transfer, source)| Frame::AcceptStaged { transfer, source: Box::new(source) }),
+        (0u64..40, 0u64..9, any::<u64>()).prop_map(|(transfer, at, place)| Frame::Lent {
+            transfer,
+            at: at * 4096,
+            place
+        }),
+        (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Used { transfer, at: at * 4096 }),
+        (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Landed { transfer, at: at * 4096 }),
         (0u8..3, 0u8..3, any_call_kind(), any_outcome()).prop_map(|(from, to, kind, outcome)| {
             Frame::Reached(NicAnswer { from, to, kind, outcome: outcome.map(|()| vec![1]) })
         }),
@@ -414,7 +423,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_frames_never_panic(kind in 0u16..11, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn garbage_frames_never_panic(kind in 0u16..20, body in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut bytes = frame_header(kind, &body).to_vec();
         bytes.extend(body);
         let _ = Frame::decode(&bytes);

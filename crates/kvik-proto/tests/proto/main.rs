@@ -12,6 +12,7 @@ mod notes;
 mod onesided;
 mod parts;
 mod readers;
+mod rings;
 mod sessions;
 mod shaking;
 mod transfers;

@@ -71,7 +71,7 @@ fn what_was_delivered_is_a_success_on_both_sides() {
                 .session(p.session)
                 .next_of(Path::OneSided, Claim::Next, p.world.now)
                 .unwrap();
-            assert!(matches!(&request.kind, WorkKind::Post(posted, _) if *posted == op));
+            assert!(matches!(&request.kind, WorkKind::Post(posted, ..) if *posted == op));
             p.world.peers[0].node.work_done(request.id, DONE);
         }
         assert!(

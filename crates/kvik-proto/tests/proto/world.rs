@@ -227,6 +227,7 @@ impl World {
             slot,
             generation,
             keys: Arc::default(),
+            ring: None,
             closed: Default::default(),
         }
     }

@@ -18,7 +18,7 @@ pub enum State {
 
 pub const STATES: [&str; 5] = ["new", "up", "spare", "silent", "dead"];
 /// Kinds of frames by their number, then what is no frame.
-pub const KINDS: [&str; 18] = [
+pub const KINDS: [&str; 22] = [
     "(none)",
     "beat",
     "begin",
@@ -34,13 +34,17 @@ pub const KINDS: [&str; 18] = [
     "reached",
     "check",
     "checked",
+    "accept-staged",
+    "lent",
+    "used",
+    "landed",
     "chunk",
     "nic",
     "join",
 ];
-pub const CHUNK: usize = 15;
-pub const NIC: usize = 16;
-pub const JOIN: usize = 17;
+pub const CHUNK: usize = 19;
+pub const NIC: usize = 20;
+pub const JOIN: usize = 21;
 
 /// What the adversary does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,7 +155,11 @@ impl Coverage {
 /// Why a cell cannot be reached.
 fn unreachable(state: &str, kind: &str, _fault: &str) -> Option<&'static str> {
     match (state, kind) {
-        ("new", "accept" | "ended" | "noted" | "reached" | "check" | "checked" | "chunk" | "nic") => Some(
+        (
+            "new",
+            "accept" | "accept-staged" | "lent" | "used" | "landed" | "ended" | "noted" | "reached" | "check"
+            | "checked" | "chunk" | "nic",
+        ) => Some(
             "these answer what the receiver has sent, and it has sent nothing before its handshake ended",
         ),
         ("new", "join") => Some(

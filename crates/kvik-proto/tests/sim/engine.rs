@@ -1,12 +1,16 @@
 //! One engine: a node, a clock of its own, and the memory of its process.
 
-use crate::memory::{Arena, Mem};
-use kvik_core::{EngineId, Incarnation, RegionId};
-use kvik_proto::{Facts, FlowKey, Identity, Local, Node, Secret, Timing, Topic};
+use crate::memory::{Arena, Mem, PAGE_BYTES};
+use kvik_core::{EngineId, Incarnation, Layout, RegionId};
+use kvik_proto::{Facts, FlowKey, Identity, Local, Node, Ring, Secret, Timing, Topic};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// Slots of a ring: fewer than transfers want.
+pub const SLOTS: usize = 3;
 
 pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
@@ -38,13 +42,18 @@ impl Clock {
 pub struct Process {
     pub incarnation: Incarnation,
     arenas: RefCell<Vec<Rc<Arena>>>,
+    /// What NICs reach in place of pages that they do not.
+    pub ring: Arc<Ring<Mem>>,
     /// The generation of each fence slot.
     fences: RefCell<Vec<u64>>,
 }
 
 impl Process {
     fn new(incarnation: Incarnation) -> Rc<Process> {
-        Rc::new(Process { incarnation, arenas: RefCell::default(), fences: RefCell::new(vec![0]) })
+        let layout = Arc::new(Layout::contiguous(SLOTS as u32, PAGE_BYTES).unwrap());
+        let mem = Mem { arena: Arena::new(layout, 0), lease: 0 };
+        let ring = Ring::new(mem, Arc::default(), SLOTS, PAGE_BYTES);
+        Rc::new(Process { incarnation, arenas: RefCell::default(), ring, fences: RefCell::new(vec![0]) })
     }
 
     pub fn region(&self, arena: &Rc<Arena>) -> RegionId {

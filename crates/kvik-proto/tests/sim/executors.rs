@@ -8,8 +8,10 @@ use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Class, Code, Error, Result};
 use kvik_proto::{
-    Batch, ChunkHeader, Claim, CopyFrom, Path, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome, WorkRequest,
+    Batch, ChunkHeader, Claim, CopyFrom, Op, Path, STATUS_VOID, STATUS_WHOLE, WorkKind, WorkOutcome,
+    WorkRequest,
 };
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -79,6 +81,9 @@ impl World {
     /// Copies a part, if its source still is what it was.
     fn copy(&self, running: &mut Running, part: std::ops::Range<u64>) {
         let request = &running.request;
+        if let WorkKind::Stage(op, ring, place) = &request.kind {
+            return self.stage(request, part, (*op, ring, *place));
+        }
         let WorkKind::Copy(from) = &request.kind else { return };
         let bytes = match (from, running.link) {
             (CopyFrom::Own(mem, view), _) => mem.read(view, part.clone()),
@@ -92,6 +97,30 @@ impl World {
         };
         if !running.stale {
             request.region.write(&request.view, part, &bytes);
+        }
+    }
+
+    /// Copies a part between the owner's pages and a slot of its ring.
+    fn stage(
+        &self,
+        request: &WorkRequest<Mem>,
+        part: std::ops::Range<u64>,
+        (op, ring, place): (Op, &Mem, u64),
+    ) {
+        let engine = self.by_session.get(&request.id.session()).map(|at| &self.links[*at]);
+        let rings = engine.iter().flat_map(|link| &link.processes).map(|process| &process.ring);
+        let mut ours = rings.filter(|other| Rc::ptr_eq(&other.region().arena, &ring.arena));
+        assert!(
+            ours.next().is_some_and(|ring| ring.holder(place) == Some(request.id.transfer())),
+            "P2: a slot is copied that is not the transfer's"
+        );
+        let at = place + part.start - request.part.start;
+        match op {
+            Op::Write => {
+                let bytes = ring.arena.take(at, part.end - part.start);
+                request.region.write(&request.view, part, &bytes);
+            }
+            _ => ring.arena.place(at, &request.region.read(&request.view, part)),
         }
     }
 

@@ -8,8 +8,8 @@ use crate::memory::Mem;
 use crate::world::World;
 use kvik_core::{Class, Code, Error};
 use kvik_proto::{
-    Batch, Check, Claim, NicAnswer, NicCall, NicCallKind, Nics, Op, Path, Source, WorkKind, WorkOutcome,
-    WorkRequest,
+    Batch, Check, Claim, FlowKey, NicAnswer, NicCall, NicCallKind, Nics, Op, Path, Ring, Source, WorkKind,
+    WorkOutcome, WorkRequest,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -42,6 +42,9 @@ pub struct Post {
     op: Op,
     source: Arc<Source>,
     owner: Mem,
+    /// Where in the owner's ring the part lies, if it does, and where it begins in the stream.
+    slot: Option<(Arc<Ring<Mem>>, u64, u64)>,
+    key: FlowKey,
     /// All of it is compared: then, and only then, damage is sure to be found.
     compared: bool,
     pub pieces: Vec<(Range<u64>, Piece)>,
@@ -57,6 +60,30 @@ impl Post {
             }
         }
         self.request.take()
+    }
+
+    /// The place of a part in the owner's ring.
+    fn place(&self, part: &Range<u64>) -> Option<(&Mem, u64)> {
+        let (ring, place, start) = self.slot.as_ref()?;
+        assert!(
+            ring.holder(*place) == Some(self.key),
+            "P2: a NIC reaches a slot that is not lent to its transfer"
+        );
+        Some((ring.region(), place + part.start - start))
+    }
+
+    fn write_there(&self, part: Range<u64>, bytes: &[u8]) {
+        match self.place(&part) {
+            Some((ring, at)) => ring.arena.place(at, bytes),
+            None => self.owner.write(&self.source.view, part, bytes),
+        }
+    }
+
+    fn read_there(&self, part: Range<u64>) -> Vec<u8> {
+        match self.place(&part) {
+            Some((ring, at)) => ring.arena.take(at, part.end - part.start),
+            None => self.owner.read(&self.source.view, part),
+        }
     }
 
     pub fn moves(&self) -> bool {
@@ -96,14 +123,17 @@ impl World {
     fn post(&mut self, at: usize, side: usize, request: WorkRequest<Mem>) {
         let engine = self.links[at].ends[side];
         self.check_given(engine, &request, None);
-        let WorkKind::Post(op, source) = &request.kind else { panic!("no post") };
-        let (op, source) = (*op, source.clone());
+        let WorkKind::Post(op, source, place) = &request.kind else { panic!("no post") };
+        let (op, source, place) = (*op, source.clone(), *place);
         let begun = self.begun.binary_search_by_key(&request.region.lease, |begun| begun.lease);
         let begun = &self.begun[begun.expect("a post without a transfer")];
         let (ticket, compared) = (&self.tickets[begun.ticket], begun.check == Check::All);
         let owner = Mem { arena: ticket.arena.clone(), lease: ticket.lease };
         let exposed = self.links[at].processes[1 - side].arena(source.region);
         assert!(Rc::ptr_eq(&exposed, &owner.arena), "P5: another region was exposed than was granted");
+        let ring = self.links[at].processes[1 - side].ring.clone();
+        let slot = place.map(|place| (ring, place, request.part.start));
+        let key = request.id.transfer();
         let third = (request.part.end - request.part.start).div_ceil(3);
         let cuts = request.part.clone().step_by(third as usize);
         let pieces = cuts.map(|from| (from..(from + third).min(request.part.end), Piece::Queued)).collect();
@@ -116,6 +146,8 @@ impl World {
             op,
             source,
             owner,
+            slot,
+            key,
             compared,
             pieces,
         });
@@ -234,12 +266,12 @@ impl World {
             (Piece::Out(_), _, _) if stopped => Piece::Lost,
             (Piece::Out(bytes), Op::Write, _) => {
                 self.coverage.hit(state, NIC, faults);
-                post.owner.write(&post.source.view, part, &bytes);
+                post.write_there(part, &bytes);
                 Piece::Done
             }
             (Piece::Out(_), _, request) => {
                 self.coverage.hit(state, NIC, faults);
-                let bytes = post.owner.read(&post.source.view, part);
+                let bytes = post.read_there(part);
                 if request.is_some() { Piece::Back(bytes) } else { Piece::Lost }
             }
             (Piece::Back(mut bytes), _, Some(request)) => {

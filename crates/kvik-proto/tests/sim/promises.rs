@@ -77,6 +77,8 @@ impl World {
     /// The end of a schedule: all has ended, nothing is kept.
     pub fn check_quiet(&self) {
         assert!(self.running.is_empty(), "a work request never ended");
+        let free = |engine: &crate::engine::Engine| engine.process.ring.free() == crate::engine::SLOTS;
+        assert!(self.engines.iter().all(free), "slots of a ring never came back");
         for (at, engine) in self.engines.iter().enumerate() {
             assert!(
                 engine.open.is_empty(),

@@ -22,7 +22,7 @@ impl World {
     /// Plans a grant over memory of its own; whoever wants has its ticket.
     pub fn plan(&mut self, owner: usize, again: bool) -> usize {
         let rng = &mut self.rng;
-        let right = if rng.once_in(2) { Right::Read } else { Right::Write };
+        let right = if rng.once_in(3) { Right::Read } else { Right::Write };
         let parts = if rng.once_in(3) { 2 } else { 1 };
         let most = (PAGES * parts) as usize;
         let (first, count) = (rng.below(3), 1 + rng.below(most));
@@ -80,7 +80,7 @@ impl World {
 
     /// The owner gives the grant, unless it was restarted meanwhile; sometimes before its pages are free.
     pub fn issue(&mut self, index: usize, life: Duration) {
-        let later = self.rng.once_in(4);
+        let (later, staged) = (self.rng.once_in(4), !self.rng.once_in(3));
         let ticket = &mut self.tickets[index];
         let engine = &mut self.engines[ticket.owner];
         if engine.asleep || ticket.identity != engine.identity || std::mem::replace(&mut ticket.issued, true)
@@ -105,7 +105,8 @@ impl World {
             slot,
             generation,
             keys: Arc::default(),
-            closed: Default::default(),
+            ring: staged.then(|| engine.process.ring.clone()),
+            closed: Closed { nics: staged.then(|| "no NIC reaches these pages".into()), ..Closed::default() },
         };
         match later {
             true => engine.node.grants().give_later(ticket.id, offer, now).unwrap(),
@@ -191,7 +192,11 @@ impl World {
             (Right::Read, _) => Op::Read,
             (Right::Write, _) => Op::Write,
         };
-        let path = [Path::Channels, Path::Memory, Path::OneSided, Path::OneSided][self.rng.below(4)];
+        let path = match self.rng.below(5) {
+            0 => Path::Channels,
+            1 => Path::Memory,
+            _ => Path::OneSided,
+        };
         let patience = if self.rng.once_in(4) { 150 } else { 4000 };
         let now = self.engines[engine].now(self.now);
         let (lease, deadline) = (self.next_lease(), now + ms(patience));

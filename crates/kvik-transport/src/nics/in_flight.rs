@@ -22,6 +22,8 @@ pub(super) struct InFlight {
     pub request: WorkRequest<RegionMemory>,
     pub op: Op,
     pub source: Arc<Source>,
+    /// Where it lies in the owner's ring, if it does; else where the source says.
+    place: Option<u64>,
     /// What it has in a ring, where it goes through one.
     pub staged: Option<Staged>,
     /// Position in the stream up to which operations were posted.
@@ -54,7 +56,7 @@ enum Parting {
 
 /// What is posted next.
 pub(super) struct Next {
-    /// The offset in the peer's region.
+    /// The offset in the peer's region, or in its ring.
     pub there: u64,
     /// The slot that the bytes are in or go to; none of the pages themselves.
     pub slot: Option<usize>,
@@ -67,13 +69,14 @@ impl InFlight {
         request: WorkRequest<RegionMemory>,
         ring: Option<usize>,
     ) -> Result<InFlight, Box<WorkRequest<RegionMemory>>> {
-        let WorkKind::Post(op, source) = &request.kind else { return Err(Box::new(request)) };
-        let (op, source, at) = (*op, source.clone(), request.part.start);
+        let WorkKind::Post(op, source, place) = &request.kind else { return Err(Box::new(request)) };
+        let (op, source, place, at) = (*op, source.clone(), *place, request.part.start);
         let staged = ring.map(|ring| Staged::new(ring, op, request.part.clone()));
         Ok(InFlight {
             request,
             op,
             source,
+            place,
             staged,
             at,
             out: 0,
@@ -103,8 +106,28 @@ impl InFlight {
             return None;
         }
         if let Some(staged) = &self.staged {
-            let (there, slot) = staged.next(&self.source, longest, pieces)?;
+            let (at, len, slot) = staged.next(longest, pieces)?;
+            let (there, len) = match self.in_ring(at) {
+                Some(there) => (there, len),
+                None => {
+                    let run = self.source.view.runs(at..at + len).next()?;
+                    (run.offset, run.len.min(len))
+                }
+            };
+            pieces.last_mut()?.len = len as usize;
             return Some(Next { there, slot: Some(slot) });
+        }
+        if let Some(there) = self.in_ring(self.at) {
+            let mut room = longest;
+            for run in self.request.view.runs(self.at..self.request.part.end).take(most) {
+                let len = run.len.min(room);
+                pieces.push(Run { offset: run.offset as usize, len: len as usize });
+                room -= len;
+                if room == 0 {
+                    break;
+                }
+            }
+            return (!pieces.is_empty()).then_some(Next { there, slot: None });
         }
         let mut extents = Extents::new(&self.source.view, &self.request.view, self.at..self.request.part.end);
         let first = extents.next()?;
@@ -117,6 +140,11 @@ impl InFlight {
             next = if room > 0 && pieces.len() < most { extents.next() } else { None };
         }
         Some(Next { there: first.left, slot: None })
+    }
+
+    /// The offset of a position in the owner's ring, where it lies there.
+    fn in_ring(&self, at: u64) -> Option<u64> {
+        Some(self.place?.wrapping_add(at - self.request.part.start))
     }
 
     /// An operation of these runs was posted: their bytes.
@@ -290,6 +318,9 @@ impl InFlight {
                 let direct = self.op == Op::Read && self.staged.is_none();
                 let seen = if direct { self.request.region.flush_writes() } else { Ok(()) };
                 let extents = match self.staged {
+                    Some(_) if self.place.is_some() => {
+                        self.request.view.runs(self.request.part.clone()).count() as u64
+                    }
                     Some(_) => {
                         let (view, part) = (&self.request.view, self.request.part.clone());
                         Extents::new(&self.source.view, view, part).count() as u64

@@ -8,7 +8,7 @@ use super::device::{RmaDevice, Run};
 use super::ring::{Rings, SLOT};
 use crate::RegionMemory;
 use kvik_core::{Error, Result};
-use kvik_proto::{Op, Source, WorkRequest};
+use kvik_proto::{Op, WorkRequest};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -84,14 +84,14 @@ impl Staged {
         self.pieces.iter().any(Piece::is_ready)
     }
 
-    /// What is posted next, `longest` bytes at most: one run at the peer, whose offset is given, and its place in the ring,
-    /// which goes into `pieces`; and the slot.
-    pub fn next(&self, source: &Source, longest: u64, pieces: &mut Vec<Run>) -> Option<(u64, usize)> {
+    /// What is posted next, `longest` bytes at most, or less where they are no one run at the peer: its position, its bytes and
+    /// the slot; its place in the ring goes into `pieces`.
+    pub fn next(&self, longest: u64, pieces: &mut Vec<Run>) -> Option<(u64, u64, usize)> {
         let piece = self.pieces.iter().find(|piece| piece.is_ready())?;
-        let run = source.view.runs(piece.posted..piece.part.end).next()?;
         let offset = piece.slot * SLOT as usize + (piece.posted - piece.part.start) as usize;
-        pieces.push(Run { offset, len: run.len.min(longest) as usize });
-        Some((run.offset, piece.slot))
+        let len = (piece.part.end - piece.posted).min(longest);
+        pieces.push(Run { offset, len: len as usize });
+        Some((piece.posted, len, piece.slot))
     }
 
     /// So many bytes of a slot were posted.

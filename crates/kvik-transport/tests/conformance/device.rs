@@ -239,20 +239,21 @@ impl DeviceStream for Wire {
 /// NICs, which the device's memory is not for: it has no dma-bufs. So its pages go through their rings.
 const NICS: Kind = Kind::Rma("libfabric:tcp");
 
-/// Pages go from device to device over tcp, from the host to a device by a copying thread, between a device here and the
-/// host there through a ring of a NIC, and none but those.
+/// Pages go from device to device over tcp, from the host to a device by a copying thread, between a device on either side or
+/// both through rings of NICs, and none but those.
 #[test]
 fn every_byte_lands_on_a_device_and_no_other_is_touched() {
-    for kind in [Kind::Tcp, Kind::Local, NICS] {
+    let sides = [(Kind::Tcp, [true; 2]), (Kind::Local, [false, true])];
+    let rings = [[false, true], [true, false], [true; 2]].map(|on_device| (NICS, on_device));
+    for (kind, on_device) in sides.into_iter().chain(rings) {
         for (op, right) in OPS {
             let (pair, device) = (Pair::new(kind), Abacus::new());
-            let of_device = |seed| device.memory(SIZE, seed);
-            let source = || if kind == Kind::Tcp { of_device(1) } else { memory(SIZE, 1) };
-            let (there, here) = match op {
-                _ if kind == NICS => (memory(SIZE, 1), of_device(2)),
-                Op::Read => (source(), of_device(2)),
-                _ => (of_device(2), source()),
-            };
+            let [mut there, mut here] = [(on_device[0], 1), (on_device[1], 2)].map(|(on_device, seed)| {
+                if on_device { device.memory(SIZE, seed) } else { memory(SIZE, seed) }
+            });
+            if kind == Kind::Local && op == Op::Write {
+                std::mem::swap(&mut there, &mut here);
+            }
             let (theirs, ours) = (pair.owner.register(1, &there), pair.other.register(1, &here));
             let (from, to) = ids();
             let (view_there, view_here) = (view(&there, PAGE, &from), view(&here, PAGE, &to));
@@ -324,5 +325,34 @@ fn a_device_that_stands_still_holds_its_memory_and_nobody_else() {
         pair.other.finished(key).outcome.unwrap();
         drop(device);
         pair.other.wait("the end of the memory", |_| weak.upgrade().is_none().then_some(()));
+    }
+}
+
+/// Of the owner it holds the grant, which ends when the device goes on; who began the transfer waits for nothing of that.
+#[test]
+fn a_device_of_the_owner_that_stands_still_holds_its_grant_and_nobody_else() {
+    for (op, right) in OPS {
+        let (pair, device) = (Pair::new(NICS), Abacus::new());
+        let (there, here) = (device.memory(MANY, 1), memory(MANY, 2));
+        let (theirs, ours) = (pair.owner.register(1, &there), pair.other.register(1, &here));
+        let all: Vec<u32> = (0..(MANY as u64 / PAGE) as u32).collect();
+        let (grant, _slot) = pair.owner.grant(right, (theirs, &there), &view(&there, PAGE, &all));
+        let device = GoesOn(device);
+        device.0.stand_still(true);
+        let (key, _fence) = pair.other.begin(op, grant, (ours, &here), &view(&here, PAGE, &all));
+        pair.other.wait("work for the device", |_| device.0.has_work().then_some(()));
+        pair.other.with(|node, _| node.cancel(key, cancelled()));
+        assert_eq!(pair.other.finished(key).outcome.unwrap_err().code, Code::Cancelled, "{op:?}");
+        pair.owner.has_heard(&pair.other);
+        pair.owner.with(|node, _| node.grants().end(grant, kvik_core::GrantState::Revoked));
+        assert!(!pair.owner.has_ended(grant), "{op:?}: pages are free under a copy");
+        // Other memory of the owner goes over the NICs meanwhile.
+        let host = memory(MANY, 4);
+        let region = pair.owner.register(2, &host);
+        let (other, _slot) = pair.owner.grant(right, (region, &host), &view(&host, PAGE, &all));
+        let (key, _fence) = pair.other.begin(op, other, (ours, &here), &view(&here, PAGE, &all));
+        pair.other.finished(key).outcome.unwrap();
+        drop(device);
+        pair.owner.wait("the end of the grant", |owner| owner.has_ended(grant).then_some(()));
     }
 }

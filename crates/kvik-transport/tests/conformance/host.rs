@@ -186,6 +186,11 @@ impl Host {
         self.told.lock().unwrap().finished.contains_key(&key)
     }
 
+    /// Whether the pages of a grant are the owner's again.
+    pub fn has_ended(&self, grant: GrantId) -> bool {
+        self.told.lock().unwrap().grants.contains_key(&grant)
+    }
+
     pub fn finished(&self, key: FlowKey) -> Finished {
         self.wait("the end of a transfer", |host| host.told.lock().unwrap().finished.remove(&key))
     }
@@ -232,6 +237,7 @@ impl Host {
             slot: slot.index(),
             generation: slot.generation().unwrap(),
             keys,
+            ring: self.rma.get().and_then(|rma| rma.ring(region.0)),
             closed: Closed::default(),
         };
         self.with(|node, now| node.grants().give(id, offer, now)).unwrap();
