@@ -317,6 +317,16 @@ impl<'a, R: Clone> Context<'a, R> {
         *self.cut = Some(error);
     }
 
+    /// A data channel of the session has ended, as seen here or by the peer: new transfers go in another session.
+    pub fn lose_channel(&mut self, error: Error, now: Duration) {
+        let session = self.session;
+        let Some(connection) = self.connection.as_mut() else { return };
+        let peer = connection.peer();
+        if connection.lose_channel(error, now) {
+            self.call.later(Effect::Avoid(session, peer));
+        }
+    }
+
     /// Looks after the connection, whose time has come. `busy`: something goes on in it.
     pub fn beat(&mut self, now: Duration, busy: bool) -> Beat {
         let (heartbeat, dead_after) = (self.call.timing().heartbeat, self.call.timing().dead_after);

@@ -5,7 +5,7 @@
 //! the engine within itself are a session that has no connection.
 
 use crate::OWN_SESSION;
-use crate::common::{Call, Effect};
+use crate::common::Call;
 use crate::connection::{Beat, Connection, Context};
 use crate::event::Event;
 use crate::frame::Frame;
@@ -268,12 +268,11 @@ impl<R: Clone> Session<R> {
         if error.code != Code::PeerLost {
             return self.close(error, call);
         }
-        let Some(connection) = self.connection.as_mut() else { return };
-        if connection.lose_channel(error.clone(), now) {
-            call.later(Effect::Avoid(self.id, connection.peer()));
-        }
         let (transfers, _, mut cx) = self.parts(call);
-        transfers.stop_each(&error, &mut cx);
+        if cx.connection().is_some() {
+            cx.lose_channel(error.clone(), now);
+            transfers.stop_each(&error, &mut cx);
+        }
     }
 
     /// Ends the session: its flows stop, and conclude once their work requests are done.

@@ -25,7 +25,7 @@ pub use work::{WorkId, WorkKind, WorkOutcome, WorkRequest};
 use crate::connection::Context;
 use crate::event::Event;
 use crate::flow::{Flow, Role, Work};
-use crate::frame::{Begin, Frame};
+use crate::frame::{Begin, Frame, Path};
 use crate::offer::Given;
 use crate::reclaim::Reclaim;
 use flows::Flows;
@@ -148,6 +148,10 @@ impl<R: Clone> Transfers<R> {
             Err(error) => {
                 flow.peer_ended = true;
                 flow.close_reach();
+                // The peer has seen a channel end before this side has: the next transfer is not to come to it, too.
+                if flow.path == Path::Channels && error.code == Code::PeerLost {
+                    cx.lose_channel(error.clone(), cx.clock());
+                }
                 self.stop(transfer, error, cx);
             }
             // The reader has all its bytes, or the writer's bytes are all in place. The executor of the last work

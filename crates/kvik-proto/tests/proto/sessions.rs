@@ -238,6 +238,21 @@ fn a_goodbye_counts_that_the_end_of_a_channel_has_overtaken() {
 }
 
 #[test]
+fn a_channel_whose_end_the_peer_has_seen_first_gets_no_new_transfers() {
+    let (mut world, session) = World::pair(1);
+    let grant = readable(&mut world, 1);
+    let key = read(&mut world, 0, session, grant);
+    world.peers[0].hold = true;
+    world.settle();
+    channel_lost(&mut world, 1, session, Code::PeerLost);
+    world.peers[0].hold = false;
+    world.settle();
+    assert_eq!(world.code(0, key), Some(Code::PeerLost));
+    let peer = world.peers[1].identity;
+    assert_eq!(world.peers[0].node.session_with(&peer), None, "the next transfer would end with the session");
+}
+
+#[test]
 fn a_lost_channel_without_a_goodbye_ends_the_session_soon_whatever_else_lives() {
     let (mut world, session) = World::pair(1);
     let grant = readable(&mut world, 1);
