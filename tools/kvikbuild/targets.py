@@ -67,10 +67,10 @@ def rust(context: Context, small: bool = False) -> None:
     tests = ["cargo", "test", "--locked", "--workspace"]
     context.run([*tests, "--no-run"], env)
     # The simulator computes for minutes and waits for nothing, and the other tests mostly wait: beside them
-    # it takes what they leave, and three of them for each processor still leave it half. Their own run of it
+    # it takes what they leave, and two of them for each processor still leave it most. Their own run of it
     # is one schedule.
     sim = {"KVIK_SCHEDULES": os.environ.get("KVIK_SCHEDULES", quick.ALL_SCHEDULES)}
-    waiting = {"KVIK_SCHEDULES": "1", "RUST_TEST_THREADS": str(3 * (os.cpu_count() or 1))}
+    waiting = {"KVIK_SCHEDULES": "1", "RUST_TEST_THREADS": str(2 * (os.cpu_count() or 1))}
     with beside("rust-sim", [*tests, "--test", "sim", "--", "--nocapture"], env | sim, context.deadline):
         context.run(tests, env | waiting)
         # In place of the protocol's own locks are loom's.
