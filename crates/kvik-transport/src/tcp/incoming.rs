@@ -280,14 +280,7 @@ impl Incoming {
                 if chunk.got < chunk.total() {
                     return Ok(());
                 }
-                let ahead = (chunk.got - chunk.total()) as usize;
-                let trailer = chunk.header.trailer_bytes();
-                if let Some(request) = chunk.request.take() {
-                    let outcome = check(chunk, &request, &self.tail[..trailer], &self.sums);
-                    self.stagings.leave(&*services.work, request, outcome, chunk.handed > 0);
-                }
-                self.tail.copy_within(trailer..trailer + ahead, 0);
-                self.state = State::Header(ahead);
+                self.complete(services)?;
             }
         }
         if let State::Header(CHUNK_HEADER) = self.state {
@@ -300,6 +293,26 @@ impl Incoming {
             let running = sums.then(Running::after_placing);
             self.state = State::Chunk(Chunk::new(header, request, running));
         }
+        Ok(())
+    }
+
+    /// A chunk has come, with its trailer.
+    fn complete(&mut self, services: &Services) -> Result<()> {
+        let State::Chunk(chunk) = &mut self.state else { return Ok(()) };
+        let ahead = (chunk.got - chunk.total()) as usize;
+        let trailer = chunk.header.trailer_bytes();
+        let status = &self.tail[..TRAILER_STATUS];
+        if status != STATUS_VOID.to_le_bytes() && status != STATUS_WHOLE.to_le_bytes() {
+            // Bytes may be missing, or too many: what comes next is no header, and whose it would be nobody knows.
+            let text = "a chunk's trailer is damaged; the channel is cut";
+            return Err(Error::new(Code::ProtocolError, text));
+        }
+        if let Some(request) = chunk.request.take() {
+            let outcome = check(chunk, &request, &self.tail[..trailer], &self.sums);
+            self.stagings.leave(&*services.work, request, outcome, chunk.handed > 0);
+        }
+        self.tail.copy_within(trailer..trailer + ahead, 0);
+        self.state = State::Header(ahead);
         Ok(())
     }
 
@@ -383,10 +396,6 @@ fn check(chunk: &Chunk, request: &WorkRequest<RegionMemory>, trailer: &[u8], pla
     let (status, sums) = trailer.split_at(TRAILER_STATUS);
     if status == STATUS_VOID.to_le_bytes() {
         return WorkOutcome::Void;
-    }
-    if status != STATUS_WHOLE.to_le_bytes() {
-        let text = "a chunk's trailer is damaged; the transfer is given up";
-        return WorkOutcome::Failed(Error::new(Code::ChecksumMismatch, text));
     }
     if !request.sums {
         return WorkOutcome::Done { extents: chunk.extents, verify: chunk.verify };
