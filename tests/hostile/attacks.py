@@ -259,7 +259,7 @@ def stray_chunks(to: tuple[str, int], dose: Dose) -> str:
         while time.monotonic() < end:
             for channel in channels:
                 if not owed[channel]:
-                    owed[channel] = wire.chunk(session.number, 7, 0, length) + bytes(length + 8)
+                    owed[channel] = wire.chunk(session.number, 7, 0, length) + bytes(length) + wire.WHOLE
                 with contextlib.suppress(BlockingIOError):
                     moved = channel.send(owed[channel])
                     owed[channel], sent = owed[channel][moved:], sent + moved

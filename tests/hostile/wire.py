@@ -13,6 +13,7 @@ from tests.hostile import blake3
 
 HELLO, WELCOME, PROVE, READY, REFUSE, JOIN = range(1, 7)
 BEAT, BEGIN, ACCEPT, END, ENDED, OPEN_CHANNELS, GOODBYE = range(1, 8)
+WHOLE = struct.pack("<Q", 0x656C_6F68_7776_696B)  # the trailer of a chunk that was sent whole
 PATIENCE = 5.0
 
 

@@ -61,6 +61,14 @@ fn nothing_that_happens_to_a_channel_lets_wrong_bytes_through() {
 }
 
 #[test]
+fn bytes_too_many_cut_their_channel_and_the_next_transfer_works() {
+    // Inside the payload of the channel's first chunk: what is taken for its trailer is none.
+    let (pair, error) = harmed(Harm::Repeat, 200_000, PATIENCE);
+    assert_eq!(error.map(|error| error.code), Some(Code::ProtocolError));
+    pair.pass();
+}
+
+#[test]
 fn a_channel_that_stalls_ends_its_transfer_by_the_deadline() {
     let (pair, error) = harmed(Harm::Stall, 200_000, Duration::from_secs(1));
     assert_eq!(error.map(|error| error.code), Some(Code::DeadlineExceeded));
