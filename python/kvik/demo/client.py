@@ -27,6 +27,7 @@ class Completion:
 
     tokens: list[int] = field(default_factory=list)
     ttft: float = 0.0  # seconds from sending to the first token
+    arrivals: list[float] = field(default_factory=list)  # the same for each event with tokens
     total: float = 0.0
     finish_reason: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -108,8 +109,9 @@ def _add(result: Completion, event: dict[str, object], now: float) -> None:
     if not isinstance(choices, list) or not choices:
         return
     new = choices[0].get("token_ids") or []
-    if new and not result.tokens:
-        result.ttft = now
+    if new:
+        result.ttft = result.ttft if result.tokens else now
+        result.arrivals.append(now)
     result.tokens.extend(int(token) for token in new)
     result.finish_reason = choices[0].get("finish_reason") or result.finish_reason
 

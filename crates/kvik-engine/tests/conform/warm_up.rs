@@ -5,7 +5,9 @@ use crate::death::Owner;
 use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Pair, Standin, metric, whole};
 use kvik_core::{Code, Right, Use};
-use kvik_engine::{Config, Engine, GrantOptions, PairState, Preference, TransportId, Verify, WarmUpReport};
+use kvik_engine::{
+    Config, Engine, GrantOptions, PairState, PeerState, Preference, TransportId, Verify, WarmUpReport,
+};
 use std::time::{Duration, Instant};
 
 const FOUR: &Kind = &Kind { standin: Some(Standin { devices: 4, ..Standin::NEW }), ..crate::EFA };
@@ -267,6 +269,8 @@ fn a_ticket_of_an_earlier_start_and_one_of_nobody_are_refused() {
     // Who did not open the session has its channels opened by the other side.
     let back = here.ticket_template(&layout).unwrap();
     here.explain(&fresh).unwrap();
+    // Its opener knows of it first.
+    wait_until("the session", || second.peers().iter().any(|peer| peer.state == PeerState::Up));
     let warmed = second.warm_up(&back, None).unwrap().wait(Some(PATIENCE)).unwrap();
     assert!(!warmed.connected && warmed.channels > 0 && warmed.made == [TransportId::Tcp], "{warmed:?}");
     here.close(PATIENCE).unwrap();

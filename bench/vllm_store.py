@@ -1,0 +1,414 @@
+"""A store under real vLLM: where a long prompt's KV comes from, and what a store costs that has nothing.
+
+    python bench/vllm_store.py stages [--rounds 4] [--prompts 3] [--rate 1gbit] [--ranks 1] [--json FILE]
+    python bench/vllm_store.py cold [--pairs 9] [--requests 40] [--json FILE]
+
+Real vLLM servers on CPU, with the environment of the tests.
+
+`stages`: the store is at the other end of a shaped link (two network namespaces, `tc`), and keeps a log. A
+round asks the same long prompts through restarts of the engine and of the store; its prompts are its own.
+Each stage says where KV has to come from, and fails when the engine's own counters of computed prompt
+tokens, or of blocks that were loaded, say something else, or when an answer's tokens are not those of the
+prompt's first answer. A sample is a source's requests a second in a round, asked one after the other.
+Intervals are Student's t, 95 %.
+
+`cold`: fresh servers in pairs of random order, `none` without a connector, `store` with one that keeps
+everything and finds nothing, and `again` without one once more, which shows what two equal arms differ by.
+Each answers the same prompts, four at a time, all of them new. Throughput is tokens a second, prompt and
+answer; a step is the time between two tokens of an answer, as the client sees it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import secrets
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.python.store_rig import Served
+from tests.vllm.forked import ForkParent
+from tests.vllm.pairs import COMPUTED, START_LIMIT, USAGE, prompt_of, start_engine, wait_for
+from vllm_beside_figures import of_mean
+
+from kvik.bench import facts
+from kvik.demo import client
+from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, SPEC, ensure_checkpoint
+from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec
+from kvik.roles.hosts import Host, Rate, two_hosts
+from kvik.roles.ports import free_ports
+from kvik.roles.processes import Fleet, HttpServer, Process
+
+LAYERS = 64  # of the checkpoint: 64 KiB of KV a token
+BLOCKS = 9  # of a prompt: 72 MiB
+PROMPT = BLOCKS * BLOCK_TOKENS + 1
+TOKENS = 4
+DEADLINE = 5.0
+LIMIT = 180.0
+READY = "kvik store serves on "
+LOADED = "vllm:kvik_store_blocks_loaded_{}_total"
+SAVED = "vllm:kvik_store_blocks_saved_remote_total"
+STEPS = ("--max-num-batched-tokens", "1024")
+SOURCES = ("recompute", "remote store", "host store", "engine cache")
+# What a stage has to count: prompt tokens that are computed, blocks loaded from the host, from the server.
+COUNTS = {
+    "recompute": (PROMPT, 0, 0),
+    "remote store": (1, 0, BLOCKS),
+    "host store": (1, BLOCKS, 0),
+    "engine cache": (1, 0, 0),
+}
+ARMS = ("none", "store", "again")
+COLD_PROMPT, COLD_TOKENS, COLD_AT_ONCE = 300, 32, 4
+
+
+class Store:
+    """`kvik store serve` with a log, on its own host; killed and started again."""
+
+    def __init__(self, fleet: Fleet, host: Host, memory: int, folder: Path, env: dict[str, str]) -> None:
+        self._fleet, self._host, self._folder, self._env, self._starts = fleet, host, folder, env, 0
+        self._options = ["--memory", str(memory), "--log", str(folder / "blocks"), "--log-size", "16GiB"]
+        self.address = f"{host.v4}:7500"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, with what its log has."""
+        self._starts += 1
+        log = self._folder / f"store{self._starts}.log"
+        command = [sys.executable, "-m", "kvik.cli", "store", "serve", "--listen", self.address]
+        with self._host.inside():
+            process = Process("store", [*command, *self._options], log, self._env, 10.0)
+        self.process = self._fleet.add(process)
+        process.wait_until(lambda: READY in log.read_text(errors="replace"), time.monotonic() + LIMIT)
+
+    def restart(self, *, empty: bool = False) -> None:
+        """End it and start it; `empty`: without what it had in its log."""
+        self._fleet.stop(self.process)
+        if empty:
+            for segment in (self._folder / "blocks").iterdir():
+                segment.unlink()
+        self.start()
+
+
+@dataclass
+class Engine:
+    """A vLLM server, which can be started again."""
+
+    parent: ForkParent
+    model: Path
+    spec: EngineSpec
+    fleet: Fleet
+    folder: Path
+    server: HttpServer = field(init=False)
+    _looks: int = 0
+
+    def __post_init__(self) -> None:
+        """Start it."""
+        self._start()
+
+    def _start(self) -> None:
+        (port,) = free_ports(1)
+        server = start_engine(self.parent, self.model, self.spec, port, self.folder)
+        self.server = self.fleet.add(server)
+        server.wait_ready(time.monotonic() + START_LIMIT)
+        client.complete(self.server.url, [7] * (BLOCK_TOKENS - 1), 1)  # no whole block
+
+    def restart(self) -> None:
+        """End it and start it, with nothing in its memory."""
+        self.stop()
+        self._looks = 0
+        self._start()
+
+    def stop(self) -> None:
+        """End it."""
+        self.fleet.stop(self.server)
+
+    def forget(self) -> None:
+        """Empty its own prefix cache, and nothing else."""
+        order = Request(f"{self.server.url}/reset_prefix_cache", method="POST")  # noqa: S310 - http
+        urlopen(order, timeout=LIMIT).close()  # noqa: S310
+
+    def _idle(self) -> bool:
+        """Let it step, since counts come with steps: whether no KV block is in use then."""
+        self._looks += 1
+        client.complete(self.server.url, [FIRST_BYTE_TOKEN], 1)
+        return client.metrics(self.server.url)[USAGE] == 0
+
+    def counts(self) -> tuple[float, float, float]:
+        """Prompt tokens that were computed, and blocks that were loaded from the host and from the server;
+        once no KV block waits for a save any more."""
+        if not wait_for(self._idle, bool, LIMIT):
+            raise SystemExit(f"KV blocks still wait for saves\n{self.server.tail()}")
+        counted = client.metrics(self.server.url)
+        names = (COMPUTED, LOADED.format("host"), LOADED.format("remote"))
+        computed, host, remote = (counted.get(name, 0.0) for name in names)
+        return computed - self._looks, host, remote
+
+
+# Stages.
+
+
+@dataclass
+class Round:
+    """One round: its prompts, and the truth once they were answered."""
+
+    prompts: list[list[int]]
+    ranks: int  # each counts its own blocks
+    truth: dict[int, list[int]] = field(default_factory=dict)
+
+    def ask(self, stage: str, engine: Engine, source: str) -> float:
+        """All prompts once, one after the other: requests a second. SystemExit for what must not be."""
+        seconds = 0.0
+        for number, prompt in enumerate(self.prompts):
+            before = engine.counts()
+            began = time.monotonic()
+            answer = client.complete(engine.server.url, prompt, TOKENS, timeout=LIMIT)
+            seconds += time.monotonic() - began
+            grown = [after - count for after, count in zip(engine.counts(), before, strict=True)]
+            expected = (COUNTS[source][0], *(self.ranks * count for count in COUNTS[source][1:]))
+            if tuple(grown) != expected:
+                raise SystemExit(
+                    f"stage {stage}: {grown} computed tokens, host and remote blocks; {source} has "
+                    f"{expected}\n{engine.server.tail()}"
+                )
+            if self.truth.setdefault(number, answer.tokens) != answer.tokens or len(answer.tokens) != TOKENS:
+                raise SystemExit(f"stage {stage}: {answer.tokens}, and {self.truth[number]} at first")
+        return len(self.prompts) / seconds
+
+
+def kv_bytes() -> int:
+    """KV of one prompt's whole blocks: layers, K and V, KV heads, head dimension, bytes of a float32."""
+    head = int(SPEC["num_key_value_heads"]) * int(SPEC["head_dim"])
+    return LAYERS * 2 * head * 4 * BLOCKS * BLOCK_TOKENS
+
+
+def engine_spec(store: object, ranks: int) -> EngineSpec:
+    """A server with this store."""
+    return EngineSpec(
+        "engine",
+        Connector("kv_both", extra={"store": store}) if store else None,
+        tensor_parallel=ranks,
+        arguments=STEPS,
+    )
+
+
+def stages_of(engine: Engine, store: Store, this: Round) -> Iterator[tuple[str, str, float]]:
+    """One round: of each stage its text, its source, and requests a second."""
+
+    def stage(text: str, source: str) -> tuple[str, str, float]:
+        return text, source, this.ask(text, engine, source)
+
+    store.restart(empty=True)
+    engine.restart()
+    yield stage("1 both started, empty", "recompute")
+    yield stage("2 the same again", "engine cache")
+    engine.forget()
+    yield stage("3 prefix cache emptied", "host store")
+    engine.restart()
+    yield stage("4 engine restarted", "remote store")
+    yield stage("5 the same again", "engine cache")
+    store.restart()
+    engine.restart()
+    yield stage("6 both restarted, the store with its log", "remote store")
+    store.restart(empty=True)
+    engine.restart()
+    yield stage("7 both restarted, the store empty", "recompute")
+
+
+def stages(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[str, object]:
+    """All rounds, and their table."""
+    model = ensure_checkpoint(LAYERS)
+    left, right = stack.enter_context(two_hosts())
+    for host in (left, right):
+        host.shape(given.rate)
+    # Servers that can be told to forget their prefix cache; vLLM reads it when it is imported.
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"
+    parent = stack.enter_context(ForkParent(folder))
+    stack.enter_context(right.inside())
+    fleet = stack.enter_context(Fleet())
+    room = 4 * given.prompts * kv_bytes()
+    secret = {"KVIK_SECRET": secrets.token_hex(16)}
+    store = Store(fleet, left, room, folder, secret)
+    config = {"address": store.address, "host_cache": room, "deadline": DEADLINE}
+    extra = {"store": config, "listen": f"{right.v4}:0"}
+    plain = engine_spec(config, given.ranks)
+    spec = replace(plain, connector=Connector("kv_both", extra=extra), env=secret)
+    engine = Engine(parent, model, spec, fleet, folder)
+    print(
+        f"{LAYERS} layers, {PROMPT} tokens, {kv_bytes() >> 20} MiB of KV a prompt, {given.prompts} prompts "
+        f"a stage, {given.rounds} rounds, link of {given.rate}, {given.ranks} rank(s)"
+    )
+    rates: dict[str, list[float]] = {}
+    sources: dict[str, str] = {}
+    for number in range(given.rounds):
+        first = number * given.prompts
+        this = Round([prompt_of(PROMPT, seed) for seed in range(first, first + given.prompts)], given.ranks)
+        for text, source, rate in stages_of(engine, store, this):
+            rates.setdefault(text, []).append(rate)
+            sources[text] = source
+            print(f"round {number + 1}: {text}: {source}, {rate:.2f} requests/s", flush=True)
+    table(rates, sources)
+    return {"requests_per_second": rates, "sources": sources}
+
+
+def interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, and the ends of its 95 % interval."""
+    low, high = of_mean(samples) or (math.nan, math.nan)
+    return statistics.fmean(samples), low, high
+
+
+def table(rates: dict[str, list[float]], sources: dict[str, str]) -> None:
+    """The stages, then the four sources with their intervals."""
+    print("\n| stage | KV from | requests/s, mean of rounds |\n|---|---|---|")
+    for text, samples in rates.items():
+        print(f"| {text} | {sources[text]} | {statistics.fmean(samples):.2f} |")
+    print("\n| KV from | requests/s | 95 % interval | samples |\n|---|---|---|---|")
+    rows = []
+    for source in SOURCES:
+        texts = [text for text in rates if sources[text] == source]
+        samples = [statistics.fmean(parts) for parts in zip(*(rates[text] for text in texts), strict=True)]
+        rows.append(interval(samples))
+        mean, low, high = rows[-1]
+        print(f"| {source} | {mean:.2f} | {low:.2f} to {high:.2f} | {len(samples)} |")
+    apart = all(slower[2] < faster[1] for slower, faster in pairwise(rows))
+    print(f"\nintervals apart, in this order: {'yes' if apart else 'NO'}")
+
+
+# Cold.
+
+
+@dataclass
+class Cold:
+    """What a start of an arm gave: the step is that at the 99th percentile, in seconds."""
+
+    tokens_per_second: float
+    step_p99_s: float
+    answers: list[list[int]]
+
+
+def cold_run(engine: Engine, prompts: Sequence[list[int]]) -> Cold:
+    """All prompts, some at once."""
+    steps: list[float] = []
+
+    def ask(prompt: list[int]) -> list[int]:
+        answer = client.complete(engine.server.url, prompt, COLD_TOKENS, timeout=LIMIT)
+        steps.extend(after - before for before, after in pairwise(answer.arrivals))
+        return answer.tokens
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(COLD_AT_ONCE) as pool:
+        answers = list(pool.map(ask, prompts))
+    seconds = time.monotonic() - began
+    moved = sum(map(len, prompts)) + sum(map(len, answers))
+    return Cold(moved / seconds, sorted(steps)[len(steps) * 99 // 100], answers)
+
+
+def cold(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[str, object]:
+    """All pairs, and the ratios to `none`."""
+    model = ensure_checkpoint()
+    parent = stack.enter_context(ForkParent(folder))
+    fleet = stack.enter_context(Fleet())
+    cells: list[dict[str, dict[str, float]]] = []
+    for number in range(given.pairs):
+        prompts = [prompt_of(COLD_PROMPT, number * given.requests + one) for one in range(given.requests)]
+        arms = list(ARMS)
+        random.Random(f"{given.seed}/{number}").shuffle(arms)  # noqa: S311 - an order
+        found = {arm: cold_start(parent, model, fleet, folder, arm, prompts) for arm in arms}
+        if any(found[arm].answers != found["none"].answers for arm in ARMS):
+            raise SystemExit(f"pair {number + 1}: the arms' tokens differ")
+        figures = {
+            arm: {"tokens_per_second": one.tokens_per_second, "step_p99_s": one.step_p99_s}
+            for arm, one in found.items()
+        }
+        print(f"pair {number + 1}: {figures}", flush=True)
+        cells.append(figures)
+    return {"pairs": cells, "ratios": cold_table(cells)}
+
+
+def cold_start(
+    parent: ForkParent, model: Path, fleet: Fleet, folder: Path, arm: str, prompts: Sequence[list[int]]
+) -> Cold:
+    """A fresh server of an arm, and a fresh store for it. SystemExit for a block that is found."""
+    with ExitStack() as stack:
+        config = None
+        if arm == "store":
+            config = {
+                "address": stack.enter_context(Served("--memory", "1GiB")).address,
+                "host_cache": "256MiB",
+            }
+        engine = Engine(parent, model, engine_spec(config, 1), fleet, folder)
+        stack.callback(engine.stop)
+        for warm in range(COLD_AT_ONCE):
+            client.complete(engine.server.url, prompt_of(COLD_PROMPT, -1 - warm), COLD_TOKENS)
+        before = engine.counts()
+        found = cold_run(engine, prompts)
+        grown = [after - count for after, count in zip(engine.counts(), before, strict=True)]
+        if grown != [sum(map(len, prompts)), 0, 0]:
+            raise SystemExit(
+                f"{arm}: {grown} computed tokens, host and remote blocks\n{engine.server.tail()}"
+            )
+        saved = client.metrics(engine.server.url).get(SAVED, 0.0)
+        wanted = (len(prompts) + COLD_AT_ONCE) * (COLD_PROMPT // BLOCK_TOKENS) if config else 0
+        if saved < wanted:
+            raise SystemExit(f"{arm}: {saved:.0f} blocks were saved, not {wanted}\n{engine.server.tail()}")
+        return found
+
+
+def cold_table(cells: Sequence[dict[str, dict[str, float]]]) -> dict[str, tuple[float, float, float]]:
+    """The ratios to `none`, pair by pair: geometric means with intervals."""
+    rows = {}
+    print("\n| | geometric mean | 95 % interval | pairs |\n|---|---|---|---|")
+    for what in ("tokens_per_second", "step_p99_s"):
+        for arm in ARMS[1:]:
+            logs = [math.log(cell[arm][what] / cell["none"][what]) for cell in cells]
+            mean, low, high = map(math.exp, interval(logs))
+            rows[f"{arm}/none {what}"] = (mean, low, high)
+    for name, (mean, low, high) in rows.items():
+        print(f"| {name} | {mean:.3f} | {low:.3f} to {high:.3f} | {len(cells)} |")
+    return rows
+
+
+def main() -> None:
+    """Run one of them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    which = parser.add_subparsers(dest="which", required=True)
+    one = which.add_parser("stages", help="where a long prompt's KV comes from")
+    one.add_argument("--rounds", type=int, default=4)
+    one.add_argument("--prompts", type=int, default=3)
+    one.add_argument("--rate", type=Rate.parse, default=Rate.parse("1gbit"))
+    one.add_argument("--ranks", type=int, default=1, help="tensor-parallel ranks")
+    one.set_defaults(work=stages)
+    other = which.add_parser("cold", help="what a store costs that has nothing")
+    other.add_argument("--pairs", type=int, default=9)
+    other.add_argument("--requests", type=int, default=200)
+    other.add_argument("--seed", type=int, default=1)
+    other.set_defaults(work=cold)
+    for command in (one, other):
+        command.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if (given.rounds if given.which == "stages" else given.pairs) < 2:
+        parser.error("an interval takes two samples at least")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-store-")))
+        found = given.work(given, stack, folder)
+    if given.json:
+        given.json.write_text(json.dumps({"facts": facts.collect(), **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
