@@ -37,7 +37,10 @@ class Still:
         """Notes it."""
         self.prefetched.append(links)
 
-    def load(self, _links: bytes, _blocks: object, _until: float, _stop: Stop) -> Loaded:
+    def behind(self) -> None:
+        """Nothing is to be waited for."""
+
+    def load(self, _links: bytes, _blocks: object, _until: float, _stop: Stop, _behind: object) -> Loaded:
         """Only the first block has not gone."""
         return Loaded(host=1)
 

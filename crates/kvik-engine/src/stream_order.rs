@@ -1,11 +1,12 @@
-//! Grants and transfers that come behind what a stream of the program's has been given.
+//! Grants, transfers, and callers that come behind what a stream of the program's has been given.
 //!
 //! Pages of a device may still be written, or read, by kernels that were launched and have not run. So a grant or a
 //! transfer can name the stream of those kernels: a mark is put there at the call, and nothing of the pages is read or
-//! written before it is reached. The thread `kvik-order`, started with the first of them, hears of that from the device;
+//! written before it is reached. A caller can wait for a mark, too. The thread `kvik-order`, started with the first of them, hears of that from the device;
 //! it asks the device, and so neither a caller nor the control thread waits for its driver.
 
 use crate::base::Base;
+use crate::end::End;
 use crate::sync::lock;
 use crate::transfers::Transfers;
 use kvik_core::{Code, Error, GrantId, GrantState, Result};
@@ -14,6 +15,7 @@ use kvik_host::device::{CallerStream, Device, DeviceMark, DeviceStream};
 use kvik_host::event::{EventFd, Interest, wait_ready};
 use kvik_host::thread::spawn_named;
 use kvik_transport::{RegionMemory, from_host};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -32,6 +34,8 @@ pub(crate) enum Then {
     Ready(GrantId),
     /// The transfer begins.
     Begin(u64),
+    /// Who waits for this mark hears of it.
+    Tell(u64),
 }
 
 /// See the module's text.
@@ -49,6 +53,10 @@ struct State {
     /// One of each device, which the driver's callbacks come from.
     streams: Vec<Box<dyn DeviceStream>>,
     waiting: Vec<Waiting>,
+    /// Those who wait for marks, by number.
+    told: HashMap<u64, Arc<End<()>>>,
+    /// The number of the last one.
+    last: u64,
     over: bool,
 }
 
@@ -94,6 +102,23 @@ impl StreamOrder {
             flag.signal().map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Tells when the stream has done what it was given so far.
+    ///
+    /// # Errors
+    /// As for [`StreamOrder::go_on_after`].
+    pub fn mark(self: &Arc<Self>, stream: CallerStream, memory: &RegionMemory) -> Result<Arc<End<()>>> {
+        let end = Arc::new(End::default());
+        let number = {
+            let state = &mut *lock(&self.state);
+            state.last += 1;
+            state.told.insert(state.last, end.clone());
+            state.last
+        };
+        self.go_on_after(stream, memory, Then::Tell(number))
+            .inspect_err(|_| drop(lock(&self.state).told.remove(&number)))?;
+        Ok(end)
     }
 
     /// Whether a grant of this engine waits for its stream.
@@ -174,17 +199,25 @@ impl StreamOrder {
             (Then::Begin(id), Err(error)) => {
                 self.transfers.give_up(id, from_host(Code::DeviceFailed, error));
             }
+            (Then::Tell(number), outcome) => {
+                let told = lock(&self.state).told.remove(&number);
+                let outcome = outcome.map_err(|error| from_host(Code::DeviceFailed, error));
+                told.iter().for_each(|end| end.set(outcome.clone()));
+            }
         }
     }
 
-    /// Ends the thread. What waits is the affair of who closes the engine.
+    /// Ends the thread. Grants and transfers that wait are the affair of who closes the engine.
     pub fn stop(&self) {
-        let flag = {
+        let (flag, told) = {
             let mut state = lock(&self.state);
             state.over = true;
             state.waiting.clear();
-            state.flag.clone()
+            (state.flag.clone(), std::mem::take(&mut state.told))
         };
+        let closed =
+            Error::new(Code::EngineClosed, "the engine was closed before the stream came to the mark");
+        told.into_values().for_each(|end| end.set(Err(closed.clone())));
         if let Some(Err(error)) = flag.map(|flag| flag.signal()) {
             log::error!("the thread that waits for streams of devices cannot be told to end: {error}");
             return;

@@ -19,6 +19,7 @@ mod joint;
 mod kept;
 mod layout;
 mod logs;
+mod mark;
 mod notice;
 mod options;
 mod process;
@@ -80,6 +81,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<events::PyEvents>()?;
     module.add_class::<notice::PyNotice>()?;
     module.add_class::<warm_up::PyWarmUp>()?;
+    module.add_class::<mark::PyStreamMark>()?;
     module.add_class::<router::PyRouter>()?;
     module.add_class::<store::PyStoreClient>()?;
     module.add_class::<store::PyStoreSpace>()?;

@@ -5,6 +5,7 @@ use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
 use crate::ids;
 use crate::layout::PyLayout;
+use crate::mark::{self, PyStreamMark};
 use crate::process;
 use kvik_core::Code;
 use kvik_engine::{PageSet, Region};
@@ -103,6 +104,17 @@ impl PyRegion {
     #[getter]
     fn is_gpu(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.region.get(py)?.device().is_some())
+    }
+
+    /// Put a mark behind what a stream of the region's GPU was given so far: wait for it before its pages go to a call
+    /// that takes no stream, such as `Store.put`.
+    ///
+    /// stream: as `after` of `Engine.read`.
+    ///
+    /// Returns a StreamMark at once. Raises InvalidArgument for memory of the host, DeviceFailed, RegionClosed,
+    /// EngineClosed.
+    fn mark(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<PyStreamMark> {
+        mark::mark(py, self.region.get(py)?, stream)
     }
 
     /// True once it was closed, or its engine was.

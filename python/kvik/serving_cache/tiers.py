@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,15 +74,45 @@ class Saved:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-class Tiers:
-    """See the module. `native` is the module `kvik`; pages are those of `layout` in `region`."""
+class Behind:
+    """What the serving engine's stream on a GPU was given before a step: blocks are read and written after
+    it. In host memory nothing is to be waited for."""
 
-    def __init__(self, native: Any, config: CacheConfig, engine: Any, region: Any, layout: Any) -> None:
+    def __init__(self, native: Any, mark: Any = None, code: str = "") -> None:
+        self._native, self._mark, self._code = native, mark, code
+
+    def wait(self, until: float) -> str:
+        """Until it is done, or the monotonic clock says `until`: the code of what went wrong, or nothing."""
+        if self._mark is None:
+            return self._code
+        try:
+            self._mark.wait(max(0.0, until - time.monotonic()))
+        except self._native.WaitTimeout:
+            return "deadline_exceeded"
+        except self._native.KvikError as error:
+            return error_code(error)
+        return ""
+
+
+class Tiers:
+    """See the module. `native` is the module `kvik`; pages are those of `layout` in `region`. `stream`: for a
+    region on a GPU, what gives the stream that the serving engine's work is launched on."""
+
+    def __init__(
+        self,
+        native: Any,
+        config: CacheConfig,
+        engine: Any,
+        region: Any,
+        layout: Any,
+        stream: Callable[[], Any] | None = None,
+    ) -> None:
         self._native = native
         self._config = config
         self._engine = engine
         self._region = region
         self._layout = layout
+        self._stream = stream
         self._host: Any = None
         self._remote: Any = None
         self._lock = threading.Lock()
@@ -115,6 +145,16 @@ class Tiers:
         self._closing.set()
         with self._lock:
             self._host = self._remote = None
+
+    def behind(self) -> Behind:
+        """What the serving engine's stream was given by now. For the thread that launches its work."""
+        if self._stream is None:
+            return Behind(self._native)
+        try:
+            return Behind(self._native, self._region.mark(self._stream()))
+        except self._native.KvikError as error:
+            logger.warning("kvik: no mark in the serving engine's stream: %s", error)
+            return Behind(self._native, code=error_code(error))
 
     # What is there.
 
@@ -152,10 +192,13 @@ class Tiers:
 
     # Reading and writing.
 
-    def load(self, links: bytes, blocks: Sequence[int], until: float, stop: Stop) -> Loaded:
+    def load(self, links: bytes, blocks: Sequence[int], until: float, stop: Stop, behind: Behind) -> Loaded:
         """Read blocks into KV blocks, from the first one on, until the monotonic clock says `until`. When it
         has returned, nothing lands there any more."""
         loaded, pages = Loaded(), np.asarray(blocks, dtype=np.uint32)
+        if code := behind.wait(until):
+            loaded.failures["load"] = code
+            return loaded
         loaded.host = self._read("host", self._host, links, pages, until, stop, loaded.failures)
         if loaded.host < pages.size and not stop.asked:
             rest = links[loaded.host * LINK_BYTES :]
@@ -202,9 +245,12 @@ class Tiers:
         except self._native.KvikError as error:
             return get.verified, error_code(error)  # those that were verified by then are good
 
-    def save(self, links: bytes, blocks: Sequence[int], until: float) -> Saved:
+    def save(self, links: bytes, blocks: Sequence[int], until: float, behind: Behind) -> Saved:
         """Write KV blocks, which begin a prompt. When it has returned, nobody reads them any more."""
         saved, pages = Saved(), np.asarray(blocks, dtype=np.uint32)
+        if code := behind.wait(until):
+            saved.failures["save"] = code
+            return saved
         self._await_first_try()
         for tier, store in (("host", self._host), ("remote", self._remote)):
             if store is not None:

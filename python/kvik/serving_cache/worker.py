@@ -1,8 +1,9 @@
 """The half in a worker process: blocks are looked for, read and written on threads, and nothing here waits.
 
-A step's plan is started before the step's forward pass, in host memory, where the serving engine's own work
-on the plan's KV blocks is done by then. What has ended is collected once a step. A load is reported exactly
-once, and then nothing lands in its KV blocks any more; so is the end of a save, and then nobody reads them.
+A step's plan is started before the step's forward pass. In host memory the serving engine's own work on the
+plan's KV blocks is done by then; on a GPU the threads wait for what its stream was given by then. What has
+ended is collected once a step. A load is reported exactly once, and then nothing lands in its KV blocks any
+more; so is the end of a save, and then nobody reads them.
 
 No queue grows without bound: a request has one lookup and one load at a time, and how many saves there may be
 is bounded by the scheduler's half."""
@@ -20,7 +21,7 @@ from typing import Any
 from kvik.handover.metrics import LoadStats
 from kvik.serving_cache.config import CacheConfig
 from kvik.serving_cache.plan import Answer, CacheLoad, CachePlan, Lookup, Save
-from kvik.serving_cache.tiers import Loaded, Saved, Stop, Tiers
+from kvik.serving_cache.tiers import Behind, Loaded, Saved, Stop, Tiers
 
 logger = logging.getLogger("kvik.serving_cache")
 
@@ -69,14 +70,18 @@ class CacheRank:
         now = time.monotonic()
         for lookup in plan.lookups:
             self._looks.submit(self._look, lookup, now + self._config.deadline)
-        for load in plan.loads:
-            stop = self._stops[load.request_id] = Stop()
-            self._loads.submit(self._load, load, now, stop)
-        for save in plan.saves:
-            self._saves.submit(self._save, save, now + self._config.save_deadline)
+        if plan.loads or plan.saves:
+            self._move(plan, now, self._tiers.behind())
         for request_id in plan.cancels:
             if (stop_of := self._stops.get(request_id)) is not None:
                 stop_of.ask()
+
+    def _move(self, plan: CachePlan, now: float, behind: Behind) -> None:
+        for load in plan.loads:
+            stop = self._stops[load.request_id] = Stop()
+            self._loads.submit(self._load, load, now, stop, behind)
+        for save in plan.saves:
+            self._saves.submit(self._save, save, now + self._config.save_deadline, behind)
 
     def collect(self) -> None:
         """Take what has ended by now."""
@@ -146,20 +151,20 @@ class CacheRank:
         if time.monotonic() < until:
             self._tiers.prefetch(links, host)
 
-    def _load(self, load: CacheLoad, began: float, stop: Stop) -> None:
+    def _load(self, load: CacheLoad, began: float, stop: Stop, behind: Behind) -> None:
         loaded = Loaded(failures={"load": "internal"})
         try:
-            loaded = self._tiers.load(load.links, load.blocks, began + load.deadline, stop)
+            loaded = self._tiers.load(load.links, load.blocks, began + load.deadline, stop, behind)
         except Exception:
             logger.exception(
                 "kvik: request %s: a load has failed in a way that is no answer of a store", load.request_id
             )
         self._ended.append(_LoadEnd(load, loaded, time.monotonic() - began))
 
-    def _save(self, save: Save, until: float) -> None:
+    def _save(self, save: Save, until: float, behind: Behind) -> None:
         saved = Saved(failures={"save": "internal"})
         try:
-            saved = self._tiers.save(save.links, save.blocks, until)
+            saved = self._tiers.save(save.links, save.blocks, until, behind)
         except Exception:
             logger.exception("kvik: a save has failed in a way that is no answer of a store")
         self._ended.append(_SaveEnd(save, saved))

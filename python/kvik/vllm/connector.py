@@ -286,11 +286,10 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             ]
         device = next(iter(kv_caches.values())).device
         worker = self._on_worker()
-        worker.register(memories, _stream_of(device) if device.type == "cuda" else None)
+        stream = _stream_of(device) if device.type == "cuda" else None
+        worker.register(memories, stream)
         if self._cache_config.wanted:
-            if device.type != "cpu":
-                raise SetupError(f"a store keeps KV of host memory so far; this server's is on {device}")
-            tiers = Tiers(native.load(), self._cache_config, *worker.opened())
+            tiers = Tiers(native.load(), self._cache_config, *worker.opened(), stream)
             self._cache_rank = CacheRank(tiers, self._cache_config, worker.rank)
 
     def get_handshake_metadata(self) -> KvikHandshake:

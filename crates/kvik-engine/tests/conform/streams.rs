@@ -107,6 +107,25 @@ gpus! {
         assert_eq!(grant.state(), GrantState::Closed);
         assert!(began.elapsed() < LONG / 2, "{:?}", began.elapsed());
     }
+    fn a_mark_is_reached_when_the_stream_has_done_what_was_before_it(_control) {
+        let (app, owner) = (App::on(0), engine(Preference::Tcp));
+        let there = GPU.region(&owner, BYTES, 1);
+        for value in 10..14 {
+            let mark = there.mark(busy(&app, &there, value, KERNEL)).unwrap();
+            mark.wait(Some(PATIENCE)).unwrap();
+            assert!(all(&bytes(&there), value), "the mark was reached before the kernel had ended");
+            mark.wait(Some(Duration::ZERO)).unwrap();
+        }
+        let after = stuck(&app);
+        let mark = there.mark(after).unwrap();
+        assert_eq!(code(mark.wait(Some(KERNEL))), Code::WaitTimeout);
+        assert_eq!(code(HOST.region(&owner, BYTES, 2).mark(after).map(drop)), Code::InvalidArgument);
+        // Who waits hears of an engine that closes.
+        let waiting = std::thread::spawn(move || code(mark.wait(Some(PATIENCE))));
+        owner.close(PATIENCE).unwrap();
+        assert_eq!(waiting.join().unwrap(), Code::EngineClosed);
+        assert_eq!(code(there.mark(after).map(drop)), Code::EngineClosed);
+    }
     fn a_transfer_waits_for_its_stream_until_its_deadline(_control) {
         let (app, owner, other) = (App::on(0), engine(Preference::Tcp), engine(Preference::Tcp));
         let (there, here) = (HOST.region(&owner, BYTES, 1), GPU.region(&other, BYTES, 2));
