@@ -179,7 +179,7 @@ class Clients:
                 case ["put", number, blocks, durable]:
                     self.counts.puts += 1
                     self.counts.blocks_put += int(blocks)
-                    if int(durable):
+                    if int(durable) and int(blocks):
                         self.durable[int(number)] = max(self.durable.get(int(number), 0), int(blocks))
                 case ["mismatch", *_]:
                     self.counts.mismatches += 1
