@@ -96,7 +96,7 @@ def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: b
         raise click.UsageError("--prometheus goes without --once and --json")
     try:
         with kvik.Engine(name="store-stat") as engine:
-            client = _native.StoreClient.connect(engine, address, None)
+            client = _native.StoreClient.connect(engine, [address], 1, None)
             if prometheus:
                 click.echo(client.metrics(), nl=False)
                 return
