@@ -169,7 +169,7 @@ def test_servers_come_and_go_under_load(tmp_path: Path, copies: int) -> None:
         load.goes_on()
         for client in load.clients:
             print(
-                f"copies={copies}: {client.calls} calls, {client.wrong} wrong blocks, longest {client.longest:.2f} s"
+                f"{copies} copies: {client.calls} calls, {client.wrong} wrong, longest {client.longest:.2f} s"
             )
             print(client.store.members())
         assert sum(client.wrong for client in load.clients) == 0

@@ -12,8 +12,8 @@ use kvik_core::Code;
 use kvik_store::policy::PolicyKind;
 use kvik_store::replay::{Comparison, Outcome, Trace, compare, parse_capacities};
 use kvik_store::{
-    Ack, BlockKey, Chain, Client, Counts, Getting, LogOptions, Namespace, Putting, Server, Servers, Shape,
-    Space, StoreOptions, Stored, TenantOptions,
+    Ack, BlockKey, Chain, Client, Counts, Etcd, Getting, LogOptions, Namespace, Putting, Registration,
+    Server, Servers, Shape, Space, StoreOptions, Stored, TenantOptions,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -428,7 +428,11 @@ impl Drop for PyGetting {
 
 /// A store that other processes use, through an engine.
 #[pyclass(name = "StoreServer", module = "kvik._native", frozen)]
-pub struct PyStoreServer(Owned<Server>);
+pub struct PyStoreServer {
+    server: Owned<Server>,
+    /// Where it is entered in etcd.
+    entry: Owned<Mutex<Option<Registration>>>,
+}
 
 #[pymethods]
 impl PyStoreServer {
@@ -437,31 +441,45 @@ impl PyStoreServer {
     fn new(py: Python<'_>, engine: &Bound<'_, PyEngine>, given: &Bound<'_, PyAny>) -> PyResult<Self> {
         let options = options(given)?;
         let engine = engine.get().0.get(py)?;
-        Ok(PyStoreServer(Owned::new(py.detach(|| Server::start(engine, &options)).or_raise(py)?)))
+        let server = Owned::new(py.detach(|| Server::start(engine, &options)).or_raise(py)?);
+        Ok(PyStoreServer { server, entry: Owned::new(Mutex::new(None)) })
     }
 
     /// What has happened, by name.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        named(py, &self.0.get(py)?.counts())
+        named(py, &self.server.get(py)?.counts())
     }
 
     /// All figures, in the Prometheus text format.
     fn metrics(&self, py: Python<'_>) -> PyResult<String> {
-        let server = self.0.get(py)?;
+        let server = self.server.get(py)?;
         Ok(py.detach(|| server.metrics()))
     }
 
-    /// Serve nobody any more.
+    /// Enter it in etcd, by the address at which clients reach it, until it is stopped.
+    fn enter(&self, py: Python<'_>, url: &str, address: &str) -> PyResult<()> {
+        let entry = self.entry.get(py)?;
+        let made = py.detach(|| Registration::start(&Etcd::parse(url)?, address)).or_raise(py)?;
+        let before = entry.lock().unwrap_or_else(PoisonError::into_inner).replace(made);
+        py.detach(|| drop(before));
+        Ok(())
+    }
+
+    /// Serve nobody any more. Its entry goes first: so clients leave before it stops to answer.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        let server = self.0.get(py)?;
-        py.detach(|| server.stop());
+        let (server, entry) = (self.server.get(py)?, self.entry.get(py)?);
+        py.detach(|| {
+            drop(entry.lock().unwrap_or_else(PoisonError::into_inner).take());
+            server.stop();
+        });
         Ok(())
     }
 }
 
 impl Drop for PyStoreServer {
     fn drop(&mut self) {
-        self.0.end();
+        self.entry.end();
+        self.server.end();
     }
 }
 

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod below;
 mod bring;
 mod chain;
@@ -19,6 +20,7 @@ mod counts;
 mod crew;
 mod early;
 mod entry;
+mod etcd;
 mod figures;
 mod fill;
 #[cfg(feature = "fuzzing")]
@@ -64,6 +66,7 @@ pub use client::Client;
 pub use cluster::MemberState;
 pub use counts::Counts;
 pub use entry::{Entry, Shape};
+pub use etcd::{Etcd, Registration};
 pub use fill::Stored;
 pub use identity::{BlockKey, Namespace, NamespaceId};
 pub use log::{Directory, Files, Log, LogFile, LogOptions, Range as MemoryRange};

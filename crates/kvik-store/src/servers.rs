@@ -4,7 +4,9 @@
 //! - This is asked at the start, and then on a thread of its own: no call waits for it.
 //! - Where it does not answer, or names nobody, the servers that are known stay.
 
+use crate::address::host_and_port;
 use crate::cluster::{Cluster, Following};
+use crate::etcd::{Etcd, Listed};
 use crate::no_thread;
 use kvik_core::{Code, Error, Result};
 use kvik_engine::Engine;
@@ -19,6 +21,11 @@ const FILE_EVERY: Duration = Duration::from_secs(1);
 /// How often a name is resolved: what resolves it does not say how long that holds.
 const NAME_EVERY: Duration = Duration::from_secs(5);
 
+/// How long changes in etcd are gathered: several servers may come at once.
+const ETCD_SETTLES: Duration = Duration::from_millis(100);
+/// How soon etcd is asked again that does not answer.
+const ETCD_AGAIN: Duration = Duration::from_secs(1);
+
 /// The servers of a store, or where they are listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Servers {
@@ -28,11 +35,13 @@ pub enum Servers {
     File(PathBuf),
     /// All addresses of a name, with this port.
     Name(String, u16),
+    /// Those that are entered in etcd.
+    Etcd(Etcd),
 }
 
 impl Servers {
-    /// From text: `host:port`, several of them as several texts or with commas between them, `file:PATH`, or
-    /// `dns:NAME:PORT`.
+    /// From text: `host:port`, several of them as several texts or with commas between them, `file:PATH`,
+    /// `dns:NAME:PORT`, or `etcd:http://HOST:PORT/PREFIX`.
     ///
     /// # Errors
     /// `InvalidArgument` for what is none of these, and for a server that is named twice.
@@ -45,6 +54,9 @@ impl Servers {
             if let Some(name) = text.strip_prefix("dns:") {
                 let (host, port) = host_and_port(name)?;
                 return Ok(Servers::Name(host.to_owned(), port));
+            }
+            if let Some(url) = text.strip_prefix("etcd:") {
+                return Etcd::parse(url).map(Servers::Etcd);
             }
             if !text.contains(',') {
                 // Whether there is such an address, meeting it says.
@@ -73,51 +85,44 @@ impl Servers {
     pub(crate) fn follow(&self, engine: &Engine, copies: usize, deadline: Duration) -> Result<Arc<Cluster>> {
         let following = Arc::new(Following::default());
         let cluster = Arc::new(Cluster::new(engine, copies, following.clone()));
-        let names = self.read()?;
-        cluster.set(&names)?;
+        let found = self.read()?;
+        cluster.set(&found.names)?;
         cluster.met(deadline)?;
-        if let Some(every) = self.every() {
+        if !matches!(self, Servers::Addresses(_)) {
             let (weak, servers) = (Arc::downgrade(&cluster), self.clone());
-            let asking = move || ask_again(&servers, every, names, (&weak, &following));
+            let asking = move || ask_again(&servers, found, &weak, &following);
             drop(spawn_named("kvik-store-seek", &ThreadOptions::default(), asking).map_err(no_thread)?);
         }
         Ok(cluster)
     }
 
     /// Who they are now.
-    fn read(&self) -> Result<Vec<String>> {
+    fn read(&self) -> Result<Listed> {
         match self {
-            Servers::Addresses(addresses) => Ok(addresses.clone()),
-            Servers::File(path) => read_file(path),
-            Servers::Name(name, port) => resolve(name, *port),
+            Servers::Addresses(addresses) => Ok(addresses.clone().into()),
+            Servers::File(path) => read_file(path).map(Listed::from),
+            Servers::Name(name, port) => resolve(name, *port).map(Listed::from),
+            Servers::Etcd(etcd) => etcd.list(),
         }
     }
 
-    /// How often that is asked.
-    fn every(&self) -> Option<Duration> {
+    /// Waits until they may be others; false when nobody needs them any more.
+    fn changed(&self, found: &Listed, following: &Following) -> bool {
         match self {
-            Servers::Addresses(_) => None,
-            Servers::File(_) => Some(FILE_EVERY),
-            Servers::Name(..) => Some(NAME_EVERY),
+            Servers::Addresses(_) => false,
+            Servers::File(_) => !following.wait(FILE_EVERY),
+            Servers::Name(..) => !following.wait(NAME_EVERY),
+            Servers::Etcd(etcd) => {
+                // Where it does not answer, reading says so.
+                let watched = etcd.wait_for_change(found, following);
+                !following.wait(if watched.is_ok() { ETCD_SETTLES } else { ETCD_AGAIN })
+            }
         }
     }
 }
 
 fn wrong(text: String) -> Error {
     Error::new(Code::InvalidArgument, text)
-}
-
-fn host_and_port(text: &str) -> Result<(&str, u16)> {
-    let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-    match parts {
-        Some((host, port @ 1..)) if is_host(host) => Ok((host, port)),
-        _ => Err(wrong(format!("{text:?} is no address of a store: write HOST:PORT"))),
-    }
-}
-
-/// Whether it can be one: an IPv6 address is in brackets.
-fn is_host(host: &str) -> bool {
-    !host.is_empty() && (!host.contains(':') || (host.starts_with('[') && host.ends_with(']')))
 }
 
 /// Checks addresses, and puts them in order.
@@ -158,29 +163,24 @@ fn resolve(name: &str, port: u16) -> Result<Vec<String>> {
     if all.is_empty() { Err(unavailable(format!("{name} has no addresses"))) } else { Ok(all) }
 }
 
-fn ask_again(
-    servers: &Servers,
-    every: Duration,
-    mut known: Vec<String>,
-    (cluster, following): (&Weak<Cluster>, &Following),
-) {
+fn ask_again(servers: &Servers, mut found: Listed, cluster: &Weak<Cluster>, following: &Following) {
     let mut told = false;
-    while !following.wait(every) {
+    while servers.changed(&found, following) {
         let Some(cluster) = cluster.upgrade() else { return };
-        let found = servers.read().and_then(|names| {
-            if names != known {
-                cluster.set(&names)?;
-                known = names;
+        let now = servers.read().and_then(|now| {
+            if now.names != found.names {
+                cluster.set(&now.names)?;
             }
-            Ok(())
+            Ok(now)
         });
-        match found {
-            Ok(()) => told = false,
-            Err(error) if !told => {
-                log::warn!("the store's servers stay as they are: {error}");
+        match now {
+            Ok(now) => (found, told) = (now, false),
+            Err(error) => {
+                if !told {
+                    log::warn!("the store's servers stay as they are: {error}");
+                }
                 told = true;
             }
-            Err(_) => {}
         }
     }
 }

@@ -262,7 +262,7 @@ class Tiers:
             try:
                 store = self._native.Store.connect(
                     self._engine, self._config.address, namespace, self._layout,
-                    tenant=self._config.tenant, deadline=self._config.deadline,
+                    copies=self._config.copies, tenant=self._config.tenant, deadline=self._config.deadline,
                 )  # fmt: skip
             except self._native.KvikError as error:
                 logger.log(

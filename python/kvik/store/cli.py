@@ -52,8 +52,14 @@ def store() -> None:
 
 
 @store.command()
+@click.option(
+    "--etcd",
+    metavar="URL",
+    help="Enter this server in etcd, for clients that follow the servers there: http://HOST:PORT/PREFIX. It "
+    "is entered by the first address that it advertises, with a lease of ten seconds.",
+)
 @flags.options(STORE)
-def serve(**given: Any) -> None:
+def serve(etcd: str | None, **given: Any) -> None:
     """Serve a store to the engines that are admitted, until interrupted."""
     options = flags.chosen(STORE, given)
     logs.to_stderr(options.pop("log_level"), options.pop("log_format"))
@@ -66,6 +72,8 @@ def serve(**given: Any) -> None:
             with scrape.serving(metrics, lambda: server.metrics() + engine.metrics()) as bound:
                 pages = "".join(f", metrics on http://{address}/metrics" for address in bound)
                 ready = f"kvik store serves on {' '.join(engine.addresses)}{pages}"
+                if etcd is not None:
+                    server.enter(etcd, engine.addresses[0])
                 signals.wait_for_one(lambda: click.echo(ready))
             server.stop()
     except (kvik.KvikError, OSError) as error:

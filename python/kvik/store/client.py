@@ -83,9 +83,10 @@ class Store:
 
         address: where one server is, or several: a sequence of addresses, or one text with commas between
         them; a path, or "file:PATH", of a file with an address a line, which is read again when it changes;
-        or "dns:NAME:PORT" for all addresses of a name. All clients have to name a server alike. copies: of
-        several servers, how many keep each block. namespace, layout, tenant: as for ``embedded``. deadline:
-        seconds for meeting them; None means 5.
+        "dns:NAME:PORT" for all addresses of a name; or "etcd:http://HOST:PORT/PREFIX" for those that
+        ``kvik store serve --etcd`` enters there. All clients have to name a server alike. copies: of several
+        servers, how many keep each block. namespace, layout, tenant: as for ``embedded``. deadline: seconds
+        for meeting them; None means 5.
 
         A store that is lost is met again by itself. Until then calls raise StoreUnavailable at once: its
         blocks are misses. Only what waits while it stops answering waits for its deadline.
